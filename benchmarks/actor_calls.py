@@ -1,15 +1,20 @@
-"""A small call to an actor in a child process and back (7 floats in, 9 floats out), against raw ZeroMQ and Ray.
+"""A small call to an actor in a child process and back (7 floats in, 9 floats out), against raw
+ZeroMQ and Ray.
 
 `python -m benchmarks.actor_calls [--rounds 25] [--without-ray]`; the last line is JSON:
 
     latency_vs_zmq, latency_vs_ray   our median time of one call at a time, over theirs
     rate64_vs_zmq, rate64_vs_ray     our calls per second with 64 in flight, over theirs
-    cpu64_vs_zmq                     our CPU time per call with 64 in flight, parent and child together, over theirs
-    uvloop_floor_vs_zmq              the same two sockets, the caller's driven by uvloop: its median time, over theirs
-    latency_vs_uvloop_floor          ours over that: the cost of types, deadlines, cancellation and liveness
+    cpu64_vs_zmq                     our CPU time per call with 64 in flight, parent and child
+                                     together, over theirs
+    uvloop_floor_vs_zmq              the same two sockets, the caller's driven by uvloop: its median
+                                     time, over theirs
+    latency_vs_uvloop_floor          ours over that: the cost of types, deadlines, cancellation and
+                                     liveness
 
-Raw ZeroMQ is a pair of blocking DEALER sockets over ipc in two processes that send the same bytes untyped; ours adds types,
-deadlines, cancellation and liveness. All take turns, round after round; a ratio is the median of the rounds' ratios.
+Raw ZeroMQ is a pair of blocking DEALER sockets over ipc in two processes that send the same bytes
+untyped; ours adds types, deadlines, cancellation and liveness. All take turns, round after round; a
+ratio is the median of the rounds' ratios.
 """
 
 import argparse
@@ -28,7 +33,14 @@ import psutil
 import uvloop
 import zmq
 
-from benchmarks.interleaved import Samples, medians_of, print_json_line, print_table, ratio_of, sample_in_turn
+from benchmarks.interleaved import (
+    Samples,
+    medians_of,
+    print_json_line,
+    print_table,
+    ratio_of,
+    sample_in_turn,
+)
 from vla_rl.actors import Actor, ChildProcess, Runtime
 
 IN_FLIGHT = 64
@@ -95,7 +107,9 @@ class Ours:
 
     async def _own(self, opened: "asyncio.Future[None]") -> None:
         async with self._runtime as runtime:
-            self._actor = await runtime.spawn(Stepper, placement=ChildProcess(), deadline_s=30.0, mailbox=IN_FLIGHT)
+            self._actor = await runtime.spawn(
+                Stepper, placement=ChildProcess(), deadline_s=30.0, mailbox=IN_FLIGHT
+            )
             self._clock = CpuClock(runtime.info(self._actor).pid)
             opened.set_result(None)
             await self._stop.wait()
@@ -134,7 +148,9 @@ class RawZeroMQ:
         self.socket = self._context.socket(zmq.DEALER)
         self.socket.setsockopt(zmq.RCVTIMEO, 30_000)
         self.socket.bind(self._address)
-        self._peer = multiprocessing.get_context("spawn").Process(target=_echo, args=(self._address,), daemon=True)
+        self._peer = multiprocessing.get_context("spawn").Process(
+            target=_echo, args=(self._address,), daemon=True
+        )
         self._peer.start()
         assert self._peer.pid is not None
         self.socket.send(b"x" * 56)
@@ -176,7 +192,8 @@ class RawZeroMQ:
 
 
 class BareUvloop:
-    """The caller's socket on uvloop by its descriptor, one future for each message; the other end is that of raw ZeroMQ.
+    """The caller's socket on uvloop by its descriptor, one future for each message; the other end
+    is that of raw ZeroMQ.
 
     This is the cost for any caller with an event loop, before any semantics of calls.
     """
@@ -236,7 +253,9 @@ class Ray:
         import ray
 
         self._ray = ray
-        ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR)
+        ray.init(
+            num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.ERROR
+        )
         actor_class: Any = ray.remote(_RayStepper)
         self._actor = actor_class.remote()
         ray.get(self._actor.step.remote(ACTION))
@@ -278,9 +297,13 @@ class _RayStepper:
 
 def main() -> None:
     """Measure all in turn, print a table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=25)
-    parser.add_argument("--without-ray", action="store_true", help="do not measure Ray, which is slow")
+    parser.add_argument(
+        "--without-ray", action="store_true", help="do not measure Ray, which is slow"
+    )
     options = parser.parse_args()
     with ExitStack() as stack:
         ray = None if options.without_ray else stack.enter_context(Ray())

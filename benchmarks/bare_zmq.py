@@ -1,7 +1,9 @@
-"""The lower bound for `env_transport`: frames in shared memory and a short message over ZeroMQ, and nothing else.
+"""The lower bound for `env_transport`: frames in shared memory and a short message over ZeroMQ, and
+nothing else.
 
-No types, no deadlines, no supervision, no concurrency: a parent sends a message to every simulator and then waits for each;
-children block until they get one, step, copy the frames to shared memory, and answer.
+No types, no deadlines, no supervision, no concurrency: a parent sends a message to every simulator
+and then waits for each; children block until they get one, step, copy the frames to shared memory,
+and answer.
 """
 
 import mmap
@@ -27,7 +29,9 @@ class BareSimulators:
 
     def __init__(self, num_envs: int) -> None:
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._addresses = [f"ipc://@vla_rl-bare-{os.getpid()}-{secrets.token_hex(8)}" for _ in range(num_envs)]
+        self._addresses = [
+            f"ipc://@vla_rl-bare-{os.getpid()}-{secrets.token_hex(8)}" for _ in range(num_envs)
+        ]
         self._memories = [mmap.mmap(-1, _SIMULATOR_BYTES) for _ in range(num_envs)]
         fork = multiprocessing.get_context("fork")
         self._processes = [

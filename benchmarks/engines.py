@@ -1,18 +1,23 @@
-"""vLLM engines compared with the torch engine: agreement, speed, and the cost of updates and deaths.
+"""vLLM engines compared with the torch engine: agreement, speed, and the cost of updates and
+deaths.
 
     python -m benchmarks.engines [--seconds 3] [--rounds 3] [--chunks 1000] [--kills 20]
 
-OpenVLA-OFT and OpenVLA of about 1.4 million parameters in float32, frames of 224 x 224. Every episode asks again as soon as
-it has its answer.
+OpenVLA-OFT and OpenVLA of about 1.4 million parameters in float32, frames of 224 x 224. Every
+episode asks again as soon as it has its answer.
 
 Keys of the last line:
-    max_logprob_diff_ar, max_logprob_diff_oft   largest difference of a log-prob from the learner's own network
+    max_logprob_diff_ar, max_logprob_diff_oft   largest difference of a log-prob from the learner's
+                                                own network
     decisions_per_s_1, _16, _64                 OpenVLA-OFT, with this number of episodes
     decisions_per_s_..._vs_torch                over the torch engine in the same run
     update_pause_ms, update_total_ms            of an update under traffic of 16 episodes, medians
-    update_pause_share                          pause over the 2 s from one update to the next; running work ends in it
-    update_time_share                           share of decisions lost to an update every 2 s; both measured in turn
-    mixed_version_chunks                        chunks with tokens of another version than the named one, of `--chunks`
+    update_pause_share                          pause over the 2 s from one update to the next;
+                                                running work ends in it
+    update_time_share                           share of decisions lost to an update every 2 s; both
+                                                measured in turn
+    mixed_version_chunks                        chunks with tokens of another version than the named
+                                                one, of `--chunks`
     requests_lost                               requests without an answer while engines were killed
 """
 
@@ -42,8 +47,8 @@ UPDATES_A_ROUND = 3
 TEMPERATURE = 1.6
 NUM_CHECKED = 32
 MIXED_ABOVE = 1e-3
-"""Difference above which log-probs are of another version: those of one version agree to 1e-5, others differ 1000 times
-more."""
+"""Difference above which log-probs are of another version: those of one version agree to 1e-5,
+others differ 1000 times more."""
 
 
 def openvla_like(policy: OpenVlaOft) -> OpenVla:
@@ -105,14 +110,18 @@ class Traffic:
                 self.answers.append((index, chunk))
 
 
-async def rate(engine: Any, observations: list[Observation], num_episodes: int, seconds: float) -> float:
+async def rate(
+    engine: Any, observations: list[Observation], num_episodes: int, seconds: float
+) -> float:
     """Measure decisions a second."""
     traffic, began = Traffic(engine, observations), time.perf_counter()
     await traffic.run(num_episodes, lambda: time.perf_counter() - began > seconds)
     return len(traffic.answers) / (time.perf_counter() - began)
 
 
-async def agreement(policy: Any, lane: DeviceLane, config: EngineConfig, observations: list[Observation]) -> float:
+async def agreement(
+    policy: Any, lane: DeviceLane, config: EngineConfig, observations: list[Observation]
+) -> float:
     """Return the largest difference of a log-prob, over some decisions of a vLLM engine."""
     async with VllmEngine(serve(policy), lane, config) as engine:
         return await agreement_of(engine, policy, observations)
@@ -121,13 +130,20 @@ async def agreement(policy: Any, lane: DeviceLane, config: EngineConfig, observa
 async def agreement_of(engine: VllmEngine, policy: Any, observations: list[Observation]) -> float:
     """Return the same for an open engine."""
     chunks = await asyncio.gather(
-        *(engine.act(seen, Sampling(temperature=TEMPERATURE, seed=seed)) for seed, seen in enumerate(observations))
+        *(
+            engine.act(seen, Sampling(temperature=TEMPERATURE, seed=seed))
+            for seed, seen in enumerate(observations)
+        )
     )
     return float(gaps(policy, observations, list(chunks)).max())
 
 
 async def rates(
-    engine: VllmEngine, policy: OpenVlaOft, lane: DeviceLane, observations: list[Observation], options: Any
+    engine: VllmEngine,
+    policy: OpenVlaOft,
+    lane: DeviceLane,
+    observations: list[Observation],
+    options: Any,
 ) -> dict[str, float]:
     """Measure decisions a second of both engines, in turn."""
     figures = {}
@@ -135,8 +151,12 @@ async def rates(
         for num_episodes in (1, 16, 64):
             measured: dict[str, list[float]] = {"vllm": [], "torch": []}
             for _ in range(options.rounds):
-                measured["vllm"].append(await rate(engine, observations, num_episodes, options.seconds))
-                measured["torch"].append(await rate(own, observations, num_episodes, options.seconds))
+                measured["vllm"].append(
+                    await rate(engine, observations, num_episodes, options.seconds)
+                )
+                measured["torch"].append(
+                    await rate(own, observations, num_episodes, options.seconds)
+                )
             ours, theirs = statistics.median(measured["vllm"]), statistics.median(measured["torch"])
             figures[f"decisions_per_s_{num_episodes}"] = ours
             figures[f"decisions_per_s_{num_episodes}_vs_torch"] = ours / theirs
@@ -144,7 +164,11 @@ async def rates(
 
 
 async def updates(
-    engine: VllmEngine, policy: OpenVlaOft, lane: DeviceLane, observations: list[Observation], num_chunks: int
+    engine: VllmEngine,
+    policy: OpenVlaOft,
+    lane: DeviceLane,
+    observations: list[Observation],
+    num_chunks: int,
 ) -> dict[str, float]:
     """Measure the cost of updates under traffic, and count chunks that mix versions."""
     versions = {version: moved(policy, version % 3) for version in range(1, 4)}
@@ -170,7 +194,9 @@ async def updates(
         acting = versions.get(version, policy)
         for begin in range(0, len(answers), NUM_CHECKED):
             part = answers[begin : begin + NUM_CHECKED]
-            apart = gaps(acting, [observations[index] for index, _ in part], [chunk for _, chunk in part])
+            apart = gaps(
+                acting, [observations[index] for index, _ in part], [chunk for _, chunk in part]
+            )
             mixed += int((apart > MIXED_ABOVE).sum())
     times = engine.update_times[first:]
     pause = statistics.median(time.pause_s for time in times)
@@ -183,7 +209,11 @@ async def updates(
 
 
 async def share_lost(
-    engine: VllmEngine, policy: OpenVlaOft, lane: DeviceLane, observations: list[Observation], rounds: int
+    engine: VllmEngine,
+    policy: OpenVlaOft,
+    lane: DeviceLane,
+    observations: list[Observation],
+    rounds: int,
 ) -> float:
     """Return the share of decisions a second that is lost to updates."""
     newer, version = moved(policy, 7), max(engine.weight_version, 0)
@@ -201,7 +231,9 @@ async def share_lost(
     return 1.0 - statistics.median(kept)
 
 
-async def deaths(policy: OpenVlaOft, lane: DeviceLane, observations: list[Observation], num_kills: int) -> int:
+async def deaths(
+    policy: OpenVlaOft, lane: DeviceLane, observations: list[Observation], num_kills: int
+) -> int:
     """Count requests without an answer while one of two engines is killed repeatedly."""
     config = EngineConfig(vllm=VllmConfig(num_engines=2))
     async with VllmEngine(serve(policy), lane, config) as engine:
@@ -230,19 +262,25 @@ async def measure(options: Any) -> dict[str, float]:
     observations = [make_observation(policy.config, seed) for seed in range(16)]
     config = EngineConfig()
     async with DeviceLane(num_threads=1) as lane:
-        figures = {"max_logprob_diff_ar": await agreement(openvla_like(policy), lane, config, observations)}
+        figures = {
+            "max_logprob_diff_ar": await agreement(openvla_like(policy), lane, config, observations)
+        }
         async with VllmEngine(serve(policy), lane, config) as engine:
             figures["max_logprob_diff_oft"] = await agreement_of(engine, policy, observations)
             figures |= await rates(engine, policy, lane, observations, options)
             figures |= await updates(engine, policy, lane, observations, options.chunks)
-            figures["update_time_share"] = await share_lost(engine, policy, lane, observations, options.rounds)
+            figures["update_time_share"] = await share_lost(
+                engine, policy, lane, observations, options.rounds
+            )
         figures["requests_lost"] = await deaths(policy, lane, observations, options.kills)
     return figures
 
 
 def main() -> None:
     """Measure, print a table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seconds", type=float, default=3.0)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--chunks", type=int, default=1000)

@@ -1,21 +1,25 @@
-"""Control steps a second through env handles, compared with common tools: `python -m benchmarks.env_transport`.
+"""Control steps a second through env handles, compared with common tools:
+`python -m benchmarks.env_transport`.
 
-Each step transports two 224x224x3 frames and 8 floats (301 KB) from a simulator without computation, so that only transport
-is measured. Ours: one coroutine for each lease of a pool, as in episodes (`read in place`: the frames are read in shared
-memory; `copied out`: they are copied into private memory), and the vector env in lockstep. Peers: gymnasium's AsyncVectorEnv
-with shared memory, stable-baselines3's SubprocVecEnv, Ray actors. Limits: copying the bytes once, and `bare ZeroMQ`, which
-is the frames in shared memory and a short message over ZeroMQ, without a runtime. All take turns, round after round.
+Each step transports two 224x224x3 frames and 8 floats (301 KB) from a simulator without
+computation, so that only transport is measured. Ours: one coroutine for each lease of a pool, as in
+episodes (`read in place`: the frames are read in shared memory; `copied out`: they are copied into
+private memory), and the vector env in lockstep. Peers: gymnasium's AsyncVectorEnv with shared
+memory, stable-baselines3's SubprocVecEnv, Ray actors. Limits: copying the bytes once, and
+`bare ZeroMQ`, which is the frames in shared memory and a short message over ZeroMQ, without a
+runtime. All take turns, round after round.
 
-Sixteen of ours are measured in the setting that we recommend for environments this cheap, a process for each core with
-several environments in it (`SimulatorConfig.envs_per_process`; the JSON names it as `setting`), and in a process for each
-environment, the default (`own_process_...`). gymnasium and stable-baselines3 have no such setting. A Ray actor can hold
-several environments and step them for one call; then they step in lockstep (`vector_vs_packed_ray_16` compares that with our
-vector env).
+Sixteen of ours are measured in the setting that we recommend for environments this cheap, a process
+for each core with several environments in it (`SimulatorConfig.envs_per_process`; the JSON names it
+as `setting`), and in a process for each environment, the default (`own_process_...`). gymnasium and
+stable-baselines3 have no such setting. A Ray actor can hold several environments and step them for
+one call; then they step in lockstep (`vector_vs_packed_ray_16` compares that with our vector env).
 
-Prints a table, and as its last line a JSON object of ratios; goals: vs_gym_shm_1 >= 1.3, vs_gym_shm_16 >= 1.5,
-vs_gym_shm_nocopy_16 >= 1.2, vs_sb3_16 >= 8, vs_ray_16 >= 25. `own_process_share_of_zmq_floor_16` is ours over bare ZeroMQ,
-with a process for each environment on both sides, and `zmq_floor_vs_...` is bare ZeroMQ over a peer: no runtime over ZeroMQ
-with the same number of processes can be faster.
+Prints a table, and as its last line a JSON object of ratios; goals: vs_gym_shm_1 >= 1.3,
+vs_gym_shm_16 >= 1.5, vs_gym_shm_nocopy_16 >= 1.2, vs_sb3_16 >= 8, vs_ray_16 >= 25.
+`own_process_share_of_zmq_floor_16` is ours over bare ZeroMQ, with a process for each environment on
+both sides, and `zmq_floor_vs_...` is bare ZeroMQ over a peer: no runtime over ZeroMQ with the same
+number of processes can be faster.
 """
 
 import argparse
@@ -47,7 +51,10 @@ SETTINGS = {"packed": PACKED, "own process": OWN_PROCESS}
 
 
 def steps_per_second(run_steps: Callable[[int], None], num_envs: int, seconds: float) -> float:
-    """Run a hundredth to find the speed, then about `seconds` of vector steps. Return control steps a second of all envs."""
+    """Run a hundredth to find the speed, then about `seconds` of vector steps.
+
+    Return control steps a second of all envs.
+    """
     count, began = 0, time.perf_counter()
     while time.perf_counter() - began < seconds / 5:
         run_steps(5)
@@ -124,11 +131,18 @@ class RayFrames:
 
 @contextmanager
 def ray_actors(seconds: float) -> Iterator[dict[str, Way]]:
-    """Yield one Ray actor for each env, all called at once; and as many envs in an actor as ours in a process."""
+    """Yield one Ray actor for each env, all called at once; and as many envs in an actor as ours in
+    a process.
+    """
     os.environ["RAY_AUTH_MODE"] = "disabled"  # else it writes a token into the home folder
     import ray
 
-    ray.init(num_cpus=2 * NUM_ENVS, include_dashboard=False, log_to_driver=False, object_store_memory=500 * 2**20)
+    ray.init(
+        num_cpus=2 * NUM_ENVS,
+        include_dashboard=False,
+        log_to_driver=False,
+        object_store_memory=500 * 2**20,
+    )
     worker: Any = ray.remote(FramesEnv)
     envs = [worker.remote() for _ in range(NUM_ENVS)]
     ray.get([env.reset.remote() for env in envs])
@@ -192,8 +206,12 @@ async def play(env: Env, num_steps: int, copy_out: bool) -> None:
             observation["wrist_image"].copy()
 
 
-def our_handles(envs: list[Env], copy_out: bool, seconds: float, loop: asyncio.AbstractEventLoop) -> Way:
-    """Make a way that steps leased environments, called from the thread that measures everything in turn."""
+def our_handles(
+    envs: list[Env], copy_out: bool, seconds: float, loop: asyncio.AbstractEventLoop
+) -> Way:
+    """Make a way that steps leased environments, called from the thread that measures everything in
+    turn.
+    """
 
     async def play_all(num_steps: int) -> None:
         await asyncio.gather(*(play(env, num_steps, copy_out) for env in envs))
@@ -208,7 +226,9 @@ async def leases(pool: SimulatorPool, stack: AsyncExitStack) -> list[Env]:
     """Lease all simulators of the pool, each at the start of an episode that never ends."""
     spec = EnvSpec(id=FRAMES_ID)
     episodes = (
-        EpisodeSpec(episode_id=i, group_id=i, member=0, env=spec, task="frames", seed=i, policy_seed=i)
+        EpisodeSpec(
+            episode_id=i, group_id=i, member=0, env=spec, task="frames", seed=i, policy_seed=i
+        )
         for i in range(pool.num_envs)
     )
     envs: list[Env] = [await stack.enter_async_context(pool.lease(episode)) for episode in episodes]
@@ -217,7 +237,9 @@ async def leases(pool: SimulatorPool, stack: AsyncExitStack) -> list[Env]:
 
 
 async def measure_with_ours(ways: dict[str, Way], rounds: int, seconds: float) -> dict[str, float]:
-    """Lease our envs and measure all ways in turn, in a thread, so that this loop is free for ours."""
+    """Lease our envs and measure all ways in turn, in a thread, so that this loop is free
+    for ours.
+    """
     loop = asyncio.get_running_loop()
     async with Runtime(name="benchmark") as runtime, AsyncExitStack() as stack:
         for setting, config in SETTINGS.items():
@@ -233,10 +255,16 @@ async def measure_with_ours(ways: dict[str, Way], rounds: int, seconds: float) -
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=1.0, help="seconds for each way in each round; default 1")
-    parser.add_argument("--without-ray", action="store_true", help="do not measure Ray, the slowest peer")
+    parser.add_argument(
+        "--seconds", type=float, default=1.0, help="seconds for each way in each round; default 1"
+    )
+    parser.add_argument(
+        "--without-ray", action="store_true", help="do not measure Ray, the slowest peer"
+    )
     options = parser.parse_args()
     seconds = options.seconds
     warnings.simplefilter("ignore")  # the peers' own deprecations
@@ -251,8 +279,12 @@ def main() -> None:
         if not options.without_ray:
             ways |= stack.enter_context(ray_actors(seconds))
         for setting, config in SETTINGS.items():
-            ways[f"our vector env {setting}, 16"] = stack.enter_context(our_vector(config, True, seconds))
-            ways[f"our vector env {setting} nocopy, 16"] = stack.enter_context(our_vector(config, False, seconds))
+            ways[f"our vector env {setting}, 16"] = stack.enter_context(
+                our_vector(config, True, seconds)
+            )
+            ways[f"our vector env {setting} nocopy, 16"] = stack.enter_context(
+                our_vector(config, False, seconds)
+            )
         ways["memcpy, 16"] = lambda: copying_once(seconds / 4)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             rates = runner.run(measure_with_ours(ways, options.rounds, seconds))
@@ -261,15 +293,20 @@ def main() -> None:
 
 
 def ratios(rates: dict[str, float]) -> dict[str, float]:
-    """Return ours over each peer; reading in place is compared with peers that return their buffers and peers that copy."""
+    """Return ours over each peer.
+
+    Reading in place is compared with peers that return their buffers and peers that copy.
+    """
     ours_1, floor_16 = rates["ours, read in place, 1"], rates["bare ZeroMQ, 16"]
     figures = {"vs_gym_shm_1": ours_1 / rates["gym shm, 1"]}
     figures |= _of_setting("packed", "", rates)
     figures |= _of_setting("own process", "own_process_", rates)
     figures |= {
         "share_of_zmq_floor_1": ours_1 / rates["bare ZeroMQ, 1"],
-        "own_process_share_of_zmq_floor_16": rates["ours own process, read in place, 16"] / floor_16,
-        "own_process_vector_share_of_zmq_floor_16": rates["our vector env own process nocopy, 16"] / floor_16,
+        "own_process_share_of_zmq_floor_16": rates["ours own process, read in place, 16"]
+        / floor_16,
+        "own_process_vector_share_of_zmq_floor_16": rates["our vector env own process nocopy, 16"]
+        / floor_16,
         "zmq_floor_vs_gym_shm_1": rates["bare ZeroMQ, 1"] / rates["gym shm, 1"],
         "zmq_floor_vs_gym_shm_16": floor_16 / rates["gym shm, 16"],
         "zmq_floor_vs_gym_shm_nocopy_16": floor_16 / rates["gym shm nocopy, 16"],
@@ -277,14 +314,18 @@ def ratios(rates: dict[str, float]) -> dict[str, float]:
     }
     if "ray, 16" in rates:
         figures["zmq_floor_vs_ray_16"] = floor_16 / rates["ray, 16"]
-        figures["vector_vs_packed_ray_16"] = rates["our vector env packed nocopy, 16"] / rates["ray packed, 16"]
+        figures["vector_vs_packed_ray_16"] = (
+            rates["our vector env packed nocopy, 16"] / rates["ray packed, 16"]
+        )
     return figures
 
 
 def _of_setting(setting: str, prefix: str, rates: dict[str, float]) -> dict[str, float]:
     """Return the figures of sixteen of ours in one setting."""
     ours = rates[f"ours {setting}, read in place, 16"]
-    vector, vector_nocopy = (rates[f"our vector env {setting}{kind}, 16"] for kind in ("", " nocopy"))
+    vector, vector_nocopy = (
+        rates[f"our vector env {setting}{kind}, 16"] for kind in ("", " nocopy")
+    )
     figures = {
         "vs_gym_shm_16": ours / rates["gym shm, 16"],
         "vs_gym_shm_nocopy_16": ours / rates["gym shm nocopy, 16"],

@@ -3,12 +3,14 @@
     python -m benchmarks.episode_scheduling
 
 Simulators and policy sleep, so only scheduling is measured: a chunk takes a lognormal time of 10 ms
-on average, an episode 20 chunks on average and 64 at most, the policy 20 ms and 0.5 ms per row. The peer is a lockstep
+on average, an episode 20 chunks on average and 64 at most, the policy 20 ms and 0.5 ms per row. The
+peer is a lockstep
 rollout: all simulators step together and every episode runs to the cap.
 
-Keys of the last line: `vs_fixed_lockstep` and `vs_fixed_lockstep_32` (episodes/s of 16 and of 32 simulators over the peer's
-16), `policy_busy` (share of the time), `needed_rows` (executed rows over computed rows), and
-`deterministic_cost` (synchronous training over the same in deterministic mode, whose batches have one row).
+Keys of the last line: `vs_fixed_lockstep` and `vs_fixed_lockstep_32` (episodes/s of 16 and of 32
+simulators over the peer's 16), `policy_busy` (share of the time), `needed_rows` (executed rows over
+computed rows), and `deterministic_cost` (synchronous training over the same in deterministic mode,
+whose batches have one row).
 """
 
 import asyncio
@@ -22,8 +24,23 @@ import numpy as np
 import uvloop
 
 from benchmarks.interleaved import measure_in_turn, print_json_line, print_table
-from vla_rl.rollout import DynamicBatcher, EpisodeScheduler, GroupSource, SchedulerConfig, TaskStart, embodied_agent
-from vla_rl.types import ActionChunk, ChunkOutcome, EnvSpec, EpisodeSpec, Info, Observation, Sampling
+from vla_rl.rollout import (
+    DynamicBatcher,
+    EpisodeScheduler,
+    GroupSource,
+    SchedulerConfig,
+    TaskStart,
+    embodied_agent,
+)
+from vla_rl.types import (
+    ActionChunk,
+    ChunkOutcome,
+    EnvSpec,
+    EpisodeSpec,
+    Info,
+    Observation,
+    Sampling,
+)
 
 Result = TypeVar("Result")
 
@@ -39,7 +56,10 @@ def chunk_time_s(source: random.Random) -> float:
 
 
 def num_chunks(seed: int) -> int:
-    """Draw the length of an episode: geometric, with the cap; a rate of 20.4 gives a mean of 20 under the cap of 64."""
+    """Draw the length of an episode: geometric, with the cap.
+
+    A rate of 20.4 gives a mean of 20 under the cap of 64.
+    """
     return min(MAX_CHUNKS, 1 + int(-math.log(1 - random.Random(seed).random()) * 20.4))
 
 
@@ -82,9 +102,17 @@ class SleepingEnv:
 
     async def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
         outcome = await self.step_chunk(action[None])
-        return outcome.observation, float(outcome.rewards.sum()), outcome.terminated, outcome.truncated, outcome.info
+        return (
+            outcome.observation,
+            float(outcome.rewards.sum()),
+            outcome.terminated,
+            outcome.truncated,
+            outcome.info,
+        )
 
-    async def step_chunk(self, actions: np.ndarray, *, frames_every: int | None = None) -> ChunkOutcome:
+    async def step_chunk(
+        self, actions: np.ndarray, *, frames_every: int | None = None
+    ) -> ChunkOutcome:
         self._pool.num_executed += 1
         await asyncio.sleep(chunk_time_s(self._pool.random))
         self._chunks_left -= 1
@@ -117,7 +145,9 @@ class Figures(NamedTuple):
 
 
 async def fixed_lockstep(num_envs: int) -> float:
-    """Measure episodes per second if all simulators step together and every episode runs to the cap."""
+    """Measure episodes per second if all simulators step together and every episode runs to the
+    cap.
+    """
     source, clock = random.Random(0), asyncio.get_running_loop().time
     began = clock()
     for _ in range(MAX_CHUNKS):
@@ -127,10 +157,19 @@ async def fixed_lockstep(num_envs: int) -> float:
 
 
 async def scheduled(num_envs: int) -> Figures:
-    """Measure our scheduler after the first update, at most four updates ahead, with a learner that takes no time."""
+    """Measure our scheduler after the first update, at most four updates ahead, with a learner that
+    takes no time.
+    """
     config = SchedulerConfig(groups_per_update=4, max_staleness=4)
-    pool, engine, source = SleepingPool(num_envs), SleepingEngine(deterministic=False), group_source()
-    async with engine.batcher, EpisodeScheduler(pool, engine, embodied_agent, source, config) as scheduler:
+    pool, engine, source = (
+        SleepingPool(num_envs),
+        SleepingEngine(deterministic=False),
+        group_source(),
+    )
+    async with (
+        engine.batcher,
+        EpisodeScheduler(pool, engine, embodied_agent, source, config) as scheduler,
+    ):
         await one_update(scheduler, engine)
         scheduler.metrics()
         ends_at = asyncio.get_running_loop().time() + SECONDS
@@ -139,21 +178,33 @@ async def scheduled(num_envs: int) -> Figures:
         rate = scheduler.metrics()["rollout/episodes_per_s"]
         for _ in range(3):
             await asyncio.sleep(0)  # let answers that were just given reach their simulators
-        return Figures(rate, engine.batcher.stats().busy_share, pool.num_executed / engine.num_computed)
+        return Figures(
+            rate, engine.batcher.stats().busy_share, pool.num_executed / engine.num_computed
+        )
 
 
 async def synchronous(*, deterministic: bool) -> float:
     """Measure episodes per second of one synchronous update of 32 episodes."""
     config = SchedulerConfig(groups_per_update=8, max_staleness=0, deterministic=deterministic)
-    pool, engine, clock = SleepingPool(16), SleepingEngine(deterministic=deterministic), asyncio.get_running_loop().time
-    async with engine.batcher, EpisodeScheduler(pool, engine, embodied_agent, group_source(), config) as scheduler:
+    pool, engine, clock = (
+        SleepingPool(16),
+        SleepingEngine(deterministic=deterministic),
+        asyncio.get_running_loop().time,
+    )
+    async with (
+        engine.batcher,
+        EpisodeScheduler(pool, engine, embodied_agent, group_source(), config) as scheduler,
+    ):
         began = clock()
         num_episodes = await one_update(scheduler, engine)
         return num_episodes / (clock() - began)
 
 
 async def one_update(scheduler: EpisodeScheduler, engine: SleepingEngine) -> int:
-    """Collect the groups of an update and train on them in no time. Return the number of episodes."""
+    """Collect the groups of an update and train on them in no time.
+
+    Return the number of episodes.
+    """
     groups = [group async for group in scheduler.groups_for_update(scheduler.version)]
     engine.weight_version = scheduler.version + 1
     scheduler.trained(groups, engine.weight_version)
@@ -184,7 +235,10 @@ def main() -> None:
         },
         ROUNDS,
     )
-    plain, deterministic = on_uvloop(synchronous(deterministic=False)), on_uvloop(synchronous(deterministic=True))
+    plain, deterministic = (
+        on_uvloop(synchronous(deterministic=False)),
+        on_uvloop(synchronous(deterministic=True)),
+    )
     lockstep, with_16, with_32 = rates.values()
     figures = {
         "vs_fixed_lockstep": with_16 / lockstep,

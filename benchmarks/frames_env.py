@@ -1,4 +1,5 @@
-"""An environment without computation, to measure transport: two camera frames and eight floats a step.
+"""An environment without computation, to measure transport: two camera frames and eight floats a
+step.
 
 Child processes build it as `benchmarks.frames_env:benchmarks/frames-v0`.
 """
@@ -37,7 +38,9 @@ class FramesEnv(gymnasium.Env[Observation, np.ndarray]):
         self._state = np.zeros(8, np.float32)
         self._count = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
         """Start with the first image."""
         super().reset(seed=seed)
         self._count = 0

@@ -1,11 +1,14 @@
-"""The executor's overhead over awaiting the same functions directly, and the overlap of independent nodes.
+"""The executor's overhead over awaiting the same functions directly, and the overlap of independent
+nodes.
 
     python -m benchmarks.graph_overhead
 
 Keys of the last line:
-    overhead_us_per_node   processor time of the executor minus that of bare awaits, per node, on a graph of eight nodes
-                           shaped like SRPO whose functions do nothing; goal < 50
-    overlap_vs_longest     wall-clock of eight independent nodes over that of the longest of them; goal < 1.05
+    overhead_us_per_node   processor time of the executor minus that of bare awaits, per node, on a
+                           graph of eight nodes shaped like SRPO whose functions do nothing; goal <
+                           50
+    overlap_vs_longest     wall-clock of eight independent nodes over that of the longest of them;
+                           goal < 1.05
 """
 
 import argparse
@@ -22,7 +25,10 @@ SLEEPS_S = (0.05, 0.08, 0.1, 0.12, 0.15, 0.18, 0.2, 0.25)
 
 
 async def source(update: int) -> int:
-    """Return a value without inputs; yields to the loop once, like every function that really waits."""
+    """Return a value without inputs.
+
+    Yields to the loop once, like every function that really waits.
+    """
     await asyncio.sleep(0)
     return update
 
@@ -40,17 +46,33 @@ async def two(a: int, b: int) -> int:
 
 
 def srpo_shaped() -> TaskGraph:
-    """Build rollout -> reward -> advantage -> update, with three more inferences that do not depend on each other."""
+    """Build rollout -> reward -> advantage -> update, with three more inferences that do not depend
+    on each other.
+    """
     return (
         Pipeline("overhead", inputs="update")
         .add_node("rollout", source, reads="update", writes="groups")
         .add_node("reward", one, reads={"a": "groups"}, writes="rewards")
         .add_node("log_prob", one, reads={"a": "groups"}, writes="log_probs", resources="device")
-        .add_node("reference", one, reads={"a": "groups"}, writes="reference_log_probs", resources="device")
+        .add_node(
+            "reference",
+            one,
+            reads={"a": "groups"},
+            writes="reference_log_probs",
+            resources="device",
+        )
         .add_node("value", one, reads={"a": "groups"}, writes="values", resources="device")
         .add_node("advantage", two, reads={"a": "rewards", "b": "values"}, writes="advantages")
-        .add_node("batch", two, reads={"a": "log_probs", "b": "reference_log_probs"}, writes="batch")
-        .add_node("update", two, reads={"a": "advantages", "b": "batch"}, writes="metrics", resources="device")
+        .add_node(
+            "batch", two, reads={"a": "log_probs", "b": "reference_log_probs"}, writes="batch"
+        )
+        .add_node(
+            "update",
+            two,
+            reads={"a": "advantages", "b": "batch"},
+            writes="metrics",
+            resources="device",
+        )
         .build()
     )
 
@@ -101,7 +123,9 @@ def seconds_of(work: Callable[[], Awaitable[None]], clock: Callable[[], float]) 
 
 def main() -> None:
     """Measure, print a table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--updates", type=int, default=1000)
     options = parser.parse_args()
@@ -109,9 +133,15 @@ def main() -> None:
     seconds = measure_in_turn(
         {
             "by hand": lambda: seconds_of(lambda: by_hand(options.updates), time.process_time),
-            "executor": lambda: seconds_of(lambda: by_executor(graph, options.updates), time.process_time),
-            "longest alone": lambda: seconds_of(lambda: asyncio.sleep(max(SLEEPS_S)), time.perf_counter),
-            "all overlapped": lambda: seconds_of(lambda: by_executor(independent, 1), time.perf_counter),
+            "executor": lambda: seconds_of(
+                lambda: by_executor(graph, options.updates), time.process_time
+            ),
+            "longest alone": lambda: seconds_of(
+                lambda: asyncio.sleep(max(SLEEPS_S)), time.perf_counter
+            ),
+            "all overlapped": lambda: seconds_of(
+                lambda: by_executor(independent, 1), time.perf_counter
+            ),
         },
         options.rounds,
     )

@@ -1,4 +1,6 @@
-"""Measure several ways in turn, round after round, so that a noisy machine disturbs all of them equally."""
+"""Measure several ways in turn, round after round, so that a noisy machine disturbs all of them
+equally.
+"""
 
 import json
 import statistics
@@ -19,7 +21,11 @@ def sample_in_turn(ways: Mapping[str, Callable[[], float]], rounds: int) -> Samp
     for number in range(1, rounds + 1):
         for name, run in ways.items():
             samples[name].append(run())
-            print(f"round {number}/{rounds}: {name}: {samples[name][-1]:,.6g}", file=sys.stderr, flush=True)
+            print(
+                f"round {number}/{rounds}: {name}: {samples[name][-1]:,.6g}",
+                file=sys.stderr,
+                flush=True,
+            )
     return samples
 
 
@@ -29,8 +35,12 @@ def medians_of(samples: Samples) -> dict[str, float]:
 
 
 def ratio_of(samples: Samples, way: str, other: str) -> float:
-    """Return the median of the rounds' ratios: a machine that slows down for seconds slows both ways of a round."""
-    return statistics.median(one / two for one, two in zip(samples[way], samples[other], strict=True))
+    """Return the median of the rounds' ratios: a machine that slows down for seconds slows both
+    ways of a round.
+    """
+    return statistics.median(
+        one / two for one, two in zip(samples[way], samples[other], strict=True)
+    )
 
 
 def measure_in_turn(ways: Mapping[str, Callable[[], float]], rounds: int) -> dict[str, float]:

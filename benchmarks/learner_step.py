@@ -1,14 +1,17 @@
 """Seconds of an update for each executed chunk, compared with the same update in the common way.
 
-    python -m benchmarks.learner_step [--size tiny|7b] [--trajectories 8] [--mean-steps 200] [--rounds 3]
+    python -m benchmarks.learner_step [--size tiny|7b] [--trajectories 8] [--mean-steps 200]
+    [--rounds 3]
 
-Episodes have a mean length of 200 control steps of 512. Ours computes the executed chunks; the peer computes all
-64 chunks of every episode, one batch of episodes after the other (`benchmarks/plain_policy.py`). Both start from the same
-weights and leave gradients of the same clipped surrogate; ours also steps the optimizer, scales the gradient and publishes.
+Episodes have a mean length of 200 control steps of 512. Ours computes the executed chunks; the peer
+computes all 64 chunks of every episode, one batch of episodes after the other
+(`benchmarks/plain_policy.py`). Both start from the same weights and leave gradients of the same
+clipped surrogate; ours also steps the optimizer, scales the gradient and publishes.
 
 Keys of the last line:
     update_speedup   the plain update's seconds a useful chunk over ours
-    matrix_share     on CUDA: operations a second of ours over those of a large bfloat16 product in this run; else null
+    matrix_share     on CUDA: operations a second of ours over those of a large bfloat16 product in
+                     this run; else null
 and the seconds.
 """
 
@@ -31,7 +34,9 @@ MAX_STEPS = 512
 
 
 def make_trajectories(policy: OpenVlaOft, num: int, mean_steps: int) -> list[Trajectory]:
-    """Make episodes of noise with lengths spread around the mean, with the policy's own log-probs."""
+    """Make episodes of noise with lengths spread around the mean, with the policy's own
+    log-probs.
+    """
     rng = np.random.default_rng(0)
     chunk_size = policy.config.chunk_size
     trajectories = []
@@ -42,16 +47,26 @@ def make_trajectories(policy: OpenVlaOft, num: int, mean_steps: int) -> list[Tra
         for _ in range(num_chunks):
             seen = make_observation(policy.config, int(rng.integers(1 << 30)))
             with torch.inference_mode():
-                tokens, log_probs = policy.sample(policy.prepare([seen]), [Sampling(seed=int(rng.integers(1 << 30)))])
+                tokens, log_probs = policy.sample(
+                    policy.prepare([seen]), [Sampling(seed=int(rng.integers(1 << 30)))]
+                )
             chunk = ActionChunk(
                 actions=policy.decode(tokens.cpu().numpy())[0],
                 tokens=tokens[0].cpu().numpy(),
                 log_probs=log_probs[0].float().cpu().numpy(),
                 weight_version=0,
             )
-            steps.append(Step(observation=seen, chunk=chunk, rewards=np.zeros(chunk_size, np.float32)))
+            steps.append(
+                Step(observation=seen, chunk=chunk, rewards=np.zeros(chunk_size, np.float32))
+            )
         episode = EpisodeSpec(
-            episode_id=index, group_id=0, member=index, env=EnvSpec(id="noise"), task="noise", seed=0, policy_seed=0
+            episode_id=index,
+            group_id=0,
+            member=index,
+            env=EnvSpec(id="noise"),
+            task="noise",
+            seed=0,
+            policy_seed=0,
         )
         trajectories.append(
             Trajectory(
@@ -64,10 +79,14 @@ def make_trajectories(policy: OpenVlaOft, num: int, mean_steps: int) -> list[Tra
     return trajectories
 
 
-async def ours(policy: OpenVlaOft, trajectories: list[Trajectory], advantages: list[float], micro_batch: int) -> float:
+async def ours(
+    policy: OpenVlaOft, trajectories: list[Trajectory], advantages: list[float], micro_batch: int
+) -> float:
     """Measure the seconds of one update after a first one, which fills caches."""
     # a learning rate near 0, so that every update has the weights that the log-probs came from
-    config = LearnerConfig(micro_batch=micro_batch, optimizer=OptimizerConfig(lr=1e-12, warmup_steps=0))
+    config = LearnerConfig(
+        micro_batch=micro_batch, optimizer=OptimizerConfig(lr=1e-12, warmup_steps=0)
+    )
     async with DeviceLane(num_threads=torch.get_num_threads()) as lane:
         learner = Learner(policy, lane, config)
         began = time.perf_counter()
@@ -76,12 +95,19 @@ async def ours(policy: OpenVlaOft, trajectories: list[Trajectory], advantages: l
 
 
 def plain(
-    policy: PlainPolicy, network: torch.nn.Module, trajectories: list[Trajectory], advantages: list[float]
+    policy: PlainPolicy,
+    network: torch.nn.Module,
+    trajectories: list[Trajectory],
+    advantages: list[float],
 ) -> float:
     """Measure the seconds of the gradients of one update."""
     began = time.perf_counter()
     network.zero_grad()
-    policy.update(trajectories, advantages, num_chunks=MAX_STEPS // len(trajectories[0].steps[0].chunk.actions))
+    policy.update(
+        trajectories,
+        advantages,
+        num_chunks=MAX_STEPS // len(trajectories[0].steps[0].chunk.actions),
+    )
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return time.perf_counter() - began
@@ -101,18 +127,24 @@ def matrix_peak(device: torch.device) -> float:
 
 
 def operations(policy: OpenVlaOft, num_chunks: int) -> float:
-    """Count the floating-point operations of an update: three forward passes with two for each weight and token."""
+    """Count the floating-point operations of an update: three forward passes with two for each
+    weight and token.
+    """
     config = policy.config
     patches = (config.image_size // 14) ** 2 * len(config.cameras)
     towers = sum(parameter.numel() for parameter in policy.network.vision_backbone.parameters())
-    trunk = sum(parameter.numel() for parameter in policy.network.language_model.model.layers.parameters())
+    trunk = sum(
+        parameter.numel() for parameter in policy.network.language_model.model.layers.parameters()
+    )
     tokens = patches + config.num_action_tokens + 20
     return 6.0 * float(num_chunks * (towers * patches + trunk * tokens))
 
 
 def main() -> None:
     """Measure, print a table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", choices=("tiny", "7b"), default="tiny")
     parser.add_argument("--trajectories", type=int, default=8)
     parser.add_argument("--mean-steps", type=int, default=200)
@@ -128,7 +160,9 @@ def main() -> None:
     num_useful = sum(len(trajectory.steps) for trajectory in trajectories)
     seconds = measure_in_turn(
         {
-            "ours_s": lambda: uvloop.run(ours(policy, trajectories, advantages, options.micro_batch)),
+            "ours_s": lambda: uvloop.run(
+                ours(policy, trajectories, advantages, options.micro_batch)
+            ),
             "plain_s": lambda: plain(other, policy.network, trajectories, advantages),
         },
         options.rounds,

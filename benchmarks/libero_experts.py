@@ -1,7 +1,9 @@
-"""Success rates of the scripted experts: `python -m benchmarks.libero_experts --suites libero_object --assets stand-ins`.
+"""Success rates of the scripted experts:
+`python -m benchmarks.libero_experts --suites libero_object --assets stand-ins`.
 
-Runs every task of the suites from each of LIBERO's initial states (or the first `--init-states`), without images, in this
-process. Prints one row a task; the last line is JSON: for each suite its success rate and the mean length of its successes.
+Runs every task of the suites from each of LIBERO's initial states (or the first `--init-states`),
+without images, in this process. Prints one row a task; the last line is JSON: for each suite its
+success rate and the mean length of its successes.
 """
 
 import argparse
@@ -20,8 +22,13 @@ from vla_rl.envs.libero.tasks import STEP_LIMITS, Task, list_tasks
 NUM_SETTLE_STEPS = 10
 
 
-def expert_lengths(task: Task, assets: Assets, init_state_ids: Sequence[int], scene_seed: int = 0) -> list[int | None]:
-    """Return the control steps until the expert's success (fast physics) for each initial state; None if it failed."""
+def expert_lengths(
+    task: Task, assets: Assets, init_state_ids: Sequence[int], scene_seed: int = 0
+) -> list[int | None]:
+    """Return the control steps until the expert's success (fast physics) for each initial state.
+
+    None if it failed.
+    """
     scene = Scene(task, assets.path, scene_seed)
     scene.physics = "fast"
     try:
@@ -50,13 +57,23 @@ def _play(scene: Scene, step_limit: int) -> int | None:
 
 def main() -> None:
     """Measure, print a row a task, and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--suites", nargs="+", default=["libero_object", "libero_spatial", "libero_goal", "libero_10"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--suites",
+        nargs="+",
+        default=["libero_object", "libero_spatial", "libero_goal", "libero_10"],
+    )
     parser.add_argument("--assets", help="folder of LIBERO's assets, or stand-ins")
     parser.add_argument("--tasks", nargs="+", type=int, help="only these tasks of each suite")
-    parser.add_argument("--init-states", type=int, help="use only this many initial states, the first ones")
     parser.add_argument(
-        "--drawn", type=int, help="use this many drawn starts (numbers from 1000 on) instead of LIBERO's own"
+        "--init-states", type=int, help="use only this many initial states, the first ones"
+    )
+    parser.add_argument(
+        "--drawn",
+        type=int,
+        help="use this many drawn starts (numbers from 1000 on) instead of LIBERO's own",
     )
     arguments = parser.parse_args()
     assets = find_assets(arguments.assets)
@@ -74,7 +91,8 @@ def main() -> None:
             done = [length for length in played if length is not None]
             mean = f"{np.mean(done):.0f}" if done else "-"
             print(
-                f"{task.key:18} {len(done):3}/{len(played)} length {mean:>4} failed {failed} {task.instruction}",
+                f"{task.key:18} {len(done):3}/{len(played)} length {mean:>4} failed {failed} "
+                f"{task.instruction}",
                 flush=True,
             )
             lengths += played

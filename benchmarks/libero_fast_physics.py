@@ -1,12 +1,16 @@
-"""The error of fast physics against exact physics: `python -m benchmarks.libero_fast_physics --assets /data/libero/assets`.
+"""The error of fast physics against exact physics:
+`python -m benchmarks.libero_fast_physics --assets /data/libero/assets`.
 
-Scripted episodes (tasks 1, 4 and 7 of three suites, three initial states each) run in exact physics, and their actions are
-replayed in fast physics, in this process, without images. Prints a row an episode: the control steps until success in each,
-and the largest difference of any joint or object coordinate (m or rad) at any step.
+Scripted episodes (tasks 1, 4 and 7 of three suites, three initial states each) run in exact
+physics, and their actions are replayed in fast physics, in this process, without images. Prints a
+row an episode: the control steps until success in each, and the largest difference of any joint or
+object coordinate (m or rad) at any step.
 
 Keys of the last line:
-    same_step        share of the episodes whose success fell on the same control step, or that failed in both
-    middle, worst    largest difference of an episode (m or rad): the median over the episodes, and the greatest
+    same_step        share of the episodes whose success fell on the same control step, or that
+                     failed in both
+    middle, worst    largest difference of an episode (m or rad): the median over the episodes, and
+                     the greatest
     episodes
 """
 
@@ -26,7 +30,11 @@ from vla_rl.envs.libero.init_states import read_init_states
 from vla_rl.envs.libero.scene import Scene
 from vla_rl.envs.libero.tasks import STEP_LIMITS, Task, find_task
 
-SUITES, TASK_IDS, INIT_STATE_IDS = ("libero_object", "libero_spatial", "libero_goal"), (1, 4, 7), (0, 1, 2)
+SUITES, TASK_IDS, INIT_STATE_IDS = (
+    ("libero_object", "libero_spatial", "libero_goal"),
+    (1, 4, 7),
+    (0, 1, 2),
+)
 
 
 class Episode(NamedTuple):
@@ -40,7 +48,9 @@ class Episode(NamedTuple):
     """Control steps until success; None if it failed."""
 
 
-def played(scene: Scene, init_state: np.ndarray, actions: list[np.ndarray] | None, step_limit: int) -> Episode:
+def played(
+    scene: Scene, init_state: np.ndarray, actions: list[np.ndarray] | None, step_limit: int
+) -> Episode:
     """Run the expert's episode, or one with these actions."""
     scene.begin(init_state)
     for _ in range(NUM_SETTLE_STEPS):
@@ -56,7 +66,9 @@ def played(scene: Scene, init_state: np.ndarray, actions: list[np.ndarray] | Non
 
 
 def differences(task: Task, assets: Path) -> list[tuple[int | None, int | None, float]]:
-    """Return, for each initial state, the steps until success in exact and fast physics, and the largest difference."""
+    """Return, for each initial state, the steps until success in exact and fast physics, and the
+    largest difference.
+    """
     scene, found = Scene(task, assets, 0), []
     try:
         for init_state_id in INIT_STATE_IDS:
@@ -66,7 +78,9 @@ def differences(task: Task, assets: Path) -> list[tuple[int | None, int | None, 
             scene.physics = "fast"
             fast = played(scene, init_state, exact.actions, STEP_LIMITS[task.suite])
             pairs = zip(exact.coordinates, fast.coordinates, strict=False)
-            found.append((exact.num_steps, fast.num_steps, max(float(np.abs(a - b).max()) for a, b in pairs)))
+            found.append(
+                (exact.num_steps, fast.num_steps, max(float(np.abs(a - b).max()) for a, b in pairs))
+            )
         return found
     finally:
         scene.close()
@@ -74,13 +88,19 @@ def differences(task: Task, assets: Path) -> list[tuple[int | None, int | None, 
 
 def main() -> None:
     """Run the episodes, print a row for each, and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--assets", help="folder of LIBERO's assets, or stand-ins")
     assets = find_assets(parser.parse_args().assets)
     found = []
     for task in (find_task(suite, task_id) for suite in SUITES for task_id in TASK_IDS):
         for init_state_id, row in zip(INIT_STATE_IDS, differences(task, assets.path), strict=True):
-            print(f"{task.key:18} initial state {init_state_id}: {row[0]} and {row[1]} steps, {row[2]:.1e}", flush=True)
+            print(
+                f"{task.key:18} initial state {init_state_id}: {row[0]} and {row[1]} steps, "
+                f"{row[2]:.1e}",
+                flush=True,
+            )
             found.append(row)
     errors = [error for *_, error in found]
     print_json_line(

@@ -2,12 +2,14 @@
 
     python -m benchmarks.libero_throughput --assets /data/libero/assets
 
-Every way runs in a process of its own and all take turns, round after round, so that a noisy machine disturbs them equally.
-CPU time is measured (all threads, and child processes), so figures are per fully used core. The original is LIBERO's own
-environment in its usual form: both its cameras rendered at every control step, here at 224 pixels; siiRL's way is
-hf-libero's SubprocVectorEnv with one environment. Ours runs the same actions in chunks of 8 through `run_chunk`, with
-success checks and observations. Stepping alone is compared without cameras; its lower bound is 25 bare `mj_step`s with the
-controls of the same steps. Without `--assets` the figures that need LIBERO's own meshes are null.
+Every way runs in a process of its own and all take turns, round after round, so that a noisy
+machine disturbs them equally. CPU time is measured (all threads, and child processes), so figures
+are per fully used core. The original is LIBERO's own environment in its usual form: both its
+cameras rendered at every control step, here at 224 pixels; siiRL's way is hf-libero's
+SubprocVectorEnv with one environment. Ours runs the same actions in chunks of 8 through
+`run_chunk`, with success checks and observations. Stepping alone is compared without cameras; its
+lower bound is 25 bare `mj_step`s with the controls of the same steps. Without `--assets` the
+figures that need LIBERO's own meshes are null.
 """
 
 import argparse
@@ -59,7 +61,9 @@ class Way:
             return self._pipe.recv()
         except EOFError:
             self._process.join()
-            raise RuntimeError(f"{self._process.name} ended with exit code {self._process.exitcode}.") from None
+            raise RuntimeError(
+                f"{self._process.name} ended with exit code {self._process.exitcode}."
+            ) from None
 
 
 def _serve(pipe: Connection, name: str, arguments: dict[str, Any]) -> None:
@@ -73,14 +77,18 @@ def _serve(pipe: Connection, name: str, arguments: dict[str, Any]) -> None:
 
 def main() -> None:
     """Measure, print a table, and end with one line of JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--assets", help="folder of LIBERO's own assets")
     parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     seconds = _measure(options.assets, options.rounds)
     figures = _figures(seconds)
     rates = {
-        f"{name}, env steps/s per core": 1.0 / value for name, value in seconds.items() if value and "step" in name
+        f"{name}, env steps/s per core": 1.0 / value
+        for name, value in seconds.items()
+        if value and "step" in name
     }
     others = {name: value for name, value in seconds.items() if "step" not in name}
     print_table(f"{SUITE} task {TASK_ID}", {**rates, **others, **figures})
@@ -88,15 +96,25 @@ def main() -> None:
 
 
 def _measure(real: str | None, rounds: int) -> dict[str, float | None]:
-    """Return CPU seconds an env step, milliseconds a reset and megabytes a worker, by the name of the measurement."""
+    """Return CPU seconds an env step, milliseconds a reset and megabytes a worker, by the name of
+    the measurement.
+    """
     task = {"suite": SUITE, "task_id": TASK_ID}
     figures: dict[str, float | None] = {}
     with Way("stepping", **task, assets=real or "stand-ins") as way:
         bare = [way.measure() for _ in range(rounds)]
-    figures.update({f"stepping: {name} step": statistics.median(turn[name] for turn in bare) for name in bare[0]})
+    figures.update(
+        {
+            f"stepping: {name} step": statistics.median(turn[name] for turn in bare)
+            for name in bare[0]
+        }
+    )
     groups: list[dict[str, tuple[str, dict[str, Any]]]] = [
         {
-            "stand-in: original step 2x224": ("original step drawn", {**task, "assets": "stand-ins", "cameras": 2}),
+            "stand-in: original step 2x224": (
+                "original step drawn",
+                {**task, "assets": "stand-ins", "cameras": 2},
+            ),
             "stand-in: fast step 1x224": (
                 "our step drawn",
                 {**task, "assets": "stand-ins", "cameras": 1, "mode": "fast"},
@@ -121,8 +139,13 @@ def _measure(real: str | None, rounds: int) -> dict[str, float | None]:
         )
     for group in groups:
         with ExitStack() as stack:
-            ways = {label: stack.enter_context(Way(name, **arguments)) for label, (name, arguments) in group.items()}
-            figures.update(measure_in_turn({label: way.measure for label, way in ways.items()}, rounds))
+            ways = {
+                label: stack.enter_context(Way(name, **arguments))
+                for label, (name, arguments) in group.items()
+            }
+            figures.update(
+                measure_in_turn({label: way.measure for label, way in ways.items()}, rounds)
+            )
     with Way("reset", **task, assets=real or "stand-ins") as way:
         figures["reset_ms"] = statistics.median(way.measure() for _ in range(rounds))
     for key, assets in (("worker_mb_standin", "stand-ins"), ("worker_mb_real", real)):
@@ -141,9 +164,15 @@ def _figures(seconds: dict[str, float | None]) -> dict[str, float | None]:
         return first / second if first and second else None
 
     return {
-        "exact_real_1x224_vs_original": ratio("real: original step 2x224", "real: exact step 1x224"),
-        "exact_real_2x224_vs_original": ratio("real: original step 2x224", "real: exact step 2x224"),
-        "fast_standin_1x224_vs_original": ratio("stand-in: original step 2x224", "stand-in: fast step 1x224"),
+        "exact_real_1x224_vs_original": ratio(
+            "real: original step 2x224", "real: exact step 1x224"
+        ),
+        "exact_real_2x224_vs_original": ratio(
+            "real: original step 2x224", "real: exact step 2x224"
+        ),
+        "fast_standin_1x224_vs_original": ratio(
+            "stand-in: original step 2x224", "stand-in: fast step 1x224"
+        ),
         "stepping_exact_vs_original": ratio("stepping: original step", "stepping: exact step"),
         "stepping_fast_vs_original": ratio("stepping: original step", "stepping: fast step"),
         "stepping_exact_share_of_floor": ratio("stepping: floor step", "stepping: exact step"),

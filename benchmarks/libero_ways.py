@@ -1,7 +1,9 @@
-"""The ways of stepping that `libero_throughput` compares; each builder is called in a process of its own.
+"""The ways of stepping that `libero_throughput` compares; each builder is called in a process of
+its own.
 
-A builder returns a function that runs one round and returns its figure: CPU seconds an env step, unless documented
-otherwise. Every round starts at an initial state, settles for 10 unmeasured steps, and runs the same random actions.
+A builder returns a function that runs one round and returns its figure: CPU seconds an env step,
+unless documented otherwise. Every round starts at an initial state, settles for 10 unmeasured
+steps, and runs the same random actions.
 """
 
 import importlib
@@ -29,7 +31,9 @@ def _actions(num_steps: int) -> np.ndarray:
 
 
 def _original(suite: str, task_id: int, assets: str, cameras: int) -> tuple[Any, np.ndarray]:
-    """Return LIBERO's own environment and its first initial state; with OpenGL, which our loader keeps from robosuite."""
+    """Return LIBERO's own environment and its first initial state; with OpenGL, which our loader
+    keeps from robosuite.
+    """
     from vla_rl.envs.libero.assets import find_assets
     from vla_rl.envs.libero.graphics import choose_graphics
     from vla_rl.envs.libero.init_states import read_init_states
@@ -74,7 +78,10 @@ def original_step_drawn(suite: str, task_id: int, assets: str, cameras: int) -> 
 
 
 def siirl_step_drawn(suite: str, task_id: int, assets: str) -> Run:
-    """Build hf-libero's SubprocVectorEnv with one environment; measures the CPU time of both processes."""
+    """Build hf-libero's SubprocVectorEnv with one environment.
+
+    Measures the CPU time of both processes.
+    """
     from vla_rl.envs.libero.libero_code import config_folder, load_libero
     from vla_rl.envs.libero.packages import package_root
 
@@ -115,7 +122,16 @@ def our_step_drawn(suite: str, task_id: int, assets: str, cameras: int, mode: An
     from vla_rl.envs.libero import LiberoEnv
     from vla_rl.simulation.open_loop import run_chunk
 
-    env = LiberoEnv(suite, task_id, assets, SIZE, step_limit=1000, wrist_image=cameras == 2, physics=mode, quality=mode)
+    env = LiberoEnv(
+        suite,
+        task_id,
+        assets,
+        SIZE,
+        step_limit=1000,
+        wrist_image=cameras == 2,
+        physics=mode,
+        quality=mode,
+    )
     rows = _actions(NUM_DRAWN_STEPS)
 
     def run() -> float:
@@ -135,11 +151,14 @@ def _scene(suite: str, task_id: int, assets: str) -> tuple[Any, np.ndarray]:
     from vla_rl.envs.libero.tasks import find_task
 
     task = find_task(suite, task_id)
-    return Scene(task, find_assets(assets).path, scene_seed=0), read_init_states(task.init_states_file)
+    return Scene(task, find_assets(assets).path, scene_seed=0), read_init_states(
+        task.init_states_file
+    )
 
 
 def stepping(suite: str, task_id: int, assets: str) -> Callable[[], dict[str, float]]:
-    """Build the measurement of CPU seconds a control step without cameras, by way: all four take turns step by step.
+    """Build the measurement of CPU seconds a control step without cameras, by way: all four take
+    turns step by step.
 
     `floor` is 25 bare `mj_step`s with the controls that robosuite wrote in the same step.
     """
@@ -169,7 +188,10 @@ def stepping(suite: str, task_id: int, assets: str) -> Callable[[], dict[str, fl
                 "original": (original.step, row.tolist()),
                 "exact": (exact.advance, row.astype(np.float64)),
                 "fast": (fast.advance, row.astype(np.float64)),
-                "floor": (floor_step, controls[number * NUM_SUBSTEPS : (number + 1) * NUM_SUBSTEPS]),
+                "floor": (
+                    floor_step,
+                    controls[number * NUM_SUBSTEPS : (number + 1) * NUM_SUBSTEPS],
+                ),
             }
             for name, (step, argument) in turns.items():
                 started = time.process_time()
@@ -181,7 +203,9 @@ def stepping(suite: str, task_id: int, assets: str) -> Callable[[], dict[str, fl
 
 
 def _recorded_controls(env: Any, init_state: np.ndarray, rows: np.ndarray) -> list[np.ndarray]:
-    """Return the values that robosuite's stepping writes into MuJoCo's controls, substep by substep."""
+    """Return the values that robosuite's stepping writes into MuJoCo's controls, substep by
+    substep.
+    """
     controls: list[np.ndarray] = []
     sim = env.env.sim
     step = sim.step
@@ -199,7 +223,9 @@ def _recorded_controls(env: Any, init_state: np.ndarray, rows: np.ndarray) -> li
 
 
 def reset(suite: str, task_id: int, assets: str) -> Run:
-    """Build the measurement of a reset: CPU milliseconds without settling and rendering, the median over all starts."""
+    """Build the measurement of a reset: CPU milliseconds without settling and rendering, the median
+    over all starts.
+    """
     scene, init_states = _scene(suite, task_id, assets)
 
     def run() -> float:
@@ -214,14 +240,21 @@ def reset(suite: str, task_id: int, assets: str) -> Run:
 
 
 def worker_memory(suite: str, task_id: int, assets: str, mode: Any) -> Run:
-    """Build the measurement of private megabytes (USS) of one of two forked workers after three tasks, one 224-pixel camera.
+    """Build the measurement of private megabytes (USS) of one of two forked workers after three
+    tasks, one 224-pixel camera.
 
-    There are two, as in a pool of several workers, because the pages of a library that one process loads count as private.
+    There are two, as in a pool of several workers, because the pages of a library that one process
+    loads count as private.
     """
     from vla_rl.envs.libero import LiberoEnv
 
     tasks = [task_id, task_id + 1, task_id + 2]
-    arguments: dict[str, Any] = {"suite": suite, "assets": assets, "image_size": SIZE, "wrist_image": False}
+    arguments: dict[str, Any] = {
+        "suite": suite,
+        "assets": assets,
+        "image_size": SIZE,
+        "wrist_image": False,
+    }
     for task in tasks:
         LiberoEnv.prepare(task_id=task, **arguments)
 
@@ -243,7 +276,9 @@ def worker_memory(suite: str, task_id: int, assets: str, mode: Any) -> Run:
 
 
 def _play_tasks(tasks: list[int], mode: Any, arguments: dict[str, Any], pipe: Connection) -> None:
-    """Run a chunk of each task in turn, send the largest private memory on the way, and wait for the order to end."""
+    """Run a chunk of each task in turn, send the largest private memory on the way, and wait for
+    the order to end.
+    """
     from vla_rl.envs.libero import LiberoEnv
     from vla_rl.simulation.open_loop import run_chunk
 

@@ -1,12 +1,14 @@
 """Measure the curves of docs/pipelines again.
 
-    python -m benchmarks.pipeline_curves --pipelines grpo ppo --seeds 0 1 2 --out docs/pipelines/data
+    python -m benchmarks.pipeline_curves --pipelines grpo ppo --seeds 0 1 2 --out
+    docs/pipelines/data
 
-Runs the command on a pipeline's page, once a seed, and writes `<pipeline>.jsonl` with one line for each seed and update. If
-the policy is evaluated before the first update and after the last, it also writes `<pipeline>_judged.jsonl` with one line
-for each held-out episode, or each validation. Prints the page's table: the mean over the seeds, and the lowest and highest
-of them. The last line is JSON: for each pipeline its figure in the first and in the last update, its minutes, and the
-success rate of the evaluated episodes before and after training, over the seeds.
+Runs the command on a pipeline's page, once a seed, and writes `<pipeline>.jsonl` with one line for
+each seed and update. If the policy is evaluated before the first update and after the last, it also
+writes `<pipeline>_judged.jsonl` with one line for each held-out episode, or each validation. Prints
+the page's table: the mean over the seeds, and the lowest and highest of them. The last line is
+JSON: for each pipeline its figure in the first and in the last update, its minutes, and the success
+rate of the evaluated episodes before and after training, over the seeds.
 """
 
 import argparse
@@ -50,16 +52,36 @@ SHORT: Final = (*LIBERO, "--run.updates", "12", "--held-out.init-states", "None"
 STALENESS: Final = "--scheduler.max-staleness"
 
 CURVES: Final = {
-    "grpo": Curve("train_toy", ("--pipeline", "grpo", "--run.updates", "15", *CARTPOLE), "reward/mean"),
-    "ppo": Curve("train_toy", ("--pipeline", "ppo", "--run.updates", "15", *CARTPOLE), "reward/mean"),
-    "dapo": Curve("train_toy", ("--pipeline", "dapo", "--run.updates", "8", *CARTPOLE), "reward/mean"),
-    "gspo": Curve("train_toy", ("--pipeline", "gspo", "--run.updates", "12", *CARTPOLE, *WIDER_CLIP), "reward/mean"),
-    "cpgd": Curve("train_toy", ("--pipeline", "cpgd", "--run.updates", "12", *CARTPOLE), "reward/mean"),
+    "grpo": Curve(
+        "train_toy", ("--pipeline", "grpo", "--run.updates", "15", *CARTPOLE), "reward/mean"
+    ),
+    "ppo": Curve(
+        "train_toy", ("--pipeline", "ppo", "--run.updates", "15", *CARTPOLE), "reward/mean"
+    ),
+    "dapo": Curve(
+        "train_toy", ("--pipeline", "dapo", "--run.updates", "8", *CARTPOLE), "reward/mean"
+    ),
+    "gspo": Curve(
+        "train_toy",
+        ("--pipeline", "gspo", "--run.updates", "12", *CARTPOLE, *WIDER_CLIP),
+        "reward/mean",
+    ),
+    "cpgd": Curve(
+        "train_toy", ("--pipeline", "cpgd", "--run.updates", "12", *CARTPOLE), "reward/mean"
+    ),
     "embodied_srpo": Curve("srpo_libero", LIBERO, "rollout/success_rate"),
-    "embodied_srpo_vllm": Curve("srpo_libero", (*LIBERO, "--engine", "vllm"), "rollout/success_rate"),
-    "embodied_srpo_released": Curve("srpo_libero", (*SHORT, "--srpo.rule", "released"), "rollout/success_rate"),
-    "embodied_srpo_synchronous": Curve("srpo_libero", (*SHORT, STALENESS, "0"), "rollout/success_rate"),
-    "embodied_srpo_staleness_2": Curve("srpo_libero", (*SHORT, STALENESS, "2"), "rollout/success_rate"),
+    "embodied_srpo_vllm": Curve(
+        "srpo_libero", (*LIBERO, "--engine", "vllm"), "rollout/success_rate"
+    ),
+    "embodied_srpo_released": Curve(
+        "srpo_libero", (*SHORT, "--srpo.rule", "released"), "rollout/success_rate"
+    ),
+    "embodied_srpo_synchronous": Curve(
+        "srpo_libero", (*SHORT, STALENESS, "0"), "rollout/success_rate"
+    ),
+    "embodied_srpo_staleness_2": Curve(
+        "srpo_libero", (*SHORT, STALENESS, "2"), "rollout/success_rate"
+    ),
     "embodied_grpo": Curve("grpo_libero", SHORT, "rollout/success_rate"),
     "embodied_ppo": Curve("ppo_libero", LIBERO, "rollout/success_rate"),
     "text_grpo": Curve("grpo_text", (), "reward/mean"),
@@ -69,20 +91,30 @@ CURVES: Final = {
     "text_gspo": Curve("grpo_text", ("--pipeline", "gspo", *WIDER_CLIP), "reward/mean"),
     "text_cpgd": Curve("grpo_text", ("--pipeline", "cpgd"), "reward/mean"),
 }
-"""The curves by pipeline. In CartPole, `reward/mean` is the share of its 100 steps that were survived."""
+"""The curves by pipeline. In CartPole, `reward/mean` is the share of its 100 steps that were
+survived."""
 
 LEASES: Final = "simulation/leases"
 """Metric of started episodes, with those of evaluations."""
 
-KEPT: Final = ("reward/mean", "rollout/success_rate", "update/entropy", "update/kl_k3", "update/clip_fraction")
-"""Metrics that are kept of an update, if it has them: an update that trained on nothing has no entropy."""
+KEPT: Final = (
+    "reward/mean",
+    "rollout/success_rate",
+    "update/entropy",
+    "update/kl_k3",
+    "update/clip_fraction",
+)
+"""Metrics that are kept of an update, if it has them: an update that trained on nothing has no
+entropy."""
 
 
 KEPT_OF_EPISODE: Final = ("task", "init_state_id", "scene_seed", "is_success", "num_steps")
 
 
 def lines_of(run: Path, seed: int) -> list[dict[str, float]]:
-    """Return a run's updates as lines of a page's data, with minutes since training started and, in simulators, episodes."""
+    """Return a run's updates as lines of a page's data, with minutes since training started and, in
+    simulators, episodes.
+    """
     updates = read_metrics(run / "metrics.jsonl")
     began = updates[0]["wall_time_s"] - updates[0]["time/update_s"]
     judged = sum(line["weight_version"] == 0 for line in judged_lines_of(run, seed))
@@ -99,8 +131,15 @@ def lines_of(run: Path, seed: int) -> list[dict[str, float]]:
 
 
 def judged_lines_of(run: Path, seed: int) -> list[dict[str, Any]]:
-    """Return the run's evaluations before its first update and after its last, as lines of a page's data."""
-    lines = [line for path in map(run.joinpath, JUDGED) if path.exists() for line in path.read_text().splitlines()]
+    """Return the run's evaluations before its first update and after its last, as lines of a page's
+    data.
+    """
+    lines = [
+        line
+        for path in map(run.joinpath, JUDGED)
+        if path.exists()
+        for line in path.read_text().splitlines()
+    ]
     return [{"seed": seed, **_small(json.loads(line))} for line in lines]
 
 
@@ -108,7 +147,10 @@ def _small(line: dict[str, Any]) -> dict[str, Any]:
     """Reduce an episode to its identity and its result; return a validation unchanged."""
     if "result" not in line:
         return line
-    return {"weight_version": line["weight_version"], **{name: line["result"][name] for name in KEPT_OF_EPISODE}}
+    return {
+        "weight_version": line["weight_version"],
+        **{name: line["result"][name] for name in KEPT_OF_EPISODE},
+    }
 
 
 def successes(lines: Sequence[dict[str, Any]]) -> list[float]:
@@ -124,15 +166,26 @@ def measured(name: str, seed: int) -> Measured:
     """Run one curve with one seed. Raises: CalledProcessError if the run fails."""
     recipe, options, _ = CURVES[name]
     with tempfile.TemporaryDirectory() as root:
-        command = [sys.executable, "-m", f"vla_rl.recipes.{recipe}", *options, "--run.seed", str(seed)]
+        command = [
+            sys.executable,
+            "-m",
+            f"vla_rl.recipes.{recipe}",
+            *options,
+            "--run.seed",
+            str(seed),
+        ]
         began = time.perf_counter()
         subprocess.run([*command, "--run.root", root], check=True, stdout=sys.stderr)
         (run,) = Path(root).iterdir()
-        return Measured(lines_of(run, seed), judged_lines_of(run, seed), time.perf_counter() - began)
+        return Measured(
+            lines_of(run, seed), judged_lines_of(run, seed), time.perf_counter() - began
+        )
 
 
 def table(runs: Sequence[Sequence[dict[str, float]]], figure: str) -> str:
-    """Return Markdown: for the first and every second update the mean over the runs in percent, and their range."""
+    """Return Markdown: for the first and every second update the mean over the runs in percent, and
+    their range.
+    """
     shown = [index for index in range(min(map(len, runs))) if index == 0 or index % 2 == 1]
     values = [[100 * run[index][figure] for run in runs] for index in shown]
     rows = [
@@ -141,16 +194,22 @@ def table(runs: Sequence[Sequence[dict[str, float]]], figure: str) -> str:
         ["mean", *(f"{sum(each) / len(each):.0f}" for each in values)],
     ]
     if len(runs) > 1:
-        rows.append(["lowest to highest", *(f"{min(each):.0f} to {max(each):.0f}" for each in values)])
+        rows.append(
+            ["lowest to highest", *(f"{min(each):.0f} to {max(each):.0f}" for each in values)]
+        )
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def main() -> None:
     """Run, write the lines, print the tables and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--pipelines", nargs="+", choices=list(CURVES), default=list(CURVES))
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1, 2])
-    parser.add_argument("--out", type=Path, required=True, help="folder of the .jsonl files; created if missing")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="folder of the .jsonl files; created if missing"
+    )
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     report: dict[str, object] = {}
@@ -162,7 +221,9 @@ def main() -> None:
         report[f"{name}_last_update"] = [run.updates[-1][figure] for run in runs]
         report[f"{name}_minutes"] = [round(run.seconds / 60, 1) for run in runs]
         if any(run.judged for run in runs):
-            _write(options.out / f"{name}_judged.jsonl", [line for run in runs for line in run.judged])
+            _write(
+                options.out / f"{name}_judged.jsonl", [line for run in runs for line in run.judged]
+            )
             report[f"{name}_judged"] = [successes(run.judged) for run in runs]
     print_json_line(report)
 

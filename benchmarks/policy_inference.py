@@ -2,8 +2,9 @@
 
     python -m benchmarks.policy_inference [--size tiny|7b] [--envs 64] [--rounds 3] [--seconds 4]
 
-Every episode asks again as soon as it has its answer, as if simulators took no time. The peer answers all of them in one
-batch, one call after the other: `benchmarks/plain_policy.py`. Frames are 224 x 224, uint8, one a camera.
+Every episode asks again as soon as it has its answer, as if simulators took no time. The peer
+answers all of them in one batch, one call after the other: `benchmarks/plain_policy.py`. Frames are
+224 x 224, uint8, one a camera.
 
 Keys of the last line:
     decisions_speedup   decisions a second of ours over the plain one's
@@ -40,7 +41,10 @@ async def ours(
             made += 1
 
     config = EngineConfig(max_batch=len(observations), cuda_graphs=cuda_graphs)
-    async with DeviceLane(num_threads=torch.get_num_threads()) as lane, TorchEngine(policy, lane, config) as engine:
+    async with (
+        DeviceLane(num_threads=torch.get_num_threads()) as lane,
+        TorchEngine(policy, lane, config) as engine,
+    ):
         began = time.perf_counter()
         async with asyncio.TaskGroup() as episodes:
             for index in range(len(observations)):
@@ -59,7 +63,9 @@ def plain(policy: PlainPolicy, observations: list[Observation], seconds: float) 
 
 def main() -> None:
     """Measure, print a table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--size", choices=("tiny", "7b"), default="tiny")
     parser.add_argument("--envs", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=3)

@@ -16,12 +16,16 @@ FRAME_SIDE = 224
 
 
 def make_policy(size: Size, device: torch.device) -> OpenVlaOft:
-    """Make a policy with random weights; 7B has the shape of the public checkpoints, in bfloat16, built on the device."""
+    """Make a policy with random weights; 7B has the shape of the public checkpoints, in bfloat16,
+    built on the device.
+    """
     if size == "tiny":
         policy = OpenVlaOft.create(tiny(), seed=0)
         policy.network.to(device)
         return policy
-    config = OpenVlaOftConfig(tokenizer_file=str(TINY_TOKENIZER), action_bounds=LIBERO_BOUNDS["libero_10"])
+    config = OpenVlaOftConfig(
+        tokenizer_file=str(TINY_TOKENIZER), action_bounds=LIBERO_BOUNDS["libero_10"]
+    )
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)
     try:
@@ -34,6 +38,13 @@ def make_policy(size: Size, device: torch.device) -> OpenVlaOft:
 def make_observation(config: OpenVlaOftConfig, seed: int) -> Observation:
     """Make an observation of noise for the configured cameras and proprioception."""
     rng = np.random.default_rng(seed)
-    frames = {key: rng.integers(0, 256, (FRAME_SIDE, FRAME_SIDE, 3), dtype=np.uint8) for key in config.cameras}
+    frames = {
+        key: rng.integers(0, 256, (FRAME_SIDE, FRAME_SIDE, 3), dtype=np.uint8)
+        for key in config.cameras
+    }
     state = rng.uniform(-0.5, 0.5, 8).astype(np.float32)
-    return {**frames, "state": state, "instruction": "pick up the cream cheese and place it in the basket"}
+    return {
+        **frames,
+        "state": state,
+        "instruction": "pick up the cream cheese and place it in the basket",
+    }

@@ -1,9 +1,11 @@
-"""The start time and memory of a simulator process: a new interpreter compared with a fork of a prepared process.
+"""The start time and memory of a simulator process: a new interpreter compared with a fork of a
+prepared process.
 
     python -m benchmarks.process_start [--env Reacher-v5] [--processes 8] [--rounds 5]
 
 Keys of the last line, fork over spawn, so that less is better:
-    fork_vs_spawn_ready        time to start one more process and build its environment, with the fork server running
+    fork_vs_spawn_ready        time to start one more process and build its environment, with the
+                               fork server running
     fork_vs_spawn_pool_ready   the same for a whole pool, with the start of the fork server
     fork_vs_spawn_private_mb   private memory of a process with its environment
 and the figures themselves, `..._s` and `..._mb`.
@@ -25,9 +27,13 @@ from vla_rl.types import EnvSpec
 Start = Literal["fork", "spawn"]
 
 
-async def started(runtime: Runtime, config: SimulatorConfig, env: EnvSpec, index: int) -> SimulatorProcess:
+async def started(
+    runtime: Runtime, config: SimulatorConfig, env: EnvSpec, index: int
+) -> SimulatorProcess:
     """Start one process and build its environment."""
-    process = await SimulatorProcess.start(runtime, f"{config.start}-{index}", config, index, (env,))
+    process = await SimulatorProcess.start(
+        runtime, f"{config.start}-{index}", config, index, (env,)
+    )
     await process.simulators[0].open(env)
     return process
 
@@ -48,7 +54,9 @@ async def pool_ready_s(start: Start, env: EnvSpec, num_processes: int) -> float:
     config = SimulatorConfig(start=start)
     async with Runtime(name="pool") as runtime:
         began = time.perf_counter()
-        await asyncio.gather(*(started(runtime, config, env, index) for index in range(num_processes)))
+        await asyncio.gather(
+            *(started(runtime, config, env, index) for index in range(num_processes))
+        )
         return time.perf_counter() - began
 
 
@@ -63,7 +71,9 @@ async def private_mb(start: Start, env: EnvSpec) -> float:
 
 def main() -> None:
     """Measure, print a table and the JSON line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--env", default="Reacher-v5", help="gymnasium id")
     parser.add_argument("--processes", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=5)

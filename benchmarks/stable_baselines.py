@@ -1,12 +1,15 @@
-"""stable-baselines3 on simulator processes and on its own vector environments: `python -m benchmarks.stable_baselines`.
+"""stable-baselines3 on simulator processes and on its own vector environments:
+`python -m benchmarks.stable_baselines`.
 
-Needs the extra `bench`. It checks that the same seeds and actions give the same bits as its `DummyVecEnv`, over several
-environments, and that its PPO learns CartPole-v1 through the adapter. It measures control steps a second, compared with its
-`SubprocVecEnv` (a process for each environment, its only setting) and `DummyVecEnv` (no process), with an environment that
-takes almost no time and with one that computes for a millisecond a step.
+Needs the extra `bench`. It checks that the same seeds and actions give the same bits as its
+`DummyVecEnv`, over several environments, and that its PPO learns CartPole-v1 through the adapter.
+It measures control steps a second, compared with its `SubprocVecEnv` (a process for each
+environment, its only setting) and `DummyVecEnv` (no process), with an environment that takes almost
+no time and with one that computes for a millisecond a step.
 
-Prints a table, and as its last line a JSON object; goals: differing_steps = 0, ppo_return >= 150. The ratios of speeds
-depend on the machine: a process pays only if its environment computes for longer than a message takes.
+Prints a table, and as its last line a JSON object; goals: differing_steps = 0, ppo_return >= 150.
+The ratios of speeds depend on the machine: a process pays only if its environment computes for
+longer than a message takes.
 """
 
 import os
@@ -46,7 +49,9 @@ gymnasium.register("bench/Busy-v0", "benchmarks.stable_baselines:Busy")
 def is_same(ours: Any, theirs: Any) -> bool:
     """Return whether values, kinds, shapes and dtypes are equal, recursively."""
     if isinstance(theirs, dict):
-        return ours.keys() == theirs.keys() and all(is_same(ours[key], theirs[key]) for key in theirs)
+        return ours.keys() == theirs.keys() and all(
+            is_same(ours[key], theirs[key]) for key in theirs
+        )
     if isinstance(theirs, list | tuple):
         return len(ours) == len(theirs) and all(map(is_same, ours, theirs))
     if isinstance(theirs, np.ndarray):
@@ -55,7 +60,9 @@ def is_same(ours: Any, theirs: Any) -> bool:
 
 
 def differing_steps(num_steps: int = 300) -> int:
-    """Count the steps of all `IDS` in which the adapter's results differ from those of `DummyVecEnv`."""
+    """Count the steps of all `IDS` in which the adapter's results differ from those of
+    `DummyVecEnv`.
+    """
     from stable_baselines3.common.vec_env import DummyVecEnv
 
     from vla_rl.simulation.stable_baselines import make_sb3_vec
@@ -84,7 +91,9 @@ def ppo_return(num_steps: int = 40_000) -> float:
     from vla_rl.simulation.stable_baselines import make_sb3_vec
 
     envs = VecMonitor(make_sb3_vec("CartPole-v1", NUM_ENVS, config=PACKED))
-    model = PPO("MlpPolicy", envs, n_steps=128, batch_size=256, learning_rate=1e-3, device="cpu", seed=0)
+    model = PPO(
+        "MlpPolicy", envs, n_steps=128, batch_size=256, learning_rate=1e-3, device="cpu", seed=0
+    )
     model.learn(num_steps)
     envs.close()
     return float(np.mean([episode["r"] for episode in model.ep_info_buffer]))
@@ -116,10 +125,14 @@ def main() -> None:
             "subproc": SubprocVecEnv(functions),
             "dummy": DummyVecEnv(functions),
         }
-        samples = sample_in_turn({way: partial(steps_per_second, envs) for way, envs in made.items()}, 5)
+        samples = sample_in_turn(
+            {way: partial(steps_per_second, envs) for way, envs in made.items()}, 5
+        )
         for envs in made.values():
             envs.close()
-        figures |= {f"{name}_vs_{peer}": ratio_of(samples, "ours", peer) for peer in ("subproc", "dummy")}
+        figures |= {
+            f"{name}_vs_{peer}": ratio_of(samples, "ours", peer) for peer in ("subproc", "dummy")
+        }
     print_table("stable-baselines3", figures)
     print_json_line(figures)
 

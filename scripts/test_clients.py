@@ -1,9 +1,11 @@
-"""Run real clients, each at its newest version in an environment of its own, against a live endpoint: `make test-clients`.
+"""Run real clients, each at its newest version in an environment of its own, against a live
+endpoint: `make test-clients`.
 
     this interpreter ─► live endpoint (a process of its own) ◄── HTTP ── pytest in the client's environment
 
-Each client has its own environment because some exclude each other: verifiers 0.4 needs openai < 3, and this project's own
-tests need a newer one. The environments are kept in --folder; --upgrade looks for newer versions.
+Each client has its own environment because some exclude each other: verifiers 0.4 needs openai < 3,
+and this project's own tests need a newer one. The environments are kept in --folder; --upgrade
+looks for newer versions.
 """
 
 import argparse
@@ -17,7 +19,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 TESTS = ROOT / "tests" / "clients"
 ACTOR = ("msgspec", "numpy>=2.0,<2.4", "pyzmq>=27,<28", "uvloop", "aiohttp", "uv")
-"""Packages that an actor of this project needs in another interpreter; uv installs the harnesses of verifiers."""
+"""Packages that an actor of this project needs in another interpreter; uv installs the harnesses of
+verifiers."""
 
 
 @dataclass(frozen=True)
@@ -27,18 +30,29 @@ class Client:
     packages: tuple[str, ...]
     tests: str
     is_played: bool = False
-    """Whether this interpreter runs the tests, with environments that live in the client's interpreter."""
+    """Whether this interpreter runs the tests, with environments that live in the client's
+    interpreter."""
 
 
 CLIENTS = {
     "openai": Client(("openai", "pytest"), "test_openai_client.py"),
     "openai-agents": Client(("openai-agents", "pytest"), "test_openai_agents.py"),
-    "langchain": Client(("langchain", "langchain-openai", "langgraph", "pytest"), "test_langchain.py"),
-    "langchain-classic": Client(("langchain-classic", "langchain-openai", "pytest"), "test_langchain_classic.py"),
+    "langchain": Client(
+        ("langchain", "langchain-openai", "langgraph", "pytest"), "test_langchain.py"
+    ),
+    "langchain-classic": Client(
+        ("langchain-classic", "langchain-openai", "pytest"), "test_langchain_classic.py"
+    ),
     "anthropic": Client(("anthropic", "pytest"), "test_anthropic.py"),
-    "verifiers-0.2": Client(("verifiers>=0.2,<0.3", *ACTOR), "test_verifiers_environments.py", is_played=True),
-    "verifiers-0.3": Client(("verifiers>=0.3,<0.4", *ACTOR), "test_verifiers_environments.py", is_played=True),
-    "verifiers-0.4": Client(("verifiers>=0.4,<0.5", *ACTOR), "test_verifiers_environments.py", is_played=True),
+    "verifiers-0.2": Client(
+        ("verifiers>=0.2,<0.3", *ACTOR), "test_verifiers_environments.py", is_played=True
+    ),
+    "verifiers-0.3": Client(
+        ("verifiers>=0.3,<0.4", *ACTOR), "test_verifiers_environments.py", is_played=True
+    ),
+    "verifiers-0.4": Client(
+        ("verifiers>=0.4,<0.5", *ACTOR), "test_verifiers_environments.py", is_played=True
+    ),
 }
 
 
@@ -46,11 +60,20 @@ def main() -> int:
     """Test the named clients, or all. Returns: 0 if all passed."""
     parser = argparse.ArgumentParser(description="Test real clients against a live endpoint.")
     parser.add_argument("clients", nargs="*", help=f"of {', '.join(CLIENTS)}; all by default")
-    parser.add_argument("--folder", type=Path, default=ROOT / ".venv" / "clients", help="folder of their environments")
-    parser.add_argument("--upgrade", action="store_true", help="look for newer versions of installed packages")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=ROOT / ".venv" / "clients",
+        help="folder of their environments",
+    )
+    parser.add_argument(
+        "--upgrade", action="store_true", help="look for newer versions of installed packages"
+    )
     options = parser.parse_args()
     if unknown := sorted(set(options.clients) - set(CLIENTS)):
-        parser.error(f"there is no client {', '.join(unknown)}; expected some of {', '.join(CLIENTS)}")
+        parser.error(
+            f"there is no client {', '.join(unknown)}; expected some of {', '.join(CLIENTS)}"
+        )
     outcomes = {}
     for name in options.clients or CLIENTS:
         client = CLIENTS[name]
@@ -81,12 +104,18 @@ def environment(folder: Path, packages: tuple[str, ...], *, upgrade: bool) -> Pa
 def versions(python: Path, packages: tuple[str, ...]) -> str:
     """Return the client's packages with their versions."""
     names = [package.partition(">")[0] for package in packages if package not in (*ACTOR, "pytest")]
-    program = f"from importlib.metadata import version; print(*(n + ' ' + version(n) for n in {names!r}), sep=', ')"
+    program = (
+        "from importlib.metadata import version; print(*(n + ' ' + version(n) for n in "
+        f"{names!r}), sep=', ')"
+    )
     return subprocess.check_output([str(python), "-c", program], text=True).strip()
 
 
 def ask(python: Path, client: Client) -> bool:
-    """Run a client's tests in its environment against a live endpoint; then check the endpoint's record."""
+    """Run a client's tests in its environment against a live endpoint.
+
+    Then check the endpoint's record.
+    """
     paths = os.pathsep.join([str(ROOT), str(TESTS / "support"), os.environ.get("PYTHONPATH", "")])
     live = subprocess.Popen(
         [sys.executable, str(TESTS / "support" / "live_endpoint.py")],
@@ -118,7 +147,9 @@ def ask(python: Path, client: Client) -> bool:
             str(TESTS),
         ]
         tests = subprocess.run(
-            [*command, "-p", "no:cacheprovider", str(TESTS / client.tests)], env={**clean, **variables}, check=False
+            [*command, "-p", "no:cacheprovider", str(TESTS / client.tests)],
+            env={**clean, **variables},
+            check=False,
         )
         record, _ = live.communicate(timeout=300)
     finally:
@@ -133,11 +164,23 @@ def play(python: Path, client: Client) -> bool:
     variables = {
         "VLA_RL_CLIENT": "1",
         "VLA_RL_VERIFIERS_PYTHON": str(python),
-        "HOME": str(python.parents[1] / "home"),  # verifiers and uv keep their caches and programs there
+        # verifiers and uv keep their caches and programs there
+        "HOME": str(python.parents[1] / "home"),
     }
     Path(variables["HOME"]).mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(TESTS / client.tests)]
-    return subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, check=False).returncode == 0
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        str(TESTS / client.tests),
+    ]
+    return (
+        subprocess.run(command, cwd=ROOT, env={**os.environ, **variables}, check=False).returncode
+        == 0
+    )
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""What every test shares: threads that leave the other cores alone, the event loop that the product runs on, and chance
-that falls the same way in every run, however slow (`--hypothesis-profile default` looks for new examples)."""
+"""What every test shares: threads that leave the other cores alone, the event loop that the product
+runs on, and chance that falls the same way in every run, however slow
+(`--hypothesis-profile default` looks for new examples)."""
 
 import asyncio
 import os
@@ -16,7 +17,8 @@ sys.path.insert(0, str(Path(__file__).parent / "support"))
 for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(_name, "1")
 
-# Scenes of LIBERO's own meshes take three times as long to build; tests that are about those ask for `real_assets`.
+# Scenes of LIBERO's own meshes take three times as long to build; tests that are about those ask
+# for `real_assets`.
 os.environ.setdefault("VLA_RL_LIBERO_ASSETS", "stand-ins")
 os.environ.setdefault("VLA_RL_STAND_INS_ANNOUNCED", "1")
 
@@ -32,7 +34,9 @@ def pytest_asyncio_loop_factories(
 
 @pytest.fixture
 def import_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder whose modules can be imported, and are forgotten after the test: another may use the same names."""
+    """A folder whose modules can be imported, and are forgotten after the test: another may use the
+    same names.
+    """
     monkeypatch.syspath_prepend(tmp_path)
     yield tmp_path
     for name, module in list(sys.modules.items()):
@@ -42,7 +46,10 @@ def import_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[P
 
 @pytest.fixture(scope="session")
 def real_assets() -> str:
-    """The folder of LIBERO's own assets; a test that asks for it is skipped on a machine that has the stand-ins alone."""
+    """The folder of LIBERO's own assets.
+
+    A test that asks for it is skipped on a machine that has the stand-ins alone.
+    """
     from installed_assets import installed_assets  # here: most tests need no simulator's imports
 
     from vla_rl.envs.libero.asset_wheels import install_command

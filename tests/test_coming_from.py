@@ -26,7 +26,9 @@ def config_of(recipe: str) -> type[Config]:
 
 
 def is_option(config: Config, option: str) -> bool:
-    """Whether `--learner.loss.clip-low` and the like is a field of the configuration, or of what starts a run."""
+    """Whether `--learner.loss.clip-low` and the like is a field of the configuration, or of what
+    starts a run.
+    """
     path = option.removeprefix("--").replace("-", "_").split(".")
     if path[0] in {field.name for field in dataclasses.fields(TrainingLaunch)}:
         return len(path) == 1

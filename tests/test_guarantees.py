@@ -14,21 +14,37 @@ PAGE = ROOT / "docs" / "guarantees.md"
 def test_every_test_that_the_page_of_guarantees_names_exists() -> None:
     named = re.findall(r"`(test_\w+)`", PAGE.read_text())
     defined = {
-        name for path in (ROOT / "tests").rglob("test_*.py") for name in re.findall(r"def (test_\w+)", path.read_text())
+        name
+        for path in (ROOT / "tests").rglob("test_*.py")
+        for name in re.findall(r"def (test_\w+)", path.read_text())
     }
     assert len(named) > 60
     assert [name for name in named if name not in defined] == []
 
 
 def test_every_promise_of_the_page_names_a_test() -> None:
-    rows = [line for line in PAGE.read_text().splitlines() if line.startswith("| ") and "held by" not in line]
+    rows = [
+        line
+        for line in PAGE.read_text().splitlines()
+        if line.startswith("| ") and "held by" not in line
+    ]
     assert [row for row in rows if "`test_" not in row.rsplit("|", 2)[1]] == []
 
 
 def test_a_short_campaign_of_faults_finds_nothing(tmp_path: Path) -> None:
     kinds = ["killed_simulators", "fuzzed_hosts"]
     done = subprocess.run(
-        [sys.executable, "-m", "benchmarks.faults", "--rounds", "1", "--seed", "7", "--kinds", *kinds],
+        [
+            sys.executable,
+            "-m",
+            "benchmarks.faults",
+            "--rounds",
+            "1",
+            "--seed",
+            "7",
+            "--kinds",
+            *kinds,
+        ],
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(tmp_path)},
         capture_output=True,
@@ -38,4 +54,8 @@ def test_a_short_campaign_of_faults_finds_nothing(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
     assert figures["by_kind"] == {kind: {"tries": 1, "failures": 0} for kind in kinds}
-    assert (figures["lost_episodes"], figures["lost_metric_lines"], figures["left_behind"]) == (0, 0, 0)
+    assert (figures["lost_episodes"], figures["lost_metric_lines"], figures["left_behind"]) == (
+        0,
+        0,
+        0,
+    )

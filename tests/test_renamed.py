@@ -1,4 +1,7 @@
-"""Names that moved stay importable for one release, as the very same modules; the public names come from `vla_rl`."""
+"""Names that moved stay importable for one release, as the very same modules.
+
+The public names come from `vla_rl`.
+"""
 
 import importlib
 import subprocess
@@ -34,7 +37,9 @@ def test_what_is_below_a_package_that_moved_is_found_too() -> None:
 def test_learners_are_still_given_by_the_room_of_engines() -> None:
     from vla_rl import engines, learning
 
-    with pytest.warns(DeprecationWarning, match=r"vla_rl\.engines\.Learner is vla_rl\.learning\.Learner now"):
+    with pytest.warns(
+        DeprecationWarning, match=r"vla_rl\.engines\.Learner is vla_rl\.learning\.Learner now"
+    ):
         assert engines.Learner is learning.Learner  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="Lerner"):
         engines.Lerner  # type: ignore[attr-defined]  # noqa: B018
@@ -42,7 +47,10 @@ def test_learners_are_still_given_by_the_room_of_engines() -> None:
 
 def test_the_old_command_of_the_report_runs() -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "vla_rl.recipes.report", "nowhere"], capture_output=True, text=True, timeout=60
+        [sys.executable, "-m", "vla_rl.recipes.report", "nowhere"],
+        capture_output=True,
+        text=True,
+        timeout=60,
     )
     assert done.returncode == 2
     assert "nowhere has no config.json" in done.stderr
@@ -54,6 +62,11 @@ def test_every_public_name_is_there_and_importing_the_package_brings_no_torch() 
     assert set(vla_rl.__all__) <= set(dir(vla_rl))
     with pytest.raises(AttributeError, match="no attribute 'Trainer'"):
         vla_rl.Trainer  # type: ignore[attr-defined]  # noqa: B018
-    probe = "import sys, vla_rl; print([m for m in ('torch', 'numpy', 'gymnasium', 'zmq') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True)
+    probe = (
+        "import sys, vla_rl; print([m for m in ('torch', 'numpy', 'gymnasium', 'zmq') if m in "
+        "sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "[]"

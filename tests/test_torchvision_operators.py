@@ -1,4 +1,6 @@
-"""After `import vla_rl`, whatever imports torchvision works beside a CPU build of torch, in any order."""
+"""After `import vla_rl`, whatever imports torchvision works beside a CPU build of torch, in any
+order.
+"""
 
 import subprocess
 import sys
@@ -24,7 +26,11 @@ assert torchvision.__version__
 @pytest.mark.parametrize("order", ORDERS)
 def test_torchvision_imports_after_vla_rl(order: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", ORDERS[order]], capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", ORDERS[order]],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
 
@@ -35,7 +41,9 @@ import sys, vla_rl
 from importlib.util import find_spec
 print(bool(find_spec("torchvision")), "torch" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.split() == ["True", "False"]
 
 
@@ -56,5 +64,7 @@ try:
 except RuntimeError as error:
     print(error, "torchvision" in sys.modules)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
     assert done.stdout.strip() == "no such library False"

@@ -1,4 +1,6 @@
-"""What a user sees of a traceback: their own frames, unless a bug of vla_rl may be behind the error."""
+"""What a user sees of a traceback: their own frames, unless a bug of vla_rl may be behind the
+error.
+"""
 
 import traceback
 from collections.abc import Callable
@@ -33,7 +35,9 @@ def raised_by(run: Callable[[], Any]) -> Exception:
     with pytest.raises(Exception) as caught:  # noqa: PT011 - whatever it is
         run()
     traceback_here = caught.value.__traceback__
-    return caught.value.with_traceback(traceback_here.tb_next if traceback_here is not None else None)
+    return caught.value.with_traceback(
+        traceback_here.tb_next if traceback_here is not None else None
+    )
 
 
 def functions_in(error: BaseException) -> list[str]:
@@ -82,7 +86,8 @@ def test_where_vla_rl_raised_in_a_call_of_the_user_is_kept_unless_the_message_sa
 def test_an_error_that_says_all_has_no_traceback_and_its_cause_has_the_users() -> None:
     def run() -> None:
         inside_vla_rl(
-            "def run():\n    try: call()\n    except KeyError as error: raise EnvError('step raised') from error",
+            "def run():\n    try: call()\n    except KeyError as error: raise EnvError('step "
+            "raised') from error",
             call=users_mistake,
             EnvError=EnvError,
         )()

@@ -1,8 +1,10 @@
-"""vla_rl: an asyncio-first actor runtime that post-trains robot policies and language agents by reinforcement learning.
+"""vla_rl: an asyncio-first actor runtime that post-trains robot policies and language agents by
+reinforcement learning.
 
     from vla_rl import TaskStart, TrainingConfig, train
 
-The names below are imported on first use; `import vla_rl` itself imports neither torch nor a simulator.
+The names below are imported on first use; `import vla_rl` itself imports neither torch nor a
+simulator.
 """
 
 from importlib import import_module
@@ -26,7 +28,17 @@ if TYPE_CHECKING:
     from vla_rl.simulation import SimulatorConfig
     from vla_rl.training.run import Outcome, TrainingRun, train
     from vla_rl.training.team import Member, Team
-    from vla_rl.types import Agent, Env, EnvSpec, EpisodeSpec, Group, Policy, Sampling, Step, Trajectory
+    from vla_rl.types import (
+        Agent,
+        Env,
+        EnvSpec,
+        EpisodeSpec,
+        Group,
+        Policy,
+        Sampling,
+        Step,
+        Trajectory,
+    )
 
 __version__ = "0.1.0"
 
@@ -81,7 +93,17 @@ _HOME = {
     "simulation": ("SimulatorConfig",),
     "training.run": ("Outcome", "TrainingRun", "train"),
     "training.team": ("Member", "Team"),
-    "types": ("Agent", "Env", "EnvSpec", "EpisodeSpec", "Group", "Policy", "Sampling", "Step", "Trajectory"),
+    "types": (
+        "Agent",
+        "Env",
+        "EnvSpec",
+        "EpisodeSpec",
+        "Group",
+        "Policy",
+        "Sampling",
+        "Step",
+        "Trajectory",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -1,15 +1,23 @@
-"""Errors that a supervisor, a scheduler or a user has to distinguish. Plain mistakes of a caller raise built-in exceptions.
+"""Errors that a supervisor, a scheduler or a user has to distinguish. Plain mistakes of a caller
+raise built-in exceptions.
 
 The errors and their causes:
-    `ActorDied`, `ActorFrozen`   a process is gone; the scheduler runs the episode again, the pool replaces the process
-    `RemoteError`                an application exception whose class the caller cannot import, with the remote traceback
-    `EnvError`                   an environment that breaks its contract; never retried, the run ends with this error
-    `AgentError`                 an agent that breaks its contract, such as one that returns no trajectory
+    `ActorDied`, `ActorFrozen`   a process is gone; the scheduler runs the episode again, the pool
+                                 replaces the process
+    `RemoteError`                an application exception whose class the caller cannot import, with
+                                 the remote traceback
+    `EnvError`                   an environment that breaks its contract; never retried, the run
+                                 ends with this error
+    `AgentError`                 an agent that breaks its contract, such as one that returns no
+                                 trajectory
     `ConfigError`                a configuration rejected before anything starts
-    `GraphError`                 a graph rejected when it is built, or a node that broke its declaration
-    `ConservationError`          an episode was lost or counted twice; only a bug in vla_rl can raise it
+    `GraphError`                 a graph rejected when it is built, or a node that broke its
+                                 declaration
+    `ConservationError`          an episode was lost or counted twice; only a bug in vla_rl can
+                                 raise it
     `CheckpointError`            a checkpoint that is incomplete, or could not be written
-    `DataError`                  a data set with a missing or wrong field; names the file, the episode and the field
+    `DataError`                  a data set with a missing or wrong field; names the file, the
+                                 episode and the field
     `ContextOverflow`            a prompt that leaves a language policy no room for a reply
 """
 
@@ -21,27 +29,39 @@ class VlaRlError(Exception):
 
 
 class ActorDied(VlaRlError):
-    """The process or host of an actor is gone; every pending and later call on its handle raises this.
+    """The process or host of an actor is gone; every pending and later call on its handle raises
+    this.
 
     Args:
         name: the actor's name, as given to `spawn`.
-        pid: operating-system id of the process that died; 0 if there was none (an actor in this loop).
-        cause: `"exit code 3"`, `"SIGKILL"`, `"host unreachable for 2.0 s"`, or the error its constructor raised.
+        pid: operating-system id of the process that died; 0 if there was none (an actor in this
+            loop).
+        cause: `"exit code 3"`, `"SIGKILL"`, `"host unreachable for 2.0 s"`, or the error its
+            constructor raised.
         last_words: the last lines that it wrote to stderr, oldest first.
     """
 
     def __init__(self, name: str, pid: int, cause: str, last_words: Sequence[str] = ()) -> None:
         self.name, self.pid, self.cause, self.last_words = name, pid, cause, tuple(last_words)
         words = "".join(f"\n    {line}" for line in self.last_words)
-        super().__init__(f"actor {name!r} (pid {pid}) died: {cause}" + (f"; its last words:{words}" if words else ""))
+        super().__init__(
+            f"actor {name!r} (pid "
+            f"{pid}) died: {cause}" + (f"; its last words:{words}" if words else "")
+        )
 
 
 class ActorFrozen(ActorDied):
-    """A live process froze, or did not answer before its deadline; it was killed, so no answer can come later."""
+    """A live process froze, or did not answer before its deadline.
+
+    It was killed, so no answer can come later.
+    """
 
 
 class RemoteError(VlaRlError):
-    """An exception of an actor's own code whose class is unknown here; holds its name, text and remote traceback."""
+    """An exception of an actor's own code whose class is unknown here.
+
+    Holds its name, text and remote traceback.
+    """
 
     def __init__(self, type_name: str, message: str, remote_traceback: str = "") -> None:
         self.type_name, self.message, self.remote_traceback = type_name, message, remote_traceback
@@ -53,7 +73,9 @@ class EnvError(VlaRlError):
 
 
 class AgentError(VlaRlError, ValueError):
-    """An agent that is not async, does not return its episode's trajectory, or misuses its environment or policy."""
+    """An agent that is not async, does not return its episode's trajectory, or misuses its
+    environment or policy.
+    """
 
 
 class ConfigError(VlaRlError, ValueError):
@@ -65,7 +87,9 @@ class GraphError(VlaRlError, ValueError):
 
 
 class ConservationError(VlaRlError):
-    """The equation dispatched = trained + filtered + dropped + in flight + buffered does not hold."""
+    """The equation dispatched = trained + filtered + dropped + in flight + buffered does
+    not hold.
+    """
 
 
 class CheckpointError(VlaRlError):
@@ -77,7 +101,10 @@ class DataError(VlaRlError):
 
 
 class PolicyError(VlaRlError):
-    """A policy that returns NaN, infinity or impossible log-probs; names the weight version and the episode."""
+    """A policy that returns NaN, infinity or impossible log-probs.
+
+    Names the weight version and the episode.
+    """
 
 
 class ContextOverflow(VlaRlError, ValueError):
@@ -91,6 +118,7 @@ class ContextOverflow(VlaRlError, ValueError):
     def __init__(self, num_tokens: int, context_size: int) -> None:
         self.num_tokens, self.context_size = num_tokens, context_size
         super().__init__(
-            f"the prompt has {num_tokens} tokens and the context {context_size}, expected room for at least one token of a "
+            f"the prompt has {num_tokens} tokens and the context {context_size}, expected room "
+            "for at least one token of a "
             "reply; shorten the conversation, or use a policy (or an engine) with a longer context"
         )

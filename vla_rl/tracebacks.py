@@ -1,8 +1,9 @@
 """Short tracebacks: the frames of the user's own code, without those of vla_rl around it.
 
-The message of a `VlaRlError`, which vla_rl raises on purpose, tells the user what to do. Any other error without a frame of
-the user's code keeps its whole traceback, because it may be a bug in vla_rl. VLA_RL_TRACEBACK=full keeps every frame of
-every error, in this process and in those that it starts.
+The message of a `VlaRlError`, which vla_rl raises on purpose, tells the user what to do. Any other
+error without a frame of the user's code keeps its whole traceback, because it may be a bug in
+vla_rl. VLA_RL_TRACEBACK=full keeps every frame of every error, in this process and in those that it
+starts.
 """
 
 import asyncio
@@ -35,7 +36,8 @@ def shorten(error: BaseException) -> None:
             continue
         seen.add(id(each))
         each.__traceback__ = _shortened(each)
-        if isinstance(each.__context__, asyncio.CancelledError):  # the cancellation that ended the other tasks
+        # the cancellation that ended the other tasks
+        if isinstance(each.__context__, asyncio.CancelledError):
             each.__suppress_context__ = True
         waiting += [each.__cause__, None if each.__suppress_context__ else each.__context__]
         if isinstance(each, BaseExceptionGroup):
@@ -49,7 +51,9 @@ def format_short(error: BaseException) -> str:
 
 
 def _shortened(error: BaseException) -> TracebackType | None:
-    """Return the traceback from the first frame of user code on, with only the last of vla_rl's frames, which raised it."""
+    """Return the traceback from the first frame of user code on, with only the last of vla_rl's
+    frames, which raised it.
+    """
     is_deliberate = isinstance(error, VlaRlError)
     frames = _frames(error.__traceback__)
     first = next((number for number, frame in enumerate(frames) if _is_of_user(frame)), None)
@@ -72,8 +76,11 @@ def _frames(found: TracebackType | None) -> list[TracebackType]:
 
 def _is_of_user(frame: TracebackType) -> bool:
     name = _filename(frame)
-    is_generated = name.startswith("<frozen ") or (name == "<string>" and frame.tb_frame.f_code.co_name == "__init__")
-    is_compiled = name.endswith(".pyx")  # compiled code has a file name without its folder, such as uvloop's
+    is_generated = name.startswith("<frozen ") or (
+        name == "<string>" and frame.tb_frame.f_code.co_name == "__init__"
+    )
+    # compiled code has a file name without its folder, such as uvloop's
+    is_compiled = name.endswith(".pyx")
     return not is_generated and not is_compiled and not name.startswith((_PACKAGE, *_LIBRARIES))
 
 

@@ -1,4 +1,6 @@
-"""The campaign: draws kinds of faults in turn, makes tries until the time is over, and counts their findings."""
+"""The campaign: draws kinds of faults in turn, makes tries until the time is over, and counts their
+findings.
+"""
 
 import random
 import shutil
@@ -13,7 +15,13 @@ from typing import TypeAlias
 from benchmarks.faults.damage import DamagedRuns
 from benchmarks.faults.disks import full_disks
 from benchmarks.faults.findings import Skipped, Try
-from benchmarks.faults.in_runs import killed_runs, killed_simulators, lost_fork_servers, paused_runs, stopped_runs
+from benchmarks.faults.in_runs import (
+    killed_runs,
+    killed_simulators,
+    lost_fork_servers,
+    paused_runs,
+    stopped_runs,
+)
 from benchmarks.faults.leftovers import adopt_orphans
 from benchmarks.faults.sandboxes import dying_sandboxes
 from benchmarks.faults.sockets import fuzzed_endpoints, fuzzed_hosts
@@ -41,7 +49,8 @@ def kinds_of_faults(folder: Path) -> dict[str, Fault]:
 class Campaign:
     """Makes tries, one after the other, and sums their findings.
 
-    Every round draws an order of all kinds, so that an interrupted campaign has tried each about equally often.
+    Every round draws an order of all kinds, so that an interrupted campaign has tried each about
+    equally often.
     """
 
     seed: int
@@ -54,7 +63,10 @@ class Campaign:
     left_behind: int = 0
 
     def run(self, minutes: float, rounds: int | None) -> None:
-        """Make tries until `minutes` are over or every kind was tried `rounds` times. Prints a line for each."""
+        """Make tries until `minutes` are over or every kind was tried `rounds` times.
+
+        Prints a line for each.
+        """
         adopt_orphans()
         until = time.monotonic() + 60 * minutes
         root = Path(tempfile.mkdtemp(prefix="vla_rl_faults_"))
@@ -72,7 +84,10 @@ class Campaign:
 
     def figures(self) -> dict[str, object]:
         """Return the sums for the last line."""
-        by_kind = {kind: {"tries": self.tries[kind], "failures": self.failures[kind]} for kind in self.kinds}
+        by_kind = {
+            kind: {"tries": self.tries[kind], "failures": self.failures[kind]}
+            for kind in self.kinds
+        }
         return {
             "tries": self.tries.total(),
             "failures": self.failures.total(),

@@ -1,4 +1,6 @@
-"""Damaged run directories: bits flipped, files cut, emptied, removed or overwritten before a resume."""
+"""Damaged run directories: bits flipped, files cut, emptied, removed or overwritten before a
+resume.
+"""
 
 import random
 import shutil
@@ -21,11 +23,15 @@ class DamagedRuns:
         self._origin = folder / "origin"
 
     def __call__(self, case: Try) -> None:
-        """Damage one or two files, then resume: the run has to continue from intact files, or stop with one message."""
+        """Damage one or two files, then resume: the run has to continue from intact files, or stop
+        with one message.
+        """
         with nothing_left(case):
             run_folder = self._copy_for(case)
             damaged = [_damage_one(case.dice, run_folder) for _ in range(case.dice.randint(1, 2))]
-            with ToyRun(case, _UPDATES + _FURTHER, "--resume", str(run_folder), root=run_folder.parent) as run:
+            with ToyRun(
+                case, _UPDATES + _FURTHER, "--resume", str(run_folder), root=run_folder.parent
+            ) as run:
                 status = run.until_ended()
             words = f"after damage to {', '.join(damaged)}:\n{tail(run, 30)}"
             case.expect(status in (0, 1, 2), f"exit status {status} {words}")
@@ -37,7 +43,9 @@ class DamagedRuns:
         if not self._origin.is_dir():
             with ToyRun(case, _UPDATES, root=case.folder / "origin") as run:
                 status = run.until_ended()
-                case.expect(status == 0 and run.folder is not None, f"no run to damage:\n{tail(run)}")
+                case.expect(
+                    status == 0 and run.folder is not None, f"no run to damage:\n{tail(run)}"
+                )
             assert run.folder is not None
             shutil.copytree(run.folder, self._origin / run.folder.name)
         (origin,) = self._origin.iterdir()
@@ -45,7 +53,9 @@ class DamagedRuns:
 
 
 def _damage_one(dice: random.Random, folder: Path) -> str:
-    files = sorted(path for path in folder.rglob("*") if path.is_file() and "tensorboard" not in path.parts)
+    files = sorted(
+        path for path in folder.rglob("*") if path.is_file() and "tensorboard" not in path.parts
+    )
     path = dice.choice(files)
     harm = dice.choice(_HARMS)
     harm(dice, path)
@@ -76,4 +86,10 @@ def _overwrite(dice: random.Random, path: Path) -> None:
     path.write_bytes(dice.randbytes(200))
 
 
-_HARMS: Final[tuple[Callable[[random.Random, Path], None], ...]] = (_flip_a_bit, _cut, _empty, _remove, _overwrite)
+_HARMS: Final[tuple[Callable[[random.Random, Path], None], ...]] = (
+    _flip_a_bit,
+    _cut,
+    _empty,
+    _remove,
+    _overwrite,
+)

@@ -1,4 +1,6 @@
-"""Full disks: the run directory is on a small file system that is filled and freed during the run."""
+"""Full disks: the run directory is on a small file system that is filled and freed during
+the run.
+"""
 
 import ctypes
 import os
@@ -19,7 +21,11 @@ _SIZE_MB: Final = 24
 
 def full_disks(case: Try) -> None:
     """Fill the disk of a run for a while, several times; no update, line or episode may be lost."""
-    with nothing_left(case), small_disk(case.folder / "disk") as disk, ToyRun(case, updates=24, root=disk) as run:
+    with (
+        nothing_left(case),
+        small_disk(case.folder / "disk") as disk,
+        ToyRun(case, updates=24, root=disk) as run,
+    ):
         run.until_update(1)
         for _ in range(case.dice.randint(1, 3)):
             ballast = _fill(disk)
@@ -41,7 +47,9 @@ def small_disk(folder: Path) -> Iterator[Path]:
     _own_mounts()
     folder.mkdir(parents=True)
     done = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={_SIZE_MB}m", "tmpfs", str(folder)], capture_output=True, text=True
+        ["mount", "-t", "tmpfs", "-o", f"size={_SIZE_MB}m", "tmpfs", str(folder)],
+        capture_output=True,
+        text=True,
     )
     if done.returncode != 0:
         raise Skipped(f"no file system can be mounted: {done.stderr.strip()}")
@@ -52,7 +60,9 @@ def small_disk(folder: Path) -> Iterator[Path]:
 
 
 def _own_mounts() -> None:
-    """Leave the host's mounts: only this process and its children see later mounts, which end with them."""
+    """Leave the host's mounts: only this process and its children see later mounts, which end with
+    them.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.unshare(_CLONE_NEWNS) != 0:
         raise Skipped(f"no mounts of our own: {os.strerror(ctypes.get_errno())} (root has them)")

@@ -1,4 +1,5 @@
-"""A process that serves an endpoint in front of a policy that always gives the same reply. A target of the campaign.
+"""A process that serves an endpoint in front of a policy that always gives the same reply. A target
+of the campaign.
 
     python -m benchmarks.faults.endpoint_target
 

@@ -1,4 +1,6 @@
-"""One try of a campaign: its random numbers, its folder, and the guarantees that it found broken."""
+"""One try of a campaign: its random numbers, its folder, and the guarantees that it found
+broken.
+"""
 
 import random
 from dataclasses import dataclass, field

@@ -28,7 +28,9 @@ def killed_simulators(case: Try) -> None:
 
 
 def lost_fork_servers(case: Try) -> None:
-    """Kill or freeze the fork server, and simulators after it, so that another server has to start."""
+    """Kill or freeze the fork server, and simulators after it, so that another server has
+    to start.
+    """
     with nothing_left(case), ToyRun(case, updates=24) as run:
         run.until_update(1)
         for _ in range(2):
@@ -57,7 +59,10 @@ def killed_runs(case: Try) -> None:
 
 
 def stopped_runs(case: Try) -> None:
-    """Stop the run by a signal, at any point; its exit status has to report that, and it has to be resumable."""
+    """Stop the run by a signal, at any point.
+
+    Its exit status has to report that, and it has to be resumable.
+    """
     updates = 16
     number = case.dice.choice(sorted(_STOPS))
     root = case.folder / "runs"
@@ -68,14 +73,21 @@ def stopped_runs(case: Try) -> None:
             status = run.until_ended()
             was_before_it_listened = status == -number and "update 1/" not in run.output()
             expected = status in (0, _STOPS[number]) or was_before_it_listened
-            case.expect(expected, f"exit status {status} after {number.name}, expected {_STOPS[number]}:\n{tail(run)}")
+            case.expect(
+                expected,
+                f"exit status {status} after {number.name}, expected "
+                f"{_STOPS[number]}:\n{tail(run)}",
+            )
             resuming = _resuming(run)
         with ToyRun(case, updates, *resuming, root=root) as run:
             _expect_success(case, run)
 
 
 def paused_runs(case: Try) -> None:
-    """Stop the whole tree of processes for seconds and continue it (Ctrl-Z, a suspended laptop); it must raise no alarm."""
+    """Stop the whole tree of processes for seconds and continue it (Ctrl-Z, a suspended laptop).
+
+    It must raise no alarm.
+    """
     with nothing_left(case), ToyRun(case, updates=16) as run:
         run.until_update(1)
         for _ in range(2):
@@ -87,7 +99,8 @@ def paused_runs(case: Try) -> None:
 
 
 def _pause(dice: random.Random, processes: list[psutil.Process]) -> None:
-    # The run's own process first and last: a terminal stops all at once, so no process may see that others still run.
+    # The run's own process first and last: a terminal stops all at once, so no process may see that
+    # others still run.
     for process in processes:
         _send(process, signal.SIGSTOP)
     time.sleep(dice.uniform(1.0, 6.0))
@@ -97,7 +110,9 @@ def _pause(dice: random.Random, processes: list[psutil.Process]) -> None:
 
 
 def _wait_for_a_moment(dice: random.Random, run: ToyRun, updates: int) -> None:
-    """Wait for a random moment: during import and start, or shortly after an update, when checkpoints are written."""
+    """Wait for a random moment: during import and start, or shortly after an update, when
+    checkpoints are written.
+    """
     if dice.random() < 0.3:
         time.sleep(dice.uniform(0.0, 10.0))
     else:
@@ -126,7 +141,9 @@ def _replaced(folder: Path | None) -> dict[str, float]:
     return {cause: n for cause in causes if (n := last.get(f"simulation/replaced/{cause}", 0.0))}
 
 
-def _signal_one_of(dice: random.Random, processes: list[psutil.Process], numbers: Sequence[signal.Signals]) -> None:
+def _signal_one_of(
+    dice: random.Random, processes: list[psutil.Process], numbers: Sequence[signal.Signals]
+) -> None:
     if processes:
         _send(dice.choice(processes), dice.choice(numbers))
 

@@ -1,7 +1,8 @@
 """Processes, descriptors, shared memory and folders that outlive their creator.
 
-The campaign is the reaper of its orphans (PR_SET_CHILD_SUBREAPER): a process whose parents all died becomes a child of the
-campaign. So between two tries every descendant of the campaign is a process that a try left behind.
+The campaign is the reaper of its orphans (PR_SET_CHILD_SUBREAPER): a process whose parents all died
+becomes a child of the campaign. So between two tries every descendant of the campaign is a process
+that a try left behind.
 """
 
 import contextlib
@@ -22,12 +23,15 @@ from benchmarks.faults.findings import Try
 _PR_SET_CHILD_SUBREAPER: Final = 36
 _SHARED_MEMORY: Final = re.compile(r" (/dev/shm/.+?)(?: \(deleted\))?$", re.MULTILINE)
 ENDS_WITHIN_S: Final = 20.0
-"""Most seconds until the descendants of an ended process have ended too. The package promises a few seconds; a loaded
-machine needs longer."""
+"""Most seconds until the descendants of an ended process have ended too. The package promises a few
+seconds; a loaded machine needs longer."""
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent dies. Raises: OSError if the kernel does not allow it."""
+    """Become the parent of every descendant whose own parent dies.
+
+    Raises: OSError if the kernel does not allow it.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")
@@ -36,16 +40,22 @@ def adopt_orphans() -> None:
 def descendants(of: int | None = None) -> list[psutil.Process]:
     """Return the live processes below this one, or below `of`, without zombies."""
     with contextlib.suppress(psutil.NoSuchProcess):
-        return [process for process in psutil.Process(of).children(recursive=True) if _lives(process)]
+        return [
+            process for process in psutil.Process(of).children(recursive=True) if _lives(process)
+        ]
     return []
 
 
 def named_memory(pids: Iterable[int]) -> set[Path]:
-    """Return the named shared memory that these processes have mapped, which a kill could leave behind."""
+    """Return the named shared memory that these processes have mapped, which a kill could leave
+    behind.
+    """
     names = set[Path]()
     for pid in pids:
         with contextlib.suppress(OSError):  # it ended meanwhile
-            names |= {Path(name) for name in _SHARED_MEMORY.findall(Path(f"/proc/{pid}/maps").read_text())}
+            names |= {
+                Path(name) for name in _SHARED_MEMORY.findall(Path(f"/proc/{pid}/maps").read_text())
+            }
     return names
 
 
@@ -88,7 +98,9 @@ def _end_descendants(case: Try) -> None:
         time.sleep(0.05)
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):
-            case.left_behind.append(f"process {process.pid}: {' '.join(process.cmdline())[:200] or process.name()}")
+            case.left_behind.append(
+                f"process {process.pid}: {' '.join(process.cmdline())[:200] or process.name()}"
+            )
             process.send_signal(signal.SIGKILL)
     psutil.wait_procs(left, timeout=10)
     reap()

@@ -1,4 +1,5 @@
-"""A process that owns a sandbox and keeps it busy: functions, programs, children, files. A target of the campaign.
+"""A process that owns a sandbox and keeps it busy: functions, programs, children, files. A target
+of the campaign.
 
     python -m benchmarks.faults.sandbox_owner --seed 3
 
@@ -15,7 +16,8 @@ from vla_rl.sandbox import ProcessLimits, Sandbox
 _PROGRAMS = (
     "print(sum(range(1000)))",
     "import time\ntime.sleep(0.5)",
-    "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])",
+    "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import time; "
+    "time.sleep(60)'])",
     "open('notes.txt', 'w').write('x' * 1000)\nwhile True: pass",
 )
 

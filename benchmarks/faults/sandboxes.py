@@ -14,7 +14,9 @@ _OWNER = "benchmarks.faults.sandbox_owner"
 
 
 def dying_sandboxes(case: Try) -> None:
-    """Kill or freeze keepers, after which calls continue, and then the owner, after which nothing may be left."""
+    """Kill or freeze keepers, after which calls continue, and then the owner, after which nothing
+    may be left.
+    """
     with nothing_left(case):
         with Target(case, _OWNER, ("--seed", str(case.dice.randrange(1 << 30)))) as owner:
             _expect_answers(case, owner, "at the start")
@@ -29,7 +31,9 @@ def dying_sandboxes(case: Try) -> None:
         # The next owner removes the folder of an owner that was killed.
         with Target(case, _OWNER, ("--calls", "8")) as owner:
             status = owner.process.wait(ANSWERS_WITHIN_S)
-            case.expect(status == 0, f"the sandbox after a killed one ended with exit status {status}")
+            case.expect(
+                status == 0, f"the sandbox after a killed one ended with exit status {status}"
+            )
 
 
 def _expect_answers(case: Try, owner: Target, when: str) -> None:

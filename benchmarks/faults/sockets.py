@@ -1,4 +1,6 @@
-"""Fuzzed sockets: garbage, cut-off and oversized messages, and silence, at a host of actors and at an endpoint."""
+"""Fuzzed sockets: garbage, cut-off and oversized messages, and silence, at a host of actors and at
+an endpoint.
+"""
 
 import asyncio
 import contextlib
@@ -22,9 +24,12 @@ from vla_rl.actors import Actor, RemoteHost, Runtime, make_keys, read_keys, read
 
 _STRANGERS: Final = 150
 _MORE_MB: Final = 256
-"""Most memory that strangers may cost a server: well above the cache of an allocator, well below one huge frame."""
+"""Most memory that strangers may cost a server: well above the cache of an allocator, well below
+one huge frame."""
 
-_ZMTP_GREETING: Final = b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" + bytes(31)
+_ZMTP_GREETING: Final = (
+    b"\xff" + bytes(8) + b"\x7f\x03\x01" + b"CURVE".ljust(20, b"\0") + b"\0" + bytes(31)
+)
 
 
 class Echo(Actor):
@@ -36,10 +41,20 @@ class Echo(Actor):
 
 
 def fuzzed_hosts(case: Try) -> None:
-    """Send garbage to a host of actors; it must still serve a client with a key, and hold nothing for the strangers."""
+    """Send garbage to a host of actors.
+
+    It must still serve a client with a key, and hold nothing for the strangers.
+    """
     keys = case.folder / "keys"
     make_keys(keys)
-    arguments = ("--bind", "tcp://127.0.0.1:0", "--keys", str(keys / "server.key"), "--allow", str(keys / "client.pub"))
+    arguments = (
+        "--bind",
+        "tcp://127.0.0.1:0",
+        "--keys",
+        str(keys / "server.key"),
+        "--allow",
+        str(keys / "client.pub"),
+    )
     with nothing_left(case), Target(case, "vla_rl.actors.host", arguments) as host:
         line = host.until_line("serving actors on ")
         if line is None:
@@ -55,7 +70,10 @@ def fuzzed_hosts(case: Try) -> None:
 
 
 def fuzzed_endpoints(case: Try) -> None:
-    """Send garbage to an endpoint; it must still answer a client with a key, and hold nothing for the strangers."""
+    """Send garbage to an endpoint.
+
+    It must still answer a client with a key, and hold nothing for the strangers.
+    """
     with nothing_left(case), Target(case, "benchmarks.faults.endpoint_target") as endpoint:
         line = endpoint.until_line("serving ")
         if line is None:
@@ -63,11 +81,15 @@ def fuzzed_endpoints(case: Try) -> None:
             return
         _, base_url, key = line.split()
         port = int(base_url.split(":")[2].split("/")[0])
-        case.expect(_asks(base_url, key) == 200, "the endpoint did not answer before any stranger came")
+        case.expect(
+            _asks(base_url, key) == 200, "the endpoint did not answer before any stranger came"
+        )
         with _costs_nothing(case, endpoint):
             for _ in range(_STRANGERS):
                 _throw(port, _hostile_http(case.dice, key))
-            case.expect(_asks(base_url, key) == 200, "the endpoint did not answer after the strangers")
+            case.expect(
+                _asks(base_url, key) == 200, "the endpoint did not answer after the strangers"
+            )
 
 
 @contextlib.contextmanager
@@ -82,7 +104,10 @@ def _costs_nothing(case: Try, target: Target) -> Iterator[None]:
     if more > 2:  # a connection pool may keep one or two
         case.left_behind.append(f"{more} descriptors of {' '.join(process.cmdline()[1:4])}")
     more_mb = (process.memory_info().rss - rss) / 2**20
-    case.expect(more_mb < _MORE_MB, f"strangers cost the server {more_mb:.0f} MiB, expected less than {_MORE_MB}")
+    case.expect(
+        more_mb < _MORE_MB,
+        f"strangers cost the server {more_mb:.0f} MiB, expected less than {_MORE_MB}",
+    )
 
 
 async def _spawn_and_call(keys: Path, address: str) -> None:
@@ -97,7 +122,9 @@ async def _spawn_and_call(keys: Path, address: str) -> None:
 
 
 def _asks(base_url: str, key: str) -> int:
-    body = json.dumps({"model": "policy", "messages": [{"role": "user", "content": "hello"}]}).encode()
+    body = json.dumps(
+        {"model": "policy", "messages": [{"role": "user", "content": "hello"}]}
+    ).encode()
     headers = {"Authorization": f"Bearer {key}", "Content-Type": "application/json"}
     request = urllib.request.Request(f"{base_url}/chat/completions", body, headers)
     try:
@@ -109,7 +136,10 @@ def _asks(base_url: str, key: str) -> int:
 
 def _throw(port: int, data: bytes) -> None:
     """Connect, send as much as the other side accepts, and close without reading."""
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=5.0) as stranger:
+    with (
+        contextlib.suppress(OSError),
+        socket.create_connection(("127.0.0.1", port), timeout=5.0) as stranger,
+    ):
         stranger.settimeout(1.0)
         stranger.sendall(data)
 
@@ -117,12 +147,23 @@ def _throw(port: int, data: bytes) -> None:
 def _hostile_zmtp(dice: random.Random) -> bytes:
     noise = dice.randbytes(dice.randrange(1, 4096))
     huge = b"\x06" + struct.pack(">Q", 1 << dice.randrange(16, 63)) + noise
-    return dice.choice((noise, _ZMTP_GREETING, _ZMTP_GREETING + noise, _ZMTP_GREETING + huge, _ZMTP_GREETING[:20], b""))
+    return dice.choice(
+        (
+            noise,
+            _ZMTP_GREETING,
+            _ZMTP_GREETING + noise,
+            _ZMTP_GREETING + huge,
+            _ZMTP_GREETING[:20],
+            b"",
+        )
+    )
 
 
 def _hostile_http(dice: random.Random, key: str) -> bytes:
     noise = dice.randbytes(dice.randrange(1, 4096))
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n".encode()
+    head = (
+        f"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {key}\r\n".encode()
+    )
     body = json.dumps({"model": "m", "messages": [{"role": "user", "content": "x"}]}).encode()
     hurt = bytearray(body)
     hurt[dice.randrange(len(hurt))] = dice.randrange(256)

@@ -1,4 +1,6 @@
-"""Helper processes that are the targets of faults: started below the try's folder, read line by line."""
+"""Helper processes that are the targets of faults: started below the try's folder, read line by
+line.
+"""
 
 import os
 import queue
@@ -16,7 +18,9 @@ ANSWERS_WITHIN_S: Final = 60.0
 
 
 def environment_of(case: Try) -> dict[str, str]:
-    """Return the environment of a try's processes: temporary files in its folder, one compute thread, unbuffered output."""
+    """Return the environment of a try's processes: temporary files in its folder, one compute
+    thread, unbuffered output.
+    """
     return {
         **os.environ,
         "TMPDIR": str(case.temporary),
@@ -56,18 +60,25 @@ class Target:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.process.kill()
         self.process.wait()
-        # Its descendants hold the other end of the pipe until they are gone, so that waiting here waits for them too.
+        # Its descendants hold the other end of the pipe until they are gone, so that waiting here
+        # waits for them too.
         self._reader.join(ANSWERS_WITHIN_S)
         assert self.process.stdout is not None
         if not self._reader.is_alive():
             self.process.stdout.close()
 
     def until_line(self, begins: str, within_s: float = ANSWERS_WITHIN_S) -> str | None:
-        """Wait for the next line that begins with `begins`, skipping others; None if none came in time."""
+        """Wait for the next line that begins with `begins`, skipping others.
+
+        None if none came in time.
+        """
         until = time.monotonic() + within_s
         while (left := until - time.monotonic()) > 0:
             try:

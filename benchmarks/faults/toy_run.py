@@ -1,4 +1,6 @@
-"""A toy training run as a process: GRPO on CartPole with an MLP, which takes seconds, and the check of its records."""
+"""A toy training run as a process: GRPO on CartPole with an MLP, which takes seconds, and the check
+of its records.
+"""
 
 import asyncio
 import json
@@ -37,14 +39,24 @@ _UPDATE: Final = re.compile(r"update (\d+)/")
 
 
 class ToyRun:
-    """One process of `train_toy`; `with` always ends it. A resume is another `ToyRun` with the same root."""
+    """One process of `train_toy`; `with` always ends it.
+
+    A resume is another `ToyRun` with the same root.
+    """
 
     def __init__(self, case: Try, updates: int, *arguments: str, root: Path | None = None) -> None:
         self._case = case
         self.root = root if root is not None else case.folder / "runs"
         self.updates = updates
         self.log = case.folder / f"output-{len(list(case.folder.glob('output-*')))}.txt"
-        self._arguments = (*_RECIPE, "--run.root", str(self.root), "--run.updates", str(updates), *arguments)
+        self._arguments = (
+            *_RECIPE,
+            "--run.root",
+            str(self.root),
+            "--run.updates",
+            str(updates),
+            *arguments,
+        )
         self._process: subprocess.Popen[bytes] | None = None
         self.memory = set[Path]()
 
@@ -61,7 +73,10 @@ class ToyRun:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if self.process.poll() is None:
             self.process.kill()
@@ -89,18 +104,25 @@ class ToyRun:
         return self._until(lambda: any(int(n) >= number for n in _UPDATE.findall(self.output())))
 
     def until_ended(self) -> int:
-        """Wait for the end and return the exit status. A run that hangs breaks a guarantee, and is killed."""
+        """Wait for the end and return the exit status.
+
+        A run that hangs breaks a guarantee, and is killed.
+        """
         try:
             return self.process.wait(ENDS_WITHIN_S)
         except subprocess.TimeoutExpired:
-            self._case.expect(False, f"the run did not end within {ENDS_WITHIN_S:.0f} s: {self.output()[-2000:]}")
+            self._case.expect(
+                False, f"the run did not end within {ENDS_WITHIN_S:.0f} s: {self.output()[-2000:]}"
+            )
             self.process.kill()
             return self.process.wait()
 
     def simulators(self) -> list[psutil.Process]:
         """Return the processes that the run's fork server started, which are the simulators."""
         self.note_memory()
-        return [process for child in _children(self.process.pid) for process in _children(child.pid)]
+        return [
+            process for child in _children(self.process.pid) for process in _children(child.pid)
+        ]
 
     def fork_servers(self) -> list[psutil.Process]:
         """Return the children of the run that have children of their own or wait to start some."""
@@ -122,7 +144,9 @@ class ToyRun:
             if self.process.poll() is not None:
                 return holds()
             if time.monotonic() > until:
-                self._case.expect(False, f"nothing happened for {ENDS_WITHIN_S:.0f} s: {self.output()[-2000:]}")
+                self._case.expect(
+                    False, f"nothing happened for {ENDS_WITHIN_S:.0f} s: {self.output()[-2000:]}"
+                )
                 return False
             time.sleep(0.05)
         return True
@@ -131,15 +155,18 @@ class ToyRun:
 def check_books(case: Try, folder: Path | None, updates: int) -> None:
     """Check a finished run's metrics lines, checkpoint and ledger.
 
-    Every update has exactly one complete line; the newest checkpoint is the last update's; every dispatched episode was
-    trained, filtered, dropped, or is held by the checkpoint.
+    Every update has exactly one complete line; the newest checkpoint is the last update's; every
+    dispatched episode was trained, filtered, dropped, or is held by the checkpoint.
     """
     if folder is None:
         case.expect(False, "the run left no directory")
         return
     lines = _updates_of(case, folder / "metrics.jsonl")
     case.lost_metric_lines += sum(lines.count(update) != 1 for update in range(1, updates + 1))
-    case.expect(set(lines) <= set(range(1, updates + 1)), f"metrics of updates that were never made: {lines}")
+    case.expect(
+        set(lines) <= set(range(1, updates + 1)),
+        f"metrics of updates that were never made: {lines}",
+    )
     case.expect(lines == sorted(lines), f"metrics out of order: {lines}")
     newest = latest_checkpoint(folder / "checkpoints")
     if newest is None:
@@ -147,11 +174,16 @@ def check_books(case: Try, folder: Path | None, updates: int) -> None:
         return
     checkpoint = asyncio.run(load_checkpoint(newest))
     state = checkpoint.part("scheduler", SchedulerState)
-    case.expect(state.version == updates, f"the newest checkpoint is of update {state.version}, expected {updates}")
+    case.expect(
+        state.version == updates,
+        f"the newest checkpoint is of update {state.version}, expected {updates}",
+    )
     ledger = state.ledger
     held = sum(len(group.plan.episodes) for group in state.groups)
     accounted = ledger.trained + ledger.filtered + sum(ledger.dropped.values()) + held
-    case.lost_episodes += abs(ledger.dispatched - accounted) + abs(ledger.trained - updates * EPISODES_PER_UPDATE)
+    case.lost_episodes += abs(ledger.dispatched - accounted) + abs(
+        ledger.trained - updates * EPISODES_PER_UPDATE
+    )
 
 
 def tail(run: ToyRun, lines: int = 12) -> str:
@@ -165,7 +197,9 @@ def _updates_of(case: Try, metrics: Path) -> Sequence[int]:
         try:
             updates.append(int(json.loads(line)["update"]))
         except (ValueError, KeyError, TypeError):
-            case.expect(False, f"line {number} of metrics.jsonl is not a whole record: {line[:80]!r}")
+            case.expect(
+                False, f"line {number} of metrics.jsonl is not a whole record: {line[:80]!r}"
+            )
     return updates
 
 

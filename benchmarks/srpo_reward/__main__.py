@@ -1,4 +1,5 @@
-"""Test whether SRPO's rewards rank failures by their progress: ours, the paper's rule and the released code side by side.
+"""Test whether SRPO's rewards rank failures by their progress: ours, the paper's rule and the
+released code side by side.
 
     python -m benchmarks.srpo_reward                        the study on the recorded episodes
     python -m benchmarks.srpo_reward --vjepa2 <checkpoint>  with V-JEPA 2 as well
@@ -9,8 +10,9 @@ Keys of the last line, with the default encoder (`pixels`):
                          rank correlation of reward and true progress among the failures of a task
     distinct_failures_ours, distinct_failures_paper, distinct_failures_released
                          share of the mixed groups in which failures get different rewards
-    <encoder>/<rule>/..  the same for every encoder; `released` shares one video a prompt, like the released code;
-                         `released_own_videos` is its rule with a video for each trajectory
+    <encoder>/<rule>/..  the same for every encoder; `released` shares one video a prompt, like the
+                         released code; `released_own_videos` is its rule with a video for each
+                         trajectory
 """
 
 import argparse
@@ -34,11 +36,16 @@ from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.trajectory_encoders import trajectory_encoder
 
 
-async def study(episodes: list[Episode], encoders: Mapping[str, EmbeddingConfig]) -> dict[str, dict[str, Score]]:
+async def study(
+    episodes: list[Episode], encoders: Mapping[str, EmbeddingConfig]
+) -> dict[str, dict[str, Score]]:
     """Compute the scores by encoder and rule."""
     batch, policy = batch_of(episodes), OpenVlaOft.load(BASE_POLICY)
     async with DeviceLane(1) as lane:
-        return {name: await scores_of(batch, trajectory_encoder(how, policy, lane)) for name, how in encoders.items()}
+        return {
+            name: await scores_of(batch, trajectory_encoder(how, policy, lane))
+            for name, how in encoders.items()
+        }
 
 
 def print_scores(episodes: list[Episode], scores: Mapping[str, Mapping[str, Score]]) -> None:
@@ -58,7 +65,9 @@ async def record_anew(folder: Path) -> None:
     from benchmarks.srpo_reward.recording import record  # needs LIBERO, unlike the study
 
     began = time.perf_counter()
-    episodes = await record(on_episode=lambda episode: print(_told(episode), file=sys.stderr, flush=True))
+    episodes = await record(
+        on_episode=lambda episode: print(_told(episode), file=sys.stderr, flush=True)
+    )
     size = save_episodes(episodes, folder)
     print(f"{len(episodes)} episodes, {size / 1e6:.2f} MB, in {time.perf_counter() - began:.0f} s")
 
@@ -70,14 +79,18 @@ def _told(episode: Episode) -> str:
 
 def main() -> None:
     """Run the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--record", action="store_true", help="record the episodes again first")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the recorded episodes")
     parser.add_argument("--vjepa2", help="folder or hub name of a V-JEPA 2 checkpoint")
     arguments = parser.parse_args()
     encoders = {name: EmbeddingConfig(encoder=name) for name in ("pixels", "state", "policy")}
     if arguments.vjepa2:
-        pooled = VJepa2Config(folder=arguments.vjepa2, precision="float32", short_videos="stretched")
+        pooled = VJepa2Config(
+            folder=arguments.vjepa2, precision="float32", short_videos="stretched"
+        )
         in_time = msgspec.structs.replace(pooled, num_moments=16)
         encoders["vjepa2"] = EmbeddingConfig(encoder="vjepa2", vjepa2=pooled)
         encoders["vjepa2_16_moments"] = EmbeddingConfig(encoder="vjepa2", vjepa2=in_time)

@@ -1,4 +1,5 @@
-"""The recorded episodes of the study: on disk, and as the trajectories that rewards are computed from.
+"""The recorded episodes of the study: on disk, and as the trajectories that rewards are computed
+from.
 
     episodes.npz   per moment: hand state, true progress; per episode: task, start, kind, success
     frames.mp4     the fixed camera's frames, episode after episode (H.264, so slightly lossy)
@@ -71,15 +72,22 @@ def save_episodes(episodes: list[Episode], folder: Path = DATA) -> int:
 
 
 def load_episodes(folder: Path = DATA) -> list[Episode]:
-    """Load every recorded episode. Raises: FileNotFoundError if a file is missing; ValueError if the files do not match."""
+    """Load every recorded episode.
+
+    Raises: FileNotFoundError if a file is missing; ValueError if the files do not match.
+    """
     for name in ("episodes.npz", "frames.mp4"):
         if not (folder / name).is_file():
-            raise FileNotFoundError(f"{folder / name} is missing; run `python -m benchmarks.srpo_reward --record`.")
+            raise FileNotFoundError(
+                f"{folder / name} is missing; run `python -m benchmarks.srpo_reward --record`."
+            )
     table = np.load(folder / "episodes.npz", allow_pickle=False)
     frames = _decode(folder / "frames.mp4", int(table["image_size"]))
     ends = np.cumsum(table["length"])
     if ends[-1] != len(frames):
-        raise ValueError(f"{folder} holds {len(frames)} frames for {ends[-1]} moments; record it again.")
+        raise ValueError(
+            f"{folder} holds {len(frames)} frames for {ends[-1]} moments; record it again."
+        )
     cuts = [np.split(array, ends[:-1]) for array in (frames, table["states"], table["progress"])]
     return [
         Episode(
@@ -96,10 +104,35 @@ def load_episodes(folder: Path = DATA) -> list[Episode]:
 
 
 def _encode(frames: np.ndarray, path: Path) -> None:
-    """Encode uint8 [N, S, S, 3], S even, as H.264; one thread, so that the same frames give the same bytes."""
+    """Encode uint8 [N, S, S, 3], S even, as H.264.
+
+    One thread, so that the same frames give the same bytes.
+    """
     size = f"{frames.shape[2]}x{frames.shape[1]}"
-    given = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", size, "-r", str(20 // STEPS_PER_MOMENT), "-i", "-"]
-    wanted = ["-c:v", "libx264", "-crf", "24", "-preset", "veryslow", "-pix_fmt", "yuv420p", "-threads", "1"]
+    given = [
+        "-f",
+        "rawvideo",
+        "-pix_fmt",
+        "rgb24",
+        "-s",
+        size,
+        "-r",
+        str(20 // STEPS_PER_MOMENT),
+        "-i",
+        "-",
+    ]
+    wanted = [
+        "-c:v",
+        "libx264",
+        "-crf",
+        "24",
+        "-preset",
+        "veryslow",
+        "-pix_fmt",
+        "yuv420p",
+        "-threads",
+        "1",
+    ]
     _ffmpeg(*given, *wanted, "-y", str(path), stdin=frames.tobytes())
 
 
@@ -115,22 +148,31 @@ def _ffmpeg(*arguments: str, stdin: bytes = b"") -> bytes:
 
 
 def as_groups(episodes: list[Episode]) -> list[tuple[Group, list[Episode]]]:
-    """Group episodes by task, start and kind of actor (policy or scripted), in order of appearance."""
+    """Group episodes by task, start and kind of actor (policy or scripted), in order of
+    appearance.
+    """
     members: dict[tuple[str, int, bool], list[Episode]] = {}
     for episode in episodes:
-        members.setdefault((episode.task, episode.init_state_id, episode.kind == "policy"), []).append(episode)
+        members.setdefault(
+            (episode.task, episode.init_state_id, episode.kind == "policy"), []
+        ).append(episode)
     groups, next_id = [], 0
     for group_id, of_group in enumerate(members.values()):
         trajectories = tuple(
-            as_trajectory(episode, next_id + member, group_id, member) for member, episode in enumerate(of_group)
+            as_trajectory(episode, next_id + member, group_id, member)
+            for member, episode in enumerate(of_group)
         )
         next_id += len(of_group)
-        groups.append((Group(group_id=group_id, trajectories=trajectories, dispatch_version=0), of_group))
+        groups.append(
+            (Group(group_id=group_id, trajectories=trajectories, dispatch_version=0), of_group)
+        )
     return groups
 
 
 def as_trajectory(episode: Episode, episode_id: int, group_id: int, member: int) -> Trajectory:
-    """Return the trajectory that a rollout would have made: one decision for each moment except the last."""
+    """Return the trajectory that a rollout would have made: one decision for each moment except the
+    last.
+    """
     # the wrist camera was not recorded; a policy that uses it gets black frames
     black = np.zeros_like(episode.frames[0])
     observations = [
@@ -156,7 +198,9 @@ def as_trajectory(episode: Episode, episode_id: int, group_id: int, member: int)
     )
     return Trajectory(
         episode=spec,
-        steps=tuple(Step(observation=seen, chunk=chunk, rewards=rewards) for seen in observations[:-1]),
+        steps=tuple(
+            Step(observation=seen, chunk=chunk, rewards=rewards) for seen in observations[:-1]
+        ),
         final_observation=observations[-1],
         stop_reason=StopReason.SUCCESS if episode.is_success else StopReason.TIME_LIMIT,
     )

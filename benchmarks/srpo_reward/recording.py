@@ -1,8 +1,10 @@
 """Record the study's episodes: experts, experts that fail in known ways, and a half-trained policy.
 
-True progress of a moment, from the simulator's hidden state, for picking an object up and putting it somewhere:
+True progress of a moment, from the simulator's hidden state, for picking an object up and putting
+it somewhere:
 
-    progress = 0.3 reach + 0.1 lift + 0.6 transport         each clipped to [0, 1]; 1 where the goal holds
+    progress = 0.3 reach + 0.1 lift + 0.6 transport         each clipped to [0, 1]; 1 where the goal
+    holds
     reach      1 - |hand - object| / |hand - object at the start|
     lift       height of the object above its start / 5 cm
     transport  1 - |object - goal| / |object - goal at the start|, horizontally
@@ -30,7 +32,8 @@ SCRIPTED_TASKS, POLICY_TASK = (0, 1, 3), 1
 INIT_STATES, POLICY_INIT_STATES, POLICY_SAMPLES = range(3), range(10, 14), 6
 
 Player: TypeAlias = Callable[[int, Observation], Awaitable[np.ndarray]]
-"""Called as `await player(num_steps, observation)`; returns the next control steps, float32 [H, 7]."""
+"""Called as `await player(num_steps, observation)`; returns the next control steps, float32 [H,
+7]."""
 
 
 class Flaw(NamedTuple):
@@ -54,8 +57,8 @@ GROUP = (
     Flaw("empty", noise=0.15, between=(0.0, 0.0)),
     Flaw("lost", noise=0.15, between=(0.05, 0.9)),
 )
-"""The members of one group: three that succeed and five that fail. A flawed episode that still succeeds counts as a
-success."""
+"""The members of one group: three that succeed and five that fail. A flawed episode that still
+succeeds counts as a success."""
 
 
 class TrueProgress:
@@ -77,7 +80,9 @@ class TrueProgress:
         return float(np.clip([reach, lift, transport], 0.0, 1.0) @ (0.3, 0.1, 0.6))
 
     def _positions(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return the point between the fingers, the target's origin and the middle of its goal, in world coordinates (m)."""
+        """Return the point between the fingers, the target's origin and the middle of its goal, in
+        world coordinates (m).
+        """
         data, domain = self._scene.data, self._scene.domain
         thing = data.xpos[domain.obj_body_id[domain.obj_of_interest[0]]]
         return (
@@ -90,7 +95,9 @@ class TrueProgress:
 class FlawedExpert:
     """The scripted expert, which fails in one known way from one point of its progress on."""
 
-    def __init__(self, env: LiberoEnv, flaw: Flaw, rng: np.random.Generator, progress: TrueProgress) -> None:
+    def __init__(
+        self, env: LiberoEnv, flaw: Flaw, rng: np.random.Generator, progress: TrueProgress
+    ) -> None:
         self._expert, self._flaw, self._rng, self._progress = Expert(env.scene), flaw, rng, progress
         self._noise = CorrelatedNoise(flaw.noise, rng)
         self._goes_wrong_at, self._is_wrong = rng.uniform(*flaw.between), False
@@ -102,7 +109,9 @@ class FlawedExpert:
         if self._is_wrong and self._flaw.kind == "stalled":
             return np.array([[*IDLE_ACTION[:6], self._gripper]], np.float32)
         if self._is_wrong and self._flaw.kind == "lost":
-            self._drift = 0.9 * self._drift + 0.25 * self._rng.standard_normal(6) * ([1.0] * 3 + [0.2] * 3)
+            self._drift = 0.9 * self._drift + 0.25 * self._rng.standard_normal(6) * (
+                [1.0] * 3 + [0.2] * 3
+            )
             return np.clip([[*self._drift, self._gripper]], -1.0, 1.0).astype(np.float32)
         action = self._noise.add_to(self._expert.act())
         action[:6] *= self._flaw.speed
@@ -165,11 +174,18 @@ async def record(
 
     model = OpenVlaOft.load(BASE_POLICY)
     with closing(_env(POLICY_TASK, assets, wrist_image=True)) as env:
-        async with DeviceLane(1) as lane, TorchEngine(model, lane, EngineConfig(max_wait_s=0.0)) as engine:
+        async with (
+            DeviceLane(1) as lane,
+            TorchEngine(model, lane, EngineConfig(max_wait_s=0.0)) as engine,
+        ):
             for init_state_id in POLICY_INIT_STATES:
                 for member in range(POLICY_SAMPLES):
                     policy = SampledPolicy(engine, derive_seed(seed, init_state_id, member))
-                    add(await record_episode(env, init_state_id, "policy", partial(_whatever_the_progress, policy)))
+                    add(
+                        await record_episode(
+                            env, init_state_id, "policy", partial(_whatever_the_progress, policy)
+                        )
+                    )
     for task_id in SCRIPTED_TASKS:
         with closing(_env(task_id, assets, wrist_image=False)) as env:
             for init_state_id in INIT_STATES:

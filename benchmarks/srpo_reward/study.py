@@ -1,6 +1,6 @@
 """Score how well rewards rank failures: every rule on the same episodes, encoder by encoder."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import msgspec
@@ -17,7 +17,8 @@ RULES: Final[Mapping[str, SrpoConfig]] = {
     "released_own_videos": SrpoConfig(rule="released"),
     "released": SrpoConfig(rule="released"),
 }
-"""The compared rules. `released` is the behaviour of the released code: all members of a group share one video a prompt."""
+"""The compared rules. `released` is the behaviour of the released code: all members of a group
+share one video a prompt."""
 
 HEADLINES: Final = ("ours", "paper", "released")
 
@@ -26,14 +27,16 @@ class Score(msgspec.Struct, frozen=True):
     """The quality of one rule's rewards."""
 
     spearman: float
-    """Rank correlation of reward and true progress (in tenths) among a task's failures; mean over tasks, by their number
-    of failures. Rewards that are all equal count as 0."""
+    """Rank correlation of reward and true progress (in tenths) among a task's failures; mean over
+    tasks, by their number of failures. Rewards that are all equal count as 0."""
 
     spearman_in_group: float
-    """The same within groups, as group-relative advantages use it; mean over groups of 3 failures or more."""
+    """The same within groups, as group-relative advantages use it; mean over groups of 3 failures
+    or more."""
 
     distinct_failures: float
-    """Share of the mixed groups with 2 failures or more in which not all failures get the same reward."""
+    """Share of the mixed groups with 2 failures or more in which not all failures get the same
+    reward."""
 
 
 class Batch(msgspec.Struct, frozen=True):
@@ -66,7 +69,12 @@ async def scores_of(batch: Batch, encoder: TrajectoryEncoder) -> dict[str, Score
     own = np.concatenate([await encoder.embed(group.trajectories) for group in batch.groups])
     shared = np.concatenate([await _shared_embedding(group, encoder) for group in batch.groups])
     return {
-        name: score(batch, srpo_rewards(shared if name == "released" else own, batch.is_success, batch.tasks, rule))
+        name: score(
+            batch,
+            srpo_rewards(
+                shared if name == "released" else own, batch.is_success, batch.tasks, rule
+            ),
+        )
         for name, rule in RULES.items()
     }
 
@@ -92,12 +100,22 @@ def score(batch: Batch, rewards: np.ndarray) -> Score:
     tasks = np.array(batch.tasks)
     by_task = [failed & (tasks == task) for task in dict.fromkeys(batch.tasks)]
     by_group = [failed & (batch.group_ids == group.group_id) for group in batch.groups]
-    is_mixed = [group.success_rate > 0 and rows.sum() >= 2 for group, rows in zip(batch.groups, by_group, strict=True)]
+    is_mixed = [
+        group.success_rate > 0 and rows.sum() >= 2
+        for group, rows in zip(batch.groups, by_group, strict=True)
+    ]
     mixed = [rows for rows, wanted in zip(by_group, is_mixed, strict=True) if wanted]
     comparable = [rows for rows in by_group if rows.sum() >= 3 and np.ptp(batch.progress[rows]) > 0]
-    correlate: Callable[[np.ndarray], float] = lambda rows: _spearman(rewards[rows], batch.progress[rows])  # noqa: E731
+
+    def correlate(rows: np.ndarray) -> float:
+        return _spearman(rewards[rows], batch.progress[rows])
+
     return Score(
-        spearman=float(np.average([correlate(rows) for rows in by_task], weights=[rows.sum() for rows in by_task])),
+        spearman=float(
+            np.average(
+                [correlate(rows) for rows in by_task], weights=[rows.sum() for rows in by_task]
+            )
+        ),
         spearman_in_group=float(np.mean([correlate(rows) for rows in comparable])),
         distinct_failures=float(np.mean([np.ptp(rewards[rows]) > 1e-6 for rows in mixed])),
     )
@@ -110,18 +128,26 @@ def _spearman(rewards: np.ndarray, progress: np.ndarray) -> float:
 
 
 async def _shared_embedding(group: Group, encoder: TrajectoryEncoder) -> np.ndarray:
-    """Return the released code's embedding: frames of all members collected under the prompt's name, moment after moment."""
+    """Return the released code's embedding: frames of all members collected under the prompt's
+    name, moment after moment.
+    """
     embedding = await encoder.embed([interleaved(group.trajectories)])
     return np.repeat(embedding, len(group.trajectories), axis=0)
 
 
 def interleaved(trajectories: Sequence[Trajectory]) -> Trajectory:
-    """Merge all members' observations into one trajectory: first those of the first moment, member by member, and so on."""
+    """Merge all members' observations into one trajectory: first those of the first moment, member
+    by member, and so on.
+    """
     observations = [
-        [*(step.observation for step in trajectory.steps), trajectory.final_observation] for trajectory in trajectories
+        [*(step.observation for step in trajectory.steps), trajectory.final_observation]
+        for trajectory in trajectories
     ]
     mixed = [
-        seen[moment] for moment in range(max(map(len, observations))) for seen in observations if moment < len(seen)
+        seen[moment]
+        for moment in range(max(map(len, observations)))
+        for seen in observations
+        if moment < len(seen)
     ]
     first = trajectories[0]
     steps = tuple(msgspec.structs.replace(first.steps[0], observation=seen) for seen in mixed[:-1])

@@ -22,7 +22,9 @@ def number_of(frames: Frames) -> int:
 
 
 class Peer:
-    """The other end of the socket, in a thread, which blocks as a caller in another process would."""
+    """The other end of the socket, in a thread, which blocks as a caller in another
+    process would.
+    """
 
     def __init__(self) -> None:
         self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
@@ -38,7 +40,9 @@ class Peer:
 
 
 def run_with_peer(body: object, ask: object) -> list[bytes]:
-    """Run `body(loop, peer, done)` on an `ActorLoop` while `ask(peer)` runs in a thread; what that returned."""
+    """Run `body(loop, peer, done)` on an `ActorLoop` while `ask(peer)` runs in a thread; what that
+    returned.
+    """
     peer, answers = Peer(), []
 
     async def live() -> None:
@@ -83,7 +87,10 @@ def test_an_answer_leaves_at_once_and_those_to_a_batch_together() -> None:
         peer.there.send(join_messages([message(2), message(3), message(4)]))
         return [first, peer.there.recv()]
 
-    assert run_with_peer(echo, ask) == [message(1), join_messages([message(2), message(3), message(4)])]
+    assert run_with_peer(echo, ask) == [
+        message(1),
+        join_messages([message(2), message(3), message(4)]),
+    ]
 
 
 def test_a_timer_is_run_while_messages_keep_coming() -> None:

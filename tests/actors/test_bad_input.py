@@ -42,7 +42,9 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 async def host(keys: Path) -> AsyncIterator[HostServer]:
     server, client = read_keys(keys / "server.key"), read_keys(keys / "client.key")
-    async with HostServer("tcp://127.0.0.1:0", server, [client.public], lost_after_s=LOST_AFTER_S) as opened:
+    async with HostServer(
+        "tcp://127.0.0.1:0", server, [client.public], lost_after_s=LOST_AFTER_S
+    ) as opened:
         yield opened
 
 
@@ -78,28 +80,45 @@ def mutate(chance: random.Random, frames: Frames) -> list[bytes]:
             head[chance.randrange(len(head))] = chance.randrange(256)
         return [bytes(head), *frames[1:]]
     if way == 2:
-        return [bytes(head), *(bytes(frame)[: chance.randrange(len(frame) + 1)] for frame in frames[1:])]
+        return [
+            bytes(head),
+            *(bytes(frame)[: chance.randrange(len(frame) + 1)] for frame in frames[1:]),
+        ]
     if way == 3:
         return [bytes(head)]
     return [chance.randbytes(chance.randrange(60)) for _ in range(chance.randrange(1, 4))]
 
 
-async def test_a_hundred_thousand_broken_messages_do_not_disturb_an_actor(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_hundred_thousand_broken_messages_do_not_disturb_an_actor(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     chance = random.Random(7)
     codec, table, counter, lag = Codec(), table_of(Counter), Counter(), LoopLag()
     answers: list[Frames] = []
-    server = ActorServer(counter, table, codec, 0, answers.append, mailbox=64, lag=lag, at_once=False)
+    server = ActorServer(
+        counter, table, codec, 0, answers.append, mailbox=64, lag=lag, at_once=False
+    )
     serving = asyncio.create_task(server.serve())
     name_of = {entry.name: entry.index for entry in table.endpoints}
     good = [
         codec.encode(Kind.CALL, name_of["add"], 0, 5, (1,), "add"),
         codec.encode(Kind.CALL, name_of["echo"], 0, 6, ({"a": [1, "x", None, 2.5]},), "echo"),
         codec.encode(Kind.CALL, name_of["echo_array"], 0, 7, (np.zeros(6000),), "echo_array"),
-        codec.encode(Kind.CALL, name_of["echo_labelled"], 0, 8, ([{"label": "a", "values": np.ones(3)}],), "echo"),
+        codec.encode(
+            Kind.CALL,
+            name_of["echo_labelled"],
+            0,
+            8,
+            ([{"label": "a", "values": np.ones(3)}],),
+            "echo",
+        ),
         codec.encode(Kind.CREDIT, 3, 0, 5, None, "credit"),
         codec.encode(Kind.CANCEL, 0, 0, 5, None, "cancel"),
     ]
-    keep_off = {Kind.STOP, *(name_of[name] for name in ("block", "work", "say_and_exit", "wait_for_gate"))}
+    keep_off = {
+        Kind.STOP,
+        *(name_of[name] for name in ("block", "work", "say_and_exit", "wait_for_gate")),
+    }
     memory_before = 0
     for number in range(100_000):
         if number == 20_000:
@@ -122,14 +141,23 @@ async def test_a_hundred_thousand_broken_messages_do_not_disturb_an_actor(caplog
     lag.stop()
 
 
-async def test_a_hundred_thousand_broken_answers_do_not_disturb_a_caller(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_hundred_thousand_broken_answers_do_not_disturb_a_caller(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     chance = random.Random(8)
     channel = Loopback()
-    client = ActorClient("victim", table_of(Counter), mailbox=8, deadlines_s=[None] * len(table_of(Counter).endpoints))
+    client = ActorClient(
+        "victim",
+        table_of(Counter),
+        mailbox=8,
+        deadlines_s=[None] * len(table_of(Counter).endpoints),
+    )
     client.connect(channel)
     good = [
         channel.codec.encode(Kind.RESULT, 0, 0, 1, {"a": np.ones(9000)}, "result"),
-        channel.codec.encode(Kind.ERROR, 0, 0, 1, ["builtins", "ValueError", "x", ["x"], {}, "trace"], "error"),
+        channel.codec.encode(
+            Kind.ERROR, 0, 0, 1, ["builtins", "ValueError", "x", ["x"], {}, "trace"], "error"
+        ),
         channel.codec.encode(Kind.ITEM, 0, 0, 1, 3, "item"),
         channel.codec.encode(Kind.END, 0, 0, 1, None, "end"),
     ]
@@ -179,14 +207,18 @@ def test_keys_of_another_client_are_added_and_none_is_replaced(tmp_path: Path) -
         make_keys(tmp_path, ("one",))
 
 
-async def test_a_client_that_sends_rubbish_does_not_disturb_another(host: HostServer, keys: Path) -> None:
+async def test_a_client_that_sends_rubbish_does_not_disturb_another(
+    host: HostServer, keys: Path
+) -> None:
     chance = random.Random(9)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     rubbish = raw_client(context, host, keys, read_keys(keys / "client.key"))
     async with asyncio.timeout(60), Runtime() as runtime:
         counter = await runtime.spawn(Counter, placement=placement(host, keys))
         for number in range(20_000):
-            rubbish.send_multipart([chance.randbytes(chance.randrange(40)) for _ in range(chance.randrange(1, 4))])
+            rubbish.send_multipart(
+                [chance.randbytes(chance.randrange(40)) for _ in range(chance.randrange(1, 4))]
+            )
             if number % 500 == 0:
                 await counter.add(1)
         while host.num_rejected < 20_000:
@@ -230,7 +262,9 @@ def stranger_at(host: HostServer) -> socket.socket:
 
 
 @pytest.mark.parametrize("flags", [0x06, 0x02], ids=["command", "message"])
-async def test_a_stranger_that_announces_a_gigabyte_is_dropped_at_once(host: HostServer, flags: int) -> None:
+async def test_a_stranger_that_announces_a_gigabyte_is_dropped_at_once(
+    host: HostServer, flags: int
+) -> None:
     async with asyncio.timeout(60):
         with await asyncio.to_thread(stranger_at, host) as stranger:
             stranger.sendall(bytes([flags]) + (1 << 30).to_bytes(8, "big"))
@@ -242,14 +276,19 @@ async def test_a_stranger_that_says_nothing_is_dropped_after_its_time(
 ) -> None:
     monkeypatch.setattr(host_module, "_HANDSHAKE_WITHIN_MS", 300)
     server, client = read_keys(keys / "server.key"), read_keys(keys / "client.key")
-    async with asyncio.timeout(60), HostServer("tcp://127.0.0.1:0", server, [client.public]) as opened:
+    async with (
+        asyncio.timeout(60),
+        HostServer("tcp://127.0.0.1:0", server, [client.public]) as opened,
+    ):
         with await asyncio.to_thread(stranger_at, opened) as stranger:
             assert await asyncio.to_thread(stranger.recv, 1) == b""
 
 
 async def test_a_peer_without_a_known_key_gets_nothing(host: HostServer, keys: Path) -> None:
     async with asyncio.timeout(30), Runtime() as runtime:
-        with pytest.raises(ActorDied, match="rejected our key, or does not have the expected server key"):
+        with pytest.raises(
+            ActorDied, match="rejected our key, or does not have the expected server key"
+        ):
             await runtime.spawn(Counter, placement=placement(host, keys, "stranger"))
         assert host.num_refused >= 1
         assert host.num_actors == 0
@@ -270,7 +309,9 @@ async def test_a_peer_without_encryption_gets_nothing(host: HostServer) -> None:
     context.destroy(linger=0)
 
 
-async def test_a_client_does_not_talk_to_a_server_whose_key_it_does_not_know(host: HostServer, keys: Path) -> None:
+async def test_a_client_does_not_talk_to_a_server_whose_key_it_does_not_know(
+    host: HostServer, keys: Path
+) -> None:
     impostor = RemoteHost(
         address=host.address,
         server_public_key=read_keys(keys / "stranger.key").public,
@@ -289,7 +330,8 @@ async def test_a_host_that_does_not_exist_is_given_up_in_time(keys: Path) -> Non
     )
     async with asyncio.timeout(30), Runtime() as runtime:
         with pytest.raises(
-            TimeoutError, match=r"not ready within 0\.5 s: no answer from tcp://127\.0\.0\.1:9; expected"
+            TimeoutError,
+            match=r"not ready within 0\.5 s: no answer from tcp://127\.0\.0\.1:9; expected",
         ):
             await runtime.spawn(Counter, placement=nowhere, start_timeout_s=0.5)
 
@@ -299,7 +341,9 @@ async def test_an_environment_that_no_process_can_have_is_answered_and_the_host_
 ) -> None:
     there = placement(host, keys)
     async with asyncio.timeout(60), Runtime() as runtime:
-        with pytest.raises(ActorDied, match="could not be started: illegal environment variable name"):
+        with pytest.raises(
+            ActorDied, match="could not be started: illegal environment variable name"
+        ):
             await runtime.spawn(Counter, placement=msgspec.structs.replace(there, env={"A=B": "x"}))
         counter = await runtime.spawn(Counter, placement=there)
         assert await counter.add(1) == 1
@@ -313,6 +357,7 @@ def test_a_port_that_is_used_is_said_in_one_line(keys: Path) -> None:
         ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert ended.returncode == 1
     assert ended.stderr.splitlines() == [
-        f"actors cannot be served on {address!r}: Address already in use; expected tcp://interface:port of this host, "
+        f"actors cannot be served on {address!r}: Address already in use; expected "
+        "tcp://interface:port of this host, "
         "with a free port, or 0 for any free port."
     ]

@@ -43,25 +43,36 @@ async def test_calls_behind_one_another_are_answered_one_by_one() -> None:
 
 async def test_calls_that_were_begun_leave_before_they_are_awaited() -> None:
     async with asyncio.timeout(60), Runtime() as runtime:
-        counters = [await runtime.spawn(Counter, start, placement=ChildProcess(), mailbox=1) for start in (10, 20)]
+        counters = [
+            await runtime.spawn(Counter, start, placement=ChildProcess(), mailbox=1)
+            for start in (10, 20)
+        ]
         answers = [begin(counter, Counter.add, 1) for counter in counters]
         assert [runtime.info(counter).num_pending for counter in counters] == [1, 1]
-        late = begin(counters[0], Counter.add, 1)  # the mailbox is full: it leaves when it is awaited
+        # the mailbox is full: it leaves when it is awaited
+        late = begin(counters[0], Counter.add, 1)
         assert [await answer for answer in answers] == [11, 21]
         assert await late == 12
 
 
 async def test_an_actor_that_is_not_ready_in_time_is_named_with_its_last_words() -> None:
     async with asyncio.timeout(100), Runtime() as runtime:
-        for limit_s in (2.0, 8.0, 32.0):  # on a busy machine the process itself may take longer than the limit
-            with pytest.raises(TimeoutError, match=rf"'slow' was not ready within {limit_s} s") as caught:
-                await runtime.spawn(SlowToStart, name="slow", placement=ChildProcess(), start_timeout_s=limit_s)
+        # on a busy machine the process itself may take longer than the limit
+        for limit_s in (2.0, 8.0, 32.0):
+            with pytest.raises(
+                TimeoutError, match=rf"'slow' was not ready within {limit_s} s"
+            ) as caught:
+                await runtime.spawn(
+                    SlowToStart, name="slow", placement=ChildProcess(), start_timeout_s=limit_s
+                )
             if "still loading the weights" in str(caught.value):
                 return
         pytest.fail(f"its last words are missing: {caught.value}")
 
 
-async def test_a_cancellation_that_comes_before_the_call_is_awaited_cancels_what_it_waits_for() -> None:
+async def test_a_cancellation_that_comes_before_the_call_is_awaited_cancels_what_it_waits_for() -> (
+    None
+):
     gate: asyncio.Future[None] = asyncio.get_running_loop().create_future()
     seen = []
 

@@ -33,7 +33,9 @@ def load(folder: Path, name: str, source: str) -> ModuleType:
     return module
 
 
-@pytest.mark.parametrize("number", [number for number, text in enumerate(SNIPPETS) if "async def main" in text])
+@pytest.mark.parametrize(
+    "number", [number for number, text in enumerate(SNIPPETS) if "async def main" in text]
+)
 async def test_a_snippet_of_the_page_runs(number: int, folder: Path) -> None:
     module = load(folder, f"snippet_{number}", SNIPPETS[number])
     async with asyncio.timeout(60):

@@ -1,4 +1,6 @@
-"""Ends that come at an inconvenient moment: each is noticed, none is undone, and nothing is left behind."""
+"""Ends that come at an inconvenient moment: each is noticed, none is undone, and nothing is left
+behind.
+"""
 
 import asyncio
 import contextlib
@@ -28,7 +30,9 @@ from vla_rl.actors.sockets import LoopSocket
 from vla_rl.actors.stderr_tail import StderrTail
 from vla_rl.errors import ActorDied, ActorFrozen
 
-BOTH = pytest.mark.parametrize("placement", [InLoop(), ChildProcess()], ids=["in_loop", "child_process"])
+BOTH = pytest.mark.parametrize(
+    "placement", [InLoop(), ChildProcess()], ids=["in_loop", "child_process"]
+)
 
 
 class Draft(msgspec.Struct):
@@ -75,7 +79,9 @@ async def test_an_endpoint_that_swallows_its_cancellation_does_not_keep_its_acto
 
 
 @BOTH
-async def test_a_frozen_call_is_found_while_others_beside_it_are_answered(placement: Placement) -> None:
+async def test_a_frozen_call_is_found_while_others_beside_it_are_answered(
+    placement: Placement,
+) -> None:
     async with asyncio.timeout(20), Runtime() as runtime:
         counter = await runtime.spawn(Counter, placement=placement, deadline_s=0.5)
         frozen = asyncio.create_task(counter.wait_for_gate("nobody"))
@@ -131,7 +137,9 @@ async def test_an_actor_that_is_stopped_while_its_restart_fails_does_not_come_ba
 
         num_launches = 0
 
-        def _launcher(self, name: str, table: EndpointTable, *args: Any) -> Callable[[OnMessage, OnEnd], Channel]:
+        def _launcher(
+            self, name: str, table: EndpointTable, *args: Any
+        ) -> Callable[[OnMessage, OnEnd], Channel]:
             launch = super()._launcher(name, table, *args)
 
             def launch_or_fail(on_message: OnMessage, on_end: OnEnd) -> Channel:
@@ -157,7 +165,9 @@ async def test_an_actor_that_is_stopped_while_its_restart_fails_does_not_come_ba
         assert children_of(os.getpid()) <= before
 
 
-async def test_words_are_kept_where_our_own_stderr_leads_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_words_are_kept_where_our_own_stderr_leads_nowhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class BrokenPipe:
         def write(self, text: str) -> int:
             raise BrokenPipeError(text)
@@ -196,7 +206,8 @@ async def test_a_child_that_cannot_be_started_leaves_no_open_file() -> None:
 
         await fail_to_start(2)
         await asyncio.sleep(0.1)
-        expected = num_open_files()  # some of the first two may still be among them, fewer than twenty others would add
+        # some of the first two may still be among them, fewer than twenty others would add
+        expected = num_open_files()
         await fail_to_start(20)
         ends = time.monotonic() + 10.0
         while num_open_files() > expected and time.monotonic() < ends:  # noqa: ASYNC110
@@ -208,7 +219,9 @@ def num_open_files() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
-async def test_an_entry_of_the_import_path_may_be_a_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+async def test_an_entry_of_the_import_path_may_be_a_path(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setattr(sys, "path", [*sys.path, tmp_path])
     async with asyncio.timeout(20), Runtime() as runtime:
         counter = await runtime.spawn(Counter, placement=ChildProcess())
@@ -216,10 +229,16 @@ async def test_an_entry_of_the_import_path_may_be_a_path(monkeypatch: pytest.Mon
 
 
 @BOTH
-async def test_a_call_inside_of_its_own_callers_stream_is_refused_and_the_actor_lives(placement: Placement) -> None:
+async def test_a_call_inside_of_its_own_callers_stream_is_refused_and_the_actor_lives(
+    placement: Placement,
+) -> None:
     async with asyncio.timeout(20), Runtime() as runtime:
-        streamer = await runtime.spawn(Streamer, placement=placement, deadlines_s={"serial_made": 0.5})
-        with pytest.raises(RuntimeError, match=r"serial_made was called during the iteration over a stream"):
+        streamer = await runtime.spawn(
+            Streamer, placement=placement, deadlines_s={"serial_made": 0.5}
+        )
+        with pytest.raises(
+            RuntimeError, match=r"serial_made was called during the iteration over a stream"
+        ):
             _ = [await streamer.serial_made() async for _ in streamer.count(1000)]
         assert [number async for number in streamer.count(3)] == [0, 1, 2]
         assert await streamer.made() < 1000
@@ -227,28 +246,40 @@ async def test_a_call_inside_of_its_own_callers_stream_is_refused_and_the_actor_
 
 
 @BOTH
-async def test_a_stream_that_does_not_stop_for_a_call_inside_of_it_is_found_frozen(placement: Placement) -> None:
+async def test_a_stream_that_does_not_stop_for_a_call_inside_of_it_is_found_frozen(
+    placement: Placement,
+) -> None:
     async with asyncio.timeout(20), Runtime() as runtime:
         deadlines_s = {"serial_made": 0.5, "count_and_linger": 3.0}
         streamer = await runtime.spawn(Streamer, placement=placement, deadlines_s=deadlines_s)
-        with pytest.raises(RuntimeError, match=r"serial_made was called during the iteration over a stream"):
+        with pytest.raises(
+            RuntimeError, match=r"serial_made was called during the iteration over a stream"
+        ):
             _ = [await streamer.serial_made() async for _ in streamer.count_and_linger(1000)]
         with pytest.raises(ActorFrozen, match="count_and_linger"):
             await streamer.serial_made()
 
 
 @BOTH
-async def test_a_begun_call_that_is_awaited_inside_of_its_callers_stream_is_refused(placement: Placement) -> None:
+async def test_a_begun_call_that_is_awaited_inside_of_its_callers_stream_is_refused(
+    placement: Placement,
+) -> None:
     async with asyncio.timeout(20), Runtime() as runtime:
-        streamer = await runtime.spawn(Streamer, placement=placement, deadlines_s={"serial_made": 0.5})
-        with pytest.raises(RuntimeError, match=r"serial_made was called during the iteration over a stream"):
+        streamer = await runtime.spawn(
+            Streamer, placement=placement, deadlines_s={"serial_made": 0.5}
+        )
+        with pytest.raises(
+            RuntimeError, match=r"serial_made was called during the iteration over a stream"
+        ):
             _ = [await begin(streamer, Streamer.serial_made) async for _ in streamer.count(1000)]
         assert [number async for number in streamer.count(3)] == [0, 1, 2]
         assert await streamer.made() < 1000
 
 
 @BOTH
-async def test_a_call_begun_inside_of_a_slow_iteration_and_awaited_after_it_is_answered(placement: Placement) -> None:
+async def test_a_call_begun_inside_of_a_slow_iteration_and_awaited_after_it_is_answered(
+    placement: Placement,
+) -> None:
     async def iterate(scale: float) -> None:
         streamer = await runtime.spawn(Streamer, placement=placement, deadline_s=0.5 * scale)
         items, begun = [], []
@@ -309,7 +340,10 @@ async def leave_and_call(actor: EndsSlowly, after_s: float) -> int:
 
 async def test_the_deadline_of_a_stream_that_was_left_begins_as_it_is_left() -> None:
     async with asyncio.timeout(20), Runtime() as runtime:
-        assert await leave_and_call(await runtime.spawn(EndsSlowly, 0.4, deadline_s=1.0), after_s=1.5) == 1
+        assert (
+            await leave_and_call(await runtime.spawn(EndsSlowly, 0.4, deadline_s=1.0), after_s=1.5)
+            == 1
+        )
 
 
 async def test_an_actor_that_does_not_stop_a_stream_that_was_left_is_frozen() -> None:
@@ -338,7 +372,9 @@ async def test_a_call_behind_the_stream_of_a_slow_consumer_waits() -> None:
 
 
 @BOTH
-async def test_a_value_that_fails_while_it_is_encoded_spoils_no_other_message(placement: Placement) -> None:
+async def test_a_value_that_fails_while_it_is_encoded_spoils_no_other_message(
+    placement: Placement,
+) -> None:
     unset = Draft(1)
     del unset.x
     frame = np.zeros(INLINE_NO_MORE, np.uint8)
@@ -372,17 +408,22 @@ async def test_nothing_is_yielded_behind_an_item_that_is_missing(placement: Plac
         assert items == [1]
 
 
-async def test_a_stopped_process_that_is_asked_for_its_lag_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stopped_process_that_is_asked_for_its_lag_is_not_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(client_module, "_LAG_WITHIN_S", 0.2)
     async with asyncio.timeout(20), Runtime() as runtime:
         counter = await runtime.spawn(Counter, placement=ChildProcess(), mailbox=1)
         pid = runtime.info(counter).pid
         os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(TimeoutError, match=r"did not report its lag within 0\.2 s: its loop is blocked"):
+        with pytest.raises(
+            TimeoutError, match=r"did not report its lag within 0\.2 s: its loop is blocked"
+        ):
             await runtime.loop_lag(counter)
         call = begin(counter, Counter.add, 1)
         assert runtime.info(counter).num_pending == 1  # the report holds no place
-        with pytest.raises(TimeoutError, match=r"did not report its lag within 0\.2 s"):  # nor waits for one
+        # nor waits for one
+        with pytest.raises(TimeoutError, match=r"did not report its lag within 0\.2 s"):
             await runtime.loop_lag(counter)
         os.kill(pid, signal.SIGCONT)
         assert await call == 1
@@ -415,7 +456,9 @@ async def test_who_waits_for_the_lag_of_an_actor_that_dies_is_told() -> None:
             await asking
 
 
-async def test_the_end_of_a_process_is_told_once_all_that_it_sent_was_read(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_end_of_a_process_is_told_once_all_that_it_sent_was_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     is_held_up = True
     monkeypatch.setattr(LoopSocket, "has_peer", property(lambda _: is_held_up))
     async with asyncio.timeout(60), Runtime() as runtime:
@@ -428,7 +471,8 @@ async def test_the_end_of_a_process_is_told_once_all_that_it_sent_was_read(monke
         while not channel.is_ending:  # noqa: ASYNC110  a pidfd says it
             await asyncio.sleep(0.001)
         await asyncio.sleep(1.3)
-        assert runtime.info(counter).state == "running"  # neither dead nor, past its deadline, frozen
+        # neither dead nor, past its deadline, frozen
+        assert runtime.info(counter).state == "running"
         is_held_up = False
         with contextlib.suppress(ActorDied):  # it may have answered before
             await call

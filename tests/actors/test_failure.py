@@ -45,7 +45,9 @@ async def test_a_death_carries_the_last_words_and_the_exit_code() -> None:
         assert raised.value.last_words[-2:] == ("EGL: no device", "no way to draw")
 
 
-async def test_what_a_child_writes_to_stderr_is_passed_on_under_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_what_a_child_writes_to_stderr_is_passed_on_under_its_name(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     async with asyncio.timeout(30), Runtime() as runtime:
         counter = await runtime.spawn(Counter, name="talker", placement=ChildProcess())
         with pytest.raises(ActorDied):
@@ -113,7 +115,9 @@ async def test_an_escalated_death_cancels_whatever_the_owner_was_doing() -> None
     async def own() -> None:
         async with Runtime() as runtime:
             policy = RestartPolicy(max_restarts=0, within_s=1.0)
-            actor = await runtime.spawn(CrashLoop, name="fragile", placement=ChildProcess(), restart=policy)
+            actor = await runtime.spawn(
+                CrashLoop, name="fragile", placement=ChildProcess(), restart=policy
+            )
             with pytest.raises(ActorDied):
                 await actor.exit()
             try:
@@ -122,7 +126,9 @@ async def test_an_escalated_death_cancels_whatever_the_owner_was_doing() -> None
                 cancelled.set()
 
     async with asyncio.timeout(30):
-        with pytest.raises(ActorDied, match=r"'fragile'.*exit code 9.*more often than its restart policy allows"):
+        with pytest.raises(
+            ActorDied, match=r"'fragile'.*exit code 9.*more often than its restart policy allows"
+        ):
             await own()
     assert cancelled.is_set()
 
@@ -216,7 +222,10 @@ def test_kill_9_of_the_parent_leaves_no_child_no_socket_and_no_shared_memory(
     tmp_path: Path, program_environment: dict[str, str]
 ) -> None:
     with subprocess.Popen(
-        [sys.executable, str(PROGRAM), str(tmp_path)], stdout=subprocess.PIPE, text=True, env=program_environment
+        [sys.executable, str(PROGRAM), str(tmp_path)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env=program_environment,
     ) as program:
         assert program.stdout is not None
         children = [int(word) for word in program.stdout.readline().split()]
@@ -282,7 +291,9 @@ async def test_a_call_is_ended_by_a_limit_that_earlier_calls_have_set() -> None:
         await counter.open_gate()
         assert await calls[0] == "abc"
         os.kill(runtime.info(counter).pid, signal.SIGSTOP)
-        with pytest.raises(ActorFrozen, match=r"wait_for_gate did not answer within 0\.3 s \(5 letters\)"):
+        with pytest.raises(
+            ActorFrozen, match=r"wait_for_gate did not answer within 0\.3 s \(5 letters\)"
+        ):
             await counter.wait_for_gate("abcde")
     assert limit.noted == [(3, True)]
     assert limit.num_overdue == 1
@@ -292,7 +303,10 @@ async def test_the_shorter_of_deadline_and_limit_counts() -> None:
     limit = ShortAfter([3600.0])
     async with asyncio.timeout(30), Runtime() as runtime:
         counter = await runtime.spawn(
-            Counter, placement=ChildProcess(), deadlines_s={"wait_for_gate": 0.3}, limits={"wait_for_gate": limit}
+            Counter,
+            placement=ChildProcess(),
+            deadlines_s={"wait_for_gate": 0.3},
+            limits={"wait_for_gate": limit},
         )
         with pytest.raises(ActorFrozen, match=r"wait_for_gate did not answer within 0\.3 s$"):
             await counter.wait_for_gate("abc")

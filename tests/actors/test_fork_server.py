@@ -1,4 +1,6 @@
-"""Children that are forked from a clean process: what they share, what is their own, and what happens when things die."""
+"""Children that are forked from a clean process: what they share, what is their own, and what
+happens when things die.
+"""
 
 import asyncio
 import logging
@@ -51,15 +53,21 @@ async def test_what_is_shared_costs_a_child_no_memory_of_its_own(runtime: Runtim
 
 
 async def test_another_preparation_gets_another_server(runtime: Runtime) -> None:
-    one = await runtime.spawn(Heir, placement=forked(PrepareHook("hooks:remember", {"word": "one"})))
-    two = await runtime.spawn(Heir, placement=forked(PrepareHook("hooks:remember", {"word": "two"})))
+    one = await runtime.spawn(
+        Heir, placement=forked(PrepareHook("hooks:remember", {"word": "one"}))
+    )
+    two = await runtime.spawn(
+        Heir, placement=forked(PrepareHook("hooks:remember", {"word": "two"}))
+    )
     assert (await one.word(), await two.word()) == ("one", "two")
     assert await one.parent() != await two.parent()
 
 
 async def test_children_draw_different_random_numbers(runtime: Runtime) -> None:
     one, two = [await runtime.spawn(Heir, placement=forked()) for _ in range(2)]
-    assert all(a != b for a, b in zip(await one.random_numbers(), await two.random_numbers(), strict=True))
+    assert all(
+        a != b for a, b in zip(await one.random_numbers(), await two.random_numbers(), strict=True)
+    )
 
 
 async def test_each_child_has_its_own_environment_on_top_of_its_servers(runtime: Runtime) -> None:
@@ -73,7 +81,9 @@ async def test_each_child_has_its_own_environment_on_top_of_its_servers(runtime:
     assert await two.environment("SERVED") == "yes"
 
 
-async def test_a_child_holds_no_descriptor_of_its_siblings_or_of_its_server(runtime: Runtime) -> None:
+async def test_a_child_holds_no_descriptor_of_its_siblings_or_of_its_server(
+    runtime: Runtime,
+) -> None:
     counts = []
     for _ in range(3):
         heir = await runtime.spawn(Heir, placement=forked())
@@ -81,7 +91,9 @@ async def test_a_child_holds_no_descriptor_of_its_siblings_or_of_its_server(runt
     assert counts[0] == counts[1] == counts[2]
 
 
-async def test_a_child_starts_as_its_class_says_or_raises_what_its_constructor_raises(runtime: Runtime) -> None:
+async def test_a_child_starts_as_its_class_says_or_raises_what_its_constructor_raises(
+    runtime: Runtime,
+) -> None:
     with pytest.raises(ValueError, match="start is -1, expected >= 0"):
         await runtime.spawn(Counter, -1, placement=forked())
     assert await (await runtime.spawn(Counter, 5, placement=forked())).total() == 5
@@ -90,15 +102,21 @@ async def test_a_child_starts_as_its_class_says_or_raises_what_its_constructor_r
 # ---- preparations that go wrong
 
 
-async def test_what_a_hook_raises_is_raised_by_spawn_and_the_next_spawn_tries_again(runtime: Runtime) -> None:
+async def test_what_a_hook_raises_is_raised_by_spawn_and_the_next_spawn_tries_again(
+    runtime: Runtime,
+) -> None:
     for _ in range(2):
         with pytest.raises(FileNotFoundError, match=r"scene\.xml is missing") as raised:
             await runtime.spawn(Heir, placement=forked(PrepareHook("hooks:fail")))
         assert "in fail" in raised.value.__notes__[0]
 
 
-async def test_what_a_failing_hook_printed_is_not_lost(runtime: Runtime, capfd: pytest.CaptureFixture[str]) -> None:
-    server = ForkServer(prepare=(PrepareHook("hooks:print_and_fail"),), env={"PYTHONUNBUFFERED": ""})
+async def test_what_a_failing_hook_printed_is_not_lost(
+    runtime: Runtime, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = ForkServer(
+        prepare=(PrepareHook("hooks:print_and_fail"),), env={"PYTHONUNBUFFERED": ""}
+    )
     with pytest.raises(FileNotFoundError):
         await runtime.spawn(Heir, placement=ChildProcess(fork_from=server))
     assert capfd.readouterr().out == "looked in /usr/share/scenes\n"
@@ -132,20 +150,30 @@ async def test_leaving_the_runtime_while_an_interpreter_is_checked_starts_no_ser
 
 async def test_a_hook_that_hangs_is_named_and_its_server_is_killed(runtime: Runtime) -> None:
     for limit_s in (4, 16, 30):  # on a busy machine its start may take longer than the limit
-        with pytest.raises(ActorFrozen, match=rf"'fork server of test'.* did not end within {limit_s} s") as caught:
-            await runtime.spawn(Heir, placement=forked(PrepareHook("hooks:hang"), prepare_timeout_s=limit_s))
+        with pytest.raises(
+            ActorFrozen, match=rf"'fork server of test'.* did not end within {limit_s} s"
+        ) as caught:
+            await runtime.spawn(
+                Heir, placement=forked(PrepareHook("hooks:hang"), prepare_timeout_s=limit_s)
+            )
         assert servers_of_this_process() == []
         if "hooks:hang did not end" in str(caught.value):
             return
     pytest.fail(f"it was not named: {caught.value}")
 
 
-async def test_a_hook_that_starts_a_thread_is_refused_with_the_name_of_the_thread(runtime: Runtime) -> None:
-    with pytest.raises(RuntimeError, match=r"hooks:start_thread left 1 threads running.*\(prefetcher\)"):
+async def test_a_hook_that_starts_a_thread_is_refused_with_the_name_of_the_thread(
+    runtime: Runtime,
+) -> None:
+    with pytest.raises(
+        RuntimeError, match=r"hooks:start_thread left 1 threads running.*\(prefetcher\)"
+    ):
         await runtime.spawn(Heir, placement=forked(PrepareHook("hooks:start_thread")))
 
 
-async def test_a_server_whose_hook_left_a_thread_that_does_not_end_is_gone_all_the_same(runtime: Runtime) -> None:
+async def test_a_server_whose_hook_left_a_thread_that_does_not_end_is_gone_all_the_same(
+    runtime: Runtime,
+) -> None:
     with pytest.raises(RuntimeError, match="writer"):
         await runtime.spawn(Heir, placement=forked(PrepareHook("hooks:start_lasting_thread")))
     while servers_of_this_process():  # noqa: ASYNC110  the runtime is still open
@@ -168,7 +196,9 @@ async def test_what_a_server_takes_to_prepare_does_not_count_as_the_start_of_a_r
     assert await heir.parent() not in (server, os.getpid())
 
 
-async def test_a_server_that_dies_while_it_prepares_says_so_with_its_last_words(runtime: Runtime) -> None:
+async def test_a_server_that_dies_while_it_prepares_says_so_with_its_last_words(
+    runtime: Runtime,
+) -> None:
     with pytest.raises(ActorDied, match="exit code 5") as raised:
         await runtime.spawn(Heir, placement=forked(PrepareHook("hooks:exit_with", {"code": 5})))
     assert raised.value.last_words == ("out of memory",)
@@ -206,7 +236,9 @@ async def test_a_child_that_exits_says_its_code_and_its_last_words(runtime: Runt
 
 
 async def test_a_frozen_child_is_killed_and_replaced_by_another_fork(runtime: Runtime) -> None:
-    counter = await runtime.spawn(Counter, 5, placement=forked(), deadlines_s={"add": 0.3}, restart=RestartPolicy())
+    counter = await runtime.spawn(
+        Counter, 5, placement=forked(), deadlines_s={"add": 0.3}, restart=RestartPolicy()
+    )
     frozen = runtime.info(counter).pid
     os.kill(frozen, signal.SIGSTOP)
     with pytest.raises(ActorFrozen):
@@ -244,7 +276,9 @@ async def test_an_orphan_of_its_server_still_stops_in_order(runtime: Runtime) ->
     assert all_end([fd], within_s=0)
 
 
-async def test_a_restart_after_the_death_of_the_server_uses_another_server(runtime: Runtime) -> None:
+async def test_a_restart_after_the_death_of_the_server_uses_another_server(
+    runtime: Runtime,
+) -> None:
     actor = await runtime.spawn(CrashLoop, placement=forked(), restart=RestartPolicy())
     (server,) = servers_of_this_process()
     fd = os.pidfd_open(server)
@@ -256,7 +290,9 @@ async def test_a_restart_after_the_death_of_the_server_uses_another_server(runti
     assert await actor.pid() != first
 
 
-async def test_a_stopped_server_is_killed_and_does_not_delay_the_news_of_a_death(runtime: Runtime) -> None:
+async def test_a_stopped_server_is_killed_and_does_not_delay_the_news_of_a_death(
+    runtime: Runtime,
+) -> None:
     counter = await runtime.spawn(Counter, placement=forked())
     (server,) = servers_of_this_process()
     os.kill(server, signal.SIGSTOP)

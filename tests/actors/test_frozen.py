@@ -1,4 +1,6 @@
-"""Processes that stand still: those that are frozen are killed long before any deadline, and no others are."""
+"""Processes that stand still: those that are frozen are killed long before any deadline, and no
+others are.
+"""
 
 import asyncio
 import os
@@ -47,16 +49,26 @@ async def test_stopped_processes_fail_calls_that_have_no_deadline_however_they_w
 ) -> None:
     env = {"PYTHONPATH": program_environment["PYTHONPATH"]}
     elsewhere = ChildProcess(python=sys.executable, env=env, frozen_after_s=1.0)
-    placements = {"fresh": ChildProcess(frozen_after_s=1.0), "forked": FORKED, "elsewhere": elsewhere}
+    placements = {
+        "fresh": ChildProcess(frozen_after_s=1.0),
+        "forked": FORKED,
+        "elsewhere": elsewhere,
+    }
     calls = {}
     for name, placement in placements.items():
         counter = await runtime.spawn(Counter, name=name, placement=placement)
-        calls[name] = asyncio.create_task(counter.wait_for_gate("caller")), runtime.info(counter).pid
-        await counter.cancelled()  # a concurrent endpoint: its answer says that the call before it has arrived
+        calls[name] = (
+            asyncio.create_task(counter.wait_for_gate("caller")),
+            runtime.info(counter).pid,
+        )
+        # a concurrent endpoint: its answer says that the call before it has arrived
+        await counter.cancelled()
     for _, pid in calls.values():
         os.kill(pid, signal.SIGSTOP)
     for name, (call, pid) in calls.items():
-        with pytest.raises(ActorFrozen, match=r"it was stopped by a signal for \d\.\d s, so it was killed") as raised:
+        with pytest.raises(
+            ActorFrozen, match=r"it was stopped by a signal for \d\.\d s, so it was killed"
+        ) as raised:
             await call
         assert (raised.value.name, raised.value.pid) == (name, pid)
 
@@ -76,11 +88,15 @@ async def test_a_process_whose_native_code_waits_for_ever_with_the_interpreter_h
 ) -> None:
     monkeypatch.setattr(child_process, "_SILENT_TIMES", 2.0)
     heir = await runtime.spawn(Heir, placement=FORKED)
-    with pytest.raises(ActorFrozen, match=r"it gave no sign of life for \d\.\d s and used no CPU time"):
+    with pytest.raises(
+        ActorFrozen, match=r"it gave no sign of life for \d\.\d s and used no CPU time"
+    ):
         await heir.hold_the_interpreter()
 
 
-async def test_a_process_that_works_with_the_interpreter_held_is_left_alone(runtime: Runtime) -> None:
+async def test_a_process_that_works_with_the_interpreter_held_is_left_alone(
+    runtime: Runtime,
+) -> None:
     heir = await runtime.spawn(Heir, placement=FORKED)
     eye = ProcessEye(runtime.info(heir).pid)
     computing = asyncio.create_task(heir.compute_with_the_interpreter_held(0.5))  # CPU seconds
@@ -107,13 +123,20 @@ async def test_a_process_with_frozen_after_s_of_none_is_not_observed(runtime: Ru
     assert await counter.pid() == pid
 
 
-async def test_a_frozen_process_on_another_host_is_killed_there_and_called_frozen_here(tmp_path: Path) -> None:
+async def test_a_frozen_process_on_another_host_is_killed_there_and_called_frozen_here(
+    tmp_path: Path,
+) -> None:
     keys = tmp_path / "keys"
     make_keys(keys)
     server, client = read_keys(keys / "server.key"), read_keys(keys / "client.key")
     opened = HostServer("tcp://127.0.0.1:0", server, [client.public], lost_after_s=60.0)
     async with asyncio.timeout(100), opened as host, Runtime() as runtime:
-        there = RemoteHost(address=host.address, server_public_key=server.public, client_keys=client, lost_after_s=60.0)
+        there = RemoteHost(
+            address=host.address,
+            server_public_key=server.public,
+            client_keys=client,
+            lost_after_s=60.0,
+        )
         counter = await runtime.spawn(Counter, name="far away", placement=there)
         os.kill(await counter.pid(), signal.SIGSTOP)
         with pytest.raises(ActorFrozen, match=r"'far away'.*it was stopped by a signal"):
@@ -123,11 +146,15 @@ async def test_a_frozen_process_on_another_host_is_killed_there_and_called_froze
 # ---- fork servers
 
 
-async def test_a_stopped_fork_server_is_killed_and_the_next_spawn_starts_another(runtime: Runtime) -> None:
+async def test_a_stopped_fork_server_is_killed_and_the_next_spawn_starts_another(
+    runtime: Runtime,
+) -> None:
     heir = await runtime.spawn(Heir, placement=FORKED)
     server = await heir.parent()
     os.kill(server, signal.SIGSTOP)
-    with pytest.raises(ActorDied, match=r"not forked: fork server of test died: it was stopped by a signal for \d"):
+    with pytest.raises(
+        ActorDied, match=r"not forked: fork server of test died: it was stopped by a signal for \d"
+    ):
         await runtime.spawn(Heir, placement=FORKED)
     successor = await runtime.spawn(Heir, placement=FORKED)
     assert await successor.parent() not in (server, await heir.parent())
@@ -136,12 +163,16 @@ async def test_a_stopped_fork_server_is_killed_and_the_next_spawn_starts_another
 async def test_a_fork_server_that_is_stopped_while_it_prepares_is_killed(runtime: Runtime) -> None:
     hook = PrepareHook("hooks:stop_itself")
     placement = ChildProcess(fork_from=ForkServer(prepare=(hook,)), frozen_after_s=1.0)
-    with pytest.raises(ActorDied, match=r"it was stopped by a signal for .* during hooks:stop_itself, so it was kill"):
+    with pytest.raises(
+        ActorDied,
+        match=r"it was stopped by a signal for .* during hooks:stop_itself, so it was kill",
+    ):
         await runtime.prepare(placement)
 
 
 async def test_a_fork_server_that_waits_in_a_hook_is_left_alone(runtime: Runtime) -> None:
-    hook = PrepareHook("hooks:take_time", {"seconds": 2.0})  # asleep for longer than a fork may take
+    # asleep for longer than a fork may take
+    hook = PrepareHook("hooks:take_time", {"seconds": 2.0})
     placement = ChildProcess(fork_from=ForkServer(prepare=(hook,)), frozen_after_s=1.0)
     await runtime.prepare(placement)
 
@@ -201,15 +232,19 @@ async def test_a_program_that_stands_still_as_a_whole_loses_no_process_and_no_ca
     program_environment: dict[str, str],
 ) -> None:
     async def stand_still_in_a_call(scale: float) -> None:
-        with running_program(program_environment, str(2.0 * scale)) as program:  # the deadline of each call
+        # the deadline of each call
+        with running_program(program_environment, str(2.0 * scale)) as program:
             program.begin_calls(1.5 * scale)
-            program.stand_still(2.5 * scale)  # more than twice as long as one of its processes alone would have
+            # more than twice as long as one of its processes alone would have
+            program.stand_still(2.5 * scale)
             assert program.answers() == [str(pid) for pid in program.actors]
 
     await at_some_pace(stand_still_in_a_call)
 
 
-def test_one_process_that_stands_still_is_the_only_one_that_is_killed(program_environment: dict[str, str]) -> None:
+def test_one_process_that_stands_still_is_the_only_one_that_is_killed(
+    program_environment: dict[str, str],
+) -> None:
     with running_program(program_environment) as program:
         one, other, third = map(str, program.actors)
         fork_server = next(iter(children_of(program.pid) - set(program.actors)))

@@ -19,13 +19,19 @@ gaps = st.floats(0.0, 1e6)
 
 
 def heartbeat() -> Heartbeat:
-    return Heartbeat(look_every_s=LOOK_EVERY_S, stopped_after_s=STOPPED_AFTER_S, silent_after_s=SILENT_AFTER_S)
+    return Heartbeat(
+        look_every_s=LOOK_EVERY_S, stopped_after_s=STOPPED_AFTER_S, silent_after_s=SILENT_AFTER_S
+    )
 
 
-def verdicts(*, seconds: float, state: ProcessState, every_s: float = LOOK_EVERY_S) -> list[Verdict]:
+def verdicts(
+    *, seconds: float, state: ProcessState, every_s: float = LOOK_EVERY_S
+) -> list[Verdict]:
     """Looks at a process that beats no more, from its last beat on."""
     heart = heartbeat()
-    return [heart.observe(number * every_s, 1, state) for number in range(int(seconds / every_s) + 1)]
+    return [
+        heart.observe(number * every_s, 1, state) for number in range(int(seconds / every_s) + 1)
+    ]
 
 
 def test_a_stopped_process_is_frozen_when_it_was_seen_so_for_long_enough() -> None:
@@ -67,7 +73,9 @@ def test_one_look_after_a_long_absence_of_the_observer_freezes_nothing() -> None
 
 
 @given(st.lists(st.tuples(gaps, states), max_size=50))
-def test_a_process_that_beats_between_any_two_looks_is_alive(looks: list[tuple[float, ProcessState]]) -> None:
+def test_a_process_that_beats_between_any_two_looks_is_alive(
+    looks: list[tuple[float, ProcessState]],
+) -> None:
     heart, now = heartbeat(), 0.0
     for beat, (gap, state) in enumerate(looks):
         now += gap
@@ -118,7 +126,12 @@ def test_what_was_counted_is_never_more_than_what_the_observer_saw(
 
 def test_the_time_that_an_observer_missed_does_not_pass() -> None:
     time = ObservedTime(LOOK_EVERY_S)
-    assert [time.pass_time(now) for now in (5.0, 5.25, 605.25, 605.5)] == [0.0, 0.25, MOST_COUNTED_S, 0.25]
+    assert [time.pass_time(now) for now in (5.0, 5.25, 605.25, 605.5)] == [
+        0.0,
+        0.25,
+        MOST_COUNTED_S,
+        0.25,
+    ]
     assert time.total_s == 0.5 + MOST_COUNTED_S
 
 

@@ -22,7 +22,9 @@ BESIDE = {"numpy": ("numpy.libs",), "zmq": ("pyzmq.libs",), "vla_rl": ()}
 
 @pytest.fixture(scope="module")
 def make_python(tmp_path_factory: pytest.TempPathFactory) -> MakePython:
-    """An interpreter of its own virtual environment that has only these packages, linked instead of installed."""
+    """An interpreter of its own virtual environment that has only these packages, linked instead of
+    installed.
+    """
 
     def make(packages: Sequence[str]) -> str:
         folder = tmp_path_factory.mktemp("venv")
@@ -32,7 +34,9 @@ def make_python(tmp_path_factory: pytest.TempPathFactory) -> MakePython:
             spec = importlib.util.find_spec(package)
             assert spec is not None
             assert spec.origin is not None
-            home = Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
+            home = (
+                Path(spec.origin).parent if spec.submodule_search_locations else Path(spec.origin)
+            )
             for found in (home, *(home.parent / name for name in BESIDE.get(package, ()))):
                 if found.exists():
                     (site_packages / found.name).symlink_to(found)
@@ -56,7 +60,9 @@ async def test_an_actor_runs_in_another_interpreter_that_has_vla_rl_and_the_runt
             assert command_line(runtime.info(counter).pid).startswith(python)
 
 
-async def test_what_an_interpreter_lacks_is_named_with_the_command_that_installs_it(make_python: MakePython) -> None:
+async def test_what_an_interpreter_lacks_is_named_with_the_command_that_installs_it(
+    make_python: MakePython,
+) -> None:
     from sample_actors import Counter
 
     python = make_python(["vla_rl", "numpy", "uvloop"])
@@ -64,23 +70,32 @@ async def test_what_an_interpreter_lacks_is_named_with_the_command_that_installs
         with pytest.raises(ConfigError) as raised:
             await runtime.spawn(Counter, placement=ChildProcess(python=python))
     assert str(raised.value) == (
-        f"python is {python!r}, which lacks msgspec, pyzmq; run `{python} -m pip install msgspec pyzmq`."
+        f"python is {python!r}, which lacks msgspec, pyzmq; run `{python} -m pip install msgspec "
+        "pyzmq`."
     )
 
 
-async def test_without_vla_rl_it_is_to_be_installed_without_what_it_needs_for_training(make_python: MakePython) -> None:
+async def test_without_vla_rl_it_is_to_be_installed_without_what_it_needs_for_training(
+    make_python: MakePython,
+) -> None:
     python = make_python(list(RUNTIME_PACKAGES))
     checkout = Path(vla_rl.__file__).parent.parent
-    with pytest.raises(ConfigError, match=f"which lacks vla_rl; run `{python} -m pip install --no-deps {checkout}`"):
+    with pytest.raises(
+        ConfigError, match=f"which lacks vla_rl; run `{python} -m pip install --no-deps {checkout}`"
+    ):
         await check_interpreter(python)
 
 
-async def test_another_version_of_vla_rl_is_refused(make_python: MakePython, tmp_path: Path) -> None:
+async def test_another_version_of_vla_rl_is_refused(
+    make_python: MakePython, tmp_path: Path
+) -> None:
     python = make_python(list(RUNTIME_PACKAGES))
     (site_packages,) = Path(python).parents[1].glob("lib/python*/site-packages")
     (site_packages / "vla_rl").mkdir()
     (site_packages / "vla_rl" / "__init__.py").write_text('__version__ = "0.0.1"\n')
-    with pytest.raises(ConfigError, match=rf"vla_rl {vla_rl.__version__} \(it has 0\.0\.1\).*--force-reinstall"):
+    with pytest.raises(
+        ConfigError, match=rf"vla_rl {vla_rl.__version__} \(it has 0\.0\.1\).*--force-reinstall"
+    ):
         await check_interpreter(python)
 
 
@@ -89,7 +104,10 @@ async def test_another_version_of_vla_rl_is_refused(make_python: MakePython, tmp
     [
         (None, "is not an executable file; expected the path of an interpreter"),
         ("echo hello", r"does not behave as a Python interpreter \(exit code 0"),
-        ("echo no such library >&2; exit 127", r"does not behave as a Python interpreter \(exit code 127: no such"),
+        (
+            "echo no such library >&2; exit 127",
+            r"does not behave as a Python interpreter \(exit code 127: no such",
+        ),
         ("echo '[[3, 8], [], null]'", r"which is Python 3\.8, expected 3\.11 or newer"),
     ],
 )
@@ -104,7 +122,9 @@ async def test_a_python_that_will_not_do_is_refused_with_the_reason(
         await check_interpreter(str(python))
 
 
-async def test_what_was_missing_is_asked_for_again_once_it_is_installed(make_python: MakePython) -> None:
+async def test_what_was_missing_is_asked_for_again_once_it_is_installed(
+    make_python: MakePython,
+) -> None:
     python = make_python(["vla_rl", "msgspec", "numpy", "uvloop"])
     with pytest.raises(ConfigError, match="lacks pyzmq"):
         await check_interpreter(python)

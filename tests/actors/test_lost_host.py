@@ -1,4 +1,6 @@
-"""A host that is gone, or frozen, fails the calls of its actors, and a client that is frozen loses its actors there."""
+"""A host that is gone, or frozen, fails the calls of its actors, and a client that is frozen loses
+its actors there.
+"""
 
 import asyncio
 import os
@@ -19,12 +21,23 @@ from vla_rl.errors import ActorDied
 
 
 @pytest.fixture
-def host(tmp_path: Path, program_environment: dict[str, str]) -> Iterator[tuple[RemoteHost, "subprocess.Popen[str]"]]:
+def host(
+    tmp_path: Path, program_environment: dict[str, str]
+) -> Iterator[tuple[RemoteHost, "subprocess.Popen[str]"]]:
     keys = tmp_path / "keys"
     make_keys(keys)
     command = [sys.executable, "-m", "vla_rl.actors.host", "--bind", "tcp://127.0.0.1:0"]
-    command += ["--keys", str(keys / "server.key"), "--allow", str(keys / "client.pub"), "--lost-after", "30"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=program_environment) as server:
+    command += [
+        "--keys",
+        str(keys / "server.key"),
+        "--allow",
+        str(keys / "client.pub"),
+        "--lost-after",
+        "30",
+    ]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=program_environment
+    ) as server:
         assert server.stdout is not None
         address = server.stdout.readline().split()[-1]
         client_keys = read_keys(keys / "client.key")
@@ -46,7 +59,8 @@ async def test_a_lost_host_fails_pending_calls(
     async with asyncio.timeout(60), Runtime(name="lost host", stop_grace_s=0.5) as runtime:
         counter = await runtime.spawn(Counter, 3, name="far away", placement=placement)
         pending = asyncio.ensure_future(counter.wait_for_gate("nobody opens it"))
-        await counter.cancelled()  # a concurrent endpoint: its answer says that the call before it has arrived
+        # a concurrent endpoint: its answer says that the call before it has arrived
+        await counter.cancelled()
         os.kill(server.pid, how)
         with pytest.raises(ActorDied, match="far away"):
             await pending
@@ -85,7 +99,13 @@ async def test_a_host_kills_the_actors_of_a_client_that_is_silent(
     opened = HostServer("tcp://127.0.0.1:0", server, [client.public], lost_after_s=4.0)
     async with asyncio.timeout(50), opened as host:
         program = await asyncio.create_subprocess_exec(
-            sys.executable, "-c", CLIENT, host.address, str(keys), stdout=subprocess.PIPE, env=program_environment
+            sys.executable,
+            "-c",
+            CLIENT,
+            host.address,
+            str(keys),
+            stdout=subprocess.PIPE,
+            env=program_environment,
         )
         try:
             assert program.stdout is not None
@@ -101,16 +121,24 @@ async def test_a_host_kills_the_actors_of_a_client_that_is_silent(
 
 def test_a_silent_host_is_given_up_within_two_seconds_where_nobody_says_otherwise() -> None:
     host = RemoteHost(
-        address="tcp://10.0.0.2:7070", server_public_key="", client_keys=KeyPair(public="of ours", secret="of ours")
+        address="tcp://10.0.0.2:7070",
+        server_public_key="",
+        client_keys=KeyPair(public="of ours", secret="of ours"),
     )
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         set_tcp_options(socket, host.lost_after_s)
-        assert 0 < socket.getsockopt(zmq.HEARTBEAT_IVL) + socket.getsockopt(zmq.HEARTBEAT_TIMEOUT) <= 2000
+        assert (
+            0
+            < socket.getsockopt(zmq.HEARTBEAT_IVL) + socket.getsockopt(zmq.HEARTBEAT_TIMEOUT)
+            <= 2000
+        )
 
 
 @pytest.mark.parametrize("lost_after_s", [0.0, 3601.0, float("nan")])
 def test_a_silence_that_no_connection_can_keep_is_refused(lost_after_s: float) -> None:
-    with pytest.raises(ValueError, match=rf"lost_after_s is {lost_after_s}, expected 0.1 to 3600 seconds"):
+    with pytest.raises(
+        ValueError, match=rf"lost_after_s is {lost_after_s}, expected 0.1 to 3600 seconds"
+    ):
         RemoteHost(
             address="tcp://10.0.0.2:7070",
             server_public_key="",
@@ -121,7 +149,16 @@ def test_a_silence_that_no_connection_can_keep_is_refused(lost_after_s: float) -
 
 def test_the_server_refuses_a_silence_that_it_cannot_keep_in_one_line(tmp_path: Path) -> None:
     make_keys(tmp_path / "keys")
-    command = [sys.executable, "-m", "vla_rl.actors.host", "--keys", str(tmp_path / "keys/server.key")]
+    command = [
+        sys.executable,
+        "-m",
+        "vla_rl.actors.host",
+        "--keys",
+        str(tmp_path / "keys/server.key"),
+    ]
     command += ["--allow", str(tmp_path / "keys/client.pub"), "--lost-after", "0"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (1, "lost_after_s is 0.0, expected 0.1 to 3600 seconds.\n")
+    assert (done.returncode, done.stderr) == (
+        1,
+        "lost_after_s is 0.0, expected 0.1 to 3600 seconds.\n",
+    )

@@ -55,7 +55,9 @@ def test_a_mailbox_without_room_is_refused() -> None:
         Mailbox(0)
 
 
-async def test_a_sender_that_was_cancelled_and_then_passed_over_is_cancelled_and_nothing_else() -> None:
+async def test_a_sender_that_was_cancelled_and_then_passed_over_is_cancelled_and_nothing_else() -> (
+    None
+):
     mailbox = Mailbox(1)
     await mailbox.enter()
     waiter = asyncio.create_task(mailbox.enter())

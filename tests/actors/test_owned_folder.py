@@ -1,4 +1,6 @@
-"""Temporary folders of processes that may be killed: held while one of their owners lives, and swept afterwards."""
+"""Temporary folders of processes that may be killed: held while one of their owners lives, and
+swept afterwards.
+"""
 
 import errno
 import fcntl
@@ -29,7 +31,9 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_folder_is_swept_once_its_owner_was_killed_though_it_is_empty(temporary: Path) -> None:
-    with subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as owner:
         assert owner.stdout is not None
         folder = Path(owner.stdout.readline().decode().strip())
         sweep(PREFIX)
@@ -82,7 +86,10 @@ def test_a_file_system_without_locks_does_for_a_folder_that_is_then_never_swept(
 
     monkeypatch.setattr(fcntl, "flock", refuse)
     folder = OwnedFolder(PREFIX)
-    assert "cannot be locked ([Errno 9] Bad file descriptor), so it stays if this process is killed" in caplog.text
+    assert (
+        "cannot be locked ([Errno 9] Bad file descriptor), so it stays if this process is "
+        "killed" in caplog.text
+    )
     sweep(PREFIX)
     assert folder.path.exists()
     folder.remove()

@@ -53,7 +53,10 @@ def test_a_process_that_computes_is_running_although_it_seldom_has_a_core() -> N
 
 
 def test_a_process_whose_second_thread_computes_is_running() -> None:
-    program = "import threading; threading.Thread(target=lambda: [0 for _ in iter(int, 1)]).start(); print(flush=True)"
+    program = (
+        "import threading; threading.Thread(target=lambda: [0 for _ in iter(int, "
+        "1)]).start(); print(flush=True)"
+    )
     with subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         process.stdout.readline()
@@ -64,7 +67,9 @@ def test_a_process_whose_second_thread_computes_is_running() -> None:
             process.kill()
 
 
-def test_a_process_that_a_debugger_holds_is_not_called_stopped(sleeper: "subprocess.Popen[bytes]") -> None:
+def test_a_process_that_a_debugger_holds_is_not_called_stopped(
+    sleeper: "subprocess.Popen[bytes]",
+) -> None:
     ptrace = ctypes.CDLL(None, use_errno=True).ptrace
     if ptrace(PTRACE_ATTACH, sleeper.pid, None, None) != 0:
         pytest.skip(f"no debugger may attach here: {os.strerror(ctypes.get_errno())}")
@@ -87,7 +92,9 @@ def test_a_process_that_is_gone_is_not_called_frozen(sleeper: "subprocess.Popen[
 
 def test_the_stopped_one_of_several_processes_is_found_whatever_it_calls_itself() -> None:
     program = "open('/proc/self/comm', 'w').write('a) R (b'); print(flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
         assert process.stdout is not None
         process.stdout.readline()
         assert find_stopped([os.getpid(), process.pid]) is None
@@ -98,7 +105,9 @@ def test_the_stopped_one_of_several_processes_is_found_whatever_it_calls_itself(
     assert find_stopped([process.pid]) is None
 
 
-def test_a_process_that_a_debugger_holds_is_not_found_as_stopped(sleeper: "subprocess.Popen[bytes]") -> None:
+def test_a_process_that_a_debugger_holds_is_not_found_as_stopped(
+    sleeper: "subprocess.Popen[bytes]",
+) -> None:
     libc = ctypes.CDLL(None)
     assert libc.ptrace(PTRACE_ATTACH, sleeper.pid, 0, 0) == 0
     os.waitpid(sleeper.pid, os.WUNTRACED)

@@ -1,4 +1,7 @@
-"""Descriptors of any number are looked at; a runtime of hundreds of processes has those beyond select()'s."""
+"""Descriptors of any number are looked at.
+
+A runtime of hundreds of processes has those beyond select()'s.
+"""
 
 import fcntl
 import os

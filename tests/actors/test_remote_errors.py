@@ -20,7 +20,9 @@ class Odd(Exception):
 
 
 @pytest.mark.parametrize("placement", [InLoop(), ChildProcess()], ids=["in_loop", "child_process"])
-async def test_an_exception_that_cannot_be_written_as_it_is_reaches_its_caller(placement: Placement) -> None:
+async def test_an_exception_that_cannot_be_written_as_it_is_reaches_its_caller(
+    placement: Placement,
+) -> None:
     async with asyncio.timeout(30), Runtime() as runtime:
         counter = await runtime.spawn(Counter, placement=placement)
         with pytest.raises(ValueError, match=r"caf\\\\udcff"):

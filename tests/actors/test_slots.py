@@ -53,7 +53,9 @@ def test_a_slot_can_be_given_back_before_its_view_is_gone(codecs: tuple[Codec, C
     assert release(np.zeros(3)) is False
 
 
-def test_a_late_release_does_not_free_the_slot_of_the_next_array(codecs: tuple[Codec, Codec]) -> None:
+def test_a_late_release_does_not_free_the_slot_of_the_next_array(
+    codecs: tuple[Codec, Codec],
+) -> None:
     sender, receiver = codecs
     decoder = receiver.decoder(np.ndarray)
     first = receiver.decode(decoder, send(sender, FRAME))
@@ -154,7 +156,9 @@ async def test_a_held_array_survives_the_death_of_its_sender() -> None:
         assert np.array_equal(array, FRAME)
 
 
-def test_a_block_arrives_without_a_copy_and_its_slot_is_used_again(arena: tuple[SlotWriter, SlotReader]) -> None:
+def test_a_block_arrives_without_a_copy_and_its_slot_is_used_again(
+    arena: tuple[SlotWriter, SlotReader],
+) -> None:
     writer, reader = arena
     sender, receiver = Codec(slots_out=writer), Codec(slots_in=reader)
     block = writer.take_block(len(FRAME))
@@ -172,7 +176,9 @@ def test_a_block_arrives_without_a_copy_and_its_slot_is_used_again(arena: tuple[
     assert writer.take_block(len(FRAME)) is block
 
 
-def test_a_block_in_a_message_that_cannot_be_encoded_is_given_back(arena: tuple[SlotWriter, SlotReader]) -> None:
+def test_a_block_in_a_message_that_cannot_be_encoded_is_given_back(
+    arena: tuple[SlotWriter, SlotReader],
+) -> None:
     sender = Codec(slots_out=arena[0])
     with pytest.raises(TypeError, match="cannot be sent"):
         send(sender, [arena[0].take_block(100_000), object()])
@@ -186,10 +192,14 @@ def test_without_shared_memory_a_block_is_an_array_like_any_other() -> None:
     assert codec.decode(codec.decoder(np.ndarray), send(codec, block)).tolist() == [3] * 5
 
 
-def test_a_slot_that_is_known_is_still_leased_anew_for_each_message(arena: tuple[SlotWriter, SlotReader]) -> None:
+def test_a_slot_that_is_known_is_still_leased_anew_for_each_message(
+    arena: tuple[SlotWriter, SlotReader],
+) -> None:
     sender, receiver = Codec(slots_out=arena[0]), Codec(slots_in=arena[1])
     for number in range(5):
-        array = receiver.decode(receiver.decoder(np.ndarray), send(sender, np.full(20_000, number, np.uint8)))
+        array = receiver.decode(
+            receiver.decoder(np.ndarray), send(sender, np.full(20_000, number, np.uint8))
+        )
         assert array.tolist() == [number] * 20_000
         assert sender.num_slots_taken == 1
         del array

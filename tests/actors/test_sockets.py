@@ -7,7 +7,15 @@ import pytest
 import zmq
 
 from vla_rl.actors.sockets import LoopSocket, lift_high_water_mark
-from vla_rl.actors.wire import ENVELOPE, MAGIC, Frames, Kind, MalformedMessage, join_messages, split_messages
+from vla_rl.actors.wire import (
+    ENVELOPE,
+    MAGIC,
+    Frames,
+    Kind,
+    MalformedMessage,
+    join_messages,
+    split_messages,
+)
 
 Pair = tuple["zmq.Socket[bytes]", "zmq.Socket[bytes]"]
 
@@ -76,7 +84,9 @@ async def test_one_wake_up_takes_everything_that_has_arrived(pair: Pair) -> None
 
 
 @pytest.mark.parametrize("kind", [LoopSocket, WithoutLookingAgain])
-async def test_what_arrived_before_the_socket_was_registered_is_found(pair: Pair, kind: type[LoopSocket]) -> None:
+async def test_what_arrived_before_the_socket_was_registered_is_found(
+    pair: Pair, kind: type[LoopSocket]
+) -> None:
     left, right = pair
     right.send(message(1))
     swallow_announcement(left)
@@ -186,7 +196,8 @@ async def test_a_peer_counts_as_there_until_all_that_it_sent_was_read() -> None:
             for number in range(200):
                 right.send(message(number) + bytes(1000))
             right.close(linger=20_000)
-            await asyncio.to_thread(theirs.term)  # all is in the kernel's hands, as after the end of a process
+            # all is in the kernel's hands, as after the end of a process
+            await asyncio.to_thread(theirs.term)
             while reading.has_peer:  # noqa: ASYNC110  it tells nobody
                 await asyncio.sleep(0.001)
             reading.drain_all()

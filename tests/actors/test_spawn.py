@@ -49,7 +49,10 @@ async def test_an_endpoint_that_takes_anything_is_refused() -> None:
             """Take it."""
 
     async with asyncio.timeout(20), Runtime() as runtime:
-        with pytest.raises(TypeError, match=r"Loose\.take takes \*settings; an endpoint names each of its parameters"):
+        with pytest.raises(
+            TypeError,
+            match=r"Loose\.take takes \*settings; an endpoint names each of its parameters",
+        ):
             await runtime.spawn(Loose)
 
 
@@ -59,7 +62,10 @@ async def test_a_stream_must_say_what_it_yields() -> None:
             yield 1
 
     async with asyncio.timeout(20), Runtime() as runtime:
-        with pytest.raises(TypeError, match=r"Odd\.numbers is an async generator annotated .*expected AsyncIterator"):
+        with pytest.raises(
+            TypeError,
+            match=r"Odd\.numbers is an async generator annotated .*expected AsyncIterator",
+        ):
             await runtime.spawn(Odd)
 
 
@@ -145,7 +151,14 @@ async def test_only_endpoints_can_be_fanned_out() -> None:
 
 def test_an_intensity_counts_restarts_in_a_sliding_window() -> None:
     intensity = Intensity(RestartPolicy(max_restarts=2, within_s=10.0))
-    assert [intensity.admit(now) for now in (0.0, 1.0, 2.0, 10.5, 10.9, 11.1)] == [True, True, False, True, False, True]
+    assert [intensity.admit(now) for now in (0.0, 1.0, 2.0, 10.5, 10.9, 11.1)] == [
+        True,
+        True,
+        False,
+        True,
+        False,
+        True,
+    ]
 
 
 def test_settings_out_of_range_are_refused() -> None:
@@ -201,10 +214,13 @@ async def use(runtime: Runtime) -> None:
 def test_mypy_knows_the_constructor_and_the_endpoints(tmp_path: Path) -> None:
     file = tmp_path / f"typed_{secrets.token_hex(4)}.py"  # a name that the cache does not know
     file.write_text(TYPED)
-    # with the cache of the checkout, which `make check` has filled: without it mypy reads torch's files for half a minute
+    # with the cache of the checkout, which `make check` has filled: without it mypy reads torch's
+    # files for half a minute
     command = [sys.executable, "-m", "mypy", "--strict", "--no-error-summary", str(file)]
     environment = {**os.environ, "MYPYPATH": str(SUPPORT)}
-    printed = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=110, check=False).stdout
+    printed = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=110, check=False
+    ).stdout
     mine = [line.split(":", 2) for line in printed.splitlines() if line.startswith(str(file))]
     assert [int(line) for _, line, text in mine if " error:" in text] == [9, 10, 11, 12]
     by_line = {int(line): text for _, line, text in mine}

@@ -65,10 +65,13 @@ async def test_progress_keeps_the_watchdog_quiet() -> None:
 def test_a_watchdog_may_abort_the_process() -> None:
     program = (
         "import asyncio\nfrom vla_rl.actors import Watchdog\n"
-        "async def main():\n    with Watchdog(stall_after_s=0.2, abort=True):\n        await asyncio.Event().wait()\n"
+        "async def main():\n    with Watchdog(stall_after_s=0.2, abort=True):\n        await "
+        "asyncio.Event().wait()\n"
         "asyncio.run(main())\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
     assert ended.returncode == -6  # SIGABRT
     assert "watchdog: no progress for" in ended.stderr
 
@@ -87,7 +90,9 @@ def test_a_wait_is_listed_while_its_block_runs() -> None:
 
 
 def test_actors_are_imported_without_torch() -> None:
-    program = "import sys, vla_rl.actors; sys.exit('torch' in sys.modules or 'gymnasium' in sys.modules)"
+    program = (
+        "import sys, vla_rl.actors; sys.exit('torch' in sys.modules or 'gymnasium' in sys.modules)"
+    )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60, env={**os.environ})
 
 
@@ -98,7 +103,9 @@ class BrokenPipe(io.StringIO):
         raise BrokenPipeError(f"{len(text)} characters for nobody")
 
 
-async def test_a_watchdog_that_cannot_print_goes_on_watching(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_watchdog_that_cannot_print_goes_on_watching(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with Watchdog(stall_after_s=0.05, out=BrokenPipe()) as watchdog:
         async with asyncio.timeout(10):
             while len(caplog.records) < 2:  # noqa: ASYNC110  it speaks in another thread
@@ -110,9 +117,12 @@ async def test_a_watchdog_that_cannot_print_goes_on_watching(caplog: pytest.LogC
 def test_a_watchdog_that_cannot_print_aborts_all_the_same() -> None:
     program = (
         "import asyncio, sys\nfrom vla_rl.actors import Watchdog\n"
-        "async def main():\n    with Watchdog(stall_after_s=0.2, abort=True, out=open('/dev/full', 'w')):\n"
+        "async def main():\n    with Watchdog(stall_after_s=0.2, abort=True, "
+        "out=open('/dev/full', 'w')):\n"
         "        await asyncio.Event().wait()\n"
         "asyncio.run(main())\n"
     )
-    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=60, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, timeout=60, check=False
+    )
     assert ended.returncode == -6  # SIGABRT

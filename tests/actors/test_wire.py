@@ -1,4 +1,6 @@
-"""What bytes from elsewhere may cost: batches, parts of large frames and arrays, whatever they claim to be."""
+"""What bytes from elsewhere may cost: batches, parts of large frames and arrays, whatever they
+claim to be.
+"""
 
 import contextlib
 import tracemalloc
@@ -80,7 +82,9 @@ def test_any_bytes_are_a_batch_or_refused(content: bytes) -> None:
 # ---- parts
 
 
-@pytest.mark.parametrize("num_bytes", [0, 1, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES])
+@pytest.mark.parametrize(
+    "num_bytes", [0, 1, PART_BYTES - 1, PART_BYTES, PART_BYTES + 1, 3 * PART_BYTES]
+)
 def test_a_frame_comes_out_of_its_parts_as_it_went_in(num_bytes: int) -> None:
     frame = np.random.default_rng(0).bytes(num_bytes)
     cut = in_parts([b"head", frame, b"tail"])
@@ -94,7 +98,9 @@ def test_a_frame_without_its_last_part_is_refused() -> None:
         joined([b"head", bytes(PART_BYTES), bytes(PART_BYTES)])
 
 
-def test_more_parts_than_any_frame_has_are_refused_before_they_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_more_parts_than_any_frame_has_are_refused_before_they_are_joined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(parts, "MAX_MESSAGE_BYTES", 4 * PART_BYTES)
     part = bytes(PART_BYTES)
     with pytest.raises(MalformedMessage, match="a frame of more than"):
@@ -124,16 +130,28 @@ def test_a_large_value_travels_in_parts(value: Any) -> None:
 
 def array_of(dtype: bytes, shape: tuple[int, ...], content: bytes = b"") -> bytes:
     """The payload of one inline array."""
-    meta = bytes([len(shape), len(dtype)]) + dtype + b"".join(size.to_bytes(8, "little") for size in shape)
+    meta = (
+        bytes([len(shape), len(dtype)])
+        + dtype
+        + b"".join(size.to_bytes(8, "little") for size in shape)
+    )
     meta = (len(meta) + 2).to_bytes(2, "little") + meta
     return msgspec.msgpack.encode(msgspec.msgpack.Ext(1, meta + content))
 
 
 @pytest.mark.parametrize(
     ("dtype", "shape"),
-    [(b"|S0", (1 << 60,)), (b"|V0", (1 << 40,)), (b"(4,4)<f4", (0,)), (b"<f4", (0, 1 << 62)), (b"|O", (1,))],
+    [
+        (b"|S0", (1 << 60,)),
+        (b"|V0", (1 << 40,)),
+        (b"(4,4)<f4", (0,)),
+        (b"<f4", (0, 1 << 62)),
+        (b"|O", (1,)),
+    ],
 )
-def test_an_array_that_is_larger_than_its_bytes_is_refused(dtype: bytes, shape: tuple[int, ...]) -> None:
+def test_an_array_that_is_larger_than_its_bytes_is_refused(
+    dtype: bytes, shape: tuple[int, ...]
+) -> None:
     with pytest.raises(MalformedMessage, match="array of"):
         decode(Codec(), array_of(dtype, shape))
 
@@ -146,10 +164,17 @@ def test_an_empty_array_travels() -> None:
 
 @pytest.mark.parametrize(
     "payload",
-    [b"\xdd\x0f\xff\xff\xff", b"\xdf\x0f\xff\xff\xff", b"\xc6\xff\xff\xff\xff", b"\xc9\xff\xff\xff\xff\x01"],
+    [
+        b"\xdd\x0f\xff\xff\xff",
+        b"\xdf\x0f\xff\xff\xff",
+        b"\xc6\xff\xff\xff\xff",
+        b"\xc9\xff\xff\xff\xff\x01",
+    ],
     ids=["list", "dict", "bytes", "extension"],
 )
-def test_a_length_that_the_message_does_not_have_is_refused_before_it_is_allocated(payload: bytes) -> None:
+def test_a_length_that_the_message_does_not_have_is_refused_before_it_is_allocated(
+    payload: bytes,
+) -> None:
     def decode_it() -> None:
         with pytest.raises(MalformedMessage):
             decode(Codec(), payload)
@@ -169,7 +194,11 @@ values = st.recursive(
 )
 
 
-@given(values, st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=8), st.integers(0, 200))
+@given(
+    values,
+    st.lists(st.tuples(st.integers(0, 10_000), st.integers(0, 255)), max_size=8),
+    st.integers(0, 200),
+)
 def test_a_broken_payload_is_read_or_refused_and_costs_no_more_than_its_bytes(
     value: Any, flips: list[tuple[int, int]], cut: int
 ) -> None:

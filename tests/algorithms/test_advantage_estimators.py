@@ -1,4 +1,6 @@
-"""Every estimator without a critic against numbers worked out by hand, and what all of them refuse."""
+"""Every estimator without a critic against numbers worked out by hand, and what all of
+them refuse.
+"""
 
 import inspect
 
@@ -8,7 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from vla_rl.algorithms import AdvantageConfig, Advantages, RewardBatch, advantage_estimator
-from vla_rl.algorithms.advantages import ADVANTAGE_PARAMETERS, ADVANTAGES, outcome_advantages, whiten
+from vla_rl.algorithms.advantages import (
+    ADVANTAGE_PARAMETERS,
+    ADVANTAGES,
+    outcome_advantages,
+    whiten,
+)
 from vla_rl.errors import ConfigError
 
 OF_GROUPS = [
@@ -29,8 +36,13 @@ def estimate(name: str, batch: RewardBatch, **changes) -> Advantages:
 
 
 def outcomes(rewards: list[float], group: list[int], **others) -> RewardBatch:
-    fields = {"num_tokens": np.ones(len(rewards)), "greedy_rewards": np.zeros(len(rewards))} | others
-    return RewardBatch(rewards=np.array(rewards, dtype=np.float64), group=np.array(group, dtype=np.int64), **fields)
+    fields = {
+        "num_tokens": np.ones(len(rewards)),
+        "greedy_rewards": np.zeros(len(rewards)),
+    } | others
+    return RewardBatch(
+        rewards=np.array(rewards, dtype=np.float64), group=np.array(group, dtype=np.int64), **fields
+    )
 
 
 def column(made: Advantages) -> list[float]:
@@ -54,7 +66,8 @@ def test_the_parameters_of_an_estimator_are_its_keyword_arguments(name) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        # groups [4, 1, 1] (mean 2, std sqrt 3) and [0, 1] (mean 0.5, std sqrt 0.5), members mixed in the batch
+        # groups [4, 1, 1] (mean 2, std sqrt 3) and [0, 1] (mean 0.5, std sqrt 0.5), members mixed
+        # in the batch
         ("grpo", [2 / 3**0.5, -0.5 / 0.5**0.5, -1 / 3**0.5, 0.5 / 0.5**0.5, -1 / 3**0.5]),
         ("dr_grpo", [2.0, -0.5, -1.0, 0.5, -1.0]),
         ("rloo", [3.0, -1.0, -1.5, 1.0, -1.5]),
@@ -68,12 +81,16 @@ def test_each_group_is_its_own_baseline_wherever_its_members_stand(name, expecte
 
 
 def test_pass_at_k_without_the_standard_deviation_is_the_gain_over_the_second_best() -> None:
-    assert column(estimate("pass_at_k", outcomes([4.0, 1.0, 1.5], [0, 0, 0]), normalise_std=False)) == [2.5, 0.0, 0.0]
+    assert column(
+        estimate("pass_at_k", outcomes([4.0, 1.0, 1.5], [0, 0, 0]), normalise_std=False)
+    ) == [2.5, 0.0, 0.0]
     assert column(estimate("pass_at_k", outcomes([4.0, 4.0, 1.0], [0, 0, 0]))) == [0.0, 0.0, 0.0]
 
 
 def test_max_rl_refuses_negative_rewards() -> None:
-    with pytest.raises(ValueError, match=r"max_rl was given the reward -1.0, expected rewards >= 0"):
+    with pytest.raises(
+        ValueError, match=r"max_rl was given the reward -1.0, expected rewards >= 0"
+    ):
         estimate("max_rl", outcomes([-1.0, 1.0], [0, 0]))
 
 
@@ -85,7 +102,9 @@ def test_gpg_makes_up_for_trajectories_that_teach_nothing() -> None:
 
 def test_cpgd_weighs_by_the_share_of_groups_that_teach_up_to_a_maximum() -> None:
     two_of_three = outcomes([1.0, 0.0, 1.0, 1.0, 0.0, 1.0], [0, 0, 1, 1, 2, 2])
-    np.testing.assert_allclose(column(estimate("cpgd_filter", two_of_three)), [0.75, -0.75, 0.0, 0.0, -0.75, 0.75])
+    np.testing.assert_allclose(
+        column(estimate("cpgd_filter", two_of_three)), [0.75, -0.75, 0.0, 0.0, -0.75, 0.75]
+    )
     one_of_five = outcomes([1.0, 0.0, *[1.0] * 8], [0, 0, 1, 1, 2, 2, 3, 3, 4, 4])
     assert column(estimate("cpgd_filter", one_of_five))[:2] == [1.5, -1.5]  # 5 is held at 3
     assert column(estimate("cpgd_filter", one_of_five, max_weight=4.0))[:2] == [2.0, -2.0]
@@ -96,11 +115,18 @@ def test_opo_weighs_the_baseline_by_length() -> None:
     made = estimate("opo", outcomes([1.0, 0.0], [0, 0], num_tokens=np.array([3.0, 1.0])))
     assert column(made) == [0.25, -0.75]
     with pytest.raises(ValueError, match=r"num_tokens of episode 9 is 0.0, expected above 0"):
-        estimate("opo", outcomes([1.0, 0.0], [0, 0], num_tokens=np.array([1.0, 0.0]), episode_ids=np.array([8, 9])))
+        estimate(
+            "opo",
+            outcomes(
+                [1.0, 0.0], [0, 0], num_tokens=np.array([1.0, 0.0]), episode_ids=np.array([8, 9])
+            ),
+        )
 
 
 def test_remax_subtracts_the_greedy_outcome() -> None:
-    assert column(estimate("remax", outcomes([1.0, 0.0], [0, 1], greedy_rewards=np.array([0.25, 0.5])))) == [0.75, -0.5]
+    assert column(
+        estimate("remax", outcomes([1.0, 0.0], [0, 1], greedy_rewards=np.array([0.25, 0.5])))
+    ) == [0.75, -0.5]
     by_step = RewardBatch(
         rewards=np.array([3.0]),
         greedy_rewards=np.array([1.0]),
@@ -125,7 +151,11 @@ def test_reinforce_plus_plus_whitens_returns_over_the_batch() -> None:
 
 
 def test_steps_that_did_not_act_neither_reset_nor_discount_a_return() -> None:
-    batch = RewardBatch(rewards=np.array([4.0]), mask=np.array([[True, False, False, True]]), episode_ids=np.array([3]))
+    batch = RewardBatch(
+        rewards=np.array([4.0]),
+        mask=np.array([[True, False, False, True]]),
+        episode_ids=np.array([3]),
+    )
     made = estimate("reinforce_plus_plus", batch, gamma=0.5)
     assert made.returns is not None
     assert made.returns.tolist() == [[2.0, 0.0, 0.0, 4.0]]
@@ -134,14 +164,20 @@ def test_steps_that_did_not_act_neither_reset_nor_discount_a_return() -> None:
 def test_the_baseline_variant_centres_by_group_and_scales_over_the_batch() -> None:
     # centred: 1, -1, 0.5, -0.5; variance (1 + 1 + 0.25 + 0.25) / 3
     made = estimate("reinforce_plus_plus_baseline", outcomes([2.0, 0.0, 1.0, 0.0], [0, 0, 1, 1]))
-    np.testing.assert_allclose(column(made), np.array([1.0, -1.0, 0.5, -0.5]) / (2.5 / 3) ** 0.5, rtol=1e-6)
+    np.testing.assert_allclose(
+        column(made), np.array([1.0, -1.0, 0.5, -0.5]) / (2.5 / 3) ** 0.5, rtol=1e-6
+    )
 
 
 def test_whitening_by_hand_and_where_there_is_nothing_to_scale() -> None:
     mask = np.array([[True, True, False]])
-    np.testing.assert_allclose(whiten(np.array([[1.0, 3.0, np.nan]]), mask), [[-(0.5**0.5), 0.5**0.5, 0.0]])
+    np.testing.assert_allclose(
+        whiten(np.array([[1.0, 3.0, np.nan]]), mask), [[-(0.5**0.5), 0.5**0.5, 0.0]]
+    )
     assert whiten(np.array([[5.0, 5.0, 5.0]]), mask).tolist() == [[0.0, 0.0, 0.0]]
-    assert whiten(np.array([[5.0, 5.0, 5.0]]), np.array([[True, False, False]])).tolist() == [[0.0, 0.0, 0.0]]
+    assert whiten(np.array([[5.0, 5.0, 5.0]]), np.array([[True, False, False]])).tolist() == [
+        [0.0, 0.0, 0.0]
+    ]
     assert whiten(np.zeros((0, 3)), np.zeros((0, 3), bool)).shape == (0, 3)
 
 
@@ -172,7 +208,9 @@ def test_an_outcome_is_spread_over_the_steps_that_acted(name) -> None:
     shift=st.sampled_from([-3.0, 1.0, 8.0]),
     data=st.data(),
 )
-def test_a_shift_of_all_rewards_is_not_seen_and_rows_may_stand_in_any_order(rewards, shift, data) -> None:
+def test_a_shift_of_all_rewards_is_not_seen_and_rows_may_stand_in_any_order(
+    rewards, shift, data
+) -> None:
     group = data.draw(st.lists(st.integers(0, 2), min_size=len(rewards), max_size=len(rewards)))
     order = data.draw(st.permutations(range(len(rewards))))
     for name in OF_GROUPS:
@@ -181,12 +219,18 @@ def test_a_shift_of_all_rewards_is_not_seen_and_rows_may_stand_in_any_order(rewa
             moved = outcomes([reward + shift for reward in rewards], group)
             np.testing.assert_allclose(column(estimate(name, moved)), made, atol=1e-5)
         if name != "pass_at_k":  # of equally good members the first is the best
-            shuffled = estimate(name, outcomes([rewards[i] for i in order], [group[i] for i in order]))
+            shuffled = estimate(
+                name, outcomes([rewards[i] for i in order], [group[i] for i in order])
+            )
             np.testing.assert_allclose(column(shuffled), np.array(made)[list(order)], atol=1e-5)
 
 
-@given(st.lists(st.integers(0, 4).map(float), min_size=2, max_size=8), st.sampled_from([0.5, 2.0, 4.0]))
-def test_what_divides_by_a_spread_does_not_see_the_scale_and_what_does_not_is_scaled(rewards, scale) -> None:
+@given(
+    st.lists(st.integers(0, 4).map(float), min_size=2, max_size=8), st.sampled_from([0.5, 2.0, 4.0])
+)
+def test_what_divides_by_a_spread_does_not_see_the_scale_and_what_does_not_is_scaled(
+    rewards, scale
+) -> None:
     group = [0] * len(rewards)
     for name, factor in {
         "grpo": 1.0,
@@ -238,7 +282,9 @@ def test_a_config_that_means_nothing_is_refused(fields, message) -> None:
     ],
 )
 def test_an_estimator_says_which_field_it_misses(name, missing) -> None:
-    with pytest.raises(ValueError, match=rf"the advantage '{name}' needs RewardBatch.{missing}, but it is None"):
+    with pytest.raises(
+        ValueError, match=rf"the advantage '{name}' needs RewardBatch.{missing}, but it is None"
+    ):
         estimate(name, RewardBatch(rewards=np.zeros(2)))
 
 
@@ -252,15 +298,23 @@ def test_whether_an_estimator_needs_groups_or_values_is_known_from_its_config(na
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_a_number_that_is_not_finite_is_refused_with_the_episode(bad) -> None:
     ids, mask = np.array([11, 12]), np.array([[True, True], [True, False]])
-    with pytest.raises(ValueError, match=rf"rewards of episode 12 is {bad}, expected a finite number"):
+    with pytest.raises(
+        ValueError, match=rf"rewards of episode 12 is {bad}, expected a finite number"
+    ):
         RewardBatch(rewards=np.array([0.0, bad]), episode_ids=ids)
     with pytest.raises(ValueError, match=rf"step_rewards of episode 11 at step 1 is {bad}"):
-        RewardBatch(rewards=np.zeros(2), episode_ids=ids, mask=mask, step_rewards=np.array([[0.0, bad], [0.0, 0.0]]))
+        RewardBatch(
+            rewards=np.zeros(2),
+            episode_ids=ids,
+            mask=mask,
+            step_rewards=np.array([[0.0, bad], [0.0, 0.0]]),
+        )
     with pytest.raises(ValueError, match=rf"values of trajectory 0 at step 0 is {bad}"):
         RewardBatch(rewards=np.zeros(2), mask=mask, values=np.array([[bad, 0.0], [0.0, 0.0]]))
     with pytest.raises(ValueError, match=rf"final_values of trajectory 1 is {bad}"):
         RewardBatch(rewards=np.zeros(2), final_values=np.array([0.0, bad]))
-    RewardBatch(rewards=np.zeros(2), mask=mask, values=np.array([[0.0, 0.0], [0.0, bad]]))  # padding may hold anything
+    # padding may hold anything
+    RewardBatch(rewards=np.zeros(2), mask=mask, values=np.array([[0.0, 0.0], [0.0, bad]]))
 
 
 @pytest.mark.parametrize(
@@ -271,7 +325,10 @@ def test_a_number_that_is_not_finite_is_refused_with_the_episode(bad) -> None:
         ({"mask": np.ones((2, 3))}, r"mask is float64 \[2, 3\], expected bool \[2, S\]"),
         ({"step_rewards": np.zeros((2, 3))}, "step_rewards are given without a mask"),
         ({"values": np.zeros((2, 3))}, "values is given without a mask"),
-        ({"mask": np.ones((2, 3), bool), "values": np.zeros((2, 2))}, r"values is \[2, 2\], expected \[2, 3\]"),
+        (
+            {"mask": np.ones((2, 3), bool), "values": np.zeros((2, 2))},
+            r"values is \[2, 2\], expected \[2, 3\]",
+        ),
         (
             {"mask": np.zeros((2, 1), bool), "step_rewards": np.ones((2, 1))},
             "step_rewards of trajectory 0 at step 0 is 1.0 where the policy did not act",

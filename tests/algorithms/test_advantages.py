@@ -17,12 +17,16 @@ def test_grpo_divides_by_the_unbiased_std_of_the_group() -> None:
 
 
 def test_dr_grpo_only_subtracts_the_mean() -> None:
-    np.testing.assert_allclose(group_advantage([2.0, 0.0, 1.0], normalise_std=False), [1.0, -1.0, 0.0], atol=1e-7)
+    np.testing.assert_allclose(
+        group_advantage([2.0, 0.0, 1.0], normalise_std=False), [1.0, -1.0, 0.0], atol=1e-7
+    )
 
 
 def test_rloo_compares_each_member_with_the_mean_of_the_others() -> None:
     # 4 - (1 + 1) / 2, 1 - (4 + 1) / 2, the same
-    np.testing.assert_allclose(leave_one_out_advantage([4.0, 1.0, 1.0]), [3.0, -1.5, -1.5], rtol=1e-6)
+    np.testing.assert_allclose(
+        leave_one_out_advantage([4.0, 1.0, 1.0]), [3.0, -1.5, -1.5], rtol=1e-6
+    )
 
 
 @pytest.mark.parametrize("advantage", [group_advantage, leave_one_out_advantage])

@@ -18,7 +18,8 @@ from vla_rl.algorithms import (
 )
 from vla_rl.errors import ConfigError
 
-# two trajectories: rows 0 and 1 are chunks of the first (3 tokens), row 2 is the second (1 token), row 3 is empty
+# two trajectories: rows 0 and 1 are chunks of the first (3 tokens), row 2 is the second (1 token),
+# row 3 is empty
 LOSSES = torch.tensor([[1.0, 2.0], [3.0, 100.0], [10.0, 100.0], [100.0, 100.0]])
 MASK = torch.tensor([[1, 1], [1, 0], [1, 0], [0, 0]]).bool()
 SEQUENCE = torch.tensor([7, 7, 3, 5])
@@ -33,14 +34,20 @@ SEQUENCE = torch.tensor([7, 7, 3, 5])
         (seq_mean_token_sum_norm, (6.0 / 8 + 10.0 / 8) / 2),
     ],
 )
-def test_a_trajectory_over_several_rows_counts_once_and_an_empty_one_not_at_all(reduce, expected) -> None:
-    assert reduce(LOSSES, MASK, count_denominators(MASK, SEQUENCE, length=8)).item() == pytest.approx(expected)
+def test_a_trajectory_over_several_rows_counts_once_and_an_empty_one_not_at_all(
+    reduce, expected
+) -> None:
+    assert reduce(
+        LOSSES, MASK, count_denominators(MASK, SEQUENCE, length=8)
+    ).item() == pytest.approx(expected)
 
 
 def test_without_ids_each_row_is_a_sequence() -> None:
     denominators = count_denominators(MASK)
     assert (denominators.num_tokens, denominators.num_sequences) == (4, 3)
-    assert seq_mean_token_mean(LOSSES, MASK, denominators).item() == pytest.approx((1.5 + 3.0 + 10.0) / 3)
+    assert seq_mean_token_mean(LOSSES, MASK, denominators).item() == pytest.approx(
+        (1.5 + 3.0 + 10.0) / 3
+    )
 
 
 @pytest.mark.parametrize("reduce", list(AGGREGATIONS.values()))
@@ -60,8 +67,14 @@ def test_an_update_without_a_token_is_refused(reduce) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(seed=st.integers(0, 10_000), cuts=st.sets(st.integers(1, 7)), name=st.sampled_from(sorted(AGGREGATIONS)))
-def test_any_split_and_order_of_rows_gives_the_gradient_of_the_whole_batch(seed, cuts, name) -> None:
+@given(
+    seed=st.integers(0, 10_000),
+    cuts=st.sets(st.integers(1, 7)),
+    name=st.sampled_from(sorted(AGGREGATIONS)),
+)
+def test_any_split_and_order_of_rows_gives_the_gradient_of_the_whole_batch(
+    seed, cuts, name
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     losses = torch.randn(8, 5, generator=generator, dtype=torch.float64, requires_grad=True)
     mask = torch.rand(8, 5, generator=generator) < 0.5
@@ -75,7 +88,9 @@ def test_any_split_and_order_of_rows_gives_the_gradient_of_the_whole_batch(seed,
     parts = torch.zeros_like(losses)
     for start, stop in itertools.pairwise(edges):
         rows = order[start:stop]
-        parts += torch.autograd.grad(reduce(losses[rows], mask[rows], denominators.rows(rows)), losses)[0]
+        parts += torch.autograd.grad(
+            reduce(losses[rows], mask[rows], denominators.rows(rows)), losses
+        )[0]
     torch.testing.assert_close(parts, whole)
 
 
@@ -86,9 +101,12 @@ def test_ranks_that_add_their_gradients_give_the_gradient_of_one_process(name) -
     mask = torch.rand(6, 3, generator=generator) < 0.6
     sequence = torch.tensor([0, 0, 1, 2, 2, 2])
     reduce = aggregation(name)
-    (alone,) = torch.autograd.grad(reduce(losses, mask, count_denominators(mask, sequence, length=9)), losses)
+    (alone,) = torch.autograd.grad(
+        reduce(losses, mask, count_denominators(mask, sequence, length=9)), losses
+    )
 
-    ranks = [slice(0, 3), slice(3, 6)]  # whole trajectories each; every rank counts its own and they add up the counts
+    # whole trajectories each; every rank counts its own and they add up the counts
+    ranks = [slice(0, 3), slice(3, 6)]
     counted = [count_denominators(mask[rows], sequence[rows], length=9) for rows in ranks]
     num_tokens = sum(each.num_tokens for each in counted)
     num_sequences = sum(each.num_sequences for each in counted)
@@ -107,8 +125,12 @@ def test_packing_the_tokens_of_a_trajectory_into_other_rows_changes_nothing(name
     packed = torch.tensor([[1.0, 2.0], [3.0, 9.0], [4.0, 9.0], [5.0, 9.0]])
     packed_mask = torch.tensor([[True, True], [True, False], [True, False], [True, False]])
     reduce = aggregation(name)
-    first = reduce(apart, apart_mask, count_denominators(apart_mask, torch.tensor([0, 1]), length=4))
-    second = reduce(packed, packed_mask, count_denominators(packed_mask, torch.tensor([0, 0, 1, 1]), length=4))
+    first = reduce(
+        apart, apart_mask, count_denominators(apart_mask, torch.tensor([0, 1]), length=4)
+    )
+    second = reduce(
+        packed, packed_mask, count_denominators(packed_mask, torch.tensor([0, 0, 1, 1]), length=4)
+    )
     assert first.item() == pytest.approx(second.item())
     assert tokens.sum() == apart[apart_mask].sum() == packed[packed_mask].sum()
 
@@ -116,7 +138,9 @@ def test_packing_the_tokens_of_a_trajectory_into_other_rows_changes_nothing(name
 def test_one_token_is_an_update() -> None:
     mask = torch.tensor([[True, False]])
     for name, expected in (("token_mean", 3.0), ("seq_mean_token_sum_norm", 6.0)):
-        found = aggregation(name)(torch.tensor([[3.0, 9.0]]), mask, count_denominators(mask, length=0.5))
+        found = aggregation(name)(
+            torch.tensor([[3.0, 9.0]]), mask, count_denominators(mask, length=0.5)
+        )
         assert found.item() == expected
 
 

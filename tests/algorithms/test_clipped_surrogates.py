@@ -15,13 +15,17 @@ def clipped(batch: TokenBatch, **changes):
 
 
 def test_each_side_is_clipped_only_where_it_would_profit() -> None:
-    losses, diagnostics = clipped(batch_of((1.5, 0.5, 1.1, 1.5, 0.5, 1.0), (1.0, 1.0, 1.0, -1.0, -1.0, 2.0)))
+    losses, diagnostics = clipped(
+        batch_of((1.5, 0.5, 1.1, 1.5, 0.5, 1.0), (1.0, 1.0, 1.0, -1.0, -1.0, 2.0))
+    )
     # A > 0: -min(rho, 1.28);  A < 0: max(rho, 0.8)
     torch.testing.assert_close(losses, row(-1.28, -0.5, -1.1, 1.5, 0.8, -2.0))
     assert diagnostics.metrics()["clip_fraction"] == pytest.approx(2 / 6)
 
 
-def test_a_clipped_token_has_no_gradient_and_the_others_have_the_ratio_times_the_advantage() -> None:
+def test_a_clipped_token_has_no_gradient_and_the_others_have_the_ratio_times_the_advantage() -> (
+    None
+):
     batch = batch_of((1.5, 0.5, 1.5, 0.5), (1.0, 1.0, -1.0, -1.0))
     torch.testing.assert_close(gradient(clipped, batch), row(0.0, -0.5, 1.5, 0.0))
 
@@ -73,19 +77,25 @@ def test_a_huge_log_ratio_is_clamped_before_it_overflows() -> None:
     assert math.isfinite(diagnostics.metrics()["ratio_max"])
 
 
-def test_the_ratio_of_a_control_step_is_the_product_over_its_tokens_and_its_loss_is_shared() -> None:
+def test_the_ratio_of_a_control_step_is_the_product_over_its_tokens_and_its_loss_is_shared() -> (
+    None
+):
     # two control steps of two tokens: ratios 1.2 * 1.2 = 1.44 (clipped at 1.28) and 1.1 * 1.0 = 1.1
     batch = batch_of((1.2, 1.2, 1.1, 1.0), (1.0, 1.0, 1.0, 1.0), action_tokens=2)
     losses, diagnostics = clipped(batch, level="action")
     torch.testing.assert_close(losses, row(-0.64, -0.64, -0.55, -0.55))
     assert diagnostics.metrics()["clip_fraction"] == pytest.approx(0.5)
     assert diagnostics.metrics()["ratio_mean"] == pytest.approx((1.44 + 1.1) / 2)
-    torch.testing.assert_close(gradient(lambda b: clipped(b, level="action"), batch), row(0.0, 0.0, -1.1, -1.1))
+    torch.testing.assert_close(
+        gradient(lambda b: clipped(b, level="action"), batch), row(0.0, 0.0, -1.1, -1.1)
+    )
 
 
 def test_a_masked_token_takes_no_part_in_the_ratio_of_its_control_step() -> None:
     mask = torch.tensor([[True, False]])
-    losses, _ = clipped(batch_of((1.1, 7.0), (1.0, 1.0), action_tokens=2, mask=mask), level="action")
+    losses, _ = clipped(
+        batch_of((1.1, 7.0), (1.0, 1.0), action_tokens=2, mask=mask), level="action"
+    )
     torch.testing.assert_close(losses, row(-1.1, 0.0))
 
 

@@ -29,9 +29,18 @@ def trajectory_of(episode_id: int, stop_reason: StopReason, num_steps: int = 1) 
     )
     return Trajectory(
         episode=EpisodeSpec(
-            episode_id=episode_id, group_id=0, member=episode_id, env=EnvSpec(id="toy"), task="t", seed=0, policy_seed=0
+            episode_id=episode_id,
+            group_id=0,
+            member=episode_id,
+            env=EnvSpec(id="toy"),
+            task="t",
+            seed=0,
+            policy_seed=0,
         ),
-        steps=tuple(Step(observation={}, chunk=chunk, rewards=np.zeros(1, np.float32)) for _ in range(num_steps)),
+        steps=tuple(
+            Step(observation={}, chunk=chunk, rewards=np.zeros(1, np.float32))
+            for _ in range(num_steps)
+        ),
         final_observation={},
         stop_reason=stop_reason,
     )
@@ -40,7 +49,10 @@ def trajectory_of(episode_id: int, stop_reason: StopReason, num_steps: int = 1) 
 def test_the_example_runs_as_written() -> None:
     log_prob = torch.zeros(3, 2, requires_grad=True)
     names: dict[str, Any] = {
-        "trajectories": [trajectory_of(0, StopReason.SUCCESS), trajectory_of(1, StopReason.TIME_LIMIT)],
+        "trajectories": [
+            trajectory_of(0, StopReason.SUCCESS),
+            trajectory_of(1, StopReason.TIME_LIMIT),
+        ],
         "mask": torch.tensor([[True, True], [True, True], [True, False]]),
         "trajectory_of_row": torch.arange(3),
         "log_prob": log_prob,
@@ -49,10 +61,14 @@ def test_the_example_runs_as_written() -> None:
         "micro_batches": [slice(0, 2), slice(2, 3)],
     }
     exec(compile(BLOCKS[0], str(PAGE), "exec"), names)
-    np.testing.assert_allclose(np.concatenate(names["advantages"]), [0.5**0.5, -(0.5**0.5)], rtol=1e-5)
+    np.testing.assert_allclose(
+        np.concatenate(names["advantages"]), [0.5**0.5, -(0.5**0.5)], rtol=1e-5
+    )
     # 3 trajectories; -A / (tokens of the trajectory) / 3
     assert log_prob.grad is not None
-    torch.testing.assert_close(log_prob.grad, torch.tensor([[-1 / 6, -1 / 6], [0.0, 0.0], [1 / 3, 0.0]]))
+    torch.testing.assert_close(
+        log_prob.grad, torch.tensor([[-1 / 6, -1 / 6], [0.0, 0.0], [1 / 3, 0.0]])
+    )
     assert names["metrics"]["ratio_mean"] == 1.0
 
 
@@ -63,37 +79,62 @@ def test_functions_of_ones_own_run_as_written(import_folder) -> None:
     import my_rl
 
     rewards = [
-        my_rl.quick_success(trajectory_of(0, reason, 2)) for reason in (StopReason.SUCCESS, StopReason.TIME_LIMIT)
+        my_rl.quick_success(trajectory_of(0, reason, 2))
+        for reason in (StopReason.SUCCESS, StopReason.TIME_LIMIT)
     ]
     assert rewards == pytest.approx([0.99**2, 0.0])
-    ranked = names["estimate"](RewardBatch(rewards=np.array([0.3, 5.0, 0.3]), group=np.array([0, 0, 0])))
+    ranked = names["estimate"](
+        RewardBatch(rewards=np.array([0.3, 5.0, 0.3]), group=np.array([0, 0, 0]))
+    )
     assert ranked.per_trajectory() == [-0.5, 1.0, -0.5]
     # sqrt(4) = 2 is bounded at 1.5, sqrt(1.21) = 1.1 is not
-    torch.testing.assert_close(gradient(names["loss"], batch_of((4.0, 1.21), (1.0, -1.0))), row(-1.5, 1.1))
+    torch.testing.assert_close(
+        gradient(names["loss"], batch_of((4.0, 1.21), (1.0, -1.0))), row(-1.5, 1.1)
+    )
 
 
 @pytest.mark.parametrize(
-    "table", [PARAMETERS, ADVANTAGE_PARAMETERS, AGGREGATIONS], ids=["loss", "advantage", "aggregation"]
+    "table",
+    [PARAMETERS, ADVANTAGE_PARAMETERS, AGGREGATIONS],
+    ids=["loss", "advantage", "aggregation"],
 )
 def test_everything_that_can_be_chosen_is_in_a_table_of_the_page(table) -> None:
-    rows = {line.split("`")[1]: line for line in PAGE.read_text().splitlines() if line.startswith("| `")}
+    rows = {
+        line.split("`")[1]: line for line in PAGE.read_text().splitlines() if line.startswith("| `")
+    }
     assert set(table) <= set(rows)
 
 
 def test_the_page_names_the_defaults_as_they_are() -> None:
-    rows = {line.split("`")[1]: line for line in PAGE.read_text().splitlines() if line.startswith("| `")}
+    rows = {
+        line.split("`")[1]: line for line in PAGE.read_text().splitlines() if line.startswith("| `")
+    }
     for name, parameters in PARAMETERS.items():
-        told = {field: float(value) for field, value in re.findall(r"`(\w+)` ([\d.e-]+)", rows[name])}
+        told = {
+            field: float(value) for field, value in re.findall(r"`(\w+)` ([\d.e-]+)", rows[name])
+        }
         if "PPO's" in rows[name]:
-            told |= {field: value for field, value in PARAMETERS["ppo"].items() if isinstance(value, float)}
-        assert told == {field: value for field, value in parameters.items() if isinstance(value, float)}, name
+            told |= {
+                field: value
+                for field, value in PARAMETERS["ppo"].items()
+                if isinstance(value, float)
+            }
+        assert told == {
+            field: value for field, value in parameters.items() if isinstance(value, float)
+        }, name
 
 
 def test_every_golden_case_has_a_row_on_the_page_and_every_row_a_case() -> None:
-    table = PAGE.read_text().split("## The same numbers as other systems")[1].split("Different on purpose")[0]
+    table = (
+        PAGE.read_text()
+        .split("## The same numbers as other systems")[1]
+        .split("Different on purpose")[0]
+    )
     named = {tuple(name.split(": ")) for name in re.findall(r"`(\w+: [^`]+)`", table)}
     folder = Path(__file__).parent / "golden"
-    cases = {path.stem: set(json.loads(path.read_text())["cases"]) for path in folder.glob("*.json")}
+    cases = {
+        path.stem: set(json.loads(path.read_text())["cases"]) for path in folder.glob("*.json")
+    }
     for project, start in named:
         assert any(case.startswith(start) for case in cases[project]), (project, start)
     for project, names in cases.items():

@@ -8,14 +8,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from loss_batches import batch_of, random_batch, ratios_of, row
 
-from vla_rl.algorithms.losses import CorrectionConfig, PolicyLossConfig, engine_correction, policy_loss
+from vla_rl.algorithms.losses import (
+    CorrectionConfig,
+    PolicyLossConfig,
+    engine_correction,
+    policy_loss,
+)
 from vla_rl.errors import ConfigError
 
 ALL = torch.ones(1, 3, dtype=torch.bool)
 
 
-def weights(config: CorrectionConfig, kappas: tuple[float, ...], mask: torch.Tensor = ALL, **others) -> torch.Tensor:
-    return engine_correction(config, ratios_of(*kappas), torch.zeros(1, 3, dtype=torch.float64), mask, **others).weight
+def weights(
+    config: CorrectionConfig, kappas: tuple[float, ...], mask: torch.Tensor = ALL, **others
+) -> torch.Tensor:
+    return engine_correction(
+        config, ratios_of(*kappas), torch.zeros(1, 3, dtype=torch.float64), mask, **others
+    ).weight
 
 
 def test_truncation_bounds_each_tokens_weight() -> None:
@@ -24,21 +33,27 @@ def test_truncation_bounds_each_tokens_weight() -> None:
 
 
 def test_truncation_by_sequence_bounds_the_product() -> None:
-    torch.testing.assert_close(weights(CorrectionConfig(truncate="sequence"), (0.5, 1.5, 2.0)), row(1.5, 1.5, 1.5))
+    torch.testing.assert_close(
+        weights(CorrectionConfig(truncate="sequence"), (0.5, 1.5, 2.0)), row(1.5, 1.5, 1.5)
+    )
     bounded = weights(CorrectionConfig(truncate="sequence", truncate_at=5.0), (2.0, 2.0, 2.0))
     torch.testing.assert_close(bounded, row(5.0, 5.0, 5.0))
 
 
 def test_masking_drops_tokens_or_whole_sequences() -> None:
-    torch.testing.assert_close(weights(CorrectionConfig(mask="token"), (0.4, 1.0, 2.1)), row(0.0, 1.0, 0.0))
+    torch.testing.assert_close(
+        weights(CorrectionConfig(mask="token"), (0.4, 1.0, 2.1)), row(0.0, 1.0, 0.0)
+    )
     assert not weights(CorrectionConfig(mask="sequence"), (1.5, 1.5, 1.0)).any()  # product 2.25
     assert weights(CorrectionConfig(mask="sequence"), (4.0, 0.25, 1.0)).all()  # product 1
-    assert not weights(CorrectionConfig(mask="geometric"), (1.03, 1.01, 1.0)).any()  # geometric mean 1.0132
+    # geometric mean 1.0132
+    assert not weights(CorrectionConfig(mask="geometric"), (1.03, 1.01, 1.0)).any()
     assert weights(CorrectionConfig(mask="geometric"), (1.02, 1.0, 1.0)).all()  # 1.0066
 
 
 def test_padding_counts_neither_in_a_geometric_mean_nor_in_a_product() -> None:
-    # kappa 1.015 over two tokens, then padding: a mean over all three columns would be 1.00997, inside of the bounds
+    # kappa 1.015 over two tokens, then padding: a mean over all three columns would be 1.00997,
+    # inside of the bounds
     mask = torch.tensor([[True, True, False]])
     for padding in (1.0, 50.0):
         assert not weights(CorrectionConfig(mask="geometric"), (1.015, 1.015, padding), mask).any()
@@ -49,13 +64,17 @@ def test_padding_counts_neither_in_a_geometric_mean_nor_in_a_product() -> None:
 
 
 def test_bounds_belong_to_the_interval() -> None:
-    torch.testing.assert_close(weights(CorrectionConfig(mask="token"), (0.5, 2.0, 2.1)), row(1.0, 1.0, 0.0))
+    torch.testing.assert_close(
+        weights(CorrectionConfig(mask="token"), (0.5, 2.0, 2.1)), row(1.0, 1.0, 0.0)
+    )
 
 
 def test_one_impossible_token_vetoes_its_whole_sequence() -> None:
     assert not weights(CorrectionConfig(veto_below=1e-4), (1.0, 1.0, 1e-5)).any()
     mask = torch.tensor([[True, True, False]])
-    torch.testing.assert_close(weights(CorrectionConfig(veto_below=1e-4), (1.0, 1.0, 1e-5), mask), row(1.0, 1.0, 0.0))
+    torch.testing.assert_close(
+        weights(CorrectionConfig(veto_below=1e-4), (1.0, 1.0, 1e-5), mask), row(1.0, 1.0, 0.0)
+    )
     just = float(ratios_of(1e-4).exp())
     assert weights(CorrectionConfig(veto_below=just), (1.0, 1.0, 1e-4)).all()
 
@@ -75,7 +94,9 @@ def test_a_sequence_may_span_rows() -> None:
         mask,
         sequence=torch.tensor([5, 5, 2]),
     )
-    torch.testing.assert_close(found.weight, torch.cat([row(3.0, 3.0), row(3.0, 0.0), row(1.0, 1.0)]))
+    torch.testing.assert_close(
+        found.weight, torch.cat([row(3.0, 3.0), row(3.0, 0.0), row(1.0, 1.0)])
+    )
     assert float(found.diagnostics.num_sequences) == 2.0
     assert found.diagnostics.metrics()["engine_chi2_sequence"] == pytest.approx((9.0 + 1.0) / 2 - 1)
 
@@ -84,7 +105,9 @@ def test_the_diagnostics_by_hand() -> None:
     # kappa = 2, 0.5, (masked); d = log 2, -log 2; product 1
     mask = torch.tensor([[True, True, False]])
     zeros = torch.zeros(1, 3, dtype=torch.float64)
-    metrics = engine_correction(CorrectionConfig(mask="token", mask_low=0.6), ratios_of(2.0, 0.5, 7.0), zeros, mask)
+    metrics = engine_correction(
+        CorrectionConfig(mask="token", mask_low=0.6), ratios_of(2.0, 0.5, 7.0), zeros, mask
+    )
     assert metrics.diagnostics.metrics() == pytest.approx(
         {
             "log_prob_gap_mean": math.log(2),
@@ -101,11 +124,14 @@ def test_the_diagnostics_by_hand() -> None:
 
 
 def test_the_diagnostics_of_sequences_of_different_lengths_by_hand() -> None:
-    # kappa 4, 1, 1 and 2 alone; the first is dropped: one token of four, in the first of two sequences
+    # kappa 4, 1, 1 and 2 alone; the first is dropped: one token of four, in the first of two
+    # sequences
     mask = torch.tensor([[True, True, True], [True, False, False]])
     proximal = torch.cat([ratios_of(4.0, 1.0, 1.0), ratios_of(2.0, 9.0, 9.0)])
     config = CorrectionConfig(mask="token", mask_high=3.0)
-    told = engine_correction(config, proximal, torch.zeros(2, 3, dtype=torch.float64), mask).diagnostics
+    told = engine_correction(
+        config, proximal, torch.zeros(2, 3, dtype=torch.float64), mask
+    ).diagnostics
     k1 = -(math.log(4) + math.log(2)) / 4
     assert told.metrics() == pytest.approx(
         {
@@ -123,7 +149,10 @@ def test_the_diagnostics_of_sequences_of_different_lengths_by_hand() -> None:
 
 def test_a_token_that_the_engine_found_impossible_has_a_bounded_weight() -> None:
     found = engine_correction(
-        CorrectionConfig(truncate="token", truncate_at=1e12), row(-1.0, -1.0), row(-31.0, -1.0), ALL[:, :2]
+        CorrectionConfig(truncate="token", truncate_at=1e12),
+        row(-1.0, -1.0),
+        row(-31.0, -1.0),
+        ALL[:, :2],
     )
     torch.testing.assert_close(found.weight, row(math.exp(20.0), 1.0))
     assert found.diagnostics.metrics()["log_prob_gap_max"] == 20.0
@@ -136,7 +165,9 @@ def test_an_engine_that_agrees_loses_nothing_whatever_the_correction() -> None:
         CorrectionConfig(truncate="sequence", mask="sequence"),
         CorrectionConfig(mask="token"),
     ):
-        found = engine_correction(config, batch.behavior_log_prob, batch.behavior_log_prob, batch.mask)
+        found = engine_correction(
+            config, batch.behavior_log_prob, batch.behavior_log_prob, batch.mask
+        )
         torch.testing.assert_close(found.weight, batch.mask.double())
         metrics = found.diagnostics.metrics()
         assert metrics["engine_ess"] == pytest.approx(1.0)
@@ -165,13 +196,18 @@ def test_nothing_to_compare_has_no_metrics() -> None:
     found = engine_correction(CorrectionConfig(truncate="token"), nan, nan, nothing)
     assert not found.weight.any()
     assert found.diagnostics.metrics() == {}
-    assert engine_correction(CorrectionConfig(), nan[:0], nan[:0], nothing[:0]).diagnostics.metrics() == {}
+    assert (
+        engine_correction(CorrectionConfig(), nan[:0], nan[:0], nothing[:0]).diagnostics.metrics()
+        == {}
+    )
 
 
 def test_a_corrected_loss_takes_its_ratio_against_the_trainer_and_the_rest_as_a_weight() -> None:
     # behavior 0, proximal log 4 (weight min(4, 2) = 2), current log 5: ratio 1.25
     config = PolicyLossConfig(correction=CorrectionConfig(truncate="token"))
-    losses, diagnostics = policy_loss(config)(batch_of((5.0,), (1.0,), proximal_log_prob=ratios_of(4.0)))
+    losses, diagnostics = policy_loss(config)(
+        batch_of((5.0,), (1.0,), proximal_log_prob=ratios_of(4.0))
+    )
     torch.testing.assert_close(losses, row(-2.0 * 1.25))
     assert diagnostics.metrics()["ratio_mean"] == pytest.approx(1.25)
     assert diagnostics.metrics()["correction_weight_mean"] == pytest.approx(2.0)
@@ -179,7 +215,9 @@ def test_a_corrected_loss_takes_its_ratio_against_the_trainer_and_the_rest_as_a_
 
 def test_weights_made_over_the_whole_update_are_used_as_they_are() -> None:
     config = PolicyLossConfig(correction=CorrectionConfig(truncate="token"))
-    batch = batch_of((1.0, 1.0), (1.0, 1.0), proximal_log_prob=row(0.0, 0.0), correction_weight=row(0.5, 0.0))
+    batch = batch_of(
+        (1.0, 1.0), (1.0, 1.0), proximal_log_prob=row(0.0, 0.0), correction_weight=row(0.5, 0.0)
+    )
     losses, diagnostics = policy_loss(config)(batch)
     torch.testing.assert_close(losses, row(-0.5, 0.0))
     assert diagnostics.metrics()["correction_dropped_fraction"] == pytest.approx(0.5)
@@ -187,7 +225,9 @@ def test_weights_made_over_the_whole_update_are_used_as_they_are() -> None:
 
 def test_a_correction_without_the_trainers_log_probs_says_what_is_missing() -> None:
     config = PolicyLossConfig(correction=CorrectionConfig(mask="token"))
-    with pytest.raises(ValueError, match=r"PolicyLossConfig\.correction needs TokenBatch\.proximal_log_prob"):
+    with pytest.raises(
+        ValueError, match=r"PolicyLossConfig\.correction needs TokenBatch\.proximal_log_prob"
+    ):
         policy_loss(config)(batch_of((1.0,), (1.0,)))
 
 
@@ -195,7 +235,10 @@ def test_a_correction_without_the_trainers_log_probs_says_what_is_missing() -> N
     ("fields", "message"),
     [
         ({"truncate_at": 0.0}, "truncate_at is 0.0, expected a weight above 0"),
-        ({"mask": "token", "mask_low": 1.5}, r"keeps ratios in \[1.5, 2.0\], expected 0 <= mask_low <= 1 <= mask_high"),
+        (
+            {"mask": "token", "mask_low": 1.5},
+            r"keeps ratios in \[1.5, 2.0\], expected 0 <= mask_low <= 1 <= mask_high",
+        ),
         ({"mask": "geometric", "mask_high": 0.5}, r"keeps ratios in \[0.99, 0.5\]"),
         ({"veto_below": 1.0}, r"veto_below is 1.0, expected in \[0, 1\)"),
     ],

@@ -16,7 +16,8 @@ from vla_rl.errors import ConfigError
 
 
 @pytest.mark.parametrize(
-    ("success_rate", "kept"), [(0.0, False), (0.1, True), (0.125, True), (0.875, True), (0.9, True), (1.0, False)]
+    ("success_rate", "kept"),
+    [(0.0, False), (0.1, True), (0.125, True), (0.875, True), (0.9, True), (1.0, False)],
 )
 def test_accuracy_bounds_include_both_ends(success_rate, kept) -> None:
     assert within_accuracy(success_rate, 0.1, 0.9) is kept
@@ -27,14 +28,17 @@ def test_bounds_from_zero_to_one_keep_every_group() -> None:
     assert within_accuracy(1.0, 0.0, 1.0)
 
 
-@pytest.mark.parametrize(("lowest", "highest"), [(0.9, 0.1), (-0.1, 0.5), (0.5, 1.1), (float("nan"), 1.0)])
+@pytest.mark.parametrize(
+    ("lowest", "highest"), [(0.9, 0.1), (-0.1, 0.5), (0.5, 1.1), (float("nan"), 1.0)]
+)
 def test_bounds_that_nothing_can_satisfy_are_refused(lowest, highest) -> None:
     with pytest.raises(ConfigError, match="accuracy bounds"):
         within_accuracy(0.5, lowest, highest)
 
 
 @pytest.mark.parametrize(
-    ("rewards", "equal"), [([], True), ([1.0], True), ([0.0, 0.0], True), ([0.3, 0.3], True), ([0.0, 0.0, 1.0], False)]
+    ("rewards", "equal"),
+    [([], True), ([1.0], True), ([0.0, 0.0], True), ([0.3, 0.3], True), ([0.0, 0.0, 1.0], False)],
 )
 def test_equal_rewards_are_recognised(rewards, equal) -> None:
     assert has_equal_rewards(rewards) is equal
@@ -55,10 +59,14 @@ def test_a_group_of_two_may_differ() -> None:
 
 def test_bounds_that_no_group_of_this_size_can_meet_are_refused_with_the_inequality() -> None:
     require_satisfiable(4, 0.25, 0.25)
-    with pytest.raises(ConfigError, match=r"k / 4 with 0 <= k <= 4, and none has 0.3 <= k / 4 <= 0.45"):
+    with pytest.raises(
+        ConfigError, match=r"k / 4 with 0 <= k <= 4, and none has 0.3 <= k / 4 <= 0.45"
+    ):
         require_satisfiable(4, 0.3, 0.45)
     require_satisfiable(2, 0.0, 1.0, needs_difference=True)
-    with pytest.raises(ConfigError, match=r"k / 4 with 1 <= k <= 3, and none has 0.0 <= k / 4 <= 0.2"):
+    with pytest.raises(
+        ConfigError, match=r"k / 4 with 1 <= k <= 3, and none has 0.0 <= k / 4 <= 0.2"
+    ):
         require_satisfiable(4, 0.0, 0.2, needs_difference=True)
     with pytest.raises(ConfigError, match="no group of 1 can be kept"):
         require_satisfiable(1, 0.0, 1.0, needs_difference=True)
@@ -74,7 +82,9 @@ def test_the_overlong_penalty_grows_over_the_buffer_and_no_further() -> None:
 
 @pytest.mark.parametrize("buffer", [0, 101])
 def test_a_buffer_that_does_not_fit_is_refused(buffer) -> None:
-    with pytest.raises(ConfigError, match=rf"buffer is {buffer}, expected 1 <= buffer <= max_length = 100"):
+    with pytest.raises(
+        ConfigError, match=rf"buffer is {buffer}, expected 1 <= buffer <= max_length = 100"
+    ):
         OverlongConfig(max_length=100, buffer=buffer)
 
 

@@ -21,10 +21,14 @@ def test_equal_policies_are_at_distance_zero() -> None:
 
 
 def test_in_expectation_k1_and_k3_are_the_divergence_itself() -> None:
-    policy, reference = (torch.tensor(p, dtype=torch.float64).log() for p in ([0.7, 0.2, 0.1], [0.3, 0.3, 0.4]))
+    policy, reference = (
+        torch.tensor(p, dtype=torch.float64).log() for p in ([0.7, 0.2, 0.1], [0.3, 0.3, 0.4])
+    )
     divergence = 0.7 * math.log(7 / 3) + 0.2 * math.log(2 / 3) + 0.1 * math.log(1 / 4)
     for estimator in (k1, k3):
-        assert (policy.exp() * estimator(policy, reference)).sum().item() == pytest.approx(divergence)
+        assert (policy.exp() * estimator(policy, reference)).sum().item() == pytest.approx(
+            divergence
+        )
 
 
 def test_as_a_loss_k2_has_the_gradient_of_the_divergence_and_k1_has_none() -> None:
@@ -56,9 +60,14 @@ def test_far_policies_stay_finite() -> None:
 
 
 def test_half_precision_log_probs_give_float32_estimates() -> None:
-    log_prob, reference = (torch.tensor([value], dtype=torch.bfloat16) for value in (-1.0, -1.0078125))
+    log_prob, reference = (
+        torch.tensor([value], dtype=torch.bfloat16) for value in (-1.0, -1.0078125)
+    )
     for estimator in KL_ESTIMATORS.values():
-        found, exact = estimator(log_prob, reference), estimator(log_prob.double(), reference.double())
+        found, exact = (
+            estimator(log_prob, reference),
+            estimator(log_prob.double(), reference.double()),
+        )
         assert found.dtype is torch.float32
         torch.testing.assert_close(found.double(), exact, rtol=1e-2, atol=1e-7)
     weighted = importance_weighted_k3(log_prob, reference, reference)
@@ -75,12 +84,18 @@ def test_k3_plus_has_the_value_of_k3_and_the_gradient_of_k2() -> None:
 
 
 def test_the_absolute_estimator_is_the_distance_of_log_probs() -> None:
-    assert KL_ESTIMATORS["abs"](torch.tensor([0.0, -2.0]), torch.tensor([0.5, -2.5])).tolist() == [0.5, 0.5]
+    assert KL_ESTIMATORS["abs"](torch.tensor([0.0, -2.0]), torch.tensor([0.5, -2.5])).tolist() == [
+        0.5,
+        0.5,
+    ]
 
 
-def test_weighted_by_the_ratio_k3_is_the_divergence_of_the_present_policy_on_samples_of_an_older_one() -> None:
+def test_weighted_by_the_ratio_k3_is_the_divergence_of_the_present_policy_on_samples_of_an_older_one() -> (
+    None
+):
     policy, acted, reference = (
-        torch.tensor(p, dtype=torch.float64).log() for p in ([0.7, 0.2, 0.1], [0.4, 0.4, 0.2], [0.5, 0.3, 0.2])
+        torch.tensor(p, dtype=torch.float64).log()
+        for p in ([0.7, 0.2, 0.1], [0.4, 0.4, 0.2], [0.5, 0.3, 0.2])
     )
     divergence = float((policy.exp() * (policy - reference)).sum())
     estimate = (acted.exp() * importance_weighted_k3(policy, acted, reference)).sum().item()
@@ -88,16 +103,21 @@ def test_weighted_by_the_ratio_k3_is_the_divergence_of_the_present_policy_on_sam
 
 
 def test_as_a_loss_on_older_samples_the_weighted_k3_has_the_gradient_of_the_divergence() -> None:
-    acted, reference = (torch.tensor(p, dtype=torch.float64).log() for p in ([0.4, 0.4, 0.2], [0.5, 0.3, 0.2]))
+    acted, reference = (
+        torch.tensor(p, dtype=torch.float64).log() for p in ([0.4, 0.4, 0.2], [0.5, 0.3, 0.2])
+    )
 
     def gradient(estimate) -> torch.Tensor:
         logits = torch.tensor([1.0, 0.0, -1.0], dtype=torch.float64, requires_grad=True)
         return torch.autograd.grad(estimate(torch.log_softmax(logits, dim=-1)), logits)[0]
 
     wanted = gradient(lambda policy: (policy.exp() * (policy - reference)).sum())
-    on_older = gradient(lambda policy: (acted.exp() * importance_weighted_k3(policy, acted, reference)).sum())
+    on_older = gradient(
+        lambda policy: (acted.exp() * importance_weighted_k3(policy, acted, reference)).sum()
+    )
     torch.testing.assert_close(on_older, wanted)
-    # by hand for one token: rho = 2, d = log 2: d/dl rho k3 = rho k3 + rho (1 - e^d) = 2 (1 - log 2) - 2
+    # by hand for one token: rho = 2, d = log 2: d/dl rho k3 = rho k3 + rho (1 - e^d) = 2 (1 - log
+    # 2) - 2
     token = torch.tensor([math.log(0.5)], dtype=torch.float64, requires_grad=True)
     behavior, anchor = token.detach() - math.log(2.0), token.detach() + math.log(2.0)
     (found,) = torch.autograd.grad(importance_weighted_k3(token, behavior, anchor).sum(), token)
@@ -105,7 +125,9 @@ def test_as_a_loss_on_older_samples_the_weighted_k3_has_the_gradient_of_the_dive
 
 
 def test_neither_the_policy_that_acted_nor_the_reference_gets_a_gradient() -> None:
-    log_prob, behavior, reference = (torch.tensor([value], requires_grad=True) for value in (-1.0, -1.5, -0.5))
+    log_prob, behavior, reference = (
+        torch.tensor([value], requires_grad=True) for value in (-1.0, -1.5, -0.5)
+    )
     importance_weighted_k3(log_prob, behavior, reference).sum().backward()
     assert log_prob.grad is not None
     assert behavior.grad is None
@@ -135,5 +157,7 @@ def test_the_gradient_of_entropy_is_that_of_finite_differences() -> None:
     for index in range(3):
         bump = torch.zeros(1, 3)
         bump[0, index] = 1e-2
-        difference = (entropy(logits.detach() + bump) - entropy(logits.detach() - bump)).item() / 2e-2
+        difference = (
+            entropy(logits.detach() + bump) - entropy(logits.detach() - bump)
+        ).item() / 2e-2
         assert logits.grad[0, index].item() == pytest.approx(difference, abs=1e-4)

@@ -25,7 +25,9 @@ from vla_rl.algorithms.losses.diagnostics import diagnose
 from vla_rl.errors import ConfigError
 
 
-def scaled_policy_gradient(batch: TokenBatch, *, clip_high: float = 1.0) -> tuple[torch.Tensor, Diagnostics]:
+def scaled_policy_gradient(
+    batch: TokenBatch, *, clip_high: float = 1.0
+) -> tuple[torch.Tensor, Diagnostics]:
     """A loss of somebody's own: -A * log_prob * clip_high."""
     losses = -batch.masked_advantage * batch.masked_log_prob * clip_high
     return losses, diagnose(batch.masked_log_prob.detach(), batch.mask)
@@ -40,18 +42,25 @@ def test_the_parameters_of_a_loss_are_its_keyword_arguments(name) -> None:
 
 def test_a_parameter_left_out_is_the_loss_own_default_and_one_that_is_set_counts() -> None:
     assert PolicyLossConfig(name="gspo").parameters == {"clip_low": 3e-4, "clip_high": 4e-4}
-    assert PolicyLossConfig(name="gspo", clip_low=0.1).parameters == {"clip_low": 0.1, "clip_high": 4e-4}
+    assert PolicyLossConfig(name="gspo", clip_low=0.1).parameters == {
+        "clip_low": 0.1,
+        "clip_high": 4e-4,
+    }
     batch = batch_of((1.5,), (1.0,))
     assert policy_loss(PolicyLossConfig(clip_high=0.4))(batch)[0].item() == pytest.approx(-1.4)
 
 
 def test_an_unknown_loss_is_refused_with_the_nearest_match() -> None:
-    with pytest.raises(ConfigError, match=r"PolicyLossConfig.name 'gpso' is unknown; did you mean 'gspo'\?"):
+    with pytest.raises(
+        ConfigError, match=r"PolicyLossConfig.name 'gpso' is unknown; did you mean 'gspo'\?"
+    ):
         PolicyLossConfig(name="gpso")
 
 
 def test_a_parameter_that_a_loss_does_not_have_is_refused() -> None:
-    with pytest.raises(ConfigError, match="policy loss 'gspo' has no dual_clip; it has: clip_low, clip_high"):
+    with pytest.raises(
+        ConfigError, match="policy loss 'gspo' has no dual_clip; it has: clip_low, clip_high"
+    ):
         PolicyLossConfig(name="gspo", dual_clip=3.0)
 
 
@@ -61,12 +70,24 @@ def test_a_parameter_that_a_loss_does_not_have_is_refused() -> None:
         ({"clip_low": 1.5}, r"clip_low is 1.5, expected in \[0, 1\]"),
         ({"clip_high": -0.1}, "clip_high is -0.1, expected at least 0"),
         ({"dual_clip": 1.0}, "dual_clip is 1.0, expected above 1"),
-        ({"name": "decoupled_ppo", "behavior_weight_cap": 0.0}, "behavior_weight_cap is 0.0, expected above 0"),
-        ({"name": "sapo", "temperature_positive": 0.0}, "temperature_positive is 0.0, expected above 0"),
+        (
+            {"name": "decoupled_ppo", "behavior_weight_cap": 0.0},
+            "behavior_weight_cap is 0.0, expected above 0",
+        ),
+        (
+            {"name": "sapo", "temperature_positive": 0.0},
+            "temperature_positive is 0.0, expected above 0",
+        ),
         ({"name": "icepop", "weight_low": 6.0}, "weight_low = 6.0 and weight_high = 5.0"),
         ({"name": "icepop", "weight_high": float("nan")}, "weight_high = nan"),
-        ({"name": "clip_cov", "covariance_share": 1.5}, r"covariance_share is 1.5, expected a share in \[0, 1\]"),
-        ({"name": "clip_cov", "covariance_low": 9.0}, "covariance_low = 9.0 and covariance_high = 5.0"),
+        (
+            {"name": "clip_cov", "covariance_share": 1.5},
+            r"covariance_share is 1.5, expected a share in \[0, 1\]",
+        ),
+        (
+            {"name": "clip_cov", "covariance_low": 9.0},
+            "covariance_low = 9.0 and covariance_high = 5.0",
+        ),
         (
             {"name": "decoupled_ppo", "correction": CorrectionConfig(truncate="token")},
             "correction is active with decoupled_ppo, expected one of them",
@@ -78,7 +99,9 @@ def test_numbers_out_of_range_are_refused(fields, message) -> None:
         PolicyLossConfig(**fields)
 
 
-def test_a_loss_of_ones_own_is_named_by_module_and_function_and_takes_the_parameters_that_are_set() -> None:
+def test_a_loss_of_ones_own_is_named_by_module_and_function_and_takes_the_parameters_that_are_set() -> (
+    None
+):
     batch = batch_of((2.0,), (1.0,))
     own = policy_loss(PolicyLossConfig(name=f"{__name__}:scaled_policy_gradient", clip_high=3.0))
     torch.testing.assert_close(gradient(own, batch), row(-3.0))
@@ -89,7 +112,11 @@ def test_a_loss_of_ones_own_is_named_by_module_and_function_and_takes_the_parame
     [
         (f"{__name__}:scaled_policy_gradent", {}, "did you mean 'scaled_policy_gradient'"),
         ("no_such_module:loss", {}, "module 'no_such_module' cannot be found"),
-        (f"{__name__}:scaled_policy_gradient", {"drift_coef": 0.1}, "has no keyword argument 'drift_coef'"),
+        (
+            f"{__name__}:scaled_policy_gradient",
+            {"drift_coef": 0.1},
+            "has no keyword argument 'drift_coef'",
+        ),
     ],
 )
 def test_a_loss_of_ones_own_that_is_not_there_is_refused(name, changes, message) -> None:
@@ -100,10 +127,13 @@ def test_a_loss_of_ones_own_that_is_not_there_is_refused(name, changes, message)
 def test_a_loss_without_a_trust_region_needs_fresh_data_or_an_explicit_word() -> None:
     plain = PolicyLossConfig(name="gpg")
     assert policy_loss_for(plain, max_staleness=0) is plain
-    with pytest.raises(ConfigError, match=r"'gpg' has no trust region, expected one if max_staleness = 2 > 0"):
+    with pytest.raises(
+        ConfigError, match=r"'gpg' has no trust region, expected one if max_staleness = 2 > 0"
+    ):
         policy_loss_for(plain, max_staleness=2)
     with pytest.raises(
-        ConfigError, match=r"'gpg' has no trust region, expected one if an update has several optimizer"
+        ConfigError,
+        match=r"'gpg' has no trust region, expected one if an update has several optimizer",
     ):
         policy_loss_for(plain, max_staleness=0, steps_once_per_update=False)
     insisting = PolicyLossConfig(name="gpg", allow_unbounded=True)
@@ -119,8 +149,13 @@ def test_the_penalty_for_samples_of_older_weights_is_weighted_by_the_ratio() -> 
         reference_log_prob=torch.log(torch.tensor([[0.6 * math.e]])),
     )
     # rho = 2 and d = 1: 2 * (e - 1 - 1), where k3 alone is e - 2
-    for estimator, expected in (("k3", math.e - 2.0), ("importance_weighted_k3", 2.0 * (math.e - 2.0))):
-        losses, _ = policy_loss(PolicyLossConfig(kl=KlLossConfig(coef=1.0, estimator=estimator)))(batch)
+    for estimator, expected in (
+        ("k3", math.e - 2.0),
+        ("importance_weighted_k3", 2.0 * (math.e - 2.0)),
+    ):
+        losses, _ = policy_loss(PolicyLossConfig(kl=KlLossConfig(coef=1.0, estimator=estimator)))(
+            batch
+        )
         assert losses.item() == pytest.approx(expected, rel=1e-5)
 
 
@@ -148,27 +183,36 @@ def test_the_reference_penalty_is_added_to_every_unmasked_token() -> None:
     batch = batch_of((1.0, 1.0), (0.0, 0.0), reference_log_prob=ratios_of(2.0, 2.0), mask=mask)
     losses, diagnostics = policy_loss(config)(batch)
     torch.testing.assert_close(losses, row(0.5 * 0.3068528194400547, 0.0))
-    torch.testing.assert_close(gradient(policy_loss(config), batch), row(-0.5 * 0.6931471805599453, 0.0))
+    torch.testing.assert_close(
+        gradient(policy_loss(config), batch), row(-0.5 * 0.6931471805599453, 0.0)
+    )
     assert diagnostics.metrics()["reference_kl"] == pytest.approx(0.30685282)
 
 
 def test_a_reference_penalty_without_a_reference_says_so_and_without_a_weight_needs_none() -> None:
     batch = random_batch(reference_log_prob=None)
     policy_loss(PolicyLossConfig())(batch)
-    with pytest.raises(ValueError, match=r"PolicyLossConfig.kl needs TokenBatch.reference_log_prob, but it is None"):
+    with pytest.raises(
+        ValueError, match=r"PolicyLossConfig.kl needs TokenBatch.reference_log_prob, but it is None"
+    ):
         policy_loss(PolicyLossConfig(kl=KlLossConfig(coef=0.1)))(batch)
 
 
 def test_a_config_goes_through_json_and_back() -> None:
-    config = PolicyLossConfig(name="cispo", clip_high=3.0, correction=CorrectionConfig(truncate="token"))
+    config = PolicyLossConfig(
+        name="cispo", clip_high=3.0, correction=CorrectionConfig(truncate="token")
+    )
     assert msgspec.json.decode(msgspec.json.encode(config), type=PolicyLossConfig) == config
 
 
 def test_configs_and_advantages_bring_no_torch() -> None:
     code = (
-        "import sys, vla_rl.algorithms as a; a.PolicyLossConfig(), a.AdvantageConfig(); print('torch' in sys.modules)"
+        "import sys, vla_rl.algorithms as a; a.PolicyLossConfig(), a.AdvantageConfig(); "
+        "print('torch' in sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert done.stdout.strip() == "False"
 
 

@@ -1,4 +1,6 @@
-"""What all policy losses have in common: their gradients, their masks, and independence of how an update is split."""
+"""What all policy losses have in common: their gradients, their masks, and independence of how an
+update is split.
+"""
 
 import dataclasses
 
@@ -22,8 +24,12 @@ from vla_rl.algorithms.losses import (
 
 NAMES = sorted(POLICY_LOSSES)
 WITH_STOPPED_GRADIENTS = {"gspo", "gmpo", "cispo", "cpgd"}
-LEVELS = [(name, level) for name in NAMES if "level" in PARAMETERS[name] for level in ("action", "chunk")]
-ALL = [PolicyLossConfig(name=name) for name in NAMES] + [PolicyLossConfig(name=n, level=level) for n, level in LEVELS]
+LEVELS = [
+    (name, level) for name in NAMES if "level" in PARAMETERS[name] for level in ("action", "chunk")
+]
+ALL = [PolicyLossConfig(name=name) for name in NAMES] + [
+    PolicyLossConfig(name=n, level=level) for n, level in LEVELS
+]
 DIFFERENTIABLE = [config for config in ALL if config.name not in WITH_STOPPED_GRADIENTS]
 
 
@@ -44,12 +50,16 @@ def test_the_gradient_is_that_of_finite_differences(config) -> None:
     def total(log_prob):
         return loss(dataclasses.replace(batch, log_prob=log_prob))[0].sum()
 
-    torch.testing.assert_close(gradient(loss, batch), finite_differences(total, batch.log_prob), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(
+        gradient(loss, batch), finite_differences(total, batch.log_prob), rtol=1e-6, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("name", ["gspo", "gmpo"])
 def test_the_token_form_has_the_gradient_of_the_sequence_form(name) -> None:
-    """Finite differences of  mean over sequences of -A * clipped geometric mean of ratios, written down on its own."""
+    """Finite differences of  mean over sequences of -A * clipped geometric mean of ratios, written
+    down on its own.
+    """
     batch = random_batch(rows=6, seed=3, spread=0.6)
     advantage = batch.advantage[:, :1]  # one number a sequence
     batch = dataclasses.replace(batch, advantage=advantage)
@@ -58,7 +68,9 @@ def test_the_token_form_has_the_gradient_of_the_sequence_form(name) -> None:
     def sequence_form(log_prob):
         log_ratio = torch.where(batch.mask, log_prob - batch.behavior_log_prob, 0.0)
         if name == "gmpo":
-            log_ratio = torch.where(advantage >= 0, log_ratio.clamp(max=0.15), log_ratio.clamp(min=-0.1))
+            log_ratio = torch.where(
+                advantage >= 0, log_ratio.clamp(max=0.15), log_ratio.clamp(min=-0.1)
+            )
         ratio = (log_ratio.sum(1, keepdim=True) / batch.mask.sum(1, keepdim=True)).exp()
         if name == "gspo":
             return torch.maximum(-advantage * ratio, -advantage * ratio.clamp(0.9, 1.15)).mean()
@@ -68,7 +80,9 @@ def test_the_token_form_has_the_gradient_of_the_sequence_form(name) -> None:
     reduced = aggregation("seq_mean_token_mean")(losses, batch.mask, count_denominators(batch.mask))
     (found,) = torch.autograd.grad(reduced, batch.log_prob)
     torch.testing.assert_close(reduced.detach(), sequence_form(batch.log_prob).detach())
-    torch.testing.assert_close(found, finite_differences(sequence_form, batch.log_prob), rtol=1e-6, atol=1e-8)
+    torch.testing.assert_close(
+        found, finite_differences(sequence_form, batch.log_prob), rtol=1e-6, atol=1e-8
+    )
 
 
 def test_cispo_has_the_gradient_of_its_weighted_log_prob() -> None:
@@ -79,22 +93,30 @@ def test_cispo_has_the_gradient_of_its_weighted_log_prob() -> None:
         return torch.where(batch.mask, -weight * batch.advantage * log_prob, 0.0).sum()
 
     found = gradient(policy_loss(PolicyLossConfig(name="cispo", clip_high=1.0)), batch)
-    torch.testing.assert_close(found, finite_differences(frozen, batch.log_prob), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(
+        found, finite_differences(frozen, batch.log_prob), rtol=1e-6, atol=1e-7
+    )
 
 
-def test_cpgd_has_the_gradient_of_its_bounded_log_ratio_and_of_the_divergence_from_the_old_policy() -> None:
+def test_cpgd_has_the_gradient_of_its_bounded_log_ratio_and_of_the_divergence_from_the_old_policy() -> (
+    None
+):
     batch = random_batch(spread=0.2)
 
     def objective(log_prob):
         log_ratio = log_prob - batch.behavior_log_prob
         bounded = torch.where(
-            batch.advantage >= 0, log_ratio.clamp(max=0.1823215568), log_ratio.clamp(min=-0.2231435513)
+            batch.advantage >= 0,
+            log_ratio.clamp(max=0.1823215568),
+            log_ratio.clamp(min=-0.2231435513),
         )
         divergence = torch.expm1(log_ratio) - log_ratio  # the k3 estimate of KL(behavior || policy)
         return torch.where(batch.mask, -batch.advantage * bounded + 0.3 * divergence, 0.0).sum()
 
     found = gradient(policy_loss(PolicyLossConfig(name="cpgd", drift_coef=0.3)), batch)
-    torch.testing.assert_close(found, finite_differences(objective, batch.log_prob), rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(
+        found, finite_differences(objective, batch.log_prob), rtol=1e-6, atol=1e-7
+    )
 
 
 @pytest.mark.parametrize("config", ALL, ids=name_of)
@@ -103,7 +125,8 @@ def test_where_the_policies_agree_the_gradient_is_the_plain_policy_gradient(conf
     if config.name == "clip_cov":
         config = PolicyLossConfig(name="clip_cov", covariance_share=0.0)
     batch = on_policy(random_batch())
-    if config.level in ("action", "chunk"):  # one advantage a control step or row, as the level means it
+    # one advantage a control step or row, as the level means it
+    if config.level in ("action", "chunk"):
         batch = dataclasses.replace(batch, advantage=batch.advantage[:, :1])
     expected = torch.where(batch.mask, -batch.advantage.expand_as(batch.mask), 0.0)
     torch.testing.assert_close(gradient(policy_loss(config), batch), expected)
@@ -114,9 +137,19 @@ def test_where_the_policies_agree_the_gradient_is_the_plain_policy_gradient(conf
 def test_whatever_stands_in_padding_changes_neither_loss_nor_gradient(config, padding) -> None:
     config = msgspec.structs.replace(config, kl=KlLossConfig(coef=0.1))
     loss, batch = policy_loss(config), random_batch()
-    names = ("log_prob", "behavior_log_prob", "advantage", "proximal_log_prob", "reference_log_prob")
-    filled = {name: torch.where(batch.mask, getattr(batch, name).detach(), padding) for name in names}
-    dirty = dataclasses.replace(batch, **(filled | {"log_prob": filled["log_prob"].requires_grad_()}))
+    names = (
+        "log_prob",
+        "behavior_log_prob",
+        "advantage",
+        "proximal_log_prob",
+        "reference_log_prob",
+    )
+    filled = {
+        name: torch.where(batch.mask, getattr(batch, name).detach(), padding) for name in names
+    }
+    dirty = dataclasses.replace(
+        batch, **(filled | {"log_prob": filled["log_prob"].requires_grad_()})
+    )
     torch.testing.assert_close(loss(dirty)[0], loss(batch)[0], rtol=0, atol=0)
     found = gradient(loss, dirty)
     torch.testing.assert_close(found, gradient(loss, batch), rtol=0, atol=0)
@@ -168,8 +201,13 @@ def test_the_order_of_rows_does_not_matter(config) -> None:
     order=st.permutations(range(6)),
     cuts=st.sets(st.integers(1, 5), max_size=4),
 )
-def test_the_gradient_does_not_depend_on_how_an_update_is_split(name, mode, seed, order, cuts) -> None:
-    """Micro-batches of random size and order; whether another rank computes one makes no difference to the sum."""
+def test_the_gradient_does_not_depend_on_how_an_update_is_split(
+    name, mode, seed, order, cuts
+) -> None:
+    """Micro-batches of random size and order.
+
+    Whether another rank computes one makes no difference to the sum.
+    """
     batch, config = random_batch(6, 4, seed=seed), PolicyLossConfig(name=name)
     if config.needs_chosen_tokens:
         batch = dataclasses.replace(batch, chosen_tokens=chosen_tokens(config, batch))
@@ -181,7 +219,9 @@ def test_the_gradient_does_not_depend_on_how_an_update_is_split(name, mode, seed
     found, sums = torch.zeros_like(expected), []
     for index in torch.tensor_split(torch.tensor(order), sorted(cuts)):
         part = batch.rows(index)
-        on_rank = count_denominators(part.mask, length=20.0).over_ranks(whole.num_tokens, whole.num_sequences)
+        on_rank = count_denominators(part.mask, length=20.0).over_ranks(
+            whole.num_tokens, whole.num_sequences
+        )
         part_losses, part_diagnostics = loss(part)
         (of_part,) = torch.autograd.grad(reduce(part_losses, part.mask, on_rank), batch.log_prob)
         found += of_part
@@ -200,7 +240,13 @@ def test_the_gradient_does_not_depend_on_how_an_update_is_split(name, mode, seed
 @pytest.mark.parametrize("half", [torch.bfloat16, torch.float16])
 def test_half_precision_log_probs_are_computed_with_in_float32(config, half) -> None:
     exact = random_batch()
-    names = ("log_prob", "behavior_log_prob", "proximal_log_prob", "reference_log_prob", "advantage")
+    names = (
+        "log_prob",
+        "behavior_log_prob",
+        "proximal_log_prob",
+        "reference_log_prob",
+        "advantage",
+    )
     rounded = {name: getattr(exact, name).detach().to(half) for name in names}
     config = msgspec.structs.replace(config, kl=KlLossConfig(coef=0.1))
     loss, leaf = policy_loss(config), rounded["log_prob"].requires_grad_()
@@ -229,8 +275,12 @@ def test_longer_padding_changes_nothing_but_zeros() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_gives_the_same_losses_and_gradients() -> None:
     batch = random_batch()
-    fields = {name: value.cuda() for name, value in vars(batch).items() if isinstance(value, torch.Tensor)}
-    on_gpu = dataclasses.replace(batch, **(fields | {"log_prob": batch.log_prob.detach().cuda().requires_grad_()}))
+    fields = {
+        name: value.cuda() for name, value in vars(batch).items() if isinstance(value, torch.Tensor)
+    }
+    on_gpu = dataclasses.replace(
+        batch, **(fields | {"log_prob": batch.log_prob.detach().cuda().requires_grad_()})
+    )
     for config in ALL:
         loss = policy_loss(config)
         torch.testing.assert_close(loss(on_gpu)[0].cpu(), loss(batch)[0])

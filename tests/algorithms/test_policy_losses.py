@@ -25,7 +25,9 @@ def loss_of(name: str, **changes):
 
 def test_gspo_clips_the_geometric_mean_of_the_ratios() -> None:
     # ratios 1.21 and 1.0: geometric mean 1.1, for both tokens
-    losses, diagnostics = loss_of("gspo", clip_low=0.2, clip_high=0.28)(batch_of((1.21, 1.0), (1.0, -1.0)))
+    losses, diagnostics = loss_of("gspo", clip_low=0.2, clip_high=0.28)(
+        batch_of((1.21, 1.0), (1.0, -1.0))
+    )
     torch.testing.assert_close(losses, row(-1.1, 1.1))
     assert diagnostics.metrics()["ratio_mean"] == pytest.approx(1.1)
     clipped, _ = loss_of("gspo")(batch_of((1.21, 1.0), (1.0, -1.0)))  # default range 3e-4, 4e-4
@@ -99,7 +101,12 @@ def test_sapo_is_a_soft_gate_that_is_steeper_for_bad_tokens() -> None:
 def test_cpgd_bounds_the_log_ratio_and_weighs_no_gradient() -> None:
     batch = batch_of((2.0, 0.5, 2.0, 0.5), (1.0, 1.0, -1.0, -1.0))
     loss = loss_of("cpgd", drift_coef=0.0)
-    bounded = [min(math.log(2), math.log(1.2)), math.log(0.5), -math.log(2), -max(math.log(0.5), math.log(0.8))]
+    bounded = [
+        min(math.log(2), math.log(1.2)),
+        math.log(0.5),
+        -math.log(2),
+        -max(math.log(0.5), math.log(0.8)),
+    ]
     torch.testing.assert_close(loss(batch)[0], -row(*bounded))
     torch.testing.assert_close(gradient(loss, batch), row(0.0, -1.0, 1.0, 0.0))
     assert loss(batch)[1].metrics()["clip_fraction"] == pytest.approx(0.5)
@@ -112,7 +119,9 @@ def test_cpgd_with_a_lower_bound_of_one_has_no_lower_bound() -> None:
 
 def test_cpgd_drift_pulls_back_with_the_ratio_minus_one_but_never_harder_than_two() -> None:
     loss = loss_of("cpgd", drift_coef=0.5)
-    torch.testing.assert_close(gradient(loss, batch_of((2.0, 0.5, 9.0), (0.0, 0.0, 0.0))), row(0.5, -0.25, 1.0))
+    torch.testing.assert_close(
+        gradient(loss, batch_of((2.0, 0.5, 9.0), (0.0, 0.0, 0.0))), row(0.5, -0.25, 1.0)
+    )
 
 
 def test_gpg_is_the_log_prob_times_the_advantage() -> None:
@@ -122,7 +131,10 @@ def test_gpg_is_the_log_prob_times_the_advantage() -> None:
 
 
 def covariance_batch() -> TokenBatch:
-    """Log-probs -3, -1, -1, -3 and advantages -1, 1, -1, 1: covariances 1, 1, -1, -1; all ratios are 1."""
+    """Log-probs -3, -1, -1, -3 and advantages -1, 1, -1, 1: covariances 1, 1, -1, -1.
+
+    All ratios are 1.
+    """
     log_prob = row(-3.0, -1.0, -1.0, -3.0)
     return TokenBatch(
         log_prob=log_prob.clone().requires_grad_(),
@@ -135,14 +147,16 @@ def covariance_batch() -> TokenBatch:
 def test_clip_cov_drops_a_share_of_the_tokens_of_high_covariance() -> None:
     loss = loss_of("clip_cov", covariance_share=0.25, covariance_low=0.5, covariance_high=5.0)
     losses, diagnostics = loss(covariance_batch())
-    torch.testing.assert_close(losses, row(0.0, -1.0, 1.0, -1.0))  # one of the two candidates, the first
+    # one of the two candidates, the first
+    torch.testing.assert_close(losses, row(0.0, -1.0, 1.0, -1.0))
     assert diagnostics.metrics()["dropped_fraction"] == pytest.approx(0.25)
     both = loss_of("clip_cov", covariance_share=0.5, covariance_low=0.5, covariance_high=5.0)
     torch.testing.assert_close(both(covariance_batch())[0], row(0.0, 0.0, 1.0, -1.0))
 
 
 def test_clip_covs_candidates_are_unmasked_unclipped_and_strictly_between_the_bounds() -> None:
-    # means over the five unmasked tokens: log-prob -2, advantage 0; covariances 1, 0.5, 0, 1, -2.5 and of the masked one 6
+    # means over the five unmasked tokens: log-prob -2, advantage 0; covariances 1, 0.5, 0, 1, -2.5
+    # and of the masked one 6
     log_prob = row(-3.0, -2.5, -2.0, -1.0, -1.5, 0.0)
     batch = TokenBatch(
         log_prob=log_prob.clone().requires_grad_(),
@@ -156,7 +170,11 @@ def test_clip_covs_candidates_are_unmasked_unclipped_and_strictly_between_the_bo
 
     def dropped(low: float, high: float) -> list[int]:
         config = PolicyLossConfig(
-            name="clip_cov", covariance_share=1.0, covariance_low=low, covariance_high=high, clip_high=0.28
+            name="clip_cov",
+            covariance_share=1.0,
+            covariance_low=low,
+            covariance_high=high,
+            clip_high=0.28,
         )
         return chosen_tokens(config, batch)[0].nonzero()[:, 0].tolist()
 
@@ -194,7 +212,9 @@ def test_a_share_of_nothing_chooses_nothing_and_any_other_at_least_one_token() -
             assert int(chosen_tokens(config, covariance_batch()).sum()) == chosen
 
 
-def test_padding_has_no_covariance_and_is_not_penalised_where_that_of_every_token_is_lower() -> None:
+def test_padding_has_no_covariance_and_is_not_penalised_where_that_of_every_token_is_lower() -> (
+    None
+):
     # means -1.5 and 2: covariances -0.5 and -0.5; of the padding it would be (0 - 2) * (0 + 1.5)
     batch = TokenBatch(
         log_prob=row(-2.0, -1.0, -7.0),
@@ -214,12 +234,15 @@ def test_padding_has_no_covariance_and_is_not_penalised_where_that_of_every_toke
 def test_candidates_are_taken_evenly_spaced() -> None:
     log_prob = row(*[-1.0] * 8)
     batch = TokenBatch(log_prob, log_prob, row(*[1.0] * 8), torch.ones(1, 8, dtype=torch.bool))
-    config = PolicyLossConfig(name="clip_cov", covariance_share=0.375, covariance_low=-1.0)  # 3 of 8 candidates
+    # 3 of 8 candidates
+    config = PolicyLossConfig(name="clip_cov", covariance_share=0.375, covariance_low=-1.0)
     assert chosen_tokens(config, batch)[0].nonzero()[:, 0].tolist() == [0, 2, 5]
 
 
 def test_clip_cov_without_a_candidate_is_ppo() -> None:
-    losses, diagnostics = loss_of("clip_cov", covariance_share=1.0, covariance_low=2.0)(covariance_batch())
+    losses, diagnostics = loss_of("clip_cov", covariance_share=1.0, covariance_low=2.0)(
+        covariance_batch()
+    )
     torch.testing.assert_close(losses, row(1.0, -1.0, 1.0, -1.0))
     assert diagnostics.metrics()["dropped_fraction"] == 0.0
 
@@ -227,13 +250,17 @@ def test_clip_cov_without_a_candidate_is_ppo() -> None:
 @pytest.mark.parametrize(
     "config",
     [
-        PolicyLossConfig(name="clip_cov", covariance_share=0.5, covariance_low=0.5, covariance_high=5.0),
+        PolicyLossConfig(
+            name="clip_cov", covariance_share=0.5, covariance_low=0.5, covariance_high=5.0
+        ),
         PolicyLossConfig(name="kl_cov", covariance_share=0.34),
         PolicyLossConfig(name="m2po", max_second_moment=0.07),
     ],
     ids=lambda config: config.name,
 )
-def test_tokens_chosen_beforehand_are_those_that_the_loss_chooses_among_all(config: PolicyLossConfig) -> None:
+def test_tokens_chosen_beforehand_are_those_that_the_loss_chooses_among_all(
+    config: PolicyLossConfig,
+) -> None:
     batch = TokenBatch(
         log_prob=row(-3.0, -1.0, -1.0, -3.0).T,
         behavior_log_prob=row(-3.1, -1.0, -0.5, -3.0).T,
@@ -256,7 +283,9 @@ def test_kl_cov_penalises_the_tokens_of_the_highest_covariance() -> None:
     assert diagnostics.metrics()["penalised_fraction"] == pytest.approx(1 / 3)
 
 
-def probabilities(current: tuple[float, ...], acted: tuple[float, ...], advantages: tuple[float, ...]) -> TokenBatch:
+def probabilities(
+    current: tuple[float, ...], acted: tuple[float, ...], advantages: tuple[float, ...]
+) -> TokenBatch:
     return TokenBatch(
         log_prob=ratios_of(*current).requires_grad_(),
         behavior_log_prob=ratios_of(*acted),
@@ -309,10 +338,16 @@ def test_a_token_at_the_bound_of_a_trust_region_is_kept() -> None:
     for name in ("dppo", "ipo"):
         at_the_bound = {"probability_high": up, "probability_low": -down, "penalty_coef": 0.0}
         torch.testing.assert_close(loss_of(name, **at_the_bound)(batch)[0], row(-1.5, 0.5))
-        within = {"probability_high": 0.99 * up, "probability_low": -0.99 * down, "penalty_coef": 0.0}
+        within = {
+            "probability_high": 0.99 * up,
+            "probability_low": -0.99 * down,
+            "penalty_coef": 0.0,
+        }
         assert not loss_of(name, **within)(batch)[0].any()
     high, low = (batch.log_prob.detach() - batch.behavior_log_prob)[0].exp().tolist()
-    torch.testing.assert_close(loss_of("icepop", weight_low=low, weight_high=high)(batch)[0], row(-1.5, 0.5))
+    torch.testing.assert_close(
+        loss_of("icepop", weight_low=low, weight_high=high)(batch)[0], row(-1.5, 0.5)
+    )
     # squared log-ratios a < b: their mean is the bound
     squares = (batch.log_prob.detach() - batch.behavior_log_prob).square()[0].sort().values
     moment = float(squares.cumsum(0)[1] / 2)
@@ -327,7 +362,9 @@ def test_icepop_is_zero_outside_of_its_interval_of_ratios() -> None:
 def test_opsm_drops_bad_sequences_that_the_policy_has_left() -> None:
     # mean of behavior - current log-prob: row 0: log 2 / 2 > 0.1, row 1: -log 2 / 2
     batch = TokenBatch(
-        log_prob=torch.cat([ratios_of(0.5, 1.0), ratios_of(2.0, 1.0), ratios_of(0.5, 1.0)]).requires_grad_(),
+        log_prob=torch.cat(
+            [ratios_of(0.5, 1.0), ratios_of(2.0, 1.0), ratios_of(0.5, 1.0)]
+        ).requires_grad_(),
         behavior_log_prob=torch.zeros(3, 2, dtype=torch.float64),
         advantage=torch.tensor([[-1.0], [-1.0], [1.0]], dtype=torch.float64),
         mask=torch.ones(3, 2, dtype=torch.bool),
@@ -340,13 +377,17 @@ def test_opsm_drops_bad_sequences_that_the_policy_has_left() -> None:
 def test_opsm_keeps_good_sequences_and_those_at_the_bound() -> None:
     # the policy has halved every probability: a drift of log 2
     for advantage in (0.5, 0.0):
-        losses, told = loss_of("opsm", max_sequence_kl=0.1)(batch_of((0.5, 0.5), (advantage, advantage)))
+        losses, told = loss_of("opsm", max_sequence_kl=0.1)(
+            batch_of((0.5, 0.5), (advantage, advantage))
+        )
         torch.testing.assert_close(losses, row(*[-advantage * 0.5] * 2))
         assert told.metrics()["dropped_fraction"] == 0.0
     batch = batch_of((0.5, 0.5), (-1.0, -1.0))
     assert loss_of("opsm", max_sequence_kl=sequence_drift(batch).item())(batch)[0].all()
     # a token that the sampler found certain and the policy impossible counts as 20 nats
-    far = TokenBatch(row(-50.0, -1.0), row(0.0, -1.0), row(1.0, 1.0), torch.ones(1, 2, dtype=torch.bool))
+    far = TokenBatch(
+        row(-50.0, -1.0), row(0.0, -1.0), row(1.0, 1.0), torch.ones(1, 2, dtype=torch.bool)
+    )
     assert sequence_drift(far).item() == 10.0
 
 
@@ -366,13 +407,16 @@ def test_opsm_measures_the_drift_from_the_policy_that_sampled_also_under_a_corre
     far_from_the_engine, far_from_the_trainer = drifted(-0.3, -1.0), drifted(-1.0, -0.3)
     assert not corrected(far_from_the_engine)[0].any()
     assert corrected(far_from_the_trainer)[0].all()
-    # the ratio of the surrogate is against the trainer's own log-probs, the rest is the weight exp(-0.7)
+    # the ratio of the surrogate is against the trainer's own log-probs, the rest is the weight
+    # exp(-0.7)
     near = loss_of("opsm", max_sequence_kl=0.8, correction=CorrectionConfig(truncate="token"))
     torch.testing.assert_close(near(far_from_the_engine)[0], row(*[math.exp(-0.7)] * 2))
 
 
 def test_by_default_opsm_drops_nothing_that_is_only_rounding_and_what_has_lost_a_tenth() -> None:
-    noise = 0.03 * torch.randn(1000, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    noise = 0.03 * torch.randn(
+        1000, 7, generator=torch.Generator().manual_seed(0), dtype=torch.float64
+    )
     behavior = torch.full((1000, 7), -1.0, dtype=torch.float64)
     mask = torch.ones(1000, 7, dtype=torch.bool)
     bad = -torch.ones(1000, 1, dtype=torch.float64)
@@ -413,8 +457,11 @@ def test_the_sequence_log_ratio_is_the_mean_over_all_rows_of_a_trajectory() -> N
     )
     told = sequence_log_ratio(PolicyLossConfig(name="gspo"), batch, torch.tensor([7, 7, 3]))
     torch.testing.assert_close(told, torch.tensor([[0.6], [0.6], [-1.0]], dtype=torch.float64))
-    bounded = sequence_log_ratio(PolicyLossConfig(name="gmpo"), batch, torch.tensor([7, 7, 3]))  # at most 0.4 each
-    torch.testing.assert_close(bounded[:, 0], row((0.3 + 0.4 + 0.4) / 3, (0.3 + 0.4 + 0.4) / 3, -1.0)[0])
+    # at most 0.4 each
+    bounded = sequence_log_ratio(PolicyLossConfig(name="gmpo"), batch, torch.tensor([7, 7, 3]))
+    torch.testing.assert_close(
+        bounded[:, 0], row((0.3 + 0.4 + 0.4) / 3, (0.3 + 0.4 + 0.4) / 3, -1.0)[0]
+    )
 
 
 def test_where_the_ratio_is_against_the_trainers_own_log_probs_so_is_the_mean() -> None:
@@ -423,16 +470,20 @@ def test_where_the_ratio_is_against_the_trainers_own_log_probs_so_is_the_mean() 
         PolicyLossConfig(name="decoupled_ppo", level="sequence"),
         PolicyLossConfig(name="gspo", correction=CorrectionConfig(truncate="token")),
     ):
-        assert sequence_log_ratio(config, batch, torch.tensor([0])).item() == pytest.approx(math.log(2))
-    assert sequence_log_ratio(PolicyLossConfig(name="gspo"), batch, torch.tensor([0])).item() == pytest.approx(
-        math.log(4)
-    )
+        assert sequence_log_ratio(config, batch, torch.tensor([0])).item() == pytest.approx(
+            math.log(2)
+        )
+    assert sequence_log_ratio(
+        PolicyLossConfig(name="gspo"), batch, torch.tensor([0])
+    ).item() == pytest.approx(math.log(4))
 
 
 def test_a_token_that_the_correction_dropped_takes_no_part_in_the_ratio_of_its_sequence() -> None:
     # kappa = 1, 1, 8: the third token is dropped, so log s = (log 1.2 + log 1.0) / 2
     batch = batch_of((1.2, 1.0, 16.0), (1.0, 1.0, 1.0), proximal_log_prob=ratios_of(1.0, 1.0, 8.0))
-    config = PolicyLossConfig(name="gspo", clip_low=0.5, clip_high=0.5, correction=CorrectionConfig(mask="token"))
+    config = PolicyLossConfig(
+        name="gspo", clip_low=0.5, clip_high=0.5, correction=CorrectionConfig(mask="token")
+    )
     losses, _ = policy_loss(config)(batch)
     torch.testing.assert_close(losses, row(-math.sqrt(1.2), -math.sqrt(1.2), 0.0))
     told = sequence_log_ratio(

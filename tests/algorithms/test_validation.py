@@ -17,19 +17,27 @@ def test_best_of_all_is_the_maximum_and_best_of_one_the_mean() -> None:
 def test_best_of_some_is_the_mean_over_all_ways_to_draw_them() -> None:
     rewards = np.random.default_rng(0).random((5, 6))
     for num in range(1, 7):
-        drawn = [max(row[list(places)]) for row in rewards for places in itertools.combinations(range(6), num)]
+        drawn = [
+            max(row[list(places)])
+            for row in rewards
+            for places in itertools.combinations(range(6), num)
+        ]
         assert best_at(rewards, num) == pytest.approx(np.mean(drawn))
 
 
 def test_the_majority_answers_and_of_equals_the_first() -> None:
     rewards = np.array([[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]])
-    assert majority_at(rewards, [["7", "8", "9", "7"], ["1", "2", "2", "1"]]) == pytest.approx((1.0 + 0.0) / 2)
+    assert majority_at(rewards, [["7", "8", "9", "7"], ["1", "2", "2", "1"]]) == pytest.approx(
+        (1.0 + 0.0) / 2
+    )
 
 
 def test_the_figures_have_names_with_their_numbers() -> None:
     rewards = np.array([[1.0, 0.0, 0.0, 0.0, 0.0, 0.0]])
     metrics = validation_metrics(rewards, [["4", "5", "5", "5", "6", "6"]])
-    assert metrics == pytest.approx({"mean": 1 / 6, "best@2": 1 / 3, "best@4": 2 / 3, "best@6": 1.0, "maj@6": 0.0})
+    assert metrics == pytest.approx(
+        {"mean": 1 / 6, "best@2": 1 / 3, "best@4": 2 / 3, "best@6": 1.0, "maj@6": 0.0}
+    )
     assert validation_metrics(np.array([[1.0]])) == {"mean": 1.0}
 
 

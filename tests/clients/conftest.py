@@ -1,4 +1,6 @@
-"""Tests of real clients, each in an interpreter of its own: `make test-clients` runs them, `make test` does not."""
+"""Tests of real clients, each in an interpreter of its own: `make test-clients` runs them,
+`make test` does not.
+"""
 
 import os
 import sys

@@ -31,14 +31,19 @@ def adds() -> Iterator[Anthropic]:
 
 
 def test_a_message_with_a_tool_goes_there_and_back(adds: Anthropic) -> None:
-    first = adds.messages.create(model="claude", max_tokens=64, messages=ASK, tools=TOOLS, system="Be brief.")
+    first = adds.messages.create(
+        model="claude", max_tokens=64, messages=ASK, tools=TOOLS, system="Be brief."
+    )
     (use,) = first.content
     assert use.type == "tool_use"
     assert (first.stop_reason, use.name, use.input) == ("tool_use", "add", {"a": 2, "b": 3})
     history: Any = [
         *ASK,
         {"role": "assistant", "content": first.content},
-        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "5"}]},
+        {
+            "role": "user",
+            "content": [{"type": "tool_result", "tool_use_id": use.id, "content": "5"}],
+        },
     ]
     final = adds.messages.create(model="claude", max_tokens=64, messages=history, tools=TOOLS)
     assert final.content[0].text == "It is 5."  # type: ignore[union-attr]
@@ -51,15 +56,21 @@ def test_a_stream_gives_the_same(adds: Anthropic) -> None:
 
 
 def test_stop_sequences(adds: Anthropic) -> None:
-    message = adds.messages.create(model="claude", max_tokens=64, messages=ASK, stop_sequences=[" 5"])
+    message = adds.messages.create(
+        model="claude", max_tokens=64, messages=ASK, stop_sequences=[" 5"]
+    )
     assert (message.stop_reason, message.stop_sequence) == ("stop_sequence", " 5")
 
 
 def test_errors_are_the_clients_own(adds: Anthropic) -> None:
-    with pytest.raises(anthropic.BadRequestError, match="messages is \\[\\], expected at least one message"):
+    with pytest.raises(
+        anthropic.BadRequestError, match="messages is \\[\\], expected at least one message"
+    ):
         adds.messages.create(model="claude", max_tokens=64, messages=[])
     with pytest.raises(anthropic.AuthenticationError):
-        adds.with_options(api_key="wrong").messages.create(model="claude", max_tokens=64, messages=ASK)
+        adds.with_options(api_key="wrong").messages.create(
+            model="claude", max_tokens=64, messages=ASK
+        )
 
 
 def test_the_page_shows_what_runs() -> None:

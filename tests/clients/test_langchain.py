@@ -32,7 +32,9 @@ def add(a: int, b: int) -> int:
 
 
 def model(key: str, **kwargs: Any) -> ChatOpenAI:
-    return ChatOpenAI(model="gpt-5", base_url=os.environ["VLA_RL_BASE_URL"], api_key=os.environ[key], **kwargs)
+    return ChatOpenAI(
+        model="gpt-5", base_url=os.environ["VLA_RL_BASE_URL"], api_key=os.environ[key], **kwargs
+    )
 
 
 @pytest.mark.parametrize("use_responses_api", [False, True])
@@ -45,7 +47,9 @@ def test_a_model_is_invoked_and_streamed(use_responses_api: bool) -> None:
 @pytest.mark.parametrize("use_responses_api", [False, True])
 @pytest.mark.parametrize("strict", [None, True])
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
-def test_structured_output_of_real_weights(method: Any, strict: bool | None, use_responses_api: bool) -> None:
+def test_structured_output_of_real_weights(
+    method: Any, strict: bool | None, use_responses_api: bool
+) -> None:
     picks = model("VLA_RL_REAL", use_responses_api=use_responses_api)
     picked = picks.with_structured_output(Pick, method=method, strict=strict).invoke("Pick.")
     assert isinstance(picked, Pick)
@@ -57,14 +61,18 @@ def test_json_mode() -> None:
 
 
 def test_tools_are_bound_and_forced() -> None:
-    adds = model("VLA_RL_CALCULATOR").bind_tools([add], tool_choice="add", parallel_tool_calls=False, strict=True)
+    adds = model("VLA_RL_CALCULATOR").bind_tools(
+        [add], tool_choice="add", parallel_tool_calls=False, strict=True
+    )
     (call,) = adds.invoke("What is 2 plus 3?").tool_calls
     assert (call["name"], call["args"]) == ("add", {"a": 2, "b": 3})
 
 
 @pytest.mark.parametrize("use_responses_api", [False, True])
 def test_an_agent_calls_its_tool_and_answers(use_responses_api: bool) -> None:
-    agent = create_agent(model("VLA_RL_CALCULATOR", use_responses_api=use_responses_api), tools=[add])
+    agent = create_agent(
+        model("VLA_RL_CALCULATOR", use_responses_api=use_responses_api), tools=[add]
+    )
     messages = agent.invoke({"messages": [("user", "What is 2 plus 3?")]})["messages"]
     assert [message.type for message in messages] == ["human", "ai", "tool", "ai"]
     assert messages[-1].text == "It is 5."
@@ -72,7 +80,9 @@ def test_an_agent_calls_its_tool_and_answers(use_responses_api: bool) -> None:
 
 def test_an_agent_ends_in_a_structured_response() -> None:
     agent = create_agent(model("VLA_RL_CALCULATOR"), tools=[add], response_format=Sum)
-    assert agent.invoke({"messages": [("user", "What is 20 plus 3?")]})["structured_response"] == Sum(sum=23)
+    assert agent.invoke({"messages": [("user", "What is 20 plus 3?")]})[
+        "structured_response"
+    ] == Sum(sum=23)
 
 
 def test_log_probs_and_several_choices() -> None:
@@ -84,7 +94,11 @@ def test_log_probs_and_several_choices() -> None:
 
 
 def test_text_completion() -> None:
-    completes = OpenAI(model="gpt-5", base_url=os.environ["VLA_RL_BASE_URL"], api_key=os.environ["VLA_RL_CALCULATOR"])
+    completes = OpenAI(
+        model="gpt-5",
+        base_url=os.environ["VLA_RL_BASE_URL"],
+        api_key=os.environ["VLA_RL_CALCULATOR"],
+    )
     assert completes.invoke("1, 2,") == " and so on"
 
 

@@ -1,4 +1,6 @@
-"""LangChain's classic ReAct agent, unchanged: it stops the model before it makes up what its tool would say."""
+"""LangChain's classic ReAct agent, unchanged: it stops the model before it makes up what its tool
+would say.
+"""
 
 import os
 
@@ -32,9 +34,15 @@ def add_text(numbers: str) -> int:
 
 
 def test_react_sees_the_tools_observation_and_not_one_that_the_model_made_up() -> None:
-    adds = ChatOpenAI(model="gpt-5", base_url=os.environ["VLA_RL_BASE_URL"], api_key=os.environ["VLA_RL_CALCULATOR"])
+    adds = ChatOpenAI(
+        model="gpt-5",
+        base_url=os.environ["VLA_RL_BASE_URL"],
+        api_key=os.environ["VLA_RL_CALCULATOR"],
+    )
     agent = create_react_agent(adds, [add_text], PromptTemplate.from_template(REACT))
-    executor = AgentExecutor(agent=agent, tools=[add_text], max_iterations=3, return_intermediate_steps=True)
+    executor = AgentExecutor(
+        agent=agent, tools=[add_text], max_iterations=3, return_intermediate_steps=True
+    )
     outcome = executor.invoke({"input": "What is 2 plus 3?"})
     assert outcome["output"] == "5"
     ((action, observation),) = outcome["intermediate_steps"]

@@ -1,4 +1,6 @@
-"""The OpenAI Agents SDK, unchanged and as it is out of the box: its default is the responses API, with strict tools."""
+"""The OpenAI Agents SDK, unchanged and as it is out of the box: its default is the responses API,
+with strict tools.
+"""
 
 import asyncio
 import os
@@ -42,7 +44,8 @@ def as_adding(monkeypatch: pytest.MonkeyPatch) -> None:
     """Set the variables in which the SDK looks for its model."""
     monkeypatch.setenv("OPENAI_BASE_URL", os.environ["VLA_RL_BASE_URL"])
     monkeypatch.setenv("OPENAI_API_KEY", os.environ["VLA_RL_CALCULATOR"])
-    set_default_openai_client(AsyncOpenAI(), use_for_tracing=False)  # one a test, as each has a loop of its own
+    # one a test, as each has a loop of its own
+    set_default_openai_client(AsyncOpenAI(), use_for_tracing=False)
 
 
 def client(key: str) -> AsyncOpenAI:
@@ -61,7 +64,9 @@ def test_an_agent_with_tools_ends_in_its_output_type() -> None:
 
 def test_an_agent_must_call_a_tool_once() -> None:
     settings = ModelSettings(tool_choice="required", parallel_tool_calls=False)
-    agent = Agent(name="adder", tools=[add], model_settings=settings, tool_use_behavior="stop_on_first_tool")
+    agent = Agent(
+        name="adder", tools=[add], model_settings=settings, tool_use_behavior="stop_on_first_tool"
+    )
     assert Runner.run_sync(agent, "What is 4 plus 4?").final_output == "8"
 
 
@@ -81,7 +86,8 @@ def test_a_session_remembers_what_was_said() -> None:
 
     async def talk() -> list[str]:
         return [
-            (await Runner.run(agent, text, session=session)).final_output for text in ("What is 2 plus 3?", "Thanks.")
+            (await Runner.run(agent, text, session=session)).final_output
+            for text in ("What is 2 plus 3?", "Thanks.")
         ]
 
     assert asyncio.run(talk())[0] == "It is 5."
@@ -92,7 +98,9 @@ def test_real_weights_give_the_output_type_through_both_apis() -> None:
     async def run() -> None:
         async with client("VLA_RL_REAL") as real:
             for kind in (OpenAIChatCompletionsModel, OpenAIResponsesModel):
-                agent = Agent(name="picker", output_type=Pick, model=kind("gpt-5", openai_client=real))
+                agent = Agent(
+                    name="picker", output_type=Pick, model=kind("gpt-5", openai_client=real)
+                )
                 assert isinstance((await Runner.run(agent, "Pick.")).final_output, Pick)
 
     asyncio.run(run())
@@ -101,7 +109,11 @@ def test_real_weights_give_the_output_type_through_both_apis() -> None:
 def test_the_chat_completions_model_calls_tools_too() -> None:
     async def run() -> str:
         async with client("VLA_RL_CALCULATOR") as adds:
-            agent = Agent(name="adder", tools=[add], model=OpenAIChatCompletionsModel("gpt-5", openai_client=adds))
+            agent = Agent(
+                name="adder",
+                tools=[add],
+                model=OpenAIChatCompletionsModel("gpt-5", openai_client=adds),
+            )
             return (await Runner.run(agent, "What is 2 plus 3?")).final_output
 
     assert asyncio.run(run()) == "It is 5."

@@ -1,4 +1,6 @@
-"""The package openai, unchanged: responses, chat completions, parsed outputs, streams, log-probs, several choices."""
+"""The package openai, unchanged: responses, chat completions, parsed outputs, streams, log-probs,
+several choices.
+"""
 
 import os
 from collections.abc import Iterator
@@ -33,18 +35,24 @@ class Add(BaseModel):
 
 @pytest.fixture
 def adds() -> Iterator[OpenAI]:
-    with OpenAI(base_url=os.environ["VLA_RL_BASE_URL"], api_key=os.environ["VLA_RL_CALCULATOR"]) as client:
+    with OpenAI(
+        base_url=os.environ["VLA_RL_BASE_URL"], api_key=os.environ["VLA_RL_CALCULATOR"]
+    ) as client:
         yield client
 
 
 @pytest.fixture
 def real() -> Iterator[OpenAI]:
-    with OpenAI(base_url=os.environ["VLA_RL_BASE_URL"], api_key=os.environ["VLA_RL_REAL"]) as client:
+    with OpenAI(
+        base_url=os.environ["VLA_RL_BASE_URL"], api_key=os.environ["VLA_RL_REAL"]
+    ) as client:
         yield client
 
 
 def test_a_response_and_its_continuation(adds: OpenAI) -> None:
-    first = adds.responses.create(model="gpt-5", input="What is 2 plus 3?", instructions="Be brief.")
+    first = adds.responses.create(
+        model="gpt-5", input="What is 2 plus 3?", instructions="Be brief."
+    )
     assert first.output_text == "It is 5."
     again = adds.responses.create(model="gpt-5", input="Thanks.", previous_response_id=first.id)
     assert again.output_text == "It is 5."
@@ -57,7 +65,9 @@ def test_a_response_with_a_function(adds: OpenAI) -> None:
     assert call.type == "function_call"
     assert (call.name, call.arguments) == ("add", '{"a": 2, "b": 3}')
     outputs: Any = [{"type": "function_call_output", "call_id": call.call_id, "output": "5"}]
-    final = adds.responses.create(model="gpt-5", input=outputs, previous_response_id=first.id, tools=tools)
+    final = adds.responses.create(
+        model="gpt-5", input=outputs, previous_response_id=first.id, tools=tools
+    )
     assert final.output_text == "It is 5."
 
 
@@ -101,9 +111,13 @@ def test_json_mode_is_json(real: OpenAI) -> None:
 
 
 def test_a_forced_function_is_called(real: OpenAI) -> None:
-    tools: Any = [{"type": "function", "function": {"name": "pick", "parameters": Pick.model_json_schema()}}]
+    tools: Any = [
+        {"type": "function", "function": {"name": "pick", "parameters": Pick.model_json_schema()}}
+    ]
     forced: Any = {"type": "function", "function": {"name": "pick"}}
-    answer = real.chat.completions.create(model="gpt-5", messages=ASK, tools=tools, tool_choice=forced)
+    answer = real.chat.completions.create(
+        model="gpt-5", messages=ASK, tools=tools, tool_choice=forced
+    )
     (call,) = answer.choices[0].message.tool_calls or ()
     assert call.type == "function"
     Pick.model_validate_json(call.function.arguments)

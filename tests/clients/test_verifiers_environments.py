@@ -1,4 +1,5 @@
-"""Environments of the package verifiers, unchanged, in an interpreter of its own: classic ones, v1 ones, tools, two agents.
+"""Environments of the package verifiers, unchanged, in an interpreter of its own: classic ones, v1
+ones, tools, two agents.
 
 Run by this project's interpreter; VLA_RL_VERIFIERS_PYTHON names the one that has verifiers.
 """
@@ -37,11 +38,16 @@ class Says:
     """Says what it is told to say, in turn; a message, or text."""
 
     def __init__(self, *says: str | Message) -> None:
-        self._says = [Message(role="assistant", content=said) if isinstance(said, str) else said for said in says]
+        self._says = [
+            Message(role="assistant", content=said) if isinstance(said, str) else said
+            for said in says
+        ]
 
     async def generate(self, prompt: Any, **options: Any) -> Completion:
         message = self._says.pop(0)
-        tokens = as_tokens(message.content + "".join(call.name for call in message.tool_calls) + "\n")
+        tokens = as_tokens(
+            message.content + "".join(call.name for call in message.tool_calls) + "\n"
+        )
         return Completion(
             message=message,
             prompt_tokens=as_tokens(text_of(prompt)),
@@ -53,10 +59,15 @@ class Says:
 
 
 @asynccontextmanager
-async def pool_of(env: str, monkeypatch: pytest.MonkeyPatch, **fields: Any) -> AsyncIterator[VerifiersPool]:
+async def pool_of(
+    env: str, monkeypatch: pytest.MonkeyPatch, **fields: Any
+) -> AsyncIterator[VerifiersPool]:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((ROOT, SUPPORT)))
-    path = os.pathsep.join((str(Path(PYTHON).parent), os.environ["PATH"]))  # for uv, with which v1 installs its harness
-    config = VerifiersConfig(env=env, python=PYTHON, num_envs=2, environment={"PATH": path}, **fields)
+    # for uv, with which v1 installs its harness
+    path = os.pathsep.join((str(Path(PYTHON).parent), os.environ["PATH"]))
+    config = VerifiersConfig(
+        env=env, python=PYTHON, num_envs=2, environment={"PATH": path}, **fields
+    )
     async with asyncio.timeout(600), Runtime() as runtime, VerifiersPool(runtime, config) as pool:
         yield pool
 
@@ -83,9 +94,15 @@ async def test_a_classic_environment_is_played_with_its_tool_and_judged_by_its_r
 ) -> None:
     async with pool_of("vf_sums", monkeypatch, arguments={"num_rows": 5}) as pool:
         assert [start.options["row"] for start in pool.starts()] == [0, 1, 2, 3, 4]
-        add = Message(role="assistant", tool_calls=(ToolCall(id="c0", name="add", arguments='{"left":3,"right":3}'),))
+        add = Message(
+            role="assistant",
+            tool_calls=(ToolCall(id="c0", name="add", arguments='{"left":3,"right":3}'),),
+        )
         right = await played(pool, 2, Says(add, "6"))
-        assert (right.is_success, [step.rewards.tolist() for step in right.steps]) == (True, [[0.0], [1.0]])
+        assert (right.is_success, [step.rewards.tolist() for step in right.steps]) == (
+            True,
+            [[0.0], [1.0]],
+        )
         first, second = right.steps
         spoken = np.concatenate([first.observation["prompt_tokens"], first.chunk.tokens])
         assert len(second.observation["prompt_tokens"]) > len(spoken)
@@ -100,23 +117,37 @@ async def test_a_v1_environment_is_played_by_its_harness_and_judged_by_its_task(
     async with pool_of("vf_sums_v1", monkeypatch, arguments=arguments, max_rows=3) as pool:
         assert len(pool.starts()) == 3
         right, wrong = await asyncio.gather(played(pool, 1, Says("4")), played(pool, 2, Says("5")))
-        assert (right.is_success, right.undiscounted_return, right.info["metrics"]) == (True, 1.0, {"length": 1.0})
+        assert (right.is_success, right.undiscounted_return, right.info["metrics"]) == (
+            True,
+            1.0,
+            {"length": 1.0},
+        )
         assert (wrong.is_success, wrong.undiscounted_return) == (False, 0.0)
         with pytest.raises(DataError, match="row 3 of vf_sums_v1, expected a number from 0 to 2"):
             async with pool.lease(EpisodeSpec(**{**_fields(right), "options": {"row": 3}})):
                 pass
 
 
-@pytest.mark.skipif(VERSION < (0, 3), reason="the harness of verifiers 0.2 installs a newer mcp than its servers speak")
-async def test_a_v1_environment_with_a_tool_server_is_played(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.skipif(
+    VERSION < (0, 3),
+    reason="the harness of verifiers 0.2 installs a newer mcp than its servers speak",
+)
+async def test_a_v1_environment_with_a_tool_server_is_played(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with pool_of("vf_doubles_v1", monkeypatch, arguments=V1) as pool:
-        call = Message(role="assistant", tool_calls=(ToolCall(id="c", name="math_double", arguments='{"number": 21}'),))
+        call = Message(
+            role="assistant",
+            tool_calls=(ToolCall(id="c", name="math_double", arguments='{"number": 21}'),),
+        )
         trajectory = await played(pool, 1, Says(call, "It is 42."))
         assert (trajectory.is_success, trajectory.info["num_turns"]) == (True, 2)
 
 
 @pytest.mark.skipif(VERSION < (0, 3), reason="verifiers 0.2 has one agent")
-async def test_two_agents_of_a_v1_environment_earn_their_own_rewards(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_agents_of_a_v1_environment_earn_their_own_rewards(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async with pool_of("vf_duel_v1", monkeypatch) as pool:
         trajectory = await played(pool, 0, {"left": Says("3"), "right": Says("4")})
         assert trajectory.returns_by_agent == {"left": -1.0, "right": 1.0}
@@ -129,7 +160,9 @@ async def test_an_environment_that_lacks_a_package_is_told_with_its_name(
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join((ROOT, SUPPORT, str(tmp_path))))
     async with Runtime() as runtime:
         with pytest.raises(ConfigError, match="No module named 'a_package_that_is_not_there'"):
-            await VerifiersPool(runtime, VerifiersConfig(env="lacks_much", python=PYTHON)).__aenter__()
+            await VerifiersPool(
+                runtime, VerifiersConfig(env="lacks_much", python=PYTHON)
+            ).__aenter__()
 
 
 def _fields(trajectory: Trajectory) -> dict[str, Any]:

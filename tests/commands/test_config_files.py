@@ -48,14 +48,19 @@ class RunSettings(Config):
 def test_a_file_sets_what_it_names_and_leaves_the_rest(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("tasks = [1, 2]\n[rollout]\nnum_envs = 2\n")
-    assert read_config(path, RunSettings) == RunSettings(tasks=(1, 2), rollout=RolloutSettings(num_envs=2))
+    assert read_config(path, RunSettings) == RunSettings(
+        tasks=(1, 2), rollout=RolloutSettings(num_envs=2)
+    )
 
 
 def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
     path = tmp_path / "run.toml"
     path.write_text("updates = 3\n[rollout]\nnum_envs = 2\n")
     command = parse_command(
-        TrainingLaunch, RunSettings, "A run.", ["--config", str(path), "--updates", "5", "--dry-run"]
+        TrainingLaunch,
+        RunSettings,
+        "A run.",
+        ["--config", str(path), "--updates", "5", "--dry-run"],
     )
     assert command.config == RunSettings(updates=5, rollout=RolloutSettings(num_envs=2))
     assert command.launch.dry_run
@@ -63,24 +68,35 @@ def test_the_command_line_overrides_the_file(tmp_path: Path) -> None:
 
 def test_a_file_and_a_run_to_go_on_with_are_refused_together(tmp_path: Path) -> None:
     with pytest.raises(
-        ConfigError, match=r"--config my\.toml and --resume runs/one were both given, expected one of them"
+        ConfigError,
+        match=r"--config my\.toml and --resume runs/one were both given, expected one of them",
     ):
-        parse_command(TrainingLaunch, RunSettings, "A run.", ["--config", "my.toml", "--resume", "runs/one"])
+        parse_command(
+            TrainingLaunch, RunSettings, "A run.", ["--config", "my.toml", "--resume", "runs/one"]
+        )
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("updats = 3", "unknown key 'updats' of RunSettings; did you mean 'updates'"),
-        ("[rollout]\nnum_env = 3", "unknown key 'num_env' of RolloutSettings; did you mean 'num_envs'"),
+        (
+            "[rollout]\nnum_env = 3",
+            "unknown key 'num_env' of RolloutSettings; did you mean 'num_envs'",
+        ),
         ("zzz = 3", "known keys: rollout, tasks, updates"),
         ("updates = 'three'", "Expected `int`, got `str`"),
         ("rollout = 3", "got 3, expected a table of RolloutSettings"),
-        ("[rollout]\nnum_envs = 0", "RolloutSettings.num_envs is 0, expected at least 1 environment"),
+        (
+            "[rollout]\nnum_envs = 0",
+            "RolloutSettings.num_envs is 0, expected at least 1 environment",
+        ),
         ("updates = ", "is not TOML"),
     ],
 )
-def test_a_wrong_file_is_refused_with_the_file_and_the_key(tmp_path: Path, text: str, message: str) -> None:
+def test_a_wrong_file_is_refused_with_the_file_and_the_key(
+    tmp_path: Path, text: str, message: str
+) -> None:
     path = tmp_path / "run.toml"
     path.write_text(text)
     with pytest.raises(ConfigError) as caught:
@@ -108,7 +124,9 @@ def test_help_may_be_read_in_part(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     command = f"set -o pipefail; {sys.executable} {program} --help | head -1"
-    result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True)
+    result = subprocess.run(
+        ["bash", "-c", command], capture_output=True, text=True, timeout=60, check=True
+    )
     assert result.stdout.startswith("usage:")
     assert result.stderr == ""
 
@@ -116,10 +134,14 @@ def test_help_may_be_read_in_part(tmp_path: Path) -> None:
 def test_help_may_be_read_until_only_its_last_buffer_is_missing() -> None:
     command = [sys.executable, "-c", PROGRAM, "--help-all"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    length = len(subprocess.run(command, capture_output=True, timeout=60, check=True, env=environment).stdout)
+    length = len(
+        subprocess.run(command, capture_output=True, timeout=60, check=True, env=environment).stdout
+    )
     reading, writing = os.pipe()
     page = fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, 4096)
-    with subprocess.Popen(command, stdout=writing, stderr=subprocess.PIPE, env=environment) as program:
+    with subprocess.Popen(
+        command, stdout=writing, stderr=subprocess.PIPE, env=environment
+    ) as program:
         os.close(writing)
         num_read = 0
         while num_read < length - 2 * page:
@@ -131,7 +153,10 @@ def test_help_may_be_read_until_only_its_last_buffer_is_missing() -> None:
 
 
 def help_of(
-    config: type[Config], capsys: pytest.CaptureFixture[str], *arguments: str, description: str = "A run."
+    config: type[Config],
+    capsys: pytest.CaptureFixture[str],
+    *arguments: str,
+    description: str = "A run.",
 ) -> str:
     with pytest.raises(SystemExit) as done:
         parse_command(TrainingLaunch, config, description, [*arguments])
@@ -139,22 +164,35 @@ def help_of(
     return capsys.readouterr().out
 
 
-def test_help_shows_a_recipes_own_options_and_the_common_ones_of_its_tables(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_shows_a_recipes_own_options_and_the_common_ones_of_its_tables(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     text = help_of(SrpoToyConfig, capsys, "--help")
     for option in ("--dry-run", "--resume", "--task-ids", "--run.updates", "--simulators.num-envs"):
         assert option in text
     for option in ("--run.stall-warning-s", "--learner.loss.kl.coef", "--critic."):
         assert option not in text
     everything = help_of(SrpoToyConfig, capsys, "--help-all")
-    num_shown, num_all = (len(re.findall(r"^\W*--[a-z][\w.-]+[ ,]", each, re.MULTILINE)) for each in (text, everything))
+    num_shown, num_all = (
+        len(re.findall(r"^\W*--[a-z][\w.-]+[ ,]", each, re.MULTILINE))
+        for each in (text, everything)
+    )
     assert f"{num_all - num_shown} more options: " in text.splitlines()[-1]
     assert text.splitlines()[-1].endswith(" --help-all")
     assert num_shown < num_all / 4
 
 
-def test_all_help_explains_every_option_in_its_own_words(capsys: pytest.CaptureFixture[str]) -> None:
+def test_all_help_explains_every_option_in_its_own_words(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     text = " ".join(help_of(RunSettings, capsys, "--help-all").split())
-    for phrase in ("--rollout.num-envs", "Environments played at the same time.", "--dry-run", "--resume", "--draw"):
+    for phrase in (
+        "--rollout.num-envs",
+        "Environments played at the same time.",
+        "--dry-run",
+        "--resume",
+        "--draw",
+    ):
         assert phrase in text
     assert "more options" not in text
 
@@ -182,9 +220,14 @@ def test_help_fills_its_paragraphs_to_the_width_of_the_terminal(
     assert text.startswith(f"usage: {program_name()} [-h]")
     assert "\nOne line of the source that goes on for a while, and another.\n" in text
     assert "\n    a drawing ─► that stays\n        as it is\n" in text
-    assert "as a line of the source may be, and then some more, which stands in the line below." in text
+    assert (
+        "as a line of the source may be, and then some "
+        "more, which stands in the line below." in text
+    )
     monkeypatch.setenv("COLUMNS", "60")
-    assert max(map(len, help_of(Wordy, capsys, "--help", description=description).splitlines())) <= 60
+    assert (
+        max(map(len, help_of(Wordy, capsys, "--help", description=description).splitlines())) <= 60
+    )
 
 
 def test_the_common_options_exist_in_a_recipe() -> None:
@@ -194,7 +237,9 @@ def test_the_common_options_exist_in_a_recipe() -> None:
         config = waiting.pop()
         tables[config.__name__] = config
         waiting += [
-            kind for kind in get_type_hints(config).values() if isinstance(kind, type) and issubclass(kind, Config)
+            kind
+            for kind in get_type_hints(config).values()
+            if isinstance(kind, type) and issubclass(kind, Config)
         ]
     for name, fields in COMMON.items():
         assert set(fields) <= set(tables[name].__struct_fields__), name
@@ -220,7 +265,9 @@ def test_an_unknown_option_is_refused_with_the_nearest(capsys: pytest.CaptureFix
     assert "--updates" in capsys.readouterr().err
 
 
-def test_a_recipe_without_a_graph_has_no_option_to_draw_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_recipe_without_a_graph_has_no_option_to_draw_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit):
         parse_command(Launch, RunSettings, "A run.", ["--draw", "graph.svg"])
     assert "--draw" in capsys.readouterr().err
@@ -249,7 +296,9 @@ def test_a_damaged_file_is_explained_in_two_lines() -> None:
 
 
 def test_one_error_of_many_tasks_is_explained_once() -> None:
-    group = ExceptionGroup("tasks", [ExceptionGroup("more", [EnvError("no room")]), EnvError("no room")])
+    group = ExceptionGroup(
+        "tasks", [ExceptionGroup("more", [EnvError("no room")]), EnvError("no room")]
+    )
     group.add_note("while starting")
     assert explain(group).splitlines() == [
         "error: EnvError: no room",
@@ -260,7 +309,11 @@ def test_one_error_of_many_tasks_is_explained_once() -> None:
 
 def test_different_errors_of_several_tasks_are_explained_one_after_the_other() -> None:
     text = explain(ExceptionGroup("tasks", [EnvError("no room"), ConfigError("no seed")]))
-    assert text.splitlines() == ["2 errors:", "error: EnvError: no room", "error: ConfigError: no seed"]
+    assert text.splitlines() == [
+        "2 errors:",
+        "error: EnvError: no room",
+        "error: ConfigError: no seed",
+    ]
 
 
 def test_what_a_node_said_of_its_cause_is_not_said_twice() -> None:

@@ -1,4 +1,6 @@
-"""A dry run looks at every file that the run would read, raises the run's own errors, and writes nothing."""
+"""A dry run looks at every file that the run would read, raises the run's own errors, and writes
+nothing.
+"""
 
 import asyncio
 import os
@@ -53,7 +55,9 @@ def with_a_recording_among_other_files(root: Path) -> SrpoToyConfig:
 
 def with_a_recording_of_another_robot(root: Path) -> SrpoToyConfig:
     actions = np.zeros((3, 2), np.float32)
-    episode = RecordedEpisode(name="a", instruction="go", actions=actions, vectors={"state": actions}, frames={})
+    episode = RecordedEpisode(
+        name="a", instruction="go", actions=actions, vectors={"state": actions}, frames={}
+    )
     LeRobotWriter(root / "data", fps=50, robot_type="cart").add(episode)
     (root / "data/data/chunk-000/file-001.parquet.part").write_bytes(b"left by a kill")
     return changed(small_run(root / "runs"), record_to=str(root / "data"))
@@ -79,12 +83,16 @@ CASES = [
 
 
 def snapshot_of(root: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+    return {
+        str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()
+    }
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case[0].__name__ for case in CASES])
 async def test_what_the_run_would_refuse_a_dry_run_refuses_too(
-    case: tuple[Callable[[Path], SrpoToyConfig], type[VlaRlError], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: tuple[Callable[[Path], SrpoToyConfig], type[VlaRlError], str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     prepare, error, message = case
     monkeypatch.setitem(sys.modules, "wandb", None)
@@ -114,7 +122,9 @@ async def test_an_environment_that_cannot_be_opened_fails_a_dry_run_with_the_err
     """
     (import_folder / "reading_env.py").write_text(textwrap.dedent(program))
     env = EnvSpec(id="reading_env:me/reading-v0", kwargs={"file": "no/such/scene.xml"})
-    policy = OpenVlaOft.create(tiny(image_size=28, cameras=("image",), proprio=None, chunk_size=4), seed=0)
+    policy = OpenVlaOft.create(
+        tiny(image_size=28, cameras=("image",), proprio=None, chunk_size=4), seed=0
+    )
     starts = [TaskStart(env=env, task="reading")]
     async with asyncio.timeout(60):
         for begin in (rehearse_training, train):
@@ -153,10 +163,15 @@ async def test_a_dry_run_of_what_can_be_trained_opens_each_environment_and_leave
 async def test_the_other_recipes_look_too(tmp_path: Path) -> None:
     async with asyncio.timeout(60):
         with pytest.raises(FileNotFoundError, match="LIBERO's assets were not found in nowhere"):
-            await watch_libero.main(Command(Launch(dry_run=True), watch_libero.WatchConfig(assets="nowhere")))
+            await watch_libero.main(
+                Command(Launch(dry_run=True), watch_libero.WatchConfig(assets="nowhere"))
+            )
     with pytest.raises(FileNotFoundError, match="LIBERO's assets were not found in nowhere"):
         record_demonstrations.main(
-            Command(Launch(dry_run=True), record_demonstrations.RecordConfig(out=str(tmp_path), assets="nowhere"))
+            Command(
+                Launch(dry_run=True),
+                record_demonstrations.RecordConfig(out=str(tmp_path), assets="nowhere"),
+            )
         )
     demonstration(tmp_path / "demos" / "0000.npz", num_frames=3)
     config = sft_libero.SftLiberoConfig(
@@ -171,7 +186,11 @@ def demonstration(path: Path, num_frames: int) -> None:
     frames = np.zeros((num_frames, 84, 84, 3), np.uint8)
     path.parent.mkdir(parents=True)
     Demonstration(
-        observations={"image": frames, "wrist_image": frames, "state": np.zeros((num_frames, 8), np.float32)},
+        observations={
+            "image": frames,
+            "wrist_image": frames,
+            "state": np.zeros((num_frames, 8), np.float32),
+        },
         actions=np.full((num_frames, 7), -1.0, np.float32),
         executed_actions=np.zeros((num_frames, 7), np.float32),
         instruction="turn on the stove",

@@ -20,14 +20,19 @@ def test_every_recipe_is_listed_with_what_it_does(capsys: pytest.CaptureFixture[
 
 
 def test_a_recipe_is_run_by_its_name_with_its_own_options() -> None:
-    done = subprocess.run([*PROGRAM, "train_toy", "--help"], capture_output=True, text=True, timeout=120)
+    done = subprocess.run(
+        [*PROGRAM, "train_toy", "--help"], capture_output=True, text=True, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: vla-rl train_toy [-h]")
 
 
 def test_the_exit_status_is_that_of_the_recipe() -> None:
     done = subprocess.run(
-        [*PROGRAM, "train_toy", "--dry-run", "--group-size", "0"], capture_output=True, text=True, timeout=120
+        [*PROGRAM, "train_toy", "--dry-run", "--group-size", "0"],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert done.returncode == 2
     assert "group_size" in done.stderr
@@ -38,7 +43,9 @@ def test_a_name_that_is_no_recipe_gets_the_nearest_one(capsys: pytest.CaptureFix
     assert "no recipe 'srpo_libro', did you mean 'srpo_libero'?" in capsys.readouterr().err
 
 
-def test_libero_is_installed_as_errors_say(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_libero_is_installed_as_errors_say(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     commands: list[list[str]] = []
 
     def note(command: list[str], check: bool) -> "subprocess.CompletedProcess[str]":
@@ -50,4 +57,7 @@ def test_libero_is_installed_as_errors_say(monkeypatch: pytest.MonkeyPatch, caps
     assert commands[0][1:5] == ["-m", "pip", "install", "--no-deps"]
     assert commands[0][5].startswith("hf-libero==")
     assert main(["install", "everything"]) == 2
-    assert "install everything: expected one of libero, assets, family, vllm" in capsys.readouterr().err
+    assert (
+        "install everything: expected one "
+        "of libero, assets, family, vllm" in capsys.readouterr().err
+    )

@@ -23,7 +23,9 @@ def until_line(process: "subprocess.Popen[str]", text: str) -> None:
     for line in process.stdout:
         if text in line:
             return
-    raise AssertionError(f"the recipe ended without {text!r}: {process.stderr.read() if process.stderr else ''}")
+    raise AssertionError(
+        f"the recipe ended without {text!r}: {process.stderr.read() if process.stderr else ''}"
+    )
 
 
 def until_gone(session: int) -> None:
@@ -56,7 +58,9 @@ def test_ctrl_c_stops_in_order_and_the_run_can_be_resumed(tmp_path: Path) -> Non
 
 
 @pytest.mark.timeout(200)
-def test_a_sigterm_before_the_first_update_leaves_a_run_that_can_be_resumed_too(tmp_path: Path) -> None:
+def test_a_sigterm_before_the_first_update_leaves_a_run_that_can_be_resumed_too(
+    tmp_path: Path,
+) -> None:
     process = start_recipe(tmp_path, "--run.updates", "500")
     until_line(process, "starting 2 simulators")
     process.terminate()
@@ -69,8 +73,12 @@ def test_a_sigterm_before_the_first_update_leaves_a_run_that_can_be_resumed_too(
     assert "update 1/1" in done.stdout
 
 
-def test_a_terminal_that_closes_stops_the_run_in_order_with_a_checkpoint_and_a_report(tmp_path: Path) -> None:
-    """The kernel sends SIGHUP to every process of the terminal, and nothing can be printed any more."""
+def test_a_terminal_that_closes_stops_the_run_in_order_with_a_checkpoint_and_a_report(
+    tmp_path: Path,
+) -> None:
+    """The kernel sends SIGHUP to every process of the terminal, and nothing can be printed any
+    more.
+    """
     ours, theirs = pty.openpty()
     process = subprocess.Popen(
         [*COMMAND, *SMALL, "--run.root", str(tmp_path), "--run.updates", "500"],
@@ -90,7 +98,9 @@ def test_a_terminal_that_closes_stops_the_run_in_order_with_a_checkpoint_and_a_r
     checkpoint = latest_checkpoint(run / "checkpoints")
     assert checkpoint is not None
     reached = int(checkpoint.name.split("-")[1])
-    assert [line["update"] for line in read_metrics(run / "metrics.jsonl")] == list(range(1, reached + 1))
+    assert [line["update"] for line in read_metrics(run / "metrics.jsonl")] == list(
+        range(1, reached + 1)
+    )
     assert (run / "report.html").exists()
 
 

@@ -43,8 +43,18 @@ def run(tmp_path: Path) -> RunDirectory:
 
 
 def test_before_and_after_are_compared_by_task_and_in_all() -> None:
-    results = [judged(0, 1, 40, False), judged(0, 1, 41, False), judged(0, 2, 40, True), judged(0, 2, 41, True)]
-    results += [judged(9, 1, 40, True), judged(9, 1, 41, False), judged(9, 2, 40, True), judged(9, 2, 41, True)]
+    results = [
+        judged(0, 1, 40, False),
+        judged(0, 1, 41, False),
+        judged(0, 2, 40, True),
+        judged(0, 2, 41, True),
+    ]
+    results += [
+        judged(9, 1, 40, True),
+        judged(9, 1, 41, False),
+        judged(9, 2, 40, True),
+        judged(9, 2, 41, True),
+    ]
     rows = comparisons(results)
     assert [(row.name, row.gain) for row in rows] == [
         ("libero_object/1", "+50 points"),
@@ -55,7 +65,9 @@ def test_before_and_after_are_compared_by_task_and_in_all() -> None:
     assert rows[2].after.startswith("3 of 4: 75 %")
 
 
-def test_where_judging_was_stopped_the_episodes_of_both_are_compared_and_the_rest_is_counted(run: RunDirectory) -> None:
+def test_where_judging_was_stopped_the_episodes_of_both_are_compared_and_the_rest_is_counted(
+    run: RunDirectory,
+) -> None:
     before = [judged(0, 1, 40, True), judged(0, 1, 41, False), judged(0, 2, 40, False)]
     results = [*before, judged(9, 1, 41, True)]
     assert [(row.name, row.before[:6], row.gain) for row in comparisons(results)] == [
@@ -68,13 +80,17 @@ def test_where_judging_was_stopped_the_episodes_of_both_are_compared_and_the_res
 
 def test_the_minutes_of_a_run_leave_out_the_pause_before_a_resume() -> None:
     times = [(0.0, 90.0), (60.0, 100.0), (100_000.0, 120.0)]
-    rows = [{"wall_time_s": wall_time_s, "time/update_s": update_s} for wall_time_s, update_s in times]
+    rows = [
+        {"wall_time_s": wall_time_s, "time/update_s": update_s} for wall_time_s, update_s in times
+    ]
     assert minutes_of(rows) == 3.0
     assert minutes_of(rows[:1]) == 0.0
 
 
 def test_strips_of_the_same_start_in_two_scenes_are_two_pictures(run: RunDirectory) -> None:
-    assert strip_path(run, 3, ("libero_goal/7", 40, 0)) != strip_path(run, 3, ("libero_goal/7", 40, 1))
+    assert strip_path(run, 3, ("libero_goal/7", 40, 0)) != strip_path(
+        run, 3, ("libero_goal/7", 40, 1)
+    )
 
 
 def test_weights_that_were_judged_alone_are_compared_with_nothing() -> None:
@@ -83,7 +99,10 @@ def test_weights_that_were_judged_alone_are_compared_with_nothing() -> None:
 
 def test_each_task_has_a_curve_where_several_are_played() -> None:
     rates = {"rollout/success_rate": 0.5, "rollout/success_rate/libero_object/6": 1.0}
-    rows = [{"update": 1.0, **rates, "rollout/success_rate/libero_object/1": 0.0}, {"update": 2.0, **rates}]
+    rows = [
+        {"update": 1.0, **rates, "rollout/success_rate/libero_object/1": 0.0},
+        {"update": 2.0, **rates},
+    ]
     assert tasks_in(rows, "rollout/success_rate") == ["libero_object/1", "libero_object/6"]
     chart = success_chart(rows, [])
     assert chart is not None
@@ -91,8 +110,13 @@ def test_each_task_has_a_curve_where_several_are_played() -> None:
     assert "libero_object/6" in chart
 
 
-def test_the_page_of_a_run_whose_success_is_unknown_shows_returns_instead(run: RunDirectory) -> None:
-    rows = [{"update": update, "wall_time_s": 60.0 * update, "rollout/mean_return": 0.5 * update} for update in (1, 2)]
+def test_the_page_of_a_run_whose_success_is_unknown_shows_returns_instead(
+    run: RunDirectory,
+) -> None:
+    rows = [
+        {"update": update, "wall_time_s": 60.0 * update, "rollout/mean_return": 0.5 * update}
+        for update in (1, 2)
+    ]
     run.metrics.write_bytes(b"".join(msgspec.json.encode(row) + b"\n" for row in rows))
     page = write_report(run).read_text()
     assert "<h2>Success</h2>" not in page
@@ -101,7 +125,12 @@ def test_the_page_of_a_run_whose_success_is_unknown_shows_returns_instead(run: R
 
 
 def test_the_page_shows_a_start_that_failed_before_and_was_solved_after(run: RunDirectory) -> None:
-    lines = [judged(0, 1, 40, False), judged(0, 1, 41, False), judged(3, 1, 40, True), judged(3, 1, 41, False)]
+    lines = [
+        judged(0, 1, 40, False),
+        judged(0, 1, 41, False),
+        judged(3, 1, 40, True),
+        judged(3, 1, 41, False),
+    ]
     results_path(run).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in lines))
     (run.path / "strips").mkdir()
     for line in lines:
@@ -109,7 +138,9 @@ def test_the_page_shows_a_start_that_failed_before_and_was_solved_after(run: Run
         imageio.imwrite(path, np.zeros((8, 8, 3), np.uint8))
     page = write_report(run).read_text()
     assert page.count("data:image/jpeg;base64,") == 2
-    assert "pick up the &lt;cream&gt; cheese (libero_object/1, initial state 40, scene seed 0)" in page
+    assert (
+        "pick up the &lt;cream&gt; cheese (libero_object/1, initial state 40, scene seed 0)" in page
+    )
 
 
 def test_a_run_without_updates_or_held_out_episodes_says_so(run: RunDirectory) -> None:
@@ -123,7 +154,11 @@ def test_the_page_names_only_options_that_the_recipe_has(
     recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     module = importlib.import_module(f"vla_rl.recipes.{recipe}")
-    (config_type,) = {kind for name, kind in vars(module).items() if name.lower() == f"{recipe.replace('_', '')}config"}
+    (config_type,) = {
+        kind
+        for name, kind in vars(module).items()
+        if name.lower() == f"{recipe.replace('_', '')}config"
+    }
     page = write_report(RunDirectory.create(tmp_path, recipe, config_type())).read_text()
     options = set(re.findall(r"<code>(--[\w.-]+)", page))
     assert options == {
@@ -136,7 +171,10 @@ def test_the_page_names_only_options_that_the_recipe_has(
 
 
 def test_the_page_compares_what_validation_found_before_and_after(run: RunDirectory) -> None:
-    found = [ValidationResult(weight_version=n, num_problems=4, metrics={"best@4": 0.25 + n / 8}) for n in (0, 2, 4)]
+    found = [
+        ValidationResult(weight_version=n, num_problems=4, metrics={"best@4": 0.25 + n / 8})
+        for n in (0, 2, 4)
+    ]
     validation_path(run).write_bytes(b"".join(msgspec.json.encode(line) + b"\n" for line in found))
     page = write_report(run).read_text()
     assert "<td>best@4</td><td>0.250</td><td>0.750</td>" in page

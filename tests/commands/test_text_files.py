@@ -1,4 +1,6 @@
-"""Text that is not UTF-8, and JSON that is none, is one error that names the file, wherever the package reads text."""
+"""Text that is not UTF-8, and JSON that is none, is one error that names the file, wherever the
+package reads text.
+"""
 
 import shutil
 from collections.abc import Callable
@@ -39,13 +41,17 @@ class Named(Config, frozen=True):
 
 
 def mlp(folder: Path) -> None:
-    shape = MlpConfig(state_size=2, action_low=(-1.0,), action_high=(1.0,), num_bins=3, chunk_size=1, hidden=(4,))
+    shape = MlpConfig(
+        state_size=2, action_low=(-1.0,), action_high=(1.0,), num_bins=3, chunk_size=1, hidden=(4,)
+    )
     MlpPolicy.create(shape, seed=0).save(folder / "policy")
 
 
 def dataset(folder: Path) -> None:
     actions = np.zeros((3, 2), np.float32)
-    episode = RecordedEpisode(name="a", instruction="go", actions=actions, vectors={"state": actions}, frames={})
+    episode = RecordedEpisode(
+        name="a", instruction="go", actions=actions, vectors={"state": actions}, frames={}
+    )
     LeRobotWriter(folder).add(episode)
 
 
@@ -53,7 +59,9 @@ def old_dataset(folder: Path) -> None:
     """The lists of version 2.1 are lines of JSON."""
     dataset(folder)
     info = msgspec.json.decode((folder / "meta/info.json").read_bytes())
-    (folder / "meta/info.json").write_bytes(msgspec.json.encode({**info, "codebase_version": "v2.1"}))
+    (folder / "meta/info.json").write_bytes(
+        msgspec.json.encode({**info, "codebase_version": "v2.1"})
+    )
 
 
 def nothing(folder: Path) -> None: ...
@@ -73,11 +81,26 @@ def language_model(folder: Path) -> None:
         ("manifest.json", CheckpointError, nothing, lambda path: read_manifest(path.parent)),
         ("checkpoint.json", CheckpointError, nothing, lambda path: read_header(path.parent)),
         ("policy/config.json", CheckpointError, mlp, lambda path: MlpPolicy.load(path.parent)),
-        ("base/config.json", CheckpointError, language_model, lambda path: CausalLanguageModel.load(path.parent)),
-        ("base/generation_config.json", CheckpointError, language_model, lambda path: CausalLanguageModel.load(path.parent)),
+        (
+            "base/config.json",
+            CheckpointError,
+            language_model,
+            lambda path: CausalLanguageModel.load(path.parent),
+        ),
+        (
+            "base/generation_config.json",
+            CheckpointError,
+            language_model,
+            lambda path: CausalLanguageModel.load(path.parent),
+        ),
         ("config.json", CheckpointError, nothing, lambda path: read_public_config(path.parent)),
         ("vla_rl.json", CheckpointError, nothing, lambda path: read_extension(path.parent)),
-        ("dataset_statistics.json", CheckpointError, nothing, lambda path: read_statistics([path.parent], {})),
+        (
+            "dataset_statistics.json",
+            CheckpointError,
+            nothing,
+            lambda path: read_statistics([path.parent], {}),
+        ),
         ("meta/info.json", DataError, dataset, lambda path: read_lerobot(path.parents[1])),
         ("meta/tasks.jsonl", DataError, old_dataset, lambda path: read_lerobot(path.parents[1])),
         ("rows.jsonl", DataError, nothing, read_prompts),
@@ -86,7 +109,7 @@ def language_model(folder: Path) -> None:
         ("episodes.jsonl", ConfigError, nothing, ResultFile),
         ("conditions.json", ConfigError, nothing, lambda path: refuse_other_conditions(path, {})),
     ],
-)  # fmt: skip
+)
 def test_a_file_that_is_not_utf_8_is_one_error_that_names_it(
     name: str,
     error: type[VlaRlError],
@@ -112,11 +135,15 @@ def test_a_table_with_a_text_that_is_not_utf_8_is_refused_when_it_is_opened(tmp_
     dataset(tmp_path / "data")
     tasks = pyarrow.table({"task_index": [0, 1], "task": column})
     pyarrow.parquet.write_table(tasks, tmp_path / "data/meta/tasks.parquet")
-    with pytest.raises(DataError, match=r"tasks.parquet is not a whole Parquet file with texts in UTF-8"):
+    with pytest.raises(
+        DataError, match=r"tasks.parquet is not a whole Parquet file with texts in UTF-8"
+    ):
         read_lerobot(tmp_path / "data")
 
 
-def test_a_report_does_without_what_is_damaged_and_names_it(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_report_does_without_what_is_damaged_and_names_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     run = RunDirectory.create(tmp_path, "damaged", Config(), {"assets": "stand-ins"})
     (run.path / "graph.txt").write_bytes(b"rollout \xff update")
     run.metrics.write_bytes(b'{"update":1,"wall_time_s":0,"rollout/success_rate":null}\n' + NO_TEXT)
@@ -129,5 +156,7 @@ def test_a_report_does_without_what_is_damaged_and_names_it(tmp_path: Path, capl
         assert sum(name in record.getMessage() for record in caplog.records) == 1, name
     held_out = msgspec.json.encode({"weight_version": 0})
     (run.path / "held_out.jsonl").write_bytes(held_out + b"\n")
-    with pytest.raises(ConfigError, match=r"held_out.jsonl, line 1 is not a result: .*; remove that line"):
+    with pytest.raises(
+        ConfigError, match=r"held_out.jsonl, line 1 is not a result: .*; remove that line"
+    ):
         write_report(run)

@@ -54,7 +54,14 @@ def remote_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteHost
     make_keys(folder / "keys")
     keys = folder / "keys"
     command = [sys.executable, "-m", "vla_rl.actors.host", "--bind", "tcp://127.0.0.1:0"]
-    command += ["--keys", str(keys / "server.key"), "--allow", str(keys / "client.pub"), "--lost-after", "30"]
+    command += [
+        "--keys",
+        str(keys / "server.key"),
+        "--allow",
+        str(keys / "client.pub"),
+        "--lost-after",
+        "30",
+    ]
     environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as server:
         assert server.stdout is not None
@@ -106,32 +113,44 @@ async def test_defaults_and_keywords_work_as_in_any_call(counter: Counter) -> No
     assert await counter.scaled(n=5, by=4) == 20
 
 
-async def test_a_wrong_number_of_arguments_is_refused_before_anything_is_sent(counter: Counter) -> None:
+async def test_a_wrong_number_of_arguments_is_refused_before_anything_is_sent(
+    counter: Counter,
+) -> None:
     with pytest.raises(TypeError, match=r"Counter\.add.*too many positional arguments"):
         await counter.add(1, 2)  # type: ignore[call-arg]
     assert await counter.seen() == []
 
 
 async def test_an_argument_of_another_type_is_refused_by_name(counter: Counter) -> None:
-    with pytest.raises(TypeError, match=r"Counter\.add got wrong argument types.*Expected `int`, got `str`"):
+    with pytest.raises(
+        TypeError, match=r"Counter\.add got wrong argument types.*Expected `int`, got `str`"
+    ):
         await counter.add("two")  # type: ignore[arg-type]
     assert await counter.add(1) == 4
 
 
 async def test_a_value_that_no_message_can_hold_is_refused_at_the_sender(counter: Counter) -> None:
-    with pytest.raises(TypeError, match=r"counter\.echo: a value of type builtins\.object cannot be sent"):
+    with pytest.raises(
+        TypeError, match=r"counter\.echo: a value of type builtins\.object cannot be sent"
+    ):
         await counter.echo([object()])
     assert await counter.total() == 3
 
 
-async def test_a_result_that_no_message_can_hold_is_a_type_error_at_the_caller(counter: Counter) -> None:
+async def test_a_result_that_no_message_can_hold_is_a_type_error_at_the_caller(
+    counter: Counter,
+) -> None:
     with pytest.raises(TypeError, match=r"Counter\.returns_unsendable.*cannot be sent"):
         await counter.returns_unsendable()
     assert await counter.total() == 3
 
 
-async def test_a_result_of_another_type_than_declared_is_a_type_error_at_the_caller(counter: Counter) -> None:
-    with pytest.raises(TypeError, match=r"promises_int returned another type than it declares: Expected `int`"):
+async def test_a_result_of_another_type_than_declared_is_a_type_error_at_the_caller(
+    counter: Counter,
+) -> None:
+    with pytest.raises(
+        TypeError, match=r"promises_int returned another type than it declares: Expected `int`"
+    ):
         await counter.promises_int()
 
 
@@ -139,7 +158,9 @@ async def test_structs_arrive_as_their_own_class(counter: Counter) -> None:
     assert await counter.move(Point(1, 2), 3) == Point(4, 2)
 
 
-async def test_calls_of_one_caller_run_in_the_order_in_which_they_were_made(counter: Counter) -> None:
+async def test_calls_of_one_caller_run_in_the_order_in_which_they_were_made(
+    counter: Counter,
+) -> None:
     async with asyncio.TaskGroup() as group:
         for number in range(200):
             group.create_task(counter.add(number))
@@ -183,7 +204,11 @@ async def test_arrays_arrive_equal_and_read_only(counter: Counter) -> None:
 
 async def test_arrays_travel_in_any_nesting(counter: Counter) -> None:
     image = np.arange(100_000, dtype=np.uint8)
-    value = {"images": [image, image[:50_000]], "state": {"pose": np.float32([1, 2])}, "text": "pick it up"}
+    value = {
+        "images": [image, image[:50_000]],
+        "state": {"pose": np.float32([1, 2])},
+        "text": "pick it up",
+    }
     answer = await counter.echo(value)
     assert np.array_equal(answer["images"][0], image)
     assert np.array_equal(answer["images"][1], image[:50_000])
@@ -229,7 +254,9 @@ async def test_an_array_of_objects_is_refused(counter: Counter) -> None:
 # ---- errors of the actor's own code
 
 
-async def test_a_builtin_error_arrives_as_its_class_with_the_remote_traceback(counter: Counter) -> None:
+async def test_a_builtin_error_arrives_as_its_class_with_the_remote_traceback(
+    counter: Counter,
+) -> None:
     with pytest.raises(ValueError, match="too hot") as raised:
         await counter.raise_value_error("too hot")
     assert "in raise_value_error" in raised.value.__notes__[0]
@@ -258,7 +285,9 @@ async def until(condition: Any) -> None:
             await asyncio.sleep(0)
 
 
-async def test_cancelling_a_call_cancels_it_in_the_actor(runtime: Runtime, counter: Counter) -> None:
+async def test_cancelling_a_call_cancels_it_in_the_actor(
+    runtime: Runtime, counter: Counter
+) -> None:
     call = asyncio.create_task(counter.wait_for_gate("late"))
     await asyncio.sleep(0)
     await counter.cancelled()
@@ -274,7 +303,9 @@ async def test_cancelling_a_call_cancels_it_in_the_actor(runtime: Runtime, count
     assert runtime.info(counter).num_pending == 0
 
 
-async def test_cancelling_a_call_that_waits_behind_another_keeps_it_from_running(counter: Counter) -> None:
+async def test_cancelling_a_call_that_waits_behind_another_keeps_it_from_running(
+    counter: Counter,
+) -> None:
     blocker = asyncio.create_task(counter.wait_for_gate("blocker"))
     queued = asyncio.create_task(counter.add(100))
     await counter.cancelled()
@@ -307,9 +338,13 @@ async def test_a_call_past_its_deadline_raises_actor_frozen_and_ends_the_actor(
         await counter.total()
 
 
-async def test_a_frozen_actor_is_replaced_within_its_policy(runtime: Runtime, placement: Placement) -> None:
+async def test_a_frozen_actor_is_replaced_within_its_policy(
+    runtime: Runtime, placement: Placement
+) -> None:
     deadlines_s = {"wait_for_gate": 0.3}
-    counter = await runtime.spawn(Counter, 7, placement=placement, deadlines_s=deadlines_s, restart=RestartPolicy())
+    counter = await runtime.spawn(
+        Counter, 7, placement=placement, deadlines_s=deadlines_s, restart=RestartPolicy()
+    )
     with pytest.raises(ActorFrozen):
         await counter.wait_for_gate("never")
     assert await counter.total() == 7
@@ -331,7 +366,9 @@ async def test_the_wait_behind_other_calls_does_not_count_towards_the_deadline(
 async def test_waits_for_an_answer_are_listed(counter: Counter) -> None:
     call = asyncio.create_task(counter.wait_for_gate("x"), name="episode 12")
     await asyncio.sleep(0)
-    assert ("episode 12", "counter.wait_for_gate") in [(wait.who, wait.on) for wait in current_waits()]
+    assert ("episode 12", "counter.wait_for_gate") in [
+        (wait.who, wait.on) for wait in current_waits()
+    ]
     await counter.open_gate()
     await call
     assert [wait for wait in current_waits() if wait.on.startswith("counter.")] == []
@@ -340,12 +377,16 @@ async def test_waits_for_an_answer_are_listed(counter: Counter) -> None:
 # ---- fan-out
 
 
-async def test_call_all_answers_in_the_order_of_the_actors(runtime: Runtime, placement: Placement) -> None:
+async def test_call_all_answers_in_the_order_of_the_actors(
+    runtime: Runtime, placement: Placement
+) -> None:
     counters = [await runtime.spawn(Counter, start, placement=placement) for start in (10, 20, 30)]
     assert await call_all(counters, Counter.add, 1) == [11, 21, 31]
 
 
-async def test_call_all_raises_the_first_error_and_cancels_the_rest(runtime: Runtime, placement: Placement) -> None:
+async def test_call_all_raises_the_first_error_and_cancels_the_rest(
+    runtime: Runtime, placement: Placement
+) -> None:
     counters = [await runtime.spawn(Counter, placement=placement) for _ in range(2)]
     await runtime.kill(counters[1])
     with pytest.raises(ActorDied):
@@ -357,7 +398,9 @@ async def test_call_all_raises_the_first_error_and_cancels_the_rest(runtime: Run
     await until(is_cancelled)
 
 
-async def test_call_any_takes_the_first_answer_and_cancels_the_rest(runtime: Runtime, placement: Placement) -> None:
+async def test_call_any_takes_the_first_answer_and_cancels_the_rest(
+    runtime: Runtime, placement: Placement
+) -> None:
     counters = [await runtime.spawn(Counter, placement=placement) for _ in range(2)]
     await counters[1].open_gate()
     assert await call_any(counters, Counter.wait_for_gate, "x") == "x"
@@ -368,7 +411,9 @@ async def test_call_any_takes_the_first_answer_and_cancels_the_rest(runtime: Run
     await until(is_cancelled)
 
 
-async def test_call_as_completed_gives_each_answer_with_its_actor(runtime: Runtime, placement: Placement) -> None:
+async def test_call_as_completed_gives_each_answer_with_its_actor(
+    runtime: Runtime, placement: Placement
+) -> None:
     slow, fast = [await runtime.spawn(Counter, placement=placement) for _ in range(2)]
     await fast.open_gate()
     finished = []
@@ -384,7 +429,9 @@ async def test_tell_does_not_wait_for_the_answer(counter: Counter) -> None:
     assert await counter.add(1) == 4
 
 
-async def test_an_error_that_nobody_awaits_is_logged(counter: Counter, caplog: pytest.LogCaptureFixture) -> None:
+async def test_an_error_that_nobody_awaits_is_logged(
+    counter: Counter, caplog: pytest.LogCaptureFixture
+) -> None:
     await tell(counter, Counter.raise_value_error, "unheard")
     await counter.total()
     assert "a call sent with tell() failed" in caplog.text
@@ -404,7 +451,9 @@ async def test_a_stream_gives_arrays(runtime: Runtime, placement: Placement) -> 
     assert means == [0.0, 1.0, 2.0, 3.0, 4.0]
 
 
-async def test_an_error_ends_a_stream_after_its_items(runtime: Runtime, placement: Placement) -> None:
+async def test_an_error_ends_a_stream_after_its_items(
+    runtime: Runtime, placement: Placement
+) -> None:
     streamer = await runtime.spawn(Streamer, placement=placement)
     stream = streamer.count_and_fail(3)
     assert [await anext(stream) for _ in range(3)] == [0, 1, 2]
@@ -412,7 +461,9 @@ async def test_an_error_ends_a_stream_after_its_items(runtime: Runtime, placemen
         await anext(stream)
 
 
-async def test_a_consumer_that_does_not_read_pauses_the_stream(runtime: Runtime, placement: Placement) -> None:
+async def test_a_consumer_that_does_not_read_pauses_the_stream(
+    runtime: Runtime, placement: Placement
+) -> None:
     streamer = await runtime.spawn(Streamer, placement=placement)
     stream = streamer.count_beside_others(10_000)
     assert await anext(stream) == 0
@@ -423,7 +474,9 @@ async def test_a_consumer_that_does_not_read_pauses_the_stream(runtime: Runtime,
     await stream.aclose()  # type: ignore[attr-defined]
 
 
-async def test_closing_a_stream_closes_the_generator_in_the_actor(runtime: Runtime, placement: Placement) -> None:
+async def test_closing_a_stream_closes_the_generator_in_the_actor(
+    runtime: Runtime, placement: Placement
+) -> None:
     streamer = await runtime.spawn(Streamer, placement=placement)
     async with contextlib.aclosing(streamer.count(10_000)) as stream:  # type: ignore[type-var]
         async for number in stream:
@@ -433,7 +486,9 @@ async def test_closing_a_stream_closes_the_generator_in_the_actor(runtime: Runti
     assert [number async for number in streamer.count(3)] == [0, 1, 2]
 
 
-async def test_cancelling_a_consumer_stops_the_stream(runtime: Runtime, placement: Placement) -> None:
+async def test_cancelling_a_consumer_stops_the_stream(
+    runtime: Runtime, placement: Placement
+) -> None:
     streamer = await runtime.spawn(Streamer, placement=placement)
     began = asyncio.Event()
 
@@ -457,18 +512,24 @@ async def test_cancelling_a_consumer_stops_the_stream(runtime: Runtime, placemen
 # ---- beginning and end
 
 
-async def test_a_constructor_that_raises_raises_in_spawn(runtime: Runtime, placement: Placement) -> None:
+async def test_a_constructor_that_raises_raises_in_spawn(
+    runtime: Runtime, placement: Placement
+) -> None:
     with pytest.raises(ValueError, match="start is -1, expected >= 0") as raised:
         await runtime.spawn(Counter, -1, placement=placement)
     assert "in __init__" in raised.value.__notes__[0]
 
 
-async def test_an_on_start_that_raises_raises_in_spawn(runtime: Runtime, placement: Placement) -> None:
+async def test_an_on_start_that_raises_raises_in_spawn(
+    runtime: Runtime, placement: Placement
+) -> None:
     with pytest.raises(RuntimeError, match="the simulator is not plugged in"):
         await runtime.spawn(FailsToStart, placement=placement)
 
 
-async def test_an_actor_that_does_not_start_in_time_is_given_up(runtime: Runtime, placement: Placement) -> None:
+async def test_an_actor_that_does_not_start_in_time_is_given_up(
+    runtime: Runtime, placement: Placement
+) -> None:
     with pytest.raises(TimeoutError, match=r"'slow' was not ready within 0\.8 s"):
         await runtime.spawn(Slow, name="slow", placement=placement, start_timeout_s=0.8)
 
@@ -543,7 +604,9 @@ async def test_an_error_in_the_body_leaves_the_runtime_as_itself(placement: Plac
         await fail_inside()
 
 
-async def test_loop_lag_is_measured_where_the_actor_runs(runtime: Runtime, counter: Counter) -> None:
+async def test_loop_lag_is_measured_where_the_actor_runs(
+    runtime: Runtime, counter: Counter
+) -> None:
     await counter.block(0.4)
     report = await runtime.loop_lag(counter)
     while report.max_s < 0.25:  # it is noticed with the next sample

@@ -107,13 +107,17 @@ def test_an_init_state_is_the_same_start_whatever_the_seed(env: gymnasium.Env[An
     assert not np.array_equal(first["image"], other["image"])
 
 
-@pytest.mark.parametrize("options", [{"init_state_id": -1}, {"init_state_id": 1 << 40}, {"no_such_option": 1}])
+@pytest.mark.parametrize(
+    "options", [{"init_state_id": -1}, {"init_state_id": 1 << 40}, {"no_such_option": 1}]
+)
 def test_unknown_starts_are_refused(env: gymnasium.Env[Any, Any], options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="expected"):
         env.reset(options=options)
 
 
-def test_a_state_restored_in_another_instance_goes_on_alike(case: Case, env: gymnasium.Env[Any, Any]) -> None:
+def test_a_state_restored_in_another_instance_goes_on_alike(
+    case: Case, env: gymnasium.Env[Any, Any]
+) -> None:
     rows = actions_for(env, 6)
     env.reset(seed=4)
     for row in rows[:3]:
@@ -177,12 +181,18 @@ def test_success_terminates() -> None:
     assert (terminated, truncated, reward, info["is_success"]) == (True, False, 1.0, True)
 
 
-async def test_it_plays_the_same_in_a_process_of_its_own(case: Case, env: gymnasium.Env[Any, Any]) -> None:
+async def test_it_plays_the_same_in_a_process_of_its_own(
+    case: Case, env: gymnasium.Env[Any, Any]
+) -> None:
     rows = actions_for(env, 4)
     expected_start, _ = env.reset(seed=8)
     expected, rewards, *_ = run_chunk(env, rows)
     spec = EnvSpec(id=case.env_id, kwargs=case.kwargs)
-    async with asyncio.timeout(100), Runtime(name="contract") as runtime, open_env(runtime, spec) as handle:
+    async with (
+        asyncio.timeout(100),
+        Runtime(name="contract") as runtime,
+        open_env(runtime, spec) as handle,
+    ):
         start, _ = await handle.reset(seed=8)
         outcome = await handle.step_chunk(rows)
         assert_same_observation(start, expected_start)
@@ -190,7 +200,9 @@ async def test_it_plays_the_same_in_a_process_of_its_own(case: Case, env: gymnas
         assert outcome.rewards.tolist() == rewards.tolist()
 
 
-async def test_it_plays_the_same_beside_another_in_one_process(case: Case, env: gymnasium.Env[Any, Any]) -> None:
+async def test_it_plays_the_same_beside_another_in_one_process(
+    case: Case, env: gymnasium.Env[Any, Any]
+) -> None:
     if case is LIBERO:
         pytest.skip("a simulator that draws has a process of its own")
     rows = actions_for(env, 4)
@@ -210,16 +222,26 @@ async def test_it_plays_the_same_beside_another_in_one_process(case: Case, env: 
         pool.lease(episodes[1]) as other,
     ):
         (start, _), _ = await asyncio.gather(handle.reset(), other.reset())
-        steps = await asyncio.gather(*(step for row in rows for step in (handle.step(row), other.step(row))))
+        steps = await asyncio.gather(
+            *(step for row in rows for step in (handle.step(row), other.step(row)))
+        )
     assert_same_observation(start, expected_start)
     assert_same_observation(steps[-2][0], expected)
     assert [step[1] for step in steps[::2]] == rewards.tolist()
 
 
-@pytest.mark.parametrize("contexts", ["fork", pytest.param("spawn,forkserver", marks=pytest.mark.proof)])
+@pytest.mark.parametrize(
+    "contexts", ["fork", pytest.param("spawn,forkserver", marks=pytest.mark.proof)]
+)
 def test_every_vector_mode_plays_the_same_and_none_hangs(case: Case, contexts: str) -> None:
     kwargs = {**case.kwargs, "assets": "stand-ins"} if case is LIBERO else case.kwargs
-    command = [sys.executable, str(SUPPORT / "vector_modes.py"), case.env_id, json.dumps(kwargs), contexts]
+    command = [
+        sys.executable,
+        str(SUPPORT / "vector_modes.py"),
+        case.env_id,
+        json.dumps(kwargs),
+        contexts,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr
     modes = dict(line.split() for line in done.stdout.splitlines())
@@ -235,22 +257,34 @@ def test_it_imports_no_torch(case: Case) -> None:
         "env.close()\n"
         "assert 'torch' not in sys.modules, 'torch was imported'\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_importing_the_environments_imports_no_simulator() -> None:
     code = (
         "import sys, gymnasium, vla_rl.envs\n"
-        "assert not {'mujoco', 'robosuite', 'libero', 'torch', 'cv2'} & set(sys.modules), 'a simulator was imported'\n"
+        "assert not {'mujoco', 'robosuite', 'libero', 'torch', 'cv2'} & set(sys.modules), 'a "
+        "simulator was imported'\n"
         f"assert all(f'vla_rl/{{suite}}-v0' in gymnasium.registry for suite in {LIBERO_SUITES!r})\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=False
+    )
     assert done.returncode == 0, done.stderr
 
 
 def test_every_registered_environment_is_held_to_the_contract() -> None:
     ids = {env_id for env_id in gymnasium.registry if env_id.startswith("vla_rl/")}
     libero = {f"vla_rl/{suite}{kind}-v0" for suite in LIBERO_SUITES for kind in ("", "-expert")}
-    # control tasks have no image, so their own tests hold them; an expert's environment is LIBERO's with one key more
-    assert ids == {TOY.env_id, SOUND_FAULTY.env_id, "vla_rl/control-v0", "vla_rl/libero-v0", *libero}
+    # control tasks have no image, so their own tests hold them; an expert's environment is LIBERO's
+    # with one key more
+    assert ids == {
+        TOY.env_id,
+        SOUND_FAULTY.env_id,
+        "vla_rl/control-v0",
+        "vla_rl/libero-v0",
+        *libero,
+    }

@@ -1,4 +1,6 @@
-"""Published LeRobotDatasets are read as they are; what is wrong with one is named with its file, row and episode."""
+"""Published LeRobotDatasets are read as they are; what is wrong with one is named with its file,
+row and episode.
+"""
 
 import json
 import logging
@@ -46,7 +48,9 @@ def test_version_2_1_with_one_file_an_episode_is_read(tmp_path: Path) -> None:
     (tmp_path / "meta/info.json").write_text(json.dumps(info))
     tasks = [json.dumps({"task_index": key, "task": text}) for key, text in TASKS.items()]
     (tmp_path / "meta/tasks.jsonl").write_text("\n".join(tasks))
-    lines = [json.dumps({"episode_index": k, "tasks": [TASKS[k]], "length": k + 2}) for k in range(2)]
+    lines = [
+        json.dumps({"episode_index": k, "tasks": [TASKS[k]], "length": k + 2}) for k in range(2)
+    ]
     (tmp_path / "meta/episodes.jsonl").write_text("\n".join(lines))
     for number, num in enumerate((2, 3)):
         table = pa.table(columns_of(number, num, 2 * number, number))
@@ -77,22 +81,35 @@ def test_frames_of_videos_are_cut_out_of_one_file_for_several_episodes(tmp_path:
         }
         for number, begin in enumerate((0, 3))
     ]
-    pq.write_table(pa.Table.from_pylist(about), tmp_path / "meta/episodes/chunk-000/file-000.parquet")
+    pq.write_table(
+        pa.Table.from_pylist(about), tmp_path / "meta/episodes/chunk-000/file-000.parquet"
+    )
     path = tmp_path / "videos/observation.images.image/chunk-000/file-000.mp4"
     path.parent.mkdir(parents=True)
     grey = [np.full((32, 32, 3), 30 * number, np.uint8) for number in range(7)]
     encode_mp4(path, iter(grey), 10.0)
     first, second = read_lerobot(tmp_path)
     assert [round(float(first.frames["image"](step).mean()) / 30) for step in range(3)] == [0, 1, 2]
-    assert [round(float(second.frames["image"](step).mean()) / 30) for step in range(4)] == [3, 4, 5, 6]
+    assert [round(float(second.frames["image"](step).mean()) / 30) for step in range(4)] == [
+        3,
+        4,
+        5,
+        6,
+    ]
     assert np.abs(second.frames["image"](1).astype(int) - 120).max() <= 6
     known = (tmp_path / "meta/episodes/chunk-000/file-000.parquet").read_bytes()
-    pq.write_table(pa.Table.from_pylist(about[:1]), tmp_path / "meta/episodes/chunk-000/file-000.parquet")
-    with pytest.raises(DataError, match=r"meta/episodes has no 'videos/.*/chunk_index' for episode 1"):
+    pq.write_table(
+        pa.Table.from_pylist(about[:1]), tmp_path / "meta/episodes/chunk-000/file-000.parquet"
+    )
+    with pytest.raises(
+        DataError, match=r"meta/episodes has no 'videos/.*/chunk_index' for episode 1"
+    ):
         read_lerobot(tmp_path)
     (tmp_path / "meta/episodes/chunk-000/file-000.parquet").write_bytes(known)
     path.write_bytes(path.read_bytes()[:600])
-    with pytest.raises(DataError, match=r"file-000\.mp4: 0 frames of 32x32 from 0\.300 s on, expected 4"):
+    with pytest.raises(
+        DataError, match=r"file-000\.mp4: 0 frames of 32x32 from 0\.300 s on, expected 4"
+    ):
         read_lerobot(tmp_path)[1].frames["image"](0)
 
 
@@ -111,7 +128,10 @@ def test_every_camera_and_every_vector_of_numbers_is_read_and_the_rest_is_said(
     def add(rows: list[dict[str, Any]]) -> None:
         for number, row in enumerate(rows):
             row["observation.images.head"] = {"bytes": encode_png(seen[number]), "path": None}
-            row |= {"observation.force": [float(number)] * 3, "observation.buttons": [number % 2 == 0, True]}
+            row |= {
+                "observation.force": [float(number)] * 3,
+                "observation.buttons": [number % 2 == 0, True],
+            }
             row |= {"observation.depth": [[0.0, 1.0], [2.0, 3.0]], "observation.words": "well"}
 
     change_rows(published(tmp_path, features={**FEATURES, **more}), add)
@@ -123,29 +143,49 @@ def test_every_camera_and_every_vector_of_numbers_is_read_and_the_rest_is_said(
     assert observation["buttons"].tolist() == [1.0, 1.0]
     assert {value.dtype for value in second.vectors.values()} == {np.dtype(np.float32)}
     assert "head" not in second.observation(1, cameras=("image",))
-    assert set(observation) == {"image", "wrist_image", "head", "state", "force", "buttons", "instruction"}
+    assert set(observation) == {
+        "image",
+        "wrist_image",
+        "head",
+        "state",
+        "force",
+        "buttons",
+        "instruction",
+    }
     (line,) = [record.getMessage() for record in caplog.records if record.name.startswith("vla_rl")]
     assert "left out: depth, words" in line
 
 
 def test_an_image_that_is_no_picture_is_refused(tmp_path: Path) -> None:
     published(tmp_path)
-    with pytest.raises(DataError, match=r"'observation\.state' is of dtype 'float32', expected image or video"):
+    with pytest.raises(
+        DataError, match=r"'observation\.state' is of dtype 'float32', expected image or video"
+    ):
         read_lerobot(tmp_path, fields={"image": "observation.state"})
 
 
 @pytest.mark.parametrize("shape", [[], [2, 4]])
 def test_a_state_that_is_no_vector_is_refused(shape: list[int], tmp_path: Path) -> None:
-    published(tmp_path, features={**FEATURES, "observation.state": {"dtype": "float32", "shape": shape, "names": None}})
+    published(
+        tmp_path,
+        features={
+            **FEATURES,
+            "observation.state": {"dtype": "float32", "shape": shape, "names": None},
+        },
+    )
     with pytest.raises(
-        DataError, match=r"'observation\.state' is float32 of shape \[.*\], expected a vector of numbers"
+        DataError,
+        match=r"'observation\.state' is float32 of shape \[.*\], expected a vector of numbers",
     ):
         read_lerobot(tmp_path)
 
 
 def test_two_features_of_one_name_are_refused(tmp_path: Path) -> None:
     force = {"dtype": "float32", "shape": [3], "names": None}
-    twice = {"observation.front": force, "observation.images.front": FEATURES["observation.images.image"]}
+    twice = {
+        "observation.front": force,
+        "observation.images.front": FEATURES["observation.images.image"],
+    }
     published(tmp_path, features={**FEATURES, **twice})
     with pytest.raises(DataError, match="would both be named 'front'"):
         read_lerobot(tmp_path)
@@ -159,7 +199,9 @@ SINGLE = {
 NARROW = {**FEATURES, **SINGLE, "action": {"dtype": "float32", "shape": [1], "names": ["slide"]}}
 
 
-@pytest.mark.parametrize("wrapped", [lambda number: number, lambda number: [number]], ids=["plain", "list of one"])
+@pytest.mark.parametrize(
+    "wrapped", [lambda number: number, lambda number: [number]], ids=["plain", "list of one"]
+)
 def test_single_numbers_are_vectors_of_one_however_they_are_stored(
     wrapped: Callable[[Any], Any], tmp_path: Path
 ) -> None:
@@ -183,8 +225,14 @@ def test_single_numbers_are_vectors_of_one_however_they_are_stored(
 @pytest.mark.parametrize(
     ("stored", "message"),
     [
-        ([1.0, 2.0], r"'observation\.gripper' has 2 numbers in row 4 \(episode 1, frame 1\), expected 1"),
-        (float("inf"), r"'observation\.gripper' is not a finite number in row 4 \(episode 1, frame 1\)"),
+        (
+            [1.0, 2.0],
+            r"'observation\.gripper' has 2 numbers in row 4 \(episode 1, frame 1\), expected 1",
+        ),
+        (
+            float("inf"),
+            r"'observation\.gripper' is not a finite number in row 4 \(episode 1, frame 1\)",
+        ),
         ("open", r"'observation\.gripper' holds string, expected numbers"),
         ({"x": 1.0}, r"'observation\.gripper' holds struct<x: double>, expected numbers"),
     ],
@@ -245,7 +293,10 @@ def other_task(rows: list[dict[str, Any]]) -> None:
         (not_a_number, r"'action' is not a finite number in row 6 \(episode 1, frame 3\)"),
         (plain_action, r"'action' holds double, expected lists of 7 numbers"),
         (frame_lost, r"row 1 \(episode 0, frame 2\) is out of order, expected frame 1"),
-        (episode_lost, r"lists 2 episodes, the data files hold 1; episode 1 is the first that is missing"),
+        (
+            episode_lost,
+            r"lists 2 episodes, the data files hold 1; episode 1 is the first that is missing",
+        ),
         (other_task, r"row 3 \(episode 1, frame 0\) has task 9, which meta/tasks does not name"),
     ],
 )
@@ -267,13 +318,16 @@ def test_an_image_that_is_none_is_named_when_it_is_asked_for(tmp_path: Path) -> 
     assert first.frames["image"](1).shape == (12, 12, 3)
     with pytest.raises(DataError, match=r"row 2 \(episode 0, frame 2\) is not a PNG or JPEG image"):
         first.frames["image"](2)
-    with pytest.raises(DataError, match=r"'observation\.images\.image' is empty in row 4 \(episode 1, frame 1\)"):
+    with pytest.raises(
+        DataError, match=r"'observation\.images\.image' is empty in row 4 \(episode 1, frame 1\)"
+    ):
         second.frames["image"](1)
 
 
 def test_fields_with_unusual_names_can_be_named(tmp_path: Path) -> None:
     features = {
-        ("observation.images.front" if key == "observation.images.image" else key): v for key, v in FEATURES.items()
+        ("observation.images.front" if key == "observation.images.image" else key): v
+        for key, v in FEATURES.items()
     }
     published(tmp_path, features=features)
 
@@ -282,7 +336,9 @@ def test_fields_with_unusual_names_can_be_named(tmp_path: Path) -> None:
             row["observation.images.front"] = row.pop("observation.images.image")
 
     change_rows(tmp_path, rename)
-    with pytest.raises(DataError, match=r"has no pictures 'image', .* set fields = .* to its feature"):
+    with pytest.raises(
+        DataError, match=r"has no pictures 'image', .* set fields = .* to its feature"
+    ):
         read_lerobot(tmp_path)[0].observation(0, cameras=("image",))
     (episode, _) = read_lerobot(tmp_path, fields={"image": "observation.images.front"})
     assert np.array_equal(episode.frames["image"](0), frames(0, 3)[0])
@@ -293,14 +349,28 @@ def test_fields_with_unusual_names_can_be_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda root: (root / "meta/info.json").write_text("{"), "is not a LeRobotDataset's description"),
+        (
+            lambda root: (root / "meta/info.json").write_text("{"),
+            "is not a LeRobotDataset's description",
+        ),
         (lambda root: (root / "meta/info.json").unlink(), r"info\.json cannot be read"),
-        (lambda root: published(root, codebase_version="v1.6"), "codebase_version is 'v1.6', expected v3.0 or v2.1"),
-        (lambda root: cut(root / "data/chunk-000/file-000.parquet"), r"file-000\.parquet is not a whole Parquet file"),
-        (lambda root: cut(root / "meta/tasks.parquet"), r"tasks\.parquet is not a whole Parquet file"),
+        (
+            lambda root: published(root, codebase_version="v1.6"),
+            "codebase_version is 'v1.6', expected v3.0 or v2.1",
+        ),
+        (
+            lambda root: cut(root / "data/chunk-000/file-000.parquet"),
+            r"file-000\.parquet is not a whole Parquet file",
+        ),
+        (
+            lambda root: cut(root / "meta/tasks.parquet"),
+            r"tasks\.parquet is not a whole Parquet file",
+        ),
     ],
 )
-def test_a_damaged_data_set_is_refused(damage: Callable[[Path], Any], message: str, tmp_path: Path) -> None:
+def test_a_damaged_data_set_is_refused(
+    damage: Callable[[Path], Any], message: str, tmp_path: Path
+) -> None:
     damage(published(tmp_path))
     with pytest.raises(DataError, match=message):
         read_lerobot(tmp_path)

@@ -1,4 +1,6 @@
-"""LIBERO's HDF5 files, our own recordings, and what all three layouts have in common when they are opened."""
+"""LIBERO's HDF5 files, our own recordings, and what all three layouts have in common when they are
+opened.
+"""
 
 import re
 from pathlib import Path
@@ -37,7 +39,15 @@ def test_libero_s_actions_stand_beside_what_was_seen_before_them(tmp_path: Path)
 
 
 def test_idle_steps_are_left_out_with_their_frames(tmp_path: Path) -> None:
-    rows = [(STILL, -1), (MOVE, -1), (STILL, -1), (STILL, 1), (STILL, 1), ([9e-5] + [0.0] * 5, 1), (MOVE, 1)]
+    rows = [
+        (STILL, -1),
+        (MOVE, -1),
+        (STILL, -1),
+        (STILL, 1),
+        (STILL, 1),
+        ([9e-5] + [0.0] * 5, 1),
+        (MOVE, 1),
+    ]
     stored = hdf5(tmp_path / "x_demo.hdf5", {"demo_0": actions(*rows)})
     (episode,) = read_hdf5(tmp_path / "x_demo.hdf5")
     # 0 is still before anything was kept; 3 closes the gripper; 4 and 5 repeat that
@@ -65,16 +75,24 @@ def test_a_demonstration_of_one_action_has_nothing_to_teach(tmp_path: Path) -> N
         read_hdf5(tmp_path / "x_demo.hdf5")
 
 
-def test_demonstrations_come_in_order_and_are_named_by_the_file_where_it_says_nothing(tmp_path: Path) -> None:
+def test_demonstrations_come_in_order_and_are_named_by_the_file_where_it_says_nothing(
+    tmp_path: Path,
+) -> None:
     path = tmp_path / "libero_10" / "KITCHEN_SCENE3_turn_on_the_stove_demo.hdf5"
-    hdf5(path, {f"demo_{n}": actions((MOVE, -1), (MOVE, -1), *[(MOVE, 1)] * n) for n in (10, 2, 0)}, instruction=None)
+    hdf5(
+        path,
+        {f"demo_{n}": actions((MOVE, -1), (MOVE, -1), *[(MOVE, 1)] * n) for n in (10, 2, 0)},
+        instruction=None,
+    )
     episodes = open_dataset(tmp_path)
     assert [episode.num_steps for episode in episodes] == [2, 4, 12]
     assert {episode.instruction for episode in episodes} == {"turn on the stove"}
 
 
 def test_files_of_openvlas_tools_show_what_was_seen_before_each_action(tmp_path: Path) -> None:
-    """They say nothing of themselves, and hold each observation beside the action that followed it."""
+    """They say nothing of themselves, and hold each observation beside the action that
+    followed it.
+    """
     path = tmp_path / "turn_on_the_stove_demo.hdf5"
     stored = hdf5(path, {"demo_0": actions((MOVE, -1), (MOVE, -1), (MOVE, 1))}, instruction=None)
     (episode,) = read_hdf5(path)
@@ -86,12 +104,17 @@ def test_files_of_openvlas_tools_show_what_was_seen_before_each_action(tmp_path:
 @pytest.mark.parametrize(
     ("lost", "message"),
     [
-        ("data/demo_1/obs/ee_ori", r"demo_1 has no 'obs/ee_ori', expected LIBERO's layout; it has \['actions', 'obs/"),
+        (
+            "data/demo_1/obs/ee_ori",
+            r"demo_1 has no 'obs/ee_ori', expected LIBERO's layout; it has \['actions', 'obs/",
+        ),
         ("data/demo_1/actions", "demo_1 has no 'actions'"),
         ("data", r"has no group 'data', expected LIBERO's demonstrations"),
     ],
 )
-def test_a_field_that_is_lost_is_named_with_its_demonstration(lost: str, message: str, tmp_path: Path) -> None:
+def test_a_field_that_is_lost_is_named_with_its_demonstration(
+    lost: str, message: str, tmp_path: Path
+) -> None:
     path = tmp_path / "x_demo.hdf5"
     hdf5(path, {f"demo_{number}": actions((MOVE, -1), (MOVE, -1)) for number in range(2)})
     with h5py.File(path, "a") as file:
@@ -119,13 +142,19 @@ def save_recording(path: Path, **changed: Any) -> None:
         **changed,
     }
     path.parent.mkdir(parents=True, exist_ok=True)
-    np.savez_compressed(path, **{name: value for name, value in columns.items() if value is not None})
+    np.savez_compressed(
+        path, **{name: value for name, value in columns.items() if value is not None}
+    )
 
 
 def test_our_own_recordings_are_read(tmp_path: Path) -> None:
     save_recording(tmp_path / "libero_goal/5/0000.npz")
     (episode,) = open_dataset(tmp_path)
-    assert (episode.instruction, episode.is_success, episode.about) == ("push", True, {"task": "libero_goal/5"})
+    assert (episode.instruction, episode.is_success, episode.about) == (
+        "push",
+        True,
+        {"task": "libero_goal/5"},
+    )
     assert episode.observation(1)["image"].shape == (8, 8, 3)
 
 
@@ -144,12 +173,23 @@ def test_a_recording_that_is_damaged_is_refused(tmp_path: Path) -> None:
     ("changed", "message"),
     [
         ({"state": None}, r"0000\.npz is not a recorded demonstration: no 'state', only"),
-        ({"state": np.ones((3, 8), np.float32)}, r"0000\.npz: 3 rows of 'state', expected 2 like actions"),
-        ({"image": np.zeros((1, 8, 8, 3), np.uint8)}, r"has 1 pictures of 'image', expected 2, one for each action"),
-        ({"action": np.full((2, 7), np.nan, np.float32)}, r"'actions' of control step 0 holds NaN or infinity"),
+        (
+            {"state": np.ones((3, 8), np.float32)},
+            r"0000\.npz: 3 rows of 'state', expected 2 like actions",
+        ),
+        (
+            {"image": np.zeros((1, 8, 8, 3), np.uint8)},
+            r"has 1 pictures of 'image', expected 2, one for each action",
+        ),
+        (
+            {"action": np.full((2, 7), np.nan, np.float32)},
+            r"'actions' of control step 0 holds NaN or infinity",
+        ),
     ],
 )
-def test_a_recording_that_lacks_something_is_refused(changed: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_a_recording_that_lacks_something_is_refused(
+    changed: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     save_recording(tmp_path / "0000.npz", **changed)
     with pytest.raises(DataError, match=message):
         open_dataset(tmp_path)
@@ -177,16 +217,23 @@ def test_only_the_first_episodes_of_each_instruction_can_be_taken(tmp_path: Path
         DatasetOptions(max_episodes_per_task=0)
 
 
-def test_openvla_s_gripper_is_turned_into_libero_s_and_never_mistaken_for_it(tmp_path: Path) -> None:
+def test_openvla_s_gripper_is_turned_into_libero_s_and_never_mistaken_for_it(
+    tmp_path: Path,
+) -> None:
     openvla = np.full((2, 7), 0.5, np.float32)
     openvla[:, -1] = [1.0, 0.0]  # open, close
     save_recording(tmp_path / "0000.npz", action=openvla)
-    with pytest.raises(DataError, match=r"are in \[0, 1\], expected -1 to open; .* gripper = 'openvla'"):
+    with pytest.raises(
+        DataError, match=r"are in \[0, 1\], expected -1 to open; .* gripper = 'openvla'"
+    ):
         open_dataset(tmp_path)
     (episode,) = open_dataset(tmp_path, DatasetOptions(gripper="openvla"))
     assert episode.actions[:, -1].tolist() == [-1.0, 1.0]
     save_recording(tmp_path / "0000.npz")
-    with pytest.raises(DataError, match="gripper commands go from -1 to -1, expected 0 to 1 in OpenVLA's convention"):
+    with pytest.raises(
+        DataError,
+        match="gripper commands go from -1 to -1, expected 0 to 1 in OpenVLA's convention",
+    ):
         open_dataset(tmp_path, DatasetOptions(gripper="openvla"))
 
 
@@ -213,15 +260,20 @@ def test_an_action_of_one_number_has_no_gripper(tmp_path: Path) -> None:
 def test_what_is_no_vector_for_each_step_is_refused(shape: tuple[int, ...]) -> None:
     episode = made_episode("a", 2)
     with pytest.raises(
-        DataError, match=f"a: 'depth' is {re.escape(str(list(shape)))}, expected a vector for each step"
+        DataError,
+        match=f"a: 'depth' is {re.escape(str(list(shape)))}, expected a vector for each step",
     ):
         msgspec.structs.replace(episode, vectors={"depth": np.zeros(shape, np.float32)})
-    with pytest.raises(DataError, match=r"a: rewards are \[2, 1\], expected a number for each step"):
+    with pytest.raises(
+        DataError, match=r"a: rewards are \[2, 1\], expected a number for each step"
+    ):
         msgspec.structs.replace(episode, rewards=np.zeros((2, 1), np.float32))
 
 
 def test_a_camera_that_is_not_there_is_named() -> None:
-    with pytest.raises(DataError, match=r"a has no pictures 'head', only \['image', 'wrist_image'\]"):
+    with pytest.raises(
+        DataError, match=r"a has no pictures 'head', only \['image', 'wrist_image'\]"
+    ):
         made_episode("a", 2).observation(0, cameras=("image", "head"))
 
 
@@ -235,7 +287,11 @@ def test_statistics_have_the_public_form() -> None:
     assert found["action"]["mean"][0] == pytest.approx(0.2)
     assert found["action"]["q01"][0] == pytest.approx(0.004)
     assert found["action"]["q99"][0] == pytest.approx(0.396)
-    assert (found["action"]["min"][-1], found["action"]["max"][-1], found["action"]["mean"][-1]) == (0, 1, 0.4)
+    assert (
+        found["action"]["min"][-1],
+        found["action"]["max"][-1],
+        found["action"]["mean"][-1],
+    ) == (0, 1, 0.4)
     assert len(found["proprio"]["q99"]) == 8
 
 
@@ -247,5 +303,9 @@ def test_a_last_number_that_is_hardly_ever_a_command_is_said_to_be_taken_for_one
     episode.actions[:, -1] = np.linspace(-0.5, 0.5, 40)
     LeRobotWriter(tmp_path / "joints").add(episode)
     open_dataset(tmp_path / "joints", DatasetOptions(gripper=gripper))
-    said = [record.getMessage() for record in caplog.records if "--data.gripper none" in record.getMessage()]
+    said = [
+        record.getMessage()
+        for record in caplog.records
+        if "--data.gripper none" in record.getMessage()
+    ]
     assert len(said) == (1 if gripper == "signed" else 0)

@@ -1,4 +1,7 @@
-"""Prompts are read from parquet and jsonl; whatever is missing is named with its row, when the file is opened."""
+"""Prompts are read from parquet and jsonl.
+
+Whatever is missing is named with its row, when the file is opened.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -42,7 +45,8 @@ def test_a_row_without_its_field_is_named(tmp_path: Path, name: str) -> None:
 @pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet"])
 def test_a_field_that_no_row_has_is_named_with_the_nearest(tmp_path: Path, name: str) -> None:
     with pytest.raises(
-        DataError, match=r"row 0.* has no .*'prompts'; did you mean 'prompt'\? it has: 'prompt', 'answer'"
+        DataError,
+        match=r"row 0.* has no .*'prompts'; did you mean 'prompt'\? it has: 'prompt', 'answer'",
     ):
         read_prompts(write(tmp_path / name, ROWS), ("prompts",))
 
@@ -65,7 +69,9 @@ def test_a_line_that_is_no_object_is_named_and_empty_lines_are_skipped(tmp_path:
         ("rows.parquet", b"PAR", "is not a parquet file"),
     ],
 )
-def test_a_file_of_another_kind_is_refused(tmp_path: Path, name: str, content: bytes, told: str) -> None:
+def test_a_file_of_another_kind_is_refused(
+    tmp_path: Path, name: str, content: bytes, told: str
+) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(DataError, match=told):
         read_prompts(tmp_path / name)

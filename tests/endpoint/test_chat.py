@@ -1,4 +1,6 @@
-"""`/v1/chat/completions` through OpenAI's client: what is asked of the policy, what is answered, and what is refused."""
+"""`/v1/chat/completions` through OpenAI's client: what is asked of the policy, what is answered,
+and what is refused.
+"""
 
 import asyncio
 import json
@@ -26,9 +28,14 @@ from vla_rl.types import (
 )
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-TOOL = {"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA}}
+TOOL = {
+    "type": "function",
+    "function": {"name": "add", "description": "Adds.", "parameters": SCHEMA},
+}
 STRICT = {"type": "function", "function": {"name": "mul", "parameters": SCHEMA, "strict": True}}
-CALLS_ADD = Message(role="assistant", tool_calls=(ToolCall(id="0", name="add", arguments='{"a": 1}'),))
+CALLS_ADD = Message(
+    role="assistant", tool_calls=(ToolCall(id="0", name="add", arguments='{"a": 1}'),)
+)
 
 
 @pytest.fixture
@@ -42,7 +49,9 @@ async def asked_by(endpoint: Endpoint, **fields: Any) -> tuple[BytePolicy, Any]:
     policy = BytePolicy("hi", "ho", "hu")
     with endpoint.session(policy) as session:
         async with client_of(session) as client:
-            return policy, await client.chat.completions.create(**{"model": "m", "messages": ASK, **fields})
+            return policy, await client.chat.completions.create(
+                **{"model": "m", "messages": ASK, **fields}
+            )
 
 
 async def test_a_conversation_with_tools_goes_there_and_back(endpoint: Endpoint) -> None:
@@ -50,21 +59,29 @@ async def test_a_conversation_with_tools_goes_there_and_back(endpoint: Endpoint)
     with endpoint.session(policy) as session:
         async with client_of(session) as client:
             tools: Any = [TOOL, STRICT]
-            first = (await client.chat.completions.create(model="m", messages=ASK, tools=tools)).choices[0]
+            first = (
+                await client.chat.completions.create(model="m", messages=ASK, tools=tools)
+            ).choices[0]
             assert first.finish_reason == "tool_calls"
             assert first.message.tool_calls is not None
             (call,) = first.message.tool_calls
             assert call.type == "function"
             assert (call.function.name, call.function.arguments) == ("add", '{"a": 1}')
             history: Any = [
-                {"role": "developer", "content": [{"type": "text", "text": "be "}, {"type": "text", "text": "brief"}]},
+                {
+                    "role": "developer",
+                    "content": [{"type": "text", "text": "be "}, {"type": "text", "text": "brief"}],
+                },
                 *ASK,
                 first.message,
                 {"role": "tool", "tool_call_id": call.id, "content": "3"},
             ]
             second = await client.chat.completions.create(model="m", messages=history, max_tokens=1)
     assert second.choices[0].finish_reason == "length"
-    assert [(tool.name, tool.is_strict) for tool in policy.heard[0][1]] == [("add", False), ("mul", True)]
+    assert [(tool.name, tool.is_strict) for tool in policy.heard[0][1]] == [
+        ("add", False),
+        ("mul", True),
+    ]
     heard, tools, max_tokens = policy.heard[1]
     assert [message.role for message in heard] == ["system", "user", "assistant", "tool"]
     assert heard[0].content == "be brief"
@@ -80,7 +97,10 @@ async def test_a_stream_gives_the_same_in_pieces(endpoint: Endpoint) -> None:
                 model="m", messages=ASK, stream=True, stream_options={"include_usage": True}
             )
             chunks = [chunk async for chunk in stream]
-            assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices) == "hi"
+            assert (
+                "".join(chunk.choices[0].delta.content or "" for chunk in chunks if chunk.choices)
+                == "hi"
+            )
             assert chunks[-2].choices[0].finish_reason == "stop"
             assert chunks[-1].usage is not None
             assert chunks[-1].usage.completion_tokens == 3
@@ -88,11 +108,17 @@ async def test_a_stream_gives_the_same_in_pieces(endpoint: Endpoint) -> None:
             deltas = [chunk.choices[0].delta async for chunk in called]
             calls = [call for delta in deltas for call in delta.tool_calls or ()]
             assert calls[0].function is not None
-            assert (calls[0].index, calls[0].function.name, calls[0].function.arguments) == (0, "add", '{"a": 1}')
+            assert (calls[0].index, calls[0].function.name, calls[0].function.arguments) == (
+                0,
+                "add",
+                '{"a": 1}',
+            )
     assert len(session.calls) == 2
 
 
-async def test_several_choices_are_replies_of_their_own_and_each_is_recorded(endpoint: Endpoint) -> None:
+async def test_several_choices_are_replies_of_their_own_and_each_is_recorded(
+    endpoint: Endpoint,
+) -> None:
     policy = BytePolicy("hi", CALLS_ADD, "hu")
     with endpoint.session(policy) as session:
         async with client_of(session) as client:
@@ -106,11 +132,19 @@ async def test_several_choices_are_replies_of_their_own_and_each_is_recorded(end
     assert [call.completion.message.content for call in session.calls] == ["hi", "", "hu"]
 
 
-async def test_log_probs_are_the_recorded_ones_without_the_end_of_the_reply(endpoint: Endpoint) -> None:
+async def test_log_probs_are_the_recorded_ones_without_the_end_of_the_reply(
+    endpoint: Endpoint,
+) -> None:
     _, answer = await asked_by(endpoint, logprobs=True, top_logprobs=2)
     found = answer.choices[0].logprobs.content
-    assert [(token.token, token.logprob, token.bytes) for token in found] == [("h", -0.5, [104]), ("i", -0.5, [105])]
-    assert [(other.token, other.logprob) for other in found[0].top_logprobs] == [("?", -1.0), ("?", -2.0)]
+    assert [(token.token, token.logprob, token.bytes) for token in found] == [
+        ("h", -0.5, [104]),
+        ("i", -0.5, [105]),
+    ]
+    assert [(other.token, other.logprob) for other in found[0].top_logprobs] == [
+        ("?", -1.0),
+        ("?", -2.0),
+    ]
     _, cut = await asked_by(endpoint, logprobs=True, max_completion_tokens=2)
     assert [token.token for token in cut.choices[0].logprobs.content] == ["h", "i"]
     assert cut.choices[0].logprobs.content[0].top_logprobs == []
@@ -118,7 +152,10 @@ async def test_log_probs_are_the_recorded_ones_without_the_end_of_the_reply(endp
     assert plain.choices[0].logprobs is None
     _, stream = await asked_by(endpoint, logprobs=True, stream=True)
     streamed = [chunk.choices[0].logprobs async for chunk in stream]
-    assert [token.token for log_probs in streamed if log_probs for token in log_probs.content] == ["h", "i"]
+    assert [token.token for log_probs in streamed if log_probs for token in log_probs.content] == [
+        "h",
+        "i",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -138,14 +175,19 @@ async def test_log_probs_are_the_recorded_ones_without_the_end_of_the_reply(endp
             {
                 "tool_choice": {
                     "type": "allowed_tools",
-                    "allowed_tools": {"mode": "auto", "tools": [{"type": "function", "function": {"name": "add"}}]},
+                    "allowed_tools": {
+                        "mode": "auto",
+                        "tools": [{"type": "function", "function": {"name": "add"}}],
+                    },
                 }
             },
             ToolRule(names=("add",)),
         ),
     ],
 )
-async def test_a_choice_of_tools_becomes_a_rule(endpoint: Endpoint, fields: Any, rule: ToolRule) -> None:
+async def test_a_choice_of_tools_becomes_a_rule(
+    endpoint: Endpoint, fields: Any, rule: ToolRule
+) -> None:
     policy, _ = await asked_by(endpoint, tools=[TOOL, STRICT], **fields)
     assert policy.options == [ReplyOptions(tools=rule)]
     assert len(policy.heard[0][1]) == (0 if rule.mode == "none" else 2)
@@ -166,22 +208,37 @@ async def test_a_choice_of_tools_becomes_a_rule(endpoint: Endpoint, fields: Any,
             JsonFormat(schema=SCHEMA),
         ),
         (
-            {"response_format": {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}},
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"name": "n", "schema": SCHEMA},
+                }
+            },
             JsonFormat(schema=SCHEMA, is_strict=False),
         ),
         ({"extra_body": {"structured_outputs": {"regex": "a+"}}}, RegexFormat(pattern="a+")),
-        ({"extra_body": {"structured_outputs": {"choice": ["a", "b"]}}}, ChoiceFormat(choices=("a", "b"))),
-        ({"extra_body": {"structured_outputs": {"grammar": "start: /a/"}}}, GrammarFormat(lark="start: /a/")),
+        (
+            {"extra_body": {"structured_outputs": {"choice": ["a", "b"]}}},
+            ChoiceFormat(choices=("a", "b")),
+        ),
+        (
+            {"extra_body": {"structured_outputs": {"grammar": "start: /a/"}}},
+            GrammarFormat(lark="start: /a/"),
+        ),
         ({"extra_body": {"structured_outputs": {"json": SCHEMA}}}, JsonFormat(schema=SCHEMA)),
     ],
 )
-async def test_a_format_is_asked_of_the_policy(endpoint: Endpoint, fields: Any, form: ReplyFormat | None) -> None:
+async def test_a_format_is_asked_of_the_policy(
+    endpoint: Endpoint, fields: Any, form: ReplyFormat | None
+) -> None:
     policy, _ = await asked_by(endpoint, **fields)
     assert policy.options == [ReplyOptions(format=form)]
 
 
 @pytest.mark.parametrize(("stop", "texts"), [("a", ("a",)), (["a", "\n"], ("a", "\n")), ([], ())])
-async def test_stop_texts_are_asked_of_the_policy(endpoint: Endpoint, stop: Any, texts: tuple[str, ...]) -> None:
+async def test_stop_texts_are_asked_of_the_policy(
+    endpoint: Endpoint, stop: Any, texts: tuple[str, ...]
+) -> None:
     policy, _ = await asked_by(endpoint, stop=stop)
     assert policy.options == [ReplyOptions(stop=texts)]
 
@@ -190,7 +247,11 @@ async def test_stop_texts_are_asked_of_the_policy(endpoint: Endpoint, stop: Any,
     ("fields", "param", "told"),
     [
         ({"messages": []}, "messages", "messages is [], expected at least one message"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0]", "messages[0]: Invalid enum value 'robot'"),
+        (
+            {"messages": [{"role": "robot", "content": "x"}]},
+            "messages[0]",
+            "messages[0]: Invalid enum value 'robot'",
+        ),
         (
             {"messages": [*ASK, {"role": "user", "content": [{"type": "image_url"}]}]},
             "messages[1]",
@@ -201,8 +262,16 @@ async def test_stop_texts_are_asked_of_the_policy(endpoint: Endpoint, stop: Any,
         ({"n": 0}, "n", "n is 0, expected 1 to 128"),
         ({"stop": [""]}, "stop", "stop is '', expected texts of at least one character"),
         ({"stop": ["a"] * 17}, "stop", "stop is 17, expected at most 16 texts"),
-        ({"top_logprobs": 3}, "top_logprobs", "top_logprobs is 3, expected none unless logprobs is true"),
-        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "top_logprobs is 21, expected 0 to 20"),
+        (
+            {"top_logprobs": 3},
+            "top_logprobs",
+            "top_logprobs is 3, expected none unless logprobs is true",
+        ),
+        (
+            {"logprobs": True, "top_logprobs": 21},
+            "top_logprobs",
+            "top_logprobs is 21, expected 0 to 20",
+        ),
         (
             {"tool_choice": "required"},
             "tool_choice",
@@ -218,7 +287,11 @@ async def test_stop_texts_are_asked_of_the_policy(endpoint: Endpoint, stop: Any,
             "tool_choice",
             "tool_choice is 'sub', expected the name of a tool of this request, which are ['add']",
         ),
-        ({"tools": [{"type": "web_search"}]}, "tools[0]", "tools[0]: Invalid enum value 'web_search'"),
+        (
+            {"tools": [{"type": "web_search"}]},
+            "tools[0]",
+            "tools[0]: Invalid enum value 'web_search'",
+        ),
         (
             {"response_format": {"type": "xml"}},
             "response_format.type",
@@ -234,9 +307,21 @@ async def test_stop_texts_are_asked_of_the_policy(endpoint: Endpoint, stop: Any,
             "structured_outputs",
             "structured_outputs has 2 of json, regex, choice and grammar, expected one",
         ),
-        ({"functions": [{"name": "add", "parameters": {}}]}, "functions", "functions is [{'name': 'add'"),
-        ({"function_call": {"name": "add"}}, "function_call", "function_call is {'name': 'add'}, expected tool_choice"),
-        ({"modalities": ["text", "audio"]}, "modalities", "modalities is ['text', 'audio'], expected ['text']"),
+        (
+            {"functions": [{"name": "add", "parameters": {}}]},
+            "functions",
+            "functions is [{'name': 'add'",
+        ),
+        (
+            {"function_call": {"name": "add"}},
+            "function_call",
+            "function_call is {'name': 'add'}, expected tool_choice",
+        ),
+        (
+            {"modalities": ["text", "audio"]},
+            "modalities",
+            "modalities is ['text', 'audio'], expected ['text']",
+        ),
         ({"audio": {"voice": "alloy", "format": "wav"}}, "audio", "audio is {'voice': 'alloy'"),
     ],
 )
@@ -249,7 +334,9 @@ async def test_a_refusal_names_exactly_the_rule_that_was_broken(
     assert error.value.body["message"].startswith(told)  # type: ignore[index]
 
 
-async def test_options_that_the_model_cannot_meet_are_the_requests_fault(endpoint: Endpoint) -> None:
+async def test_options_that_the_model_cannot_meet_are_the_requests_fault(
+    endpoint: Endpoint,
+) -> None:
     policy = BytePolicy("hi")
     policy.fails_with = ValueError("the grammar cannot be compiled: Unimplemented keys")
     with endpoint.session(policy) as session:
@@ -262,8 +349,13 @@ async def test_options_that_the_model_cannot_meet_are_the_requests_fault(endpoin
 async def test_a_request_that_is_too_large_is_refused() -> None:
     async with Endpoint(EndpointConfig(max_request_kb=1)) as endpoint:
         with endpoint.session(BytePolicy("hi")) as session:
-            status, answer = await request(endpoint, "POST", "/chat/completions", session.api_key, b"x" * 4096)
-    assert (status, answer["error"]["message"]) == (413, "the request is larger than max_request_kb=1 KiB.")
+            status, answer = await request(
+                endpoint, "POST", "/chat/completions", session.api_key, b"x" * 4096
+            )
+    assert (status, answer["error"]["message"]) == (
+        413,
+        "the request is larger than max_request_kb=1 KiB.",
+    )
 
 
 async def test_sampling_is_the_runs_own_and_the_answer_says_so(endpoint: Endpoint) -> None:
@@ -275,18 +367,28 @@ async def test_sampling_is_the_runs_own_and_the_answer_says_so(endpoint: Endpoin
     assert raw.headers["x-vla-rl-ignored"] == "temperature, top_p"
 
 
-async def test_a_null_is_as_good_as_nothing_and_what_is_not_read_is_named(endpoint: Endpoint) -> None:
+async def test_a_null_is_as_good_as_nothing_and_what_is_not_read_is_named(
+    endpoint: Endpoint,
+) -> None:
     nulls = (
         "stream", "stream_options", "model", "tools", "tool_choice", "max_tokens", "n", "stop", "response_format",
         "temperature", "functions", "function_call", "modalities", "audio", "logprobs", "parallel_tool_calls",
     )  # fmt: skip
-    body = {"messages": ASK, **dict.fromkeys(nulls), "prediction": {"type": "content"}, "zeit\nraum": 1, "user": "me"}
+    body = {
+        "messages": ASK,
+        **dict.fromkeys(nulls),
+        "prediction": {"type": "content"},
+        "zeit\nraum": 1,
+        "user": "me",
+    }
     policy = BytePolicy("hi")
     with endpoint.session(policy) as session:
         headers = {"Authorization": f"Bearer {session.api_key}"}
         async with (
             aiohttp.ClientSession() as client,
-            client.post(f"{endpoint.base_url}/chat/completions", data=json.dumps(body), headers=headers) as response,
+            client.post(
+                f"{endpoint.base_url}/chat/completions", data=json.dumps(body), headers=headers
+            ) as response,
         ):
             assert response.status == 200, await response.text()
             assert response.headers["x-vla-rl-ignored"] == r"prediction, zeit\nraum, user"

@@ -23,7 +23,9 @@ def pages(import_folder: Path) -> Path:
 async def test_an_agent_of_the_real_client_is_played_with_two_changed_lines(pages: Path) -> None:
     assert BLOCKS["my_agent.py"].count("# changed") == 2
     spec = EnvSpec(id="text/arithmetic", kwargs={"num_operators": 1, "min_tool_calls": 0})
-    episode = EpisodeSpec(episode_id=0, group_id=0, member=0, env=spec, task="sums", seed=9, policy_seed=0)
+    episode = EpisodeSpec(
+        episode_id=0, group_id=0, member=0, env=spec, task="sums", seed=9, policy_seed=0
+    )
     from vla_rl.envs.text.tasks.arithmetic import draw_problem
 
     problem = draw_problem(9, num_operators=1, num_digits=2, operators="+-")

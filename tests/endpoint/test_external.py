@@ -39,7 +39,11 @@ async def chat(task: ExternalTask, *contents: str) -> list[str]:
     async with AsyncOpenAI(base_url=task.base_url, api_key=task.api_key, max_retries=0) as client:
         for content in contents:
             history.append({"role": "user", "content": content})
-            answer = (await client.chat.completions.create(model="m", messages=history)).choices[0].message
+            answer = (
+                (await client.chat.completions.create(model="m", messages=history))
+                .choices[0]
+                .message
+            )
             history.append({"role": "assistant", "content": answer.content})
             answers.append(str(answer.content))
     return answers
@@ -85,25 +89,36 @@ async def test_an_agent_that_forgets_its_reward_is_told(endpoint: Endpoint, answ
         await chat(task, task.prompt)
         return answer
 
-    with pytest.raises(EnvError, match=f"returned {answer!r}, expected its reward as a finite number, or its answer"):
+    with pytest.raises(
+        EnvError,
+        match=f"returned {answer!r}, expected its reward as a finite number, or its answer",
+    ):
         await external_agent(agent, endpoint)(AskOnce(), BytePolicy("41"))
 
 
-async def test_an_unchanged_program_plays_with_two_environment_variables(endpoint: Endpoint, tmp_path: Path) -> None:
+async def test_an_unchanged_program_plays_with_two_environment_variables(
+    endpoint: Endpoint, tmp_path: Path
+) -> None:
     (tmp_path / "agent.py").write_text(PROGRAM)
     play = external_agent([sys.executable, str(tmp_path / "agent.py")], endpoint)
     trajectory = await play(AskOnce(), BytePolicy("42"))
     assert trajectory.is_success
-    assert np.array_equal(trajectory.steps[0].observation["prompt_tokens"], as_tokens("<user>6x7?\n<assistant>"))
+    assert np.array_equal(
+        trajectory.steps[0].observation["prompt_tokens"], as_tokens("<user>6x7?\n<assistant>")
+    )
 
 
 async def test_a_program_that_fails_is_told_with_its_last_words(endpoint: Endpoint) -> None:
     play = external_agent([sys.executable, "-c", "raise SystemExit('no such file')"], endpoint)
-    with pytest.raises(EnvError, match=r"ended with exit code 1; its last words:\n    no such file"):
+    with pytest.raises(
+        EnvError, match=r"ended with exit code 1; its last words:\n    no such file"
+    ):
         await play(AskOnce(), BytePolicy("42"))
 
 
-async def test_a_program_that_never_answers_is_ended_with_what_it_started(endpoint: Endpoint) -> None:
+async def test_a_program_that_never_answers_is_ended_with_what_it_started(
+    endpoint: Endpoint,
+) -> None:
     program = "import subprocess; subprocess.run(['sleep', '8765.5'])"
     play = external_agent([sys.executable, "-c", program], endpoint, timeout_s=1.0)
     with pytest.raises(ActorFrozen, match="it made no call within timeout_s=1"):
@@ -126,7 +141,9 @@ async def test_a_program_that_is_given_up_while_it_starts_is_ended_with_what_it_
         return process
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", create_slowly)
-    play = external_agent([sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '8764.5'])"], endpoint)
+    play = external_agent(
+        [sys.executable, "-c", "import subprocess; subprocess.run(['sleep', '8764.5'])"], endpoint
+    )
     playing = asyncio.ensure_future(play(AskOnce(), BytePolicy("42")))
     with pytest.raises(asyncio.CancelledError):
         await playing
@@ -135,7 +152,9 @@ async def test_a_program_that_is_given_up_while_it_starts_is_ended_with_what_it_
 
 
 def is_running(argument: str) -> bool:
-    return any(argument in (process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"]))
+    return any(
+        argument in (process.info["cmdline"] or []) for process in psutil.process_iter(["cmdline"])
+    )
 
 
 async def test_an_agent_that_never_answers_is_cut_off_with_what_it_said(
@@ -148,16 +167,26 @@ async def test_an_agent_that_never_answers_is_cut_off_with_what_it_said(
         return deadlines[delay_s]
 
     async def agent(task: ExternalTask) -> str:
-        headers, asked = {"Authorization": f"Bearer {task.api_key}"}, {"messages": [{"role": "user", "content": "?"}]}
-        url = f"{task.base_url}/chat/completions"  # without the client, which takes its time to begin
-        async with aiohttp.ClientSession() as client, client.post(url, json=asked, headers=headers) as response:
+        headers, asked = (
+            {"Authorization": f"Bearer {task.api_key}"},
+            {"messages": [{"role": "user", "content": "?"}]},
+        )
+        # without the client, which takes its time to begin
+        url = f"{task.base_url}/chat/completions"
+        async with (
+            aiohttp.ClientSession() as client,
+            client.post(url, json=asked, headers=headers) as response,
+        ):
             assert response.status == 200
-        deadlines[3600.5].reschedule(asyncio.get_running_loop().time())  # now that it has said something
+        # now that it has said something
+        deadlines[3600.5].reschedule(asyncio.get_running_loop().time())
         await asyncio.Event().wait()
         return ""
 
     monkeypatch.setattr(asyncio, "timeout", noted)
-    trajectory = await external_agent(agent, endpoint, timeout_s=3600.5)(AskOnce(), BytePolicy("42"))
+    trajectory = await external_agent(agent, endpoint, timeout_s=3600.5)(
+        AskOnce(), BytePolicy("42")
+    )
     assert (texts_of(trajectory), trajectory.undiscounted_return) == (["42"], 0.0)
     assert trajectory.stop_reason is StopReason.DEADLINE
 
@@ -166,7 +195,9 @@ async def test_an_agent_that_outgrows_the_context_is_cut_off(endpoint: Endpoint)
     async def agent(task: ExternalTask) -> str:
         return (await chat(task, "short", "long " * 100))[-1]
 
-    trajectory = await external_agent(agent, endpoint)(AskOnce(), BytePolicy("a", "b", context_size=100))
+    trajectory = await external_agent(agent, endpoint)(
+        AskOnce(), BytePolicy("a", "b", context_size=100)
+    )
     assert (texts_of(trajectory), trajectory.stop_reason) == (["a"], StopReason.TOKEN_LIMIT)
     with pytest.raises(ContextOverflow):
         await external_agent(agent, endpoint)(AskOnce(), BytePolicy("a", context_size=5))
@@ -213,7 +244,12 @@ def call(prompt: str, reply: str, agent: str = "policy") -> RecordedCall:
 
 def test_turns_are_one_conversation_only_where_one_begins_with_exactly_the_other() -> None:
     assert threads_of([call("a", "b"), call("abc", "d"), call("abcde", "f")]) == [[0, 1, 2]]
-    assert threads_of([call("a", "b"), call("aBc", "d")]) == [[0], [1]]  # the past was written in another way
-    assert threads_of([call("a", "b"), call("x", "y"), call("abc", "d"), call("xyz", "w")]) == [[0, 2], [1, 3]]
-    assert threads_of([call("a", "b"), call("abc", "d"), call("abc", "e")]) == [[0, 1], [2]]  # a branch
+    # the past was written in another way
+    assert threads_of([call("a", "b"), call("aBc", "d")]) == [[0], [1]]
+    assert threads_of([call("a", "b"), call("x", "y"), call("abc", "d"), call("xyz", "w")]) == [
+        [0, 2],
+        [1, 3],
+    ]
+    # a branch
+    assert threads_of([call("a", "b"), call("abc", "d"), call("abc", "e")]) == [[0, 1], [2]]
     assert threads_of([call("a", "b", "solver"), call("abc", "d", "checker")]) == [[0], [1]]

@@ -1,4 +1,6 @@
-"""A real policy behind the endpoint: structured outputs through OpenAI's client, and a learner that agrees with them."""
+"""A real policy behind the endpoint: structured outputs through OpenAI's client, and a learner that
+agrees with them.
+"""
 
 import asyncio
 import json
@@ -19,7 +21,14 @@ from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.rollout.policies import EpisodePolicy
 from vla_rl.types import StopReason
 
-SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, vocab_size=300, context_size=512)
+SHAPE = TinyConfig(
+    hidden_size=32,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=64,
+    vocab_size=300,
+    context_size=512,
+)
 
 
 class Colour(Enum):
@@ -41,7 +50,8 @@ PAINT: Any = {
             "properties": {"colour": {"enum": ["red", "blue"]}},
             "required": ["colour"],
             "additionalProperties": False,
-            "x-guidance": {"item_separator": ",", "key_separator": ":"},  # random weights would choose much white space
+            # random weights would choose much white space
+            "x-guidance": {"item_separator": ",", "key_separator": ":"},
         },
         "strict": True,
     },
@@ -79,12 +89,18 @@ async def test_structured_outputs_satisfy_their_schemas_and_the_learner_finds_th
         response = await client.responses.parse(model="m", input="hello", text_format=Pick)
         assert isinstance(response.output_parsed, Pick)
         forced: Any = {"type": "function", "function": {"name": "paint"}}
-        called = await client.chat.completions.create(model="m", messages=ASK, tools=[PAINT], tool_choice=forced)
+        called = await client.chat.completions.create(
+            model="m", messages=ASK, tools=[PAINT], tool_choice=forced
+        )
         (call,) = called.choices[0].message.tool_calls or ()
         assert call.type == "function"
         assert json.loads(call.function.arguments)["colour"] in ("red", "blue")
         several = await client.chat.completions.create(
-            model="m", messages=ASK, n=3, logprobs=True, extra_body={"structured_outputs": {"choice": ["yes", "no"]}}
+            model="m",
+            messages=ASK,
+            n=3,
+            logprobs=True,
+            extra_body={"structured_outputs": {"choice": ["yes", "no"]}},
         )
         assert {choice.message.content for choice in several.choices} <= {"yes", "no"}
         reported = [choice.logprobs.content for choice in several.choices if choice.logprobs]
@@ -99,16 +115,23 @@ async def test_structured_outputs_satisfy_their_schemas_and_the_learner_finds_th
     assert len(seeds) > 1  # each choice is drawn from noise of its own
     played = session.trajectory(EPISODE, 1.0, StopReason.TERMINATED)
     assert len(played.steps) == 7
-    learner = Learner(model, lane, LearnerConfig(optimizer=OptimizerConfig(warmup_steps=0), max_mismatch=1e-4))
+    learner = Learner(
+        model, lane, LearnerConfig(optimizer=OptimizerConfig(warmup_steps=0), max_mismatch=1e-4)
+    )
     report = await learner.update([played], [1.0])
     assert report.metrics["update/log_prob_gap_max"] < 1e-4
     assert np.isfinite(report.metrics["update/loss"])
 
 
 async def test_a_schema_that_no_grammar_can_express_is_the_requests_fault(session: Session) -> None:
-    wanted: Any = {"type": "json_schema", "json_schema": {"name": "x", "schema": {"not": {}}, "strict": True}}
+    wanted: Any = {
+        "type": "json_schema",
+        "json_schema": {"name": "x", "schema": {"not": {}}, "strict": True},
+    }
     async with client_of(session) as client:
-        with pytest.raises(Exception, match=r"the grammar cannot be compiled: .* Unimplemented keys: \[.*not") as error:
+        with pytest.raises(
+            Exception, match=r"the grammar cannot be compiled: .* Unimplemented keys: \[.*not"
+        ) as error:
             await client.chat.completions.create(model="m", messages=ASK, response_format=wanted)
     assert getattr(error.value, "status_code", None) == 400
     assert session.calls == []

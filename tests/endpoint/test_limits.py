@@ -25,7 +25,10 @@ SUPPORT = Path(__file__).parent / "support"
 
 @asynccontextmanager
 async def strangers(endpoint: Endpoint, num: int) -> AsyncIterator[list[asyncio.StreamReader]]:
-    """Connections that say nothing, in the order in which they were made; they are closed at the end."""
+    """Connections that say nothing, in the order in which they were made.
+
+    They are closed at the end.
+    """
     port = int(endpoint.base_url.split(":")[2].split("/")[0])
     pairs = [await asyncio.open_connection("127.0.0.1", port) for _ in range(num)]
     try:
@@ -62,7 +65,8 @@ async def test_two_hundred_silent_strangers_do_not_stop_spawn_nor_a_client() -> 
             for _ in range(200):
                 writers.append((await asyncio.open_connection("127.0.0.1", port))[1])
             process.stdin.write(b"\n")
-            assert int(await process.stdout.readline()) <= 60  # half of what the process may still open
+            # half of what the process may still open
+            assert int(await process.stdout.readline()) <= 60
             assert await process.stdout.readline() == b"hi\n"
             assert await process.wait() == 0
     finally:
@@ -112,7 +116,9 @@ async def test_a_body_of_unknown_length_is_cut_off_at_the_limit() -> None:
             headers = {"Authorization": f"Bearer {session.api_key}"}
             async with (
                 aiohttp.ClientSession() as client,
-                client.post(f"{endpoint.base_url}/responses", data=endless(), headers=headers) as response,
+                client.post(
+                    f"{endpoint.base_url}/responses", data=endless(), headers=headers
+                ) as response,
             ):
                 assert response.status == 413
 
@@ -136,7 +142,9 @@ async def test_clients_wait_for_each_other_where_there_is_no_room() -> None:
                 stuck = asyncio.create_task(first.chat.completions.create(model="m", messages=ASK))
                 await policy.asked.wait()
                 policy.is_stuck = False
-                waiting = asyncio.create_task(second.chat.completions.create(model="m", messages=ASK))
+                waiting = asyncio.create_task(
+                    second.chat.completions.create(model="m", messages=ASK)
+                )
                 stuck.cancel()
                 await policy.given_up.wait()
                 assert (await waiting).choices[0].message.content == "one"
@@ -145,11 +153,15 @@ async def test_clients_wait_for_each_other_where_there_is_no_room() -> None:
 async def test_a_connection_is_not_kept_open_where_half_of_the_room_is_taken() -> None:
     async with asyncio.timeout(60), Endpoint(EndpointConfig(max_connections=4)) as endpoint:
         with endpoint.session(BytePolicy("hi", "hi")) as session:
-            async with aiohttp.ClientSession(headers={"Authorization": f"Bearer {session.api_key}"}) as client:
+            async with aiohttp.ClientSession(
+                headers={"Authorization": f"Bearer {session.api_key}"}
+            ) as client:
 
                 async def connection() -> str | None:
                     body = {"model": "m", "messages": ASK}
-                    async with client.post(f"{endpoint.base_url}/chat/completions", json=body) as response:
+                    async with client.post(
+                        f"{endpoint.base_url}/chat/completions", json=body
+                    ) as response:
                         return response.headers.get("Connection")
 
                 assert await connection() is None
@@ -168,7 +180,8 @@ async def test_connections_are_lowered_to_half_of_the_free_descriptors_and_one_l
         listener.close()
     (line,) = [record.getMessage() for record in caplog.records]
     assert line.startswith(
-        "the endpoint accepts 20 connections instead of max_connections=100, because the process may open only 4"
+        "the endpoint accepts 20 connections instead of max_connections=100, because the process "
+        "may open only 4"
     )
 
 

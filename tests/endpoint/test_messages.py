@@ -16,7 +16,9 @@ from vla_rl.types import JsonFormat, Message, ReplyOptions, ToolCall, ToolRule
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 TOOLS = [{"name": "add", "description": "Adds.", "input_schema": SCHEMA, "strict": True}]
 CALLS_ADD = Message(
-    role="assistant", content="Let me see.", tool_calls=(ToolCall(id="0", name="add", arguments='{"a": 1}'),)
+    role="assistant",
+    content="Let me see.",
+    tool_calls=(ToolCall(id="0", name="add", arguments='{"a": 1}'),),
 )
 
 
@@ -27,9 +29,16 @@ async def endpoint() -> AsyncIterator[Endpoint]:
 
 
 async def asked_by(endpoint: Endpoint, policy: BytePolicy, **fields: Any) -> tuple[int, Any]:
-    body = {"model": "m", "max_tokens": 64, "messages": [{"role": "user", "content": "hello"}], **fields}
+    body = {
+        "model": "m",
+        "max_tokens": 64,
+        "messages": [{"role": "user", "content": "hello"}],
+        **fields,
+    }
     with endpoint.session(policy) as session:
-        return await request(endpoint, "POST", "/messages", session.api_key, json.dumps(body).encode())
+        return await request(
+            endpoint, "POST", "/messages", session.api_key, json.dumps(body).encode()
+        )
 
 
 async def test_a_message_is_answered_with_blocks(endpoint: Endpoint) -> None:
@@ -37,12 +46,19 @@ async def test_a_message_is_answered_with_blocks(endpoint: Endpoint) -> None:
     status, body = await asked_by(endpoint, policy, system="be brief", tools=TOOLS)
     assert status == 200
     said, called = body["content"]
-    assert (said, called["name"], called["input"]) == ({"type": "text", "text": "Let me see."}, "add", {"a": 1})
+    assert (said, called["name"], called["input"]) == (
+        {"type": "text", "text": "Let me see."},
+        "add",
+        {"a": 1},
+    )
     assert (body["type"], body["role"], body["stop_reason"], body["stop_sequence"]) == (
         "message", "assistant", "tool_use", None,
     )  # fmt: skip
     heard, tools, max_tokens = policy.heard[0]
-    assert [(message.role, message.content) for message in heard] == [("system", "be brief"), ("user", "hello")]
+    assert [(message.role, message.content) for message in heard] == [
+        ("system", "be brief"),
+        ("user", "hello"),
+    ]
     assert (tools[0].is_strict, tools[0].parameters, max_tokens) == (True, SCHEMA, 64)
 
 
@@ -60,7 +76,11 @@ async def test_results_of_tools_are_messages_of_their_own(endpoint: Endpoint) ->
         {
             "role": "user",
             "content": [
-                {"type": "tool_result", "tool_use_id": "t1", "content": [{"type": "text", "text": "3"}]},
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "t1",
+                    "content": [{"type": "text", "text": "3"}],
+                },
                 {"type": "text", "text": "and?"},
             ],
         },
@@ -68,7 +88,12 @@ async def test_results_of_tools_are_messages_of_their_own(endpoint: Endpoint) ->
     _, body = await asked_by(endpoint, policy, messages=messages, max_tokens=1)
     assert body["stop_reason"] == "max_tokens"
     user, assistant, tool, more = policy.heard[0][0]
-    assert (user.content, assistant.content, tool.content, more.content) == ("1+2?", "So.", "3", "and?")
+    assert (user.content, assistant.content, tool.content, more.content) == (
+        "1+2?",
+        "So.",
+        "3",
+        "and?",
+    )
     assert (assistant.tool_calls[0].arguments, tool.tool_call_id) == ('{"a": 1}', "t1")
 
 
@@ -76,7 +101,10 @@ async def test_results_of_tools_are_messages_of_their_own(endpoint: Endpoint) ->
     ("fields", "options"),
     [
         ({"stop_sequences": ["\n"]}, ReplyOptions(stop=("\n",))),
-        ({"tools": TOOLS, "tool_choice": {"type": "any"}}, ReplyOptions(tools=ToolRule(mode="required"))),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "any"}},
+            ReplyOptions(tools=ToolRule(mode="required")),
+        ),
         (
             {"tools": TOOLS, "tool_choice": {"type": "auto", "disable_parallel_tool_use": True}},
             ReplyOptions(tools=ToolRule(max_calls=1)),
@@ -85,14 +113,19 @@ async def test_results_of_tools_are_messages_of_their_own(endpoint: Endpoint) ->
             {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "add"}},
             ReplyOptions(tools=ToolRule(mode="required", names=("add",), max_calls=1)),
         ),
-        ({"tools": TOOLS, "tool_choice": {"type": "none"}}, ReplyOptions(tools=ToolRule(mode="none"))),
+        (
+            {"tools": TOOLS, "tool_choice": {"type": "none"}},
+            ReplyOptions(tools=ToolRule(mode="none")),
+        ),
         (
             {"output_config": {"format": {"type": "json_schema", "schema": SCHEMA}}},
             ReplyOptions(format=JsonFormat(schema=SCHEMA)),
         ),
     ],
 )
-async def test_rules_are_asked_of_the_policy(endpoint: Endpoint, fields: Any, options: ReplyOptions) -> None:
+async def test_rules_are_asked_of_the_policy(
+    endpoint: Endpoint, fields: Any, options: ReplyOptions
+) -> None:
     policy = BytePolicy("hi")
     status, _ = await asked_by(endpoint, policy, **fields)
     assert status == 200
@@ -101,18 +134,31 @@ async def test_rules_are_asked_of_the_policy(endpoint: Endpoint, fields: Any, op
 
 async def test_events_build_up_the_same_message(endpoint: Endpoint) -> None:
     with endpoint.session(BytePolicy(CALLS_ADD)) as session:
-        body = {"messages": [{"role": "user", "content": "x"}], "max_tokens": 64, "stream": True, "tools": TOOLS}
+        body = {
+            "messages": [{"role": "user", "content": "x"}],
+            "max_tokens": 64,
+            "stream": True,
+            "tools": TOOLS,
+        }
         async with (
             aiohttp.ClientSession(headers={"x-api-key": session.api_key}) as client,
             client.post(f"{endpoint.base_url}/messages", json=body) as response,
         ):
             lines = (await response.text()).splitlines()
-    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")]
+    events = [
+        json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: ")
+    ]
     assert [line.removeprefix("event: ") for line in lines if line.startswith("event: ")] == [
         event["type"] for event in events
     ]
     blocks = ["content_block_start", "content_block_delta", "content_block_stop"]
-    assert [event["type"] for event in events] == ["message_start", *blocks, *blocks, "message_delta", "message_stop"]
+    assert [event["type"] for event in events] == [
+        "message_start",
+        *blocks,
+        *blocks,
+        "message_delta",
+        "message_stop",
+    ]
     assert events[2]["delta"] == {"type": "text_delta", "text": "Let me see."}
     assert json.loads(events[5]["delta"]["partial_json"]) == {"a": 1}
     assert events[-2]["delta"]["stop_reason"] == "tool_use"
@@ -127,14 +173,20 @@ async def test_events_build_up_the_same_message(endpoint: Endpoint) -> None:
             {"messages": [{"role": "user", "content": [{"type": "image"}]}]},
             "messages[0].content[0].type is 'image', expected text, tool_use or tool_result",
         ),
-        ({"tool_choice": {"type": "any"}}, "tool_choice.type is 'any', expected 'auto' or 'none' without tools"),
+        (
+            {"tool_choice": {"type": "any"}},
+            "tool_choice.type is 'any', expected 'auto' or 'none' without tools",
+        ),
         (
             {"tools": TOOLS, "tool_choice": {"type": "tool", "name": "sub"}},
-            "tool_choice.name is 'sub', expected the name of a tool of this request, which are ['add']",
+            "tool_choice.name is 'sub', expected the name of a tool of this request, which are "
+            "['add']",
         ),
     ],
 )
-async def test_a_refusal_names_exactly_the_rule_that_was_broken(endpoint: Endpoint, fields: Any, told: str) -> None:
+async def test_a_refusal_names_exactly_the_rule_that_was_broken(
+    endpoint: Endpoint, fields: Any, told: str
+) -> None:
     status, body = await asked_by(endpoint, BytePolicy("hi"), **fields)
     assert (status, body["type"], body["error"]["type"]) == (400, "error", "invalid_request_error")
     assert body["error"]["message"].startswith(told)

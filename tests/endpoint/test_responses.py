@@ -1,4 +1,6 @@
-"""`/v1/responses` through OpenAI's client: items there and back, events, continued answers, and what is refused."""
+"""`/v1/responses` through OpenAI's client: items there and back, events, continued answers, and
+what is refused.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -14,7 +16,13 @@ from vla_rl.endpoint import Endpoint
 from vla_rl.types import JsonFormat, Message, ReplyOptions, ToolCall, ToolRule
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-ADD = {"type": "function", "name": "add", "description": "Adds.", "parameters": SCHEMA, "strict": True}
+ADD = {
+    "type": "function",
+    "name": "add",
+    "description": "Adds.",
+    "parameters": SCHEMA,
+    "strict": True,
+}
 CALLS_ADD = Message(
     role="assistant",
     content="Let me see.",
@@ -36,7 +44,9 @@ async def asked_by(endpoint: Endpoint, **fields: Any) -> tuple[BytePolicy, Any]:
     policy = BytePolicy("hi")
     with endpoint.session(policy) as session:
         async with client_of(session) as client:
-            return policy, await client.responses.create(**{"model": "m", "input": "hello", **fields})
+            return policy, await client.responses.create(
+                **{"model": "m", "input": "hello", **fields}
+            )
 
 
 async def test_a_text_is_answered_and_recorded(endpoint: Endpoint) -> None:
@@ -44,7 +54,11 @@ async def test_a_text_is_answered_and_recorded(endpoint: Endpoint) -> None:
     with endpoint.session(policy) as session:
         async with client_of(session) as client:
             answer = await client.responses.create(
-                model="m", input="hello", instructions="be brief", max_output_tokens=9, metadata={"a": "b"}
+                model="m",
+                input="hello",
+                instructions="be brief",
+                max_output_tokens=9,
+                metadata={"a": "b"},
             )
     assert (answer.output_text, answer.status, answer.model) == ("hi", "completed", "m")
     assert [(message.role, message.content) for message in policy.heard[0][0]] == [
@@ -52,7 +66,11 @@ async def test_a_text_is_answered_and_recorded(endpoint: Endpoint) -> None:
         ("user", "hello"),
     ]
     assert policy.heard[0][2] == 9
-    assert (answer.instructions, answer.metadata, answer.temperature) == ("be brief", {"a": "b"}, 0.5)
+    assert (answer.instructions, answer.metadata, answer.temperature) == (
+        "be brief",
+        {"a": "b"},
+        0.5,
+    )
     assert answer.usage is not None
     assert (answer.usage.output_tokens, answer.usage.total_tokens) == (
         3,
@@ -76,10 +94,19 @@ async def test_calls_and_their_outputs_are_one_message_of_the_assistant_and_one_
             first = await client.responses.create(model="m", input="1+2?", tools=tools)
             said, *calls = first.output
             assert said.type == "message"
-            history: Any = [{"role": "user", "content": [{"type": "input_text", "text": "1+2?"}]}, *first.output]
+            history: Any = [
+                {"role": "user", "content": [{"type": "input_text", "text": "1+2?"}]},
+                *first.output,
+            ]
             for call in calls:
                 assert call.type == "function_call"
-                history.append({"type": "function_call_output", "call_id": call.call_id, "output": call.arguments})
+                history.append(
+                    {
+                        "type": "function_call_output",
+                        "call_id": call.call_id,
+                        "output": call.arguments,
+                    }
+                )
             second = await client.responses.create(model="m", input=history, tools=tools)
     assert second.output_text == "3"
     user, assistant, *answers = policy.heard[1][0]
@@ -90,22 +117,33 @@ async def test_calls_and_their_outputs_are_one_message_of_the_assistant_and_one_
     assert (policy.heard[0][1][0].is_strict, policy.heard[0][1][0].parameters) == (True, SCHEMA)
 
 
-async def test_an_answer_is_continued_by_its_id_without_its_instructions(endpoint: Endpoint) -> None:
+async def test_an_answer_is_continued_by_its_id_without_its_instructions(
+    endpoint: Endpoint,
+) -> None:
     policy = BytePolicy(CALLS_ADD, "hu")
     with endpoint.session(policy) as session:
         async with client_of(session) as client:
             tools: Any = [ADD]
-            first = await client.responses.create(model="m", input="one", instructions="be brief", tools=tools)
+            first = await client.responses.create(
+                model="m", input="one", instructions="be brief", tools=tools
+            )
             outputs: Any = [
                 {"type": "function_call_output", "call_id": item.call_id, "output": "ok"}
                 for item in first.output
                 if item.type == "function_call"
             ]
-            second = await client.responses.create(model="m", input=outputs, previous_response_id=first.id)
+            second = await client.responses.create(
+                model="m", input=outputs, previous_response_id=first.id
+            )
             assert second.previous_response_id == first.id
-            with pytest.raises(openai.BadRequestError, match="'resp_77', expected a response of this session") as error:
+            with pytest.raises(
+                openai.BadRequestError, match="'resp_77', expected a response of this session"
+            ) as error:
                 await client.responses.create(model="m", input="x", previous_response_id="resp_77")
-    assert (error.value.code, error.value.param) == ("previous_response_not_found", "previous_response_id")
+    assert (error.value.code, error.value.param) == (
+        "previous_response_not_found",
+        "previous_response_id",
+    )
     assert [message.role for message in policy.heard[1][0]] == ["user", "assistant", "tool", "tool"]
     _, assistant, *answers = policy.heard[1][0]
     assert [call.id for call in assistant.tool_calls] == [answer.tool_call_id for answer in answers]
@@ -136,7 +174,10 @@ async def test_events_build_up_the_same_response(endpoint: Endpoint) -> None:
     ]  # fmt: skip
     assert [event.sequence_number for event in events] == list(range(len(events)))
     assert final.output_text == "Let me see."
-    assert [item.arguments for item in final.output if item.type == "function_call"] == ['{"a": 1}', '{"a": 2}']
+    assert [item.arguments for item in final.output if item.type == "function_call"] == [
+        '{"a": 1}',
+        '{"a": 2}',
+    ]
 
 
 class Sum(BaseModel):
@@ -156,7 +197,9 @@ async def test_a_parsed_output_asks_for_its_schema(endpoint: Endpoint) -> None:
 
 
 async def test_log_probs_are_given_where_they_are_included(endpoint: Endpoint) -> None:
-    policy, answer = await asked_by(endpoint, include=["message.output_text.logprobs"], top_logprobs=1)
+    policy, answer = await asked_by(
+        endpoint, include=["message.output_text.logprobs"], top_logprobs=1
+    )
     (item,) = answer.output
     found = item.content[0].logprobs
     assert [(token.token, token.logprob) for token in found] == [("h", -0.5), ("i", -0.5)]
@@ -165,8 +208,12 @@ async def test_log_probs_are_given_where_they_are_included(endpoint: Endpoint) -
 
 
 async def test_a_forced_function_is_named_at_the_top(endpoint: Endpoint) -> None:
-    policy, answer = await asked_by(endpoint, tools=[ADD], tool_choice={"type": "function", "name": "add"})
-    assert policy.options == [ReplyOptions(tools=ToolRule(mode="required", names=("add",), max_calls=1))]
+    policy, answer = await asked_by(
+        endpoint, tools=[ADD], tool_choice={"type": "function", "name": "add"}
+    )
+    assert policy.options == [
+        ReplyOptions(tools=ToolRule(mode="required", names=("add",), max_calls=1))
+    ]
     assert answer.tool_choice.name == "add"
 
 
@@ -184,14 +231,26 @@ async def test_a_forced_function_is_named_at_the_top(endpoint: Endpoint) -> None
             "input[0].content[0].type",
             "input[0].content[0].type is 'input_image', expected text",
         ),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "input[0].type is 'item_reference'"),
-        ({"input": [{"type": "function_call", "name": "add"}]}, "input[0].call_id", "input[0].call_id is missing"),
+        (
+            {"input": [{"type": "item_reference", "id": "x"}]},
+            "input[0].type",
+            "input[0].type is 'item_reference'",
+        ),
+        (
+            {"input": [{"type": "function_call", "name": "add"}]},
+            "input[0].call_id",
+            "input[0].call_id is missing",
+        ),
         ({"tools": [{"type": "web_search"}]}, "tools[0]", "tools[0]: "),
         ({"background": True}, "background", "background is True, expected false"),
         ({"conversation": "conv_1"}, "conversation", "conversation is 'conv_1', expected none"),
         ({"prompt": {"id": "pmpt_1"}}, "prompt", "prompt is {'id': 'pmpt_1'}, expected none"),
         ({"truncation": "auto"}, "truncation", "truncation is 'auto', expected 'disabled'"),
-        ({"max_output_tokens": 0}, "max_output_tokens", "max_output_tokens is 0, expected at least 1"),
+        (
+            {"max_output_tokens": 0},
+            "max_output_tokens",
+            "max_output_tokens is 0, expected at least 1",
+        ),
         ({"text": {"format": {"type": "xml"}}}, "text.format.type", "text.format.type is 'xml'"),
     ],
 )

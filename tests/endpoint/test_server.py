@@ -33,7 +33,10 @@ async def test_an_answer_comes_back_and_is_recorded_token_by_token(endpoint: End
     assert answer.choices[0].message.content == "hi"
     assert (answer.choices[0].finish_reason, answer.model) == ("stop", "gpt-anything")
     assert answer.usage is not None
-    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (len("<user>hello\n<assistant>"), 3)
+    assert (answer.usage.prompt_tokens, answer.usage.completion_tokens) == (
+        len("<user>hello\n<assistant>"),
+        3,
+    )
     (call,) = session.calls
     assert np.array_equal(call.completion.prompt_tokens, as_tokens("<user>hello\n<assistant>"))
     assert np.array_equal(call.completion.tokens, as_tokens("hi\n"))
@@ -51,7 +54,8 @@ async def test_models_are_listed_and_found_by_name(endpoint: Endpoint) -> None:
             assert [model.id async for model in await client.models.list()] == ["solver", "checker"]
             assert (await client.models.retrieve("solver")).id == "solver"
             with pytest.raises(
-                openai.NotFoundError, match=r"no model 'judge', expected one of \['solver', 'checker'\]"
+                openai.NotFoundError,
+                match=r"no model 'judge', expected one of \['solver', 'checker'\]",
             ):
                 await client.models.retrieve("judge")
 
@@ -75,14 +79,21 @@ async def test_a_wrong_key_is_refused_at_once_and_reaches_no_policy(endpoint: En
                 await client.chat.completions.create(model="m", messages=ASK)
             with pytest.raises(openai.AuthenticationError):
                 await client.models.list()
-        status, _ = await request(endpoint, "POST", "/chat/completions", f"{session.api_key}x", b"{}")
+        status, _ = await request(
+            endpoint, "POST", "/chat/completions", f"{session.api_key}x", b"{}"
+        )
         assert status == 401
     assert policy.heard == []
     assert endpoint.counts["401"] == 3
 
 
-async def test_a_key_opens_nothing_after_its_session_and_nothing_of_another_one(endpoint: Endpoint) -> None:
-    with endpoint.session(BytePolicy("one")) as first, endpoint.session(BytePolicy("two")) as second:
+async def test_a_key_opens_nothing_after_its_session_and_nothing_of_another_one(
+    endpoint: Endpoint,
+) -> None:
+    with (
+        endpoint.session(BytePolicy("one")) as first,
+        endpoint.session(BytePolicy("two")) as second,
+    ):
         assert first.api_key != second.api_key
         async with client_of(second) as client:
             await client.chat.completions.create(model="m", messages=ASK)
@@ -109,8 +120,18 @@ async def test_a_key_can_be_used_again_once_its_session_is_over(endpoint: Endpoi
 @pytest.mark.parametrize(
     ("method", "path", "status", "told"),
     [
-        ("GET", "/files", 404, "there is nothing at /v1/files, expected one of /v1/chat/completions, /v1/responses"),
-        ("POST", "/responses/resp_1/cancel", 404, "there is nothing at /v1/responses/resp_1/cancel"),
+        (
+            "GET",
+            "/files",
+            404,
+            "there is nothing at /v1/files, expected one of /v1/chat/completions, /v1/responses",
+        ),
+        (
+            "POST",
+            "/responses/resp_1/cancel",
+            404,
+            "there is nothing at /v1/responses/resp_1/cancel",
+        ),
         ("GET", "/chat/completions", 405, "GET /v1/chat/completions is not allowed, expected POST"),
         ("DELETE", "/models", 405, "DELETE /v1/models is not allowed, expected GET, HEAD"),
     ],
@@ -139,9 +160,14 @@ async def test_a_wrong_path_or_method_is_told_in_openais_format(
 async def test_a_body_that_cannot_be_read_is_told_on_every_path(
     endpoint: Endpoint, path: str, body: bytes, told: str
 ) -> None:
-    needed = b'"messages": [{"role": "user", "content": "x"}], "prompt": "x", "input": "x", "max_tokens": 5'
+    needed = (
+        b'"messages": [{"role": "user", "content": "x"}], "prompt": "x", "input": "x", '
+        b'"max_tokens": 5'
+    )
     with endpoint.session(BytePolicy()) as session:
-        status, answer = await request(endpoint, "POST", path, session.api_key, body.replace(b"%s", needed))
+        status, answer = await request(
+            endpoint, "POST", path, session.api_key, body.replace(b"%s", needed)
+        )
     assert status == 400
     assert answer["error"]["message"].startswith(told)
     assert answer["error"]["type"] == "invalid_request_error"
@@ -157,17 +183,23 @@ async def test_a_prompt_that_leaves_no_room_is_told_as_openai_tells_it(endpoint:
     assert session.overflow is not None
 
 
-async def test_a_policy_that_fails_is_no_fault_of_the_client_and_is_kept_for_the_episode(endpoint: Endpoint) -> None:
+async def test_a_policy_that_fails_is_no_fault_of_the_client_and_is_kept_for_the_episode(
+    endpoint: Endpoint,
+) -> None:
     policy = BytePolicy("hi")
     policy.fails_with = ZeroDivisionError("by zero")
     with endpoint.session(policy) as session:
         async with client_of(session) as client:
-            with pytest.raises(openai.InternalServerError, match="the policy failed: ZeroDivisionError"):
+            with pytest.raises(
+                openai.InternalServerError, match="the policy failed: ZeroDivisionError"
+            ):
                 await client.chat.completions.create(model="m", messages=ASK)
     assert session.failure is policy.fails_with
 
 
-async def test_a_generation_is_given_up_when_its_client_or_its_session_is_gone(endpoint: Endpoint) -> None:
+async def test_a_generation_is_given_up_when_its_client_or_its_session_is_gone(
+    endpoint: Endpoint,
+) -> None:
     policy = BytePolicy("hi")
     policy.is_stuck = True
     with endpoint.session(policy) as session:
@@ -188,7 +220,9 @@ async def test_a_generation_is_given_up_when_its_client_or_its_session_is_gone(e
             await policy.given_up.wait()
 
 
-async def test_one_of_several_replies_that_fails_ends_the_others_and_nothing_is_recorded(endpoint: Endpoint) -> None:
+async def test_one_of_several_replies_that_fails_ends_the_others_and_nothing_is_recorded(
+    endpoint: Endpoint,
+) -> None:
     class Failing(BytePolicy):
         async def generate(self, *args: Any, **kwargs: Any) -> Any:
             self.is_stuck = not self.heard  # the first waits for ever
@@ -205,19 +239,28 @@ async def test_one_of_several_replies_that_fails_ends_the_others_and_nothing_is_
     assert session.calls == []
 
 
-async def test_an_expected_body_is_asked_for_and_a_key_may_stand_in_anthropics_header(endpoint: Endpoint) -> None:
+async def test_an_expected_body_is_asked_for_and_a_key_may_stand_in_anthropics_header(
+    endpoint: Endpoint,
+) -> None:
     with endpoint.session(BytePolicy("hi", "hi")) as session:
         body = {"model": "m", "messages": ASK}
         async with aiohttp.ClientSession() as client:
-            url, headers = f"{session.base_url}/chat/completions", {"Authorization": f"Bearer {session.api_key}"}
+            url, headers = (
+                f"{session.base_url}/chat/completions",
+                {"Authorization": f"Bearer {session.api_key}"},
+            )
             async with client.post(url, json=body, headers=headers, expect100=True) as response:
                 assert response.status == 200
-            async with client.post(url, json=body, headers={"x-api-key": session.api_key}) as response:
+            async with client.post(
+                url, json=body, headers={"x-api-key": session.api_key}
+            ) as response:
                 assert response.status == 200
 
 
 def test_it_is_local_only_unless_asked() -> None:
-    with pytest.raises(ConfigError, match="an address of this machine alone, unless allow_remote is set"):
+    with pytest.raises(
+        ConfigError, match="an address of this machine alone, unless allow_remote is set"
+    ):
         EndpointConfig(host="0.0.0.0")
     assert EndpointConfig(host="0.0.0.0", allow_remote=True).host == "0.0.0.0"
     assert EndpointConfig(host="::1").host == "::1"

@@ -1,4 +1,7 @@
-"""A rollout that calls a model, driven turn by turn; `make test-clients` plays real environments of verifiers 0.2 to 0.4."""
+"""A rollout that calls a model, driven turn by turn.
+
+`make test-clients` plays real environments of verifiers 0.2 to 0.4.
+"""
 
 import asyncio
 import importlib.util
@@ -31,7 +34,9 @@ async def test_without_verifiers_it_says_what_to_install() -> None:
     if importlib.util.find_spec("verifiers") is not None:
         pytest.skip("verifiers is installed here")
     async with asyncio.timeout(60), Runtime() as runtime:
-        with pytest.raises(ConfigError, match=r"needs verifiers; run `pip install 'verifiers>=0.1.9,<0.5'`"):
+        with pytest.raises(
+            ConfigError, match=r"needs verifiers; run `pip install 'verifiers>=0.1.9,<0.5'`"
+        ):
             await VerifiersPool(runtime, VerifiersConfig(env="vf_sums")).__aenter__()
 
 
@@ -74,8 +79,9 @@ def test_a_missing_dependency_is_told_with_its_cause(
         player_of(env, {}, None)
     assert told in str(error.value)
     # what verifiers itself lacks is told too, though its own words hide it
-    assert "AttributeError: install as verifiers[all], because of ModuleNotFoundError: No module named" in str(
-        error.value
+    assert (
+        "AttributeError: install as verifiers[all], because of ModuleNotFoundError: No module "
+        "named" in str(error.value)
     )
 
 
@@ -103,7 +109,11 @@ async def test_agents_with_roles_have_their_names_and_earn_the_rewards_of_their_
         await solver.generate([user("a"), said("b"), user("c")])
         await checker.generate([user("other")])
         return Played(
-            reward=0.0, is_truncated=False, stop_condition="done", metrics={}, rewards={"solver": 1.0, "checker": -1.0}
+            reward=0.0,
+            is_truncated=False,
+            stop_condition="done",
+            metrics={},
+            rewards={"solver": 1.0, "checker": -1.0},
         )
 
     env = VerifiersEpisode(episode(0), relay, plays, success_at=1.0)
@@ -112,7 +122,11 @@ async def test_agents_with_roles_have_their_names_and_earn_the_rewards_of_their_
         agents.append((await env.step(said(reply))).agent)
     last = await env.step(said("y"))
     assert agents == ["solver", "checker", "solver", "checker-2"]
-    assert (last.agent, last.reward, last.credits) == ("checker-2", -1.0, {"solver": 1.0, "checker": -1.0})
+    assert (last.agent, last.reward, last.credits) == (
+        "checker-2",
+        -1.0,
+        {"solver": 1.0, "checker": -1.0},
+    )
     await env.end()
 
 
@@ -142,19 +156,34 @@ def said(text: str) -> Message:
 async def test_a_call_that_continues_no_conversation_begins_another_one() -> None:
     relay = Relay()
     rollout = Rollout(
-        relay, [user("a")], [user("summarise")], [user("a"), said(" b "), user("c")], [user("rewritten"), user("c")]
+        relay,
+        [user("a")],
+        [user("summarise")],
+        [user("a"), said(" b "), user("c")],
+        [user("rewritten"), user("c")],
     )
     env = VerifiersEpisode(episode(0), relay, rollout, success_at=0.5)
     start = await env.reset()
     assert (start.agent, [message.content for message in start.messages]) == ("policy", ["a"])
     second = await env.step(said("b"))
-    assert (second.agent, [message.content for message in second.messages]) == ("policy-2", ["summarise"])
+    assert (second.agent, [message.content for message in second.messages]) == (
+        "policy-2",
+        ["summarise"],
+    )
     third = await env.step(said("short"))
     assert (third.agent, [message.content for message in third.messages]) == ("policy", ["c"])
     fourth = await env.step(said("d"))
-    assert (fourth.agent, [message.content for message in fourth.messages]) == ("policy-3", ["rewritten", "c"])
+    assert (fourth.agent, [message.content for message in fourth.messages]) == (
+        "policy-3",
+        ["rewritten", "c"],
+    )
     last = await env.step(said("e"))
-    assert (last.reward, last.terminated, last.info["is_success"], last.info["stop"]) == (0.5, True, True, "done")
+    assert (last.reward, last.terminated, last.info["is_success"], last.info["stop"]) == (
+        0.5,
+        True,
+        True,
+        "done",
+    )
     assert rollout.heard == ["b", "short", "d", "e"]
     await env.end()
 

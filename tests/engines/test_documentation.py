@@ -16,17 +16,23 @@ def namespace() -> dict[str, Any]:
     """What stands after all snippets ran, top to bottom, as a reader would type them."""
     names: dict[str, Any] = {}
     with torch.random.fork_rng():
-        for number, snippet in enumerate(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL), start=1):
+        for number, snippet in enumerate(
+            re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL), start=1
+        ):
             exec(compile(snippet, f"{PAGE.name} snippet {number}", "exec"), names)
     return names
 
 
-def test_what_the_page_prints_is_true(namespace: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_the_page_prints_is_true(
+    namespace: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     asyncio.run(namespace["main"]())
     assert capsys.readouterr().out == "(8, 7) 0 0\n"
 
 
-async def test_the_page_judges_an_episode(namespace: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+async def test_the_page_judges_an_episode(
+    namespace: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     async with asyncio.timeout(60):
         await namespace["judge"]()
     assert capsys.readouterr().out == "(1,) 0.0 8.0 (56,)\n"

@@ -1,4 +1,6 @@
-"""Replies under a grammar: sampled from the restricted distribution, and learned from with the same one."""
+"""Replies under a grammar: sampled from the restricted distribution, and learned from with the same
+one.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -31,7 +33,14 @@ from vla_rl.types import (
     Trajectory,
 )
 
-SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, vocab_size=300, context_size=256)
+SHAPE = TinyConfig(
+    hidden_size=32,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=64,
+    vocab_size=300,
+    context_size=256,
+)
 ASKED = (Message(role="user", content="a or b?"),)
 A_OR_B = ReplyOptions(format=ChoiceFormat(choices=("aa", "ab", "b")))
 
@@ -43,7 +52,13 @@ def policy() -> CausalLanguageModel:
 
 def episode(number: int) -> EpisodeSpec:
     return EpisodeSpec(
-        episode_id=number, group_id=0, member=number, env=EnvSpec(id="x"), task="x", seed=0, policy_seed=number
+        episode_id=number,
+        group_id=0,
+        member=number,
+        env=EnvSpec(id="x"),
+        task="x",
+        seed=0,
+        policy_seed=number,
     )
 
 
@@ -79,7 +94,10 @@ async def test_log_probs_are_those_of_the_tokens_that_were_allowed(
     with torch.no_grad():
         network.model.norm.weight.zero_()  # type: ignore[union-attr]  # every token is as likely as every other
     async with TorchEngine(policy, lane, EngineConfig()) as engine:
-        replies = [await engine.generate(ASKED, sampling=Sampling(seed=seed), options=A_OR_B) for seed in range(12)]
+        replies = [
+            await engine.generate(ASKED, sampling=Sampling(seed=seed), options=A_OR_B)
+            for seed in range(12)
+        ]
     found = {reply.message.content: reply.log_probs.tolist() for reply in replies}
     # a or b; then a or b after a, and nothing after b; then the end alone
     assert found == {
@@ -94,12 +112,20 @@ async def test_turns_with_and_without_a_grammar_share_a_row_and_the_learner_find
 ) -> None:
     digits = ReplyOptions(format=RegexFormat(pattern="[0-9]{3}"))
     async with TorchEngine(policy, lane, EngineConfig(max_reply=6)) as engine:
-        played = await asyncio.gather(*(play(engine, number, [A_OR_B, ANY_REPLY, digits]) for number in range(3)))
-    assert [step.observation.get("grammar") is None for step in played[0].steps] == [False, True, False]
+        played = await asyncio.gather(
+            *(play(engine, number, [A_OR_B, ANY_REPLY, digits]) for number in range(3))
+        )
+    assert [step.observation.get("grammar") is None for step in played[0].steps] == [
+        False,
+        True,
+        False,
+    ]
     rows = decisions_of(played, [1.0, -1.0, 0.5])
     grammars = [part for seen in rows.observations for part in seen.get("grammars", ())]
     assert len(grammars) == 6
-    learner = Learner(policy, lane, LearnerConfig(optimizer=OptimizerConfig(warmup_steps=0), max_mismatch=1e-4))
+    learner = Learner(
+        policy, lane, LearnerConfig(optimizer=OptimizerConfig(warmup_steps=0), max_mismatch=1e-4)
+    )
     reference = await Reference(policy, lane, 8).log_probs(played)
     for trajectory, log_probs in zip(played, reference, strict=True):
         for step, found in zip(trajectory.steps, log_probs, strict=True):
@@ -115,12 +141,16 @@ async def test_a_trajectory_that_lost_its_grammar_is_not_learned_from(
     async with TorchEngine(policy, lane, EngineConfig()) as engine:
         played = await play(engine, 0, [A_OR_B])
     (step,) = played.steps
-    lost = msgspec.structs.replace(step, observation={"prompt_tokens": step.observation["prompt_tokens"]})
+    lost = msgspec.structs.replace(
+        step, observation={"prompt_tokens": step.observation["prompt_tokens"]}
+    )
     learner = Learner(policy, lane, LearnerConfig(optimizer=OptimizerConfig(warmup_steps=0)))
     with pytest.raises(PolicyMismatchError, match="the learner's log-probs differ by"):
         await learner.update([msgspec.structs.replace(played, steps=(lost,))], [1.0])
     other = policy.vocabulary.text(step.chunk.tokens[:-1].tolist()).decode() + "!"
-    wrong = msgspec.structs.replace(step, observation={**step.observation, "grammar": f'start: "{other}"'})
+    wrong = msgspec.structs.replace(
+        step, observation={**step.observation, "grammar": f'start: "{other}"'}
+    )
     with pytest.raises(ValueError, match="a reply left its grammar"):
         await learner.update([msgspec.structs.replace(played, steps=(wrong,))], [1.0])
 
@@ -133,7 +163,9 @@ async def test_a_policy_learns_what_pays_among_the_allowed_replies(
         learner = Learner(policy, lane, config, publish_to=[engine])
         shares = []
         for update in range(8):
-            played = await asyncio.gather(*(play(engine, 32 * update + number, [A_OR_B]) for number in range(32)))
+            played = await asyncio.gather(
+                *(play(engine, 32 * update + number, [A_OR_B]) for number in range(32))
+            )
             rewards = np.array([trajectory.undiscounted_return for trajectory in played])
             shares.append(rewards.mean())
             await learner.update(played, list(rewards - 0.5))
@@ -160,7 +192,9 @@ async def test_a_grammar_that_fails_on_the_way_costs_its_own_reply_alone(
     assert reply.message.content in ("aa", "ab", "b")
 
 
-def test_a_grammar_stays_compiled_and_replies_do_not_share_their_place_in_it(policy: CausalLanguageModel) -> None:
+def test_a_grammar_stays_compiled_and_replies_do_not_share_their_place_in_it(
+    policy: CausalLanguageModel,
+) -> None:
     grammar = policy.grammar(A_OR_B, ())
     assert grammar is not None
     first, second = policy.vocabulary.guide(grammar), policy.vocabulary.guide(grammar)

@@ -15,9 +15,12 @@ import pytest
 )
 def test_configs_bring_no_torch(statement: str) -> None:
     code = (
-        f"import sys; {statement}; print([name for name in ('torch', 'timm', 'transformers') if name in sys.modules])"
+        f"import sys; {statement}; print([name for name in ('torch', 'timm', 'transformers') if "
+        "name in sys.modules])"
     )
-    output = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    output = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     assert output.stdout.strip() == "[]"
 
 

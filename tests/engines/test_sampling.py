@@ -50,4 +50,6 @@ def test_the_likeliest_tokens_are_possible_ones_in_order() -> None:
     logits = torch.log(torch.tensor([[[1.0, 4.0, 0.0, 16.0]]]))
     (row,) = likeliest_tokens(logits, [Sampling(temperature=2.0)], 4)
     assert [token for token, _ in row] == [3, 1, 0]
-    np.testing.assert_allclose(np.exp([log_prob for _, log_prob in row]), [4 / 7, 2 / 7, 1 / 7], atol=1e-6)
+    np.testing.assert_allclose(
+        np.exp([log_prob for _, log_prob in row]), [4 / 7, 2 / 7, 1 / 7], atol=1e-6
+    )

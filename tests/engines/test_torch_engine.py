@@ -27,7 +27,10 @@ async def until(condition: Callable[[], bool]) -> None:
 async def test_a_decision_is_a_chunk_with_its_tokens_log_probs_and_version(
     policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
 ) -> None:
-    async with asyncio.timeout(30), TorchEngine(policy, lane, EngineConfig(), weight_version=5) as engine:
+    async with (
+        asyncio.timeout(30),
+        TorchEngine(policy, lane, EngineConfig(), weight_version=5) as engine,
+    ):
         chunk = await engine.act(make_observation(0), Sampling(seed=1))
     assert (chunk.actions.shape, chunk.actions.dtype) == ((2, 2), np.float32)
     assert (chunk.tokens.shape, chunk.tokens.dtype) == ((4,), np.int64)
@@ -55,7 +58,9 @@ async def test_a_decision_does_not_depend_on_who_waits_beside_it(
     policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
 ) -> None:
     async with asyncio.timeout(30), TorchEngine(policy, lane, EngineConfig(max_batch=4)) as engine:
-        together = await asyncio.gather(*(engine.act(make_observation(seed), Sampling(seed=seed)) for seed in range(4)))
+        together = await asyncio.gather(
+            *(engine.act(make_observation(seed), Sampling(seed=seed)) for seed in range(4))
+        )
         for seed in range(4):
             alone = await engine.act(make_observation(seed), Sampling(seed=seed))
             np.testing.assert_array_equal(alone.tokens, together[seed].tokens)
@@ -67,7 +72,9 @@ async def test_deterministic_decisions_are_equal_to_the_last_bit(
 ) -> None:
     config = EngineConfig(is_deterministic=True)
     async with asyncio.timeout(30), TorchEngine(policy, lane, config) as engine:
-        crowd = await asyncio.gather(*(engine.act(make_observation(seed), Sampling(seed=seed)) for seed in range(4)))
+        crowd = await asyncio.gather(
+            *(engine.act(make_observation(seed), Sampling(seed=seed)) for seed in range(4))
+        )
         assert engine.stats().batch_sizes == {1: 4}
         for seed in reversed(range(4)):
             alone = await engine.act(make_observation(seed), Sampling(seed=seed))
@@ -78,17 +85,23 @@ async def test_greedy_takes_the_most_likely_tokens_whatever_the_seed(
     policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
 ) -> None:
     with torch.inference_mode():
-        best = policy.network(policy.prepare([make_observation(0)])).argmax(-1)[0] + 1008  # 1024 ids, 16 bins
+        # 1024 ids, 16 bins
+        best = policy.network(policy.prepare([make_observation(0)])).argmax(-1)[0] + 1008
     async with asyncio.timeout(30), TorchEngine(policy, lane, EngineConfig()) as engine:
         for seed in range(3):
-            chunk = await engine.act(make_observation(0), Sampling(greedy=True, seed=seed, temperature=1.6))
+            chunk = await engine.act(
+                make_observation(0), Sampling(greedy=True, seed=seed, temperature=1.6)
+            )
             assert chunk.tokens.tolist() == best.tolist()
 
 
 async def test_a_batch_sees_one_version_and_its_weights(
     policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
 ) -> None:
-    """Weights are exchanged as often as possible while decisions are made; each must come from those it names."""
+    """Weights are exchanged as often as possible while decisions are made.
+
+    Each must come from those it names.
+    """
     others = [policy.copy() for _ in range(3)]
     for scale, other in enumerate(others):
         with torch.no_grad():
@@ -135,7 +148,9 @@ async def test_a_temperature_of_zero_is_refused(
 
 
 class Recorded:
-    """A policy that says its network is on a GPU, and remembers where its recordings were made and given up."""
+    """A policy that says its network is on a GPU, and remembers where its recordings were made and
+    given up.
+    """
 
     def __init__(self) -> None:
         self.network = types.SimpleNamespace(
@@ -147,7 +162,9 @@ class Recorded:
         self.asked.append((is_wanted, threading.current_thread().name))
 
 
-async def test_recordings_are_given_up_on_the_lane_also_where_the_owner_is_cancelled(lane: DeviceLane) -> None:
+async def test_recordings_are_given_up_on_the_lane_also_where_the_owner_is_cancelled(
+    lane: DeviceLane,
+) -> None:
     model: Any = Recorded()
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0), TorchEngine(model, lane, EngineConfig()):

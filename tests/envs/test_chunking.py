@@ -34,7 +34,13 @@ class Countdown(gymnasium.Env[np.ndarray, np.ndarray]):
         is_over = self._count >= self._length
         if self.render_every_step or is_over:
             self.drawn_at.append(self._count)
-        return np.array([self._count], np.float32), float(self._count), is_over, False, {"count": self._count}
+        return (
+            np.array([self._count], np.float32),
+            float(self._count),
+            is_over,
+            False,
+            {"count": self._count},
+        )
 
     def render(self) -> np.ndarray:  # type: ignore[override]
         return np.array([self._count])
@@ -103,7 +109,10 @@ def test_a_chunk_in_which_no_frame_is_due_has_none() -> None:
 def test_frames_of_an_environment_that_renders_nothing_are_refused() -> None:
     env = gymnasium.make("vla_rl.envs:vla_rl/toy_reach-v0", task_id=0)
     env.reset(seed=0)
-    with pytest.raises(ValueError, match='render returned NoneType; make the environment with render_mode="rgb_array"'):
+    with pytest.raises(
+        ValueError,
+        match='render returned NoneType; make the environment with render_mode="rgb_array"',
+    ):
         run_chunk(env, np.zeros((2, 7), np.float32), frames_every=1)
     with pytest.raises(ValueError, match="frames_every is 0, expected >= 1"):
         run_chunk(env, np.zeros((2, 7), np.float32), frames_every=0)

@@ -45,7 +45,17 @@ from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.training.agents import recorded, said_by
 from vla_rl.training.recording import EpisodeRecorder
 from vla_rl.training.run import train
-from vla_rl.types import ActionChunk, Agent, Env, EnvSpec, EpisodeSpec, Observation, Policy, Sampling, Trajectory
+from vla_rl.types import (
+    ActionChunk,
+    Agent,
+    Env,
+    EnvSpec,
+    EpisodeSpec,
+    Observation,
+    Policy,
+    Sampling,
+    Trajectory,
+)
 
 TOY = EnvSpec(id="vla_rl/toy_reach-v0", kwargs={"action_dim": 7, "step_limit": 6})
 
@@ -67,33 +77,52 @@ def toy_episodes(num: int, env: EnvSpec = TOY) -> list[EpisodeSpec]:
 
 
 async def played(
-    agent: Agent, episodes: Sequence[EpisodeSpec], num_envs: int = 2, engine: Any = None, **changed: Any
+    agent: Agent,
+    episodes: Sequence[EpisodeSpec],
+    num_envs: int = 2,
+    engine: Any = None,
+    **changed: Any,
 ) -> list[Trajectory]:
     trajectories: list[Trajectory] = []
 
     async def done(trajectory: Trajectory) -> None:
         trajectories.append(trajectory)
 
-    async with Runtime("test") as runtime, SimulatorPool(runtime, SimulatorConfig(num_envs=num_envs)) as pool:
+    async with (
+        Runtime("test") as runtime,
+        SimulatorPool(runtime, SimulatorConfig(num_envs=num_envs)) as pool,
+    ):
         await play_each(pool, engine or RandomActions(), agent, episodes, done, **changed)
     return sorted(trajectories, key=lambda trajectory: trajectory.episode.episode_id)
 
 
 async def test_every_episode_is_played_once() -> None:
     trajectories = await played(embodied_agent, toy_episodes(5))
-    assert [trajectory.episode.options["init_state_id"] for trajectory in trajectories] == [0, 1, 2, 3, 4]
+    assert [trajectory.episode.options["init_state_id"] for trajectory in trajectories] == [
+        0,
+        1,
+        2,
+        3,
+        4,
+    ]
     again = await played(embodied_agent, toy_episodes(5)[3:], num_envs=1)
-    assert np.array_equal(again[0].final_observation["state"], trajectories[3].final_observation["state"])
+    assert np.array_equal(
+        again[0].final_observation["state"], trajectories[3].final_observation["state"]
+    )
 
 
 async def test_an_episode_whose_simulator_died_is_played_again(tmp_path: Path) -> None:
-    env = EnvSpec(id="vla_rl/faulty-v0", kwargs={"fault": "kill", "times": 1, "ledger": str(tmp_path)})
+    env = EnvSpec(
+        id="vla_rl/faulty-v0", kwargs={"fault": "kill", "times": 1, "ledger": str(tmp_path)}
+    )
     (trajectory,) = await played(embodied_agent, toy_episodes(1, env), num_envs=1)
     assert trajectory.episode.attempt == 1
 
 
 async def test_an_episode_that_is_always_lost_ends_it(tmp_path: Path) -> None:
-    env = EnvSpec(id="vla_rl/faulty-v0", kwargs={"fault": "kill", "times": 9, "ledger": str(tmp_path)})
+    env = EnvSpec(
+        id="vla_rl/faulty-v0", kwargs={"fault": "kill", "times": 9, "ledger": str(tmp_path)}
+    )
     with pytest.raises(EpisodeLost) as caught:
         await played(embodied_agent, toy_episodes(1, env), num_envs=1, max_attempts=2)
     assert caught.value.__notes__ == ["that was the last of 2 attempts"]
@@ -111,7 +140,10 @@ async def test_recording_looks_more_often_and_changes_nothing(tmp_path: Path) ->
     for one, other in zip(plain, recorded, strict=True):
         assert (one.num_env_steps, one.stop_reason) == (other.num_env_steps, other.stop_reason)
         assert np.array_equal(one.final_observation["image"], other.final_observation["image"])
-        assert all(np.array_equal(a.rewards, b.rewards) for a, b in zip(one.steps, other.steps, strict=True))
+        assert all(
+            np.array_equal(a.rewards, b.rewards)
+            for a, b in zip(one.steps, other.steps, strict=True)
+        )
     on_disk = {int(episode.about["policy_seed"]): episode for episode in read_lerobot(tmp_path)}
     assert sorted(on_disk) == [0, 1, 2]
     for trajectory in plain:
@@ -125,7 +157,9 @@ async def test_recording_looks_more_often_and_changes_nothing(tmp_path: Path) ->
         assert episode.instruction == trajectory.final_observation["instruction"]
 
 
-async def test_an_agent_of_one_s_own_is_recorded_as_it_plays_by_chunks_and_pictures(tmp_path: Path) -> None:
+async def test_an_agent_of_one_s_own_is_recorded_as_it_plays_by_chunks_and_pictures(
+    tmp_path: Path,
+) -> None:
     toy = EnvSpec(id=TOY.id, kwargs={**TOY.kwargs, "render_mode": "rgb_array"})
     looking = functools.partial(embodied_agent, frames_every=2)
     (plain,) = await played(looking, toy_episodes(1, toy), engine=Fixed(STILL, rows=4))
@@ -148,7 +182,10 @@ async def test_an_episode_that_is_recorded_already_is_not_recorded_twice_and_tha
         await played(recorder.around(), toy_episodes(num))
     assert len(read_lerobot(tmp_path)) == 3
     assert recorder.num_left_out == 1
-    assert "holds 'toy/0 init_state_id 0 seed 0 weights 0 run mine' already; 1 episodes of this run" in caplog.text
+    assert (
+        "holds 'toy/0 init_state_id 0 seed 0 weights 0 run mine' already; 1 episodes of this "
+        "run" in caplog.text
+    )
 
 
 async def test_an_episode_that_a_full_disk_does_not_take_is_left_out_and_the_next_is_recorded(
@@ -157,7 +194,8 @@ async def test_an_episode_that_a_full_disk_does_not_take_is_left_out_and_the_nex
     replaced, numbers = os.replace, itertools.count(1)
 
     def full_at_the_second_episode(part: Path, path: Path) -> None:
-        # an episode is five files: its rows, what it is about, the tasks, the statistics and info.json
+        # an episode is five files: its rows, what it is about, the tasks, the statistics and
+        # info.json
         if next(numbers) in (9, 10):
             raise OSError(28, "No space left on device", str(path))
         replaced(part, path)
@@ -168,14 +206,24 @@ async def test_an_episode_that_a_full_disk_does_not_take_is_left_out_and_the_nex
     assert recorder.num_failed == 2
     assert [int(episode.about["policy_seed"]) for episode in read_lerobot(tmp_path)] == [0, 3]
     assert caplog.text.count("No space left on device") == 1
-    assert [name for _, _, names in os.walk(tmp_path) for name in names if name.endswith(".part")] == []
+    assert [
+        name for _, _, names in os.walk(tmp_path) for name in names if name.endswith(".part")
+    ] == []
 
 
-async def test_the_same_episodes_of_another_run_or_other_weights_are_recorded_too(tmp_path: Path) -> None:
+async def test_the_same_episodes_of_another_run_or_other_weights_are_recorded_too(
+    tmp_path: Path,
+) -> None:
     for run, engine in (("one", None), ("other", None), ("other", Fixed(STILL))):
-        await played(EpisodeRecorder(LeRobotWriter(tmp_path), run).around(), toy_episodes(1), engine=engine)
+        await played(
+            EpisodeRecorder(LeRobotWriter(tmp_path), run).around(), toy_episodes(1), engine=engine
+        )
     about = [episode.about for episode in read_lerobot(tmp_path)]
-    assert [(each["run"], each["weight_version"]) for each in about] == [("one", 0), ("other", 0), ("other", 4)]
+    assert [(each["run"], each["weight_version"]) for each in about] == [
+        ("one", 0),
+        ("other", 0),
+        ("other", 4),
+    ]
 
 
 @pytest.mark.parametrize(
@@ -190,21 +238,29 @@ async def test_the_same_episodes_of_another_run_or_other_weights_are_recorded_to
 async def test_a_recording_has_the_rate_and_the_robot_of_its_environment(
     env: EnvSpec, fps: float, robot: str | None, tmp_path: Path
 ) -> None:
-    agent = await recorded(embodied_agent, str(tmp_path), [env, EnvSpec(id="text/arithmetic")], "mine")
+    agent = await recorded(
+        embodied_agent, str(tmp_path), [env, EnvSpec(id="text/arithmetic")], "mine"
+    )
     assert agent is not embodied_agent
     assert (said_by([env], "render_fps"), said_by([env], "robot_type")) == (fps, robot)
 
 
-async def test_a_run_without_pictures_is_recorded_at_its_own_rate_and_can_be_gone_on_with(tmp_path: Path) -> None:
+async def test_a_run_without_pictures_is_recorded_at_its_own_rate_and_can_be_gone_on_with(
+    tmp_path: Path,
+) -> None:
     config = TrainToyConfig(
-        run=RunConfig(root=str(tmp_path / "runs"), updates=1, device="cpu", record_to=str(tmp_path / "data")),
+        run=RunConfig(
+            root=str(tmp_path / "runs"), updates=1, device="cpu", record_to=str(tmp_path / "data")
+        ),
         simulators=SimulatorConfig(num_envs=2),
         scheduler=SchedulerConfig(groups_per_update=2, max_staleness=0),
         step_limit=8,
     )
     for num_runs in (1, 2):
         assert (
-            await train_toy.main(Command(TrainingLaunch(), msgspec.structs.replace(config, hidden=(8 * num_runs,))))
+            await train_toy.main(
+                Command(TrainingLaunch(), msgspec.structs.replace(config, hidden=(8 * num_runs,)))
+            )
             == 0
         )
         episodes = read_lerobot(tmp_path / "data")
@@ -244,7 +300,9 @@ TOO_FAR = [1.5, -2.0, 0.25, 0.0, 0.0, 0.0, 0.0]
 
 
 async def test_actions_are_cut_off_where_libero_s_controller_cuts_them_off() -> None:
-    (trajectory,) = await played(within_range(embodied_agent), toy_episodes(1), engine=Fixed(TOO_FAR))
+    (trajectory,) = await played(
+        within_range(embodied_agent), toy_episodes(1), engine=Fixed(TOO_FAR)
+    )
     chunk = trajectory.steps[0].chunk
     assert chunk.actions[0, :3].tolist() == [1.0, -1.0, 0.25]
     assert chunk.tokens.tolist() == TOO_FAR
@@ -259,9 +317,14 @@ async def test_a_policy_whose_numbers_are_none_is_named_at_once() -> None:
 
 @pytest.mark.parametrize(
     ("num_successes", "num", "low", "high"),
-    # worked out by hand for 0 of 1, where centre and half are both z^2/2 / (1 + z^2); the others from Wilson's equation
-    # solved as a quadratic: (p - x)^2 = z^2 x (1 - x) / n
-    [(0, 1, 0.0, 0.793450), (8, 10, 0.490163, 0.943318), (485, 500, 0.951096, 0.981737), (10, 10, 0.722467, 1.0)],
+    # worked out by hand for 0 of 1, where centre and half are both z^2/2 / (1 + z^2); the others
+    # from Wilson's equation solved as a quadratic: (p - x)^2 = z^2 x (1 - x) / n
+    [
+        (0, 1, 0.0, 0.793450),
+        (8, 10, 0.490163, 0.943318),
+        (485, 500, 0.951096, 0.981737),
+        (10, 10, 0.722467, 1.0),
+    ],
 )
 def test_wilson_s_interval(num_successes: int, num: int, low: float, high: float) -> None:
     found = wilson_interval(num_successes, num)
@@ -277,7 +340,9 @@ def test_an_interval_of_no_episode_is_refused() -> None:
         wilson_interval(0, 0)
 
 
-def result(task_id: int, init_state_id: int, is_success: bool = True, num_steps: int = 100) -> EpisodeResult:
+def result(
+    task_id: int, init_state_id: int, is_success: bool = True, num_steps: int = 100
+) -> EpisodeResult:
     return EpisodeResult(
         suite="libero_goal",
         task_id=task_id,
@@ -336,7 +401,12 @@ def test_a_line_that_is_no_result_is_named(tmp_path: Path) -> None:
 
 
 def test_a_summary_counts_by_task() -> None:
-    results = [result(10, 0, False, 300), result(2, 0, True, 80), result(2, 1, True, 120), result(2, 2, False, 300)]
+    results = [
+        result(10, 0, False, 300),
+        result(2, 0, True, 80),
+        result(2, 1, True, 120),
+        result(2, 2, False, 300),
+    ]
     assert list(by_task(results)) == ["libero_goal/2", "libero_goal/10"]
     found = summary_of(by_task(results)["libero_goal/2"])
     assert (found["successes"], found["episodes"], found["mean_steps_of_successes"]) == (2, 3, 100)
@@ -376,9 +446,14 @@ def test_the_plan_holds_every_task_state_and_scene_once_with_seeds_of_its_own() 
     assert all(episode.sampling.greedy for episode in episodes)
     # a narrower plan plays the same episodes in the same way
     narrow = planned_episodes(
-        msgspec.structs.replace(config, suites=("libero_object",), init_states="42", temperature=1.6)
+        msgspec.structs.replace(
+            config, suites=("libero_object",), init_states="42", temperature=1.6
+        )
     )
-    seeds = {(e.task, e.options["init_state_id"], e.env.kwargs["scene_seed"]): e.policy_seed for e in episodes}
+    seeds = {
+        (e.task, e.options["init_state_id"], e.env.kwargs["scene_seed"]): e.policy_seed
+        for e in episodes
+    }
     for episode in narrow:
         key = (episode.task, 42, episode.env.kwargs["scene_seed"])
         assert seeds[key] == episode.policy_seed
@@ -423,7 +498,9 @@ async def test_a_run_from_python_records_the_episodes_of_its_own_agent(tmp_path:
     small = small_run(tmp_path / "runs")
     one = msgspec.structs.replace(small.run, updates=1, record_to=str(tmp_path / "data"))
     starts = [TaskStart(env=TOY, task="toy/0", options={"init_state_id": 1})]
-    policy = OpenVlaOft.create(tiny(image_size=28, cameras=("image",), proprio=None, chunk_size=4), seed=0)
+    policy = OpenVlaOft.create(
+        tiny(image_size=28, cameras=("image",), proprio=None, chunk_size=4), seed=0
+    )
     seen: list[EpisodeSpec] = []
 
     async def agent(env: Env, policy: Policy) -> Trajectory:
@@ -435,7 +512,9 @@ async def test_a_run_from_python_records_the_episodes_of_its_own_agent(tmp_path:
 
 
 def test_conversations_are_not_recorded_and_that_is_said() -> None:
-    with pytest.raises(ConfigError, match="record_to is 'data', expected none: conversations have no control steps"):
+    with pytest.raises(
+        ConfigError, match="record_to is 'data', expected none: conversations have no control steps"
+    ):
         TextTrainingConfig(run=RunConfig(record_to="data"), text=TextPoolConfig(num_envs=4))
 
 
@@ -452,19 +531,30 @@ def test_without_libero_an_evaluation_says_what_to_install(monkeypatch: pytest.M
 
 
 def test_a_suite_of_another_package_is_played_by_the_id_for_all_suites() -> None:
-    assert libero.suite_env("libero_goal", {"task_id": 2}) == EnvSpec(id="vla_rl/libero_goal-v0", kwargs={"task_id": 2})
+    assert libero.suite_env("libero_goal", {"task_id": 2}) == EnvSpec(
+        id="vla_rl/libero_goal-v0", kwargs={"task_id": 2}
+    )
     swapped = libero.suite_env("libero_goal_swap", {"task_id": 2})
-    assert swapped == EnvSpec(id="vla_rl/libero-v0", kwargs={"suite": "libero_goal_swap", "task_id": 2})
+    assert swapped == EnvSpec(
+        id="vla_rl/libero-v0", kwargs={"suite": "libero_goal_swap", "task_id": 2}
+    )
 
 
 def test_conditions_are_how_episodes_are_played_and_not_which() -> None:
     episodes = planned_episodes(
-        EvalLiberoConfig(checkpoint="theirs", init_states="0-1", tasks="0-1", scene_seeds="0-1", temperature=0.5)
+        EvalLiberoConfig(
+            checkpoint="theirs", init_states="0-1", tasks="0-1", scene_seeds="0-1", temperature=0.5
+        )
     )
     assert len(episodes) == 8
     assert conditions_of_play(episodes) == {
-        "assets": None, "image_size": 256, "physics": "exact", "quality": "exact", "step_limit": None, "temperature": 0.5,
-    }  # fmt: skip
+        "assets": None,
+        "image_size": 256,
+        "physics": "exact",
+        "quality": "exact",
+        "step_limit": None,
+        "temperature": 0.5,
+    }
 
 
 @pytest.mark.parametrize(
@@ -472,7 +562,10 @@ def test_conditions_are_how_episodes_are_played_and_not_which() -> None:
     [
         (EvalLiberoConfig(tasks="0", init_states="0"), (84, "fast")),
         (EvalLiberoConfig(checkpoint="theirs", tasks="0", init_states="0"), (256, "exact")),
-        (EvalLiberoConfig(tasks="0", init_states="0", image_size=64, quality="exact"), (64, "exact")),
+        (
+            EvalLiberoConfig(tasks="0", init_states="0", image_size=64, quality="exact"),
+            (64, "exact"),
+        ),
     ],
 )
 def test_pictures_are_those_that_a_policy_was_taught_with_unless_others_are_asked_for(
@@ -487,8 +580,12 @@ def test_a_plan_names_the_gpu_only_where_it_is_used(
 ) -> None:
     monkeypatch.setattr(plan, "gpu_memory", lambda: [SimpleNamespace(name="H100")])
     config = small_run(tmp_path)
-    footprint = EpisodeFootprint(what_runs="toys", simulator_mb=1, server_mb=1, chunk_bytes=1, num_chunks=1)
+    footprint = EpisodeFootprint(
+        what_runs="toys", simulator_mb=1, server_mb=1, chunk_bytes=1, num_chunks=1
+    )
     for device, computes in (("cpu", "(CPU)"), ("auto", "(H100)")):
-        on_device = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, device=device))
+        on_device = msgspec.structs.replace(
+            config, run=msgspec.structs.replace(config.run, device=device)
+        )
         plan.print_plan(on_device, footprint, 1, 1)
         assert computes in capsys.readouterr().out

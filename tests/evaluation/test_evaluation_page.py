@@ -15,7 +15,9 @@ PAGE = Path(__file__).parents[2] / "docs" / "evaluation.md"
 
 async def test_its_snippets_run(capsys: pytest.CaptureFixture[str]) -> None:
     names: dict[str, Any] = {}
-    for number, snippet in enumerate(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL), start=1):
+    for number, snippet in enumerate(
+        re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL), start=1
+    ):
         exec(compile(snippet, f"{PAGE.name} snippet {number}", "exec"), names)
     assert "between 95.1 and 98.2 %" in capsys.readouterr().out
     env = EnvSpec(id="vla_rl/toy_reach-v0", kwargs={"action_dim": 7, "step_limit": 4})
@@ -24,5 +26,6 @@ async def test_its_snippets_run(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_every_option_it_names_exists() -> None:
     named = set(re.findall(r"`?--([a-z][a-z-]+)", PAGE.read_text())) - {"help", "dry-run", "resume"}
-    known = {*EvalLiberoConfig.__struct_fields__, *LiberoConfig.__struct_fields__}  # the page shows both recipes
+    # the page shows both recipes
+    known = {*EvalLiberoConfig.__struct_fields__, *LiberoConfig.__struct_fields__}
     assert {name.replace("-", "_") for name in named} <= known

@@ -1,4 +1,6 @@
-"""What several tests of the graph use: running a graph to its end, and a clock that is moved by hand."""
+"""What several tests of the graph use: running a graph to its end, and a clock that is moved by
+hand.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -30,7 +32,11 @@ def clock() -> HandClock:
 @pytest.fixture
 def run_all() -> RunAll:
     async def run_all(
-        graph: TaskGraph, num_updates: int = 1, inputs: dict[str, Any] | None = None, first: int = 0, **options: Any
+        graph: TaskGraph,
+        num_updates: int = 1,
+        inputs: dict[str, Any] | None = None,
+        first: int = 0,
+        **options: Any,
     ) -> list[Update]:
         async with (
             asyncio.timeout(20),
@@ -44,7 +50,10 @@ def run_all() -> RunAll:
 @pytest.fixture
 def until() -> Until:
     async def until(condition: Callable[[], bool]) -> None:
-        """Let the loop turn until something holds that nobody announces; the caller has a deadline."""
+        """Let the loop turn until something holds that nobody announces.
+
+        The caller has a deadline.
+        """
         while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0)
 
@@ -56,5 +65,9 @@ async def nothing_left_running() -> AsyncIterator[None]:
     """Every test of the graph leaves no task behind but its own."""
     before = asyncio.all_tasks()
     yield
-    left = [task for task in asyncio.all_tasks() - before if not task.done() and task is not asyncio.current_task()]
+    left = [
+        task
+        for task in asyncio.all_tasks() - before
+        if not task.done() and task is not asyncio.current_task()
+    ]
     assert left == []

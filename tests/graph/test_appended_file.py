@@ -23,11 +23,15 @@ def test_half_a_record_is_taken_back_and_the_record_may_be_tried_again(
     assert path.read_bytes() == b"first;second;"
 
 
-def test_a_write_that_comes_back_short_is_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_comes_back_short_is_continued(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from vla_rl.graph import appended_file
 
     one_byte_at_a_time = appended_file._write
-    monkeypatch.setattr(appended_file, "_write", lambda descriptor, data: one_byte_at_a_time(descriptor, data[:1]))
+    monkeypatch.setattr(
+        appended_file, "_write", lambda descriptor, data: one_byte_at_a_time(descriptor, data[:1])
+    )
     file = AppendedFile(tmp_path / "records")
     file.write(b"whole")
     file.close()
@@ -81,7 +85,9 @@ def test_a_file_that_was_removed_is_an_error_once_and_then_a_new_file(tmp_path: 
     assert path.read_bytes() == b"[second;"
 
 
-def test_without_its_folder_a_file_cannot_be_opened_until_the_folder_is_back(tmp_path: Path) -> None:
+def test_without_its_folder_a_file_cannot_be_opened_until_the_folder_is_back(
+    tmp_path: Path,
+) -> None:
     file = AppendedFile(tmp_path / "gone" / "records")
     with pytest.raises(FileNotFoundError):
         file.write(b"first;")

@@ -59,7 +59,9 @@ def diamond() -> Pipeline:
         .add_node("source", source, writes="value", node_type=NodeType.DATA_LOAD)
         .add_node("left", double, reads="value", writes="left", node_role=NodeRole.REFERENCE)
         .add_node("right", double, reads=("value",), writes=("right",))
-        .add_node("sum", add, reads=("left", "right"), writes=("total",), node_type=NodeType.MODEL_TRAIN)
+        .add_node(
+            "sum", add, reads=("left", "right"), writes=("total",), node_type=NodeType.MODEL_TRAIN
+        )
     )
 
 
@@ -75,7 +77,11 @@ def refused(pipeline: Pipeline, error: type[GraphError], *words: str) -> None:
 def test_a_graph_knows_its_order_its_ends_and_its_neighbours() -> None:
     graph = diamond().build()
     assert graph.topological_order == ("source", "left", "right", "sum")
-    assert (graph.entry_nodes, graph.exit_nodes, graph.outputs) == (("source",), ("sum",), ("total",))
+    assert (graph.entry_nodes, graph.exit_nodes, graph.outputs) == (
+        ("source",),
+        ("sum",),
+        ("total",),
+    )
     assert graph.dependencies("sum") == ("left", "right")
     assert graph.dependents("source") == ("left", "right")
     assert graph.downstream("source") == ("left", "right", "sum")
@@ -92,7 +98,9 @@ def test_nodes_may_be_added_in_any_order() -> None:
 
 
 def test_deps_order_nodes_that_share_no_value() -> None:
-    graph = Pipeline("p").add_node("second", nothing, deps="first").add_node("first", nothing).build()
+    graph = (
+        Pipeline("p").add_node("second", nothing, deps="first").add_node("first", nothing).build()
+    )
     assert graph.topological_order == ("first", "second")
     assert graph.edges[0].value is None
 
@@ -104,20 +112,38 @@ def test_a_question_about_an_unknown_node_names_the_nearest() -> None:
 
 def test_a_cycle_is_refused_and_shown() -> None:
     pipeline = Pipeline("p").add_node("a", double, reads={"value": "y"}, writes="x")
-    refused(pipeline.add_node("b", double, reads={"value": "x"}, writes="y"), CyclicGraph, "a -> b -> a")
+    refused(
+        pipeline.add_node("b", double, reads={"value": "x"}, writes="y"), CyclicGraph, "a -> b -> a"
+    )
 
 
 def test_a_node_that_reads_what_it_writes_is_a_cycle() -> None:
-    refused(Pipeline("p").add_node("a", double, reads={"value": "x"}, writes="x"), CyclicGraph, "a -> a")
+    refused(
+        Pipeline("p").add_node("a", double, reads={"value": "x"}, writes="x"), CyclicGraph, "a -> a"
+    )
 
 
 def test_a_cycle_through_deps_is_refused() -> None:
-    refused(Pipeline("p").add_node("a", nothing, deps="b").add_node("b", nothing, deps="a"), CyclicGraph, "a -> b -> a")
+    refused(
+        Pipeline("p").add_node("a", nothing, deps="b").add_node("b", nothing, deps="a"),
+        CyclicGraph,
+        "a -> b -> a",
+    )
 
 
 def test_a_read_that_nobody_writes_is_refused() -> None:
-    pipeline = Pipeline("p").add_node("a", source, writes="values").add_node("b", double, reads="value", writes="y")
-    refused(pipeline, MissingProducer, "'b' reads 'value'", "did you mean 'values'?", "Pipeline(inputs=...)")
+    pipeline = (
+        Pipeline("p")
+        .add_node("a", source, writes="values")
+        .add_node("b", double, reads="value", writes="y")
+    )
+    refused(
+        pipeline,
+        MissingProducer,
+        "'b' reads 'value'",
+        "did you mean 'values'?",
+        "Pipeline(inputs=...)",
+    )
 
 
 def test_two_writers_of_one_name_are_refused() -> None:
@@ -126,11 +152,20 @@ def test_two_writers_of_one_name_are_refused() -> None:
 
 
 def test_a_node_may_not_write_an_input() -> None:
-    refused(Pipeline("p", inputs="update").add_node("a", source, writes="update"), TwoWriters, "an input of 'p'")
+    refused(
+        Pipeline("p", inputs="update").add_node("a", source, writes="update"),
+        TwoWriters,
+        "an input of 'p'",
+    )
 
 
 def test_two_nodes_of_one_id_are_refused() -> None:
-    refused(Pipeline("p").add_node("a", nothing).add_node("a", nothing), DuplicateNode, "two nodes 'a'", "replace_node")
+    refused(
+        Pipeline("p").add_node("a", nothing).add_node("a", nothing),
+        DuplicateNode,
+        "two nodes 'a'",
+        "replace_node",
+    )
 
 
 def test_an_unknown_dependency_is_refused() -> None:
@@ -158,7 +193,9 @@ def test_an_unknown_function_path_is_refused(path: str, words: tuple[str, ...]) 
     refused(Pipeline("p").add_node("a", path), UnknownFunction, "node 'a'", *words)
 
 
-def test_an_error_inside_the_functions_own_module_is_not_hidden(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_inside_the_functions_own_module_is_not_hidden(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "needs_more.py").write_text("import a_module_that_is_not_there\n")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ModuleNotFoundError, match="a_module_that_is_not_there"):
@@ -174,7 +211,13 @@ def test_a_plain_function_is_refused() -> None:
     def plain() -> int:
         return 1
 
-    refused(Pipeline("p").add_node("a", plain, writes="x"), NotAsync, "node 'a'", "plain is not async", "to_thread")
+    refused(
+        Pipeline("p").add_node("a", plain, writes="x"),
+        NotAsync,
+        "node 'a'",
+        "plain is not async",
+        "to_thread",
+    )
 
 
 def test_methods_partials_and_objects_with_an_async_call_are_functions_too() -> None:
@@ -186,7 +229,11 @@ def test_methods_partials_and_objects_with_an_async_call_are_functions_too() -> 
             return value
 
     pipeline = Pipeline("p", inputs="value")
-    for name, func in (("m", Scorer().score), ("o", Scorer()), ("p", functools.partial(add, right=1, left=2))):
+    for name, func in (
+        ("m", Scorer().score),
+        ("o", Scorer()),
+        ("p", functools.partial(add, right=1, left=2)),
+    ):
         reads = () if name == "p" else "value"
         pipeline.add_node(name, func, reads=reads, writes=name)
     assert len(pipeline.build().nodes) == 3
@@ -197,7 +244,13 @@ def test_a_class_with_an_async_call_is_refused_because_calling_it_gives_an_insta
         async def __call__(self) -> int:
             return 1
 
-    refused(Pipeline("p").add_node("a", Scorer, writes="x"), NotAsync, "node 'a'", "is a class", "an instance")
+    refused(
+        Pipeline("p").add_node("a", Scorer, writes="x"),
+        NotAsync,
+        "node 'a'",
+        "is a class",
+        "an instance",
+    )
 
 
 async def with_kwargs(**values: int) -> None: ...
@@ -213,10 +266,20 @@ async def positional(value: int, /) -> None: ...
     ("func", "reads", "config", "words"),
     [
         (double, (), {}, ("needs 'value'", "add it to reads or to config")),
-        (double, ("values",), {}, ("no parameter 'values'", "did you mean 'value'?", "reads={'parameter': 'value'}")),
+        (
+            double,
+            ("values",),
+            {},
+            ("no parameter 'values'", "did you mean 'value'?", "reads={'parameter': 'value'}"),
+        ),
         (double, ("value",), {"ofset": 1}, ("no parameter 'ofset'",)),
         (add, ("value",), {"left": 1, "ofset": 1}, ("no parameter 'value'",)),
-        (add, (), {"left": 1, "right": 2, "ofset": 1}, ("no parameter 'ofset'", "did you mean 'offset'?")),
+        (
+            add,
+            (),
+            {"left": 1, "right": 2, "ofset": 1},
+            ("no parameter 'ofset'", "did you mean 'offset'?"),
+        ),
         (double, ("value",), {"value": 1}, ("both by reads and by config",)),
         (with_kwargs, ("value",), {}, ("'**values: int'", "by keyword")),
         (with_args, ("value",), {}, ("'*values: int'", "by keyword")),
@@ -226,12 +289,18 @@ async def positional(value: int, /) -> None: ...
 def test_a_function_whose_parameters_do_not_match_is_refused(
     func: Any, reads: tuple[str, ...], config: dict[str, int], words: tuple[str, ...]
 ) -> None:
-    pipeline = Pipeline("p", inputs=("value", "values")).add_node("a", func, reads=reads, config=config)
+    pipeline = Pipeline("p", inputs=("value", "values")).add_node(
+        "a", func, reads=reads, config=config
+    )
     refused(pipeline, SignatureMismatch, "node 'a'", *words)
 
 
 def test_a_value_may_have_another_name_than_the_parameter_it_fills() -> None:
-    graph = Pipeline("p", inputs="reward").add_node("a", double, reads={"value": "reward"}, writes="x").build()
+    graph = (
+        Pipeline("p", inputs="reward")
+        .add_node("a", double, reads={"value": "reward"}, writes="x")
+        .build()
+    )
     assert graph.nodes["a"].reads == {"value": "reward"}
 
 
@@ -242,18 +311,34 @@ def test_a_stream_node_must_read_exactly_one_stream() -> None:
     )
     refused(pipeline, InvalidStream, "'a' is stream=True and reads 0 streams")
     two = Pipeline("p").add_node("a", count, writes="left").add_node("b", count, writes="right")
-    refused(two.add_node("c", add, reads=("left", "right"), stream=True), InvalidStream, "reads 2 streams")
+    refused(
+        two.add_node("c", add, reads=("left", "right"), stream=True),
+        InvalidStream,
+        "reads 2 streams",
+    )
 
 
 def test_a_generator_writes_exactly_one_stream_and_is_not_called_per_item() -> None:
-    refused(Pipeline("p").add_node("a", count, writes=("x", "y")), InvalidStream, "expected exactly one name")
+    refused(
+        Pipeline("p").add_node("a", count, writes=("x", "y")),
+        InvalidStream,
+        "expected exactly one name",
+    )
     refused(Pipeline("p").add_node("a", count), InvalidStream, "expected exactly one name")
-    refused(Pipeline("p").add_node("a", count, writes="x", stream=True), InvalidStream, "must be a coroutine function")
+    refused(
+        Pipeline("p").add_node("a", count, writes="x", stream=True),
+        InvalidStream,
+        "must be a coroutine function",
+    )
 
 
 def test_a_stream_node_writes_at_most_one_name() -> None:
     pipeline = Pipeline("p").add_node("a", count, writes="value")
-    refused(pipeline.add_node("b", double, reads="value", stream=True, writes=("x", "y")), InvalidStream, "at most one")
+    refused(
+        pipeline.add_node("b", double, reads="value", stream=True, writes=("x", "y")),
+        InvalidStream,
+        "at most one",
+    )
 
 
 def test_a_stream_that_would_wait_for_its_own_end_is_refused() -> None:
@@ -267,9 +352,20 @@ def test_a_stream_that_would_wait_for_its_own_end_is_refused() -> None:
         Pipeline("p")
         .add_node("rollout", count, writes="items")
         .add_node("mean", mean, reads="items", writes="baseline")
-        .add_node("score", centered, reads={"item": "items", "baseline": "baseline"}, writes="scores", stream=True)
+        .add_node(
+            "score",
+            centered,
+            reads={"item": "items", "baseline": "baseline"},
+            writes="scores",
+            stream=True,
+        )
     )
-    refused(pipeline, InvalidStream, "'score' takes the items of 'rollout' as they come", "Drop stream=True")
+    refused(
+        pipeline,
+        InvalidStream,
+        "'score' takes the items of 'rollout' as they come",
+        "Drop stream=True",
+    )
 
 
 def test_a_stream_behind_a_stream_that_would_wait_for_the_first_ones_end_is_refused() -> None:
@@ -299,7 +395,9 @@ def test_a_dependency_on_the_writer_of_a_stream_does_not_stop_the_stream() -> No
         ({"resources": {"device": 0}}, "needs 0 of 'device'"),
     ],
 )
-def test_a_declaration_that_makes_no_sense_is_refused_at_once(options: dict[str, Any], words: str) -> None:
+def test_a_declaration_that_makes_no_sense_is_refused_at_once(
+    options: dict[str, Any], words: str
+) -> None:
     with pytest.raises(InvalidNode, match=re.escape(words)):
         Pipeline("p").add_node("a", source, **options)
 

@@ -175,7 +175,9 @@ async def test_every_update_in_flight_is_cancelled_the_newest_first(until: Any) 
     assert order == ["third in update 1", "second in update 0", "first in update 0"]
 
 
-async def test_a_node_cancelled_while_it_waits_for_its_second_resource_gives_back_the_first(until: Any) -> None:
+async def test_a_node_cancelled_while_it_waits_for_its_second_resource_gives_back_the_first(
+    until: Any,
+) -> None:
     async def both() -> None: ...
 
     graph = Pipeline("p").add_node("both", both, resources=("device", "disk")).build()
@@ -215,4 +217,7 @@ async def test_updates_that_the_loop_was_not_given_are_kept_as_far_as_they_came(
     assert given == [0]
     (second,) = run.cut_short
     assert (second.index, dict(second.metrics)) == (1, {"train/loss": 1.5})
-    assert {node: status.value for node, status in second.statuses.items()} == {"learn": "completed", "show": "skipped"}
+    assert {node: status.value for node, status in second.statuses.items()} == {
+        "learn": "completed",
+        "show": "skipped",
+    }

@@ -12,7 +12,9 @@ def test_every_block_of_the_page_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    blocks = re.findall(r"^```(python|toml)\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    blocks = re.findall(
+        r"^```(python|toml)\n(.*?)^```", PAGE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL
+    )
     assert [kind for kind, _ in blocks].count("python") == 6
     names: dict[str, object] = {"__name__": "graph_page"}
     for kind, text in blocks:

@@ -53,7 +53,9 @@ def test_the_tree_shows_each_node_once_below_the_last_it_waits_for(graph: TaskGr
     ]
 
 
-def test_mermaid_has_every_node_and_a_different_arrow_for_values_streams_and_order(graph: TaskGraph) -> None:
+def test_mermaid_has_every_node_and_a_different_arrow_for_values_streams_and_order(
+    graph: TaskGraph,
+) -> None:
     text = graph.mermaid()
     assert text.startswith("flowchart TD\n")
     assert 'n0["rollout<br/>env_interact, rollout"]' in text
@@ -67,8 +69,12 @@ def test_mermaid_escapes_what_would_break_it() -> None:
     assert 'n0["a &quot;b&quot; &lt;c&gt;<br/>compute"]' in graph.mermaid()
 
 
-@pytest.mark.parametrize(("suffix", "begins"), [(".mmd", "flowchart"), (".dot", "digraph"), (".txt", "srpo:")])
-def test_text_formats_need_no_program(graph: TaskGraph, tmp_path: Path, suffix: str, begins: str) -> None:
+@pytest.mark.parametrize(
+    ("suffix", "begins"), [(".mmd", "flowchart"), (".dot", "digraph"), (".txt", "srpo:")]
+)
+def test_text_formats_need_no_program(
+    graph: TaskGraph, tmp_path: Path, suffix: str, begins: str
+) -> None:
     written = graph.draw(tmp_path / f"graph{suffix}")
     assert written == tmp_path / f"graph{suffix}"
     assert written.read_text().startswith(begins)
@@ -82,16 +88,19 @@ def test_dot_text_quotes_names(graph: TaskGraph, tmp_path: Path) -> None:
 
 
 def test_without_graphviz_mermaid_is_written_and_one_line_says_so(
-    graph: TaskGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    graph: TaskGraph,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with caplog.at_level(logging.WARNING, "vla_rl.graph"):
         written = graph.draw(tmp_path / "graph.svg")
     assert written == tmp_path / "graph.mmd"
     assert written.read_text() == graph.mermaid()
-    assert [record.getMessage() for record in caplog.records if record.name.startswith("vla_rl")] == [
-        f"graphviz's `dot` is not on the PATH: wrote mermaid text to {written} instead"
-    ]
+    assert [
+        record.getMessage() for record in caplog.records if record.name.startswith("vla_rl")
+    ] == [f"graphviz's `dot` is not on the PATH: wrote mermaid text to {written} instead"]
 
 
 def install_dot(folder: Path, script: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +127,9 @@ def test_graphviz_itself_understands_the_graph(graph: TaskGraph, tmp_path: Path)
     assert graph.draw(tmp_path / "graph.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_failing_dot_is_quoted(graph: TaskGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failing_dot_is_quoted(
+    graph: TaskGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     install_dot(tmp_path, 'cat > /dev/null; echo "no plugin for png" >&2; exit 1\n', monkeypatch)
     with pytest.raises(GraphError, match="exit code 1: no plugin for png"):
         graph.draw(tmp_path / "graph.png")
@@ -133,11 +144,18 @@ def test_the_graph_imports_neither_torch_nor_actors(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    code = "import sys, vla_rl.graph; print([m for m in sys.modules if m == 'torch' or m.startswith('vla_rl.')])"
-    done: Any = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    code = (
+        "import sys, vla_rl.graph; print([m for m in sys.modules if m == 'torch' or "
+        "m.startswith('vla_rl.')])"
+    )
+    done: Any = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
     loaded = [
         name
         for name in eval(done.stdout)
-        if not name.startswith(("vla_rl.graph", "vla_rl.errors", "vla_rl.torchvision_operators", "vla_rl.renamed"))
+        if not name.startswith(
+            ("vla_rl.graph", "vla_rl.errors", "vla_rl.torchvision_operators", "vla_rl.renamed")
+        )
     ]
     assert loaded == []

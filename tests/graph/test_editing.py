@@ -44,7 +44,9 @@ async def test_a_replaced_node_keeps_what_is_not_said_anew(run_all) -> None:  # 
 
 async def test_a_replaced_config_keeps_the_function(run_all) -> None:  # type: ignore[no-untyped-def]
     pipeline = (
-        built_in().replace_node("double", scaled, config={"factor": 5}).replace_node("double", config={"factor": 7})
+        built_in()
+        .replace_node("double", scaled, config={"factor": 5})
+        .replace_node("double", config={"factor": 7})
     )
     assert await result(pipeline, run_all) == 22
 
@@ -81,7 +83,12 @@ async def test_a_removed_nodes_readers_read_something_else(run_all) -> None:  # 
 def test_who_depended_on_a_removed_node_depends_on_what_it_depended_on() -> None:
     async def nothing() -> None: ...
 
-    pipeline = Pipeline("p").add_node("a", nothing).add_node("b", nothing, deps="a").add_node("c", nothing, deps="b")
+    pipeline = (
+        Pipeline("p")
+        .add_node("a", nothing)
+        .add_node("b", nothing, deps="a")
+        .add_node("c", nothing, deps="b")
+    )
     assert pipeline.remove_node("b").build().dependencies("c") == ("a",)
 
 
@@ -90,7 +97,9 @@ def test_who_depended_on_a_removed_node_depends_on_who_wrote_what_it_read() -> N
 
     async def take(value: int) -> None: ...
 
-    pipeline = Pipeline("p").add_node("a", source, writes="value").add_node("b", take, reads="value")
+    pipeline = (
+        Pipeline("p").add_node("a", source, writes="value").add_node("b", take, reads="value")
+    )
     pipeline.add_node("c", nothing, deps="b")
     assert pipeline.remove_node("b").build().dependencies("c") == ("a",)
 

@@ -6,7 +6,16 @@ from typing import Any
 
 import pytest
 
-from vla_rl.graph import Executor, InvalidRun, NodeOutput, NodeStatus, Pipeline, Resource, UnknownResource, WrongOutput
+from vla_rl.graph import (
+    Executor,
+    InvalidRun,
+    NodeOutput,
+    NodeStatus,
+    Pipeline,
+    Resource,
+    UnknownResource,
+    WrongOutput,
+)
 
 
 async def test_values_flow_by_name_from_writer_to_reader(run_all: Any) -> None:
@@ -41,7 +50,9 @@ async def test_independent_nodes_overlap(run_all: Any) -> None:
 
 
 @pytest.mark.parametrize(("capacity", "expected"), [(1, 1), (2, 2)])
-async def test_nodes_that_need_one_resource_never_exceed_it(run_all: Any, capacity: int, expected: int) -> None:
+async def test_nodes_that_need_one_resource_never_exceed_it(
+    run_all: Any, capacity: int, expected: int
+) -> None:
     inside, most = 0, 0
 
     async def work() -> None:
@@ -98,7 +109,9 @@ async def test_the_device_is_shared_with_code_outside_the_graph(run_all: Any, un
 async def test_a_node_begins_the_next_update_when_it_has_finished_this_one_and_its_inputs_are_there(
     run_all: Any,
 ) -> None:
-    """With room for two updates, the first node of update 1 runs while the second node of update 0 does."""
+    """With room for two updates, the first node of update 1 runs while the second node of update 0
+    does.
+    """
     meeting = asyncio.Barrier(2)
     log: list[str] = []
 
@@ -215,7 +228,9 @@ async def test_config_fills_the_remaining_parameters(run_all: Any) -> None:
     async def power(base: int, exponent: int, offset: int = 1) -> int:
         return base**exponent + offset  # type: ignore[no-any-return]
 
-    graph = Pipeline("p").add_node("a", power, writes="x", config={"base": 2, "exponent": 5}).build()
+    graph = (
+        Pipeline("p").add_node("a", power, writes="x", config={"base": 2, "exponent": 5}).build()
+    )
     (update,) = await run_all(graph)
     assert update.values["x"] == 33
 
@@ -225,7 +240,9 @@ async def test_metrics_of_all_nodes_are_collected(run_all: Any) -> None:
         return NodeOutput(batch=[1.0, 0.0], metrics={"reward/mean": 0.5})
 
     async def learn(rewards: list[float]) -> NodeOutput:
-        return NodeOutput(values={"loss": 0.1, "norm": 2.0}, metrics={"train/loss": 0.1, "train/norm": 2.0})
+        return NodeOutput(
+            values={"loss": 0.1, "norm": 2.0}, metrics={"train/loss": 0.1, "train/norm": 2.0}
+        )
 
     async def log(loss: float) -> NodeOutput:
         return NodeOutput(metrics={"log/lines": 1})
@@ -238,7 +255,12 @@ async def test_metrics_of_all_nodes_are_collected(run_all: Any) -> None:
         .build()
     )
     (update,) = await run_all(graph)
-    assert update.metrics == {"reward/mean": 0.5, "train/loss": 0.1, "train/norm": 2.0, "log/lines": 1.0}
+    assert update.metrics == {
+        "reward/mean": 0.5,
+        "train/loss": 0.1,
+        "train/norm": 2.0,
+        "log/lines": 1.0,
+    }
     assert update.values == {"norm": 2.0}
 
 
@@ -255,7 +277,9 @@ async def test_a_metric_must_be_a_number(run_all: Any) -> None:
     async def report() -> NodeOutput:
         return NodeOutput(metrics={"loss": "low"})  # type: ignore[dict-item]
 
-    with pytest.raises(WrongOutput, match="'a' reports 'low' as the metric 'loss', expected a number"):
+    with pytest.raises(
+        WrongOutput, match="'a' reports 'low' as the metric 'loss', expected a number"
+    ):
         await run_all(Pipeline("p").add_node("a", report).build())
 
 
@@ -297,17 +321,31 @@ async def test_what_runs_now_can_be_asked(until: Any) -> None:
     async def wait() -> None:
         await asyncio.Event().wait()
 
-    graph = Pipeline("p").add_node("a", wait, resources="device").add_node("b", wait, resources="device").build()
+    graph = (
+        Pipeline("p")
+        .add_node("a", wait, resources="device")
+        .add_node("b", wait, resources="device")
+        .build()
+    )
     async with asyncio.timeout(20), Executor(graph, clock=lambda: 7.0).run(1) as updates:
         await until(lambda: [node.status for node in updates.running] == ["running", "ready"])
-        assert [(node.node, node.update, node.since_s) for node in updates.running] == [("a", 0, 0.0), ("b", 0, None)]
+        assert [(node.node, node.update, node.since_s) for node in updates.running] == [
+            ("a", 0, 0.0),
+            ("b", 0, None),
+        ]
 
 
 async def test_impossible_runs_are_refused() -> None:
     async def work(data: int) -> None: ...
 
-    graph = Pipeline("p", inputs="data").add_node("a", work, reads="data", resources={"device": 2}).build()
-    with pytest.raises(UnknownResource, match="needs 2 of the resource 'device', of which there are 1"):
+    graph = (
+        Pipeline("p", inputs="data")
+        .add_node("a", work, reads="data", resources={"device": 2})
+        .build()
+    )
+    with pytest.raises(
+        UnknownResource, match="needs 2 of the resource 'device', of which there are 1"
+    ):
         Executor(graph)
     executor = Executor(graph, resources={"device": 2})
     with pytest.raises(InvalidRun, match=r"needs the inputs \['data'\]"):
@@ -320,7 +358,9 @@ async def test_impossible_runs_are_refused() -> None:
         Executor(graph, max_in_flight=0)
     with pytest.raises(InvalidRun, match="keep names 'x', which no node of 'p' writes"):
         Executor(graph, resources={"device": 2}, keep="x")
-    other = Pipeline("p").add_node("a", asyncio.sleep, config={"delay": 0}, resources="devise").build()
+    other = (
+        Pipeline("p").add_node("a", asyncio.sleep, config={"delay": 0}, resources="devise").build()
+    )
     with pytest.raises(UnknownResource, match="did you mean 'device'"):
         Executor(other)
 

@@ -1,4 +1,6 @@
-"""A failing node is contained, named, tried again where that was asked for, and never hangs anything."""
+"""A failing node is contained, named, tried again where that was asked for, and never hangs
+anything.
+"""
 
 # ruff: noqa: PT012 - leaving the block is what is tested
 
@@ -37,7 +39,9 @@ async def use(value: int) -> int:
     return value
 
 
-async def failure_of(run_all: Any, pipeline: Pipeline, num_updates: int = 1, **options: Any) -> NodeFailed:
+async def failure_of(
+    run_all: Any, pipeline: Pipeline, num_updates: int = 1, **options: Any
+) -> NodeFailed:
     with pytest.raises(NodeFailed) as caught:
         await run_all(pipeline.build(), num_updates, **options)
     return caught.value
@@ -55,18 +59,27 @@ async def refuse(value: int) -> None:
     raise WrongInput("value", f"it is {value}, expected 2")
 
 
-async def test_a_value_that_its_reader_cannot_use_is_blamed_on_the_node_that_wrote_it(run_all: Any) -> None:
+async def test_a_value_that_its_reader_cannot_use_is_blamed_on_the_node_that_wrote_it(
+    run_all: Any,
+) -> None:
     pipeline = (
-        Pipeline("p").add_node("maker", succeed, writes="number").add_node("reader", refuse, reads={"value": "number"})
+        Pipeline("p")
+        .add_node("maker", succeed, writes="number")
+        .add_node("reader", refuse, reads={"value": "number"})
     )
     failure = await failure_of(run_all, pipeline)
     assert isinstance(failure, WrongOutput)
     assert (failure.node, failure.__cause__) == ("maker", None)
-    expected = "node 'maker' wrote 'number' in update 0, which node 'reader' cannot use: it is 1, expected 2"
+    expected = (
+        "node 'maker' wrote 'number' in update 0, which node 'reader' cannot use: it is 1, "
+        "expected 2"
+    )
     assert str(failure) == expected
 
 
-async def test_a_value_from_outside_that_its_reader_cannot_use_is_blamed_on_no_other_node(run_all: Any) -> None:
+async def test_a_value_from_outside_that_its_reader_cannot_use_is_blamed_on_no_other_node(
+    run_all: Any,
+) -> None:
     pipeline = Pipeline("p", inputs="update").add_node("reader", refuse, reads={"value": "update"})
     failure = await failure_of(run_all, pipeline)
     assert str(failure) == "node 'reader' cannot use 'update' in update 0: it is 0, expected 2"
@@ -161,7 +174,9 @@ async def test_what_failed_in_a_later_update_is_told_with_the_first_failure() ->
         raise Unlucky("in the first")
 
     graph = (
-        Pipeline("p", inputs="update").add_node("quick", quick, reads="update").add_node("slow", slow, reads="update")
+        Pipeline("p", inputs="update")
+        .add_node("quick", quick, reads="update")
+        .add_node("slow", slow, reads="update")
     )
     with pytest.raises(NodeFailed, match="'slow' failed in update 0") as caught:
         async with asyncio.timeout(20), Executor(graph.build(), max_in_flight=2).run() as updates:
@@ -240,7 +255,9 @@ async def test_a_second_failure_is_noted_on_the_first(run_all: Any) -> None:
 
 
 @pytest.mark.parametrize(("num_failures", "works"), [(0, True), (2, True), (3, False)])
-async def test_a_node_is_tried_again_as_often_as_it_says(run_all: Any, num_failures: int, works: bool) -> None:
+async def test_a_node_is_tried_again_as_often_as_it_says(
+    run_all: Any, num_failures: int, works: bool
+) -> None:
     calls = 0
 
     async def unsteady() -> int:
@@ -253,7 +270,10 @@ async def test_a_node_is_tried_again_as_often_as_it_says(run_all: Any, num_failu
     pipeline = Pipeline("p").add_node("a", unsteady, writes="x", retries=2, resources="device")
     if works:
         (update,) = await run_all(pipeline.build())
-        assert (update.values["x"], update.spans["a"].attempts) == (num_failures + 1, num_failures + 1)
+        assert (update.values["x"], update.spans["a"].attempts) == (
+            num_failures + 1,
+            num_failures + 1,
+        )
     else:
         failure = await failure_of(run_all, pipeline)
         assert failure.report is not None
@@ -288,14 +308,18 @@ async def test_each_item_of_a_stream_is_tried_again_by_itself(run_all: Any) -> N
         return item
 
     pipeline = Pipeline("p").add_node("source", source, writes="n")
-    pipeline.add_node("score", every_second_try, reads={"item": "n"}, writes="out", stream=True, retries=1)
+    pipeline.add_node(
+        "score", every_second_try, reads={"item": "n"}, writes="out", stream=True, retries=1
+    )
     (update,) = await run_all(pipeline.build())
     assert update.values["out"] == [1, 2]
     assert calls == [1, 1, 2, 2]
 
 
 @pytest.mark.parametrize("given_before", [0, 1])
-async def test_a_generator_is_begun_again_only_while_it_has_given_nothing(run_all: Any, given_before: int) -> None:
+async def test_a_generator_is_begun_again_only_while_it_has_given_nothing(
+    run_all: Any, given_before: int
+) -> None:
     begun = 0
 
     async def source() -> AsyncIterator[int]:
@@ -383,7 +407,9 @@ async def test_the_executor_runs_again_after_a_failure(run_all: Any) -> None:
             raise Unlucky
         return calls
 
-    executor = Executor(Pipeline("p").add_node("a", first_time_unlucky, writes="x", resources="device").build())
+    executor = Executor(
+        Pipeline("p").add_node("a", first_time_unlucky, writes="x", resources="device").build()
+    )
     async with asyncio.timeout(20):
         with pytest.raises(NodeFailed):
             async with executor.run(1) as updates:
@@ -394,7 +420,11 @@ async def test_the_executor_runs_again_after_a_failure(run_all: Any) -> None:
 
 
 WRONG: list[tuple[Any, tuple[str, ...], str]] = [
-    ({"a": 1}, ("a", "b"), r"returned the keys \['a'\]; it writes \['a', 'b'\]: expected exactly these: missing 'b'"),
+    (
+        {"a": 1},
+        ("a", "b"),
+        r"returned the keys \['a'\]; it writes \['a', 'b'\]: expected exactly these: missing 'b'",
+    ),
     ({"a": 1, "bb": 2}, ("a", "b"), "missing 'b', undeclared 'bb'; did you mean 'b'"),
     ({"a": 1, "b": 2, "c": 3}, ("a", "b"), "exactly these: undeclared 'c'"),
     (3, ("a", "b"), "returned int '3'"),

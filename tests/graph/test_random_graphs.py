@@ -1,4 +1,6 @@
-"""Whatever the graph looks like: every node once an update, after all it depends on, in the order of updates."""
+"""Whatever the graph looks like: every node once an update, after all it depends on, in the order
+of updates.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -15,16 +17,30 @@ Log = list[tuple[str, str, int]]
 
 @st.composite
 def shapes(draw: st.DrawFn) -> list[tuple[set[int], set[int], bool, int, bool]]:
-    """For each node: earlier nodes it reads, earlier nodes it only waits for, device or not, pauses, stream or not."""
+    """For each node: earlier nodes it reads, earlier nodes it only waits for, device or not,
+    pauses, stream or not.
+    """
     nodes = []
     for number in range(draw(st.integers(1, 9))):
         earlier = st.sets(st.integers(0, number - 1), max_size=3) if number else st.just(set[int]())
-        nodes.append((draw(earlier), draw(earlier), draw(st.booleans()), draw(st.integers(0, 4)), draw(st.booleans())))
+        nodes.append(
+            (
+                draw(earlier),
+                draw(earlier),
+                draw(st.booleans()),
+                draw(st.integers(0, 4)),
+                draw(st.booleans()),
+            )
+        )
     return nodes
 
 
-def call_node(name: str, num_reads: int, pauses: int, log: Log, bad: str | None) -> Callable[..., Any]:
-    """A coroutine function with the parameters `update`, `r0`, `r1`, ..., which notes when it begins and ends."""
+def call_node(
+    name: str, num_reads: int, pauses: int, log: Log, bad: str | None
+) -> Callable[..., Any]:
+    """A coroutine function with the parameters `update`, `r0`, `r1`, ..., which notes when it
+    begins and ends.
+    """
 
     async def work(update: int) -> int:
         log.append(("begin", name, update))
@@ -41,7 +57,9 @@ def call_node(name: str, num_reads: int, pauses: int, log: Log, bad: str | None)
     return made["node"]  # type: ignore[no-any-return]
 
 
-def source_node(name: str, num_reads: int, pauses: int, log: Log, bad: str | None) -> Callable[..., Any]:
+def source_node(
+    name: str, num_reads: int, pauses: int, log: Log, bad: str | None
+) -> Callable[..., Any]:
     """The same as an async generator of three items."""
     call = call_node(name, num_reads, pauses, log, bad)
     parameters = ", ".join(["update", *(f"r{number}" for number in range(num_reads))])
@@ -54,18 +72,27 @@ def source_node(name: str, num_reads: int, pauses: int, log: Log, bad: str | Non
 
     given = ", ".join(f"{p}={p}" for p in parameters.split(", "))
     made: dict[str, Any] = {}
-    exec(f"async def node({parameters}):\n    async for i in items({given}): yield i", {"items": items}, made)
+    exec(
+        f"async def node({parameters}):\n    async for i in items({given}): yield i",
+        {"items": items},
+        made,
+    )
     return made["node"]  # type: ignore[no-any-return]
 
 
-def build(shape: list[tuple[set[int], set[int], bool, int, bool]], log: Log, bad: str | None = None) -> TaskGraph:
+def build(
+    shape: list[tuple[set[int], set[int], bool, int, bool]], log: Log, bad: str | None = None
+) -> TaskGraph:
     pipeline = Pipeline("random", inputs="update")
     for number, (reads, deps, on_device, pauses, is_source) in reversed(list(enumerate(shape))):
         make = source_node if is_source else call_node
         pipeline.add_node(
             f"n{number}",
             make(f"n{number}", len(reads), pauses, log, bad),
-            reads={"update": "update", **{f"r{i}": f"v{read}" for i, read in enumerate(sorted(reads))}},
+            reads={
+                "update": "update",
+                **{f"r{i}": f"v{read}" for i, read in enumerate(sorted(reads))},
+            },
             deps=[f"n{dep}" for dep in deps],
             writes=f"v{number}",
             resources="device" if on_device else (),
@@ -101,7 +128,9 @@ def test_nodes_run_once_an_update_in_a_topological_order(shape: Any, max_in_flig
 
 @settings(max_examples=100, deadline=None)
 @given(shape=shapes(), max_in_flight=st.integers(1, 3), data=st.data())
-def test_a_failure_skips_exactly_what_is_downstream(shape: Any, max_in_flight: int, data: st.DataObject) -> None:
+def test_a_failure_skips_exactly_what_is_downstream(
+    shape: Any, max_in_flight: int, data: st.DataObject
+) -> None:
     bad = f"n{data.draw(st.integers(0, len(shape) - 1))}"
     graph = build(shape, [], bad)
     with pytest.raises(NodeFailed) as caught:

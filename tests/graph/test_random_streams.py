@@ -1,4 +1,6 @@
-"""Random graphs of streams: what `build` does not refuse never hangs, and no item is lost, doubled or out of order."""
+"""Random graphs of streams: what `build` does not refuse never hangs, and no item is lost, doubled
+or out of order.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -12,7 +14,8 @@ from vla_rl.graph import DROP, Executor, InvalidStream, Pipeline
 
 NUM_ITEMS = 7
 Shape = list[tuple[int | None, set[int], set[int]]]
-"""For each node: the stream it takes items of (None: it is a source), the nodes it reads whole, those it waits for."""
+"""For each node: the stream it takes items of (None: it is a source), the nodes it reads whole,
+those it waits for."""
 
 
 @st.composite
@@ -28,7 +31,10 @@ def shapes(draw: st.DrawFn) -> Shape:
 
 
 def function(is_source: bool, number: int, whole: list[int]) -> Callable[..., Any]:
-    """A source of 0..6, or a node that leaves out each item that `number` divides; both pause here and there."""
+    """A source of 0..6, or a node that leaves out each item that `number` divides.
+
+    Both pause here and there.
+    """
 
     async def one(item: int) -> Any:
         for _ in range((item * number) % 3):
@@ -75,7 +81,9 @@ def test_random_streams_arrive_whole_and_in_order(
             resources="device" if number in device else (),
         )
         given_items = list(range(NUM_ITEMS)) if stream is None else expected[stream]
-        expected[number] = [x for x in given_items if stream is None or not (number > 1 and x % number == 1)]
+        expected[number] = [
+            x for x in given_items if stream is None or not (number > 1 and x % number == 1)
+        ]
     try:
         graph = pipeline.build()
     except InvalidStream:
@@ -84,7 +92,9 @@ def test_random_streams_arrive_whole_and_in_order(
 
     async def main() -> None:
         names = [f"v{number}" for number in range(len(shape))]
-        executor = Executor(graph, keep=names, stream_capacity=capacity, max_in_flight=max_in_flight)
+        executor = Executor(
+            graph, keep=names, stream_capacity=capacity, max_in_flight=max_in_flight
+        )
         async with asyncio.timeout(20), executor.run(3) as updates:
             async for update in updates:
                 assert update.values == {f"v{number}": items for number, items in expected.items()}

@@ -1,4 +1,6 @@
-"""Whoever needs a resource waits in line: oldest update first, nobody overtakes, nothing is lost to a cancellation."""
+"""Whoever needs a resource waits in line: oldest update first, nobody overtakes, nothing is lost to
+a cancellation.
+"""
 
 import asyncio
 from typing import Any

@@ -49,7 +49,9 @@ async def test_an_item_is_taken_before_the_next_one_is_made(run_all: Any) -> Non
     assert update.values["total"] == 30
 
 
-async def test_streams_pass_through_several_nodes_in_order_and_drop_what_they_drop(run_all: Any) -> None:
+async def test_streams_pass_through_several_nodes_in_order_and_drop_what_they_drop(
+    run_all: Any,
+) -> None:
     graph = (
         Pipeline("p")
         .add_node("source", numbers, writes="n", config={"count": 6})
@@ -63,7 +65,9 @@ async def test_streams_pass_through_several_nodes_in_order_and_drop_what_they_dr
     assert (update.spans["double"].num_items, update.spans["double"].attempts) == (3, 3)
 
 
-async def test_a_stream_has_a_reader_of_items_and_a_reader_of_the_list_at_once(run_all: Any) -> None:
+async def test_a_stream_has_a_reader_of_items_and_a_reader_of_the_list_at_once(
+    run_all: Any,
+) -> None:
     seen: list[int] = []
 
     async def watch(item: int) -> None:
@@ -112,7 +116,9 @@ async def test_a_stream_node_waits_for_its_whole_values_first(run_all: Any) -> N
         Pipeline("p")
         .add_node("source", source, writes="n")
         .add_node("factor", factor, writes="factor")
-        .add_node("times", times, reads={"item": "n", "factor": "factor"}, writes="out", stream=True)
+        .add_node(
+            "times", times, reads={"item": "n", "factor": "factor"}, writes="out", stream=True
+        )
         .build()
     )
     (update,) = await run_all(graph)
@@ -171,7 +177,9 @@ async def test_writer_and_reader_of_a_stream_take_turns_on_one_device(run_all: A
     graph = (
         Pipeline("p")
         .add_node("source", source, writes="n", resources="device")
-        .add_node("infer", infer, reads={"item": "n"}, writes="out", stream=True, resources="device")
+        .add_node(
+            "infer", infer, reads={"item": "n"}, writes="out", stream=True, resources="device"
+        )
         .build()
     )
     for update in await run_all(graph, 3, max_in_flight=2, stream_capacity=1):
@@ -222,7 +230,9 @@ async def test_a_generator_is_closed_when_its_update_is_left() -> None:
         await asyncio.Event().wait()
 
     graph = (
-        Pipeline("p").add_node("source", source, writes="n").add_node("stuck", stuck, reads={"item": "n"}, stream=True)
+        Pipeline("p")
+        .add_node("source", source, writes="n")
+        .add_node("stuck", stuck, reads={"item": "n"}, stream=True)
     ).build()
     async with asyncio.timeout(20):
         async with Executor(graph, stream_capacity=1).run(1):

@@ -79,17 +79,35 @@ async def test_a_pipeline_from_a_file_runs(nodes: Path, run_all: Any) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        ("deps =", "dep =", r"pipeline.toml, node 'total': unknown key 'dep'; did you mean 'deps'\?"),
-        ("description =", "descripton =", r"unknown key 'descripton'; did you mean 'description'\?"),
-        ("retries = 2", 'retries = "two"', r"node 'double': Expected `int`, got `str` - at `\$.retries`"),
-        ('"ENV_INTERACT"', '"ENV_INTERACTION"', r"node_type is 'ENV_INTERACTION'; did you mean 'env_interact'\?"),
+        (
+            "deps =",
+            "dep =",
+            r"pipeline.toml, node 'total': unknown key 'dep'; did you mean 'deps'\?",
+        ),
+        (
+            "description =",
+            "descripton =",
+            r"unknown key 'descripton'; did you mean 'description'\?",
+        ),
+        (
+            "retries = 2",
+            'retries = "two"',
+            r"node 'double': Expected `int`, got `str` - at `\$.retries`",
+        ),
+        (
+            '"ENV_INTERACT"',
+            '"ENV_INTERACTION"',
+            r"node_type is 'ENV_INTERACTION'; did you mean 'env_interact'\?",
+        ),
         ('node_role = "rollout"', 'node_role = "roleout"', r"did you mean 'rollout'\?"),
         ('func = "toml_nodes:total"', "", r"node 'total': Object missing required field `func`"),
         ('id = "from_file"', "", "missing required field `id`"),
         ("stream = true", "stream = yes", "is not TOML in UTF-8"),
     ],
 )
-def test_a_mistake_in_the_file_is_refused_with_its_place(nodes: Path, old: str, new: str, words: str) -> None:
+def test_a_mistake_in_the_file_is_refused_with_its_place(
+    nodes: Path, old: str, new: str, words: str
+) -> None:
     assert old in FILE
     with pytest.raises(InvalidPipelineFile, match=words):
         read(nodes, FILE.replace(old, new))

@@ -61,7 +61,9 @@ async def test_a_trace_has_a_lane_a_node_and_its_times_in_microseconds(
     assert (begins, ends) == ([0.0, 3.5e6], [3.5e6, 7.0e6])
 
 
-async def test_what_was_written_before_a_crash_opens(graph: TaskGraph, clock: Any, tmp_path: Path) -> None:
+async def test_what_was_written_before_a_crash_opens(
+    graph: TaskGraph, clock: Any, tmp_path: Path
+) -> None:
     path = tmp_path / "trace.json"
     writer = TraceWriter(path, graph)
     async with asyncio.timeout(20), Executor(graph, clock=clock).run(2) as updates:
@@ -69,7 +71,9 @@ async def test_what_was_written_before_a_crash_opens(graph: TaskGraph, clock: An
             writer.write(update)
             cut_off = path.read_text()  # what is on disk if the process ends here
             events = json.loads(cut_off + "]")
-            assert {e["args"]["update"] for e in events if e["ph"] == "X"} == set(range(update.index + 1))
+            assert {e["args"]["update"] for e in events if e["ph"] == "X"} == set(
+                range(update.index + 1)
+            )
     writer.close()
     writer.close()
     assert json.loads(path.read_text()) == events
@@ -108,5 +112,9 @@ async def test_a_failed_update_can_be_traced_too(tmp_path: Path, run_all: Any) -
     with pytest.raises(NodeFailed) as caught:
         await run_all(graph)
     assert caught.value.report is not None
-    events = json.loads(write_trace(tmp_path / "trace.json", graph, [caught.value.report]).read_text())
-    assert [(e["name"], e["args"]["status"]) for e in events if e["ph"] == "X"] == [("bad 0", "failed")]
+    events = json.loads(
+        write_trace(tmp_path / "trace.json", graph, [caught.value.report]).read_text()
+    )
+    assert [(e["name"], e["args"]["status"]) for e in events if e["ph"] == "X"] == [
+        ("bad 0", "failed")
+    ]

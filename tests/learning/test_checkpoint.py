@@ -1,4 +1,6 @@
-"""Checkpoints: whole or not there, checked before use, and no older one is harmed by a newer one's failure."""
+"""Checkpoints: whole or not there, checked before use, and no older one is harmed by a newer one's
+failure.
+"""
 
 import asyncio
 import os
@@ -37,7 +39,11 @@ from vla_rl.types import Group, Trajectory
 def state_of(version: int, num_floats: int = 1000) -> TrainingState:
     tensors = {"weight": torch.arange(num_floats, dtype=torch.float32) + version}
     return TrainingState(
-        weight_version=version, policy=tensors, optimizer=tensors, rng=tensors, policy_files={"config.json": b"{}"}
+        weight_version=version,
+        policy=tensors,
+        optimizer=tensors,
+        rng=tensors,
+        policy_files={"config.json": b"{}"},
     )
 
 
@@ -54,13 +60,17 @@ def small_disk() -> Iterator[Path]:
 async def test_a_run_goes_on_from_its_checkpoint_with_all_its_parts(
     policy: OpenVlaOft, lane: DeviceLane, play: Callable[..., Trajectory], tmp_path: Path
 ) -> None:
-    group = Group(group_id=1, trajectories=(play(policy, 1, 2), play(policy, 2, 3)), dispatch_version=0)
+    group = Group(
+        group_id=1, trajectories=(play(policy, 1, 2), play(policy, 2, 3)), dispatch_version=0
+    )
     async with asyncio.timeout(60):
         learner = Learner(policy, lane, LearnerConfig())
         await learner.update(group.trajectories, [1.0, -1.0])
         state = await learner.snapshot()
         expected_draw = (torch.rand(3), np.random.random(3))
-        folder = await save_checkpoint(tmp_path, state, {"cursor": {"epoch": 2}, "buffered": [group]})
+        folder = await save_checkpoint(
+            tmp_path, state, {"cursor": {"epoch": 2}, "buffered": [group]}
+        )
         await learner.update(group.trajectories, [1.0, -1.0])
 
         checkpoint = await load_checkpoint(folder)
@@ -85,9 +95,14 @@ async def test_a_snapshot_is_not_changed_by_the_next_update(
         learner = Learner(policy, lane, LearnerConfig())
         await learner.update([play(policy, 1, 2)], [1.0])
         state = await learner.snapshot()
-        kept = {name: tensor.clone() for name, tensor in {**state.policy, **state.optimizer}.items()}
+        kept = {
+            name: tensor.clone() for name, tensor in {**state.policy, **state.optimizer}.items()
+        }
         await learner.update([play(policy, 2, 2)], [1.0])
-    assert all(torch.equal(tensor, kept[name]) for name, tensor in {**state.policy, **state.optimizer}.items())
+    assert all(
+        torch.equal(tensor, kept[name])
+        for name, tensor in {**state.policy, **state.optimizer}.items()
+    )
 
 
 async def test_the_newest_is_found_and_only_the_last_ones_are_kept(tmp_path: Path) -> None:
@@ -111,11 +126,19 @@ async def test_half_written_and_damaged_checkpoints_are_refused(tmp_path: Path) 
             (
                 (lambda folder: (folder / "manifest.json").unlink(), "half-written"),
                 (lambda folder: (folder / "optimizer.safetensors").unlink(), "cannot be read"),
-                (lambda folder: os.truncate(folder / "rng.safetensors", 100), "has 100 bytes, expected"),
-                (lambda folder: flip_a_bit(folder / "policy" / "model.safetensors"), "digest differs"),
+                (
+                    lambda folder: os.truncate(folder / "rng.safetensors", 100),
+                    "has 100 bytes, expected",
+                ),
+                (
+                    lambda folder: flip_a_bit(folder / "policy" / "model.safetensors"),
+                    "digest differs",
+                ),
                 (lambda folder: (folder / "manifest.json").write_bytes(b"{"), "damaged"),
                 (
-                    lambda folder: replace_in(folder / "manifest.json", b"num_bytes", b"num_byt\xff"),
+                    lambda folder: replace_in(
+                        folder / "manifest.json", b"num_bytes", b"num_byt\xff"
+                    ),
                     "damaged, take an older",
                 ),
                 (lambda folder: (folder / "manifest.json").write_bytes(b"[" * 5000), "damaged"),
@@ -129,7 +152,8 @@ async def test_half_written_and_damaged_checkpoints_are_refused(tmp_path: Path) 
             with pytest.raises(CheckpointError, match=complaint):
                 await load_checkpoint(folder)
     assert list_checkpoints(tmp_path)[0] == whole
-    assert tmp_path / "update-000002" not in list_checkpoints(tmp_path)  # no manifest: not a candidate at all
+    # no manifest: not a candidate at all
+    assert tmp_path / "update-000002" not in list_checkpoints(tmp_path)
 
 
 def replace_in(path: Path, old: bytes, new: bytes) -> None:
@@ -146,7 +170,8 @@ async def test_a_prepared_checkpoint_is_found_once_it_is_committed(tmp_path: Pat
     async with asyncio.timeout(30):
         older = await save_checkpoint(tmp_path, state_of(1), {})
         first = await prepare_checkpoint(tmp_path, state_of(2), {"cursor": 2})
-        second = await prepare_checkpoint(tmp_path, state_of(3), {})  # which removes what a crash left, not the first
+        # which removes what a crash left, not the first
+        second = await prepare_checkpoint(tmp_path, state_of(3), {})
         assert list_checkpoints(tmp_path) == [older]
         folder = await first.commit(keep_last=1, metrics=b'{"update":2}\n')
         assert list_checkpoints(tmp_path) == [folder]
@@ -178,18 +203,22 @@ async def test_a_folder_that_is_named_for_another_update_is_refused_by_name_and_
         renamed = tmp_path / "update-000099"
         shutil.copytree(tmp_path / "update-000012", renamed)
         with pytest.raises(
-            CheckpointError, match=r"update-000099 is named for update 99, but its checkpoint.json says 12"
+            CheckpointError,
+            match=r"update-000099 is named for update 99, but its checkpoint.json says 12",
         ):
             await load_checkpoint(renamed)
         assert latest_checkpoint(tmp_path) == tmp_path / "update-000012"
         assert renamed_checkpoints(tmp_path) == {renamed: 12}
-        # it takes no place of those that are kept, and is not removed: it may be a copy that the user made
+        # it takes no place of those that are kept, and is not removed: it may be a copy that the
+        # user made
         await save_checkpoint(tmp_path, state_of(13), {}, keep_last=2)
         assert contents(tmp_path) == {"update-000012", "update-000013", "update-000099"}
         assert await verify_checkpoint(tmp_path / "update-000013") == 13
 
 
-async def test_checkpoints_newer_than_the_one_that_is_gone_on_from_are_set_aside_and_kept(tmp_path: Path) -> None:
+async def test_checkpoints_newer_than_the_one_that_is_gone_on_from_are_set_aside_and_kept(
+    tmp_path: Path,
+) -> None:
     async with asyncio.timeout(30):
         for version in (1, 2, 3, 3):
             await save_checkpoint(tmp_path, state_of(version), {})
@@ -205,7 +234,9 @@ async def test_checkpoints_newer_than_the_one_that_is_gone_on_from_are_set_aside
 
 async def test_a_part_that_is_not_there_or_another_type_is_named(tmp_path: Path) -> None:
     async with asyncio.timeout(30):
-        checkpoint = await load_checkpoint(await save_checkpoint(tmp_path, state_of(1), {"cursor": 3}))
+        checkpoint = await load_checkpoint(
+            await save_checkpoint(tmp_path, state_of(1), {"cursor": 3})
+        )
     with pytest.raises(CheckpointError, match=r"has no part 'groups'; it has \['cursor'\]"):
         checkpoint.part("groups", list[int])
     with pytest.raises(CheckpointError, match=r"part 'cursor' of .* cannot be read"):
@@ -237,7 +268,9 @@ async def test_a_disk_that_fills_up_while_saving_harms_no_older_checkpoint(tmp_p
             with pytest.raises(CheckpointError, match="update-000002 could not be written"):
                 await save_checkpoint(tmp_path, state_of(2, num_floats=1_000_000), {}, keep_last=1)
             with pytest.raises(CheckpointError, match="update-000003 could not be written"):
-                await save_checkpoint(tmp_path, state_of(3), {"frames": np.zeros(1 << 21, np.uint8)}, keep_last=1)
+                await save_checkpoint(
+                    tmp_path, state_of(3), {"frames": np.zeros(1 << 21, np.uint8)}, keep_last=1
+                )
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert contents(tmp_path) == {older.name}
@@ -254,7 +287,10 @@ async def test_a_version_saved_again_counts_as_newer(tmp_path: Path) -> None:
     async with asyncio.timeout(30):
         for number in range(3):
             await save_checkpoint(tmp_path, state_of(1), {"number": number}, keep_last=2)
-        assert [folder.name for folder in list_checkpoints(tmp_path)] == ["update-000001-1", "update-000001-2"]
+        assert [folder.name for folder in list_checkpoints(tmp_path)] == [
+            "update-000001-1",
+            "update-000001-2",
+        ]
         latest = latest_checkpoint(tmp_path)
         assert latest is not None
         assert (await load_checkpoint(latest)).part("number", int) == 2
@@ -317,7 +353,9 @@ KILLED = """
 
 
 def test_a_kill_at_every_step_of_saving_leaves_a_checkpoint_that_loads(tmp_path: Path) -> None:
-    """A process dies by SIGKILL at the first, second, third ... file operation below the root, until one gets through."""
+    """A process dies by SIGKILL at the first, second, third ... file operation below the root,
+    until one gets through.
+    """
     command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path)]
     output = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert output.returncode == 0, output.stderr
@@ -330,7 +368,10 @@ def test_a_kill_at_every_step_of_saving_leaves_a_checkpoint_that_loads(tmp_path:
 
 def test_the_header_is_plain_json(tmp_path: Path) -> None:
     folder = asyncio.run(save_checkpoint(tmp_path, state_of(12), {}))
-    assert msgspec.json.decode((folder / "checkpoint.json").read_bytes()) == {"format": 1, "weight_version": 12}
+    assert msgspec.json.decode((folder / "checkpoint.json").read_bytes()) == {
+        "format": 1,
+        "weight_version": 12,
+    }
 
 
 async def test_whoever_may_read_a_new_file_may_read_a_checkpoint(tmp_path: Path) -> None:

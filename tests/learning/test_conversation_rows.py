@@ -1,4 +1,6 @@
-"""Turns of a conversation as rows of an update: joined where they fit exactly, apart where not, and the same gradient."""
+"""Turns of a conversation as rows of an update: joined where they fit exactly, apart where not, and
+the same gradient.
+"""
 
 import time
 from collections.abc import Sequence
@@ -19,7 +21,14 @@ from vla_rl.learning.micro_batches import micro_batches
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Step, StopReason, Trajectory
 
-SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, vocab_size=300, context_size=256)
+SHAPE = TinyConfig(
+    hidden_size=32,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=64,
+    vocab_size=300,
+    context_size=256,
+)
 
 
 @pytest.fixture
@@ -39,7 +48,9 @@ def turn(
     tokens = np.array(reply)
     observation = {"prompt_tokens": np.array(prompt)}
     with torch.inference_mode():
-        log_probs, _ = policy.log_probs(policy.prepare([observation]), torch.from_numpy(tokens)[None], torch.ones(1))
+        log_probs, _ = policy.log_probs(
+            policy.prepare([observation]), torch.from_numpy(tokens)[None], torch.ones(1)
+        )
     chunk = ActionChunk(
         actions=tokens[None],
         tokens=tokens,
@@ -50,23 +61,42 @@ def turn(
     return Step(observation=observation, chunk=chunk, rewards=np.zeros(1, np.float32), agent=agent)
 
 
-def episode(number: int, *steps: Step, stop_reason: StopReason = StopReason.TERMINATED) -> Trajectory:
+def episode(
+    number: int, *steps: Step, stop_reason: StopReason = StopReason.TERMINATED
+) -> Trajectory:
     spec = EpisodeSpec(
-        episode_id=number, group_id=0, member=number, env=EnvSpec(id="x"), task="x", seed=0, policy_seed=0
+        episode_id=number,
+        group_id=0,
+        member=number,
+        env=EnvSpec(id="x"),
+        task="x",
+        seed=0,
+        policy_seed=0,
     )
     last = steps[-1]
     seen = np.concatenate([last.observation["prompt_tokens"], last.chunk.tokens])
-    return Trajectory(episode=spec, steps=steps, final_observation={"prompt_tokens": seen}, stop_reason=stop_reason)
+    return Trajectory(
+        episode=spec,
+        steps=steps,
+        final_observation={"prompt_tokens": seen},
+        stop_reason=stop_reason,
+    )
 
 
 def chat(policy: CausalLanguageModel, number: int = 0) -> Trajectory:
     """Two turns that fit together: prompt 5 6 7, reply 20 21, heard 8 9, reply 22 23 24."""
-    return episode(number, turn(policy, [5, 6, 7], [20, 21]), turn(policy, [5, 6, 7, 20, 21, 8, 9], [22, 23, 24]))
+    return episode(
+        number,
+        turn(policy, [5, 6, 7], [20, 21]),
+        turn(policy, [5, 6, 7, 20, 21, 8, 9], [22, 23, 24]),
+    )
 
 
 def broken(policy: CausalLanguageModel, number: int = 0) -> Trajectory:
     """The same turns, but the second prompt writes the past in another way."""
-    return episode(number, turn(policy, [5, 6, 7], [20, 21]), turn(policy, [5, 6, 7, 20, 8, 9], [22, 23, 24]))
+    return episode(
+        number, turn(policy, [5, 6, 7], [20, 21]), turn(policy, [5, 6, 7, 20, 8, 9], [22, 23, 24])
+    )
 
 
 def test_turns_that_continue_each_other_exactly_become_one_row(policy: CausalLanguageModel) -> None:
@@ -90,7 +120,9 @@ def test_turns_that_write_the_past_in_another_way_stay_apart(policy: CausalLangu
 def test_turns_at_different_temperatures_stay_apart(policy: CausalLanguageModel) -> None:
     trajectory = chat(policy)
     first, second = trajectory.steps
-    colder = msgspec.structs.replace(second, chunk=msgspec.structs.replace(second.chunk, temperature=0.5))
+    colder = msgspec.structs.replace(
+        second, chunk=msgspec.structs.replace(second.chunk, temperature=0.5)
+    )
     decisions = decisions_of([msgspec.structs.replace(trajectory, steps=(first, colder))], [1.0])
     assert decisions.num_tokens.tolist() == [2, 3]
     assert decisions.temperature.tolist() == [1.0, 0.5]
@@ -118,18 +150,29 @@ def test_each_token_keeps_the_version_that_chose_it(policy: CausalLanguageModel)
     assert decisions_of([same], [1.0]).weight_version.tolist() == [[3]]
 
 
-async def gradients_of(lane: DeviceLane, config: LearnerConfig, joins: bool) -> tuple[dict[str, float], torch.Tensor]:
+async def gradients_of(
+    lane: DeviceLane, config: LearnerConfig, joins: bool
+) -> tuple[dict[str, float], torch.Tensor]:
     policy = tiny(SHAPE, ["a"], seed=0)
     make = chat if joins else broken
     trajectories = [make(policy, 0), episode(1, turn(policy, [9, 9], [25])), make(policy, 2)]
     report = await Learner(policy, lane, config).update(trajectories, [1.0, -0.5, 0.25])
-    return report.metrics, torch.cat([parameter.detach().flatten() for parameter in policy.network.parameters()])
+    return report.metrics, torch.cat(
+        [parameter.detach().flatten() for parameter in policy.network.parameters()]
+    )
 
 
 @pytest.mark.parametrize("aggregation", ["token_mean", "seq_mean_token_mean"])
-async def test_the_update_is_the_same_however_rows_are_put_together(lane: DeviceLane, aggregation: str) -> None:
+async def test_the_update_is_the_same_however_rows_are_put_together(
+    lane: DeviceLane, aggregation: str
+) -> None:
     results = []
-    for limits in ({"micro_batch": 32}, {"micro_batch": 1}, {"micro_batch_tokens": 12}, {"micro_batch_tokens": 1}):
+    for limits in (
+        {"micro_batch": 32},
+        {"micro_batch": 1},
+        {"micro_batch_tokens": 12},
+        {"micro_batch_tokens": 1},
+    ):
         config = LearnerConfig(
             optimizer=OptimizerConfig(lr=1e-3, warmup_steps=0),
             aggregation=aggregation,  # type: ignore[arg-type]
@@ -145,17 +188,23 @@ async def test_the_update_is_the_same_however_rows_are_put_together(lane: Device
 
 
 @pytest.mark.parametrize("loss", ["gspo", "cpgd", "ppo"])
-async def test_sequence_losses_see_a_whole_episode_in_several_rows(lane: DeviceLane, loss: str) -> None:
+async def test_sequence_losses_see_a_whole_episode_in_several_rows(
+    lane: DeviceLane, loss: str
+) -> None:
     config = LearnerConfig(loss=PolicyLossConfig(name=loss), micro_batch=1)
     metrics, _ = await gradients_of(lane, config, joins=False)
     assert metrics["update/rows"] == 5.0
     assert np.isfinite(metrics["update/loss"])
 
 
-async def test_a_reference_answers_by_decision_whatever_the_rows(policy: CausalLanguageModel, lane: DeviceLane) -> None:
+async def test_a_reference_answers_by_decision_whatever_the_rows(
+    policy: CausalLanguageModel, lane: DeviceLane
+) -> None:
     reference = Reference(policy, lane, micro_batch=8, micro_batch_tokens=12)
     trajectories = [chat(policy, 0), broken(policy, 1)]
-    for trajectory, found in zip(trajectories, await reference.log_probs(trajectories), strict=True):
+    for trajectory, found in zip(
+        trajectories, await reference.log_probs(trajectories), strict=True
+    ):
         for step, log_probs in zip(trajectory.steps, found, strict=True):
             np.testing.assert_allclose(log_probs, step.chunk.log_probs, atol=1e-4)
     joined = decisions_of(trajectories, [1.0, 1.0], await reference.log_probs(trajectories))
@@ -164,7 +213,9 @@ async def test_a_reference_answers_by_decision_whatever_the_rows(policy: CausalL
     assert float(gap.abs().max()) < 1e-4
 
 
-async def test_a_critic_judges_every_turn_and_what_was_cut_off(policy: CausalLanguageModel, lane: DeviceLane) -> None:
+async def test_a_critic_judges_every_turn_and_what_was_cut_off(
+    policy: CausalLanguageModel, lane: DeviceLane
+) -> None:
     critic = Critic(policy, lane, CriticConfig(micro_batch_tokens=9), seed=0)
     cut_off = episode(1, turn(policy, [9, 9], [25]), stop_reason=StopReason.TOKEN_LIMIT)
     trajectories = [chat(policy, 0), cut_off]
@@ -176,14 +227,20 @@ async def test_a_critic_judges_every_turn_and_what_was_cut_off(policy: CausalLan
     assert [len(each.values) for each in judged] == [2, 1]
     assert judged[0].bootstrap == 0.0
     assert judged[1].bootstrap != 0.0
-    np.testing.assert_allclose(np.concatenate([each.values for each in judged]), [0.5, 1.0, 0.0], atol=0.2)
+    np.testing.assert_allclose(
+        np.concatenate([each.values for each in judged]), [0.5, 1.0, 0.0], atol=0.2
+    )
 
 
 def test_micro_batches_hold_rows_of_like_length_up_to_their_padded_tokens() -> None:
     lengths = torch.tensor([3, 10, 4, 9, 2])
     parts = micro_batches(lengths, MicroBatchSize(rows=8, tokens=20))
     assert [part.tolist() for part in parts] == [[1, 3], [2, 0, 4]]
-    assert [part.tolist() for part in micro_batches(lengths, MicroBatchSize(rows=2))] == [[0, 1], [2, 3], [4]]
+    assert [part.tolist() for part in micro_batches(lengths, MicroBatchSize(rows=2))] == [
+        [0, 1],
+        [2, 3],
+        [4],
+    ]
     assert [part.tolist() for part in micro_batches(lengths, MicroBatchSize(rows=8, tokens=5))] == [
         [1],
         [3],
@@ -197,7 +254,9 @@ def test_short_rows_share_the_lines_that_longer_ones_leave_free() -> None:
     lengths = torch.tensor([3, 10, 4, 5, 2])
     parts = micro_batches(lengths, MicroBatchSize(rows=8, tokens=20))
     assert [part.tolist() for part in parts] == [[1, 3, 2], [0, 4]]  # 10 | 5 and 4; then 3 | 2
-    assert [part.tolist() for part in micro_batches(lengths, MicroBatchSize(rows=2, tokens=20))] == [
+    assert [
+        part.tolist() for part in micro_batches(lengths, MicroBatchSize(rows=2, tokens=20))
+    ] == [
         [1, 3],
         [2, 0],
         [4],
@@ -213,7 +272,10 @@ def first_fit(lengths: list[int], size: MicroBatchSize) -> list[list[int]]:
         part: list[int] = []
         lines: list[int] = []
         for row in left:
-            line = next((number for number, end in enumerate(lines) if end + lengths[row] <= width), len(lines))
+            line = next(
+                (number for number, end in enumerate(lines) if end + lengths[row] <= width),
+                len(lines),
+            )
             if len(part) == size.rows or line >= max(1, size.tokens // width):
                 continue
             lines += [0] * (line == len(lines))
@@ -224,11 +286,15 @@ def first_fit(lengths: list[int], size: MicroBatchSize) -> list[list[int]]:
     return parts
 
 
-@pytest.mark.parametrize("size", [MicroBatchSize(5, 60), MicroBatchSize(100, 300), MicroBatchSize(1, 40)])
+@pytest.mark.parametrize(
+    "size", [MicroBatchSize(5, 60), MicroBatchSize(100, 300), MicroBatchSize(1, 40)]
+)
 @pytest.mark.parametrize("longest", [6, 50])
 def test_every_row_goes_to_the_first_line_with_room(size: MicroBatchSize, longest: int) -> None:
     lengths = np.random.default_rng(longest).integers(0, longest, 80).tolist()
-    assert [part.tolist() for part in micro_batches(torch.tensor(lengths), size)] == first_fit(lengths, size)
+    assert [part.tolist() for part in micro_batches(torch.tensor(lengths), size)] == first_fit(
+        lengths, size
+    )
 
 
 def test_many_rows_are_put_together_in_a_time_that_grows_with_their_number() -> None:
@@ -252,7 +318,9 @@ def test_rows_that_share_a_line_are_read_as_if_alone(policy: CausalLanguageModel
         together, entropies = policy.log_probs(
             policy.prepare([{"prompt_tokens": prompt} for prompt in prompts]), tokens, torch.ones(4)
         )
-        features = policy.features(policy.prepare([{"prompt_tokens": prompt} for prompt in prompts]))
+        features = policy.features(
+            policy.prepare([{"prompt_tokens": prompt} for prompt in prompts])
+        )
         assert read == [(2, 18), (2, 15)]  # 18 | 7, 7 and 4; and the prompts alone, 15 | 5, 4 and 3
         for row, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
             batch, length = policy.prepare([{"prompt_tokens": prompt}]), len(reply)

@@ -19,7 +19,10 @@ from vla_rl.nodes.advantages import reward_batch
 from vla_rl.types import Group, StopReason, Trajectory
 
 CONFIG = CriticConfig(
-    optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0), loss=ValueLossConfig(clip=None), epochs=1, micro_batch=64
+    optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0),
+    loss=ValueLossConfig(clip=None),
+    epochs=1,
+    micro_batch=64,
 )
 
 
@@ -31,23 +34,35 @@ def parameters(policy: MlpPolicy) -> Tensor:
 async def test_a_critic_learns_a_value_function_that_is_known(lane: DeviceLane, trunk: str) -> None:
     policy = mlp()
     before = parameters(policy)
-    critic = Critic(policy, lane, msgspec.structs.replace(CONFIG, trunk=trunk, value_scale=10.0), seed=0)
-    truth = lambda trajectory: np.array([20.0 + 10.0 * step.observation["state"][0] for step in trajectory.steps])  # noqa: E731
+    critic = Critic(
+        policy, lane, msgspec.structs.replace(CONFIG, trunk=trunk, value_scale=10.0), seed=0
+    )
+
+    def truth(trajectory):
+        return np.array([20.0 + 10.0 * step.observation["state"][0] for step in trajectory.steps])
+
     explained = []
     async with asyncio.timeout(100):
         for update in range(150):
             trajectories = [walk(policy, 10 * update + seed, 8) for seed in range(4)]
             judged = await critic.values(trajectories)
-            metrics = await critic.update(trajectories, judged, [truth(trajectory) for trajectory in trajectories])
+            metrics = await critic.update(
+                trajectories, judged, [truth(trajectory) for trajectory in trajectories]
+            )
             explained.append(metrics["critic/explained_variance"])
-        ((value,),) = [judged.values for judged in await critic.values([played(policy, 1, [state(1.0, 0.0)] * 2)])]
+        ((value,),) = [
+            judged.values
+            for judged in await critic.values([played(policy, 1, [state(1.0, 0.0)] * 2)])
+        ]
     assert abs(explained[0]) < 1e-5  # a new head says 0 everywhere
     assert np.mean(explained[-10:]) > 0.95
     assert value == pytest.approx(30.0, abs=3.0)
     assert torch.equal(parameters(policy), before)
 
 
-async def test_a_time_limit_is_continued_by_the_last_value_and_an_end_is_not(lane: DeviceLane) -> None:
+async def test_a_time_limit_is_continued_by_the_last_value_and_an_end_is_not(
+    lane: DeviceLane,
+) -> None:
     policy = mlp()
     observations = [state(0.1, 0.0), state(0.2, 0.0), state(0.3, 0.0)]
     ended = played(policy, 1, observations, StopReason.TERMINATED)
@@ -64,7 +79,8 @@ async def test_a_time_limit_is_continued_by_the_last_value_and_an_end_is_not(lan
     rewards = [[np.array([1.0, 1.0])] * 4]
     gae = advantage_estimator(AdvantageConfig(name="gae", gamma=0.5, lam=1.0, whiten=False))
     made = gae(reward_batch([group], rewards, judged))
-    # a chunk is two control steps, so a decision discounts by 0.25: returns are 1 + 0.25 * (1 + 0.25 * bootstrap)
+    # a chunk is two control steps, so a decision discounts by 0.25: returns are 1 + 0.25 * (1 +
+    # 0.25 * bootstrap)
     continued = [1.25 + 0.0625 * 5.0, 1.0 + 0.25 * 5.0]
     expected = [[1.25, 1.0], [1.25, 1.0], continued, continued]
     np.testing.assert_allclose(made.returns_per_trajectory(), expected, rtol=1e-6)
@@ -78,7 +94,12 @@ async def test_a_critic_does_not_depend_on_its_micro_batches(lane: DeviceLane) -
     results = []
     async with asyncio.timeout(60):
         for micro_batch in (100, 1, 3):
-            critic = Critic(policy, lane, msgspec.structs.replace(CONFIG, micro_batch=micro_batch, epochs=3), seed=0)
+            critic = Critic(
+                policy,
+                lane,
+                msgspec.structs.replace(CONFIG, micro_batch=micro_batch, epochs=3),
+                seed=0,
+            )
             await critic.update(trajectories, await critic.values(trajectories), returns)
             results.append((await critic.values(trajectories))[1].values)
     for other in results[1:]:
@@ -86,11 +107,15 @@ async def test_a_critic_does_not_depend_on_its_micro_batches(lane: DeviceLane) -
     assert np.abs(results[0]).max() > 0.0
 
 
-async def test_metrics_tell_values_in_units_of_reward_and_how_much_the_steps_were_clipped(lane: DeviceLane) -> None:
+async def test_metrics_tell_values_in_units_of_reward_and_how_much_the_steps_were_clipped(
+    lane: DeviceLane,
+) -> None:
     policy = mlp()
     trajectories = [walk(policy, seed, 4) for seed in (1, 2)]
     returns = [np.full(4, 30.0, np.float32), np.full(4, 50.0, np.float32)]
-    config = msgspec.structs.replace(CONFIG, value_scale=10.0, loss=ValueLossConfig(clip=1e-4), epochs=8)
+    config = msgspec.structs.replace(
+        CONFIG, value_scale=10.0, loss=ValueLossConfig(clip=1e-4), epochs=8
+    )
     critic = Critic(policy, lane, config, seed=0)
     with torch.no_grad():
         critic._head.out.bias.fill_(2.0)  # V = 20 everywhere
@@ -117,7 +142,9 @@ async def test_a_critic_learns_from_an_update_once(lane: DeviceLane) -> None:
         assert await critic.update(trajectories, judged, returns, number=5)
     assert once.keys() == again.keys()
     assert all(torch.equal(once[name], again[name]) for name in once)
-    assert not all(torch.equal(once[name], tensor) for name, tensor in (await critic.snapshot()).items())
+    assert not all(
+        torch.equal(once[name], tensor) for name, tensor in (await critic.snapshot()).items()
+    )
 
 
 async def test_a_restored_critic_goes_on_as_if_nothing_had_happened(lane: DeviceLane) -> None:
@@ -143,14 +170,18 @@ async def test_a_restored_critic_goes_on_as_if_nothing_had_happened(lane: Device
 
 
 @pytest.mark.parametrize("returns", [[np.ones(2)], [np.ones(3)], [np.array([1.0, np.nan])] * 2])
-async def test_returns_that_do_not_fit_are_refused(lane: DeviceLane, returns: list[np.ndarray]) -> None:
+async def test_returns_that_do_not_fit_are_refused(
+    lane: DeviceLane, returns: list[np.ndarray]
+) -> None:
     policy = mlp()
     trajectories: list[Trajectory] = [walk(policy, seed, 2) for seed in (1, 2)]
     critic = Critic(policy, lane, CONFIG, seed=0)
     async with asyncio.timeout(30):
         judged = await critic.values(trajectories)
         with pytest.raises(ValueError, match="returns"):
-            await critic.update(trajectories, judged, returns if len(returns) == 1 else returns[:1] * 2)
+            await critic.update(
+                trajectories, judged, returns if len(returns) == 1 else returns[:1] * 2
+            )
 
 
 async def test_features_of_another_width_than_was_said_are_refused(lane: DeviceLane) -> None:

@@ -1,4 +1,6 @@
-"""The learner: gradients that do not depend on how a batch is cut, versions that are whole, skips that are loud."""
+"""The learner: gradients that do not depend on how a batch is cut, versions that are whole, skips
+that are loud.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -14,7 +16,13 @@ from torch import Tensor
 from vla_rl.algorithms import PolicyLossConfig
 from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
 from vla_rl.errors import ConfigError
-from vla_rl.learning import DivergedError, Learner, LearnerConfig, OptimizerConfig, PolicyMismatchError
+from vla_rl.learning import (
+    DivergedError,
+    Learner,
+    LearnerConfig,
+    OptimizerConfig,
+    PolicyMismatchError,
+)
 from vla_rl.learning.decisions import decisions_of
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import Trajectory
@@ -32,7 +40,9 @@ def parameters(policy: OpenVlaOft) -> Tensor:
 
 
 def config(**changes: Any) -> LearnerConfig:
-    return msgspec.structs.replace(LearnerConfig(optimizer=OptimizerConfig(lr=1e-3, warmup_steps=0)), **changes)
+    return msgspec.structs.replace(
+        LearnerConfig(optimizer=OptimizerConfig(lr=1e-3, warmup_steps=0)), **changes
+    )
 
 
 def test_only_executed_control_steps_are_unmasked(policy: OpenVlaOft, play: Play) -> None:
@@ -45,7 +55,9 @@ def test_only_executed_control_steps_are_unmasked(policy: OpenVlaOft, play: Play
     assert decisions.temperature.tolist() == pytest.approx([1.2] * 7)
 
 
-def test_log_probs_are_of_the_temperature_that_acted_where_the_agent_chose_one(policy: OpenVlaOft, play: Play) -> None:
+def test_log_probs_are_of_the_temperature_that_acted_where_the_agent_chose_one(
+    policy: OpenVlaOft, play: Play
+) -> None:
     trajectory = play(policy, 2, 3)
     colder = msgspec.structs.replace(trajectory.steps[1].chunk, temperature=0.7)
     steps = list(trajectory.steps)
@@ -54,12 +66,16 @@ def test_log_probs_are_of_the_temperature_that_acted_where_the_agent_chose_one(p
     assert decisions.temperature.tolist() == pytest.approx([1.2, 0.7, 1.2])
 
 
-def test_the_tokens_of_one_control_step_are_counted_in_chunks_of_one_step_too(policy: OpenVlaOft, play: Play) -> None:
+def test_the_tokens_of_one_control_step_are_counted_in_chunks_of_one_step_too(
+    policy: OpenVlaOft, play: Play
+) -> None:
     trajectory = play(policy, 1, 1)
     assert decisions_of([trajectory], [1.0]).action_tokens == 2
     (step,) = trajectory.steps  # its four tokens as those of one control step of four dimensions
     chunk = msgspec.structs.replace(step.chunk, actions=step.chunk.actions.reshape(1, 4))
-    single = msgspec.structs.replace(trajectory, steps=(msgspec.structs.replace(step, chunk=chunk),))
+    single = msgspec.structs.replace(
+        trajectory, steps=(msgspec.structs.replace(step, chunk=chunk),)
+    )
     assert decisions_of([single], [1.0]).action_tokens == 4
 
 
@@ -93,7 +109,9 @@ def test_advantages_that_do_not_fit_are_refused(
         decisions_of(batch_of(play, policy), advantages)
 
 
-async def test_an_update_without_trajectories_is_refused(policy: OpenVlaOft, lane: DeviceLane) -> None:
+async def test_an_update_without_trajectories_is_refused(
+    policy: OpenVlaOft, lane: DeviceLane
+) -> None:
     async with asyncio.timeout(30):
         with pytest.raises(ValueError, match="the update has no decision"):
             await Learner(policy, lane, config()).update([], [])
@@ -103,20 +121,29 @@ async def test_the_first_update_has_ratio_one_and_agrees_with_the_engine(
     policy: OpenVlaOft, lane: DeviceLane, play: Play
 ) -> None:
     async with asyncio.timeout(60):
-        report = await Learner(policy, lane, config(micro_batch=2)).update(batch_of(play, policy), ADVANTAGES)
+        report = await Learner(policy, lane, config(micro_batch=2)).update(
+            batch_of(play, policy), ADVANTAGES
+        )
     metrics = report.metrics
     assert report.weight_version == 1
     assert metrics["update/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
     assert metrics["update/ratio_max"] == pytest.approx(1.0, abs=1e-4)
     assert metrics["update/clip_fraction"] == 0.0
     assert metrics["update/log_prob_gap_max"] < 1e-5
-    assert (metrics["update/decisions"], metrics["update/tokens"]) == (7, 22)  # 4 whole chunks and 3 halves
-    # with ratio 1 the loss is -mean of the advantages, each trajectory counted once: -(1 - 0.5 + 0.25) / 3
+    # 4 whole chunks and 3 halves
+    assert (metrics["update/decisions"], metrics["update/tokens"]) == (7, 22)
+    # with ratio 1 the loss is -mean of the advantages, each trajectory counted once: -(1 - 0.5 +
+    # 0.25) / 3
     assert metrics["update/loss"] == pytest.approx(-0.25, abs=1e-5)
 
 
-async def test_the_gradient_is_that_of_the_formula(policy: OpenVlaOft, lane: DeviceLane, play: Play) -> None:
-    """-1/3 sum over trajectories of A / tokens * sum of log-prob gradients, as ratio is 1; checked on one weight."""
+async def test_the_gradient_is_that_of_the_formula(
+    policy: OpenVlaOft, lane: DeviceLane, play: Play
+) -> None:
+    """-1/3 sum over trajectories of A / tokens * sum of log-prob gradients, as ratio is 1.
+
+    Checked on one weight.
+    """
     trajectories = batch_of(play, policy)
     reference = policy.copy()
     total = torch.zeros(())
@@ -124,7 +151,9 @@ async def test_the_gradient_is_that_of_the_formula(policy: OpenVlaOft, lane: Dev
         tokens_run = [step.num_executed * 2 for step in trajectory.steps]
         for step, num_run in zip(trajectory.steps, tokens_run, strict=True):
             log_prob, _ = reference.log_probs(
-                reference.prepare([step.observation]), torch.from_numpy(step.chunk.tokens)[None], torch.tensor([1.2])
+                reference.prepare([step.observation]),
+                torch.from_numpy(step.chunk.tokens)[None],
+                torch.tensor([1.2]),
             )
             total = total - advantage * log_prob[0, :num_run].sum() / sum(tokens_run) / 3
     torch.autograd.backward(total)
@@ -140,7 +169,8 @@ async def test_the_gradient_is_that_of_the_formula(policy: OpenVlaOft, lane: Dev
 
 
 @pytest.mark.parametrize(
-    "aggregation", ["seq_mean_token_mean", "token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"]
+    "aggregation",
+    ["seq_mean_token_mean", "token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"],
 )
 async def test_the_gradient_does_not_depend_on_the_micro_batches(
     policy: OpenVlaOft, lane: DeviceLane, play: Play, aggregation: str
@@ -158,17 +188,25 @@ async def test_the_gradient_does_not_depend_on_the_micro_batches(
             learner = Learner(policy.copy(), lane, changes)
             await learner.update(trajectories, ADVANTAGES)
             state = await learner.snapshot()
-            moments.append(torch.cat([v.flatten() for k, v in state.optimizer.items() if k.startswith("exp_avg/")]))
+            moments.append(
+                torch.cat(
+                    [v.flatten() for k, v in state.optimizer.items() if k.startswith("exp_avg/")]
+                )
+            )
     for other in moments[1:]:
         torch.testing.assert_close(other, moments[0], atol=1e-7, rtol=1e-4)
 
 
-async def test_masked_tokens_teach_nothing(policy: OpenVlaOft, lane: DeviceLane, play: Play) -> None:
+async def test_masked_tokens_teach_nothing(
+    policy: OpenVlaOft, lane: DeviceLane, play: Play
+) -> None:
     trajectories = batch_of(play, policy)
     step = trajectories[0].steps[0]
     tokens = step.chunk.tokens.copy()
     tokens[2:] = 1008 + (tokens[2:] - 1008 + 5) % 16  # of the control step that did not run
-    changed_step = msgspec.structs.replace(step, chunk=msgspec.structs.replace(step.chunk, tokens=tokens))
+    changed_step = msgspec.structs.replace(
+        step, chunk=msgspec.structs.replace(step.chunk, tokens=tokens)
+    )
     changed = [msgspec.structs.replace(trajectories[0], steps=(changed_step,)), *trajectories[1:]]
     one, other = policy.copy(), policy.copy()
     async with asyncio.timeout(60):
@@ -203,7 +241,9 @@ async def test_engines_get_weights_and_version_with_every_update(
         assert torch.equal(parameters(actor), parameters(policy))
 
 
-async def test_an_engine_that_shares_the_model_needs_updates_of_one_step(policy: OpenVlaOft, lane: DeviceLane) -> None:
+async def test_an_engine_that_shares_the_model_needs_updates_of_one_step(
+    policy: OpenVlaOft, lane: DeviceLane
+) -> None:
     async with TorchEngine(policy, lane, EngineConfig()) as engine:
         Learner(policy, lane, config(), [engine])
         with pytest.raises(ConfigError, match="Give the engine a copy of the model"):
@@ -224,7 +264,9 @@ async def test_staleness_is_counted_and_stale_log_probs_are_not_compared(
     assert second["update/staleness_max"] == 1.0
     assert "update/log_prob_gap_max" not in second
     # by age: what the newest weights chose has a ratio of 1, what other weights chose need not
-    by_age = {name.rpartition("_")[2]: value for name, value in first.items() if "log_ratio_abs" in name}
+    by_age = {
+        name.rpartition("_")[2]: value for name, value in first.items() if "log_ratio_abs" in name
+    }
     assert sorted(by_age) == ["0", "3"]
     assert by_age["0"] == pytest.approx(first["update/log_prob_gap_mean"])
 
@@ -234,7 +276,9 @@ async def test_gradients_that_are_not_finite_skip_the_step_loudly_and_then_end_t
 ) -> None:
     trajectories, before = batch_of(play, policy), parameters(policy)
     loss = PolicyLossConfig(name="own_losses:nan_loss")
-    learner = Learner(policy, lane, config(optimizer=OptimizerConfig(max_skips_in_a_row=2), loss=loss))
+    learner = Learner(
+        policy, lane, config(optimizer=OptimizerConfig(max_skips_in_a_row=2), loss=loss)
+    )
     async with asyncio.timeout(60):
         report = await learner.update(trajectories, ADVANTAGES)
         assert report.metrics["update/skipped_steps"] == 1.0
@@ -245,7 +289,9 @@ async def test_gradients_that_are_not_finite_skip_the_step_loudly_and_then_end_t
     assert torch.equal(parameters(policy), before)
 
 
-async def test_a_cancelled_update_leaves_no_gradient_behind(policy: OpenVlaOft, lane: DeviceLane, play: Play) -> None:
+async def test_a_cancelled_update_leaves_no_gradient_behind(
+    policy: OpenVlaOft, lane: DeviceLane, play: Play
+) -> None:
     trajectories = batch_of(play, policy)
     undisturbed = policy.copy()
     async with asyncio.timeout(60):
@@ -300,7 +346,8 @@ async def test_an_update_that_teaches_nothing_moves_neither_weights_nor_momentum
 
 
 @pytest.mark.parametrize(
-    ("name", "teaches"), [("dppo", True), ("cpgd", True), ("kl_cov", True), ("ppo", False), ("cispo", False)]
+    ("name", "teaches"),
+    [("dppo", True), ("cpgd", True), ("kl_cov", True), ("ppo", False), ("cispo", False)],
 )
 async def test_without_advantages_older_weights_teach_where_the_loss_has_a_term_of_its_own(
     policy: OpenVlaOft, lane: DeviceLane, play: Play, name: str, teaches: bool
@@ -317,7 +364,8 @@ async def test_without_advantages_older_weights_teach_where_the_loss_has_a_term_
 async def test_an_advantage_on_masked_tokens_alone_teaches_nothing(
     policy: OpenVlaOft, lane: DeviceLane, play: Play
 ) -> None:
-    after_the_end = np.array([[0.0, 0.0, 3.0, 3.0]])  # the chunk ended after its first control step, two of four tokens
+    # the chunk ended after its first control step, two of four tokens
+    after_the_end = np.array([[0.0, 0.0, 3.0, 3.0]])
     before = parameters(policy)
     async with asyncio.timeout(60):
         report = await Learner(policy, lane, config()).update([play(policy, 1, 1)], [after_the_end])
@@ -344,7 +392,9 @@ async def test_a_first_ratio_that_is_not_one_ends_the_run_before_the_weights_mov
     assert torch.equal(parameters(policy), before)
 
 
-async def test_only_the_first_update_is_held_to_ratio_one(policy: OpenVlaOft, lane: DeviceLane, play: Play) -> None:
+async def test_only_the_first_update_is_held_to_ratio_one(
+    policy: OpenVlaOft, lane: DeviceLane, play: Play
+) -> None:
     learner = Learner(policy, lane, config(max_mismatch=1e-3))
     async with asyncio.timeout(60):
         await learner.update(batch_of(play, policy), ADVANTAGES)

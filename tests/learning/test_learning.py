@@ -10,7 +10,14 @@ import torch
 
 from vla_rl.algorithms import group_advantage
 from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
-from vla_rl.learning import Demonstration, ImitationConfig, Imitator, Learner, LearnerConfig, OptimizerConfig
+from vla_rl.learning import (
+    Demonstration,
+    ImitationConfig,
+    Imitator,
+    Learner,
+    LearnerConfig,
+    OptimizerConfig,
+)
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import (
     ActionChunk,
@@ -39,17 +46,30 @@ def reward_of(actions: np.ndarray, is_bright: bool) -> float:
 
 def played(observation: Observation, chunk: ActionChunk, reward: float, seed: int) -> Trajectory:
     episode = EpisodeSpec(
-        episode_id=seed, group_id=0, member=0, env=EnvSpec(id="bandit"), task="bandit", seed=0, policy_seed=seed
+        episode_id=seed,
+        group_id=0,
+        member=0,
+        env=EnvSpec(id="bandit"),
+        task="bandit",
+        seed=0,
+        policy_seed=seed,
     )
     step = Step(observation=observation, chunk=chunk, rewards=np.array([0.0, reward], np.float32))
-    return Trajectory(episode=episode, steps=(step,), final_observation=observation, stop_reason=StopReason.TERMINATED)
+    return Trajectory(
+        episode=episode,
+        steps=(step,),
+        final_observation=observation,
+        stop_reason=StopReason.TERMINATED,
+    )
 
 
 async def play_groups(engine: TorchEngine, seed: int) -> list[list[Trajectory]]:
     groups = []
     for is_bright in (True, False):
         seeds = [derive_seed(seed, is_bright, member) for member in range(GROUP_SIZE)]
-        chunks = await asyncio.gather(*(engine.act(bandit(is_bright), Sampling(seed=each)) for each in seeds))
+        chunks = await asyncio.gather(
+            *(engine.act(bandit(is_bright), Sampling(seed=each)) for each in seeds)
+        )
         groups.append(
             [
                 played(bandit(is_bright), chunk, reward_of(chunk.actions, is_bright), each)
@@ -83,7 +103,8 @@ async def test_demonstrations_of_which_no_token_teaches_are_refused_before_the_w
 
 
 async def test_trial_and_error_teaches_a_bandit(policy: OpenVlaOft, lane: DeviceLane) -> None:
-    # the bonus keeps the policy from betting everything on one bin, after which equal rewards teach nothing
+    # the bonus keeps the policy from betting everything on one bin, after which equal rewards teach
+    # nothing
     config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-3, warmup_steps=5), entropy_coef=0.02)
     mean_rewards = []
     async with asyncio.timeout(110), TorchEngine(policy, lane, EngineConfig()) as engine:
@@ -91,12 +112,15 @@ async def test_trial_and_error_teaches_a_bandit(policy: OpenVlaOft, lane: Device
         for update in range(40):
             groups = await play_groups(engine, update)
             trajectories = [trajectory for group in groups for trajectory in group]
-            advantages = [a for group in groups for a in group_advantage(np.array(rewards_of(group)))]
+            advantages = [
+                a for group in groups for a in group_advantage(np.array(rewards_of(group)))
+            ]
             mean_rewards.append(np.mean(rewards_of(trajectories)))
             report = await learner.update(trajectories, advantages)
             assert report.metrics["update/ratio_max"] == pytest.approx(1.0, abs=1e-3)
         greedy = {
-            is_bright: (await engine.act(bandit(is_bright), Sampling(greedy=True))).actions for is_bright in TARGET
+            is_bright: (await engine.act(bandit(is_bright), Sampling(greedy=True))).actions
+            for is_bright in TARGET
         }
     # a uniform guess is 0.68 away on average: (0.4**2 + 1.6**2) / 4
     assert np.mean(mean_rewards[:3]) < -0.55
@@ -111,17 +135,24 @@ def demonstrations(seed: int, num: int) -> list[Demonstration]:
     for is_bright in rng.random(num) < 0.5:
         actions = np.full((2, 2), TARGET[bool(is_bright)], np.float32)
         actions[1] = np.nan  # after the end: anything may stand there
-        examples.append(Demonstration(observation=bandit(bool(is_bright)), actions=actions, num_valid=1))
+        examples.append(
+            Demonstration(observation=bandit(bool(is_bright)), actions=actions, num_valid=1)
+        )
     return examples
 
 
 async def test_demonstrations_teach_what_was_demonstrated_and_nothing_after_the_end(
     policy: OpenVlaOft, lane: DeviceLane
 ) -> None:
-    config = ImitationConfig(optimizer=OptimizerConfig(lr=2e-3, warmup_steps=5, decay_steps=60), micro_batch=4)
+    config = ImitationConfig(
+        optimizer=OptimizerConfig(lr=2e-3, warmup_steps=5, decay_steps=60), micro_batch=4
+    )
     async with asyncio.timeout(110):
         imitator = Imitator(policy, lane, config)
-        losses = [(await imitator.update(demonstrations(seed, 8))).metrics["imitation/loss"] for seed in range(60)]
+        losses = [
+            (await imitator.update(demonstrations(seed, 8))).metrics["imitation/loss"]
+            for seed in range(60)
+        ]
         figures = await imitator.evaluate(demonstrations(1000, 16))
     assert losses[0] == pytest.approx(np.log(16), abs=0.3)  # 16 bins, all alike at first
     assert losses[-1] < 0.2
@@ -139,12 +170,18 @@ async def test_the_imitation_gradient_does_not_depend_on_the_micro_batches(
             imitator = Imitator(policy.copy(), lane, ImitationConfig(micro_batch=micro_batch))
             await imitator.update(demonstrations(0, 5))
             state = await imitator.snapshot()
-            moments.append(torch.cat([v.flatten() for k, v in state.optimizer.items() if k.startswith("exp_avg/")]))
+            moments.append(
+                torch.cat(
+                    [v.flatten() for k, v in state.optimizer.items() if k.startswith("exp_avg/")]
+                )
+            )
     for other in moments[1:]:
         torch.testing.assert_close(other, moments[0], atol=1e-7, rtol=1e-4)
 
 
-async def test_demonstrations_without_a_valid_step_are_refused(policy: OpenVlaOft, lane: DeviceLane) -> None:
+async def test_demonstrations_without_a_valid_step_are_refused(
+    policy: OpenVlaOft, lane: DeviceLane
+) -> None:
     nothing = [msgspec.structs.replace(each, num_valid=0) for each in demonstrations(0, 2)]
     async with asyncio.timeout(30):
         with pytest.raises(ValueError, match="no demonstrated control step is valid"):

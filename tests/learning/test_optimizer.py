@@ -9,7 +9,9 @@ from vla_rl.learning import OptimizerConfig
 from vla_rl.learning.optimizer import PolicyOptimizer, training_bytes
 
 
-def stepped(config: OptimizerConfig, num_steps: int) -> tuple[nn.Linear, PolicyOptimizer, list[float]]:
+def stepped(
+    config: OptimizerConfig, num_steps: int
+) -> tuple[nn.Linear, PolicyOptimizer, list[float]]:
     torch.manual_seed(0)
     network = nn.Linear(2, 1)
     optimizer = PolicyOptimizer(network, config)
@@ -45,7 +47,8 @@ def test_gradients_are_clipped_over_all_parameters_and_the_norm_is_reported() ->
     network.weight.grad = torch.tensor([[3.0, 4.0]])
     assert optimizer.step().grad_norm == pytest.approx(5.0)
     moments = optimizer.tensors()["exp_avg/weight"]
-    torch.testing.assert_close(moments, torch.tensor([[0.06, 0.08]]))  # a tenth of the gradient, clipped to norm 1
+    # a tenth of the gradient, clipped to norm 1
+    torch.testing.assert_close(moments, torch.tensor([[0.06, 0.08]]))
 
 
 def test_parameters_without_a_gradient_have_no_state() -> None:
@@ -53,7 +56,11 @@ def test_parameters_without_a_gradient_have_no_state() -> None:
     optimizer = PolicyOptimizer(network, OptimizerConfig())
     torch.autograd.backward(network["used"](torch.ones(1, 1)).sum())
     optimizer.step()
-    assert {name.split("/")[-1] for name in optimizer.tensors()} == {"num_steps", "used.weight", "used.bias"}
+    assert {name.split("/")[-1] for name in optimizer.tensors()} == {
+        "num_steps",
+        "used.weight",
+        "used.bias",
+    }
     again = PolicyOptimizer(network, OptimizerConfig())
     again.load_tensors(optimizer.tensors())
     assert again.num_steps == 1
@@ -79,7 +86,9 @@ def test_a_decay_that_ends_before_the_warm_up_is_refused() -> None:
 
 
 def test_weights_in_bfloat16_move_as_their_float32_masters_do() -> None:
-    """At 5e-6 a step is far below the distance of two bfloat16 numbers near 0.02: without masters next to nothing moves."""
+    """At 5e-6 a step is far below the distance of two bfloat16 numbers near 0.02: without masters
+    next to nothing moves.
+    """
     torch.manual_seed(0)
     start = (0.02 * torch.randn(64, 64)).bfloat16()
     ends = {}
@@ -120,7 +129,9 @@ def test_masters_go_on_from_a_saved_state_to_the_last_bit() -> None:
     train(network, optimizer)
     train(again, resumed)
     assert resumed.tensors().keys() == optimizer.tensors().keys()
-    assert all(torch.equal(tensor, resumed.tensors()[name]) for name, tensor in optimizer.tensors().items())
+    assert all(
+        torch.equal(tensor, resumed.tensors()[name]) for name, tensor in optimizer.tensors().items()
+    )
     assert not torch.equal(optimizer.tensors()["master/weight"], network.weight.float())
 
 
@@ -138,9 +149,14 @@ def test_a_state_with_masters_goes_on_in_float32_from_them() -> None:
 
 
 def test_the_last_optimizer_of_a_network_gets_its_gradients() -> None:
-    """As where a policy is taught first and learns by reinforcement then; the first optimizer may live on."""
+    """As where a policy is taught first and learns by reinforcement then.
+
+    The first optimizer may live on.
+    """
     network = nn.Linear(1, 1, bias=False, dtype=torch.bfloat16)
-    first, last = (PolicyOptimizer(network, OptimizerConfig(lr=0.1, warmup_steps=0)) for _ in range(2))
+    first, last = (
+        PolicyOptimizer(network, OptimizerConfig(lr=0.1, warmup_steps=0)) for _ in range(2)
+    )
     before = network.weight.detach().clone()
     torch.autograd.backward(network(torch.ones(1, 1, dtype=torch.bfloat16)).sum())
     assert last.step().grad_norm == pytest.approx(1.0)
@@ -155,7 +171,9 @@ def test_what_training_takes_is_counted_before_anything_is_made(dtype: torch.dty
     expected = training_bytes(network)
     optimizer = PolicyOptimizer(network, OptimizerConfig())
     torch.autograd.backward(network(torch.ones(1, 8, dtype=dtype)).sum())
-    gradients = sum(moved.grad.nbytes for moved in optimizer._moved.values() if moved.grad is not None)
+    gradients = sum(
+        moved.grad.nbytes for moved in optimizer._moved.values() if moved.grad is not None
+    )
     optimizer.step()
     kept = sum(tensor.nbytes for name, tensor in optimizer.tensors().items() if tensor.dim() == 2)
     assert expected == gradients + kept

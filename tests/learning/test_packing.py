@@ -32,8 +32,12 @@ def test_arrays_keep_dtype_shape_and_values(array: np.ndarray) -> None:
     assert found.flags.writeable
 
 
-def test_a_buffered_group_comes_back_whole(policy: OpenVlaOft, play: Callable[..., Trajectory]) -> None:
-    group = Group(group_id=3, trajectories=(play(policy, 1, 2), play(policy, 2, 1)), dispatch_version=4)
+def test_a_buffered_group_comes_back_whole(
+    policy: OpenVlaOft, play: Callable[..., Trajectory]
+) -> None:
+    group = Group(
+        group_id=3, trajectories=(play(policy, 1, 2), play(policy, 2, 1)), dispatch_version=4
+    )
     (found,) = unpack(pack([group]), list[Group])
     assert found.trajectories[0].stop_reason is StopReason.TIME_LIMIT
     assert found.trajectories[0].episode == group.trajectories[0].episode
@@ -54,7 +58,12 @@ def test_what_is_not_plain_is_refused(value: object) -> None:
 
 
 def test_bytes_of_something_else_are_refused() -> None:
-    for data in (b"", b"\xc1", pack({"a": 1}), msgspec.msgpack.encode(msgspec.msgpack.Ext(9, b"?"))):
+    for data in (
+        b"",
+        b"\xc1",
+        pack({"a": 1}),
+        msgspec.msgpack.encode(msgspec.msgpack.Ext(9, b"?")),
+    ):
         with pytest.raises(ValueError, match="packed bytes are not"):
             unpack(data, list[int])
     with pytest.raises(ValueError, match="packed bytes are not"):

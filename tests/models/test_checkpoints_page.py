@@ -1,4 +1,6 @@
-"""docs/checkpoints.md does what it says, on a checkpoint that was written without the project's model code."""
+"""docs/checkpoints.md does what it says, on a checkpoint that was written without the project's
+model code.
+"""
 
 import re
 from pathlib import Path
@@ -21,12 +23,16 @@ PAGE = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 def page() -> dict[str, Any]:
     """What stands after all snippets ran."""
     names: dict[str, Any] = {}
-    for number, snippet in enumerate(re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL), start=1):
+    for number, snippet in enumerate(
+        re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL), start=1
+    ):
         exec(compile(snippet, f"{PAGE.name} snippet {number}", "exec"), names)
     return names
 
 
-def test_a_public_checkpoint_is_loaded_adapted_merged_and_saved(page: dict[str, Any], tmp_path: Path) -> None:
+def test_a_public_checkpoint_is_loaded_adapted_merged_and_saved(
+    page: dict[str, Any], tmp_path: Path
+) -> None:
     public_checkpoint.write(tmp_path / "public", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
     policy = page["load_mine"](tmp_path / "public")
     adapted = page["with_adapters"](policy)
@@ -35,7 +41,8 @@ def test_a_public_checkpoint_is_loaded_adapted_merged_and_saved(page: dict[str, 
     again = OpenVlaOft.load(tmp_path / "mine")
     assert again.checkpoint_tensors().keys() == policy.checkpoint_tensors().keys()
     assert all(
-        torch.equal(tensor, again.checkpoint_tensors()[name]) for name, tensor in policy.checkpoint_tensors().items()
+        torch.equal(tensor, again.checkpoint_tensors()[name])
+        for name, tensor in policy.checkpoint_tensors().items()
     )
 
 
@@ -45,7 +52,9 @@ def test_an_adapter_is_put_on_its_base_and_trained_further(
     base = golden_checkpoint.write(tmp_path / "base")
     run = golden_checkpoint.write(tmp_path / "run", HEAD, PROPRIO)
     golden_checkpoint.write_adapter(run / "lora_adapter")
-    monkeypatch.setattr(folder, "downloaded", lambda hub_id, without: {"openvla/openvla-7b": base}[hub_id])
+    monkeypatch.setattr(
+        folder, "downloaded", lambda hub_id, without: {"openvla/openvla-7b": base}[hub_id]
+    )
     assert page["on_its_base"](run).config.lora is None
     assert page["trained_further"](run).config.lora.targets == "all-linear"
 

@@ -1,4 +1,6 @@
-"""Every family learns by reinforcement and is judged by a critic, whole or by adapters, in float32 and in bfloat16."""
+"""Every family learns by reinforcement and is judged by a critic, whole or by adapters, in float32
+and in bfloat16.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -30,28 +32,53 @@ async def lane() -> AsyncIterator[DeviceLane]:
 def made(family: str) -> Any:
     shape = tiny(image_size=28, chunk_size=2)
     if family == "openvla":
-        fields = ("featurizer", "fused_featurizer", "image_size", "images", "llm", "tokenizer_file", "action_bounds")
-        return OpenVla.create(OpenVlaConfig(**{name: getattr(shape, name) for name in fields}), seed=0)
+        fields = (
+            "featurizer",
+            "fused_featurizer",
+            "image_size",
+            "images",
+            "llm",
+            "tokenizer_file",
+            "action_bounds",
+        )
+        return OpenVla.create(
+            OpenVlaConfig(**{name: getattr(shape, name) for name in fields}), seed=0
+        )
     if family == "tokens":
         return OpenVlaOft.create(shape, seed=0)
     return ContinuousOpenVlaOft.create(msgspec.structs.replace(shape, head="l1"), seed=0)
 
 
-async def played(policy: Any, lane: DeviceLane, make_observation: MakeObservation, episode_id: int) -> Trajectory:
+async def played(
+    policy: Any, lane: DeviceLane, make_observation: MakeObservation, episode_id: int
+) -> Trajectory:
     """Three decisions of the policy's own."""
     sampling = Sampling(temperature=0.8)
     steps = []
     async with TorchEngine(policy, lane, EngineConfig()) as engine:
         for number in range(3):
             seen = make_observation(10 * episode_id + number)
-            chunk = await engine.act(seen, msgspec.structs.replace(sampling, seed=10 * episode_id + number))
-            steps.append(Step(observation=seen, chunk=chunk, rewards=np.ones(len(chunk.actions), np.float32)))
+            chunk = await engine.act(
+                seen, msgspec.structs.replace(sampling, seed=10 * episode_id + number)
+            )
+            steps.append(
+                Step(observation=seen, chunk=chunk, rewards=np.ones(len(chunk.actions), np.float32))
+            )
     episode = EpisodeSpec(
-        episode_id=episode_id, group_id=0, member=episode_id, env=EnvSpec(id="none"), task="none", seed=0, policy_seed=0,
+        episode_id=episode_id,
+        group_id=0,
+        member=episode_id,
+        env=EnvSpec(id="none"),
+        task="none",
+        seed=0,
+        policy_seed=0,
         sampling=sampling,
-    )  # fmt: skip
+    )
     return Trajectory(
-        episode=episode, steps=tuple(steps), final_observation=make_observation(99), stop_reason=StopReason.TERMINATED
+        episode=episode,
+        steps=tuple(steps),
+        final_observation=make_observation(99),
+        stop_reason=StopReason.TERMINATED,
     )
 
 
@@ -59,7 +86,11 @@ async def played(policy: Any, lane: DeviceLane, make_observation: MakeObservatio
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", FAMILIES)
 async def test_small_steps_move_the_weights(
-    family: str, dtype: torch.dtype, is_adapted: bool, lane: DeviceLane, make_observation: MakeObservation
+    family: str,
+    dtype: torch.dtype,
+    is_adapted: bool,
+    lane: DeviceLane,
+    make_observation: MakeObservation,
 ) -> None:
     """In bfloat16 the masters move, and what is published are the masters, rounded."""
     policy = made(family)
@@ -75,12 +106,25 @@ async def test_small_steps_move_the_weights(
             report = await learner.update(trajectories, [1.0, -1.0])
         after = await learner.snapshot()
     assert report.metrics["update/skipped_steps"] == 0.0
-    trained = [name for name, parameter in policy.network.named_parameters() if parameter.requires_grad]
-    moved = [name for name in trained if not torch.equal(before[public_name(name)], after.policy[public_name(name)])]
+    trained = [
+        name for name, parameter in policy.network.named_parameters() if parameter.requires_grad
+    ]
+    moved = [
+        name
+        for name in trained
+        if not torch.equal(before[public_name(name)], after.policy[public_name(name)])
+    ]
     assert len(moved) > 0.5 * len(trained)  # towers' last blocks and norms never run
-    masters = {name: after.optimizer[f"master/{name}"] for name in trained if f"master/{name}" in after.optimizer}
+    masters = {
+        name: after.optimizer[f"master/{name}"]
+        for name in trained
+        if f"master/{name}" in after.optimizer
+    }
     assert len(masters) == (0 if dtype == torch.float32 else len(trained))
-    assert all(torch.equal(after.policy[public_name(name)], master.to(dtype)) for name, master in masters.items())
+    assert all(
+        torch.equal(after.policy[public_name(name)], master.to(dtype))
+        for name, master in masters.items()
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

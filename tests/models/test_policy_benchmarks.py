@@ -1,4 +1,6 @@
-"""The peer of the policy benchmarks computes the same numbers, so that its time is the time of the same work."""
+"""The peer of the policy benchmarks computes the same numbers, so that its time is the time of the
+same work.
+"""
 
 from collections.abc import Callable
 from typing import Any
@@ -40,4 +42,6 @@ def test_the_plain_update_leaves_the_gradient_of_the_clipped_surrogate() -> None
         log_probs, _ = policy.log_probs(batch, tokens, torch.ones(len(tokens)))
         # at a ratio of 1 the surrogate's gradient is that of -A log p
         torch.autograd.backward(-advantage * log_probs.sum() / num_tokens)
-    torch.testing.assert_close(found, policy.network.projector.fc3.weight.grad, atol=1e-6, rtol=1e-3)
+    torch.testing.assert_close(
+        found, policy.network.projector.fc3.weight.grad, atol=1e-6, rtol=1e-3
+    )

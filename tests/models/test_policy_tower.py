@@ -1,4 +1,6 @@
-"""The policy's own vision tower as an encoder: what it sees, and that it does not move while the policy learns."""
+"""The policy's own vision tower as an encoder: what it sees, and that it does not move while the
+policy learns.
+"""
 
 from collections.abc import AsyncIterator
 from typing import Any
@@ -32,10 +34,22 @@ async def lane() -> AsyncIterator[DeviceLane]:
 def playing(seed: int, num: int = 5, size: int = 28) -> Trajectory:
     rng = np.random.default_rng(seed)
     frames = rng.integers(0, 256, (num, size, size, 3), dtype=np.uint8)
-    seen: list[dict[str, Any]] = [{"image": frame, "instruction": "turn on the stove"} for frame in frames]
+    seen: list[dict[str, Any]] = [
+        {"image": frame, "instruction": "turn on the stove"} for frame in frames
+    ]
     nothing = np.zeros(1, np.float32)
-    chunk = ActionChunk(actions=nothing[None], tokens=np.zeros(1, np.int64), log_probs=nothing, weight_version=0)
-    spec = EpisodeSpec(episode_id=seed, group_id=0, member=0, env=EnvSpec(id="toy"), task="t", seed=0, policy_seed=0)
+    chunk = ActionChunk(
+        actions=nothing[None], tokens=np.zeros(1, np.int64), log_probs=nothing, weight_version=0
+    )
+    spec = EpisodeSpec(
+        episode_id=seed,
+        group_id=0,
+        member=0,
+        env=EnvSpec(id="toy"),
+        task="t",
+        seed=0,
+        policy_seed=0,
+    )
     return Trajectory(
         episode=spec,
         steps=tuple(Step(observation=each, chunk=chunk, rewards=nothing) for each in seen[:-1]),
@@ -44,17 +58,25 @@ def playing(seed: int, num: int = 5, size: int = 28) -> Trajectory:
     )
 
 
-async def test_a_moment_is_the_mean_over_the_patches_of_its_observation(policy: OpenVlaOft, lane: DeviceLane) -> None:
+async def test_a_moment_is_the_mean_over_the_patches_of_its_observation(
+    policy: OpenVlaOft, lane: DeviceLane
+) -> None:
     trajectory = playing(1)
     embeddings = await PolicyTowerEncoder(THREE, policy, lane).embed([trajectory])
     # observations 0, 2 and 4 of five
-    chosen = [trajectory.steps[0].observation, trajectory.steps[2].observation, trajectory.final_observation]
+    chosen = [
+        trajectory.steps[0].observation,
+        trajectory.steps[2].observation,
+        trajectory.final_observation,
+    ]
     with torch.no_grad():
         patches = policy.network.vision_backbone(policy.prepare(chosen).images)
     np.testing.assert_allclose(embeddings[0], patches.mean(dim=1).numpy(), atol=1e-5)
 
 
-async def test_embeddings_stay_comparable_while_the_policy_learns(policy: OpenVlaOft, lane: DeviceLane) -> None:
+async def test_embeddings_stay_comparable_while_the_policy_learns(
+    policy: OpenVlaOft, lane: DeviceLane
+) -> None:
     encoder = trajectory_encoder(THREE, policy, lane)
     before = await encoder.embed([playing(1)])
     with torch.no_grad():
@@ -63,7 +85,9 @@ async def test_embeddings_stay_comparable_while_the_policy_learns(policy: OpenVl
     assert (await encoder.embed([playing(1)])).tolist() == before.tolist()
 
 
-async def test_each_trajectory_is_embedded_by_its_own_observations(policy: OpenVlaOft, lane: DeviceLane) -> None:
+async def test_each_trajectory_is_embedded_by_its_own_observations(
+    policy: OpenVlaOft, lane: DeviceLane
+) -> None:
     together = await PolicyTowerEncoder(THREE, policy, lane).embed([playing(1), playing(2, num=9)])
     alone = await PolicyTowerEncoder(THREE, policy, lane).embed([playing(2, num=9)])
     np.testing.assert_allclose(together[1], alone[0], atol=1e-6)
@@ -82,10 +106,14 @@ async def test_an_observation_that_the_policy_cannot_see_is_refused_by_its_episo
 
 def test_a_policy_without_eyes_is_refused(policy: OpenVlaOft, lane: DeviceLane) -> None:
     del policy.network.vision_backbone
-    with pytest.raises(ConfigError, match="OpenVlaOft has no vision tower; expected 'pixels', 'state' or 'vjepa2'"):
+    with pytest.raises(
+        ConfigError, match="OpenVlaOft has no vision tower; expected 'pixels', 'state' or 'vjepa2'"
+    ):
         trajectory_encoder(THREE, policy, lane)
 
 
 def test_pixels_and_state_need_no_network(policy: OpenVlaOft, lane: DeviceLane) -> None:
     for encoder in ("pixels", "state"):
-        assert isinstance(trajectory_encoder(EmbeddingConfig(encoder=encoder), policy, lane), ObservationEncoder)
+        assert isinstance(
+            trajectory_encoder(EmbeddingConfig(encoder=encoder), policy, lane), ObservationEncoder
+        )

@@ -1,6 +1,7 @@
 """Policies give the outputs of the reference projects' own code (see `golden/README.md`).
 
-The checkpoint is written in the public layout and read by the loading code that public checkpoints are read by.
+The checkpoint is written in the public layout and read by the loading code that public checkpoints
+are read by.
 """
 
 from pathlib import Path
@@ -12,7 +13,16 @@ import numpy as np
 import pytest
 import torch
 from golden_checkpoint import DIFFUSION, FILM, HEAD, PROPRIO
-from golden_outputs import GREEDY, ROWS, golden, observation, observations, require_close, stacked, uncropped
+from golden_outputs import (
+    GREEDY,
+    ROWS,
+    golden,
+    observation,
+    observations,
+    require_close,
+    stacked,
+    uncropped,
+)
 
 from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, continuous
@@ -27,7 +37,9 @@ def given(number: int) -> torch.Tensor:
 
 
 def environment_actions(theirs: np.ndarray) -> np.ndarray:
-    """The projects' actions with the gripper as LIBERO has it, which they turn in their evaluation scripts."""
+    """The projects' actions with the gripper as LIBERO has it, which they turn in their evaluation
+    scripts.
+    """
     turned = theirs.copy()
     turned[..., -1] = np.where(theirs[..., -1] > 0.5, -1.0, 1.0)
     return turned
@@ -45,7 +57,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-@pytest.mark.parametrize(("name", "folder", "size"), [("l1", "l1", 224), ("libero", "l1", 256), ("film", "film", 224)])
+@pytest.mark.parametrize(
+    ("name", "folder", "size"), [("l1", "l1", 224), ("libero", "l1", 256), ("film", "film", 224)]
+)
 @torch.no_grad()
 def test_an_l1_head_regresses_the_chunk_that_openvla_oft_does(
     name: str, folder: str, size: int, folders: dict[str, Path]
@@ -58,7 +72,11 @@ def test_an_l1_head_regresses_the_chunk_that_openvla_oft_does(
     atol = 1e-5 if size == 224 else 5e-3
     require_close(policy.network.read(batch), stacked(arrays, f"{name}_hidden"), atol)
     numbers, _ = policy.sample(batch, GREEDY)
-    require_close(policy.decode(numbers.numpy()), environment_actions(stacked(arrays, f"{name}_actions")), atol)
+    require_close(
+        policy.decode(numbers.numpy()),
+        environment_actions(stacked(arrays, f"{name}_actions")),
+        atol,
+    )
 
 
 @torch.no_grad()
@@ -66,7 +84,10 @@ def test_every_denoising_step_is_that_of_openvla_oft(folders: dict[str, Path]) -
     arrays = golden("openvla_oft")
     policy = uncropped(ContinuousOpenVlaOft.load(folders["diffusion"], head="diffusion"))
     steps = torch.arange(NUM_DENOISING_STEPS - 1, -1, -1)
-    noisy, noise = torch.from_numpy(arrays["diffusion_noisy"]), torch.from_numpy(arrays["diffusion_noise"])
+    noisy, noise = (
+        torch.from_numpy(arrays["diffusion_noisy"]),
+        torch.from_numpy(arrays["diffusion_noise"]),
+    )
     batch = policy.prepare([observation(0, 224)] * len(steps))
     require_close(policy.network.predict_noise(batch, noisy, steps), arrays["diffusion_noise"])
     denoised = [denoise(noisy[row], noise[row], int(step)) for row, step in enumerate(steps)]
@@ -85,8 +106,11 @@ def test_a_diffusion_head_ends_where_openvla_oft_does(
     monkeypatch.setattr(continuous, "seeded_uniforms", lambda samplings, number: uniforms)
     policy = uncropped(ContinuousOpenVlaOft.load(folders["diffusion"], head="diffusion"))
     numbers, _ = policy.sample(policy.prepare(observations(224)), GREEDY)
-    differs = np.abs(policy.decode(numbers.numpy()) - environment_actions(stacked(arrays, "diffusion_actions")))
-    # 50 steps of a network of random weights amplify rounding; single steps agree, as the test above shows
+    differs = np.abs(
+        policy.decode(numbers.numpy()) - environment_actions(stacked(arrays, "diffusion_actions"))
+    )
+    # 50 steps of a network of random weights amplify rounding; single steps agree, as the test
+    # above shows
     assert np.median(differs) < 1e-4
     assert differs.max() < 0.1
 
@@ -103,8 +127,12 @@ def test_action_tokens_have_the_logits_of_openvla_oft(folders: dict[str, Path]) 
     require_close(log_probs, stacked(arrays, "tokens_256_log_probs"))
 
 
-def test_token_ids_mean_the_actions_that_openvla_oft_takes_them_for(folders: dict[str, Path]) -> None:
-    """Its own decoding takes the likeliest of all ids, and ids that are no action count as the nearest one."""
+def test_token_ids_mean_the_actions_that_openvla_oft_takes_them_for(
+    folders: dict[str, Path],
+) -> None:
+    """Its own decoding takes the likeliest of all ids, and ids that are no action count as the
+    nearest one.
+    """
     arrays = golden("openvla_oft")
     config = OpenVlaOft.load(folders["plain"]).config
     tokenizer = ActionTokenizer(config.llm.vocab_size, config.num_bins, config.action_bounds)
@@ -127,7 +155,8 @@ def test_openvla_speaks_the_tokens_that_its_authors_code_speaks(folders: dict[st
 
 
 @pytest.mark.parametrize(
-    ("project", "name", "dialect"), [("rlinf_oft", "rlinf", "rlinf"), ("rlinf_oft", "official", "rlinf_official")]
+    ("project", "name", "dialect"),
+    [("rlinf_oft", "rlinf", "rlinf"), ("rlinf_oft", "official", "rlinf_official")],
 )
 @torch.no_grad()
 def test_openvla_oft_acts_and_is_scored_as_in_rlinf(
@@ -150,16 +179,22 @@ def test_openvla_acts_and_is_scored_as_in_rlinf(folders: dict[str, Path]) -> Non
     require_rlinf(policy, policy.prepare(observations(256)), golden("rlinf_ar"), "ar", 7)
 
 
-def require_rlinf(policy: Any, batch: Any, arrays: dict[str, np.ndarray], name: str, number: int) -> None:
+def require_rlinf(
+    policy: Any, batch: Any, arrays: dict[str, np.ndarray], name: str, number: int
+) -> None:
     for ids, theirs in zip(batch.prompts, arrays[f"{name}_prompt_ids"], strict=True):
         padding = policy.config.llm.pad_token_id
-        assert [id_ for id_ in ids.tolist() if id_ != padding] == [id_ for id_ in theirs.tolist() if id_ != padding]
+        assert [id_ for id_ in ids.tolist() if id_ != padding] == [
+            id_ for id_ in theirs.tolist() if id_ != padding
+        ]
     tokens, log_probs = policy.sample(batch, GREEDY)
     np.testing.assert_array_equal(tokens, arrays[f"{name}_tokens"])
     require_close(log_probs, arrays[f"{name}_log_probs"])
     expected = environment_actions(arrays[f"{name}_actions"]).astype(np.float32)
     np.testing.assert_array_equal(policy.decode(tokens.numpy()), expected)
-    scores, entropies = policy.log_probs(batch, given(number), torch.full((len(ROWS),), TEMPERATURE))
+    scores, entropies = policy.log_probs(
+        batch, given(number), torch.full((len(ROWS),), TEMPERATURE)
+    )
     require_close(scores, arrays[f"{name}_given_log_probs"])
     require_close(entropies, arrays[f"{name}_given_entropies"])
 

@@ -29,7 +29,10 @@ def trajectory(
     stop: StopReason = StopReason.TERMINATED,
     info: dict[str, Any] | None = None,
 ) -> Trajectory:
-    """One decision for each list of rewards; chunks of two control steps with one token each, of log-prob -1."""
+    """One decision for each list of rewards.
+
+    Chunks of two control steps with one token each, of log-prob -1.
+    """
     steps = tuple(
         Step(
             observation={},
@@ -44,9 +47,17 @@ def trajectory(
         for executed in rewards
     )
     spec = EpisodeSpec(
-        episode_id=number, group_id=0, member=number, env=EnvSpec(id="none"), task="none", seed=0, policy_seed=0
+        episode_id=number,
+        group_id=0,
+        member=number,
+        env=EnvSpec(id="none"),
+        task="none",
+        seed=0,
+        policy_seed=0,
     )
-    return Trajectory(episode=spec, steps=steps, final_observation={}, stop_reason=stop, info=info or {})
+    return Trajectory(
+        episode=spec, steps=steps, final_observation={}, stop_reason=stop, info=info or {}
+    )
 
 
 def group_of(*members: Trajectory) -> Group:
@@ -76,11 +87,15 @@ async def test_the_success_rate_of_a_group_is_left_out_if_success_is_unknown() -
 
 
 async def test_a_reward_for_success_is_refused_if_success_is_unknown() -> None:
-    with pytest.raises(EnvError, match=r"reward.function is 'success', but no episode of none .* 'is_success'"):
+    with pytest.raises(
+        EnvError, match=r"reward.function is 'success', but no episode of none .* 'is_success'"
+    ):
         await GroupReward(RewardConfig(function="success"))(SILENT)
 
 
-@pytest.mark.parametrize("config", [FilterConfig(accuracy_bounds=(0.1, 0.9)), FilterConfig(drop_equal="success")])
+@pytest.mark.parametrize(
+    "config", [FilterConfig(accuracy_bounds=(0.1, 0.9)), FilterConfig(drop_equal="success")]
+)
 def test_a_filter_by_success_is_refused_if_success_is_unknown(config: FilterConfig) -> None:
     is_kept = kept_groups(config)
     assert is_kept is not None
@@ -100,7 +115,10 @@ async def test_a_reward_of_ones_own_is_named_by_its_function(manager: str) -> No
 
 async def test_a_reward_may_wait_and_a_manager_may_be_ones_own() -> None:
     assert await rewards_of(function="own_pipelines:by_length_later") == [-2.0, -1.0]
-    assert await rewards_of(function="own_pipelines:by_length", manager="own_pipelines:halved") == [-1.0, -0.5]
+    assert await rewards_of(function="own_pipelines:by_length", manager="own_pipelines:halved") == [
+        -1.0,
+        -0.5,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -111,13 +129,17 @@ async def test_a_reward_may_wait_and_a_manager_may_be_ones_own() -> None:
         ({"function": "own_pipelines:by_lenght"}, "did you mean 'by_length'"),
     ],
 )
-def test_an_unknown_reward_is_refused_with_the_nearest(config: dict[str, str], message: str) -> None:
+def test_an_unknown_reward_is_refused_with_the_nearest(
+    config: dict[str, str], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         GroupReward(RewardConfig(**config))
 
 
 async def test_a_reward_that_is_not_finite_is_refused_with_its_episode() -> None:
-    bad = msgspec.structs.replace(PAIR, trajectories=(PAIR.trajectories[0], trajectory([[float("nan")]], 7)))
+    bad = msgspec.structs.replace(
+        PAIR, trajectories=(PAIR.trajectories[0], trajectory([[float("nan")]], 7))
+    )
     with pytest.raises(ValueError, match="the reward of episode 7"):
         await GroupReward(RewardConfig())(bad)
 
@@ -133,25 +155,46 @@ async def test_long_episodes_lose_up_to_the_whole_factor() -> None:
 
 
 async def test_distance_from_the_reference_costs_where_it_is_taken() -> None:
-    # behavior says -1 everywhere; the reference -3 for the first token, and something far off where nothing ran
-    references = [np.array([[-3.0, -1.0], [-1.5, -99.0]], np.float32), np.array([[-1.0, -99.0]], np.float32)]
+    # behavior says -1 everywhere; the reference -3 for the first token, and something far off where
+    # nothing ran
+    references = [
+        np.array([[-3.0, -1.0], [-1.5, -99.0]], np.float32),
+        np.array([[-1.0, -99.0]], np.float32),
+    ]
     penalty = KlPenalty(KlRewardConfig(coef=0.5), max_staleness=0)
     output = await penalty(0, [PAIR], [[np.array([3.0, 4.0]), 0.5]], [references])
     assert [row.tolist() for row in output.batch[0]] == [[2.0, 3.75], [0.5]]
-    assert output.metrics["reward/reference_kl"] == pytest.approx(2.5 / 4)  # over the four tokens that ran
+    # over the four tokens that ran
+    assert output.metrics["reward/reference_kl"] == pytest.approx(2.5 / 4)
 
 
-async def test_a_distance_from_the_reference_that_is_not_finite_is_refused_with_its_episode() -> None:
-    references = [np.array([[-3.0, -1.0], [-np.inf, -99.0]], np.float32), np.array([[-1.0, -99.0]], np.float32)]
-    with pytest.raises(ValueError, match="the distance of decision 1 of episode 0 from the reference policy is inf"):
-        await KlPenalty(KlRewardConfig(coef=0.5), max_staleness=0)(0, [PAIR], [[1.0, 0.5]], [references])
+async def test_a_distance_from_the_reference_that_is_not_finite_is_refused_with_its_episode() -> (
+    None
+):
+    references = [
+        np.array([[-3.0, -1.0], [-np.inf, -99.0]], np.float32),
+        np.array([[-1.0, -99.0]], np.float32),
+    ]
+    with pytest.raises(
+        ValueError, match="the distance of decision 1 of episode 0 from the reference policy is inf"
+    ):
+        await KlPenalty(KlRewardConfig(coef=0.5), max_staleness=0)(
+            0, [PAIR], [[1.0, 0.5]], [references]
+        )
 
 
-async def test_the_distance_that_steers_the_weight_is_a_mean_over_tokens_or_over_trajectories() -> None:
+async def test_the_distance_that_steers_the_weight_is_a_mean_over_tokens_or_over_trajectories() -> (
+    None
+):
     # the first episode is 2.5 nats away over three tokens, the second 0 over one
-    references = [np.array([[-3.0, -1.0], [-1.5, -99.0]], np.float32), np.array([[-1.0, -99.0]], np.float32)]
+    references = [
+        np.array([[-3.0, -1.0], [-1.5, -99.0]], np.float32),
+        np.array([[-1.0, -99.0]], np.float32),
+    ]
     for average, expected in (("tokens", 2.5 / 4), ("trajectories", 2.5 / 3 / 2)):
-        penalty = KlPenalty(KlRewardConfig(coef=0.5, target=1.0, horizon=10, average=average), max_staleness=0)
+        penalty = KlPenalty(
+            KlRewardConfig(coef=0.5, target=1.0, horizon=10, average=average), max_staleness=0
+        )
         output = await penalty(0, [PAIR], [[1.0, 0.5]], [references])
         assert output.metrics["reward/reference_kl"] == pytest.approx(expected)
         error = max(expected - 1.0, -0.2)
@@ -171,10 +214,13 @@ async def test_an_update_that_is_made_again_has_the_coefficient_that_it_had() ->
     assert played == sorted(set(played))
     saved = pack(penalty.state())
     played.append(await coefficient(penalty, 5))
-    for next_to_learn in (2, 3, 4, 5):  # updates are rewarded up to two ahead of the one that is learnt from
+    # updates are rewarded up to two ahead of the one that is learnt from
+    for next_to_learn in (2, 3, 4, 5):
         resumed = KlPenalty(config, max_staleness=2)
         resumed.restore(unpack(saved, KlCoefficient))
-        assert [await coefficient(resumed, update) for update in range(next_to_learn, 6)] == played[next_to_learn:]
+        assert [await coefficient(resumed, update) for update in range(next_to_learn, 6)] == played[
+            next_to_learn:
+        ]
 
 
 async def test_a_coefficient_that_was_saved_without_those_before_it_is_still_read() -> None:
@@ -187,9 +233,13 @@ async def test_a_coefficient_that_was_saved_without_those_before_it_is_still_rea
 
 
 async def test_advantages_compare_episodes_and_not_decisions() -> None:
-    output = await GroupAdvantage(AdvantageConfig(name="dr_grpo"))([PAIR], [[np.array([3.0, 4.0]), 1.0]])
+    output = await GroupAdvantage(AdvantageConfig(name="dr_grpo"))(
+        [PAIR], [[np.array([3.0, 4.0]), 1.0]]
+    )
     assert [np.asarray(row).tolist() for row in output.batch] == [[3.0, 3.0], [-3.0]]
-    flat = await GroupAdvantage(AdvantageConfig(name="dr_grpo"))([PAIR], np.array([7.0, 1.0], np.float32))
+    flat = await GroupAdvantage(AdvantageConfig(name="dr_grpo"))(
+        [PAIR], np.array([7.0, 1.0], np.float32)
+    )
     assert [np.asarray(row).tolist() for row in flat.batch] == [[3.0, 3.0], [-3.0]]
 
 
@@ -200,7 +250,9 @@ async def test_an_end_is_an_end_and_a_time_limit_is_continued() -> None:
     output = await CriticAdvantage(config)([group_of(ended, cut_off)], [[2.0, 2.0]], [judged])
     assert output.values is not None
     # the chunk took two control steps, so what comes after it is worth 0.81
-    np.testing.assert_allclose(np.concatenate(output.values["returns"]), [2.0, 2.0 + 8.1], rtol=1e-6)
+    np.testing.assert_allclose(
+        np.concatenate(output.values["returns"]), [2.0, 2.0 + 8.1], rtol=1e-6
+    )
     np.testing.assert_allclose(np.concatenate(output.values["advantages"]), [1.5, 9.6], rtol=1e-6)
 
 
@@ -213,10 +265,15 @@ def played_greedily(played: Trajectory) -> Trajectory:
 async def test_remax_compares_with_the_greedy_member_and_learns_from_the_others() -> None:
     sampled, other = trajectory([[1.0], [2.0]], 0), trajectory([[0.5]], 1)
     group = group_of(sampled, other, played_greedily(trajectory([[2.0]], 2)))
-    output = await GroupAdvantage(AdvantageConfig(name="remax"))([group], [[np.array([1.0, 2.0]), 0.5, 2.0]])
+    output = await GroupAdvantage(AdvantageConfig(name="remax"))(
+        [group], [[np.array([1.0, 2.0]), 0.5, 2.0]]
+    )
     # rewards from each decision on, less the greedy outcome of 2
     assert [np.asarray(row).tolist() for row in output.batch] == [[1.0, 0.0], [-1.5], [0.0]]
-    assert learnt_from(group.trajectories, [1.0, 2.0, 3.0], mask_truncated=False) == ([0, 1], [1.0, 2.0])
+    assert learnt_from(group.trajectories, [1.0, 2.0, 3.0], mask_truncated=False) == (
+        [0, 1],
+        [1.0, 2.0],
+    )
 
 
 def test_an_episode_that_was_cut_off_is_compared_but_not_learnt_from() -> None:
@@ -258,11 +315,19 @@ def test_groups_that_are_worth_an_update_are_kept(config: FilterConfig, is_kept:
         (np.zeros((2, 1)), r"its shape is \[2, 1\], expected \[2\]"),
         ([1.0], r"its shape is \[1\], expected \[2\]"),
         ([[1.0]], r"its groups have \[1\] rewards, expected \[2\]"),
-        (np.array([0.0, np.nan]), r"the reward of episode 1 \(none\) is nan, expected a finite number"),
-        ([[np.zeros(3), 0.0]], r"the reward of episode 0 \(none\) is .*, or 2 of them, one for each decision"),
+        (
+            np.array([0.0, np.nan]),
+            r"the reward of episode 1 \(none\) is nan, expected a finite number",
+        ),
+        (
+            [[np.zeros(3), 0.0]],
+            r"the reward of episode 0 \(none\) is .*, or 2 of them, one for each decision",
+        ),
     ],
 )
-async def test_rewards_that_do_not_fit_are_blamed_on_the_node_that_made_them(rewards: Any, problem: str) -> None:
+async def test_rewards_that_do_not_fit_are_blamed_on_the_node_that_made_them(
+    rewards: Any, problem: str
+) -> None:
     with pytest.raises(WrongInput, match=f"^rewards: {problem}") as caught:
         await GroupAdvantage(AdvantageConfig(name="grpo"))([PAIR], rewards)
     assert caught.value.parameter == "rewards"
@@ -270,14 +335,18 @@ async def test_rewards_that_do_not_fit_are_blamed_on_the_node_that_made_them(rew
 
 async def test_a_flat_list_of_rewards_is_one_for_each_episode() -> None:
     estimate = GroupAdvantage(AdvantageConfig(name="grpo"))
-    listed, packed = await estimate([PAIR], [1.0, 2.0]), await estimate([PAIR], np.array([1.0, 2.0]))
+    listed, packed = (
+        await estimate([PAIR], [1.0, 2.0]),
+        await estimate([PAIR], np.array([1.0, 2.0])),
+    )
     assert [each.tolist() for each in listed.batch] == [each.tolist() for each in packed.batch]
 
 
 def test_groups_that_teach_nothing_are_dropped_and_no_filter_keeps_everything() -> None:
     unsolved = {"is_success": False}
     equal = group_of(
-        trajectory([[1.0, 1.0]], 0, info=unsolved), trajectory([[2.0]], 1, StopReason.TIME_LIMIT, unsolved)
+        trajectory([[1.0, 1.0]], 0, info=unsolved),
+        trajectory([[2.0]], 1, StopReason.TIME_LIMIT, unsolved),
     )
     kept = {
         config: keep(equal)
@@ -294,14 +363,19 @@ def test_groups_that_teach_nothing_are_dropped_and_no_filter_keeps_everything() 
 
 async def test_threads_let_rewards_that_block_run_beside_each_other() -> None:
     async with asyncio.timeout(30):
-        assert await rewards_of(function="own_pipelines:waits_for_the_other", manager="threads") == [1.0, 1.0]
+        assert await rewards_of(
+            function="own_pipelines:waits_for_the_other", manager="threads"
+        ) == [1.0, 1.0]
 
 
-def shared(number: int, *turns: tuple[str, float], stop: StopReason = StopReason.TERMINATED) -> Trajectory:
+def shared(
+    number: int, *turns: tuple[str, float], stop: StopReason = StopReason.TERMINATED
+) -> Trajectory:
     """An episode of several agents: who decided, and what that earned."""
     alone = trajectory([[earned] for _, earned in turns], number, stop)
     steps = tuple(
-        msgspec.structs.replace(step, agent=agent) for step, (agent, _) in zip(alone.steps, turns, strict=True)
+        msgspec.structs.replace(step, agent=agent)
+        for step, (agent, _) in zip(alone.steps, turns, strict=True)
     )
     return msgspec.structs.replace(alone, steps=steps)
 
@@ -316,15 +390,26 @@ SHARED = group_of(
 async def test_an_agent_is_compared_with_itself_where_it_took_part() -> None:
     rewards = (await GroupReward(RewardConfig())(SHARED)).batch
     output = await GroupAdvantage(AdvantageConfig(name="dr_grpo"))([SHARED], [rewards])
-    # solver: 1, 0, 0.5 with a mean of 0.5; checker: 1 and 0.5 with a mean of 0.75, in the two episodes that it saw
-    assert [np.asarray(row).tolist() for row in output.batch] == [[0.5, 0.25, 0.5], [-0.5, -0.25], [0.0]]
+    # solver: 1, 0, 0.5 with a mean of 0.5; checker: 1 and 0.5 with a mean of 0.75, in the two
+    # episodes that it saw
+    assert [np.asarray(row).tolist() for row in output.batch] == [
+        [0.5, 0.25, 0.5],
+        [-0.5, -0.25],
+        [0.0],
+    ]
     assert output.metrics["advantage/groups_that_teach"] == 1.0
 
 
 async def test_one_number_for_an_episode_is_every_agents() -> None:
-    output = await GroupAdvantage(AdvantageConfig(name="dr_grpo"))([SHARED], np.array([1.0, 0.0, 0.5], np.float32))
+    output = await GroupAdvantage(AdvantageConfig(name="dr_grpo"))(
+        [SHARED], np.array([1.0, 0.0, 0.5], np.float32)
+    )
     # solver: 1, 0, 0.5; checker: 1, 0
-    assert [np.asarray(row).tolist() for row in output.batch] == [[0.5, 0.5, 0.5], [-0.5, -0.5], [0.0]]
+    assert [np.asarray(row).tolist() for row in output.batch] == [
+        [0.5, 0.5, 0.5],
+        [-0.5, -0.5],
+        [0.0],
+    ]
 
 
 async def test_what_agents_earn_is_reported_by_name() -> None:
@@ -348,7 +433,11 @@ async def test_marfts_row_holds_all_agents_in_order_of_acting() -> None:
 def test_a_group_is_kept_where_one_agent_has_something_to_learn() -> None:
     keep = kept_groups(FilterConfig(drop_equal="return"))
     assert keep is not None
-    crossed = group_of(shared(0, ("solver", 1.0), ("checker", 0.0)), shared(1, ("solver", 0.0), ("checker", 1.0)))
-    equal = group_of(shared(0, ("solver", 1.0), ("checker", 0.5)), shared(1, ("solver", 1.0), ("checker", 0.5)))
+    crossed = group_of(
+        shared(0, ("solver", 1.0), ("checker", 0.0)), shared(1, ("solver", 0.0), ("checker", 1.0))
+    )
+    equal = group_of(
+        shared(0, ("solver", 1.0), ("checker", 0.5)), shared(1, ("solver", 1.0), ("checker", 0.5))
+    )
     assert keep(crossed)
     assert not keep(equal)

@@ -37,10 +37,20 @@ def make_trajectory() -> Callable[..., Trajectory]:
 
         return Trajectory(
             episode=EpisodeSpec(
-                episode_id=episode_id, group_id=0, member=0, env=EnvSpec(id="toy"), task=task, seed=0, policy_seed=0
+                episode_id=episode_id,
+                group_id=0,
+                member=0,
+                env=EnvSpec(id="toy"),
+                task=task,
+                seed=0,
+                policy_seed=0,
             ),
             steps=tuple(
-                Step(observation=observation(number), chunk=chunk, rewards=np.full(1, reward, np.float32))
+                Step(
+                    observation=observation(number),
+                    chunk=chunk,
+                    rewards=np.full(1, reward, np.float32),
+                )
                 for number in range(num_steps)
             ),
             final_observation=observation(num_steps),

@@ -13,7 +13,9 @@ from vla_rl.observe.live_view import live_table
 def played(make_trajectory, **arguments) -> RunProgress:
     progress = RunProgress(4, clock=iter(range(10_000)).__next__, **arguments)
     for episode_id in range(4):
-        progress.episode_done(make_trajectory(episode_id, is_success=episode_id == 0, task=f"goal/{episode_id % 2}"))
+        progress.episode_done(
+            make_trajectory(episode_id, is_success=episode_id == 0, task=f"goal/{episode_id % 2}")
+        )
     progress.update_done({"rollout": 12.5, "update": 3.25}, "bounded by rollout, 12.5 of 15.8 s")
     return progress
 
@@ -47,7 +49,9 @@ def test_a_run_whose_success_is_unknown_shows_its_return_and_says_so_once(make_t
     with LiveView(progress, Console(file=file, width=100)) as view:
         for number in range(5):
             progress.episode_done(
-                make_trajectory(number, task=f"mine/{number}", is_success=False, is_judged=False, reward=0.4975)
+                make_trajectory(
+                    number, task=f"mine/{number}", is_success=False, is_judged=False, reward=0.4975
+                )
             )
         view.after_update()
         view.after_update()
@@ -55,7 +59,10 @@ def test_a_run_whose_success_is_unknown_shows_its_return_and_says_so_once(make_t
     assert all("success -  return 1.99  " in line for line in updates)
     notes = [line for line in file.getvalue().splitlines() if "is_success" in line]
     assert len(notes) == 1
-    assert "no episode of mine/0, mine/1, mine/2 and 2 more has had 'is_success' in its info" in notes[0]
+    assert (
+        "no episode of mine/0, mine/1, mine/2 and "
+        "2 more has had 'is_success' in its info" in notes[0]
+    )
     assert "success -" in shown(live_table(progress.snapshot(), [], now_s=0.0))
     assert "1.99" in shown(live_table(progress.snapshot(), [], now_s=0.0))
 
@@ -68,7 +75,9 @@ def test_a_run_whose_success_is_known_gets_no_note(make_trajectory) -> None:
 
 
 def test_the_table_shows_nodes_and_the_longest_waits(make_trajectory) -> None:
-    waits = [Wait(f"episode {number}", f"env-{number}", since=100.0 + number) for number in range(7)]
+    waits = [
+        Wait(f"episode {number}", f"env-{number}", since=100.0 + number) for number in range(7)
+    ]
     text = shown(live_table(played(make_trajectory).snapshot(), waits, now_s=110.0))
     assert "1/4" in text
     assert "success 25%" in text
@@ -102,8 +111,12 @@ def test_in_a_terminal_a_thread_renders_while_the_loop_is_busy_elsewhere(make_tr
 
 def test_the_summary_has_success_by_task_drops_by_cause_and_time_by_node(make_trajectory) -> None:
     console = Console(file=io.StringIO(), width=100)
-    print_summary(played(make_trajectory).snapshot(), num_filtered=8, dropped={"stale": 2}, console=console)
-    rows = [" ".join(line.replace("│", " ").split()) for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    print_summary(
+        played(make_trajectory).snapshot(), num_filtered=8, dropped={"stale": 2}, console=console
+    )
+    rows = [
+        " ".join(line.replace("│", " ").split()) for line in console.file.getvalue().splitlines()
+    ]  # type: ignore[attr-defined]
     assert "updates 1/4" in rows
     assert "filtered 8" in rows
     assert "dropped (stale) 2" in rows
@@ -116,10 +129,14 @@ def test_the_summary_has_success_by_task_drops_by_cause_and_time_by_node(make_tr
 def test_the_summary_has_dashes_for_tasks_whose_success_is_unknown(make_trajectory) -> None:
     progress = RunProgress(4)
     progress.episode_done(make_trajectory(task="drawer", is_success=True, reward=0.25))
-    progress.episode_done(make_trajectory(task="cartpole", is_success=False, is_judged=False, reward=0.5))
+    progress.episode_done(
+        make_trajectory(task="cartpole", is_success=False, is_judged=False, reward=0.5)
+    )
     console = Console(file=io.StringIO(), width=100)
     print_summary(progress.snapshot(), num_filtered=0, dropped={}, console=console)
-    rows = [" ".join(line.replace("│", " ").split()) for line in console.file.getvalue().splitlines()]  # type: ignore[attr-defined]
+    rows = [
+        " ".join(line.replace("│", " ").split()) for line in console.file.getvalue().splitlines()
+    ]  # type: ignore[attr-defined]
     assert "drawer 1 1 100.0% 1" in rows
     assert "cartpole 1 - - 2" in rows
     assert "all 2 1 100.0% 1.5" in rows  # the rate is of the tasks whose success is known

@@ -7,7 +7,14 @@ import sys
 
 from rich.console import Console
 
-from vla_rl.observe import GpuMemory, MemoryItem, available_bytes, gpu_memory, memory_table, resident_bytes
+from vla_rl.observe import (
+    GpuMemory,
+    MemoryItem,
+    available_bytes,
+    gpu_memory,
+    memory_table,
+    resident_bytes,
+)
 from vla_rl.observe.memory import parse_gpu_memory
 
 GIB = 2**30
@@ -29,7 +36,9 @@ def test_an_estimate_adds_up_and_says_whether_it_fits() -> None:
 
 def test_a_child_counts_to_its_parent() -> None:
     program = "block = bytearray(200 * 2**20); print('ready', flush=True); input()"
-    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == b"ready\n"
         alone, together = resident_bytes(child.pid), resident_bytes(os.getpid())

@@ -11,7 +11,14 @@ import pytest
 from disks import SmallDisk
 
 from vla_rl.errors import ConfigError
-from vla_rl.observe import JsonlSink, MetricLog, RunDirectory, TensorBoardSink, WandbSink, read_metrics
+from vla_rl.observe import (
+    JsonlSink,
+    MetricLog,
+    RunDirectory,
+    TensorBoardSink,
+    WandbSink,
+    read_metrics,
+)
 from vla_rl.types import Config
 
 
@@ -57,7 +64,9 @@ def test_a_run_writes_json_lines_and_tensorboard(tmp_path) -> None:
         log.write(1, {"train/loss": 0.5, "rollout/success_rate": np.float32(0.25)})
         log.write(2, {"train/loss": 0.25, "rollout/success_rate": 1})
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    assert [(line["update"], line["train/loss"], line["rollout/success_rate"]) for line in lines] == [
+    assert [
+        (line["update"], line["train/loss"], line["rollout/success_rate"]) for line in lines
+    ] == [
         (1, 0.5, 0.25),
         (2, 0.25, 1.0),
     ]
@@ -78,7 +87,8 @@ def test_a_failing_sink_is_reported_once_tried_again_and_the_others_go_on(caplog
         (record,) = [record for record in caplog.records if record.name.startswith("vla_rl")]
         log.close()
     assert [update for update, _ in sound.lines] == [1, 2, 3, 4]
-    assert broken.calls == 5  # once for update 1, then update 2 again with each that follows and at the end
+    # once for update 1, then update 2 again with each that follows and at the end
+    assert broken.calls == 5
     assert "ListSink failed at update 2" in record.getMessage()
     assert "No space left" in record.getMessage()
     assert "ListSink: 3 records were never written, the first of them update 2" in caplog.text
@@ -100,7 +110,9 @@ def test_a_key_without_a_namespace_is_refused_and_the_update_has_its_line(key) -
     assert kept.lines == [(1, {"train/grad_norm": 1.0})]
 
 
-@pytest.mark.parametrize("key", ["Alice/update/loss", "agent-1/update/loss", "time/node/my node_s", "success_rate/a b"])
+@pytest.mark.parametrize(
+    "key", ["Alice/update/loss", "agent-1/update/loss", "time/node/my node_s", "success_rate/a b"]
+)
 def test_agents_nodes_and_tasks_may_be_called_as_one_likes(key, tmp_path) -> None:
     run = RunDirectory.create(tmp_path, "names", Config())
     with MetricLog.open(run) as log:
@@ -127,7 +139,10 @@ def test_half_a_line_is_left_out_and_the_next_run_begins_a_new_one(tmp_path) -> 
     sink = JsonlSink(path)
     sink.write(2, 0.0, {"train/loss": 2.0})
     sink.close()
-    assert [(line["update"], line["train/loss"]) for line in read_metrics(path)] == [(1, 1.0), (2, 2.0)]
+    assert [(line["update"], line["train/loss"]) for line in read_metrics(path)] == [
+        (1, 1.0),
+        (2, 2.0),
+    ]
 
 
 def test_an_update_done_again_after_a_resume_counts_once_and_last(tmp_path) -> None:
@@ -148,16 +163,21 @@ def test_a_value_that_is_not_finite_is_null_in_the_file(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("room", [0, 1, 80, 150])
-def test_a_full_disk_delays_lines_and_leaves_each_update_exactly_one(room, tmp_path, monkeypatch, caplog) -> None:
+def test_a_full_disk_delays_lines_and_leaves_each_update_exactly_one(
+    room, tmp_path, monkeypatch, caplog
+) -> None:
     run, disk = RunDirectory.create(tmp_path, "full", Config()), SmallDisk(monkeypatch)
     with caplog.at_level(logging.WARNING), MetricLog.open(run) as log:
         for update in range(1, 9):
             disk.room = room if update == 3 else None if update == 7 else disk.room
             log.write(update, {"train/loss": update / 2})
             lines = run.metrics.read_bytes().splitlines(keepends=True)
-            assert all(line.endswith(b"\n") and json.loads(line) for line in lines)  # no half line at any time
+            # no half line at any time
+            assert all(line.endswith(b"\n") and json.loads(line) for line in lines)
     assert [json.loads(line)["update"] for line in lines] == [1, 2, 3, 4, 5, 6, 7, 8]
-    assert tensorboard_scalars(run) == {(update, "train/loss"): update / 2 for update in range(1, 9)}
+    assert tensorboard_scalars(run) == {
+        (update, "train/loss"): update / 2 for update in range(1, 9)
+    }
     reports = [record.getMessage() for record in caplog.records]
     assert sum("metrics.jsonl" in text for text in reports) == 1
     assert sum("tfevents" in text for text in reports) == 1
@@ -167,7 +187,10 @@ def test_a_full_disk_delays_lines_and_leaves_each_update_exactly_one(room, tmp_p
 def test_lines_that_found_no_place_are_given_to_the_checkpoint_and_written_after_a_resume(
     tmp_path, monkeypatch
 ) -> None:
-    run, disk = RunDirectory.create(tmp_path, "full", Config()), SmallDisk(monkeypatch, of="metrics.jsonl")
+    run, disk = (
+        RunDirectory.create(tmp_path, "full", Config()),
+        SmallDisk(monkeypatch, of="metrics.jsonl"),
+    )
     log = MetricLog.open(run)
     log.write(1, {"train/loss": 1.0})
     assert log.secured() == b""
@@ -199,9 +222,19 @@ def test_a_resumed_run_sets_the_lines_aside_that_it_makes_anew(tmp_path) -> None
         with MetricLog.open(run, resumed_at=3) as log:
             log.write(4, {"train/loss": 4.0})
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    assert [(line["update"], line["train/loss"]) for line in lines] == [(1, 0.0), (2, 0.0), (3, 0.0), (4, 4.0)]
+    assert [(line["update"], line["train/loss"]) for line in lines] == [
+        (1, 0.0),
+        (2, 0.0),
+        (3, 0.0),
+        (4, 4.0),
+    ]
     undone = (run.path / "metrics-undone.jsonl").read_text().splitlines()
-    assert [line[:12] for line in undone] == ['{"update":4,', '{"update":5,', '{"update":6,', '{"update":4,']
+    assert [line[:12] for line in undone] == [
+        '{"update":4,',
+        '{"update":5,',
+        '{"update":6,',
+        '{"update":4,',
+    ]
     # TensorBoard hides what earlier files show of updates from 4 on
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -225,7 +258,9 @@ def test_a_resumed_run_sets_the_lines_aside_that_it_makes_anew(tmp_path) -> None
 )
 def test_a_damaged_line_is_left_out_and_counted(damaged, tmp_path, caplog) -> None:
     path = tmp_path / "metrics.jsonl"
-    path.write_bytes(b'{"update":1,"train/loss":1.0}\n' + damaged + b'\n{"update":3,"train/loss":null}\n')
+    path.write_bytes(
+        b'{"update":1,"train/loss":1.0}\n' + damaged + b'\n{"update":3,"train/loss":null}\n'
+    )
     with caplog.at_level(logging.WARNING):
         assert [line["update"] for line in read_metrics(path)] == [1, 3]
     assert f"{path}: 1 lines are not the metrics of an update" in caplog.text
@@ -234,7 +269,8 @@ def test_a_damaged_line_is_left_out_and_counted(damaged, tmp_path, caplog) -> No
 def test_tensorboard_comes_without_torch_and_tensorflow(tmp_path) -> None:
     program = (
         "import sys, pathlib; from vla_rl.observe import TensorBoardSink;"
-        "sink = TensorBoardSink(pathlib.Path(sys.argv[1])); sink.write(1, 0.0, {'train/loss': 1.0}); sink.close();"
+        "sink = TensorBoardSink(pathlib.Path(sys.argv[1])); sink.write(1, 0.0, {'train/loss': "
+        "1.0}); sink.close();"
         "print(sorted({'torch', 'tensorflow'} & set(sys.modules)))"
     )
     command = [sys.executable, "-c", program, str(tmp_path)]

@@ -1,4 +1,6 @@
-"""Ways out of a run that fail: nothing is raised, the first failure is reported, and what can wait waits in its order."""
+"""Ways out of a run that fail: nothing is raised, the first failure is reported, and what can wait
+waits in its order.
+"""
 
 import logging
 from collections.abc import Callable
@@ -43,7 +45,8 @@ def test_what_finds_no_room_waits_and_is_written_in_order_when_there_is_some(
     outlet.put("update 4", "d")
     assert (shelf.taken, outlet.waiting) == (["a", "b", "c", "d"], [])
     assert warnings() == [
-        "the shelf failed at update 2: [Errno 28] No space left on device: 'shelf.txt'; it waits in memory and is "
+        "the shelf failed at update 2: [Errno 28] No space left on device: 'shelf.txt'; it waits "
+        "in memory and is "
         "tried again with the next one",
         "the shelf works again, after 2 failures",
     ]
@@ -57,7 +60,9 @@ def test_a_record_that_would_always_fail_is_left_out_and_holds_up_no_other(
     for number, record in enumerate(("a", "poison", "b"), start=1):
         outlet.put(f"update {number}", record)
     assert shelf.taken == ["a", "b"]
-    assert warnings()[0] == "the shelf failed at update 2: ValueError('not this one'); it is left out"
+    assert (
+        warnings()[0] == "the shelf failed at update 2: ValueError('not this one'); it is left out"
+    )
 
 
 def test_the_oldest_are_left_out_when_too_many_wait(warnings: Callable[[], list[str]]) -> None:
@@ -73,7 +78,9 @@ def test_the_oldest_are_left_out_when_too_many_wait(warnings: Callable[[], list[
     assert warnings()[-1] == "the shelf: 2 records were never written, the first of them update 4"
 
 
-def test_closing_writes_what_waits_and_reports_what_fails_to_close(warnings: Callable[[], list[str]]) -> None:
+def test_closing_writes_what_waits_and_reports_what_fails_to_close(
+    warnings: Callable[[], list[str]],
+) -> None:
     shelf = Shelf()
 
     def fail() -> None:

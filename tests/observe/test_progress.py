@@ -27,11 +27,16 @@ def test_success_rate_looks_back_over_the_recent_episodes(make_trajectory) -> No
 def test_success_is_unknown_of_a_task_whose_infos_never_have_the_key(make_trajectory) -> None:
     progress = RunProgress(10)
     for reward in (0.25, 0.75):
-        progress.episode_done(make_trajectory(task="cartpole", is_success=False, is_judged=False, reward=reward))
+        progress.episode_done(
+            make_trajectory(task="cartpole", is_success=False, is_judged=False, reward=reward)
+        )
     snapshot = progress.snapshot()
     assert snapshot.success_rate is None
     assert snapshot.mean_return == 2.0  # of 4 steps at 0.25, and of 4 at 0.75
-    assert (snapshot.tasks["cartpole"].success_rate, snapshot.tasks["cartpole"].mean_return) == (None, 2.0)
+    assert (snapshot.tasks["cartpole"].success_rate, snapshot.tasks["cartpole"].mean_return) == (
+        None,
+        2.0,
+    )
 
 
 def test_the_success_rate_counts_only_tasks_whose_success_is_known(make_trajectory) -> None:
@@ -40,7 +45,9 @@ def test_the_success_rate_counts_only_tasks_whose_success_is_known(make_trajecto
         progress.episode_done(make_trajectory(task="cartpole", is_success=False, is_judged=False))
     # an agent's own limit may leave an episode without the key; its task is known from the others
     for is_success, is_judged in ((True, True), (False, False)):
-        progress.episode_done(make_trajectory(task="drawer", is_success=is_success, is_judged=is_judged))
+        progress.episode_done(
+            make_trajectory(task="drawer", is_success=is_success, is_judged=is_judged)
+        )
     assert progress.snapshot().success_rate == 0.5
 
 
@@ -54,7 +61,8 @@ def test_env_steps_per_second_looks_back_over_the_window(make_trajectory) -> Non
     progress.episode_done(make_trajectory(num_steps=100))
     assert progress.snapshot().env_steps_per_s == 10.0  # 300 in the last 30 s
     clock.now += 10.0
-    assert progress.snapshot().env_steps_per_s == pytest.approx(100 / 30)  # the first episode is 35 s old
+    # the first episode is 35 s old
+    assert progress.snapshot().env_steps_per_s == pytest.approx(100 / 30)
     assert progress.snapshot().env_steps == 300
 
 
@@ -90,7 +98,9 @@ def test_tasks_are_counted_apart(make_trajectory) -> None:
     for task, outcome in (("a", True), ("a", False), ("b", False)):
         progress.episode_done(make_trajectory(task=task, is_success=outcome))
     tasks = progress.snapshot().tasks
-    assert {task: (t.num_episodes, t.num_successes, t.success_rate) for task, t in tasks.items()} == {
+    assert {
+        task: (t.num_episodes, t.num_successes, t.success_rate) for task, t in tasks.items()
+    } == {
         "a": (2, 1, 0.5),
         "b": (1, 0, 0.0),
     }

@@ -1,4 +1,6 @@
-"""Run directories: everything needed to make the run again, never two runs in one, refused at once where unwritable."""
+"""Run directories: everything needed to make the run again, never two runs in one, refused at once
+where unwritable.
+"""
 
 import json
 import shutil
@@ -61,13 +63,23 @@ def test_a_resume_with_another_configuration_notes_it(tmp_path) -> None:
     assert msgspec.json.decode(run.config.read_bytes(), type=ExampleConfig).suite == "libero_10"
 
 
-def test_a_configuration_that_is_not_as_it_was_written_is_refused_and_says_what_to_do(tmp_path) -> None:
+def test_a_configuration_that_is_not_as_it_was_written_is_refused_and_says_what_to_do(
+    tmp_path,
+) -> None:
     run = RunDirectory.create(tmp_path, "srpo", ExampleConfig())
     data = run.config.read_bytes()
-    subprocess.run(["sha256sum", "--check", "config.json.sha256"], cwd=run.path, check=True, capture_output=True)
+    subprocess.run(
+        ["sha256sum", "--check", "config.json.sha256"],
+        cwd=run.path,
+        check=True,
+        capture_output=True,
+    )
     require_digest(run.config, data)
     flipped = data.replace(b"libero_goal", b"libero_gnal")  # one bit
-    with pytest.raises(ConfigError, match=r"config.json is not what was written .*remove config.json.sha256 to accept"):
+    with pytest.raises(
+        ConfigError,
+        match=r"config.json is not what was written .*remove config.json.sha256 to accept",
+    ):
         require_digest(run.config, flipped)
     run.go_on_with(ExampleConfig(suite="libero_10"))
     with pytest.raises(ConfigError, match=r"config-2.json is not what was written"):
@@ -118,7 +130,9 @@ def test_resuming_what_is_no_run_names_the_runs_there_are(tmp_path) -> None:
 
 def test_a_folder_that_cannot_be_written_is_one_clear_error(tmp_path) -> None:
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(ConfigError, match=r"the run directory .*file/runs cannot be written .*Not a directory"):
+    with pytest.raises(
+        ConfigError, match=r"the run directory .*file/runs cannot be written .*Not a directory"
+    ):
         RunDirectory.create(tmp_path / "file" / "runs", "srpo", ExampleConfig())
 
 
@@ -133,7 +147,9 @@ def test_the_commit_is_marked_where_files_differ_from_it(tmp_path) -> None:
 
     def git(*arguments: str) -> None:
         identity = ("-c", "user.name=t", "-c", "user.email=t@example.org")
-        subprocess.run(["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True)
+        subprocess.run(
+            ["git", "-C", str(tmp_path), *identity, *arguments], check=True, capture_output=True
+        )
 
     git("init")
     (tmp_path / "code.py").write_text("one")

@@ -25,7 +25,9 @@ def frames_of(path) -> np.ndarray:
     return np.stack(frames)
 
 
-def test_a_video_has_every_decision_the_final_frame_and_a_caption(tmp_path, make_trajectory) -> None:
+def test_a_video_has_every_decision_the_final_frame_and_a_caption(
+    tmp_path, make_trajectory
+) -> None:
     path = tmp_path / "video.mp4"
     write_video(path, make_trajectory(num_steps=4, size=32), frames_per_s=5.0)
     frames = frames_of(path)
@@ -39,7 +41,9 @@ def test_a_video_has_every_decision_the_final_frame_and_a_caption(tmp_path, make
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_the_first_success_and_failure_of_each_task_are_chosen_in_each_window(make_trajectory) -> None:
+def test_the_first_success_and_failure_of_each_task_are_chosen_in_each_window(
+    make_trajectory,
+) -> None:
     choice = VideoChoice(every_updates=2)
     batch = [
         make_trajectory(0, task="a", is_success=True),
@@ -60,7 +64,9 @@ def test_the_name_tells_update_task_outcome_and_episode(make_trajectory) -> None
 
 def test_the_recorder_writes_behind_the_back_of_the_loop(tmp_path, make_trajectory) -> None:
     with VideoRecorder(tmp_path, every_updates=1) as recorder:
-        recorder.offer(3, [make_trajectory(7, is_success=True), make_trajectory(8, is_success=False)])
+        recorder.offer(
+            3, [make_trajectory(7, is_success=True), make_trajectory(8, is_success=False)]
+        )
     assert sorted(path.name for path in tmp_path.iterdir()) == [
         "update_00003_libero_goal-3_failure_episode_8.mp4",
         "update_00003_libero_goal-3_success_episode_7.mp4",
@@ -69,16 +75,26 @@ def test_the_recorder_writes_behind_the_back_of_the_loop(tmp_path, make_trajecto
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("videos")]
 
 
-def test_a_video_that_fails_is_logged_with_its_episode_and_leaves_nothing(tmp_path, make_trajectory, caplog) -> None:
+def test_a_video_that_fails_is_logged_with_its_episode_and_leaves_nothing(
+    tmp_path, make_trajectory, caplog
+) -> None:
     with caplog.at_level(logging.WARNING), VideoRecorder(tmp_path, every_updates=1) as recorder:
         recorder.offer(0, [make_trajectory(7, key="camera"), make_trajectory(8, task="other")])
     assert (recorder.num_failed, recorder.num_written) == (1, 1)
-    assert "episode 7 has no uint8 [H, W, 3] 'image' in observation 0, only ['camera', 'instruction']" in caplog.text
+    assert (
+        "episode 7 has no uint8 [H, W, 3] 'image' in observation 0, only ['camera', "
+        "'instruction']" in caplog.text
+    )
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_a_folder_that_is_gone_costs_the_video_and_not_the_run(tmp_path, make_trajectory, caplog) -> None:
-    with caplog.at_level(logging.WARNING), VideoRecorder(tmp_path / "gone", every_updates=1) as recorder:
+def test_a_folder_that_is_gone_costs_the_video_and_not_the_run(
+    tmp_path, make_trajectory, caplog
+) -> None:
+    with (
+        caplog.at_level(logging.WARNING),
+        VideoRecorder(tmp_path / "gone", every_updates=1) as recorder,
+    ):
         recorder.offer(0, [make_trajectory(7)])
     assert recorder.num_failed == 1
     assert "No such file or directory" in caplog.text
@@ -91,7 +107,9 @@ def test_beyond_its_room_videos_are_left_out_and_counted(tmp_path, make_trajecto
     assert recorder.num_written + recorder.num_left_out == 20
 
 
-def test_where_there_was_no_room_for_the_first_of_its_kind_a_later_one_is_written(make_trajectory) -> None:
+def test_where_there_was_no_room_for_the_first_of_its_kind_a_later_one_is_written(
+    make_trajectory,
+) -> None:
     choice = VideoChoice(every_updates=5)
     (first,) = choice.choose(0, [make_trajectory(1)])
     assert choice.choose(1, [make_trajectory(2)]) == []
@@ -103,12 +121,16 @@ def test_where_there_was_no_room_for_the_first_of_its_kind_a_later_one_is_writte
 @pytest.mark.parametrize("size", [(33, 51), (224, 224), (256, 301), (500, 400)])
 def test_any_size_becomes_even_and_the_picture_stays_as_it_is(size) -> None:
     image = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
-    captioned = with_caption(image, "open the drawer and put the wine bottle on top of the cabinet", "naïve")
+    captioned = with_caption(
+        image, "open the drawer and put the wine bottle on top of the cabinet", "naïve"
+    )
     height, width, _ = captioned.shape
     assert height % 2 == 0
     assert width % 2 == 0
     factor = max(1, -(-256 // min(size)))
-    np.testing.assert_array_equal(captioned[: size[0] * factor : factor, ::factor], image[:, : -(-width // factor)])
+    np.testing.assert_array_equal(
+        captioned[: size[0] * factor : factor, ::factor], image[:, : -(-width // factor)]
+    )
 
 
 def test_a_window_of_no_updates_is_refused() -> None:
@@ -139,4 +161,7 @@ def test_a_wrong_frame_is_what_is_told_when_ffmpeg_is_gone_as_well(tmp_path) -> 
 
 def test_captions_of_any_length_keep_the_size() -> None:
     image = np.zeros((64, 64, 3), np.uint8)
-    assert len({with_caption(image, title, "x" * 99).shape for title in ("", "short", "long " * 99)}) == 1
+    assert (
+        len({with_caption(image, title, "x" * 99).shape for title in ("", "short", "long " * 99)})
+        == 1
+    )

@@ -1,4 +1,6 @@
-"""docs/pipelines says what is true: each page draws its pipeline as it is, and what it shows to write works."""
+"""docs/pipelines says what is true: each page draws its pipeline as it is, and what it shows to
+write works.
+"""
 
 import re
 from pathlib import Path
@@ -24,13 +26,17 @@ def config_of(pipeline: str) -> TrainToyConfig:
 def test_every_pipeline_has_a_page_with_the_drawing_of_its_graph(pipeline: str) -> None:
     config = config_of(pipeline)
     graph = TrainingRun(config, starts_of(config), policy_of(config)).graph
-    (drawing,) = re.findall(r"```mermaid\n(.*?)```", (PAGES / f"{pipeline}.md").read_text(), re.DOTALL)
+    (drawing,) = re.findall(
+        r"```mermaid\n(.*?)```", (PAGES / f"{pipeline}.md").read_text(), re.DOTALL
+    )
     assert drawing.strip() == graph.mermaid().strip()
     assert f"({pipeline}.md)" in (PAGES / "README.md").read_text()
 
 
 def test_the_reward_and_the_pipeline_that_the_page_shows_can_be_named(import_folder: Path) -> None:
-    blocks = re.findall(r"```python\n# (\w+\.py)\n(.*?)```", (PAGES / "README.md").read_text(), re.DOTALL)
+    blocks = re.findall(
+        r"```python\n# (\w+\.py)\n(.*?)```", (PAGES / "README.md").read_text(), re.DOTALL
+    )
     assert [name for name, _ in blocks] == ["my_rewards.py", "my_pipelines.py"]
     for name, text in blocks:
         (import_folder / name).write_text(text)

@@ -1,4 +1,7 @@
-"""The built-in pipelines: each trains, each can be changed, each draws; names and settings that cannot work are refused."""
+"""The built-in pipelines: each trains, each can be changed, each draws.
+
+Names and settings that cannot work are refused.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -33,7 +36,9 @@ NEEDS_IMAGES = frozenset({"embodied_srpo", "embodied_grpo", "embodied_ppo"})
 
 
 def small(pipeline: str, root: Path, **changes: Any) -> TrainToyConfig:
-    """Two synchronous, deterministic updates of two groups of three episodes of at most eight control steps."""
+    """Two synchronous, deterministic updates of two groups of three episodes of at most eight
+    control steps.
+    """
     config = TrainToyConfig(
         run=RunConfig(name=pipeline, root=str(root), updates=2, videos_every=1),
         group_size=3,
@@ -53,7 +58,9 @@ def run_of(config: TrainToyConfig, **options: Any) -> TrainingRun:
     return TrainingRun(config, starts_of(config), policy_of(config), **options)
 
 
-async def trained(config: TrainToyConfig, **options: Any) -> tuple[list[dict[str, float]], MlpPolicy, RunDirectory]:
+async def trained(
+    config: TrainToyConfig, **options: Any
+) -> tuple[list[dict[str, float]], MlpPolicy, RunDirectory]:
     policy = policy_of(config)
     async with asyncio.timeout(110):
         outcome = await train(config, starts_of(config), policy, **options)
@@ -65,7 +72,9 @@ def weights(policy: MlpPolicy) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("pipeline", sorted(PIPELINES))
-async def test_every_pipeline_makes_updates_that_begin_at_ratio_one(pipeline: str, tmp_path: Path) -> None:
+async def test_every_pipeline_makes_updates_that_begin_at_ratio_one(
+    pipeline: str, tmp_path: Path
+) -> None:
     single_step = LearnerConfig(micro_batch=5)
     config = small(pipeline, tmp_path, learner=single_step)
     metrics, policy, run = await trained(config)
@@ -79,7 +88,8 @@ async def test_every_pipeline_makes_updates_that_begin_at_ratio_one(pipeline: st
     assert taught or pipeline in NEEDS_IMAGES
     # Pendulum never reports success, the reaching task does
     assert ("rollout/success_rate" in metrics[0]) == (pipeline in NEEDS_IMAGES)
-    assert "rollout/mean_return" in metrics[0]  # a later update may have no episode since the last one
+    # a later update may have no episode since the last one
+    assert "rollout/mean_return" in metrics[0]
     assert ("critic/loss" in metrics[0]) == (pipeline in ("ppo", "embodied_ppo"))
     assert bool(list(run.videos.glob("*.mp4"))) == (pipeline in NEEDS_IMAGES)
 
@@ -94,12 +104,19 @@ async def reward_by_number(groups: Sequence[Group]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("pipeline", sorted(PIPELINES))
-def test_a_node_can_be_inserted_into_and_replaced_in_every_pipeline(pipeline: str, tmp_path: Path) -> None:
+def test_a_node_can_be_inserted_into_and_replaced_in_every_pipeline(
+    pipeline: str, tmp_path: Path
+) -> None:
     def change(built: Pipeline) -> Pipeline:
         built.replace_node("reward", reward_by_number, reads="groups", stream=False)
-        return built.insert_after("reward", Node.declare("mine", seen_only, reads="rewards", config={"seen": []}))
+        return built.insert_after(
+            "reward", Node.declare("mine", seen_only, reads="rewards", config={"seen": []})
+        )
 
-    changed, plain = run_of(small(pipeline, tmp_path), customise=change).graph, run_of(small(pipeline, tmp_path)).graph
+    changed, plain = (
+        run_of(small(pipeline, tmp_path), customise=change).graph,
+        run_of(small(pipeline, tmp_path)).graph,
+    )
     assert changed.id == plain.id == pipeline
     assert set(changed.nodes) - set(plain.nodes) == {"mine"}
     assert "mine" in changed.upstream("update")
@@ -110,7 +127,9 @@ async def test_what_a_replaced_node_gives_is_what_is_learnt_from(tmp_path: Path)
 
     def change(built: Pipeline) -> Pipeline:
         built.replace_node("reward", reward_by_number, reads="groups", stream=False)
-        return built.insert_after("reward", Node.declare("mine", seen_only, reads="rewards", config={"seen": seen}))
+        return built.insert_after(
+            "reward", Node.declare("mine", seen_only, reads="rewards", config={"seen": seen})
+        )
 
     metrics, _, _ = await trained(small("grpo", tmp_path), customise=change)
     assert [rewards.tolist() for rewards in seen] == [[0.0, 1.0, 2.0, 3.0, 4.0, 5.0]] * 2
@@ -130,7 +149,8 @@ def test_a_pipeline_of_ones_own_is_named_by_its_function(tmp_path: Path) -> None
     config = small("grpo", tmp_path)
     own = msgspec.structs.replace(config, pipeline="own_pipelines:without_checkpoints")
     assert "checkpoint" not in run_of(own).graph.nodes
-    assert with_pipeline(config, "own_pipelines:without_checkpoints").temperature == 1.5  # of its SETTINGS
+    # of its SETTINGS
+    assert with_pipeline(config, "own_pipelines:without_checkpoints").temperature == 1.5
 
 
 @pytest.mark.parametrize(
@@ -166,35 +186,50 @@ def test_settings_that_take_away_what_a_pipeline_is_are_refused(
 def test_srpo_is_refused_where_nothing_says_how_videos_are_embedded(tmp_path: Path) -> None:
     toy = small("grpo", tmp_path)
     plain = TrainingConfig(
-        pipeline="embodied_srpo", scheduler=toy.scheduler, engine=toy.engine, simulators=toy.simulators
+        pipeline="embodied_srpo",
+        scheduler=toy.scheduler,
+        engine=toy.engine,
+        simulators=toy.simulators,
     )
     with pytest.raises(ConfigError, match="expected an EmbodiedConfig"):
         TrainingRun(plain, starts_of(toy), policy_of(toy))
 
 
-def test_a_loss_without_a_trust_region_is_refused_where_it_would_see_data_of_older_weights(tmp_path: Path) -> None:
+def test_a_loss_without_a_trust_region_is_refused_where_it_would_see_data_of_older_weights(
+    tmp_path: Path,
+) -> None:
     config = small("grpo", tmp_path, learner=LearnerConfig(loss=PolicyLossConfig(name="ppo")))
-    unbounded = msgspec.structs.replace(config, learner=LearnerConfig(loss=PolicyLossConfig(name="gpg")))
+    unbounded = msgspec.structs.replace(
+        config, learner=LearnerConfig(loss=PolicyLossConfig(name="gpg"))
+    )
     assert unbounded.scheduler.max_staleness == 0
     ahead = SchedulerConfig(groups_per_update=2, max_staleness=1)
     with pytest.raises(ConfigError, match="no trust region"):
         msgspec.structs.replace(unbounded, scheduler=ahead, engine=EngineConfig())
     with pytest.raises(ConfigError, match="an update has several optimizer steps"):
-        msgspec.structs.replace(unbounded, learner=msgspec.structs.replace(unbounded.learner, epochs=8))
+        msgspec.structs.replace(
+            unbounded, learner=msgspec.structs.replace(unbounded.learner, epochs=8)
+        )
 
 
 @pytest.mark.parametrize(
     ("learner", "in_reward", "nodes"),
     [
         (LearnerConfig(), KlRewardConfig(), set()),
-        (LearnerConfig(loss=PolicyLossConfig(kl=KlLossConfig(coef=0.1))), KlRewardConfig(), {"reference"}),
+        (
+            LearnerConfig(loss=PolicyLossConfig(kl=KlLossConfig(coef=0.1))),
+            KlRewardConfig(),
+            {"reference"},
+        ),
         (LearnerConfig(), KlRewardConfig(coef=0.1), {"reference", "kl"}),
     ],
 )
 def test_a_reference_policy_exists_only_where_its_coefficient_is_above_0(
     learner: LearnerConfig, in_reward: KlRewardConfig, nodes: set[str], tmp_path: Path
 ) -> None:
-    config = msgspec.structs.replace(small("grpo", tmp_path), learner=learner, kl_in_reward=in_reward)
+    config = msgspec.structs.replace(
+        small("grpo", tmp_path), learner=learner, kl_in_reward=in_reward
+    )
     graph = run_of(config).graph
     assert set(graph.nodes) & {"reference", "kl"} == nodes
     assert len(graph.nodes_by_role(NodeRole.REFERENCE)) == len(nodes & {"reference"})
@@ -204,28 +239,38 @@ async def test_kl_in_the_reward_is_paid_for_by_later_updates_and_saved(tmp_path:
     adaptive = KlRewardConfig(coef=0.1, target=1.0, horizon=10)
     config = msgspec.structs.replace(small("ppo", tmp_path), kl_in_reward=adaptive)
     metrics, _, run = await trained(config)
-    assert metrics[0]["reward/reference_kl"] == pytest.approx(0.0, abs=1e-6)  # nothing has moved yet
+    # nothing has moved yet
+    assert metrics[0]["reward/reference_kl"] == pytest.approx(0.0, abs=1e-6)
     # far below the target: 0.1 * (1 - 0.2 * 6 / 10), as there are 6 episodes
     assert metrics[1]["reward/kl_coef"] == pytest.approx(0.088)
     longer = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, updates=3))
     async with asyncio.timeout(60):
-        again = await train(longer, starts_of(config), policy_of(config), resume=RunDirectory.resume(run.path))
+        again = await train(
+            longer, starts_of(config), policy_of(config), resume=RunDirectory.resume(run.path)
+        )
     resumed = list(read_metrics(again.run.metrics))[-1]
     assert resumed["reward/kl_coef"] == pytest.approx(0.1 * 0.88 * 0.88, rel=1e-4)
 
 
-async def test_remax_plays_one_greedy_episode_more_in_each_group_and_needs_no_company(tmp_path: Path) -> None:
+async def test_remax_plays_one_greedy_episode_more_in_each_group_and_needs_no_company(
+    tmp_path: Path,
+) -> None:
     config = small("grpo", tmp_path)
     config = msgspec.structs.replace(config, advantage=AdvantageConfig(name="remax"), group_size=1)
     metrics, _, _ = await trained(config)
-    # two groups of one sampled and one greedy episode of four decisions each; the greedy ones are not learnt from
+    # two groups of one sampled and one greedy episode of four decisions each; the greedy ones are
+    # not learnt from
     assert [line["update/decisions"] for line in metrics] == [8.0, 8.0]
 
 
 def test_settings_that_a_pipeline_would_not_read_are_refused(tmp_path: Path) -> None:
     by_hand = RewardConfig(function="success")
     cases: list[tuple[str, dict[str, Any], str]] = [
-        ("embodied_srpo", {"reward": by_hand}, "reward.function is 'success'.*makes its own reward"),
+        (
+            "embodied_srpo",
+            {"reward": by_hand},
+            "reward.function is 'success'.*makes its own reward",
+        ),
         (
             "gspo",
             {"overlong": OverlongConfig(max_length=600)},
@@ -239,11 +284,16 @@ def test_settings_that_a_pipeline_would_not_read_are_refused(tmp_path: Path) -> 
 
 def with_entropy_bonus(config: TrainToyConfig) -> TrainToyConfig:
     """A loss that moves the weights whatever the advantages are."""
-    return msgspec.structs.replace(config, learner=msgspec.structs.replace(config.learner, entropy_coef=0.01))
+    return msgspec.structs.replace(
+        config, learner=msgspec.structs.replace(config.learner, entropy_coef=0.01)
+    )
 
 
-async def test_where_every_episode_was_cut_off_and_those_are_masked_nothing_moves(tmp_path: Path) -> None:
-    config = small("grpo", tmp_path, filter=FilterConfig(mask_truncated=True))  # Pendulum never ends by itself
+async def test_where_every_episode_was_cut_off_and_those_are_masked_nothing_moves(
+    tmp_path: Path,
+) -> None:
+    # Pendulum never ends by itself
+    config = small("grpo", tmp_path, filter=FilterConfig(mask_truncated=True))
     config = with_entropy_bonus(config)
     metrics, policy, _ = await trained(config)
     assert [line["update/taught"] for line in metrics] == [0.0, 0.0]
@@ -252,7 +302,9 @@ async def test_where_every_episode_was_cut_off_and_those_are_masked_nothing_move
 
 async def test_a_critic_is_warmed_up_before_the_policy_moves(tmp_path: Path) -> None:
     config = with_entropy_bonus(small("ppo", tmp_path))
-    waiting = msgspec.structs.replace(config, critic=msgspec.structs.replace(config.critic, warmup_updates=2))
+    waiting = msgspec.structs.replace(
+        config, critic=msgspec.structs.replace(config.critic, warmup_updates=2)
+    )
     metrics, policy, run = await trained(waiting)
     assert torch.equal(weights(policy), weights(policy_of(config)))
     assert [line["update/taught"] for line in metrics] == [0.0, 0.0]
@@ -271,7 +323,9 @@ async def test_an_interrupted_run_with_a_critic_ends_with_the_same_weights(tmp_p
 
 def test_the_command_line_overrides_the_file_which_overrides_the_pipeline(tmp_path: Path) -> None:
     file = tmp_path / "run.toml"
-    file.write_text('pipeline = "dapo"\n[learner]\nmicro_batch = 7\n[learner.loss]\nclip_high = 0.5\n')
+    file.write_text(
+        'pipeline = "dapo"\n[learner]\nmicro_batch = 7\n[learner.loss]\nclip_high = 0.5\n'
+    )
     arguments = ["--config", str(file), "--learner.loss.clip-low", "0.1"]
     config = parse_command(TrainingLaunch, TrainToyConfig, "Any pipeline.", arguments).config
     assert config.pipeline == "dapo"
@@ -279,7 +333,9 @@ def test_the_command_line_overrides_the_file_which_overrides_the_pipeline(tmp_pa
     assert config.learner.aggregation == "token_mean"  # of the pipeline
     assert config.learner.micro_batch == 7
     assert config.group_size == 8  # of the recipe
-    ppo = parse_command(TrainingLaunch, TrainToyConfig, "Any pipeline.", [*arguments[:2], "--pipeline", "ppo"]).config
+    ppo = parse_command(
+        TrainingLaunch, TrainToyConfig, "Any pipeline.", [*arguments[:2], "--pipeline", "ppo"]
+    ).config
     assert (ppo.pipeline, ppo.advantage.name, ppo.filter.drop_equal) == ("ppo", "gae", "none")
     with pytest.raises(ConfigError, match="did you mean 'cpgd'"):
         parse_command(TrainingLaunch, TrainToyConfig, "Any pipeline.", ["--pipeline", "cpdg"])
@@ -288,7 +344,11 @@ def test_the_command_line_overrides_the_file_which_overrides_the_pipeline(tmp_pa
 def test_numbers_of_one_loss_are_not_taken_over_by_another() -> None:
     base = {"learner": {"loss": {"name": "sapo", "temperature_positive": 2.0}, "epochs": 3}}
     on_top = merged(base, settings_of("gspo"))
-    assert on_top["learner"] == {"loss": {"name": "gspo"}, "epochs": 3, "aggregation": "seq_mean_token_mean"}
+    assert on_top["learner"] == {
+        "loss": {"name": "gspo"},
+        "epochs": 3,
+        "aggregation": "seq_mean_token_mean",
+    }
 
 
 @pytest.mark.slow

@@ -1,4 +1,6 @@
-"""Evaluation on real LIBERO, from the command line: killed, resumed, recorded, and refused where it makes no sense."""
+"""Evaluation on real LIBERO, from the command line: killed, resumed, recorded, and refused where it
+makes no sense.
+"""
 
 import asyncio
 import json
@@ -38,7 +40,12 @@ QUICK = ["--assets", "stand-ins", "--physics", "fast", "--quality", "fast", "--i
 
 def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(
-        [*EVAL, *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=200, check=False
+        [*EVAL, *arguments],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
     )
 
 
@@ -63,12 +70,24 @@ def ended(init_state_id: int = 0) -> SimpleNamespace:
 def test_a_killed_evaluation_goes_on_with_what_is_missing_and_keeps_its_record(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plan = ["--tasks", "1", "--init-states", "40-43", "--step-limit", "16", "--num-envs", "1", *QUICK]
+    plan = [
+        "--tasks",
+        "1",
+        "--init-states",
+        "40-43",
+        "--step-limit",
+        "16",
+        "--num-envs",
+        "1",
+        *QUICK,
+    ]
     plan += ["--record-to", str(tmp_path / "data"), "--root", str(tmp_path)]
     process = subprocess.Popen([*EVAL, *plan], stdout=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 100
     try:
-        while not any(file.read_bytes().count(b"\n") for file in tmp_path.glob("eval-*/episodes.jsonl")):
+        while not any(
+            file.read_bytes().count(b"\n") for file in tmp_path.glob("eval-*/episodes.jsonl")
+        ):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.02)
@@ -91,10 +110,15 @@ def test_a_killed_evaluation_goes_on_with_what_is_missing_and_keeps_its_record(
     assert "torch" in found["versions"]["packages"]
     assert "0/4" in resumed.stdout
     # no video of what was played before; at most three of each task and outcome
-    assert all(video.name.startswith("libero_object-1_failure_init-4") for video in (folder / "videos").iterdir())
+    assert all(
+        video.name.startswith("libero_object-1_failure_init-4")
+        for video in (folder / "videos").iterdir()
+    )
     assert len(list((folder / "videos").iterdir())) == 3
     episodes = open_dataset(tmp_path / "data")
-    assert sorted(json.loads(str(episode.about["options"]))["init_state_id"] for episode in episodes) == [
+    assert sorted(
+        json.loads(str(episode.about["options"]))["init_state_id"] for episode in episodes
+    ) == [
         40,
         41,
         42,
@@ -105,11 +129,15 @@ def test_a_killed_evaluation_goes_on_with_what_is_missing_and_keeps_its_record(
     assert not np.array_equal(episodes[0].frames["image"](0), episodes[0].frames["image"](15))
     config = msgspec.json.decode((folder / "config.json").read_bytes(), type=EvalLiberoConfig)
     warmer = msgspec.structs.replace(config, temperature=1.0)
-    with pytest.raises(ConfigError, match=r"temperature is 1\.0, but the episodes in .* were run with None"):
+    with pytest.raises(
+        ConfigError, match=r"temperature is 1\.0, but the episodes in .* were run with None"
+    ):
         asyncio.run(main(Command(EvalLaunch(resume=folder), warmer)))
     wider = msgspec.structs.replace(config, init_states="40-44")
     assert asyncio.run(main(Command(EvalLaunch(resume=folder, dry_run=True), wider))) == 0
-    assert "5 episodes, greedily, 4 of them done already" in " ".join(capsys.readouterr().out.split())
+    assert "5 episodes, greedily, 4 of them done already" in " ".join(
+        capsys.readouterr().out.split()
+    )
 
 
 async def test_a_dry_run_shows_episodes_and_memory_and_plays_nothing(
@@ -136,7 +164,11 @@ async def test_a_dry_run_shows_episodes_and_memory_and_plays_nothing(
     ("changed", "resume", "message"),
     [
         ({"checkpoint": "nowhere"}, None, "nowhere is neither a folder nor a hub id"),
-        ({"norm_key": "libero_goal", "step_limit": 8}, None, "action statistics with no 'libero_goal'"),
+        (
+            {"norm_key": "libero_goal", "step_limit": 8},
+            None,
+            "action statistics with no 'libero_goal'",
+        ),
         ({"assets": "nowhere"}, None, "LIBERO's assets were not found in nowhere"),
         ({}, Path("nowhere"), "nowhere/config.json cannot be read"),
     ],
@@ -182,23 +214,38 @@ def test_perturbations_have_rates_and_rows_of_their_own(tmp_path: Path) -> None:
     assert rates == ["3/4", "1/2", "1/1"]
 
 
-def test_trials_have_the_fixtures_of_published_evaluations_unless_the_command_line_says_otherwise() -> None:
+def test_trials_have_the_fixtures_of_published_evaluations_unless_the_command_line_says_otherwise() -> (
+    None
+):
     plan = {"suites": ("libero_goal",), "tasks": "3", "init_states": "0-1", "assets": "stand-ins"}
     published, same = (EvalLiberoConfig(**plan), EvalLiberoConfig(**plan, scenes="same"))
-    assert [e.env.kwargs.get("scenes") for e in planned_episodes(published, published.scenes)] == ["published"] * 2
+    assert [e.env.kwargs.get("scenes") for e in planned_episodes(published, published.scenes)] == [
+        "published"
+    ] * 2
     assert [e.env.kwargs.get("scenes") for e in planned_episodes(same, same.scenes)] == [None] * 2
-    assert (conditions_of(published)["scenes"], conditions_of(same)["scenes"]) == ("published", "same")
+    assert (conditions_of(published)["scenes"], conditions_of(same)["scenes"]) == (
+        "published",
+        "same",
+    )
 
 
-async def test_an_evaluation_older_than_the_choice_of_scenes_goes_on_with_the_same_ones(tmp_path: Path) -> None:
-    config = EvalLiberoConfig(suites=("libero_object",), tasks="1", init_states="0", scenes="same", assets="stand-ins")
+async def test_an_evaluation_older_than_the_choice_of_scenes_goes_on_with_the_same_ones(
+    tmp_path: Path,
+) -> None:
+    config = EvalLiberoConfig(
+        suites=("libero_object",), tasks="1", init_states="0", scenes="same", assets="stand-ins"
+    )
     for name, record in (("config.json", config), ("conditions.json", conditions_of(config))):
-        older = {key: value for key, value in msgspec.to_builtins(record).items() if key != "scenes"}
+        older = {
+            key: value for key, value in msgspec.to_builtins(record).items() if key != "scenes"
+        }
         (tmp_path / name).write_bytes(msgspec.json.encode(older))
     (tmp_path / "episodes.jsonl").write_bytes(msgspec.json.encode(ended().result) + b"\n")
     assert await main(Command(EvalLaunch(resume=tmp_path, dry_run=True), config)) == 0
     published = msgspec.structs.replace(config, scenes="published")
-    with pytest.raises(ConfigError, match=r"scenes is 'published', but the episodes in .* were run with 'same'"):
+    with pytest.raises(
+        ConfigError, match=r"scenes is 'published', but the episodes in .* were run with 'same'"
+    ):
         await main(Command(EvalLaunch(resume=tmp_path, dry_run=True), published))
 
 
@@ -215,12 +262,17 @@ def test_a_suite_that_is_not_there_is_refused(suites: tuple[str, ...], message: 
 
 
 def test_an_interrupted_evaluation_says_that_it_is_incomplete(tmp_path: Path) -> None:
-    title = title_of("mine", {"assets": "stand-ins", "scenes": "same"}, num_planned=200, num_missing=197)
+    title = title_of(
+        "mine", {"assets": "stand-ins", "scenes": "same"}, num_planned=200, num_missing=197
+    )
     assert title == (
-        "mine, assets: stand-ins, scenes: same; incomplete: 3 of 200 episodes, those running were lost, so rates favour "
+        "mine, assets: stand-ins, scenes: same; incomplete: 3 of 200 episodes, those running were "
+        "lost, so rates favour "
         "short ones"
     )
-    whole = title_of("mine", {"assets": "LIBERO", "scenes": "published"}, num_planned=3, num_missing=0)
+    whole = title_of(
+        "mine", {"assets": "LIBERO", "scenes": "published"}, num_planned=3, num_missing=0
+    )
     assert whole == "mine, assets: LIBERO, scenes: published"
     write_results(tmp_path / "results.json", {}, [ended().result], num_planned=200, num_missing=199)
     found = msgspec.json.decode((tmp_path / "results.json").read_bytes())

@@ -1,4 +1,6 @@
-"""docs/data.md's three commands, in small: a policy is taught from demonstrations in LIBERO and judged there."""
+"""docs/data.md's three commands, in small: a policy is taught from demonstrations in LIBERO and
+judged there.
+"""
 
 import json
 import re
@@ -20,7 +22,9 @@ SMALLER = {
 def commands() -> list[list[str]]:
     """The arguments of each recipe in the page's block of three commands."""
     blocks = re.findall(r"```sh\n(.*?)```", PAGE.read_text(), re.DOTALL)
-    (chain,) = [block for block in blocks if "record_demonstrations" in block and "eval_libero" in block]
+    (chain,) = [
+        block for block in blocks if "record_demonstrations" in block and "eval_libero" in block
+    ]
     return [shlex.split(line)[2:] for line in chain.replace("\\\n", " ").splitlines()]
 
 

@@ -1,4 +1,6 @@
-"""Training on one's own questions: the command as it is typed, and every bad row by its number and field."""
+"""Training on one's own questions: the command as it is typed, and every bad row by its number and
+field.
+"""
 
 import json
 from collections.abc import Sequence
@@ -15,10 +17,23 @@ from vla_rl.commands.command_line import TrainingLaunch, parse_command
 from vla_rl.errors import ConfigError, DataError
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.observe import read_metrics
-from vla_rl.recipes.grpo_prompts import GrpoPromptsConfig, check_prompts, main, split_rows, starts_of
+from vla_rl.recipes.grpo_prompts import (
+    GrpoPromptsConfig,
+    check_prompts,
+    main,
+    split_rows,
+    starts_of,
+)
 from vla_rl.types import Message
 
-SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, vocab_size=300, context_size=128)
+SHAPE = TinyConfig(
+    hidden_size=32,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=64,
+    vocab_size=300,
+    context_size=128,
+)
 ROWS: list[dict[str, Any]] = [
     {"question": f"{number}+1?", "gold": str(number + 1), "answer": "x"} for number in range(8)
 ]
@@ -30,9 +45,15 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 def arguments(root: Path, prompts: str, *more: str) -> list[str]:
-    small = "--run.updates 2 --run.device cpu --group-size 4 --scheduler.groups-per-update 2 --text.num-envs 8"
+    small = (
+        "--run.updates 2 --run.device cpu --group-size 4 --scheduler.groups-per-update 2 "
+        "--text.num-envs 8"
+    )
     names = f"--run.root {root} --policy {root / 'policy'} --prompts {prompts}"
-    return [*f"{small} {names} --engine.max-reply 6 --num-validation 2 --num-tries 2".split(), *more]
+    return [
+        *f"{small} {names} --engine.max-reply 6 --num-validation 2 --num-tries 2".split(),
+        *more,
+    ]
 
 
 def runs_in(root: Path) -> list[Path]:
@@ -46,17 +67,34 @@ def config_of(prompts: str, **fields: Any) -> GrpoPromptsConfig:
 async def test_one_command_trains_on_a_file_of_questions(tmp_path: Path) -> None:
     tiny(SHAPE, ["What is 1+1?"], seed=0).save(tmp_path / "policy")
     prompts = write(tmp_path / "sums.jsonl", ROWS)
-    more = ("--prompt-field", "question", "--scorer", "checksum_tasks:score", "--learner.optimizer.lr", "1e-2")
-    command = parse_command(TrainingLaunch, GrpoPromptsConfig, "", arguments(tmp_path, prompts, *more))
+    more = (
+        "--prompt-field",
+        "question",
+        "--scorer",
+        "checksum_tasks:score",
+        "--learner.optimizer.lr",
+        "1e-2",
+    )
+    command = parse_command(
+        TrainingLaunch, GrpoPromptsConfig, "", arguments(tmp_path, prompts, *more)
+    )
     assert await main(command) == 0
     (run,) = runs_in(tmp_path)
     lines = list(read_metrics(run / "metrics.jsonl"))
     assert [int(line["update"]) for line in lines] == [1, 2]
     assert all(0.0 < line["reward/mean"] < 1.0 for line in lines)
     assert sum(line["update/taught"] for line in lines) > 0
-    validation = [msgspec.json.decode(line) for line in (run / "validation.jsonl").read_bytes().splitlines()]
-    assert [(line["weight_version"], line["num_problems"]) for line in validation] == [(0, 2), (2, 2)]
-    assert CausalLanguageModel.load(run / "checkpoints" / "update-000002" / "policy").context_size == 128
+    validation = [
+        msgspec.json.decode(line) for line in (run / "validation.jsonl").read_bytes().splitlines()
+    ]
+    assert [(line["weight_version"], line["num_problems"]) for line in validation] == [
+        (0, 2),
+        (2, 2),
+    ]
+    assert (
+        CausalLanguageModel.load(run / "checkpoints" / "update-000002" / "policy").context_size
+        == 128
+    )
 
 
 def test_held_out_rows_are_never_trained_on_and_the_seed_chooses_them(tmp_path: Path) -> None:
@@ -66,12 +104,16 @@ def test_held_out_rows_are_never_trained_on_and_the_seed_chooses_them(tmp_path: 
     assert (len(trained), len(held_out)) == (5, 3)
     assert sorted(trained + held_out) == list(range(8))
     assert split_rows(config) == (trained, held_out)
-    assert [start.options for start in starts_of(config, held_out)] == [{"row": number} for number in held_out]
+    assert [start.options for start in starts_of(config, held_out)] == [
+        {"row": number} for number in held_out
+    ]
 
 
 def test_parquet_does_as_well(tmp_path: Path) -> None:
     path = tmp_path / "rows.parquet"
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"prompt": "1?", "answer": "1"}] * 3), path)
+    pyarrow.parquet.write_table(
+        pyarrow.Table.from_pylist([{"prompt": "1?", "answer": "1"}] * 3), path
+    )
     config = config_of(str(path), system="Answer.")
     assert split_rows(config) == ([0, 1, 2], [])
     policy = tiny(SHAPE, ["1?"], seed=0)
@@ -82,18 +124,29 @@ def test_parquet_does_as_well(tmp_path: Path) -> None:
     ("row", "message"),
     [
         ({"prompt": "1?"}, r"row 1 \(line 2\) has no 'answer'; it has: 'prompt'"),
-        ({"prompts": "1?", "answer": "1"}, r"row 1 \(line 2\) has no 'prompt'; did you mean 'prompts'\?"),
+        (
+            {"prompts": "1?", "answer": "1"},
+            r"row 1 \(line 2\) has no 'prompt'; did you mean 'prompts'\?",
+        ),
         ({"prompt": None, "answer": "1"}, r"row 1 \(line 2\) has no 'prompt'"),
         ({"prompt": " ", "answer": "1"}, "'prompt' of row 1 of .* is empty, expected a question"),
-        ({"prompt": [{"role": "user", "content": ""}], "answer": "1"}, "'prompt' of row 1 of .* is empty"),
-        ({"prompt": 7, "answer": "1"}, "'prompt' of row 1 of .* is neither a text nor a list of messages"),
+        (
+            {"prompt": [{"role": "user", "content": ""}], "answer": "1"},
+            "'prompt' of row 1 of .* is empty",
+        ),
+        (
+            {"prompt": 7, "answer": "1"},
+            "'prompt' of row 1 of .* is neither a text nor a list of messages",
+        ),
         (
             {"prompt": "so long " * 200, "answer": "1"},
             r"'prompt' of row 1 of .* tokens and the context 128, expected room",
         ),
     ],
 )
-def test_a_bad_row_is_named_before_anything_starts(tmp_path: Path, row: dict[str, Any], message: str) -> None:
+def test_a_bad_row_is_named_before_anything_starts(
+    tmp_path: Path, row: dict[str, Any], message: str
+) -> None:
     config = config_of(write(tmp_path / "rows.jsonl", [{"prompt": "1?", "answer": "1"}, row]))
     with pytest.raises(DataError, match=message):
         check_prompts(config, tiny(SHAPE, ["1?"], seed=0))
@@ -110,10 +163,19 @@ def test_too_few_rows_and_unknown_scorers_are_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("tests", "message"),
-    [([], "is an empty list"), ("print(1)", "is not a list of tests"), ([{"stdin": "1"}], "is not a list of tests")],
+    [
+        ([], "is an empty list"),
+        ("print(1)", "is not a list of tests"),
+        ([{"stdin": "1"}], "is not a list of tests"),
+    ],
 )
-def test_tests_of_programs_are_looked_at_before_anything_starts(tests: Any, message: str, tmp_path: Path) -> None:
-    rows = [{"prompt": "1?", "answer": [{"stdin": "", "stdout": "1"}]}, {"prompt": "2?", "answer": tests}]
+def test_tests_of_programs_are_looked_at_before_anything_starts(
+    tests: Any, message: str, tmp_path: Path
+) -> None:
+    rows = [
+        {"prompt": "1?", "answer": [{"stdin": "", "stdout": "1"}]},
+        {"prompt": "2?", "answer": tests},
+    ]
     config = config_of(write(tmp_path / "rows.jsonl", rows), scorer="code")
     with pytest.raises(DataError, match=f"'answer' of row 1 of .*{message}"):
         check_prompts(config, tiny(SHAPE, ["1?"], seed=0))
@@ -132,9 +194,13 @@ class Strict:
 
 
 def test_a_conversation_that_the_template_refuses_is_named_by_its_row(tmp_path: Path) -> None:
-    rows = [{"prompt": "1?", "answer": "1"}, {"prompt": [{"role": "tool", "content": "2?"}], "answer": "2"}]
+    rows = [
+        {"prompt": "1?", "answer": "1"},
+        {"prompt": [{"role": "tool", "content": "2?"}], "answer": "2"},
+    ]
     config = config_of(write(tmp_path / "rows.jsonl", rows))
     with pytest.raises(
-        DataError, match=r"'prompt' of row 1 of .*: the chat template rejects .* roles \['tool'\]; leave"
+        DataError,
+        match=r"'prompt' of row 1 of .*: the chat template rejects .* roles \['tool'\]; leave",
     ):
         check_prompts(config, Strict())  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""The recipes of docs/language.md: each command is one that is understood, and the run of two kinds runs."""
+"""The recipes of docs/language.md: each command is one that is understood, and the run of two kinds
+runs.
+"""
 
 import re
 import shlex
@@ -45,26 +47,46 @@ def test_a_command_of_the_page_is_understood(name: str, rest: str) -> None:
 
 
 def test_the_commands_for_a_pair_differ_in_who_learns_when(tmp_path: Path) -> None:
-    shape = TinyConfig(hidden_size=32, num_layers=1, num_heads=2, intermediate_size=64, vocab_size=300)
+    shape = TinyConfig(
+        hidden_size=32, num_layers=1, num_heads=2, intermediate_size=64, vocab_size=300
+    )
     tiny(shape, ["go"], seed=0).save(tmp_path / "pair_base")
     found = []
     for name, rest in COMMANDS:
         if name == "grpo_pair":
-            words = [str(tmp_path / word) if word == "pair_base" else word for word in shlex.split(rest)]
+            words = [
+                str(tmp_path / word) if word == "pair_base" else word for word in shlex.split(rest)
+            ]
             config = parse_command(TrainingLaunch, GrpoPairConfig, "", words).config
             policies = policies_of(config)
-            team = (list(policies.members), policies.updates_per_turn) if isinstance(policies, Team) else None
+            team = (
+                (list(policies.members), policies.updates_per_turn)
+                if isinstance(policies, Team)
+                else None
+            )
             found.append((config.advantage.name, team))
-    assert found == [("grpo", None), ("grpo", (list(AGENTS), None)), ("grpo", (list(AGENTS), 2)), ("marft_gae", None)]
+    assert found == [
+        ("grpo", None),
+        ("grpo", (list(AGENTS), None)),
+        ("grpo", (list(AGENTS), 2)),
+        ("marft_gae", None),
+    ]
 
 
-async def test_two_kinds_of_policies_train_as_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_two_kinds_of_policies_train_as_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (snippet,) = re.findall(r"```python\n# train_both\.py\n(.*?)```", PAGE, re.DOTALL)
     names: dict[str, Any] = {}
     exec(compile(snippet, "train_both.py", "exec"), names)
     monkeypatch.chdir(tmp_path)
     shape = TinyConfig(
-        hidden_size=32, num_layers=1, num_heads=2, intermediate_size=64, vocab_size=300, context_size=512
+        hidden_size=32,
+        num_layers=1,
+        num_heads=2,
+        intermediate_size=64,
+        vocab_size=300,
+        context_size=512,
     )
     tiny(shape, ["What is 1+1?"], seed=0).save(tmp_path / "language")
     srpo_toy.policy_of(srpo_toy.SrpoToyConfig()).save(tmp_path / "robot")

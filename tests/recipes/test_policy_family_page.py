@@ -1,4 +1,6 @@
-"""docs/add_a_policy_family.md does what it says: its family is trained, judged, taught and loaded as the page shows."""
+"""docs/add_a_policy_family.md does what it says: its family is trained, judged, taught and loaded
+as the page shows.
+"""
 
 import asyncio
 import importlib
@@ -62,7 +64,9 @@ async def test_the_family_is_trained_judged_and_loaded(
     assert 0.0 <= share <= 1.0
     assert not torch.equal(policy.network["head"].weight, before)  # type: ignore[index]
     loaded = page["load_mine"](outcome.run.path).checkpoint_tensors()
-    assert all(torch.equal(tensor, loaded[name]) for name, tensor in policy.checkpoint_tensors().items())
+    assert all(
+        torch.equal(tensor, loaded[name]) for name, tensor in policy.checkpoint_tensors().items()
+    )
 
 
 async def test_the_family_is_taught_by_demonstrations(
@@ -84,7 +88,9 @@ async def test_the_family_is_taught_by_demonstrations(
 
 
 def test_a_class_in_place_of_an_instance_is_named(page: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="the policy is the class CnnPolicy, expected an instance of it"):
+    with pytest.raises(
+        ConfigError, match="the policy is the class CnnPolicy, expected an instance of it"
+    ):
         Member(page["CnnPolicy"])
 
 
@@ -109,7 +115,9 @@ def test_a_checkpoint_that_would_not_bring_the_policy_back_is_named(
     policy: PolicyModel[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(policy, "checkpoint_tensors", lambda: {"w": torch.zeros(1)}, raising=True)
-    with pytest.raises(ConfigError, match=r"CnnPolicy has \d+ parameters, of which checkpoint_tensors gives 1"):
+    with pytest.raises(
+        ConfigError, match=r"CnnPolicy has \d+ parameters, of which checkpoint_tensors gives 1"
+    ):
         Member(policy)
 
 
@@ -119,7 +127,10 @@ async def test_actions_of_another_shape_are_named(
     monkeypatch.setattr(policy, "decode", lambda tokens: np.zeros((len(tokens) * 4, 2), np.float32))
     seen = {"image": np.zeros((32, 32, 3), np.uint8)}
     async with asyncio.timeout(30):
-        with pytest.raises(PolicyError, match=r"CnnPolicy\.decode gave \[4, 2\] for 1 decisions, expected \[1, H, D\]"):
+        with pytest.raises(
+            PolicyError,
+            match=r"CnnPolicy\.decode gave \[4, 2\] for 1 decisions, expected \[1, H, D\]",
+        ):
             async with TorchEngine(policy, lane, EngineConfig()) as engine:
                 await engine.act(seen, Sampling())
 
@@ -129,7 +140,10 @@ async def test_chunks_of_another_length_teach_nothing(
 ) -> None:
     monkeypatch.setattr(policy, "encode", lambda actions: np.zeros((len(actions), 8), np.int64))
     seen = {"image": np.zeros((32, 32, 3), np.uint8)}
-    whole, short = (Demonstration(observation=seen, actions=np.zeros((n, 2), np.float32), num_valid=n) for n in (4, 3))
+    whole, short = (
+        Demonstration(observation=seen, actions=np.zeros((n, 2), np.float32), num_valid=n)
+        for n in (4, 3)
+    )
     async with asyncio.timeout(30):
         for shown in ([short], [whole, short]):
             with pytest.raises(ValueError, match=r"is a chunk \[3, 2\], expected \[4, 2\]"):

@@ -19,7 +19,10 @@ from vla_rl.recipes.record_demonstrations import RecordConfig, folder_of, note_s
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
-        ({"suite": "libero_91"}, "suite is 'libero_91', expected one of libero_spatial, libero_object"),
+        (
+            {"suite": "libero_91"},
+            "suite is 'libero_91', expected one of libero_spatial, libero_object",
+        ),
         ({"init_state_ids": (-1,)}, "expected numbers from 0 to 2147483647, at least one, or none"),
         ({"task_ids": (1, 99)}, "task_id is 99, expected 0 to 9: libero_object has 10 tasks"),
         ({"scene_seeds": ()}, "expected at least one seed"),
@@ -29,7 +32,9 @@ from vla_rl.recipes.record_demonstrations import RecordConfig, folder_of, note_s
         ({"num_init_states": 0}, "num_init_states is 0, expected 1 to"),
     ],
 )
-def test_a_configuration_that_cannot_be_recorded_is_refused(changed: dict[str, Any], message: str) -> None:
+def test_a_configuration_that_cannot_be_recorded_is_refused(
+    changed: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         RecordConfig(**changed)
 
@@ -50,7 +55,10 @@ def test_demonstrations_of_unknown_settings_are_left_alone(tmp_path: Path) -> No
     folder = folder_of(config, 1)
     folder.mkdir(parents=True)
     (folder / "0000.npz").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"holds demonstrations, but .*1\.settings\.json, their settings, is missing"):
+    with pytest.raises(
+        ConfigError,
+        match=r"holds demonstrations, but .*1\.settings\.json, their settings, is missing",
+    ):
         note_settings(config, Assets(tmp_path, "configured"))
 
 
@@ -68,8 +76,26 @@ def test_an_environments_own_error_ends_it_in_one_line(
 
 @pytest.mark.slow
 def test_what_two_workers_record_replays_to_success(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "vla_rl.recipes.record_demonstrations", "--suite", "libero_goal"]
-    tasks = ["--task-ids", "7", "8", "--num", "1", "--scene-seeds", "5", "--workers", "2", "--noise", "0.25"]
+    command = [
+        sys.executable,
+        "-m",
+        "vla_rl.recipes.record_demonstrations",
+        "--suite",
+        "libero_goal",
+    ]
+    tasks = [
+        "--task-ids",
+        "7",
+        "8",
+        "--num",
+        "1",
+        "--scene-seeds",
+        "5",
+        "--workers",
+        "2",
+        "--noise",
+        "0.25",
+    ]
     looks = ["--assets", "stand-ins", "--image-size", "32", "--no-wrist-image", "--quality", "fast"]
     result = subprocess.run(
         [*command, *tasks, *looks, "--out", str(tmp_path)],
@@ -92,7 +118,8 @@ def test_what_two_workers_record_replays_to_success(tmp_path: Path) -> None:
 
 
 def _replay(recorded: dict[str, np.ndarray], task_id: int) -> None:
-    """The executed actions, played again from the same start, give the same states, and succeed with the last one.
+    """The executed actions, played again from the same start, give the same states, and succeed
+    with the last one.
 
     The first picture is the same too: in the quality that was asked for.
     """

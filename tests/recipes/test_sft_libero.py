@@ -1,4 +1,6 @@
-"""Supervised learning from all three layouts, of all heads, with adapters, augmentation and statistics of the data."""
+"""Supervised learning from all three layouts, of all heads, with adapters, augmentation and
+statistics of the data.
+"""
 
 import json
 import re
@@ -45,7 +47,10 @@ FAST = ImitationConfig(optimizer=OptimizerConfig(lr=3e-3, warmup_steps=2), micro
 
 def save_npz(path: Path, episode: RecordedEpisode) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    frames = {key: np.stack([read(step) for step in range(episode.num_steps)]) for key, read in episode.frames.items()}
+    frames = {
+        key: np.stack([read(step) for step in range(episode.num_steps)])
+        for key, read in episode.frames.items()
+    }
     np.savez_compressed(
         path,
         action=episode.actions,
@@ -63,7 +68,10 @@ def written(layout: str, folder: Path) -> Path:
         save_npz(folder / "libero_goal/5/0000.npz", made_episode("a", 6))
         save_npz(folder / "libero_goal/5/0001.npz", made_episode("b", 4, seed=1))
     else:
-        hdf5(folder / "x_demo.hdf5", {f"demo_{n}": made_episode("a", 6 - 2 * n, seed=n).actions for n in range(2)})
+        hdf5(
+            folder / "x_demo.hdf5",
+            {f"demo_{n}": made_episode("a", 6 - 2 * n, seed=n).actions for n in range(2)},
+        )
     return folder
 
 
@@ -84,7 +92,8 @@ async def test_a_policy_is_taught_from_each_layout(
 ) -> None:
     written(layout, tmp_path / "demos")
     folder = await sft(tmp_path)
-    num_samples = 8 if layout == "hdf5" else 10  # LIBERO's files show nothing from before the first action
+    # LIBERO's files show nothing from before the first action
+    num_samples = 8 if layout == "hdf5" else 10
     assert f"{num_samples} samples of 2 episodes" in capsys.readouterr().out
     assert family_of(str(folder)) == "openvla_oft"
     assert OpenVlaOft.load(folder).config.chunk_size == 8
@@ -112,17 +121,24 @@ async def test_a_continuous_policy_goes_on_from_a_checkpoint(tmp_path: Path) -> 
     first = await sft(tmp_path, tiny_head="l1")
     second = await sft(tmp_path, checkpoint=str(first), out=str(tmp_path / "more"))
     assert family_of(str(second)) == "continuous"
-    before, after = (ContinuousOpenVlaOft.load(folder).checkpoint_tensors() for folder in (first, second))
+    before, after = (
+        ContinuousOpenVlaOft.load(folder).checkpoint_tensors() for folder in (first, second)
+    )
     assert before.keys() == after.keys()
     assert any(not torch.equal(before[name], after[name]) for name in before)
     with pytest.raises(
-        ConfigError, match=r"has an action head, action_head--latest_checkpoint.pt; set it to continuous"
+        ConfigError,
+        match=r"has an action head, action_head--latest_checkpoint.pt; set it to continuous",
     ):
         load_policy(str(first), CheckpointConfig(policy_family="openvla_oft"), "cpu")
 
 
-async def test_a_policy_of_tokens_becomes_one_of_numbers_with_a_head_that_is_new(tmp_path: Path) -> None:
-    """As OpenVLA-OFT begins from OpenVLA: a head, a proprio projector and FiLM that the checkpoint does not have."""
+async def test_a_policy_of_tokens_becomes_one_of_numbers_with_a_head_that_is_new(
+    tmp_path: Path,
+) -> None:
+    """As OpenVLA-OFT begins from OpenVLA: a head, a proprio projector and FiLM that the checkpoint
+    does not have.
+    """
     written("lerobot", tmp_path / "demos")
     parts = public_checkpoint.Parts(seed=0)
     public_checkpoint.write(tmp_path / "openvla", parts, TINY_TOKENIZER)
@@ -136,7 +152,11 @@ async def test_a_policy_of_tokens_becomes_one_of_numbers_with_a_head_that_is_new
         await sft(tmp_path, **common)
     folder = await sft(tmp_path, **common, new_parts=new)
     taught = ContinuousOpenVlaOft.load(folder)
-    assert (taught.config.head, taught.config.has_film, taught.config.cameras) == ("l1", True, ("image", "wrist_image"))
+    assert (taught.config.head, taught.config.has_film, taught.config.cameras) == (
+        "l1",
+        True,
+        ("image", "wrist_image"),
+    )
     assert taught.config.proprio is not None
     assert taught.config.proprio.high == pytest.approx(
         statistics_of([made_episode("a", 6), made_episode("b", 4, seed=1)])["proprio"]["q99"]
@@ -185,7 +205,11 @@ def test_new_parts_have_weights_of_their_seed_and_film_changes_nothing(tmp_path:
     one, same, other = begun(1), begun(1), begun(2)
     assert torch.equal(torch.get_rng_state(), before)
     assert all(torch.equal(tensor, same[name]) for name, tensor in one.items())
-    changed = {name.partition(".")[0] for name, tensor in one.items() if not torch.equal(tensor, other[name])}
+    changed = {
+        name.partition(".")[0]
+        for name, tensor in one.items()
+        if not torch.equal(tensor, other[name])
+    }
     assert changed == {"action_head"}
     assert all(not tensor.any() for name, tensor in one.items() if name.startswith("film."))
     assert {tensor.dtype for tensor in one.values()} == {torch.bfloat16}
@@ -194,8 +218,14 @@ def test_new_parts_have_weights_of_their_seed_and_film_changes_nothing(tmp_path:
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"new_parts": ["action_head"]}, r"has action_head\.model\.\S+, so its action_head is not new"),
-        ({"new_parts": ["noisy_action_projector"]}, "a policy with this head has no noisy_action_projector"),
+        (
+            {"new_parts": ["action_head"]},
+            r"has action_head\.model\.\S+, so its action_head is not new",
+        ),
+        (
+            {"new_parts": ["noisy_action_projector"]},
+            "a policy with this head has no noisy_action_projector",
+        ),
         ({"normalization": "bounds"}, "has the normalization 'bounds_q99', not 'bounds'"),
         ({"head": "diffusion"}, "has the head 'l1', not 'diffusion'"),
         (
@@ -219,14 +249,22 @@ def test_what_a_checkpoint_says_of_itself_cannot_be_said_otherwise(
 @pytest.mark.parametrize(
     ("said", "message"),
     [
-        ({"dialect": "simpleVLA"}, "dialect is 'simpleVLA', expected one of openvla_oft, simplevla"),
+        (
+            {"dialect": "simpleVLA"},
+            "dialect is 'simpleVLA', expected one of openvla_oft, simplevla",
+        ),
         ({"cameras": "image"}, "cameras is 'image', expected a tuple of observation keys"),
         ({"cameras": ("image", "image")}, "each of them once"),
-        ({"new_parts": ("lora",)}, "new_parts is .*, expected some of action_head, proprio_projector"),
+        (
+            {"new_parts": ("lora",)},
+            "new_parts is .*, expected some of action_head, proprio_projector",
+        ),
         ({"new_parts": "film"}, "new_parts is 'film', expected some of"),
     ],
 )
-def test_what_cannot_be_said_of_a_checkpoint_is_refused(said: dict[str, Any], message: str, tmp_path: Path) -> None:
+def test_what_cannot_be_said_of_a_checkpoint_is_refused(
+    said: dict[str, Any], message: str, tmp_path: Path
+) -> None:
     public_checkpoint.write(tmp_path / "openvla", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
     with pytest.raises(ConfigError, match=message):
         OpenVlaOft.load(tmp_path / "openvla", norm_key="libero_goal", **said)
@@ -235,7 +273,10 @@ def test_what_cannot_be_said_of_a_checkpoint_is_refused(said: dict[str, Any], me
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda episode: {"actions": episode.actions[:, :6]}, "has actions of 6 numbers, expected 7"),
+        (
+            lambda episode: {"actions": episode.actions[:, :6]},
+            "has actions of 6 numbers, expected 7",
+        ),
         (
             lambda episode: {"frames": {"image": episode.frames["image"]}},
             r"has no pictures 'wrist_image', only \['image'\]",
@@ -247,17 +288,26 @@ def test_what_cannot_be_said_of_a_checkpoint_is_refused(said: dict[str, Any], me
         (lambda episode: {"vectors": {}}, "has none of 'state', and the policy reads 8"),
     ],
 )
-def test_data_that_do_not_fit_the_policy_are_refused_before_it_learns(change: Any, message: str) -> None:
+def test_data_that_do_not_fit_the_policy_are_refused_before_it_learns(
+    change: Any, message: str
+) -> None:
     episode = made_episode("a", 4)
     with pytest.raises(DataError, match=message):
-        Samples([msgspec.structs.replace(episode, **change(episode))], tiny_policy("tokens", None, seed=0))
+        Samples(
+            [msgspec.structs.replace(episode, **change(episode))],
+            tiny_policy("tokens", None, seed=0),
+        )
 
 
-def test_actions_without_a_gripper_are_not_taught_to_a_policy_that_takes_their_last_number_for_one() -> None:
+def test_actions_without_a_gripper_are_not_taught_to_a_policy_that_takes_their_last_number_for_one() -> (
+    None
+):
     episode = msgspec.structs.replace(made_episode("a", 4), has_gripper=False)
     policy = tiny_policy("tokens", statistics_of([made_episode("a", 4)]), seed=0)
     assert policy.config.action_bounds.gripper == "openvla"
-    with pytest.raises(DataError, match=r"the actions of a have no gripper, .* \(--statistics data\)"):
+    with pytest.raises(
+        DataError, match=r"the actions of a have no gripper, .* \(--statistics data\)"
+    ):
         Samples([episode], policy)
     Samples([episode], tiny_policy("tokens", statistics_of([episode]), seed=0))
 
@@ -270,10 +320,15 @@ def test_actions_without_a_gripper_are_not_taught_to_a_policy_that_takes_their_l
             "needs the camera 'side', .* its cameras are image, wrist_image",
         ),
         ({"action_dim": 14}, "gives actions of 14 numbers, and LIBERO's arm takes 7"),
-        ({"proprio": ProprioConfig(low=(0.0,), high=(1.0,))}, "reads a state of 1 numbers, and LIBERO's has 8"),
+        (
+            {"proprio": ProprioConfig(low=(0.0,), high=(1.0,))},
+            "reads a state of 1 numbers, and LIBERO's has 8",
+        ),
     ],
 )
-def test_a_policy_of_another_robot_is_refused_in_libero(fields: dict[str, Any], message: str) -> None:
+def test_a_policy_of_another_robot_is_refused_in_libero(
+    fields: dict[str, Any], message: str
+) -> None:
     policy = OpenVlaOft.create(tiny(image_size=28, **fields), seed=0)
     with pytest.raises(ConfigError, match=message):
         require_for_libero(policy, "mine")
@@ -281,7 +336,8 @@ def test_a_policy_of_another_robot_is_refused_in_libero(fields: dict[str, Any], 
 
 def test_how_a_policy_acts_is_said_in_a_line() -> None:
     assert described(tiny_policy("l1", None, seed=0)) == (
-        "OpenVLA-OFT, l1: sees image, wrist_image and state (bicubic), decides 8 x 7 numbers by the statistics 'default' "
+        "OpenVLA-OFT, l1: sees image, wrist_image and state (bicubic), decides 8 x 7 numbers by "
+        "the statistics 'default' "
         "(bounds_q99, gripper signed), float32"
     )
 
@@ -304,7 +360,9 @@ def test_new_adapters_and_the_training_of_the_checkpoints_exclude_each_other() -
     with pytest.raises(ConfigError, match="lora_rank is 4, expected none with adapter_use train"):
         SftLiberoConfig(checkpoint="x", lora_rank=4, adapter_use="train")
     format_ = CheckpointFormat(adapter_use="train")
-    with pytest.raises(ConfigError, match=r"lora_rank is 4, expected none with policy_format\.adapter_use train"):
+    with pytest.raises(
+        ConfigError, match=r"lora_rank is 4, expected none with policy_format\.adapter_use train"
+    ):
         SrpoLiberoConfig(policy="x", lora_rank=4, policy_format=format_)
 
 
@@ -314,18 +372,28 @@ def test_an_adapter_is_part_of_the_checkpoint_that_a_recipe_loads(tmp_path: Path
     layer = "projector.fc2"
     adapter = tmp_path / "adapter"
     adapter.mkdir()
-    peft_config = {"peft_type": "LORA", "r": 2, "lora_alpha": 4, "base_model_name_or_path": str(base)}
+    peft_config = {
+        "peft_type": "LORA",
+        "r": 2,
+        "lora_alpha": 4,
+        "base_model_name_or_path": str(base),
+    }
     (adapter / "adapter_config.json").write_text(json.dumps(peft_config))
     halves = {"A": torch.ones(2, 192), "B": torch.ones(32, 2)}
-    tensors = {f"base_model.model.{layer}.lora_{half}.weight": tensor for half, tensor in halves.items()}
+    tensors = {
+        f"base_model.model.{layer}.lora_{half}.weight": tensor for half, tensor in halves.items()
+    }
     save_file(tensors, adapter / "adapter_model.safetensors")
-    asked = CheckpointConfig(policy_family="openvla_oft", norm_key="libero_goal", adapter=str(adapter))
+    asked = CheckpointConfig(
+        policy_family="openvla_oft", norm_key="libero_goal", adapter=str(adapter)
+    )
     plain = msgspec.structs.replace(asked, adapter=None)
     before = load_policy(str(base), plain, "cpu").checkpoint_tensors()[f"{layer}.weight"]
     for checkpoint, said in ((str(base), asked), (str(adapter), plain)):
         policy = load_policy(checkpoint, said, "cpu")
         change = policy.checkpoint_tensors()[f"{layer}.weight"] - before
-        torch.testing.assert_close(change, torch.full_like(change, 4.0))  # 4 / 2 of ones [32, 2] times ones [2, 192]
+        # 4 / 2 of ones [32, 2] times ones [2, 192]
+        torch.testing.assert_close(change, torch.full_like(change, 4.0))
         assert weight_bytes(said.opened(checkpoint)) > weight_bytes(plain.opened(str(base)))
         assert digest_of(said.opened(checkpoint)) != digest_of(plain.opened(str(base)))
     kept = load_policy(str(base), msgspec.structs.replace(asked, adapter_use="train"), "cpu")
@@ -335,18 +403,23 @@ def test_an_adapter_is_part_of_the_checkpoint_that_a_recipe_loads(tmp_path: Path
 
 def test_a_vocabulary_is_openvlas_alone(tmp_path: Path) -> None:
     public_checkpoint.write(tmp_path / "public", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
-    asked = CheckpointConfig(policy_family="openvla", norm_key="libero_goal", dialect="rlinf", vocabulary="all")
+    asked = CheckpointConfig(
+        policy_family="openvla", norm_key="libero_goal", dialect="rlinf", vocabulary="all"
+    )
     assert load_policy(str(tmp_path / "public"), asked, "cpu").config.vocabulary == "all"
     asked = msgspec.structs.replace(asked, policy_family="openvla_oft")
     with pytest.raises(
-        ConfigError, match="vocabulary is 'all', which a policy of the family 'openvla_oft' does not have"
+        ConfigError,
+        match="vocabulary is 'all', which a policy of the family 'openvla_oft' does not have",
     ):
         load_policy(str(tmp_path / "public"), asked, "cpu")
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("family", ["openvla", "openvla_oft"])
-def test_a_saved_policy_agrees_with_the_dialect_it_was_loaded_by(family: Any, dialect: Any, tmp_path: Path) -> None:
+def test_a_saved_policy_agrees_with_the_dialect_it_was_loaded_by(
+    family: Any, dialect: Any, tmp_path: Path
+) -> None:
     public_checkpoint.write(tmp_path / "public", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
     asked = CheckpointConfig(policy_family=family, norm_key="libero_goal", dialect=dialect)
     policy = load_policy(str(tmp_path / "public"), asked, "cpu")
@@ -357,9 +430,15 @@ def test_a_saved_policy_agrees_with_the_dialect_it_was_loaded_by(family: Any, di
 
 def test_openvla_has_dialects_and_a_camera_too(tmp_path: Path) -> None:
     public_checkpoint.write(tmp_path / "openvla", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
-    asked = CheckpointConfig(policy_family="openvla", norm_key="libero_goal", dialect="rlinf", cameras=("front",))
+    asked = CheckpointConfig(
+        policy_family="openvla", norm_key="libero_goal", dialect="rlinf", cameras=("front",)
+    )
     config = load_policy(str(tmp_path / "openvla"), asked, "cpu").config
-    assert (config.images, config.llm.rope_inv_freq_dtype, config.cameras) == ("bicubic_float", "bfloat16", ("front",))
+    assert (config.images, config.llm.rope_inv_freq_dtype, config.cameras) == (
+        "bicubic_float",
+        "bfloat16",
+        ("front",),
+    )
 
 
 @pytest.mark.parametrize(
@@ -372,8 +451,12 @@ def test_openvla_has_dialects_and_a_camera_too(tmp_path: Path) -> None:
         {"new_parts": ("film",)},
     ],
 )
-def test_options_that_speak_of_a_checkpoint_are_refused_where_there_is_none(said: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=rf"{next(iter(said))} is .*, expected the default without --from"):
+def test_options_that_speak_of_a_checkpoint_are_refused_where_there_is_none(
+    said: dict[str, Any],
+) -> None:
+    with pytest.raises(
+        ConfigError, match=rf"{next(iter(said))} is .*, expected the default without --from"
+    ):
         SftLiberoConfig(**said)
 
 
@@ -383,18 +466,26 @@ async def test_adapters_are_merged_into_a_checkpoint_that_anybody_can_load(
     written("lerobot", tmp_path / "demos")
     first = await sft(tmp_path)
     capsys.readouterr()
-    second = await sft(tmp_path, checkpoint=str(first), out=str(tmp_path / "more"), lora_rank=2, lora_alpha=4)
-    trained, every = (int(word) for word in re.search(r"(\d+) of (\d+) parameters", capsys.readouterr().out).groups())
+    second = await sft(
+        tmp_path, checkpoint=str(first), out=str(tmp_path / "more"), lora_rank=2, lora_alpha=4
+    )
+    trained, every = (
+        int(word)
+        for word in re.search(r"(\d+) of (\d+) parameters", capsys.readouterr().out).groups()
+    )
     assert 0 < trained < every / 5
     before, after = OpenVlaOft.load(first), OpenVlaOft.load(second)
     assert after.config.lora is None
     assert before.checkpoint_tensors().keys() == after.checkpoint_tensors().keys()
     assert any(
-        not torch.equal(a, b) for a, b in zip(*[p.checkpoint_tensors().values() for p in (before, after)], strict=True)
+        not torch.equal(a, b)
+        for a, b in zip(*[p.checkpoint_tensors().values() for p in (before, after)], strict=True)
     )
 
 
-async def test_statistics_of_the_data_scale_the_actions_and_are_saved_beside_the_old_ones(tmp_path: Path) -> None:
+async def test_statistics_of_the_data_scale_the_actions_and_are_saved_beside_the_old_ones(
+    tmp_path: Path,
+) -> None:
     written("lerobot", tmp_path / "demos")
     episodes = [made_episode("a", 6), made_episode("b", 4, seed=1)]
     wanted = statistics_of(episodes)
@@ -406,16 +497,31 @@ async def test_statistics_of_the_data_scale_the_actions_and_are_saved_beside_the
     assert fresh.proprio is not None
     assert fresh.proprio.high == pytest.approx(wanted["proprio"]["q99"])
     LeRobotWriter(tmp_path / "other").add(made_episode("c", 9, seed=8))
-    changed = {"checkpoint": str(first), "demonstrations": str(tmp_path / "other"), "statistics": "data"}
+    changed = {
+        "checkpoint": str(first),
+        "demonstrations": str(tmp_path / "other"),
+        "statistics": "data",
+    }
     second = await sft(tmp_path, **changed, out=str(tmp_path / "more"))
     found = msgspec.json.decode((second / "dataset_statistics.json").read_bytes())
     assert found["other"]["num_transitions"] == 9
-    assert OpenVlaOft.load(second).config.action_bounds.low == pytest.approx(found["other"]["action"]["q01"])
+    assert OpenVlaOft.load(second).config.action_bounds.low == pytest.approx(
+        found["other"]["action"]["q01"]
+    )
     assert OpenVlaOft.load(second, norm_key="default").config.norm_key == "default"
-    # of several sets none has to be chosen where the data's take their place, whatever they are to be called
-    third = await sft(tmp_path, **{**changed, "checkpoint": str(second)}, out=str(tmp_path / "named"), norm_key="mine")
+    # of several sets none has to be chosen where the data's take their place, whatever they are to
+    # be called
+    third = await sft(
+        tmp_path,
+        **{**changed, "checkpoint": str(second)},
+        out=str(tmp_path / "named"),
+        norm_key="mine",
+    )
     assert OpenVlaOft.load(third).config.norm_key == "mine"
-    assert set(msgspec.json.decode((third / "dataset_statistics.json").read_bytes())) == {"other", "mine"}
+    assert set(msgspec.json.decode((third / "dataset_statistics.json").read_bytes())) == {
+        "other",
+        "mine",
+    }
 
 
 def test_actions_without_a_gripper_are_scaled_in_all_their_numbers() -> None:
@@ -428,7 +534,9 @@ def test_actions_without_a_gripper_are_scaled_in_all_their_numbers() -> None:
 async def test_weights_can_be_saved_on_the_way(tmp_path: Path) -> None:
     written("lerobot", tmp_path / "demos")
     last = OpenVlaOft.load(await sft(tmp_path, updates=5, save_every=2)).checkpoint_tensors()
-    second, fourth = (OpenVlaOft.load(tmp_path / f"out-00000{n}").checkpoint_tensors() for n in (2, 4))
+    second, fourth = (
+        OpenVlaOft.load(tmp_path / f"out-00000{n}").checkpoint_tensors() for n in (2, 4)
+    )
     name = next(iter(last))
     assert not torch.equal(second[name], fourth[name])
     assert not torch.equal(fourth[name], last[name])
@@ -453,10 +561,13 @@ def test_augmented_batches_change_frames_and_nothing_else() -> None:
     policy = tiny_policy("tokens", None, seed=0)
     seen = [made_episode("a").observation(step) for step in (0, 0)]
     plain = policy.prepare(seen)
-    changed = augmented_batches(policy, AugmentationConfig(), torch.Generator().manual_seed(0))(seen)
+    changed = augmented_batches(policy, AugmentationConfig(), torch.Generator().manual_seed(0))(
+        seen
+    )
     assert changed.images.shape == plain.images.shape
     assert changed.images.dtype == torch.uint8
-    assert not torch.equal(changed.images[0], changed.images[1])  # draws of their own, for the same frame
+    # draws of their own, for the same frame
+    assert not torch.equal(changed.images[0], changed.images[1])
     assert torch.equal(changed.prompts, plain.prompts)
     assert plain.proprio is not None
     assert changed.proprio is not None

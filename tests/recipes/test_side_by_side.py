@@ -1,4 +1,6 @@
-"""A robot and a language agent in one run: both play at once, each acts with its own policy and learns from its own."""
+"""A robot and a language agent in one run: both play at once, each acts with its own policy and
+learns from its own.
+"""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -28,7 +30,14 @@ from vla_rl.training.run import Outcome, train
 from vla_rl.training.team import Member, Team
 from vla_rl.types import EnvSpec, Group, Trajectory
 
-SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, vocab_size=300, context_size=512)
+SHAPE = TinyConfig(
+    hidden_size=32,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=64,
+    vocab_size=300,
+    context_size=512,
+)
 
 
 def config_of(root: Path) -> SideBySideConfig:
@@ -46,7 +55,10 @@ def config_of(root: Path) -> SideBySideConfig:
 
 
 def text_starts(task: str) -> list[TaskStart]:
-    return [TaskStart(env=EnvSpec(id=f"checksum_tasks:{task}"), task="text", seed=seed) for seed in range(4)]
+    return [
+        TaskStart(env=EnvSpec(id=f"checksum_tasks:{task}"), task="text", seed=seed)
+        for seed in range(4)
+    ]
 
 
 def robot_starts(config: SideBySideConfig) -> list[TaskStart]:
@@ -62,7 +74,9 @@ def have_changed(before: Mapping[str, torch.Tensor], after: Mapping[str, torch.T
 
 
 class Watching:
-    """An agent that counts what plays at the same time, and a node that keeps what the learners are told."""
+    """An agent that counts what plays at the same time, and a node that keeps what the learners are
+    told.
+    """
 
     def __init__(self, config: SideBySideConfig) -> None:
         self._play = play_either(config.chat)
@@ -84,7 +98,9 @@ class Watching:
         return NodeOutput(values={})
 
     def into(self, pipeline: Pipeline) -> Pipeline:
-        return pipeline.insert_after("advantage", Node.declare("look", self.look, reads=("groups", "advantages")))
+        return pipeline.insert_after(
+            "advantage", Node.declare("look", self.look, reads=("groups", "advantages"))
+        )
 
 
 async def run(config: SideBySideConfig, task: str, team: Team, watching: Watching) -> Outcome:
@@ -102,8 +118,13 @@ async def test_both_play_at_once_and_each_learns_from_its_own_groups(tmp_path: P
     assert watching.were_both
     lines = {int(line["update"]): line for line in read_metrics(outcome.run.metrics)}
     for update, groups in enumerate(watching.updates, start=1):
-        decisions = Counter(step.agent for group in groups for member in group.trajectories for step in member.steps)
-        kinds = {group.task: {step.agent for each in group.trajectories for step in each.steps} for group in groups}
+        decisions = Counter(
+            step.agent for group in groups for member in group.trajectories for step in member.steps
+        )
+        kinds = {
+            group.task: {step.agent for each in group.trajectories for step in each.steps}
+            for group in groups
+        }
         assert kinds == {"toy_reach/0": {"robot"}, "text": {"language"}}
         for name in ("robot", "language"):
             assert lines[update][f"{name}/update/decisions"] == decisions[name]
@@ -120,7 +141,9 @@ async def test_several_language_agents_may_play_beside_a_robot(tmp_path: Path) -
     robot = srpo_toy.policy_of(srpo_toy.SrpoToyConfig(run=config.run))
     names = ("left", "right")
     speakers = {name: Member(tiny(SHAPE, ["go on"], seed=seed)) for seed, name in enumerate(names)}
-    outcome = await run(config, "ChecksumPair", Team({"robot": Member(robot), **speakers}), Watching(config))
+    outcome = await run(
+        config, "ChecksumPair", Team({"robot": Member(robot), **speakers}), Watching(config)
+    )
     agents = outcome.run.checkpoints / "update-000002" / "agents"
     assert sorted(path.name for path in agents.iterdir()) == ["left", "right", "robot"]
     last = max(read_metrics(outcome.run.metrics), key=lambda line: line["update"])
@@ -130,17 +153,25 @@ async def test_several_language_agents_may_play_beside_a_robot(tmp_path: Path) -
 async def test_a_run_without_a_robots_policy_says_so(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     team = Team({"language": Member(tiny(SHAPE, ["go on"], seed=0))})
-    with pytest.raises(ConfigError, match=r"needs the policy 'robot', but there is only one for \['language'\]"):
+    with pytest.raises(
+        ConfigError, match=r"needs the policy 'robot', but there is only one for \['language'\]"
+    ):
         await run(config, "Checksum", team, Watching(config))
 
 
-def test_starts_are_mixed_in_the_asked_proportion_and_repeat_where_there_are_few(tmp_path: Path) -> None:
+def test_starts_are_mixed_in_the_asked_proportion_and_repeat_where_there_are_few(
+    tmp_path: Path,
+) -> None:
     config = config_of(tmp_path)
     robot, language = robot_starts(config), text_starts("Checksum")
     made = mixed(robot, language, 0.75, 8)
     assert [start.task for start in made] == ["toy_reach/0"] * 6 + ["text"] * 2
     assert made[4] == made[0]
-    assert [start.task for start in mixed(robot, language, 0.01, 3)] == ["toy_reach/0", "text", "text"]
+    assert [start.task for start in mixed(robot, language, 0.01, 3)] == [
+        "toy_reach/0",
+        "text",
+        "text",
+    ]
 
 
 def test_the_recipe_plays_reaching_and_sums(tmp_path: Path) -> None:
@@ -166,6 +197,10 @@ def test_a_policy_that_has_to_be_looked_at_cannot_be_two(tmp_path: Path) -> None
     config = config_of(tmp_path)
     robot = srpo_toy.policy_of(srpo_toy.SrpoToyConfig(run=config.run))
     team = Team({"robot": Member(robot), "language": Member(tiny(SHAPE, ["go"], seed=0))})
-    parts = TrainingParts(config, robot_starts(config) + text_starts("Checksum"), team, agent=embodied_agent)
-    with pytest.raises(ConfigError, match=r"this run has several, of the agents \['language', 'robot'\]"):
+    parts = TrainingParts(
+        config, robot_starts(config) + text_starts("Checksum"), team, agent=embodied_agent
+    )
+    with pytest.raises(
+        ConfigError, match=r"this run has several, of the agents \['language', 'robot'\]"
+    ):
         _ = parts.model

@@ -25,7 +25,13 @@ from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
 from vla_rl.observe import RunDirectory, read_metrics
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
-from vla_rl.recipes.libero_training import HeldOutConfig, LiberoConfig, held_out_episodes, starting_policy, starts_of
+from vla_rl.recipes.libero_training import (
+    HeldOutConfig,
+    LiberoConfig,
+    held_out_episodes,
+    starting_policy,
+    starts_of,
+)
 from vla_rl.recipes.ppo_libero import PpoLiberoConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.rollout import SchedulerConfig
@@ -35,7 +41,9 @@ from vla_rl.types import Config, EpisodeSpec, Trajectory
 
 
 @pytest.mark.timeout(300)
-async def test_srpo_updates_a_policy_from_episodes_of_real_libero(tmp_path: Path, real_assets: str) -> None:
+async def test_srpo_updates_a_policy_from_episodes_of_real_libero(
+    tmp_path: Path, real_assets: str
+) -> None:
     config = SrpoLiberoConfig(
         run=RunConfig(name="libero", root=str(tmp_path), updates=1),
         tasks=("libero_goal/8",),
@@ -72,7 +80,9 @@ async def test_srpo_updates_a_policy_from_episodes_of_real_libero(tmp_path: Path
     assert page.count("<svg") == 4  # success, return, what failures earned, time
 
 
-async def test_a_result_that_was_cut_off_by_a_kill_is_overwritten_by_the_next_one(tmp_path: Path) -> None:
+async def test_a_result_that_was_cut_off_by_a_kill_is_overwritten_by_the_next_one(
+    tmp_path: Path,
+) -> None:
     run = RunDirectory.create(tmp_path, "judged", Config())
     result = EpisodeResult(
         suite="libero_goal", task_id=7, task="libero_goal/7", instruction="turn on the stove", init_state_id=40,
@@ -89,7 +99,9 @@ async def test_a_result_that_was_cut_off_by_a_kill_is_overwritten_by_the_next_on
 def test_a_run_is_not_judged_with_other_assets_than_it_was(tmp_path: Path) -> None:
     config = SrpoLiberoConfig(tasks=("libero_goal/7",), held_out=HeldOutConfig(init_states="48-49"))
     run, episodes = RunDirectory.create(tmp_path, "run", config), held_out_episodes(config)
-    note_conditions(held_out.conditions_path(run), HeldOutJudge(episodes, assets="stand-ins").conditions)
+    note_conditions(
+        held_out.conditions_path(run), HeldOutJudge(episodes, assets="stand-ins").conditions
+    )
     HeldOutJudge(episodes, assets="stand-ins").check(run)
     with pytest.raises(ConfigError, match=r"assets is 'LIBERO' now, but .* says 'stand-ins'"):
         HeldOutJudge(episodes, assets="LIBERO").check(run)
@@ -98,7 +110,8 @@ def test_a_run_is_not_judged_with_other_assets_than_it_was(tmp_path: Path) -> No
 async def judged_by(run: RunDirectory, **changed: Any) -> None:
     """The judge of a run, which has nothing to play any more."""
     config = SrpoLiberoConfig(
-        tasks=("libero_goal/7",), held_out=HeldOutConfig(**{"init_states": "48-49", "step_limit": 16, **changed})
+        tasks=("libero_goal/7",),
+        held_out=HeldOutConfig(**{"init_states": "48-49", "step_limit": 16, **changed}),
     )
     judge = HeldOutJudge(held_out_episodes(config))
     judge.check(run)
@@ -135,7 +148,9 @@ async def test_a_film_that_cannot_be_written_costs_no_result(
     async def full_disk(run: RunDirectory, weight_version: int, trajectory: Trajectory) -> None:
         raise OSError("no space left")
 
-    async def played(pool: Any, engine: Any, agent: Any, missing: Sequence[EpisodeSpec], done: Any) -> None:
+    async def played(
+        pool: Any, engine: Any, agent: Any, missing: Sequence[EpisodeSpec], done: Any
+    ) -> None:
         for episode in missing:
             await done(
                 SimpleNamespace(
@@ -159,7 +174,9 @@ async def test_held_out_results_wait_for_room_on_a_full_disk_and_never_end_the_r
 ) -> None:
     disk = SmallDisk(monkeypatch)
 
-    async def played(pool: Any, engine: Any, agent: Any, missing: Sequence[EpisodeSpec], done: Any) -> None:
+    async def played(
+        pool: Any, engine: Any, agent: Any, missing: Sequence[EpisodeSpec], done: Any
+    ) -> None:
         for episode in missing:
             disk.room = {44: 100, 47: None}.get(episode.options["init_state_id"], disk.room)
             await done(
@@ -174,7 +191,9 @@ async def test_held_out_results_wait_for_room_on_a_full_disk_and_never_end_the_r
     config = SrpoLiberoConfig(tasks=("libero_goal/7",), held_out=HeldOutConfig(init_states="40-48"))
     judge = HeldOutJudge(held_out_episodes(config))
     await judge(run, SimpleNamespace(num_envs=1), SimpleNamespace(weight_version=0))  # type: ignore[arg-type]
-    assert [line.result.init_state_id for line in read_held_out(results_path(run))] == list(range(40, 49))
+    assert [line.result.init_state_id for line in read_held_out(results_path(run))] == list(
+        range(40, 49)
+    )
     assert caplog.text.count("No space left") == 1
 
 
@@ -185,13 +204,19 @@ def test_held_out_starts_are_not_those_of_training() -> None:
     episodes = held_out_episodes(config)
     assert len(episodes) == 8
     assert {episode.options["init_state_id"] for episode in episodes} == {48, 49}
-    assert all(episode.sampling.greedy and episode.env.kwargs["physics"] == "exact" for episode in episodes)
-    with pytest.raises(ConfigError, match="the first 40 are trained on; expected numbers from 40 on"):
+    assert all(
+        episode.sampling.greedy and episode.env.kwargs["physics"] == "exact" for episode in episodes
+    )
+    with pytest.raises(
+        ConfigError, match="the first 40 are trained on; expected numbers from 40 on"
+    ):
         SrpoLiberoConfig(held_out=HeldOutConfig(init_states="39-49"))
 
 
 def test_groups_of_a_task_start_from_the_training_states_only() -> None:
-    starts = starts_of(SrpoLiberoConfig(tasks=("libero_object/1", "libero_goal/4"), train_init_states=2))
+    starts = starts_of(
+        SrpoLiberoConfig(tasks=("libero_object/1", "libero_goal/4"), train_init_states=2)
+    )
     assert [(start.env.id, start.env.kwargs["task_id"], start.options["init_state_id"]) for start in starts] == [
         ("vla_rl/libero_object-v0", 1, 0), ("vla_rl/libero_object-v0", 1, 1),
         ("vla_rl/libero_goal-v0", 4, 0), ("vla_rl/libero_goal-v0", 4, 1),
@@ -199,7 +224,9 @@ def test_groups_of_a_task_start_from_the_training_states_only() -> None:
 
 
 def test_tasks_are_named_by_suite_and_number_each_played_once() -> None:
-    tasks = SrpoLiberoConfig(tasks=("libero_object/8,0-1", "libero_goal", "libero_object/1-2")).played
+    tasks = SrpoLiberoConfig(
+        tasks=("libero_object/8,0-1", "libero_goal", "libero_object/1-2")
+    ).played
     of_object = ["libero_object/8", "libero_object/0", "libero_object/1"]
     assert [task.key for task in tasks] == [
         *of_object,
@@ -221,7 +248,9 @@ def test_pictures_are_as_the_policy_was_taught_them_unless_said_otherwise(tmp_pa
         assert {episode.env.kwargs["quality"] for episode in held_out_episodes(config)} == {quality}
 
 
-def test_training_episodes_are_cut_short_for_the_policy_that_ships_and_judged_ones_never(tmp_path: Path) -> None:
+def test_training_episodes_are_cut_short_for_the_policy_that_ships_and_judged_ones_never(
+    tmp_path: Path,
+) -> None:
     for config, limit in [
         (SrpoLiberoConfig(), 160),
         (SrpoLiberoConfig(step_limit=300), 300),
@@ -235,7 +264,10 @@ def test_training_episodes_are_cut_short_for_the_policy_that_ships_and_judged_on
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--tasks", "libero_object/10"], "tasks of libero_object are '10', expected numbers from 0 to 9"),
+        (
+            ["--tasks", "libero_object/10"],
+            "tasks of libero_object are '10', expected numbers from 0 to 9",
+        ),
         (["--tasks", "libero_object/one"], "expected 'all', or numbers and ranges such as '0-3,7'"),
         (["--tasks", "libero_objects"], "suite is 'libero_objects', did you mean 'libero_object'?"),
         (["--train-init-states", "0"], "train_init_states is 0, expected 1 to 100000 starts"),
@@ -243,7 +275,9 @@ def test_training_episodes_are_cut_short_for_the_policy_that_ships_and_judged_on
         (["--held-out.step-limit", "0"], "step_limit is 0, expected at least 1 control step"),
     ],
 )
-def test_a_task_that_does_not_exist_is_refused_before_anything_starts(arguments: list[str], message: str) -> None:
+def test_a_task_that_does_not_exist_is_refused_before_anything_starts(
+    arguments: list[str], message: str
+) -> None:
     with pytest.raises((ConfigError, SystemExit)) as caught:
         parse_command(TrainingLaunch, SrpoLiberoConfig, "SRPO on LIBERO.", arguments)
     assert message in str(caught.value)
@@ -291,26 +325,40 @@ def test_each_recipe_trains_by_its_pipeline_in_the_fast_simulator(
     assert "videos" in graph.nodes
 
 
-def test_a_policy_is_trained_whole_or_by_adapters_and_recomputes_where_it_is_told(tmp_path: Path) -> None:
+def test_a_policy_is_trained_whole_or_by_adapters_and_recomputes_where_it_is_told(
+    tmp_path: Path,
+) -> None:
     OpenVlaOft.create(tiny(image_size=28), seed=0).save(tmp_path / "base")
     whole = starting_policy(SrpoLiberoConfig(policy=str(tmp_path / "base")))
     assert all(parameter.requires_grad for parameter in whole.network.parameters())
-    config = SrpoLiberoConfig(policy=str(tmp_path / "base"), lora_rank=4, recompute_activations=True)
+    config = SrpoLiberoConfig(
+        policy=str(tmp_path / "base"), lora_rank=4, recompute_activations=True
+    )
     adapted = starting_policy(config)
-    trained = [name for name, parameter in adapted.network.named_parameters() if parameter.requires_grad]
+    trained = [
+        name for name, parameter in adapted.network.named_parameters() if parameter.requires_grad
+    ]
     assert all(".lora_" in name or name.startswith("proprio_projector.") for name in trained)
     assert len(trained) > 0
 
 
 def test_an_openvla_checkpoint_can_be_trained(tmp_path: Path) -> None:
     shared = {
-        name: getattr(tiny(image_size=28), name) for name in OpenVlaConfig.__struct_fields__ if name != "vocabulary"
+        name: getattr(tiny(image_size=28), name)
+        for name in OpenVlaConfig.__struct_fields__
+        if name != "vocabulary"
     }
-    OpenVla.create(OpenVlaConfig(**{**shared, "cameras": ("image",)}), seed=0).save(tmp_path / "openvla")
-    assert starting_policy(SrpoLiberoConfig(policy=str(tmp_path / "openvla"))).config.chunk_size == 1
+    OpenVla.create(OpenVlaConfig(**{**shared, "cameras": ("image",)}), seed=0).save(
+        tmp_path / "openvla"
+    )
+    assert (
+        starting_policy(SrpoLiberoConfig(policy=str(tmp_path / "openvla"))).config.chunk_size == 1
+    )
 
 
 def test_a_policy_without_a_likelihood_is_refused(tmp_path: Path) -> None:
-    ContinuousOpenVlaOft.create(tiny(image_size=28, head="diffusion"), seed=0).save(tmp_path / "diffusion")
+    ContinuousOpenVlaOft.create(tiny(image_size=28, head="diffusion"), seed=0).save(
+        tmp_path / "diffusion"
+    )
     with pytest.raises(ConfigError, match="diffusion head, which gives no likelihood"):
         starting_policy(SrpoLiberoConfig(policy=str(tmp_path / "diffusion")))

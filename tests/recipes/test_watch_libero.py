@@ -22,8 +22,25 @@ def test_an_expert_is_watched_from_the_command_line(tmp_path: Path) -> None:
     import cv2
 
     video = tmp_path / "out.mp4"
-    command = [sys.executable, "-m", "vla_rl.recipes.watch_libero", "--suite", "libero_object", "--task-ids", "3"]
-    options = ["--policy", "expert", "--assets", "stand-ins", "--physics", "fast", "--quality", "fast"]
+    command = [
+        sys.executable,
+        "-m",
+        "vla_rl.recipes.watch_libero",
+        "--suite",
+        "libero_object",
+        "--task-ids",
+        "3",
+    ]
+    options = [
+        "--policy",
+        "expert",
+        "--assets",
+        "stand-ins",
+        "--physics",
+        "fast",
+        "--quality",
+        "fast",
+    ]
     result = subprocess.run(
         [*command, *options, "--image-size", "64", "--video", str(video)],
         stdin=subprocess.DEVNULL,
@@ -34,7 +51,9 @@ def test_an_expert_is_watched_from_the_command_line(tmp_path: Path) -> None:
     )
     assert result.returncode == 0, result.stderr
     assert "libero_object/3 from 0: success after" in result.stdout
-    assert "1 of 1 episodes succeeded (assets: stand-ins, physics: fast)" in " ".join(result.stdout.split())
+    assert "1 of 1 episodes succeeded (assets: stand-ins, physics: fast)" in " ".join(
+        result.stdout.split()
+    )
     num_steps = int(result.stdout.split("success after ")[1].split()[0])
     capture = cv2.VideoCapture(str(video))
     frames = []
@@ -60,7 +79,9 @@ def test_an_expert_is_watched_from_the_command_line(tmp_path: Path) -> None:
         ({"policy": str(BASE_POLICY), "image_size": 64, "quality": "exact"}, (64, "exact")),
     ],
 )
-def test_a_checkpoint_sees_pictures_as_it_was_taught_with(changed: dict[str, Any], expected: tuple[int, str]) -> None:
+def test_a_checkpoint_sees_pictures_as_it_was_taught_with(
+    changed: dict[str, Any], expected: tuple[int, str]
+) -> None:
     config = WatchConfig(**changed)
     assert (config.picture_size, config.pictures) == expected
 
@@ -68,7 +89,8 @@ def test_a_checkpoint_sees_pictures_as_it_was_taught_with(changed: dict[str, Any
 @pytest.mark.parametrize(
     ("policy", "asked", "variable", "expected"),
     [
-        (BASE_POLICY, None, "", "stand-ins"),  # it was trained on them, so LIBERO's own are not looked for
+        # it was trained on them, so LIBERO's own are not looked for
+        (BASE_POLICY, None, "", "stand-ins"),
         (BASE_POLICY, None, "mine", None),  # None: find_assets takes the folder in the variable
         (BASE_POLICY, "mine", "", "mine"),
         (BASE_POLICY.parent, None, "", None),
@@ -76,7 +98,11 @@ def test_a_checkpoint_sees_pictures_as_it_was_taught_with(changed: dict[str, Any
     ],
 )
 def test_the_policy_that_ships_plays_on_stand_ins_unless_others_are_asked_for(
-    policy: Path | str, asked: str | None, variable: str, expected: str | None, monkeypatch: pytest.MonkeyPatch
+    policy: Path | str,
+    asked: str | None,
+    variable: str,
+    expected: str | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(ASSETS_VARIABLE, variable)
     assert WatchConfig(policy=str(policy), assets=asked).chosen_assets == expected
@@ -86,11 +112,14 @@ async def test_the_loop_goes_on_while_an_expert_plays(monkeypatch: pytest.Monkey
     is_going_on, loop = threading.Event(), asyncio.get_running_loop()
 
     def waits_for_the_loop(env: object, init_state_id: int, has_frames: bool) -> Episode:
-        loop.call_soon_threadsafe(is_going_on.set)  # from inside, so that only a loop that turns meanwhile sets it
+        # from inside, so that only a loop that turns meanwhile sets it
+        loop.call_soon_threadsafe(is_going_on.set)
         assert is_going_on.wait(20)
         return Episode("libero_object/3", "pick it up", init_state_id, True, 7, [])
 
-    monkeypatch.setattr(watch_libero, "LiberoEnv", lambda *_, **__: SimpleNamespace(close=lambda: None))
+    monkeypatch.setattr(
+        watch_libero, "LiberoEnv", lambda *_, **__: SimpleNamespace(close=lambda: None)
+    )
     monkeypatch.setattr(watch_libero, "play_expert", waits_for_the_loop)
     config = WatchConfig(task_ids=(3,), assets="stand-ins")
     async with asyncio.timeout(30):
@@ -120,7 +149,10 @@ async def test_random_actions_are_watched_as_evaluations_play_a_policy(
     ("changed", "message"),
     [
         ({"episodes": 0}, "episodes is 0, expected at least 1"),
-        ({"policy": "nobody"}, "policy is 'nobody', expected expert, random or the folder of a checkpoint"),
+        (
+            {"policy": "nobody"},
+            "policy is 'nobody', expected expert, random or the folder of a checkpoint",
+        ),
         ({"task_ids": (12,)}, "task_id is 12, expected 0 to 9"),
         ({"init_states": (-1,)}, r"init_states is \(-1,\), expected numbers from 0 to 2147483647"),
         ({"video": Path("out.gif")}, "expected a file that ends in .mp4"),

@@ -31,7 +31,10 @@ EPISODE = EpisodeSpec(
 
 
 class OneBufferEnv:
-    """Shows every observation in the same memory, as shared memory does; ends in its third chunk, after one row of two."""
+    """Shows every observation in the same memory, as shared memory does.
+
+    Ends in its third chunk, after one row of two.
+    """
 
     def __init__(self, *, success: bool = True) -> None:
         self.episode = EPISODE
@@ -42,7 +45,9 @@ class OneBufferEnv:
     async def reset(self) -> tuple[Observation, Info]:
         return self._observe(), {}
 
-    async def step_chunk(self, actions: np.ndarray, *, frames_every: int | None = None) -> ChunkOutcome:
+    async def step_chunk(
+        self, actions: np.ndarray, *, frames_every: int | None = None
+    ) -> ChunkOutcome:
         self.actions.append(float(actions[0, 0]))
         self._num_chunks += 1
         frames = None if frames_every is None else self._frame[None].copy()
@@ -63,7 +68,10 @@ class OneBufferEnv:
 
 
 class EchoEngine:
-    """Acts by what it sees and notes how it was asked to sample; all its chunks are rows of one array."""
+    """Acts by what it sees and notes how it was asked to sample.
+
+    All its chunks are rows of one array.
+    """
 
     weight_version = 4
 
@@ -75,7 +83,10 @@ class EchoEngine:
         self.samplings.append(sampling)
         self._memory[:] = 10 + observation["image"][0, 0, 0]
         return ActionChunk(
-            actions=self._memory, tokens=np.zeros(2, np.int64), log_probs=np.zeros(2, np.float32), weight_version=4
+            actions=self._memory,
+            tokens=np.zeros(2, np.int64),
+            log_probs=np.zeros(2, np.float32),
+            weight_version=4,
         )
 
 
@@ -92,7 +103,9 @@ async def test_an_episode_is_recorded_chunk_by_chunk_to_the_very_row_that_ended_
     assert trajectory.episode == EPISODE
 
 
-async def test_what_is_recorded_does_not_change_when_the_environment_and_the_engine_reuse_their_memory() -> None:
+async def test_what_is_recorded_does_not_change_when_the_environment_and_the_engine_reuse_their_memory() -> (
+    None
+):
     async with asyncio.timeout(60):
         trajectory = await embodied_agent(OneBufferEnv(), EpisodePolicy(EchoEngine(), EPISODE))
     assert [int(step.observation["image"][0, 0, 0]) for step in trajectory.steps] == [0, 1, 2]
@@ -103,9 +116,13 @@ async def test_what_is_recorded_does_not_change_when_the_environment_and_the_eng
 
 async def test_frames_are_kept_with_the_name_of_their_camera() -> None:
     async with asyncio.timeout(60):
-        trajectory = await embodied_agent(OneBufferEnv(), EpisodePolicy(EchoEngine(), EPISODE), frames_every=2)
+        trajectory = await embodied_agent(
+            OneBufferEnv(), EpisodePolicy(EchoEngine(), EPISODE), frames_every=2
+        )
     assert [step.frames_key for step in trajectory.steps] == ["wrist_image"] * 3
-    assert [int(step.frames[0, 0, 0, 0]) for step in trajectory.steps if step.frames is not None] == [0, 1, 2]
+    assert [
+        int(step.frames[0, 0, 0, 0]) for step in trajectory.steps if step.frames is not None
+    ] == [0, 1, 2]
 
 
 @pytest.mark.parametrize(
@@ -118,11 +135,15 @@ async def test_frames_are_kept_with_the_name_of_their_camera() -> None:
         (False, {"is_success": True}, StopReason.SUCCESS_AT_LIMIT),
     ],
 )
-def test_success_is_only_what_the_environment_calls_success(terminated: bool, info: Info, expected: StopReason) -> None:
+def test_success_is_only_what_the_environment_calls_success(
+    terminated: bool, info: Info, expected: StopReason
+) -> None:
     assert stop_reason(terminated, info) is expected
 
 
-async def test_decision_k_has_a_seed_of_its_own_whatever_the_timing_and_whoever_chose_the_temperature() -> None:
+async def test_decision_k_has_a_seed_of_its_own_whatever_the_timing_and_whoever_chose_the_temperature() -> (
+    None
+):
     engine = EchoEngine()
     policy = EpisodePolicy(engine, EPISODE)
     observation = {"image": np.zeros((2, 2, 3), dtype=np.uint8)}
@@ -132,7 +153,9 @@ async def test_decision_k_has_a_seed_of_its_own_whatever_the_timing_and_whoever_
             await policy.act(observation, Sampling(greedy=True, seed=99)),
             await policy.act(observation),
         ]
-    assert [sampling.seed for sampling in engine.samplings] == [derive_seed(11, number) for number in range(3)]
+    assert [sampling.seed for sampling in engine.samplings] == [
+        derive_seed(11, number) for number in range(3)
+    ]
     assert [sampling.temperature for sampling in engine.samplings] == [1.6, 1.0, 1.6]
     assert [owned_chunk(chunk).temperature for chunk in chunks] == [1.6, 1.0, 1.6]
 

@@ -8,7 +8,10 @@ from vla_rl.rollout import DynamicBatcher
 
 
 class Gate:
-    """Runs batches one at a time, each only when it is let through; answers the double of each request."""
+    """Runs batches one at a time, each only when it is let through.
+
+    Answers the double of each request.
+    """
 
     def __init__(self) -> None:
         self.batches: list[list[int]] = []
@@ -36,7 +39,11 @@ async def settle() -> None:
 
 async def test_the_first_request_does_not_wait_and_the_rest_share_the_next_batch() -> None:
     gate = Gate()
-    async with asyncio.timeout(60), DynamicBatcher(gate.run, max_batch=8) as batcher, asyncio.TaskGroup() as tasks:
+    async with (
+        asyncio.timeout(60),
+        DynamicBatcher(gate.run, max_batch=8) as batcher,
+        asyncio.TaskGroup() as tasks,
+    ):
         first = tasks.create_task(batcher.submit(1))
         await gate.begun.acquire()
         others = [tasks.create_task(batcher.submit(number)) for number in (2, 3, 4)]
@@ -53,7 +60,11 @@ async def test_the_first_request_does_not_wait_and_the_rest_share_the_next_batch
 
 async def test_a_batch_has_at_most_max_batch_requests_in_order_of_arrival() -> None:
     gate = Gate()
-    async with asyncio.timeout(60), DynamicBatcher(gate.run, max_batch=2) as batcher, asyncio.TaskGroup() as tasks:
+    async with (
+        asyncio.timeout(60),
+        DynamicBatcher(gate.run, max_batch=2) as batcher,
+        asyncio.TaskGroup() as tasks,
+    ):
         answers = [tasks.create_task(batcher.submit(number)) for number in range(5)]
         for _ in range(3):
             gate.let_through.release()
@@ -63,9 +74,15 @@ async def test_a_batch_has_at_most_max_batch_requests_in_order_of_arrival() -> N
 
 @pytest.mark.parametrize("is_runner_first", [False, True])
 async def test_a_cancelled_waiter_is_left_out_of_the_batch(is_runner_first: bool) -> None:
-    """Also where the runner wakes up in the same turn of the loop, before the cancelled task does."""
+    """Also where the runner wakes up in the same turn of the loop, before the cancelled
+    task does.
+    """
     gate = Gate()
-    async with asyncio.timeout(60), DynamicBatcher(gate.run, max_batch=8) as batcher, asyncio.TaskGroup() as tasks:
+    async with (
+        asyncio.timeout(60),
+        DynamicBatcher(gate.run, max_batch=8) as batcher,
+        asyncio.TaskGroup() as tasks,
+    ):
         tasks.create_task(batcher.submit(1))
         await gate.begun.acquire()
         unwanted = tasks.create_task(batcher.submit(2))
@@ -85,7 +102,11 @@ async def test_a_cancelled_waiter_is_left_out_of_the_batch(is_runner_first: bool
 
 async def test_a_waiter_cancelled_while_its_batch_runs_leaves_the_others_their_answers() -> None:
     gate = Gate()
-    async with asyncio.timeout(60), DynamicBatcher(gate.run, max_batch=8) as batcher, asyncio.TaskGroup() as tasks:
+    async with (
+        asyncio.timeout(60),
+        DynamicBatcher(gate.run, max_batch=8) as batcher,
+        asyncio.TaskGroup() as tasks,
+    ):
         unwanted = tasks.create_task(batcher.submit(1))
         wanted = tasks.create_task(batcher.submit(2))
         await gate.begun.acquire()
@@ -99,7 +120,9 @@ async def test_a_waiter_cancelled_while_its_batch_runs_leaves_the_others_their_a
 async def test_a_failing_batch_fails_exactly_its_own_waiters() -> None:
     gate = Gate()
     async with asyncio.timeout(60), DynamicBatcher(gate.run, max_batch=2) as batcher:
-        answers = asyncio.gather(*(batcher.submit(number) for number in (-1, 5, 6)), return_exceptions=True)
+        answers = asyncio.gather(
+            *(batcher.submit(number) for number in (-1, 5, 6)), return_exceptions=True
+        )
         gate.let_through.release()
         gate.let_through.release()
         first, second, third = await answers
@@ -108,7 +131,9 @@ async def test_a_failing_batch_fails_exactly_its_own_waiters() -> None:
     assert third == 12
 
 
-async def test_a_batch_whose_work_is_cancelled_by_others_fails_its_waiters_and_the_next_one_runs() -> None:
+async def test_a_batch_whose_work_is_cancelled_by_others_fails_its_waiters_and_the_next_one_runs() -> (
+    None
+):
     work: asyncio.Future[list[int]] = asyncio.get_running_loop().create_future()
 
     async def run(requests: list[int]) -> list[int]:
@@ -118,7 +143,9 @@ async def test_a_batch_whose_work_is_cancelled_by_others_fails_its_waiters_and_t
         lost = asyncio.ensure_future(batcher.submit(1))
         await settle()
         work.cancel()
-        with pytest.raises(RuntimeError, match="a batch of 'policy' was lost: its runner was cancelled") as caught:
+        with pytest.raises(
+            RuntimeError, match="a batch of 'policy' was lost: its runner was cancelled"
+        ) as caught:
             await lost
         assert isinstance(caught.value.__cause__, asyncio.CancelledError)
         assert await batcher.submit(2) == 2
@@ -204,7 +231,10 @@ async def test_a_waiting_time_gathers_a_fuller_batch_and_a_full_one_does_not_wai
 async def test_a_waiting_time_ends_and_fires_what_is_there() -> None:
     gate = Gate()
     gate.let_through.release()
-    async with asyncio.timeout(60), DynamicBatcher(gate.run, max_batch=2, max_wait_s=0.01) as batcher:
+    async with (
+        asyncio.timeout(60),
+        DynamicBatcher(gate.run, max_batch=2, max_wait_s=0.01) as batcher,
+    ):
         assert await batcher.submit(4) == 8
     assert gate.batches == [[4]]
 

@@ -1,4 +1,6 @@
-"""The agent that talks: turns, tools, several agents, and every way in which a conversation is cut off."""
+"""The agent that talks: turns, tools, several agents, and every way in which a conversation is cut
+off.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -29,7 +31,9 @@ from vla_rl.types import (
     Trajectory,
 )
 
-EPISODE = EpisodeSpec(episode_id=3, group_id=0, member=0, env=EnvSpec(id="none"), task="none", seed=0, policy_seed=7)
+EPISODE = EpisodeSpec(
+    episode_id=3, group_id=0, member=0, env=EnvSpec(id="none"), task="none", seed=0, policy_seed=7
+)
 LOOK = ToolCall(id="call_0", name="look", arguments="{}")
 TOOL = ToolSpec(name="look", description="Look.", parameters={"type": "object"})
 
@@ -37,7 +41,9 @@ TOOL = ToolSpec(name="look", description="Look.", parameters={"type": "object"})
 class Speaker:
     """Says numbers in turn, two tokens each; remembers what it heard."""
 
-    def __init__(self, first: int = 0, max_prompt: int = 10_000, delays: bool = False, log_prob: float = -0.5) -> None:
+    def __init__(
+        self, first: int = 0, max_prompt: int = 10_000, delays: bool = False, log_prob: float = -0.5
+    ) -> None:
         self.log_prob = log_prob
         self.next_number, self.max_prompt, self.delays = first, max_prompt, delays
         self.heard: list[list[str]] = []
@@ -81,7 +87,9 @@ class Speaker:
 class Counting:
     """Ends with success at a number; says `no` before. Agents take turns."""
 
-    def __init__(self, goal: int, agents: tuple[str, ...] = ("policy",), hangs_at: int | None = None) -> None:
+    def __init__(
+        self, goal: int, agents: tuple[str, ...] = ("policy",), hangs_at: int | None = None
+    ) -> None:
         self.goal, self.agents, self.hangs_at = goal, agents, hangs_at
         self.num_steps = 0
 
@@ -92,7 +100,9 @@ class Counting:
     async def reset(self) -> TextStart:
         if self.hangs_at == 0:
             await asyncio.Event().wait()
-        return TextStart(messages=(Message(role="user", content="count"),), tools=(TOOL,), agent=self.agents[0])
+        return TextStart(
+            messages=(Message(role="user", content="count"),), tools=(TOOL,), agent=self.agents[0]
+        )
 
     async def step(self, message: Message) -> TextOutcome:
         self.num_steps += 1
@@ -196,20 +206,25 @@ class Quitter(Speaker):
 
 
 @pytest.mark.parametrize("num_tokens", [0, 1])
-async def test_a_reply_that_is_given_up_ends_the_episode_with_the_turns_before_it(num_tokens: int) -> None:
+async def test_a_reply_that_is_given_up_ends_the_episode_with_the_turns_before_it(
+    num_tokens: int,
+) -> None:
     env = Counting(9)
     trajectory = await play(env, Quitter(3, "aborted", num_tokens))
     assert trajectory.stop_reason is StopReason.ABORTED
     assert trajectory.stop_reason.is_cut_off
     assert len(trajectory.steps) == env.num_steps == 2
     with pytest.raises(
-        PolicyError, match=f"has {num_tokens} tokens and finish_reason 'aborted', expected a complete one"
+        PolicyError,
+        match=f"has {num_tokens} tokens and finish_reason 'aborted', expected a complete one",
     ):
         await play(Counting(9), Quitter(1, "aborted", num_tokens))
 
 
 async def test_a_reply_without_a_token_is_an_error_of_the_policy() -> None:
-    with pytest.raises(PolicyError, match="a reply of 'policy' has 0 tokens and finish_reason 'stop', expected"):
+    with pytest.raises(
+        PolicyError, match="a reply of 'policy' has 0 tokens and finish_reason 'stop', expected"
+    ):
         await play(Counting(9), Quitter(2, "stop", 0))
 
 
@@ -220,7 +235,9 @@ async def test_an_environment_that_never_begins_is_at_fault() -> None:
 
 async def test_agents_take_turns_with_their_own_policies_and_hear_their_own_conversation() -> None:
     solver, checker = Speaker(), Speaker(first=100)
-    trajectory = await play(Counting(2, agents=("solver", "checker")), {"solver": solver, "checker": checker})
+    trajectory = await play(
+        Counting(2, agents=("solver", "checker")), {"solver": solver, "checker": checker}
+    )
     assert [step.agent for step in trajectory.steps] == ["solver", "checker", "solver"]
     assert checker.heard == [["no, not 1"]]
     assert solver.heard[-1] == ["count", "1", "no, not 101"]
@@ -230,7 +247,9 @@ async def test_agents_take_turns_with_their_own_policies_and_hear_their_own_conv
 class Crediting(Counting):
     """Pays the other agents at given steps."""
 
-    def __init__(self, goal: int, agents: tuple[str, ...], credits: dict[int, dict[str, float]]) -> None:
+    def __init__(
+        self, goal: int, agents: tuple[str, ...], credits: dict[int, dict[str, float]]
+    ) -> None:
         super().__init__(goal, agents)
         self.credits = credits
 
@@ -239,7 +258,9 @@ class Crediting(Counting):
         return msgspec.structs.replace(outcome, credits=self.credits.get(self.num_steps, {}))
 
 
-async def test_what_agents_earn_by_others_belongs_to_their_newest_turn_and_before_it_to_their_first() -> None:
+async def test_what_agents_earn_by_others_belongs_to_their_newest_turn_and_before_it_to_their_first() -> (
+    None
+):
     credits = {1: {"checker": 0.25}, 3: {"solver": 4.0}, 4: {"solver": 2.0, "checker": 8.0}}
     env = Crediting(4, ("solver", "checker"), credits)
     trajectory = await play(env, Speaker())
@@ -250,15 +271,20 @@ async def test_what_agents_earn_by_others_belongs_to_their_newest_turn_and_befor
 
 
 async def test_an_agent_without_a_policy_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"the turn of agent 'checker', but there are policies for \['solver'\]"):
+    with pytest.raises(
+        ConfigError, match=r"the turn of agent 'checker', but there are policies for \['solver'\]"
+    ):
         await play(Counting(9, agents=("solver", "checker")), {"solver": Speaker()})
 
 
 @pytest.mark.parametrize("log_prob", [float("nan"), float("-inf"), 0.5])
-async def test_a_reply_whose_log_probs_are_none_that_a_token_can_have_is_named_at_once(log_prob: float) -> None:
+async def test_a_reply_whose_log_probs_are_none_that_a_token_can_have_is_named_at_once(
+    log_prob: float,
+) -> None:
     policy = EpisodePolicy(Speaker(log_prob=log_prob), EPISODE)
     with pytest.raises(
-        PolicyError, match=rf"token 0 of decision 0 of episode 3 \('none'\) is {log_prob}, with the weights after 5"
+        PolicyError,
+        match=rf"token 0 of decision 0 of episode 3 \('none'\) is {log_prob}, with the weights after 5",
     ):
         await chat_agent(Counting(1), policy)
 
@@ -268,7 +294,9 @@ async def test_a_turn_knows_the_temperature_at_which_it_was_said() -> None:
     policy = EpisodePolicy(Speaker(), warm)
     trajectory = await chat_agent(Counting(1), policy)
     assert trajectory.steps[0].chunk.temperature == 1.3
-    colder = await policy.generate([Message(role="user", content="count")], sampling=Sampling(temperature=0.7))
+    colder = await policy.generate(
+        [Message(role="user", content="count")], sampling=Sampling(temperature=0.7)
+    )
     assert colder.temperature == 0.7
 
 
@@ -282,19 +310,25 @@ async def test_each_agent_of_a_team_has_seeds_of_its_own() -> None:
     assert len({*solver.seeds, *checker.seeds}) == 3
 
 
-@pytest.mark.parametrize("field", ["max_turns", "max_tokens", "max_reply", "reset_timeout_s", "step_timeout_s"])
+@pytest.mark.parametrize(
+    "field", ["max_turns", "max_tokens", "max_reply", "reset_timeout_s", "step_timeout_s"]
+)
 def test_limits_that_allow_nothing_are_refused(field: str) -> None:
     with pytest.raises(ConfigError, match=rf"ChatLimits.{field} is 0, expected"):
         ChatLimits(**{field: 0})  # type: ignore[arg-type]
 
 
 class Caller(Speaker):
-    """Calls the same tool twice in each reply, and numbers its calls from 0 each time, as chat formats do."""
+    """Calls the same tool twice in each reply, and numbers its calls from 0 each time, as chat
+    formats do.
+    """
 
     async def generate(self, messages: Sequence[Message], **options: Any) -> Completion:
         reply = await super().generate(messages, **options)
         calls = (LOOK, msgspec.structs.replace(LOOK, id="call_1"))
-        return msgspec.structs.replace(reply, message=msgspec.structs.replace(reply.message, tool_calls=calls))
+        return msgspec.structs.replace(
+            reply, message=msgspec.structs.replace(reply.message, tool_calls=calls)
+        )
 
 
 class Lookout(Counting):
@@ -306,11 +340,16 @@ class Lookout(Counting):
 
     async def step(self, message: Message) -> TextOutcome:
         self.ids += [call.id for call in message.tool_calls]
-        answers = tuple(Message(role="tool", content="a wall", tool_call_id=call.id) for call in message.tool_calls)
+        answers = tuple(
+            Message(role="tool", content="a wall", tool_call_id=call.id)
+            for call in message.tool_calls
+        )
         return msgspec.structs.replace(await super().step(message), messages=answers)
 
 
-async def test_tool_calls_are_numbered_through_the_conversation_whatever_the_engine_calls_them() -> None:
+async def test_tool_calls_are_numbered_through_the_conversation_whatever_the_engine_calls_them() -> (
+    None
+):
     env = Lookout()
     async with asyncio.timeout(60):
         await chat_agent(env, EpisodePolicy(Caller(), EPISODE))

@@ -1,4 +1,6 @@
-"""Deterministic mode: one seed gives one training input, bit for bit, whatever the timing and the number of environments."""
+"""Deterministic mode: one seed gives one training input, bit for bit, whatever the timing and the
+number of environments.
+"""
 
 import asyncio
 
@@ -9,11 +11,15 @@ from vla_rl.rollout import EpisodeScheduler, SchedulerConfig, embodied_agent
 from vla_rl.rollout.simulated_time import run_in_simulated_time
 
 
-async def run(num_envs: int, timing_seed: int, *, filtered: bool, faults: Faults, run_seed: int = 0) -> list[str]:
+async def run(
+    num_envs: int, timing_seed: int, *, filtered: bool, faults: Faults, run_seed: int = 0
+) -> list[str]:
     """Six synchronous updates of 4 groups of 4; the digest of each."""
     pool = LatencyPool(num_envs, seed=timing_seed, faults=faults, deadline_s=0.2)
     engine = CountingEngine(deterministic=True)
-    config = SchedulerConfig(groups_per_update=4, max_staleness=0, deterministic=True, max_attempts=50)
+    config = SchedulerConfig(
+        groups_per_update=4, max_staleness=0, deterministic=True, max_attempts=50
+    )
     scheduler = EpisodeScheduler(
         pool,
         engine,
@@ -33,12 +39,16 @@ async def run(num_envs: int, timing_seed: int, *, filtered: bool, faults: Faults
 
 
 @pytest.mark.parametrize("filtered", [False, True], ids=["all groups", "dynamic sampling"])
-def test_training_input_does_not_depend_on_timing_or_on_how_many_environments_play(filtered: bool) -> None:
+def test_training_input_does_not_depend_on_timing_or_on_how_many_environments_play(
+    filtered: bool,
+) -> None:
     reference = run_in_simulated_time(run(1, 0, filtered=filtered, faults=Faults()))
     assert len(set(reference)) == 6
     for num_envs in (2, 3, 7, 16):
         for timing_seed in range(3):
-            other = run_in_simulated_time(run(num_envs, timing_seed, filtered=filtered, faults=Faults()))
+            other = run_in_simulated_time(
+                run(num_envs, timing_seed, filtered=filtered, faults=Faults())
+            )
             assert other == reference, f"{num_envs} environments, timing {timing_seed}"
 
 

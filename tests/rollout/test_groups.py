@@ -1,4 +1,6 @@
-"""The source of groups: alike members, whole epochs, lost starts that come back, and cursors that resume."""
+"""The source of groups: alike members, whole epochs, lost starts that come back, and cursors that
+resume.
+"""
 
 from collections import Counter
 from typing import Any
@@ -17,14 +19,19 @@ def test_members_of_a_group_start_alike_and_decide_differently() -> None:
     plan = GroupSource(starts(3), 4, seed=7, sampling=Sampling(temperature=1.6)).next_group()
     assert [episode.member for episode in plan.episodes] == [0, 1, 2, 3]
     assert [episode.episode_id for episode in plan.episodes] == [0, 1, 2, 3]
-    alike = {(episode.task, episode.seed, episode.env.id, str(episode.options)) for episode in plan.episodes}
+    alike = {
+        (episode.task, episode.seed, episode.env.id, str(episode.options))
+        for episode in plan.episodes
+    }
     assert len(alike) == 1
     assert len({episode.policy_seed for episode in plan.episodes}) == 4
     assert all(episode.sampling.temperature == 1.6 for episode in plan.episodes)
 
 
 def test_the_last_members_of_a_group_may_play_greedily_as_a_baseline() -> None:
-    plan = GroupSource(starts(1), 3, seed=7, sampling=Sampling(temperature=1.6), num_greedy=1).next_group()
+    plan = GroupSource(
+        starts(1), 3, seed=7, sampling=Sampling(temperature=1.6), num_greedy=1
+    ).next_group()
     assert [episode.sampling.greedy for episode in plan.episodes] == [False, False, True]
     assert all(episode.sampling.temperature == 1.6 for episode in plan.episodes)
 
@@ -91,13 +98,16 @@ def test_a_cursor_of_a_source_that_gives_out_other_groups_is_refused_and_the_dif
     other: GroupSource, named: str
 ) -> None:
     saved = GroupSource(starts(4), 4, 0).state()
-    with pytest.raises(ConfigError, match="hands out other groups than this run would: it was saved with " + named):
+    with pytest.raises(
+        ConfigError, match="hands out other groups than this run would: it was saved with " + named
+    ):
         other.restore(saved)
 
 
 def test_a_cursor_is_read_where_the_files_of_the_environment_have_moved() -> None:
     moved = [
-        msgspec.structs.replace(start, env=EnvSpec(id="fake-v0", kwargs={"assets": "elsewhere"})) for start in starts(4)
+        msgspec.structs.replace(start, env=EnvSpec(id="fake-v0", kwargs={"assets": "elsewhere"}))
+        for start in starts(4)
     ]
     GroupSource(moved, 4, 0).restore(GroupSource(starts(4), 4, 0).state())
 
@@ -119,7 +129,12 @@ def test_kinds_take_turns_as_evenly_as_their_numbers_allow() -> None:
     kinds = ["robot"] * 2 + ["text"] * 6
     mixed = GroupSource(starts(8), 1, seed=3, kinds=kinds)
     given = [mixed.next_group().start_index for _ in range(16)]
-    assert ["robot" if start < 2 else "text" for start in given] == 4 * ["text", "robot", "text", "text"]
+    assert ["robot" if start < 2 else "text" for start in given] == 4 * [
+        "text",
+        "robot",
+        "text",
+        "text",
+    ]
     assert sorted(given[:8]) == sorted(given[8:]) == list(range(8))
     assert given[:8] != given[8:]  # each kind is shuffled
 
@@ -137,7 +152,10 @@ def test_a_cursor_tells_starts_apart_whatever_their_options_are() -> None:
     long = np.arange(5000)
     other = long.copy()
     other[2500] = 0
-    for mine, another in (({"state": long}, {"state": other}), ({"by": {1: "a"}}, {"by": {1: "b"}})):
+    for mine, another in (
+        ({"state": long}, {"state": other}),
+        ({"by": {1: "a"}}, {"by": {1: "b"}}),
+    ):
         of(mine).restore(of(mine).state())
         with pytest.raises(ConfigError, match="starts_digest"):
             of(mine).restore(of(another).state())

@@ -21,7 +21,9 @@ def test_episodes_that_add_up_pass() -> None:
 
 
 def test_a_lost_episode_is_reported_with_the_whole_table() -> None:
-    with pytest.raises(ConservationError, match="20 episodes were dispatched, 19 are accounted for") as caught:
+    with pytest.raises(
+        ConservationError, match="20 episodes were dispatched, 19 are accounted for"
+    ) as caught:
         booked().check(in_flight=3, buffered=2)
     for row in ("trained", "filtered", "dropped (stale)", "in flight", "buffered"):
         assert row in str(caught.value)
@@ -52,7 +54,9 @@ def test_updates_that_could_never_fill_are_refused_with_the_inequality() -> None
 
 def test_a_bound_on_outstanding_groups_counts_among_what_environments_can_play() -> None:
     config = SchedulerConfig(groups_per_update=4, max_staleness=3, max_outstanding_groups=4)
-    with pytest.raises(ConfigError, match=r"max_outstanding_groups \* group_size = 4 \* 2 = 8 < num_envs = 9"):
+    with pytest.raises(
+        ConfigError, match=r"max_outstanding_groups \* group_size = 4 \* 2 = 8 < num_envs = 9"
+    ):
         config.require_feasible(num_envs=9, group_size=2)
 
 

@@ -1,4 +1,6 @@
-"""Saving a scheduler at any instant and going on: no start lost, none given out twice, and the same training input."""
+"""Saving a scheduler at any instant and going on: no start lost, none given out twice, and the same
+training input.
+"""
 
 import asyncio
 from collections import Counter
@@ -16,7 +18,10 @@ from vla_rl.types import Group
 
 
 def through_bytes(state: SchedulerState) -> SchedulerState:
-    """The state as it is after having been on disk; arrays are all that msgspec has to be told about."""
+    """The state as it is after having been on disk.
+
+    Arrays are all that msgspec has to be told about.
+    """
 
     def encode(value: Any) -> msgspec.msgpack.Ext:
         assert isinstance(value, np.ndarray)
@@ -28,18 +33,31 @@ def through_bytes(state: SchedulerState) -> SchedulerState:
         dtype, shape = msgspec.msgpack.decode(data[1:end])
         return np.frombuffer(bytes(data[end:]), dtype).reshape(shape)
 
-    return msgspec.msgpack.decode(msgspec.msgpack.encode(state, enc_hook=encode), type=SchedulerState, ext_hook=decode)
+    return msgspec.msgpack.decode(
+        msgspec.msgpack.encode(state, enc_hook=encode), type=SchedulerState, ext_hook=decode
+    )
 
 
 class Run:
-    """Training that can be broken off after some simulated time and gone on with from what was saved."""
+    """Training that can be broken off after some simulated time and gone on with from what was
+    saved.
+    """
 
-    def __init__(self, *, num_envs: int = 5, saved: SchedulerState | None = None, **settings: object) -> None:
+    def __init__(
+        self, *, num_envs: int = 5, saved: SchedulerState | None = None, **settings: object
+    ) -> None:
         self.engine = CountingEngine(deterministic=True)
         self.pool = LatencyPool(num_envs, seed=num_envs)
-        config = SchedulerConfig(**{"groups_per_update": 2, "max_staleness": 0, "deterministic": True, **settings})
+        config = SchedulerConfig(
+            **{"groups_per_update": 2, "max_staleness": 0, "deterministic": True, **settings}
+        )
         self.scheduler = EpisodeScheduler(
-            self.pool, self.engine, embodied_agent, source(7), config, keep=lambda group: group.group_id % 4 != 1
+            self.pool,
+            self.engine,
+            embodied_agent,
+            source(7),
+            config,
+            keep=lambda group: group.group_id % 4 != 1,
         )
         if saved is not None:
             self.scheduler.restore(saved)
@@ -96,7 +114,9 @@ def test_no_start_is_lost_by_a_resume_and_none_is_played_twice(seconds: float) -
         assert set(ids.values()) == {1}
         outstanding = {group.plan.group_id for group in state.groups}
         filtered = set(range(1, state.source.next_group_id, 4))
-        assert sorted(ids.keys() | outstanding | filtered) == list(range(state.source.next_group_id))
+        assert sorted(ids.keys() | outstanding | filtered) == list(
+            range(state.source.next_group_id)
+        )
 
     run_in_simulated_time(main())
 
@@ -106,7 +126,9 @@ def test_members_that_were_played_before_the_save_are_not_played_again() -> None
         first = Run(num_envs=3)
         saved = await first.train_for(1.0)
         num_played = sum(len(group.trajectories) for group in saved.groups)
-        num_missing = sum(len(group.plan.episodes) - len(group.trajectories) for group in saved.groups)
+        num_missing = sum(
+            len(group.plan.episodes) - len(group.trajectories) for group in saved.groups
+        )
         assert num_played > 0
         assert num_missing > 0
         second = Run(num_envs=3, saved=saved)
@@ -127,7 +149,9 @@ def test_going_on_with_less_staleness_drops_what_is_too_old_and_gives_its_starts
         assert sum(state.ledger.dropped.values()) == state.ledger.dropped["stale"] > 0
         gone = old.keys() - {group.plan.group_id for group in state.groups}
         assert state.ledger.dropped["stale"] == 4 * len(gone)
-        assert sorted(start.start_index for start in state.source.returned) == sorted(old[g] for g in gone)
+        assert sorted(start.start_index for start in state.source.returned) == sorted(
+            old[g] for g in gone
+        )
         assert all(group.dispatch_version == state.version for group in state.groups)
         await second.train(saved.version + 5)
 

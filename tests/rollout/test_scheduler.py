@@ -1,4 +1,6 @@
-"""The scheduler on a simulated clock: replacement, filters, pipelining, the wait graph and metrics."""
+"""The scheduler on a simulated clock: replacement, filters, pipelining, the wait graph and
+metrics.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -46,7 +48,8 @@ def test_a_finished_episode_is_replaced_at_once_while_others_still_play() -> Non
             await setup.collect(0)
         return begun[:6]
 
-    # Episode 0 takes 1 s in one environment; the other one plays 1, 2, 3 and 4 in the meantime, back to back.
+    # Episode 0 takes 1 s in one environment; the other one plays 1, 2, 3 and 4 in the meantime,
+    # back to back.
     begun = run_in_simulated_time(main())
     assert begun[:5] == [(0.0, 0), (0.0, 1), (0.25, 2), (0.5, 3), (0.75, 4)]
     assert begun[5][0] == 1.0
@@ -54,7 +57,9 @@ def test_a_finished_episode_is_replaced_at_once_while_others_still_play() -> Non
 
 def test_filtered_groups_are_refilled_without_being_asked_for() -> None:
     async def main() -> None:
-        setup = Setup(keep=lambda group: group.group_id % 3 == 0, max_staleness=0, deterministic=True)
+        setup = Setup(
+            keep=lambda group: group.group_id % 3 == 0, max_staleness=0, deterministic=True
+        )
         async with setup.opened() as scheduler:
             assert [group.group_id for group in await setup.update()] == [0, 3]
             assert [group.group_id for group in await setup.update()] == [6, 9]
@@ -73,7 +78,8 @@ def test_updates_in_flight_are_filled_one_after_the_other_and_never_beyond_the_b
             groups = [await collecting[update] for update in range(3)]
             await asyncio.sleep(100)
             assert not collecting[3].done()
-            assert setup.pool.num_leased == 0  # 3 updates are waiting to be trained: nothing more is played
+            # 3 updates are waiting to be trained: nothing more is played
+            assert setup.pool.num_leased == 0
             assert scheduler.state().groups[0].dispatch_version == 0
             setup.engine.weight_version = 1
             scheduler.trained(groups[0], 1)
@@ -102,7 +108,9 @@ def test_an_update_beyond_the_last_one_is_refused_because_nothing_is_played_for_
         async with setup.opened():
             await setup.update()
             await setup.update()
-            with pytest.raises(ValueError, match="update 2 is not one of the run's 2, counted from 0"):
+            with pytest.raises(
+                ValueError, match="update 2 is not one of the run's 2, counted from 0"
+            ):
                 await setup.collect(2)
 
     run_in_simulated_time(main())
@@ -157,7 +165,9 @@ def test_metrics_count_what_happened_since_the_last_call() -> None:
             solved = sum(t.is_success for g in groups for t in g.trajectories)
             assert metrics["rollout/success_rate"] == solved / 16
             for task in {g.trajectories[0].episode.task for g in groups}:
-                of_task = [t.is_success for g in groups for t in g.trajectories if t.episode.task == task]
+                of_task = [
+                    t.is_success for g in groups for t in g.trajectories if t.episode.task == task
+                ]
                 assert metrics[f"rollout/success_rate/{task}"] == sum(of_task) / len(of_task)
             assert metrics["rollout/staleness/share_0"] == 1.0
             busy = setup.engine.batcher.stats().busy_share

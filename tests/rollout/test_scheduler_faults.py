@@ -1,4 +1,6 @@
-"""What the scheduler does when episodes are lost, when something is broken, and when it has to stop."""
+"""What the scheduler does when episodes are lost, when something is broken, and when it has to
+stop.
+"""
 
 import asyncio
 
@@ -14,16 +16,26 @@ from vla_rl.types import Agent, Env, Policy, Trajectory
 
 def test_a_dead_simulator_costs_a_replay_of_the_same_episode_and_nothing_else() -> None:
     async def main(faults: Faults) -> tuple[list[list[int]], list[tuple[int, int, int]]]:
-        setup = Setup(pool=LatencyPool(4, faults=faults), max_attempts=20, max_staleness=0, deterministic=True)
+        setup = Setup(
+            pool=LatencyPool(4, faults=faults), max_attempts=20, max_staleness=0, deterministic=True
+        )
         played, attempts = [], []
         async with setup.opened() as scheduler:
             for _ in range(20):
                 groups = await setup.update()
                 played += [[len(t.steps) for t in group.trajectories] for group in groups]
-                attempts += [(t.episode.episode_id, t.episode.attempt) for g in groups for t in g.trajectories]
+                attempts += [
+                    (t.episode.episode_id, t.episode.attempt)
+                    for g in groups
+                    for t in g.trajectories
+                ]
             lost = scheduler.metrics()
         assert scheduler.version == 20
-        return played, [attempts, lost.get("rollout/lost/died", 0), lost.get("rollout/lost/frozen", 0)]
+        return played, [
+            attempts,
+            lost.get("rollout/lost/died", 0),
+            lost.get("rollout/lost/frozen", 0),
+        ]
 
     calm, (_, died, frozen) = run_in_simulated_time(main(Faults()))
     assert (died, frozen) == (0, 0)
@@ -40,7 +52,9 @@ def test_an_episode_lost_too_often_fails_the_run_and_names_episode_and_cause() -
         async with setup.opened():
             await setup.collect(0)
 
-    with pytest.raises(EpisodeLost, match=r"task-\d.*attempt 3\) was lost: .*SIGKILL.*\n.*a last word") as caught:
+    with pytest.raises(
+        EpisodeLost, match=r"task-\d.*attempt 3\) was lost: .*SIGKILL.*\n.*a last word"
+    ) as caught:
         run_in_simulated_time(main())
     assert caught.value.__notes__[0] == "that was the last of max_attempts=3"
     assert isinstance(caught.value.__cause__, ActorDied)
@@ -55,7 +69,11 @@ def test_an_episode_that_takes_too_long_is_played_again() -> None:
 
         setup = Setup(agent=agent, episode_timeout_s=60.0)
         async with setup.opened() as scheduler:
-            (group,) = [group for group in await setup.collect(0) + await setup.collect(1) if group.group_id == 0]
+            (group,) = [
+                group
+                for group in await setup.collect(0) + await setup.collect(1)
+                if group.group_id == 0
+            ]
             assert [t.episode.attempt for t in group.trajectories] == [0, 0, 1, 0]
             return scheduler.metrics()
 
@@ -111,7 +129,8 @@ def test_an_agent_whose_work_is_cancelled_by_others_ends_the_run_and_is_named() 
             await setup.collect(0)
 
     with pytest.raises(
-        RuntimeError, match=r"raised CancelledError in episode 2 \(task-.*but the episode was not cancelled"
+        RuntimeError,
+        match=r"raised CancelledError in episode 2 \(task-.*but the episode was not cancelled",
     ):
         run_in_simulated_time(main())
 
@@ -141,9 +160,14 @@ def test_an_agent_that_returns_something_else_is_told_what_was_expected() -> Non
         async with setup.opened():
             await setup.collect(0)
 
-    with pytest.raises(AgentError, match="returned a str 'done', expected the Trajectory of episode 0") as caught:
+    with pytest.raises(
+        AgentError, match="returned a str 'done', expected the Trajectory of episode 0"
+    ) as caught:
         run_in_simulated_time(main())
-    assert "another episode failed too: AgentError: the agent returned a str 'done'" in caught.value.__notes__[0]
+    assert (
+        "another episode failed too: AgentError: "
+        "the agent returned a str 'done'" in caught.value.__notes__[0]
+    )
 
 
 async def without_return(env: Env, policy: Policy) -> None:
@@ -170,10 +194,16 @@ async def with_the_tuple_of_reset(env: Env, policy: Policy) -> None:
 @pytest.mark.parametrize(
     ("agent", "message"),
     [
-        (without_return, r"returned None, expected the Trajectory of episode .*; is a `return` missing\?$"),
+        (
+            without_return,
+            r"returned None, expected the Trajectory of episode .*; is a `return` missing\?$",
+        ),
         (not_async, r"returned a str 'done' at once; expected `async def agent\(env, policy\)`"),
         (with_another_stop_reason, r"stop_reason='success' for episode .*, expected a StopReason"),
-        (with_other_steps, r"returned a str 'a step' among the steps of episode .*, expected Steps"),
+        (
+            with_other_steps,
+            r"returned a str 'a step' among the steps of episode .*, expected Steps",
+        ),
         (
             with_the_tuple_of_reset,
             r"a tuple \(observation, info\); expected .*: `observation, info = await env.reset\(\)`",
@@ -197,7 +227,9 @@ def test_every_ended_episode_is_counted_once_and_lost_ones_are_not() -> None:
         setup = Setup(
             pool=LatencyPool(4, faults=Faults(death=0.2)),
             max_attempts=20,
-            on_episode=lambda played: ended.append((played.episode.episode_id, played.episode.attempt)),
+            on_episode=lambda played: ended.append(
+                (played.episode.episode_id, played.episode.attempt)
+            ),
         )
         async with setup.opened() as scheduler:
             await setup.update()
@@ -225,7 +257,9 @@ def test_an_episode_that_does_not_end_is_asked_about_once(
             await setup.update()
 
     run_in_simulated_time(main())
-    asked = [record.getMessage() for record in caplog.records if "has not ended" in record.getMessage()]
+    asked = [
+        record.getMessage() for record in caplog.records if "has not ended" in record.getMessage()
+    ]
     assert len(asked) == 1
     assert "has made 3 decisions and has not ended" in asked[0]
     assert "max_episode_steps" in asked[0]
@@ -241,7 +275,8 @@ def test_an_episode_without_a_decision_is_refused_by_name() -> None:
             await setup.collect(0)
 
     with pytest.raises(
-        AgentError, match=r"a Trajectory without steps for episode \d+ .*expected at least one decision"
+        AgentError,
+        match=r"a Trajectory without steps for episode \d+ .*expected at least one decision",
     ):
         run_in_simulated_time(main())
 
@@ -254,10 +289,13 @@ def test_a_filter_that_keeps_nothing_says_so_and_ends_the_run_instead_of_playing
         async with setup.opened():
             await setup.collect(0)
 
-    with pytest.raises(RuntimeError, match="25 groups in a row were filtered and none was kept, so update 0"):
+    with pytest.raises(
+        RuntimeError, match="25 groups in a row were filtered and none was kept, so update 0"
+    ):
         run_in_simulated_time(main())
     assert [record.message for record in caplog.records if record.name.startswith("vla_rl")] == [
-        f"{number} groups in a row were filtered and none was kept: update 0 is waiting for one" for number in (10, 20)
+        f"{number} groups in a row were filtered and none was kept: update 0 is waiting for one"
+        for number in (10, 20)
     ]
 
 
@@ -324,7 +362,9 @@ def test_whoever_waits_for_groups_of_a_closed_scheduler_is_told() -> None:
             await setup.collect(0)
         async with asyncio.TaskGroup() as elsewhere:
             async with setup.opened():
-                waiting = elsewhere.create_task(asyncio.wait([asyncio.ensure_future(setup.collect(0))]))
+                waiting = elsewhere.create_task(
+                    asyncio.wait([asyncio.ensure_future(setup.collect(0))])
+                )
                 await asyncio.sleep(0.01)
             done, _ = await waiting
         with pytest.raises(RuntimeError, match="the scheduler is not open"):

@@ -1,4 +1,6 @@
-"""The real scheduler, staleness policy, batcher and agent on a simulated clock: many episodes, seeded latencies, faults."""
+"""The real scheduler, staleness policy, batcher and agent on a simulated clock: many episodes,
+seeded latencies, faults.
+"""
 
 import asyncio
 import random
@@ -26,9 +28,15 @@ class Observed:
         self.attempts: Counter[int] = Counter()
 
     def note(self, group: Group, version: int) -> None:
-        assert [trajectory.episode.member for trajectory in group.trajectories] == list(range(GROUP_SIZE))
-        assert {trajectory.episode.group_id for trajectory in group.trajectories} == {group.group_id}
-        assert all(trajectory.oldest_version >= group.dispatch_version for trajectory in group.trajectories)
+        assert [trajectory.episode.member for trajectory in group.trajectories] == list(
+            range(GROUP_SIZE)
+        )
+        assert {trajectory.episode.group_id for trajectory in group.trajectories} == {
+            group.group_id
+        }
+        assert all(
+            trajectory.oldest_version >= group.dispatch_version for trajectory in group.trajectories
+        )
         self.staleness[version - group.dispatch_version] += 1
         self.trained.add(group.group_id)
         for trajectory in group.trajectories:
@@ -41,7 +49,9 @@ async def train(num_episodes: int, seed: int) -> tuple[Observed, EpisodeSchedule
     seen, learner = Observed(), random.Random(seed)
     pool = LatencyPool(NUM_ENVS, seed=seed, faults=FAULTS, max_chunks=3)
     engine = CountingEngine()
-    config = SchedulerConfig(groups_per_update=GROUPS_PER_UPDATE, max_staleness=MAX_STALENESS, max_attempts=10)
+    config = SchedulerConfig(
+        groups_per_update=GROUPS_PER_UPDATE, max_staleness=MAX_STALENESS, max_attempts=10
+    )
 
     def keep(group: Group) -> bool:
         if group.success_rate in (0.0, 1.0):
@@ -50,7 +60,9 @@ async def train(num_episodes: int, seed: int) -> tuple[Observed, EpisodeSchedule
         return True
 
     async with engine.batcher:
-        scheduler = EpisodeScheduler(pool, engine, embodied_agent, source(100, GROUP_SIZE, seed), config, keep=keep)
+        scheduler = EpisodeScheduler(
+            pool, engine, embodied_agent, source(100, GROUP_SIZE, seed), config, keep=keep
+        )
         async with scheduler:
             update = 0
             while pool.num_leases < num_episodes:
@@ -76,15 +88,19 @@ def test_thousands_of_episodes_with_faults_keep_every_invariant(num_episodes: in
     # The hard bound, with generation running ahead as far as it may.
     assert max(seen.staleness) == MAX_STALENESS
 
-    # Nobody is trained twice, and every group that left was trained or filtered: nothing is thrown away for its age.
+    # Nobody is trained twice, and every group that left was trained or filtered: nothing is thrown
+    # away for its age.
     assert set(seen.episodes.values()) == {1}
     state = scheduler.state()
     outstanding = {group.plan.group_id for group in state.groups}
-    assert sorted(seen.trained | seen.filtered | outstanding) == list(range(state.source.next_group_id))
+    assert sorted(seen.trained | seen.filtered | outstanding) == list(
+        range(state.source.next_group_id)
+    )
     assert not seen.trained & seen.filtered
     assert state.ledger.dropped == {}
 
-    # Nobody starves: what is outstanding was dispatched within the last updates, however slow its simulators were.
+    # Nobody starves: what is outstanding was dispatched within the last updates, however slow its
+    # simulators were.
     assert min(group.dispatch_version for group in state.groups) >= state.version - MAX_STALENESS
 
     # Faults did strike, and struck episodes were trained on like any other.

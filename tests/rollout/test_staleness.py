@@ -7,7 +7,10 @@ from vla_rl.rollout import StalenessPolicy
 
 
 def admit(policy: StalenessPolicy, count: int) -> None:
-    """Admit groups with the next ids; ids are counted over the life of the policy by the caller's list."""
+    """Admit groups with the next ids.
+
+    Ids are counted over the life of the policy by the caller's list.
+    """
     for group_id in range(policy.num_outstanding, policy.num_outstanding + count):
         assert policy.can_admit()
         policy.admit(group_id)
@@ -79,7 +82,8 @@ def test_only_what_no_schedule_can_train_in_time_is_evicted() -> None:
     for group_id, dispatch_version in enumerate([3, 4, 4, 4, 5]):
         policy.admit(group_id, dispatch_version)
         policy.complete(group_id)
-    # Update 5 is the last one for version 4 and takes two of the three; version 3 was due in update 4.
+    # Update 5 is the last one for version 4 and takes two of the three; version 3 was due in update
+    # 4.
     assert policy.evict() == [0, 3]
     assert (policy.select(), policy.select(), policy.select()) == (1, 2, 4)
 
@@ -92,7 +96,9 @@ def test_the_policy_names_what_is_awaited_the_oldest_first() -> None:
 
 
 class Schedule:
-    """A run of the policy under a sequence of random choices, with the bounds checked at every turn."""
+    """A run of the policy under a sequence of random choices, with the bounds checked at every
+    turn.
+    """
 
     def __init__(self, policy: StalenessPolicy) -> None:
         self.policy = policy
@@ -107,7 +113,9 @@ class Schedule:
             self.in_flight.append(self.next_id)
             self.next_id += 1
         outstanding = len(self.in_flight) + len(self.complete) + len(self.selected)
-        bound = (self.policy.max_staleness + self.policy.version + 1) * self.policy.groups_per_update
+        bound = (
+            self.policy.max_staleness + self.policy.version + 1
+        ) * self.policy.groups_per_update
         assert outstanding == self.policy.num_outstanding
         assert outstanding + self.num_trained <= bound
 
@@ -137,7 +145,9 @@ class Schedule:
             self.num_trained += size
 
     def drain(self) -> None:
-        """With admission stopped and every episode played, whatever fills an update is trained: nothing is stuck."""
+        """With admission stopped and every episode played, whatever fills an update is trained:
+        nothing is stuck.
+        """
         for group_id in self.in_flight:
             self.policy.complete(group_id)
         self.complete.update(self.in_flight)
@@ -158,7 +168,11 @@ class Schedule:
     choices=st.lists(st.tuples(st.sampled_from("aaffxst"), st.integers(0, 30)), max_size=250),
 )
 def test_no_schedule_breaks_a_bound_or_leaves_a_group_behind(
-    max_staleness: int, groups_per_update: int, in_order: bool, spare: int | None, choices: list[tuple[str, int]]
+    max_staleness: int,
+    groups_per_update: int,
+    in_order: bool,
+    spare: int | None,
+    choices: list[tuple[str, int]],
 ) -> None:
     schedule = Schedule(
         StalenessPolicy(

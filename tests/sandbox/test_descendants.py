@@ -29,7 +29,9 @@ time.sleep(1000)
 @pytest.fixture
 def family() -> Iterator[tuple[int, int, int]]:
     """A process, its child and its grandchild, which is handed to the first if the second dies."""
-    with subprocess.Popen([sys.executable, "-c", FAMILY], stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        [sys.executable, "-c", FAMILY], stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "begun\n"
         parent, grandchild = descendants_of(process.pid)

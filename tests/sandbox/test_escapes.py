@@ -1,4 +1,6 @@
-"""Attacks from inside a sandbox, as a program and as a function, with every combination of means that the docs list."""
+"""Attacks from inside a sandbox, as a program and as a function, with every combination of means
+that the docs list.
+"""
 
 import json
 import os
@@ -15,12 +17,18 @@ SUPPORT = Path(__file__).parent / "support"
 PAGE = Path(__file__).parents[2] / "docs" / "text_environments.md"
 TABLE = [
     [cell.strip() for cell in line.strip("|\n").split("|")]
-    for line in re.findall(r"^\| a call can \|.*?\n\n", PAGE.read_text(), re.DOTALL | re.MULTILINE)[0]
+    for line in re.findall(r"^\| a call can \|.*?\n\n", PAGE.read_text(), re.DOTALL | re.MULTILINE)[
+        0
+    ]
     .strip()
     .splitlines()
 ]
 COLUMNS = TABLE[0][1:]
-LEFT_OUT = {"no namespaces": ("namespaces",), "no Landlock": ("landlock",), "neither": ("namespaces", "landlock")}
+LEFT_OUT = {
+    "no namespaces": ("namespaces",),
+    "no Landlock": ("landlock",),
+    "neither": ("namespaces", "landlock"),
+}
 
 
 def attacked(column: str) -> dict[str, Any]:
@@ -30,10 +38,17 @@ def attacked(column: str) -> dict[str, Any]:
         pytest.skip("only root can run as root")
     as_user = [str(SUPPORT / "as_user.py")] if who == "user" and os.geteuid() == 0 else []
     without = LEFT_OUT.get(rest, ())
-    command = [sys.executable, *as_user, str(SUPPORT / "attacks.py"), json.dumps({"without": without})]
+    command = [
+        sys.executable,
+        *as_user,
+        str(SUPPORT / "attacks.py"),
+        json.dumps({"without": without}),
+    ]
     search = os.pathsep.join([*(path for path in sys.path if path), str(SUPPORT)])
     environment = {**os.environ, "PYTHONPATH": search, "SECRET": "token"}
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=280, check=False)
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, timeout=280, check=False
+    )
     if done.returncode == CANNOT:
         pytest.skip(done.stderr)
     assert done.returncode == 0, done.stderr
@@ -60,7 +75,10 @@ def assert_limits_hold(found: dict[str, Any], *, has_mounts: bool) -> None:
         for name in ("files", "removed files", "/dev/shm"):
             assert found[name].endswith("OSError: [Errno 28] No space left on device")
     else:
-        assert found["files"] == found["removed files"] == "it wrote more than 48 MiB or 10000 files and was stopped"
+        assert (
+            found["files"] == found["removed files"] == "it wrote more than 48 MiB or 10000 "
+            "files and was stopped"
+        )
         assert "Permission denied: '/dev/shm/part0'" in found["/dev/shm"]
     for name in ("memory", "shared memory"):
         assert found[name] == "it held more than 150 MiB of memory in all and was stopped"
@@ -68,5 +86,7 @@ def assert_limits_hold(found: dict[str, Any], *, has_mounts: bool) -> None:
 
 def test_the_table_has_the_eight_columns() -> None:
     assert [
-        f"{who}{rest}" for who in ("root", "user") for rest in ("", ", no namespaces", ", no Landlock", ", neither")
+        f"{who}{rest}"
+        for who in ("root", "user")
+        for rest in ("", ", no namespaces", ", no Landlock", ", neither")
     ] == COLUMNS

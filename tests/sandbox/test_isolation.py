@@ -1,4 +1,6 @@
-"""The means of isolation that a kernel gives are used, and one line says what the missing ones leave open."""
+"""The means of isolation that a kernel gives are used, and one line says what the missing ones
+leave open.
+"""
 
 import json
 import logging
@@ -43,7 +45,10 @@ EPERM, ENOSPC, DIES = 1, 28, 0
 
 @pytest.fixture
 def gives_namespaces() -> None:
-    if subprocess.run(["unshare", "-Urpf", "true"], capture_output=True, check=False).returncode != 0:
+    if (
+        subprocess.run(["unshare", "-Urpf", "true"], capture_output=True, check=False).returncode
+        != 0
+    ):
         pytest.skip("this kernel gives no namespaces to us")
 
 
@@ -57,7 +62,9 @@ def test_a_kernel_that_is_out_of_namespaces_for_a_moment_is_asked_again(
 
 
 @pytest.mark.parametrize(("error", "num_asked"), [(ENOSPC, 4), (EPERM, 1)])
-def test_a_kernel_that_goes_on_refusing_is_believed(error: int, num_asked: int, tmp_path: Path) -> None:
+def test_a_kernel_that_goes_on_refusing_is_believed(
+    error: int, num_asked: int, tmp_path: Path
+) -> None:
     means, refused, asked = json.loads(said_by(FIND, tmp_path, "fork_first_process", error, 100))
     assert (means, list(refused), asked) == ([], ["namespaces"], num_asked)
 
@@ -94,7 +101,10 @@ def test_calls_run_on_a_kernel_that_gives_no_namespaces_and_one_line_says_what_f
     assert missing["own_user"].startswith("this namespace of users has no user 10")
     (line,) = done.stderr.splitlines()
     assert line.startswith("sandboxed calls can ")
-    assert "as they are isolated without namespaces (clone3: No space left on device), own_user (" in line
+    assert (
+        "as they are isolated without namespaces (clone3: "
+        "No space left on device), own_user (" in line
+    )
     assert line.endswith("processes are limited all the same, and no process outlives its call")
 
 
@@ -111,13 +121,16 @@ async def test_what_is_left_out_by_configuration_is_logged_once_for_all_keepers(
             while (await sandbox.run_program("print(5)")).fault == "died":
                 pass
             assert sandbox.keeper_pid != keeper
-    assert sandbox.missing["namespaces"] == sandbox.missing["seccomp"] == "left out by configuration"
+    assert (
+        sandbox.missing["namespaces"] == sandbox.missing["seccomp"] == "left out by configuration"
+    )
     assert sum("use the network, also with network=False" in line for line in caplog.messages) == 1
 
 
 def test_means_are_known_by_name() -> None:
     with pytest.raises(
-        ConfigError, match=r"SandboxConfig.without is \('selinux',\), expected a list of 'namespaces', 'mounts'"
+        ConfigError,
+        match=r"SandboxConfig.without is \('selinux',\), expected a list of 'namespaces', 'mounts'",
     ):
         SandboxConfig(without=("selinux",))  # type: ignore[arg-type]
 
@@ -141,7 +154,9 @@ def test_mounts_come_with_namespaces_only_and_a_user_of_its_own_with_root_only()
         ([], ["write wherever", "fill the disk", "end this user's processes", "use the network"]),
     ],
 )
-def test_what_calls_can_do_follows_from_the_means(means: Sequence[Means], words: Sequence[str]) -> None:
+def test_what_calls_can_do_follows_from_the_means(
+    means: Sequence[Means], words: Sequence[str]
+) -> None:
     found = open_to_calls(frozenset(means), signals_are_confined=True)
     assert len(found) == len(words)
     assert all(line.startswith(beginning) for line, beginning in zip(found, words, strict=True))

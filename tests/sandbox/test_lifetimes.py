@@ -1,4 +1,6 @@
-"""No process and no folder of a sandbox outlives its keeper or its owner, whatever ends them and whatever a call tries."""
+"""No process and no folder of a sandbox outlives its keeper or its owner, whatever ends them and
+whatever a call tries.
+"""
 
 import contextlib
 import json
@@ -52,8 +54,14 @@ def owner(who: str, without: tuple[str, ...] = ()) -> Iterator[Owner]:
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.chmod(0o777)
-        environment = {**os.environ, "TMPDIR": str(folder), "IMPORT_BEGUN": str(folder / "import_begun")}
-        environment["PYTHONPATH"] = os.pathsep.join([path for path in sys.path if path] + [str(SUPPORT)])
+        environment = {
+            **os.environ,
+            "TMPDIR": str(folder),
+            "IMPORT_BEGUN": str(folder / "import_begun"),
+        }
+        environment["PYTHONPATH"] = os.pathsep.join(
+            [path for path in sys.path if path] + [str(SUPPORT)]
+        )
         process = stack.enter_context(
             subprocess.Popen(
                 command(who, str(SUPPORT / "owner.py"), json.dumps({"without": without})),
@@ -92,7 +100,12 @@ def kill_and_close(pidfd: int) -> None:
 
 EVERYWHERE = pytest.mark.parametrize(
     ("who", "without"),
-    [("root", ()), ("root", ("namespaces",)), ("user", ()), ("user", ("namespaces", "landlock", "seccomp"))],
+    [
+        ("root", ()),
+        ("root", ("namespaces",)),
+        ("user", ()),
+        ("user", ("namespaces", "landlock", "seccomp")),
+    ],
     ids=["root", "root without namespaces", "user", "user without anything"],
 )
 
@@ -104,7 +117,9 @@ AT_BOTH_ENDS = pytest.mark.parametrize(
 
 
 @EVERYWHERE
-def test_everything_below_a_keeper_that_is_killed_dies_with_it(who: str, without: tuple[str, ...]) -> None:
+def test_everything_below_a_keeper_that_is_killed_dies_with_it(
+    who: str, without: tuple[str, ...]
+) -> None:
     with owner(who, without) as one:
         os.kill(one.keeper, signal.SIGKILL)
         assert one.all_of_it_ends()
@@ -161,7 +176,9 @@ def test_everything_ends_as_the_reaper_is_asked_to(who: str, without: tuple[str,
         assert not one.folder.exists()
 
 
-def test_all_calls_die_with_a_reaper_that_is_killed_and_the_next_sandbox_sweeps_their_folder() -> None:
+def test_all_calls_die_with_a_reaper_that_is_killed_and_the_next_sandbox_sweeps_their_folder() -> (
+    None
+):
     with owner("user") as one:
         os.kill(one.reaper, signal.SIGKILL)
         assert one.all_of_it_ends()
@@ -170,7 +187,10 @@ def test_all_calls_die_with_a_reaper_that_is_killed_and_the_next_sandbox_sweeps_
         environment = {**os.environ, "TMPDIR": str(one.folder.parent)}
         program = (
             "import asyncio\nfrom vla_rl.sandbox import Sandbox\nasync def main():\n"
-            "    async with Sandbox() as sandbox:\n        await sandbox.run_program('')\nasyncio.run(main())"
+            "    async with Sandbox() as sandbox:\n        await "
+            "sandbox.run_program('')\nasyncio.run(main())"
         )
-        subprocess.run([sys.executable, "-c", program], env=environment, timeout=WITHIN_S, check=True)
+        subprocess.run(
+            [sys.executable, "-c", program], env=environment, timeout=WITHIN_S, check=True
+        )
         assert list(one.folder.parent.iterdir()) == []

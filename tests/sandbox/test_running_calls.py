@@ -1,4 +1,6 @@
-"""One call as its keeper forks it and ends it, in a program of its own: one that forks, as a keeper does, has no threads."""
+"""One call as its keeper forks it and ends it, in a program of its own: one that forks, as a keeper
+does, has no threads.
+"""
 
 import signal
 from pathlib import Path
@@ -28,9 +30,15 @@ print(ended.fault, "|", ended.words)
 
 @pytest.mark.parametrize(
     ("name", "means"),
-    [("fork_first_process", "namespaces"), ("confine_writing", "landlock"), ("refuse_calls", "seccomp")],
+    [
+        ("fork_first_process", "namespaces"),
+        ("confine_writing", "landlock"),
+        ("refuse_calls", "seccomp"),
+    ],
 )
-def test_a_call_that_lacks_what_others_have_is_not_run(name: str, means: str, tmp_path: Path) -> None:
+def test_a_call_that_lacks_what_others_have_is_not_run(
+    name: str, means: str, tmp_path: Path
+) -> None:
     words = f"it was not run, as the kernel did not isolate it this time ({means}: none left)"
     assert said_by(UNISOLATED, tmp_path, name, means) == f"not_isolated | {words}\n"
     assert not list(tmp_path.iterdir())
@@ -51,8 +59,13 @@ print(ended.fault, "|", ended.words)
 """
 
 
-def test_a_busy_loop_ends_by_the_clock_also_where_the_kernel_is_first_to_end_it(tmp_path: Path) -> None:
-    assert said_by(NOBODY_LOOKS_AT_THE_CLOCK, tmp_path) == "timed_out | it took longer than 0.5 s and was stopped\n"
+def test_a_busy_loop_ends_by_the_clock_also_where_the_kernel_is_first_to_end_it(
+    tmp_path: Path,
+) -> None:
+    assert (
+        said_by(NOBODY_LOOKS_AT_THE_CLOCK, tmp_path) == "timed_out | it took longer than 0.5 s "
+        "and was stopped\n"
+    )
 
 
 KILLED_BY_SOMEBODY = """
@@ -77,10 +90,25 @@ print(ended.fault, "|", ended.words)
 @pytest.mark.parametrize(
     ("number", "cpu_s", "timeout_s", "told"),
     [
-        (signal.SIGKILL, 0.69, 1000.0, "timed_out | it took longer than 1 s of CPU time and was stopped"),
-        (signal.SIGKILL, 0.05, 1000.0, "died | its process was killed by SIGKILL; its limit is 2048 MiB of memory"),
+        (
+            signal.SIGKILL,
+            0.69,
+            1000.0,
+            "timed_out | it took longer than 1 s of CPU time and was stopped",
+        ),
+        (
+            signal.SIGKILL,
+            0.05,
+            1000.0,
+            "died | its process was killed by SIGKILL; its limit is 2048 MiB of memory",
+        ),
         (signal.SIGKILL, 0.05, 1e-6, "timed_out | it took longer than 1e-06 s and was stopped"),
-        (signal.SIGSEGV, 1.0, 1e-6, "died | its process was killed by SIGSEGV; its limit is 2048 MiB of memory"),
+        (
+            signal.SIGSEGV,
+            1.0,
+            1e-6,
+            "died | its process was killed by SIGSEGV; its limit is 2048 MiB of memory",
+        ),
     ],
 )
 def test_who_was_killed_by_the_kernel_is_told_why(
@@ -105,7 +133,9 @@ print(ended.fault, ended.stdout)
 """
 
 
-def test_a_call_that_ended_while_its_keeper_was_at_an_import_keeps_its_answer(tmp_path: Path) -> None:
+def test_a_call_that_ended_while_its_keeper_was_at_an_import_keeps_its_answer(
+    tmp_path: Path,
+) -> None:
     assert said_by(NOBODY_LOOKS_FOR_A_WHILE, tmp_path) == "None b'5\\n'\n"
 
 

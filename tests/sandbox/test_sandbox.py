@@ -17,7 +17,14 @@ from pace import at_some_pace
 from processes import is_gone
 
 from vla_rl.errors import ConfigError
-from vla_rl.sandbox import CallResult, ProcessLimits, Sandbox, SandboxConfig, function_path, keeper_process
+from vla_rl.sandbox import (
+    CallResult,
+    ProcessLimits,
+    Sandbox,
+    SandboxConfig,
+    function_path,
+    keeper_process,
+)
 from vla_rl.sandbox import sandbox as sandbox_module
 from vla_rl.sandbox.descendants import descendants_of
 from vla_rl.sandbox.keeper_process import KeeperProcess
@@ -65,22 +72,33 @@ async def test_many_calls_at_a_time_each_have_their_own_streams() -> None:
     programs = [f"import time; time.sleep(1.5); print({number})" for number in range(30)]
     limits = ProcessLimits(timeout_s=60.0, network=False)
     async with asyncio.timeout(100), Sandbox(SandboxConfig(max_calls=32)) as sandbox:
-        results = await asyncio.gather(*(sandbox.run_program(program, limits=limits) for program in programs))
-    assert [(result.fault, result.stdout) for result in results] == [(None, f"{number}\n") for number in range(30)]
+        results = await asyncio.gather(
+            *(sandbox.run_program(program, limits=limits) for program in programs)
+        )
+    assert [(result.fault, result.stdout) for result in results] == [
+        (None, f"{number}\n") for number in range(30)
+    ]
 
 
 async def test_a_module_or_function_that_is_not_there_is_told(sandbox: Sandbox) -> None:
-    assert (await sandbox.call("no_such_module:f")).text == "ModuleNotFoundError: No module named 'no_such_module'"
+    assert (
+        await sandbox.call("no_such_module:f")
+    ).text == "ModuleNotFoundError: No module named 'no_such_module'"
     assert "AttributeError" in (await sandbox.call("misbehaving:no_such_function")).text
 
 
 async def test_a_hung_function_is_killed_at_its_deadline_and_others_go_on(sandbox: Sandbox) -> None:
     async def at(scale: float) -> None:
-        hung = asyncio.create_task(sandbox.call("misbehaving:hangs", {}, ProcessLimits(timeout_s=scale)))
+        hung = asyncio.create_task(
+            sandbox.call("misbehaving:hangs", {}, ProcessLimits(timeout_s=scale))
+        )
         answer = await sandbox.call("misbehaving:add", {"left": 1, "right": 1})
         was_hung, result = not hung.done(), await hung
         assert (answer.value, was_hung) == (2, True)
-        assert (result.fault, result.text) == ("timed_out", f"it took longer than {scale:g} s and was stopped")
+        assert (result.fault, result.text) == (
+            "timed_out",
+            f"it took longer than {scale:g} s and was stopped",
+        )
         assert children_of_keeper(sandbox) == []
 
     await at_some_pace(at)
@@ -95,7 +113,10 @@ async def test_a_gigabyte_of_output_is_cut_off_and_its_beginning_kept(sandbox: S
 
 async def test_an_answer_that_is_too_large_is_a_fault_too(sandbox: Sandbox) -> None:
     result = await sandbox.call("misbehaving:returns_a_lot")
-    assert (result.fault, result.text) == ("printed_too_much", "it returned more than 1024 KiB and was stopped")
+    assert (result.fault, result.text) == (
+        "printed_too_much",
+        "it returned more than 1024 KiB and was stopped",
+    )
 
 
 async def test_output_that_is_no_text_is_replaced(sandbox: Sandbox) -> None:
@@ -113,9 +134,13 @@ WITH_AND_WITHOUT_NAMESPACES = pytest.mark.parametrize("without", [(), ("namespac
 
 
 @WITH_AND_WITHOUT_NAMESPACES
-async def test_a_function_that_forks_without_end_is_stopped_early(without: tuple[Means, ...]) -> None:
+async def test_a_function_that_forks_without_end_is_stopped_early(
+    without: tuple[Means, ...],
+) -> None:
     async with asyncio.timeout(110), Sandbox(SandboxConfig(without=without)) as sandbox:
-        result = await sandbox.call("misbehaving:forks_without_end", {}, ProcessLimits(timeout_s=30.0, max_processes=8))
+        result = await sandbox.call(
+            "misbehaving:forks_without_end", {}, ProcessLimits(timeout_s=30.0, max_processes=8)
+        )
         assert result.fault in ("raised", "too_many_processes")
         assert len(children_of_keeper(sandbox)) == 0
 
@@ -139,7 +164,11 @@ async def test_a_call_that_was_not_isolated_is_tried_again_for_a_while(
     async def refused(keeper: KeeperProcess, number: int, message: bytes, within_s: float) -> Ended:
         asked.append(number)
         ended = await answer(keeper, number, message, within_s)
-        return msgspec.structs.replace(ended, fault="not_isolated") if len(asked) <= num_refusals else ended
+        return (
+            msgspec.structs.replace(ended, fault="not_isolated")
+            if len(asked) <= num_refusals
+            else ended
+        )
 
     monkeypatch.setattr(KeeperProcess, "answer", refused)
     monkeypatch.setattr(sandbox_module, "RETRIES_AFTER_S", (0.0, 0.0, 0.0))
@@ -158,14 +187,22 @@ async def test_what_a_call_left_behind_is_killed_with_it(without: tuple[Means, .
 
 
 async def test_memory_files_and_exit_codes_have_limits_or_names(sandbox: Sandbox) -> None:
-    assert (await sandbox.call("misbehaving:eats_memory", {}, ProcessLimits(memory_mb=512))).text == "MemoryError: "
-    too_large = await sandbox.call("misbehaving:fills_a_file", {"megabytes": 4}, ProcessLimits(file_mb=2))
+    assert (
+        await sandbox.call("misbehaving:eats_memory", {}, ProcessLimits(memory_mb=512))
+    ).text == "MemoryError: "
+    too_large = await sandbox.call(
+        "misbehaving:fills_a_file", {"megabytes": 4}, ProcessLimits(file_mb=2)
+    )
     assert "File too large" in too_large.text
     assert (await sandbox.call("misbehaving:fills_a_file", {"megabytes": 4})).value == "written"
-    assert (await sandbox.call("misbehaving:exits", {"code": 7})).text == "its process ended with exit code 7"
+    assert (
+        await sandbox.call("misbehaving:exits", {"code": 7})
+    ).text == "its process ended with exit code 7"
 
 
-async def test_a_function_works_in_a_folder_of_its_own_that_is_gone_afterwards(sandbox: Sandbox) -> None:
+async def test_a_function_works_in_a_folder_of_its_own_that_is_gone_afterwards(
+    sandbox: Sandbox,
+) -> None:
     first, files = (await sandbox.call("misbehaving:folder")).value
     second, _ = (await sandbox.call("misbehaving:folder")).value
     assert first != second
@@ -173,7 +210,9 @@ async def test_a_function_works_in_a_folder_of_its_own_that_is_gone_afterwards(s
     assert not os.path.exists(first)  # noqa: ASYNC240
 
 
-async def test_secrets_of_our_environment_stay_here(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_secrets_of_our_environment_stay_here(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HF_TOKEN", "secret")
     seen = (await sandbox.call("misbehaving:environment")).value
     assert "HF_TOKEN" not in seen
@@ -188,7 +227,10 @@ async def test_what_is_asked_for_is_in_the_environment() -> None:
 async def test_a_program_reads_its_input_and_says_how_it_ended(sandbox: Sandbox) -> None:
     assert (await sandbox.run_program("print(int(input()) * 2)", "21\n")).stdout == "42\n"
     failed = await sandbox.run_program("raise KeyError('x')")
-    assert (failed.fault, failed.text) == ("died", "its process ended with exit code 1: KeyError: 'x'")
+    assert (failed.fault, failed.text) == (
+        "died",
+        "its process ended with exit code 1: KeyError: 'x'",
+    )
 
 
 async def test_a_program_that_aborts_is_reported_as_such(sandbox: Sandbox) -> None:
@@ -196,7 +238,9 @@ async def test_a_program_that_aborts_is_reported_as_such(sandbox: Sandbox) -> No
     assert (result.fault, result.text[:36]) == ("died", "its process was killed by SIGABRT; i")
 
 
-async def test_what_a_program_needs_for_its_work_is_there_though_the_network_is_not(sandbox: Sandbox) -> None:
+async def test_what_a_program_needs_for_its_work_is_there_though_the_network_is_not(
+    sandbox: Sandbox,
+) -> None:
     program = (
         "import asyncio, getpass, os, subprocess, tempfile\n"
         "from concurrent.futures import ProcessPoolExecutor\n"
@@ -206,7 +250,8 @@ async def test_what_a_program_needs_for_its_work_is_there_though_the_network_is_
         "    tempfile.TemporaryFile().write(b'3')\n"
         "    open('/dev/null', 'w').write('4')\n"
         "    getpass.getuser()\n"
-        "    print(asyncio.run(one()), subprocess.check_output(['echo', '5'], text=True).strip(), flush=True)\n"
+        "    print(asyncio.run(one()), subprocess.check_output(['echo', '5'], text=True).strip(), "
+        "flush=True)\n"
         "    print('6', file=open('/dev/stdout', 'w'))\n"
         "    if os.access('/dev/shm', os.W_OK):\n"
         "        print(ProcessPoolExecutor(1).submit(two).result())\n"
@@ -216,12 +261,19 @@ async def test_what_a_program_needs_for_its_work_is_there_though_the_network_is_
 
 
 async def test_cpu_time_is_limited_as_well(sandbox: Sandbox) -> None:
-    result = await sandbox.run_program("while True: pass", "", ProcessLimits(timeout_s=100.0, cpu_s=1))
-    assert (result.fault, result.text) == ("timed_out", "it took longer than 1 s of CPU time and was stopped")
+    result = await sandbox.run_program(
+        "while True: pass", "", ProcessLimits(timeout_s=100.0, cpu_s=1)
+    )
+    assert (result.fault, result.text) == (
+        "timed_out",
+        "it took longer than 1 s of CPU time and was stopped",
+    )
 
 
 async def test_a_cancelled_call_ends_its_process(sandbox: Sandbox) -> None:
-    task = asyncio.create_task(sandbox.call("misbehaving:sleeps", {"seconds": 1000.0}, ProcessLimits(timeout_s=1000.0)))
+    task = asyncio.create_task(
+        sandbox.call("misbehaving:sleeps", {"seconds": 1000.0}, ProcessLimits(timeout_s=1000.0))
+    )
     await until(lambda: sandbox.keeper_pid is not None and bool(children_of_keeper(sandbox)))
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -232,8 +284,12 @@ async def test_a_cancelled_call_ends_its_process(sandbox: Sandbox) -> None:
 async def test_calls_beyond_the_limit_wait_and_their_deadline_has_not_begun() -> None:
     async def at(scale: float) -> None:
         async with Sandbox(SandboxConfig(max_calls=1)) as sandbox:
-            holder = sandbox.call("misbehaving:sleeps", {"seconds": 1.2 * scale}, ProcessLimits(timeout_s=60.0))
-            waiter = sandbox.call("misbehaving:add", {"left": 1, "right": 2}, ProcessLimits(timeout_s=scale))
+            holder = sandbox.call(
+                "misbehaving:sleeps", {"seconds": 1.2 * scale}, ProcessLimits(timeout_s=60.0)
+            )
+            waiter = sandbox.call(
+                "misbehaving:add", {"left": 1, "right": 2}, ProcessLimits(timeout_s=scale)
+            )
             assert [result.value for result in await asyncio.gather(holder, waiter)] == ["awake", 3]
 
     await at_some_pace(at)
@@ -242,9 +298,13 @@ async def test_calls_beyond_the_limit_wait_and_their_deadline_has_not_begun() ->
 async def test_faults_cost_no_place() -> None:
     async with Sandbox(SandboxConfig(max_calls=2)) as sandbox:
         for _ in range(10):
-            await asyncio.gather(*(sandbox.call("misbehaving:exits", {"code": 1}) for _ in range(2)))
+            await asyncio.gather(
+                *(sandbox.call("misbehaving:exits", {"code": 1}) for _ in range(2))
+            )
         assert sandbox.counts == {"died": 20}
-        both = asyncio.gather(*(sandbox.call("misbehaving:sleeps", {"seconds": 0.1}) for _ in range(2)))
+        both = asyncio.gather(
+            *(sandbox.call("misbehaving:sleeps", {"seconds": 0.1}) for _ in range(2))
+        )
         assert [result.value for result in await both] == ["awake", "awake"]
 
 
@@ -260,7 +320,10 @@ async def test_a_keeper_that_dies_is_replaced_and_its_calls_are_told(sandbox: Sa
 
 
 async def stuck_keeper(sandbox: Sandbox) -> tuple["asyncio.Task[CallResult]", list[int], Path]:
-    """A call of a thousand seconds, the processes behind it, and the keeper's folder; the keeper answers no more."""
+    """A call of a thousand seconds, the processes behind it, and the keeper's folder.
+
+    The keeper answers no more.
+    """
     folder, _ = (await sandbox.call("misbehaving:folder")).value
     running = asyncio.create_task(
         sandbox.call("misbehaving:sleeps", {"seconds": 1000.0}, ProcessLimits(timeout_s=1000))
@@ -273,18 +336,30 @@ async def stuck_keeper(sandbox: Sandbox) -> tuple["asyncio.Task[CallResult]", li
 
 @pytest.mark.parametrize(
     ("grace_s", "looks", "words"),
-    [(1000.0, True, "was stopped by a signal for some 2 s"), (1.0, False, "did not answer within 2.5 s")],
+    [
+        (1000.0, True, "was stopped by a signal for some 2 s"),
+        (1.0, False, "did not answer within 2.5 s"),
+    ],
     ids=["its state shows it", "its deadline passes"],
 )
 async def test_a_keeper_that_is_stuck_is_replaced_with_all_that_it_ran_and_its_calls_are_told(
-    grace_s: float, looks: bool, words: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    grace_s: float,
+    looks: bool,
+    words: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     if not looks:
         monkeypatch.setattr(keeper_process, "LOOK_EVERY_S", 1000.0)
     async with asyncio.timeout(60), Sandbox(SandboxConfig(keeper_grace_s=grace_s)) as sandbox:
         running, processes, folder = await stuck_keeper(sandbox)
-        call = await sandbox.call("misbehaving:add", {"left": 1, "right": 2}, ProcessLimits(timeout_s=1.5))
-        assert (call.fault, call.text) == ("died", f"the process that keeps it {words} and was killed")
+        call = await sandbox.call(
+            "misbehaving:add", {"left": 1, "right": 2}, ProcessLimits(timeout_s=1.5)
+        )
+        assert (call.fault, call.text) == (
+            "died",
+            f"the process that keeps it {words} and was killed",
+        )
         assert await running == call
         assert f"the keeper of a sandbox (pid {processes[0]}) {words}" in caplog.text
         assert (await sandbox.call("misbehaving:add", {"left": 1, "right": 2})).value == 3
@@ -317,7 +392,9 @@ async def test_a_call_that_is_cancelled_while_its_stuck_keeper_ends_leaves_nothi
     monkeypatch.setattr(keeper_process, "kill_with_all_below", kill_later)
     async with asyncio.timeout(100), Sandbox(SandboxConfig(keeper_grace_s=0.5)) as sandbox:
         running, processes, folder = await stuck_keeper(sandbox)
-        call = asyncio.create_task(sandbox.call("misbehaving:raises", {}, ProcessLimits(timeout_s=0.5)))
+        call = asyncio.create_task(
+            sandbox.call("misbehaving:raises", {}, ProcessLimits(timeout_s=0.5))
+        )
         assert (await running).fault == "died"  # told as soon as the keeper is given up
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -332,10 +409,14 @@ async def test_a_call_that_is_cancelled_while_its_stuck_keeper_ends_leaves_nothi
 async def test_a_keeper_that_imports_is_not_stuck_and_goes_on_ending_calls() -> None:
     async with asyncio.timeout(100), Sandbox(SandboxConfig(keeper_grace_s=1.0)) as sandbox:
         await sandbox.call("misbehaving:folder")
-        hung = asyncio.create_task(sandbox.call("misbehaving:hangs", {}, ProcessLimits(timeout_s=1.0)))
+        hung = asyncio.create_task(
+            sandbox.call("misbehaving:hangs", {}, ProcessLimits(timeout_s=1.0))
+        )
         await until(lambda: bool(children_of_keeper(sandbox)))
         keeper, processes = sandbox.keeper_pid, children_of_keeper(sandbox)
-        answer = asyncio.create_task(sandbox.call("slow_to_import:answer", {}, ProcessLimits(timeout_s=30.0)))
+        answer = asyncio.create_task(
+            sandbox.call("slow_to_import:answer", {}, ProcessLimits(timeout_s=30.0))
+        )
         await until(lambda: all(map(is_gone, processes)))
         assert not answer.done()
         assert (await answer).value == 42
@@ -362,7 +443,9 @@ async def test_a_keeper_that_is_asked_for_an_import_in_the_last_look_is_not_stuc
         monkeypatch.setattr(asyncio, "wait", look)
         os.kill(keeper, signal.SIGSTOP)
         limits = ProcessLimits(timeout_s=0.25)
-        assert (await sandbox.call("misbehaving:sleeps", {"seconds": 1000.0}, limits)).fault == "timed_out"
+        assert (
+            await sandbox.call("misbehaving:sleeps", {"seconds": 1000.0}, limits)
+        ).fault == "timed_out"
         assert sandbox.keeper_pid == keeper
 
 
@@ -382,8 +465,10 @@ async def test_nothing_is_left_after_a_sandbox_is_closed() -> None:
 
 def test_nothing_is_left_after_our_own_process_is_killed(tmp_path: Path) -> None:
     program = (
-        "import asyncio\nfrom vla_rl.sandbox import *\nasync def main():\n    async with Sandbox() as sandbox:\n"
-        "        task = asyncio.create_task(sandbox.run_program('import time; time.sleep(4321.5)', '', "
+        "import asyncio\nfrom vla_rl.sandbox import *\nasync def main():\n    async with "
+        "Sandbox() as sandbox:\n"
+        "        task = asyncio.create_task(sandbox.run_program('import time; "
+        "time.sleep(4321.5)', '', "
         "ProcessLimits(timeout_s=1000)))\n"
         "        while sandbox.keeper_pid is None: await asyncio.sleep(0.01)\n"
         "        print(sandbox.keeper_pid, flush=True)\n        await task\nasyncio.run(main())"
@@ -413,5 +498,7 @@ def test_limits_are_checked() -> None:
         ProcessLimits(max_processes=0)
     with pytest.raises(ConfigError, match=r"SandboxConfig.max_calls is 0"):
         SandboxConfig(max_calls=0)
-    with pytest.raises(ConfigError, match=r"SandboxConfig.keeper_grace_s is 0, expected > 0 seconds"):
+    with pytest.raises(
+        ConfigError, match=r"SandboxConfig.keeper_grace_s is 0, expected > 0 seconds"
+    ):
         SandboxConfig(keeper_grace_s=0)

@@ -1,4 +1,6 @@
-"""The sums that bound a call: files that have a name or had one, and memory that its processes share."""
+"""The sums that bound a call: files that have a name or had one, and memory that its processes
+share.
+"""
 
 import os
 import subprocess
@@ -17,7 +19,9 @@ MIB = 1 << 20
 def running(program: str, folder: Path) -> Iterator[int]:
     """A program that has said that it holds what it wants to hold."""
     command = [sys.executable, "-c", program + "\nprint('ready', flush=True)\nsys.stdin.read()"]
-    with subprocess.Popen(command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         yield process.pid
@@ -34,7 +38,8 @@ def test_files_count_once_however_many_names_they_have(tmp_path: Path) -> None:
 
 def test_files_that_were_removed_count_while_they_are_open(tmp_path: Path) -> None:
     program = (
-        "import os, sys\nheld = open('part', 'wb', buffering=0)\nheld.write(os.urandom(1 << 20))\nos.remove('part')"
+        "import os, sys\nheld = open('part', 'wb', buffering=0)\nheld.write(os.urandom(1 << "
+        "20))\nos.remove('part')"
     )
     with running(program, tmp_path) as pid:
         assert MIB <= disk_used(tmp_path, [pid], 100) < 2 * MIB
@@ -69,7 +74,10 @@ def test_memory_that_a_fork_shares_counts_once(tmp_path: Path) -> None:
 
 
 def test_shared_memory_without_a_name_counts(tmp_path: Path) -> None:
-    program = "import mmap, sys\nheld = mmap.mmap(-1, 40 << 20)\nfor page in range(0, 40 << 20, 4096): held[page] = 1"
+    program = (
+        "import mmap, sys\nheld = mmap.mmap(-1, 40 << 20)\nfor page in range(0, 40 << 20, "
+        "4096): held[page] = 1"
+    )
     with running(program, tmp_path) as pid:
         assert holds_more_memory([pid], 40 * MIB)
         assert not holds_more_memory([pid], 80 * MIB)

@@ -1,4 +1,6 @@
-"""Puts the scorers that tests of text environments share where they can be imported, by child processes too."""
+"""Puts the scorers that tests of text environments share where they can be imported, by child
+processes too.
+"""
 
 import sys
 from pathlib import Path

@@ -1,4 +1,7 @@
-"""Answers are judged by name or by a function of one's own; a scorer that hangs costs its deadline and no more."""
+"""Answers are judged by name or by a function of one's own.
+
+A scorer that hangs costs its deadline and no more.
+"""
 
 import asyncio
 import time
@@ -50,13 +53,17 @@ def test_a_reply_of_blank_lines_holds_nobody_up() -> None:
 async def test_exact_and_match_compare_texts(sandbox: Sandbox) -> None:
     assert (await score(sandbox, "exact", "#### 42", "42")).value == 1.0
     assert (await score(sandbox, "exact", "Graz", "graz")).value == 0.0
-    assert (await score(sandbox, "match", "<answer>The city of Graz!</answer>", "city of graz")).value == 1.0
+    assert (
+        await score(sandbox, "match", "<answer>The city of Graz!</answer>", "city of graz")
+    ).value == 1.0
     assert (await score(sandbox, "match", "Linz", ["Graz", "Linz"])).value == 1.0
     assert (await score(sandbox, "match", "Wien", ["Graz", "Linz"])).value == 0.0
     assert sandbox.keeper_pid is None  # nothing to run
 
 
-async def test_math_sees_through_notation(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_math_sees_through_notation(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scorers, "_MATH_LIMITS", ProcessLimits(timeout_s=60.0))
     cases = [
         (r"thus \boxed{\frac{1}{2}}", "0.5", 1.0),
@@ -66,7 +73,9 @@ async def test_math_sees_through_notation(sandbox: Sandbox, monkeypatch: pytest.
         (r"\boxed{3}", "4", 0.0),
         ("I do not know", "4", 0.0),
     ]
-    scores = await asyncio.gather(*(score(sandbox, "math", reply, answer) for reply, answer, _ in cases))
+    scores = await asyncio.gather(
+        *(score(sandbox, "math", reply, answer) for reply, answer, _ in cases)
+    )
     assert [found.value for found in scores] == [expected for *_, expected in cases], scores
     with pytest.raises(DataError, match="is no mathematics"):
         await score(sandbox, "math", "3", "")
@@ -127,7 +136,9 @@ async def test_the_tests_of_a_row_have_a_budget_together(monkeypatch: pytest.Mon
     async def at(scale: float) -> None:
         monkeypatch.setattr(scorers, "_CODE_BUDGET_S", 2.0 * scale)
         async with Sandbox() as sandbox:
-            found = await score(sandbox, "code", slow_program(1.1 * scale), [{"stdin": "", "stdout": "5\n"}] * 3)
+            found = await score(
+                sandbox, "code", slow_program(1.1 * scale), [{"stdin": "", "stdout": "5\n"}] * 3
+            )
         assert (found.value, found.fault) == (1 / 3, "timed_out")
         assert sandbox.counts == {"done": 1, "timed_out": 1}
 
@@ -135,7 +146,9 @@ async def test_the_tests_of_a_row_have_a_budget_together(monkeypatch: pytest.Mon
     await at_some_pace(at)
 
 
-async def test_waiting_for_a_place_in_the_sandbox_costs_no_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_waiting_for_a_place_in_the_sandbox_costs_no_budget(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def at(scale: float) -> None:
         monkeypatch.setattr(scorers, "_CODE_BUDGET_S", scale)
         async with Sandbox(SandboxConfig(max_calls=1)) as sandbox:
@@ -154,18 +167,24 @@ async def test_a_kernel_that_isolates_nothing_says_nothing_of_a_reply(
         return CallResult(fault="not_isolated", text="no namespaces")
 
     monkeypatch.setattr(sandbox, "run_program", refused)
-    with pytest.raises(EnvError, match=r"was not isolated \(no namespaces\); raise user.max_user_namespaces"):
+    with pytest.raises(
+        EnvError, match=r"was not isolated \(no namespaces\); raise user.max_user_namespaces"
+    ):
         await score(sandbox, "code", "```python\nprint(5)\n```", [{"stdin": "", "stdout": "5\n"}])
 
 
-async def test_a_program_that_hangs_ends_its_tests(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_program_that_hangs_ends_its_tests(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(scorers, "_CODE_LIMITS", ProcessLimits(timeout_s=1.0, network=False))
     found = await score(sandbox, "code", "```python\nwhile True: pass\n```", TESTS * 10)
     assert (found.value, found.fault) == (0.0, "timed_out")
     assert sandbox.counts == {"timed_out": 1}
 
 
-async def test_a_function_of_ones_own_scores(sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_function_of_ones_own_scores(
+    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own = make_scorer("sample_tools:score_length")
     assert (await own(sandbox, "abc", {"length": 6})).value == 0.5
     with pytest.raises(EnvError, match=r"'sample_tools:score_length' raised KeyError: 'length'"):

@@ -23,12 +23,20 @@ async def runtime() -> AsyncIterator[Runtime]:
 
 @pytest.fixture
 def episode() -> Episode:
-    """`episode(3, "vla_rl/toy_reach-v0", task_id=1)`: the third episode, of that environment with those arguments."""
+    """`episode(3, "vla_rl/toy_reach-v0", task_id=1)`: the third episode, of that environment with
+    those arguments.
+    """
 
     def make(number: int = 0, env_id: str = "vla_rl/toy_reach-v0", **kwargs: Any) -> EpisodeSpec:
         spec = EnvSpec(id=env_id, kwargs=kwargs)
         return EpisodeSpec(
-            episode_id=number, group_id=number, member=0, env=spec, task=env_id, seed=100 + number, policy_seed=number
+            episode_id=number,
+            group_id=number,
+            member=0,
+            env=spec,
+            task=env_id,
+            seed=100 + number,
+            policy_seed=number,
         )
 
     return make

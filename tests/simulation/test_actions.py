@@ -25,7 +25,10 @@ def test_what_can_be_cast_is_cast() -> None:
         (np.zeros(3, np.complex64), r"is complex64 \[3\], expected float32 \[3\]"),
         (["a", "b", "c"], r"is <U1 \[3\], expected float32 \[3\]"),
         ([0.0, 1.5, 0.0], r"holds 1.5 at \[1\], expected -1.0 to 1.0; 1 of 3"),
-        ([np.nan, 0.0, np.inf], r"holds nan at \[0\].*2 of 3 numbers are out of range or not finite"),
+        (
+            [np.nan, 0.0, np.inf],
+            r"holds nan at \[0\].*2 of 3 numbers are out of range or not finite",
+        ),
     ],
 )
 def test_a_wrong_action_says_what_it_is_and_what_was_expected(action: Any, problem: str) -> None:

@@ -1,4 +1,6 @@
-"""An environment's faults are named as its own, with its id, what it returned and what was expected."""
+"""An environment's faults are named as its own, with its id, what it returned and what was
+expected.
+"""
 
 import traceback
 from pathlib import Path
@@ -29,14 +31,28 @@ def test_a_sound_environment_is_left_alone() -> None:
 @pytest.mark.parametrize(
     ("fault", "message"),
     [
-        ("wrong_shape", r"vla_rl/faulty-v0: {} returned image is uint8 \[28, 32, 3\], expected uint8 \[32, 32, 3\]"),
-        ("wrong_dtype", r"vla_rl/faulty-v0: {} returned state is float64 \[2\], expected float32 \[2\]"),
-        ("missing_key", r"vla_rl/faulty-v0: {} returned observation is a dict with the keys \['image', 'state'\]"),
-        ("raise", r"vla_rl/faulty-v0 with .* {} raised: RuntimeError\('the simulator lost its mind"),
+        (
+            "wrong_shape",
+            r"vla_rl/faulty-v0: {} returned image is uint8 \[28, 32, 3\], expected uint8 \[32, 32, 3\]",
+        ),
+        (
+            "wrong_dtype",
+            r"vla_rl/faulty-v0: {} returned state is float64 \[2\], expected float32 \[2\]",
+        ),
+        (
+            "missing_key",
+            r"vla_rl/faulty-v0: {} returned observation is a dict with the keys \['image', 'state'\]",
+        ),
+        (
+            "raise",
+            r"vla_rl/faulty-v0 with .* {} raised: RuntimeError\('the simulator lost its mind",
+        ),
     ],
 )
 @pytest.mark.parametrize("at_step", [0, 1])
-def test_a_broken_contract_names_the_environment_and_what_was_expected(fault: str, message: str, at_step: int) -> None:
+def test_a_broken_contract_names_the_environment_and_what_was_expected(
+    fault: str, message: str, at_step: int
+) -> None:
     env = faulty(fault, at_step)
     if at_step == 0:
         with pytest.raises(EnvError, match=message.format("reset")):
@@ -77,8 +93,14 @@ def odd(answer: str) -> CheckedEnv:
 @pytest.mark.parametrize(
     ("answer", "problem"),
     [
-        ("old_api", r"a tuple of 4, expected a tuple \(observation, reward, terminated, truncated, info\)"),
-        ("nothing", r"NoneType None, expected a tuple \(observation, reward, terminated, truncated, info\)"),
+        (
+            "old_api",
+            r"a tuple of 4, expected a tuple \(observation, reward, terminated, truncated, info\)",
+        ),
+        (
+            "nothing",
+            r"NoneType None, expected a tuple \(observation, reward, terminated, truncated, info\)",
+        ),
         ("no_reward", "the reward NoneType None, expected a number"),
     ],
 )
@@ -108,7 +130,9 @@ def test_a_module_that_cannot_be_imported_for_another_reason_keeps_its_traceback
 ) -> None:
     (tmp_path / "broken_envs.py").write_text("import no_such_package\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(EnvError, match=r"could not be made: ModuleNotFoundError.*no_such_package") as caught:
+    with pytest.raises(
+        EnvError, match=r"could not be made: ModuleNotFoundError.*no_such_package"
+    ) as caught:
         CheckedEnv(EnvSpec(id="broken_envs:test/Odd-v0"))
     assert isinstance(caught.value.__cause__, ModuleNotFoundError)
 
@@ -134,7 +158,10 @@ def test_a_state_is_refused_by_an_environment_that_has_none() -> None:
 
 
 def test_the_ledger_counts_faults_across_instances(tmp_path: Path) -> None:
-    spec = EnvSpec(id="vla_rl/faulty-v0", kwargs={"fault": "raise", "at_step": 0, "times": 2, "ledger": str(tmp_path)})
+    spec = EnvSpec(
+        id="vla_rl/faulty-v0",
+        kwargs={"fault": "raise", "at_step": 0, "times": 2, "ledger": str(tmp_path)},
+    )
     for _ in range(2):
         with pytest.raises(EnvError, match="lost its mind"):
             CheckedEnv(spec).reset(seed=0, options=None)

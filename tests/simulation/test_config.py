@@ -1,4 +1,6 @@
-"""Every limit of the pool is checked before a process starts, and the restart budget forgets what is long ago."""
+"""Every limit of the pool is checked before a process starts, and the restart budget forgets what
+is long ago.
+"""
 
 from typing import Any
 
@@ -35,14 +37,20 @@ def test_a_value_out_of_range_is_refused(field: str, value: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_envs", "per_process", "sizes"), [(3, 1, [1, 1, 1]), (16, 8, [8, 8]), (6, 4, [4, 2]), (3, 8, [3])]
+    ("num_envs", "per_process", "sizes"),
+    [(3, 1, [1, 1, 1]), (16, 8, [8, 8]), (6, 4, [4, 2]), (3, 8, [3])],
 )
-def test_environments_fill_one_process_after_the_other(num_envs: int, per_process: int, sizes: list[int]) -> None:
+def test_environments_fill_one_process_after_the_other(
+    num_envs: int, per_process: int, sizes: list[int]
+) -> None:
     assert SimulatorConfig(envs_per_process=per_process).envs_of_processes(num_envs) == sizes
 
 
 def test_without_devices_the_environment_is_as_configured() -> None:
-    assert SimulatorConfig().environment_of(3) == {"OMP_NUM_THREADS": "1", "VLA_RL_PROCESS_INDEX": "3"}
+    assert SimulatorConfig().environment_of(3) == {
+        "OMP_NUM_THREADS": "1",
+        "VLA_RL_PROCESS_INDEX": "3",
+    }
 
 
 def test_restarts_long_ago_do_not_count() -> None:

@@ -1,4 +1,6 @@
-"""`docs/environments.md` is run as it stands: each Python block is a file by the name in its first line."""
+"""`docs/environments.md` is run as it stands: each Python block is a file by the name in its first
+line.
+"""
 
 import re
 import subprocess
@@ -30,7 +32,12 @@ def test_a_block_prints_what_it_promises(name: str, tmp_path: Path) -> None:
     for file_name, code in BLOCKS.items():
         (tmp_path / file_name).write_text(code)
     done = subprocess.run(
-        [sys.executable, name], cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False
+        [sys.executable, name],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     assert EXPECTED[name] in done.stdout

@@ -1,4 +1,6 @@
-"""Env handles: the five-tuple over a process boundary, states that travel, and faults with a name."""
+"""Env handles: the five-tuple over a process boundary, states that travel, and faults with
+a name.
+"""
 
 import asyncio
 import os
@@ -55,14 +57,22 @@ async def test_frames_say_which_picture_of_the_observation_they_are(
     spec = EnvSpec(id="two_cameras:two/cameras-v0")
     rows = np.zeros((4, 1), np.float32)
     async with asyncio.timeout(60):
-        for kwargs, key, shades in (({"render_key": "wrist_image"}, "wrist_image", [102, 104]), ({}, None, [202, 204])):
+        for kwargs, key, shades in (
+            ({"render_key": "wrist_image"}, "wrist_image", [102, 104]),
+            ({}, None, [202, 204]),
+        ):
             async with open_env(runtime, msgspec.structs.replace(spec, kwargs=kwargs)) as env:
                 await env.reset(seed=0)
                 outcome = await env.step_chunk(rows, frames_every=2)
                 assert outcome.frames is not None
                 assert (outcome.frames_key, outcome.frames[:, 0, 0, 0].tolist()) == (key, shades)
-        with pytest.raises(EnvError, match=r"its render_key is 'left', expected .* one of \['image', 'wrist_image'\]"):
-            async with open_env(runtime, msgspec.structs.replace(spec, kwargs={"render_key": "left"})):
+        with pytest.raises(
+            EnvError,
+            match=r"its render_key is 'left', expected .* one of \['image', 'wrist_image'\]",
+        ):
+            async with open_env(
+                runtime, msgspec.structs.replace(spec, kwargs={"render_key": "left"})
+            ):
                 pass
 
 
@@ -108,7 +118,10 @@ async def test_observations_stay_as_they_are_while_they_are_kept(
     runtime: Runtime, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[2])
-    async with asyncio.timeout(30), open_env(runtime, "benchmarks.frames_env:benchmarks/frames-v0") as env:
+    async with (
+        asyncio.timeout(30),
+        open_env(runtime, "benchmarks.frames_env:benchmarks/frames-v0") as env,
+    ):
         kept = [(await env.reset(seed=0))[0]["image"]]
         kept += [(await env.step(STILL))[0]["image"] for _ in range(9)]
         assert not np.array_equal(kept[0], kept[1])
@@ -119,10 +132,14 @@ async def test_observations_stay_as_they_are_while_they_are_kept(
 
 
 @pytest.mark.parametrize("fault", ["raise", "wrong_shape", "ask"])
-async def test_a_broken_environment_raises_and_its_process_lives_on(runtime: Runtime, fault: str) -> None:
+async def test_a_broken_environment_raises_and_its_process_lives_on(
+    runtime: Runtime, fault: str
+) -> None:
     async with asyncio.timeout(30), open_env(runtime, faulty(fault)) as env:
         await env.reset(seed=0)
-        with pytest.raises(EnvError, match=r"vla_rl/faulty-v0.*(lost its mind|expected uint8|EOFError)"):
+        with pytest.raises(
+            EnvError, match=r"vla_rl/faulty-v0.*(lost its mind|expected uint8|EOFError)"
+        ):
             await env.step(STILL)
         with pytest.raises(EnvError, match="no environment is open"):
             await env.step(STILL)
@@ -145,7 +162,9 @@ async def test_a_process_that_never_answers_is_killed_at_its_deadline(
     runtime: Runtime, fault: str, at_step: int
 ) -> None:
     reset_timeout_s = 5.0 if at_step == 0 else 60.0
-    config = SimulatorConfig(step_timeout_s=0.3, reset_timeout_s=reset_timeout_s, frozen_after_s=None)
+    config = SimulatorConfig(
+        step_timeout_s=0.3, reset_timeout_s=reset_timeout_s, frozen_after_s=None
+    )
     async with asyncio.timeout(30), open_env(runtime, faulty(fault, at_step), config) as env:
         pid = env.process.pid
         with pytest.raises(ActorFrozen, match=r"did not answer within (0\.3|5) s"):
@@ -205,9 +224,15 @@ async def test_a_tuple_goes_there_and_comes_back_as_a_tuple(runtime: Runtime) ->
         assert env.observation_space.contains(observation)
 
 
-async def test_a_simulator_process_has_the_configured_environment_and_no_torch(runtime: Runtime) -> None:
+async def test_a_simulator_process_has_the_configured_environment_and_no_torch(
+    runtime: Runtime,
+) -> None:
     config = SimulatorConfig(environment={"MUJOCO_GL": "osmesa"}, render_devices=(2, 5))
-    assert config.environment_of(3) == {"MUJOCO_GL": "osmesa", "MUJOCO_EGL_DEVICE_ID": "5", "VLA_RL_PROCESS_INDEX": "3"}
+    assert config.environment_of(3) == {
+        "MUJOCO_GL": "osmesa",
+        "MUJOCO_EGL_DEVICE_ID": "5",
+        "VLA_RL_PROCESS_INDEX": "3",
+    }
     async with asyncio.timeout(30), open_env(runtime, TOY, config) as env:
         process = Path(f"/proc/{env.process.pid}")
         assert b"MUJOCO_GL=osmesa" in (process / "environ").read_bytes().split(b"\0")

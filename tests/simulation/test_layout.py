@@ -22,7 +22,10 @@ NESTED = spaces.Tuple(
     (
         spaces.Discrete(5),
         spaces.Dict(
-            {"a": spaces.MultiBinary(3), "b": spaces.Tuple((spaces.Box(-1, 1, (), np.float64), spaces.Text(9)))}
+            {
+                "a": spaces.MultiBinary(3),
+                "b": spaces.Tuple((spaces.Box(-1, 1, (), np.float64), spaces.Text(9))),
+            }
         ),
     )
 )
@@ -34,7 +37,9 @@ def read_back(layout: ObservationLayout, observation: Any) -> Any:
     return layout.read(array.array, others)  # a plain block: this process has no shared memory
 
 
-@pytest.mark.parametrize("space", [CAMERAS, NESTED, spaces.Box(-1, 1, (2, 3), np.float32), spaces.Text(5)])
+@pytest.mark.parametrize(
+    "space", [CAMERAS, NESTED, spaces.Box(-1, 1, (2, 3), np.float32), spaces.Text(5)]
+)
 def test_what_is_taken_apart_comes_back_equal_and_in_its_space(space: spaces.Space[Any]) -> None:
     space.seed(3)
     for _ in range(5):
@@ -57,12 +62,17 @@ def test_large_arrays_are_views_of_the_block_and_small_ones_are_copies() -> None
     block = np.zeros(layout.num_bytes, np.uint8)
     observation = layout.read(block, ["text"])
     layout.write(
-        {"image": np.ones((40, 40, 3), np.uint8), "state": np.ones(8, np.float32), "instruction": "x"},
+        {
+            "image": np.ones((40, 40, 3), np.uint8),
+            "state": np.ones(8, np.float32),
+            "instruction": "x",
+        },
         layout.places(block),
     )
     assert observation["image"].all()
     assert not observation["state"].any()
-    assert layout.num_bytes == 4800 + 64  # 40 * 40 * 3, a multiple of 64, and 8 floats in a line of their own
+    # 40 * 40 * 3, a multiple of 64, and 8 floats in a line of their own
+    assert layout.num_bytes == 4800 + 64
 
 
 def test_rows_of_a_shared_batch_are_written_by_their_simulators() -> None:
@@ -73,7 +83,11 @@ def test_rows_of_a_shared_batch_are_written_by_their_simulators() -> None:
     for index, row in enumerate(rows):
         state = np.full(8, index + 1, np.float32)
         block, others = row.pack(
-            {"image": np.full((40, 40, 3), index, np.uint8), "state": state, "instruction": f"{index}"}
+            {
+                "image": np.full((40, 40, 3), index, np.uint8),
+                "state": state,
+                "instruction": f"{index}",
+            }
         )
         assert block is None
         batch.put(index, others)
@@ -120,7 +134,10 @@ def test_a_batch_is_copied_where_its_receiver_keeps_all_of_them() -> None:
     for number in range(3 * NUM_BATCHES):
         batch.turn_page()
         state = np.full(8, number, np.float32)
-        writer.pack({"image": np.zeros((40, 40, 3), np.uint8), "state": state, "instruction": ""}, batch.current)
+        writer.pack(
+            {"image": np.zeros((40, 40, 3), np.uint8), "state": state, "instruction": ""},
+            batch.current,
+        )
         kept.append(batch.give()["state"])
     assert [state[0, 0] for state in kept] == [*range(3 * NUM_BATCHES)]
 
@@ -133,7 +150,10 @@ def test_rows_that_are_not_written_are_those_of_the_batch_given_last() -> None:
 
     def write(index: int, number: float) -> None:
         state = np.full(8, number, np.float32)
-        rows[index].pack({"image": np.zeros((40, 40, 3), np.uint8), "state": state, "instruction": ""}, batch.current)
+        rows[index].pack(
+            {"image": np.zeros((40, 40, 3), np.uint8), "state": state, "instruction": ""},
+            batch.current,
+        )
 
     for first in (1.0, 3.0):
         batch.turn_page()

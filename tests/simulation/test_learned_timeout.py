@@ -67,7 +67,8 @@ def test_a_timeout_that_fires_makes_those_of_the_whole_pool_longer() -> None:
             timeout.note(1, 0.01)
     reason = one.note_overdue(1)
     assert reason == (
-        "learned_timeout_factor is 20, learned_timeout_floor_s 5; the slowest control step lately took 0.01 s"
+        "learned_timeout_factor is 20, learned_timeout_floor_s 5; the slowest control step lately "
+        "took 0.01 s"
     )
     assert (one.timeout_s(1), other.timeout_s(1)) == (20.0, 20.0)
 
@@ -95,7 +96,9 @@ def test_another_environment_begins_anew() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(1, 64), seconds), min_size=ENOUGH_STEPS, max_size=600))
-def test_no_call_like_one_of_the_last_would_have_been_too_slow(calls: list[tuple[int, float]]) -> None:
+def test_no_call_like_one_of_the_last_would_have_been_too_slow(
+    calls: list[tuple[int, float]],
+) -> None:
     timeout = timeout_of(Leniency(20.0, 5.0))
     for num_units, took_s in calls:
         timeout.note(num_units, took_s)
@@ -112,9 +115,17 @@ async def test_a_step_that_never_returns_is_ended_by_what_earlier_steps_took(
     config = SimulatorConfig(  # timeouts longer than this test may take
         num_envs=1, learned_timeout_floor_s=0.5, step_timeout_s=3600, reset_timeout_s=3600
     )
-    hangs = {"fault": "never_answer", "at_step": ENOUGH_STEPS + 1, "step_limit": 200, "ledger": str(tmp_path)}
+    hangs = {
+        "fault": "never_answer",
+        "at_step": ENOUGH_STEPS + 1,
+        "step_limit": 200,
+        "ledger": str(tmp_path),
+    }
     async with asyncio.timeout(90), SimulatorPool(runtime, config) as pool:
-        with pytest.raises(ActorFrozen, match=r"step did not answer within .* \(learned_timeout_factor is 20, .* took"):
+        with pytest.raises(
+            ActorFrozen,
+            match=r"step did not answer within .* \(learned_timeout_factor is 20, .* took",
+        ):
             await play(pool, episode(0, "vla_rl/faulty-v0", **hangs))
         assert pool.metrics()["simulation/replaced/frozen"] == 1
         await play(pool, episode(0, "vla_rl/faulty-v0", **hangs))
@@ -143,9 +154,14 @@ async def test_native_code_that_never_lets_go_of_the_interpreter_is_ended_too(
     runtime: Runtime, episode: Episode, import_folder: Path
 ) -> None:
     (import_folder / "hangs_in_native_code.py").write_text(HANGS_IN_NATIVE_CODE)
-    config = SimulatorConfig(num_envs=1, learned_timeout_floor_s=0.5, step_timeout_s=3600, reset_timeout_s=3600)
+    config = SimulatorConfig(
+        num_envs=1, learned_timeout_floor_s=0.5, step_timeout_s=3600, reset_timeout_s=3600
+    )
     async with asyncio.timeout(90), SimulatorPool(runtime, config) as pool:
-        with pytest.raises(ActorFrozen, match=r"step did not answer within .* \(learned_timeout_factor is 20, .* took"):
+        with pytest.raises(
+            ActorFrozen,
+            match=r"step did not answer within .* \(learned_timeout_factor is 20, .* took",
+        ):
             await play(pool, episode(0, "hangs_in_native_code:test/hangs-v0", at_step=ENOUGH_STEPS))
 
 

@@ -25,14 +25,26 @@ except ValueError as error:
 """
 
 
-@pytest.mark.parametrize("what", ["asyncio.run(main())", "make_vec('CartPole-v1', 16)"], ids=["pool", "vector env"])
+@pytest.mark.parametrize(
+    "what", ["asyncio.run(main())", "make_vec('CartPole-v1', 16)"], ids=["pool", "vector env"]
+)
 @pytest.mark.parametrize(
     ("limit", "told"), [("-n 128", "`ulimit -n` is 128"), ("-v 4000000", "`ulimit -v` is 4000000")]
 )
-def test_sixteen_simulators_under_a_low_limit_end_in_one_line(what: str, limit: str, told: str) -> None:
-    command = ["sh", "-c", f'ulimit {limit} && exec "$0" -c "$1"', sys.executable, POOL.format(what=what)]
+def test_sixteen_simulators_under_a_low_limit_end_in_one_line(
+    what: str, limit: str, told: str
+) -> None:
+    command = [
+        "sh",
+        "-c",
+        f'ulimit {limit} && exec "$0" -c "$1"',
+        sys.executable,
+        POOL.format(what=what),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(Path(vla_rl.__file__).parent.parent)}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
     assert (ended.returncode, ended.stderr) == (0, "")
     assert ended.stdout.startswith(f"ConfigError {told}")
     assert "16 child processes need about" in ended.stdout

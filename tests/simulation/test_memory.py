@@ -11,7 +11,10 @@ MIB = 2**20
 
 @pytest.fixture
 def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A control group that uses 250 MiB, of which 44 are cached files and the like; its test writes the limit."""
+    """A control group that uses 250 MiB, of which 44 are cached files and the like.
+
+    Its test writes the limit.
+    """
     monkeypatch.setattr("vla_rl.simulation.memory._CGROUP", tmp_path)
     sizes = {
         "anon": 190,
@@ -23,19 +26,29 @@ def cgroup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "slab_reclaimable": 4,
         "slab_unreclaimable": 2,
     }
-    (tmp_path / "memory.stat").write_text("".join(f"{name} {size * MIB}\n" for name, size in sizes.items()))
+    (tmp_path / "memory.stat").write_text(
+        "".join(f"{name} {size * MIB}\n" for name, size in sizes.items())
+    )
     (tmp_path / "memory.current").write_text(f"{250 * MIB}\n")
     return tmp_path
 
 
-def test_a_control_group_has_what_its_limit_leaves_and_what_the_kernel_can_reclaim(cgroup: Path) -> None:
+def test_a_control_group_has_what_its_limit_leaves_and_what_the_kernel_can_reclaim(
+    cgroup: Path,
+) -> None:
     (cgroup / "memory.max").write_text(f"{256 * MIB}\n")
     assert available_mb() == 6 + 32 + 8 + 4
 
 
 @pytest.mark.parametrize("limit", ["max", str(2**60), None])
-def test_without_a_limit_that_counts_it_is_what_the_machine_has(cgroup: Path, limit: str | None) -> None:
+def test_without_a_limit_that_counts_it_is_what_the_machine_has(
+    cgroup: Path, limit: str | None
+) -> None:
     if limit is not None:
         (cgroup / "memory.max").write_text(limit)
-    total = next(line for line in Path("/proc/meminfo").read_text().splitlines() if line.startswith("MemTotal:"))
+    total = next(
+        line
+        for line in Path("/proc/meminfo").read_text().splitlines()
+        if line.startswith("MemTotal:")
+    )
     assert 50 < available_mb() <= int(total.split()[1]) / 1024

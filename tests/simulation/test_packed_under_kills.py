@@ -1,4 +1,6 @@
-"""The scheduler over processes with several environments each, while these are killed and frozen: nothing is lost."""
+"""The scheduler over processes with several environments each, while these are killed and frozen:
+nothing is lost.
+"""
 
 import asyncio
 import contextlib
@@ -19,7 +21,9 @@ KILL_EVERY = 23
 
 
 class Striker:
-    """A policy of the observation and the decision's seed alone, which strikes a process now and then."""
+    """A policy of the observation and the decision's seed alone, which strikes a process now and
+    then.
+    """
 
     weight_version = 0
 
@@ -31,20 +35,37 @@ class Striker:
     async def act(self, observation: Observation, sampling: Sampling) -> ActionChunk:
         """Four rows of small moves."""
         self.num_decisions += 1
-        if self.pool is not None and self.num_decisions % KILL_EVERY == 0 and (pids := self.pool.pids):
-            with contextlib.suppress(ProcessLookupError):  # dead from a strike before, which no lease has met yet
-                os.kill(self._dice.choice(pids), self._dice.choice((signal.SIGKILL, signal.SIGSTOP)))
+        if (
+            self.pool is not None
+            and self.num_decisions % KILL_EVERY == 0
+            and (pids := self.pool.pids)
+        ):
+            # dead from a strike before, which no lease has met yet
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(
+                    self._dice.choice(pids), self._dice.choice((signal.SIGKILL, signal.SIGSTOP))
+                )
                 self.num_strikes += 1
         seen = int(observation["image"].sum()) % 97
-        rows = np.random.default_rng([sampling.seed % 2**32, seen]).uniform(-0.2, 0.2, (4, 7)).astype(np.float32)
+        rows = (
+            np.random.default_rng([sampling.seed % 2**32, seen])
+            .uniform(-0.2, 0.2, (4, 7))
+            .astype(np.float32)
+        )
         numbers = np.zeros(4)
         return ActionChunk(
-            actions=rows, tokens=numbers.astype(np.int64), log_probs=numbers.astype(np.float32), weight_version=0
+            actions=rows,
+            tokens=numbers.astype(np.int64),
+            log_probs=numbers.astype(np.float32),
+            weight_version=0,
         )
 
 
 async def train(runtime: Runtime, per_process: int, *, strikes: bool) -> tuple[list[bytes], int]:
-    """What every update was made of, and how many processes were struck. The ledger is checked with every update."""
+    """What every update was made of, and how many processes were struck.
+
+    The ledger is checked with every update.
+    """
     simulators = SimulatorConfig(
         num_envs=6,
         envs_per_process=per_process,
@@ -53,8 +74,13 @@ async def train(runtime: Runtime, per_process: int, *, strikes: bool) -> tuple[l
         max_restarts=1000,
     )
     spec = EnvSpec(id="vla_rl/toy_reach-v0", kwargs={"step_limit": 24})
-    starts = [TaskStart(env=spec, task=f"start {i}", seed=i, options={"init_state_id": i}) for i in range(5)]
-    config = SchedulerConfig(groups_per_update=GROUPS, max_staleness=0, deterministic=True, max_attempts=50)
+    starts = [
+        TaskStart(env=spec, task=f"start {i}", seed=i, options={"init_state_id": i})
+        for i in range(5)
+    ]
+    config = SchedulerConfig(
+        groups_per_update=GROUPS, max_staleness=0, deterministic=True, max_attempts=50
+    )
     policy, digests = Striker(), []
     async with SimulatorPool(runtime, simulators, specs=[spec]) as pool:
         policy.pool = pool if strikes else None
@@ -63,7 +89,8 @@ async def train(runtime: Runtime, per_process: int, *, strikes: bool) -> tuple[l
             for update in range(UPDATES):
                 groups = [group async for group in scheduler.groups_for_update(update)]
                 policy.weight_version = update + 1
-                scheduler.trained(groups, update + 1)  # raises ConservationError where an episode is lost or held twice
+                # raises ConservationError where an episode is lost or held twice
+                scheduler.trained(groups, update + 1)
                 digests += [digest(group) for group in groups]
         num_replaced = sum(value for key, value in pool.metrics().items() if "/replaced/" in key)
         assert num_replaced > 0 if strikes else num_replaced == 0

@@ -1,4 +1,6 @@
-"""The pool: leases, affinity, replacement of the dead, the frozen and the worn out, and an end to restart storms."""
+"""The pool: leases, affinity, replacement of the dead, the frozen and the worn out, and an end to
+restart storms.
+"""
 
 import asyncio
 import contextlib
@@ -64,7 +66,9 @@ async def play_again_where_lost(pool: SimulatorPool, spec: EpisodeSpec) -> tuple
     raise AssertionError("it died ten times")
 
 
-async def test_many_episodes_share_few_simulators(runtime: Runtime, episode: Episode, per_process: int) -> None:
+async def test_many_episodes_share_few_simulators(
+    runtime: Runtime, episode: Episode, per_process: int
+) -> None:
     async with (
         asyncio.timeout(60),
         SimulatorPool(runtime, SimulatorConfig(envs_per_process=per_process, num_envs=2)) as pool,
@@ -82,7 +86,9 @@ async def test_many_episodes_share_few_simulators(runtime: Runtime, episode: Epi
         assert metrics["simulation/private_mb_max"] > 1
 
 
-async def test_a_lease_waits_for_a_free_simulator(runtime: Runtime, episode: Episode, per_process: int) -> None:
+async def test_a_lease_waits_for_a_free_simulator(
+    runtime: Runtime, episode: Episode, per_process: int
+) -> None:
     async with (
         asyncio.timeout(60),
         SimulatorPool(runtime, SimulatorConfig(envs_per_process=per_process, num_envs=1)) as pool,
@@ -94,23 +100,40 @@ async def test_a_lease_waits_for_a_free_simulator(runtime: Runtime, episode: Epi
         assert len(await second) == 2
 
 
-async def test_an_episode_prefers_the_simulator_that_holds_its_environment(runtime: Runtime, episode: Episode) -> None:
+async def test_an_episode_prefers_the_simulator_that_holds_its_environment(
+    runtime: Runtime, episode: Episode
+) -> None:
     red, blue = episode(0, task_id=0), episode(1, task_id=2)
     async with asyncio.timeout(60), SimulatorPool(runtime, SimulatorConfig(num_envs=2)) as pool:
         used: dict[str, set[int]] = {"red": set(), "blue": set()}
-        for name, spec in (("red", red), ("blue", blue), ("blue", blue), ("red", red), ("red", red), ("blue", blue)):
+        for name, spec in (
+            ("red", red),
+            ("blue", blue),
+            ("blue", blue),
+            ("red", red),
+            ("red", red),
+            ("blue", blue),
+        ):
             async with pool.lease(spec) as env:
                 used[name].add(env.handle.process.pid)
         assert len(used["red"]) == len(used["blue"]) == 1
         assert used["red"] != used["blue"]
 
 
-@pytest.mark.parametrize(("fault", "error"), [("kill", ActorDied), ("exit", ActorDied), ("stop", ActorFrozen)])
+@pytest.mark.parametrize(
+    ("fault", "error"), [("kill", ActorDied), ("exit", ActorDied), ("stop", ActorFrozen)]
+)
 async def test_an_episode_whose_simulator_dies_plays_again_and_ends_alike(
-    runtime: Runtime, episode: Episode, tmp_path: Path, fault: str, error: type[Exception], per_process: int
+    runtime: Runtime,
+    episode: Episode,
+    tmp_path: Path,
+    fault: str,
+    error: type[Exception],
+    per_process: int,
 ) -> None:
     async def lose_one(scale: float) -> None:
-        # resets too: where the process stops before the answer to one has left, the chunk's clock has not begun
+        # resets too: where the process stops before the answer to one has left, the chunk's clock
+        # has not begun
         limits = {"step_timeout_s": 0.5 * scale, "reset_timeout_s": 2.0 * scale}
         config = SimulatorConfig(envs_per_process=per_process, num_envs=2, **limits)
         ledger = tmp_path / f"{scale:g}"
@@ -123,7 +146,8 @@ async def test_an_episode_whose_simulator_dies_plays_again_and_ends_alike(
                 *(play_again_where_lost(pool, episode(number)) for number in range(1, 6)),
             )
             assert attempts == 1
-            mates = [other_attempts for _, other_attempts in others]  # one more plays at the same time
+            # one more plays at the same time
+            mates = [other_attempts for _, other_attempts in others]
             assert mates == [0] * 5 if per_process == 1 else sum(mates) <= 1
             assert place == await play(pool, episode(0))  # the sound environment, same seed
             metrics = pool.metrics()
@@ -133,7 +157,8 @@ async def test_an_episode_whose_simulator_dies_plays_again_and_ends_alike(
             async with pool.lease(episode(7)), pool.lease(episode(8)):
                 pass  # both seats are served again
 
-    await (at_some_pace(lose_one) if error is ActorFrozen else lose_one(120.0))  # a death needs no deadline
+    # a death needs no deadline
+    await (at_some_pace(lose_one) if error is ActorFrozen else lose_one(120.0))
 
 
 async def test_a_simulator_that_dies_while_idle_costs_no_episode(
@@ -157,7 +182,11 @@ async def test_a_simulator_that_stands_still_costs_its_episode_no_timeout(
     runtime: Runtime, episode: Episode, tmp_path: Path, per_process: int
 ) -> None:
     config = SimulatorConfig(  # timeouts longer than this test may take
-        envs_per_process=per_process, num_envs=1, frozen_after_s=1.0, step_timeout_s=3600, reset_timeout_s=3600
+        envs_per_process=per_process,
+        num_envs=1,
+        frozen_after_s=1.0,
+        step_timeout_s=3600,
+        reset_timeout_s=3600,
     )
     broken = episode(0, "vla_rl/faulty-v0", fault="stop", at_step=3, times=1, ledger=str(tmp_path))
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
@@ -167,7 +196,9 @@ async def test_a_simulator_that_stands_still_costs_its_episode_no_timeout(
         assert pool.metrics()["simulation/replaced/died"] == 0
 
 
-async def test_a_simulator_that_stands_still_while_idle_costs_no_episode(runtime: Runtime, episode: Episode) -> None:
+async def test_a_simulator_that_stands_still_while_idle_costs_no_episode(
+    runtime: Runtime, episode: Episode
+) -> None:
     config = SimulatorConfig(num_envs=1, frozen_after_s=1.0)
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         async with pool.lease(episode(0)) as env:
@@ -179,7 +210,9 @@ async def test_a_simulator_that_stands_still_while_idle_costs_no_episode(runtime
         assert pool.metrics()["simulation/replaced/frozen"] == 1
 
 
-async def test_a_pool_whose_fork_server_stands_still_starts_another(runtime: Runtime, episode: Episode) -> None:
+async def test_a_pool_whose_fork_server_stands_still_starts_another(
+    runtime: Runtime, episode: Episode
+) -> None:
     config = SimulatorConfig(num_envs=1, frozen_after_s=1.0)
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         async with pool.lease(episode(0)) as env:
@@ -195,7 +228,9 @@ async def test_a_pool_whose_fork_server_stands_still_starts_another(runtime: Run
 async def test_a_broken_environment_is_built_anew_in_the_same_process(
     runtime: Runtime, episode: Episode, tmp_path: Path, per_process: int
 ) -> None:
-    broken = episode(0, "vla_rl/faulty-v0", fault="wrong_shape", at_step=2, times=1, ledger=str(tmp_path))
+    broken = episode(
+        0, "vla_rl/faulty-v0", fault="wrong_shape", at_step=2, times=1, ledger=str(tmp_path)
+    )
     async with (
         asyncio.timeout(60),
         SimulatorPool(runtime, SimulatorConfig(envs_per_process=per_process, num_envs=1)) as pool,
@@ -221,7 +256,10 @@ async def test_a_simulator_is_replaced_after_its_number_of_episodes(
 
 
 async def test_a_worn_out_simulator_plays_on_until_its_successor_is_up(
-    runtime: Runtime, episode: Episode, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    runtime: Runtime,
+    episode: Episode,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("vla_rl.simulation.pool.available_mb", lambda: math.inf)
     config = SimulatorConfig(num_envs=1, recycle_after_episodes=3)
@@ -230,8 +268,11 @@ async def test_a_worn_out_simulator_plays_on_until_its_successor_is_up(
         with caplog.at_level(logging.INFO):
             for number in range(3):
                 await play(pool, episode(number))
-        assert "simulator env-0 is replaced (recycle_after_episodes) after 3 episodes" in caplog.text
-        async with pool.lease(episode(3)) as env:  # the fourth, at once: nobody waits for the successor
+        assert (
+            "simulator env-0 is replaced (recycle_after_episodes) after 3 episodes" in caplog.text
+        )
+        # the fourth, at once: nobody waits for the successor
+        async with pool.lease(episode(3)) as env:
             assert env.handle.process.pid == first
             await env.reset()
             await until_there_is(b"env-0.1")
@@ -263,7 +304,9 @@ async def test_a_worn_out_simulator_that_dies_before_its_successor_is_up_costs_o
 ) -> None:
     start, may_succeed = SimulatorProcess.start, asyncio.Event()
 
-    async def start_when_it_may(runtime: Runtime, name: str, *args: Any, **kwargs: Any) -> SimulatorProcess:
+    async def start_when_it_may(
+        runtime: Runtime, name: str, *args: Any, **kwargs: Any
+    ) -> SimulatorProcess:
         if name != "env-0":
             await may_succeed.wait()
         return await start(runtime, name, *args, **kwargs)
@@ -291,7 +334,8 @@ async def test_a_simulator_that_grows_is_replaced_and_no_episode_is_lost(
     leaking = {"fault": "leak", "at_step": 1, "times": 1000}
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         attempts = [
-            await play_again_where_lost(pool, episode(number, "vla_rl/faulty-v0", **leaking)) for number in range(8)
+            await play_again_where_lost(pool, episode(number, "vla_rl/faulty-v0", **leaking))
+            for number in range(8)
         ]
         assert [attempt for _, attempt in attempts] == [0] * 8
         assert pool.metrics()["simulation/replaced/rss_limit_mb"] >= 1
@@ -345,19 +389,25 @@ async def test_an_environment_that_cannot_be_built_is_refused_and_the_pool_goes_
 async def test_more_deaths_than_chance_explains_end_the_pool_for_everybody(
     runtime: Runtime, episode: Episode, per_process: int
 ) -> None:
-    config = SimulatorConfig(envs_per_process=per_process, num_envs=1, max_restarts=2, restart_window_s=60)
+    config = SimulatorConfig(
+        envs_per_process=per_process, num_envs=1, max_restarts=2, restart_window_s=60
+    )
     dying = episode(0, "vla_rl/faulty-v0", fault="exit", at_step=0, times=1000)
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         for _ in range(3):
             with pytest.raises(ActorDied):
                 await play(pool, dying)
-        with pytest.raises(EnvError, match=r"more than 2 simulators of 'env' died within 60 s.*exit code 3"):
+        with pytest.raises(
+            EnvError, match=r"more than 2 simulators of 'env' died within 60 s.*exit code 3"
+        ):
             await play(pool, dying)
         with pytest.raises(EnvError, match="more than 2 simulators"):
             await play(pool, episode(1))
 
 
-async def test_processes_that_never_come_up_end_the_pool_before_it_begins(runtime: Runtime, tmp_path: Path) -> None:
+async def test_processes_that_never_come_up_end_the_pool_before_it_begins(
+    runtime: Runtime, tmp_path: Path
+) -> None:
     (tmp_path / "sitecustomize.py").write_text("import os\nos._exit(9)\n")
     config = SimulatorConfig(num_envs=2, max_restarts=1, environment={"PYTHONPATH": str(tmp_path)})
     with pytest.raises(EnvError, match=r"more than 1 simulators.*exit code 9"):
@@ -379,7 +429,9 @@ async def test_closing_the_pool_ends_every_lease_that_plays_or_waits(
     runtime: Runtime, episode: Episode, per_process: int
 ) -> None:
     async with asyncio.timeout(60):
-        async with SimulatorPool(runtime, SimulatorConfig(envs_per_process=per_process, num_envs=1)) as pool:
+        async with SimulatorPool(
+            runtime, SimulatorConfig(envs_per_process=per_process, num_envs=1)
+        ) as pool:
             playing = asyncio.create_task(play_until_it_ends(pool, episode(0)))
             waiting = asyncio.create_task(play(pool, episode(1)))
             await until_somebody_waits(pool)

@@ -49,13 +49,16 @@ async def infos_of_two(pool: SimulatorPool, spec: EnvSpec) -> list[Info]:
         return [(await one.reset())[1], (await two.reset())[1]]
 
 
-async def test_what_a_class_prepares_is_built_once_and_shared_by_all_processes(runtime: Runtime) -> None:
+async def test_what_a_class_prepares_is_built_once_and_shared_by_all_processes(
+    runtime: Runtime,
+) -> None:
     config = SimulatorConfig(num_envs=2)
     async with asyncio.timeout(60), SimulatorPool(runtime, config, specs=[BIG, BIG]) as pool:
         one, two = await infos_of_two(pool, BIG)
         assert one["pid"] != two["pid"]
         assert one["parent"] == two["parent"] == one["made_by"] == two["made_by"]
-        assert one["colour"] == "blue"  # what is no concern of the preparation reaches the constructor
+        # what is no concern of the preparation reaches the constructor
+        assert one["colour"] == "blue"
         assert one["draw"] != two["draw"]
         assert pool.metrics()["simulation/private_mb_max"] < 40  # without the model of 64 MiB
 
@@ -83,7 +86,10 @@ async def test_a_vector_env_and_a_single_one_prepare_what_they_play(runtime: Run
 
 
 def test_a_spec_is_prepared_once_however_often_it_will_be_played() -> None:
-    red, blue = EnvSpec(id="a:b-v0", kwargs={"colour": "red"}), EnvSpec(id="a:b-v0", kwargs={"colour": "blue"})
+    red, blue = (
+        EnvSpec(id="a:b-v0", kwargs={"colour": "red"}),
+        EnvSpec(id="a:b-v0", kwargs={"colour": "blue"}),
+    )
     hook = prepare_hook([red, blue, red])
     assert hook.function == "vla_rl.simulation.preparation:prepare_envs"
     assert hook.kwargs["specs"] == [
@@ -97,7 +103,10 @@ def test_a_spec_is_prepared_once_however_often_it_will_be_played() -> None:
     [
         ("StartsThread", r"preparing it left 1 threads running in the fork server \(prefetcher\)"),
         ("OpensDisplay", r"preparing it loaded .*start=\"spawn\""),
-        ("Nothing", r"could not be made: the module 'prepared_envs' registers no 'test/Nothing-v0'"),
+        (
+            "Nothing",
+            r"could not be made: the module 'prepared_envs' registers no 'test/Nothing-v0'",
+        ),
     ],
 )
 async def test_a_preparation_that_would_spoil_the_forks_ends_the_pool_with_the_reason(
@@ -113,8 +122,12 @@ async def test_a_preparation_that_hangs_ends_the_pool_at_its_time(runtime: Runti
     spec, reason = EnvSpec(id="prepared_envs:test/Hangs-v0"), ""
     async with asyncio.timeout(90):
         for limit_s in (4.0, 16.0, 30.0):  # a slow machine may still import at the first
-            with pytest.raises(EnvError, match=rf"not prepared in time: .* did not end within {limit_s:g} s") as caught:
-                async with SimulatorPool(runtime, SimulatorConfig(prepare_timeout_s=limit_s), specs=[spec]):
+            with pytest.raises(
+                EnvError, match=rf"not prepared in time: .* did not end within {limit_s:g} s"
+            ) as caught:
+                async with SimulatorPool(
+                    runtime, SimulatorConfig(prepare_timeout_s=limit_s), specs=[spec]
+                ):
                     pass
             reason = str(caught.value)
             if "prepare_envs did not end" in reason:
@@ -145,15 +158,22 @@ async def test_render_devices_are_dealt_out_to_the_forks_of_one_process(runtime:
         assert one["parent"] == two["parent"]
 
 
-async def test_an_interpreter_that_will_not_do_ends_the_pool_before_it_begins(runtime: Runtime, tmp_path: Path) -> None:
+async def test_an_interpreter_that_will_not_do_ends_the_pool_before_it_begins(
+    runtime: Runtime, tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"python is '.*', which is not an executable file"):
-        async with asyncio.timeout(60), SimulatorPool(runtime, SimulatorConfig(python=str(tmp_path / "python"))):
+        async with (
+            asyncio.timeout(60),
+            SimulatorPool(runtime, SimulatorConfig(python=str(tmp_path / "python"))),
+        ):
             pass
 
 
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 async def test_simulators_can_run_in_another_interpreter(runtime: Runtime, start: Any) -> None:
-    config = SimulatorConfig(python=sys.executable, start=start, environment={"PYTHONPATH": str(SUPPORT)})
+    config = SimulatorConfig(
+        python=sys.executable, start=start, environment={"PYTHONPATH": str(SUPPORT)}
+    )
     async with asyncio.timeout(60), SimulatorPool(runtime, config, specs=[BIG]) as pool:
         info = await first_info(pool, episode_of(BIG, 0))
         assert (info["made_by"] == info["parent"]) == (start == "fork")

@@ -1,4 +1,6 @@
-"""Several environments in one process: each with its own episode and its own faults, all with the same end."""
+"""Several environments in one process: each with its own episode and its own faults, all with the
+same end.
+"""
 
 import asyncio
 import math
@@ -24,7 +26,9 @@ STILL = np.zeros(7, np.float32)
 
 
 @asynccontextmanager
-async def leases(pool: SimulatorPool, episodes: Sequence[EpisodeSpec]) -> AsyncIterator[list[LeasedEnv]]:
+async def leases(
+    pool: SimulatorPool, episodes: Sequence[EpisodeSpec]
+) -> AsyncIterator[list[LeasedEnv]]:
     """All of them at the same time, each at its start."""
     async with AsyncExitStack() as stack:
         envs = [await stack.enter_async_context(pool.lease(episode)) for episode in episodes]
@@ -51,35 +55,53 @@ async def outcome_of(env: LeasedEnv) -> Any:
         return error
 
 
-async def test_episodes_are_the_same_however_many_share_a_process(runtime: Runtime, episode: Episode) -> None:
+async def test_episodes_are_the_same_however_many_share_a_process(
+    runtime: Runtime, episode: Episode
+) -> None:
     played = []
     async with asyncio.timeout(60):
         for per_process in (1, 3, 4):
             config = SimulatorConfig(num_envs=4, envs_per_process=per_process)
             async with SimulatorPool(runtime, config) as pool:
                 assert len(pool.pids) == {1: 4, 3: 2, 4: 1}[per_process]
-                played.append(await asyncio.gather(*(play(pool, episode(number)) for number in range(12))))
+                played.append(
+                    await asyncio.gather(*(play(pool, episode(number)) for number in range(12)))
+                )
     assert len(set(played[0])) == 12
     assert played[0] == played[1] == played[2]
 
 
-async def test_a_fault_reaches_only_the_episode_that_met_it(runtime: Runtime, episode: Episode) -> None:
+async def test_a_fault_reaches_only_the_episode_that_met_it(
+    runtime: Runtime, episode: Episode
+) -> None:
     config = SimulatorConfig(num_envs=4, envs_per_process=4)
     broken = episode(1, "vla_rl/faulty-v0", fault="raise")
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         async with leases(pool, [episode(0), broken, episode(2), episode(3)]) as envs:
             outcomes = await asyncio.gather(*(outcome_of(env) for env in envs))
-            assert [isinstance(outcome, EnvError) for outcome in outcomes] == [False, True, False, False]
+            assert [isinstance(outcome, EnvError) for outcome in outcomes] == [
+                False,
+                True,
+                False,
+                False,
+            ]
             again = await asyncio.gather(*(outcome_of(env) for env in envs))
             assert "no environment is open" in str(again[1])
-            assert [isinstance(outcome, EnvError) for outcome in again] == [False, True, False, False]
+            assert [isinstance(outcome, EnvError) for outcome in again] == [
+                False,
+                True,
+                False,
+                False,
+            ]
         pids = pool.pids
         async with leases(pool, [broken]) as (env,):  # built anew
             assert isinstance(await outcome_of(env), EnvError)
         assert pool.pids == pids
 
 
-@pytest.mark.parametrize(("sent", "error"), [(signal.SIGKILL, ActorDied), (signal.SIGSTOP, ActorFrozen)])
+@pytest.mark.parametrize(
+    ("sent", "error"), [(signal.SIGKILL, ActorDied), (signal.SIGSTOP, ActorFrozen)]
+)
 async def test_the_end_of_a_process_is_told_to_everybody_in_it_and_counted_once(
     runtime: Runtime, episode: Episode, sent: signal.Signals, error: type[Exception]
 ) -> None:
@@ -87,23 +109,33 @@ async def test_the_end_of_a_process_is_told_to_everybody_in_it_and_counted_once(
         config = SimulatorConfig(num_envs=6, envs_per_process=4, step_timeout_s=0.5 * scale)
         async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
             async with leases(pool, [episode(number) for number in range(6)]) as envs:
-                struck = next(env.handle.process for env in envs if len(env.handle.process.simulators) == 4)
+                struck = next(
+                    env.handle.process for env in envs if len(env.handle.process.simulators) == 4
+                )
                 os.kill(struck.pid, sent)
                 outcomes = await asyncio.gather(*(outcome_of(env) for env in envs))
                 mates = [env.handle.process is struck for env in envs]
                 assert sum(mates) == 4
                 assert [type(outcome) is error for outcome in outcomes] == mates
-            assert len(set(await asyncio.gather(*(play(pool, episode(number)) for number in range(6))))) == 6
+            assert (
+                len(
+                    set(await asyncio.gather(*(play(pool, episode(number)) for number in range(6))))
+                )
+                == 6
+            )
             assert struck.pid not in pool.pids
             counts = pool.metrics()
             cause = "frozen" if error is ActorFrozen else "died"
             assert counts[f"simulation/replaced/{cause}"] == 1
             assert sum(count for key, count in counts.items() if "/replaced/" in key) == 1
 
-    await (at_some_pace(strike) if error is ActorFrozen else strike(120.0))  # a death needs no deadline
+    # a death needs no deadline
+    await (at_some_pace(strike) if error is ActorFrozen else strike(120.0))
 
 
-async def test_a_death_that_one_met_is_not_handed_to_the_next(runtime: Runtime, episode: Episode) -> None:
+async def test_a_death_that_one_met_is_not_handed_to_the_next(
+    runtime: Runtime, episode: Episode
+) -> None:
     config = SimulatorConfig(num_envs=4, envs_per_process=4)
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         async with leases(pool, [episode(0), episode(1)]) as (playing, _):
@@ -160,7 +192,9 @@ async def test_without_room_for_two_a_worn_out_process_goes_with_its_last_episod
         await until_gone(old.pid)
 
 
-async def test_closing_one_environment_leaves_the_others_alone(runtime: Runtime, episode: Episode) -> None:
+async def test_closing_one_environment_leaves_the_others_alone(
+    runtime: Runtime, episode: Episode
+) -> None:
     config = SimulatorConfig(num_envs=2, envs_per_process=2)
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         async with leases(pool, [episode(0), episode(1)]) as (one, other):
@@ -198,14 +232,22 @@ async def test_the_clock_of_a_reset_does_not_run_while_another_one_is_at_work(
     async def reset_four(scale: float) -> None:
         config = SimulatorConfig(num_envs=4, envs_per_process=4, reset_timeout_s=1.2 * scale)
         kwargs = {"takes_s": 0.35 * scale}  # four of them take longer than the limit
-        slow = [episode(number, "slow_to_reset:test/slow_to_reset-v0", **kwargs) for number in range(4)]
-        async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool, leases(pool, slow) as envs:
+        slow = [
+            episode(number, "slow_to_reset:test/slow_to_reset-v0", **kwargs) for number in range(4)
+        ]
+        async with (
+            asyncio.timeout(60),
+            SimulatorPool(runtime, config) as pool,
+            leases(pool, slow) as envs,
+        ):
             assert [(await env.step(STILL))[2] for env in envs] == [False] * 4
 
     await at_some_pace(reset_four)
 
 
-async def test_all_environments_of_a_process_are_closed_with_it(import_folder: Path, tmp_path: Path) -> None:
+async def test_all_environments_of_a_process_are_closed_with_it(
+    import_folder: Path, tmp_path: Path
+) -> None:
     (import_folder / "tells_its_end.py").write_text(
         "from pathlib import Path\n"
         "import gymnasium\n"
@@ -223,7 +265,9 @@ async def test_all_environments_of_a_process_are_closed_with_it(import_folder: P
     async with asyncio.timeout(60), Runtime(name="test", stop_grace_s=30.0) as runtime:
         process = await SimulatorProcess.start(runtime, "two", SimulatorConfig(), num_envs=2)
         for simulator, file in zip(process.simulators, files, strict=True):
-            await simulator.open(EnvSpec(id="tells_its_end:test/tells_its_end-v0", kwargs={"file": str(file)}))
+            await simulator.open(
+                EnvSpec(id="tells_its_end:test/tells_its_end-v0", kwargs={"file": str(file)})
+            )
         await process.stop()
     assert [file.exists() for file in files] == [True, True]
 

@@ -39,17 +39,31 @@ def test_every_sample_of_a_space_passes_its_check(space: spaces.Space[Any]) -> N
         assert out_of_space(space, sample) is None
 
 
-OBSERVATION = spaces.Dict({"image": spaces.Box(0, 255, (4, 4, 3), np.uint8), "word": spaces.Text(5)})
+OBSERVATION = spaces.Dict(
+    {"image": spaces.Box(0, 255, (4, 4, 3), np.uint8), "word": spaces.Text(5)}
+)
 
 
 @pytest.mark.parametrize(
     ("value", "problem"),
     [
-        ({"image": np.zeros((4, 5, 3), np.uint8), "word": "a"}, "image is uint8 [4, 5, 3], expected uint8 [4, 4, 3]"),
-        ({"image": np.zeros((4, 4, 3), int), "word": "a"}, "image is int64 [4, 4, 3], expected uint8 [4, 4, 3]"),
+        (
+            {"image": np.zeros((4, 5, 3), np.uint8), "word": "a"},
+            "image is uint8 [4, 5, 3], expected uint8 [4, 4, 3]",
+        ),
+        (
+            {"image": np.zeros((4, 4, 3), int), "word": "a"},
+            "image is int64 [4, 4, 3], expected uint8 [4, 4, 3]",
+        ),
         ({"image": [[0]], "word": "a"}, "image is list [[0]], expected uint8 [4, 4, 3]"),
-        ({"image": np.zeros((4, 4, 3), np.uint8)}, "observation is a dict with the keys ['image'], expected a dict"),
-        ({"image": np.zeros((4, 4, 3), np.uint8), "word": "too long"}, "word is str 'too long', expected a value of"),
+        (
+            {"image": np.zeros((4, 4, 3), np.uint8)},
+            "observation is a dict with the keys ['image'], expected a dict",
+        ),
+        (
+            {"image": np.zeros((4, 4, 3), np.uint8), "word": "too long"},
+            "word is str 'too long', expected a value of",
+        ),
         (None, "observation is NoneType None, expected a dict with the keys ['image', 'word']"),
     ],
 )
@@ -63,4 +77,6 @@ def test_numbers_out_of_range_are_found_where_they_are() -> None:
     space = spaces.Dict({"state": spaces.Box(-1.0, 1.0, (2,), np.float32)})
     value = {"state": np.array([0.0, 2.0], np.float32)}
     assert observation_check(space)(value) is None
-    assert out_of_space(space, value) == f"state is float32 [2] with values outside {space['state']}"
+    assert (
+        out_of_space(space, value) == f"state is float32 [2] with values outside {space['state']}"
+    )

@@ -20,7 +20,9 @@ NUM_ENVS = 3
 
 @pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "FrozenLake-v1"])
 @pytest.mark.parametrize("per_process", [1, NUM_ENVS])
-def test_two_hundred_steps_equal_those_of_its_own_dummy_vec_env(env_id: str, per_process: int) -> None:
+def test_two_hundred_steps_equal_those_of_its_own_dummy_vec_env(
+    env_id: str, per_process: int
+) -> None:
     ours = make_sb3_vec(env_id, NUM_ENVS, config=SimulatorConfig(envs_per_process=per_process))
     theirs = DummyVecEnv([lambda: gymnasium.make(env_id)] * NUM_ENVS)
     try:

@@ -26,11 +26,15 @@ CART_POLE = EnvSpec(id="CartPole-v1", kwargs={})
 
 @contextmanager
 def both(
-    spec: EnvSpec, mode: AutoresetMode = AutoresetMode.NEXT_STEP, copy: bool = True, per_process: int = 1
+    spec: EnvSpec,
+    mode: AutoresetMode = AutoresetMode.NEXT_STEP,
+    copy: bool = True,
+    per_process: int = 1,
 ) -> Iterator[tuple[ProcessVectorEnv, SyncVectorEnv[Any, Any]]]:
     """Ours and gymnasium's, over equal environments."""
     theirs: SyncVectorEnv[Any, Any] = SyncVectorEnv(
-        [lambda: gymnasium.make(spec.id, **spec.kwargs) for _ in range(NUM_ENVS)], autoreset_mode=mode
+        [lambda: gymnasium.make(spec.id, **spec.kwargs) for _ in range(NUM_ENVS)],
+        autoreset_mode=mode,
     )
     config = SimulatorConfig(envs_per_process=per_process)
     ours = make_vec(spec, NUM_ENVS, autoreset_mode=mode, copy=copy, config=config)
@@ -87,7 +91,11 @@ def test_with_copies_a_kept_observation_stays_as_it_is() -> None:
 @pytest.mark.parametrize("per_process", [1, 2])
 def test_a_mask_resets_only_some_environments_as_gymnasium_does(per_process: int) -> None:
     with both(CART_POLE, AutoresetMode.DISABLED, per_process=per_process) as (ours, theirs):
-        assert_same(ours.reset(seed=[3, None, 5])[0][[0, 2]], theirs.reset(seed=[3, None, 5])[0][[0, 2]], "reset")
+        assert_same(
+            ours.reset(seed=[3, None, 5])[0][[0, 2]],
+            theirs.reset(seed=[3, None, 5])[0][[0, 2]],
+            "reset",
+        )
         ours.reset(seed=1)
         theirs.reset(seed=1)
         actions = np.ones(NUM_ENVS, np.int64)
@@ -97,7 +105,11 @@ def test_a_mask_resets_only_some_environments_as_gymnasium_does(per_process: int
         with pytest.raises(gymnasium.error.ResetNeeded, match="are over; reset them first"):
             ours.step(actions)
         mask = {"reset_mask": ended}
-        assert_same(ours.reset(seed=9, options=dict(mask)), theirs.reset(seed=9, options=dict(mask)), "partial reset")
+        assert_same(
+            ours.reset(seed=9, options=dict(mask)),
+            theirs.reset(seed=9, options=dict(mask)),
+            "partial reset",
+        )
 
 
 def test_pictures_are_rendered_by_every_environment() -> None:
@@ -134,7 +146,9 @@ def in_wrappers() -> gymnasium.Env[Any, Any]:
 
 @pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
 @pytest.mark.parametrize("per_process", [1, NUM_ENVS])
-def test_wrappers_are_applied_in_the_processes_as_gymnasium_applies_them(mode: AutoresetMode, per_process: int) -> None:
+def test_wrappers_are_applied_in_the_processes_as_gymnasium_applies_them(
+    mode: AutoresetMode, per_process: int
+) -> None:
     config = SimulatorConfig(envs_per_process=per_process)
     ours = make_vec("CartPole-v1", NUM_ENVS, wrappers=WRAPPERS, autoreset_mode=mode, config=config)
     theirs: SyncVectorEnv[Any, Any] = SyncVectorEnv([in_wrappers] * NUM_ENVS, autoreset_mode=mode)
@@ -148,7 +162,9 @@ def test_wrappers_are_applied_in_the_processes_as_gymnasium_applies_them(mode: A
 
 
 def test_a_wrapper_that_another_process_cannot_import_is_refused() -> None:
-    with pytest.raises(TypeError, match="cannot be found by another process: put it at the top of a module"):
+    with pytest.raises(
+        TypeError, match="cannot be found by another process: put it at the top of a module"
+    ):
         make_vec(CART_POLE, 1, wrappers=[lambda env: env])
     with pytest.raises(TypeError, match="has positional arguments, expected keywords only"):
         make_vec(CART_POLE, 1, wrappers=[functools.partial(Scaled, 0.5)])
@@ -180,7 +196,9 @@ def test_attributes_and_methods_are_those_of_gymnasiums_own(per_process: int) ->
         assert ours.get_attr("size") == theirs.get_attr("size") == ({"w": (1, 2)},) * NUM_ENVS
         with pytest.raises(TypeError, match="thing is a object, expected numbers, strings"):
             ours.get_attr("thing")
-        assert_same(ours.reset(seed=0), theirs.reset(seed=0), "the environments are sound after all of this")
+        assert_same(
+            ours.reset(seed=0), theirs.reset(seed=0), "the environments are sound after all of this"
+        )
 
 
 def test_arguments_of_the_environment_stand_beside_those_of_its_spec() -> None:
@@ -192,7 +210,10 @@ def test_arguments_of_the_environment_stand_beside_those_of_its_spec() -> None:
 
 @pytest.mark.parametrize("mode", [None, "vector_entry_point"])
 def test_gymnasiums_make_vec_makes_ours_of_our_ids(mode: str | None) -> None:
-    env_id, options = "vla_rl.envs:vla_rl/toy_reach-v0", {"step_limit": 5, "render_mode": "rgb_array"}
+    env_id, options = (
+        "vla_rl.envs:vla_rl/toy_reach-v0",
+        {"step_limit": 5, "render_mode": "rgb_array"},
+    )
     ours = gymnasium.make_vec(env_id, num_envs=NUM_ENVS, vectorization_mode=mode, **options)
     theirs = gymnasium.make_vec(env_id, num_envs=NUM_ENVS, vectorization_mode="sync", **options)
     try:
@@ -210,7 +231,10 @@ def test_every_id_of_ours_has_a_vector_entry_point_that_is_written_in_its_spec()
     ids = [name for name in gymnasium.registry if name.startswith("vla_rl/")]
     assert len(ids) >= 14
     for name in ids:
-        assert gymnasium.spec(name).vector_entry_point == f"vla_rl.envs.vectors:{name.removeprefix('vla_rl/')}"
+        assert (
+            gymnasium.spec(name).vector_entry_point
+            == f"vla_rl.envs.vectors:{name.removeprefix('vla_rl/')}"
+        )
         assert "vla_rl.envs.vectors" in gymnasium.spec(name).to_json()
 
 
@@ -219,13 +243,16 @@ def faulty(fault: str) -> EnvSpec:
 
 
 @pytest.mark.parametrize(
-    ("fault", "error"), [("kill", ActorDied), ("stop", ActorFrozen), ("wrong_shape", EnvError), ("raise", EnvError)]
+    ("fault", "error"),
+    [("kill", ActorDied), ("stop", ActorFrozen), ("wrong_shape", EnvError), ("raise", EnvError)],
 )
 @pytest.mark.parametrize("per_process", [1, 2])
 def test_a_fault_in_one_environment_is_raised_and_closing_leaves_no_process(
     fault: str, error: type[Exception], per_process: int
 ) -> None:
-    config = SimulatorConfig(step_timeout_s=5.0 if fault == "stop" else 60.0, envs_per_process=per_process)
+    config = SimulatorConfig(
+        step_timeout_s=5.0 if fault == "stop" else 60.0, envs_per_process=per_process
+    )
     envs = make_vec(faulty(fault), 2, config=config)
     pids = [process.pid for process in envs._rows.processes]
     envs.reset(seed=0)

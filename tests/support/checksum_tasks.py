@@ -1,4 +1,6 @@
-"""Tasks that pay by a checksum of what is said, so that hardly two episodes pay alike, whatever a random policy says."""
+"""Tasks that pay by a checksum of what is said, so that hardly two episodes pay alike, whatever a
+random policy says.
+"""
 
 from vla_rl.envs.text import Ask, Done, TextTask
 from vla_rl.types import Info
@@ -15,7 +17,9 @@ class Checksum(TextTask):
 
 
 class ChecksumPair(TextTask):
-    """left, right, left, right: each reply earns its checksum, and the last one half of it for left too."""
+    """left, right, left, right: each reply earns its checksum, and the last one half of it for left
+    too.
+    """
 
     agents = ("left", "right")
 

@@ -1,4 +1,6 @@
-"""Disks that are full for a while: one that is made up, for files that the product appends to, and a real one."""
+"""Disks that are full for a while: one that is made up, for files that the product appends to, and
+a real one.
+"""
 
 import contextlib
 import errno
@@ -15,7 +17,8 @@ from vla_rl.graph import appended_file
 
 
 class SmallDisk:
-    """Stands in for the system call behind `AppendedFile`: writes what there is room for, and then raises ENOSPC.
+    """Stands in for the system call behind `AppendedFile`: writes what there is room for, and then
+    raises ENOSPC.
 
     Args:
         monkeypatch: puts it in place.
@@ -23,7 +26,9 @@ class SmallDisk:
         of: part of the names of the files that are on this disk; others find room.
     """
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, room: int | None = None, of: str = "") -> None:
+    def __init__(
+        self, monkeypatch: pytest.MonkeyPatch, room: int | None = None, of: str = ""
+    ) -> None:
         self.room, self._of = room, of
         monkeypatch.setattr(appended_file, "_write", self._write)
 
@@ -42,7 +47,10 @@ def tmpfs(size: str) -> Iterator[Path]:
     """A file system of its own, of this size; skips the test for a user who may not mount one."""
     place = Path(tempfile.mkdtemp(prefix="vla-rl-small-disk-"))
     mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(place)]
-    is_mounted = shutil.which("mount") is not None and subprocess.run(mount, capture_output=True).returncode == 0
+    is_mounted = (
+        shutil.which("mount") is not None
+        and subprocess.run(mount, capture_output=True).returncode == 0
+    )
     try:
         if not is_mounted:
             pytest.skip("needs the right to mount a tmpfs")

@@ -33,7 +33,13 @@ async def lane() -> AsyncIterator[DeviceLane]:
 @pytest.fixture
 def policy() -> OpenVlaOft:
     """16 bins, chunks of 2 x 2, one small camera: 4 tokens a decision."""
-    config = tiny(image_size=28, cameras=("image",), proprio=None, chunk_size=CHUNK_SIZE, action_dim=ACTION_DIM)
+    config = tiny(
+        image_size=28,
+        cameras=("image",),
+        proprio=None,
+        chunk_size=CHUNK_SIZE,
+        action_dim=ACTION_DIM,
+    )
     return OpenVlaOft.create(msgspec.structs.replace(config, num_bins=16), seed=0)
 
 
@@ -50,12 +56,18 @@ def make_observation() -> Callable[[int], Observation]:
 
 @pytest.fixture
 def play() -> Callable[..., Trajectory]:
-    """A trajectory that the policy itself sampled; the last chunk ends after its first control step."""
+    """A trajectory that the policy itself sampled.
+
+    The last chunk ends after its first control step.
+    """
 
     def play(policy: OpenVlaOft, seed: int, num_steps: int, weight_version: int = 0) -> Trajectory:
         sampling = Sampling(temperature=1.2)
         observations = [observe(derive_seed(seed, index) % 1000) for index in range(num_steps)]
-        samplings = [msgspec.structs.replace(sampling, seed=derive_seed(seed, index)) for index in range(num_steps)]
+        samplings = [
+            msgspec.structs.replace(sampling, seed=derive_seed(seed, index))
+            for index in range(num_steps)
+        ]
         with torch.inference_mode():
             tokens, log_probs = policy.sample(policy.prepare(observations), samplings)
         actions = policy.decode(tokens.numpy())
@@ -83,7 +95,10 @@ def play() -> Callable[..., Trajectory]:
             sampling=sampling,
         )
         return Trajectory(
-            episode=episode, steps=steps, final_observation=observe(seed), stop_reason=StopReason.TIME_LIMIT
+            episode=episode,
+            steps=steps,
+            final_observation=observe(seed),
+            stop_reason=StopReason.TIME_LIMIT,
         )
 
     return play

@@ -1,4 +1,6 @@
-"""LIBERO's assets as an environment finds them without `VLA_RL_LIBERO_ASSETS`, which the tests set to the stand-ins."""
+"""LIBERO's assets as an environment finds them without `VLA_RL_LIBERO_ASSETS`, which the tests set
+to the stand-ins.
+"""
 
 import os
 

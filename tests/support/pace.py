@@ -7,9 +7,11 @@ SCALES = (1.0, 8.0, 24.0)
 
 
 async def at_some_pace(body: Callable[[float], Awaitable[None]]) -> None:
-    """Run `body` with every one of its durations multiplied by a scale, and by a larger one where it fails.
+    """Run `body` with every one of its durations multiplied by a scale, and by a larger one where
+    it fails.
 
-    A machine that holds a process up for a second fails the first run, and none of the next. Raises: what the last raised.
+    A machine that holds a process up for a second fails the first run, and none of the next.
+    Raises: what the last raised.
     """
     for scale in SCALES[:-1]:
         try:

@@ -1,4 +1,6 @@
-"""Other processes, as a test sees them: who is alive, when it ends, and what it could leave behind."""
+"""Other processes, as a test sees them: who is alive, when it ends, and what it could
+leave behind.
+"""
 
 import contextlib
 import os
@@ -55,14 +57,17 @@ def is_gone(pid: int) -> bool:
 
 
 def named_memory_of(pids: Iterable[int]) -> set[Path]:
-    """Shared memory with a name that these processes have mapped, and that a kill could therefore leave behind.
+    """Shared memory with a name that these processes have mapped, and that a kill could therefore
+    leave behind.
 
     Not all of /dev/shm: other tests, and others on the machine, have theirs there.
     """
     names = set[Path]()
     for pid in pids:
         with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # ended while we looked
-            names |= {Path(name) for name in SHARED_MEMORY.findall(Path(f"/proc/{pid}/maps").read_text())}
+            names |= {
+                Path(name) for name in SHARED_MEMORY.findall(Path(f"/proc/{pid}/maps").read_text())
+            }
     return names
 
 

@@ -19,7 +19,9 @@ from vla_rl.types import (
     derive_seed,
 )
 
-SHAPE = MlpConfig(state_size=2, action_low=(-1.0,), action_high=(1.0,), num_bins=5, chunk_size=2, hidden=(16,))
+SHAPE = MlpConfig(
+    state_size=2, action_low=(-1.0,), action_high=(1.0,), num_bins=5, chunk_size=2, hidden=(16,)
+)
 
 
 def mlp(seed: int = 0) -> MlpPolicy:
@@ -37,7 +39,10 @@ def played(
     stop_reason: StopReason = StopReason.TERMINATED,
     weight_version: int = 0,
 ) -> Trajectory:
-    """What the policy chose for all but the last observation; every chunk ran whole, and each decision earned 1."""
+    """What the policy chose for all but the last observation.
+
+    Every chunk ran whole, and each decision earned 1.
+    """
     seen = list(observations[:-1])
     samplings = [Sampling(seed=derive_seed(seed, index)) for index in range(len(seen))]
     with torch.inference_mode():
@@ -57,10 +62,20 @@ def played(
         for index, observation in enumerate(seen)
     )
     episode = EpisodeSpec(
-        episode_id=seed, group_id=0, member=seed, env=EnvSpec(id="none"), task="none", seed=seed, policy_seed=seed
+        episode_id=seed,
+        group_id=0,
+        member=seed,
+        env=EnvSpec(id="none"),
+        task="none",
+        seed=seed,
+        policy_seed=seed,
     )
     return Trajectory(
-        episode=episode, steps=steps, final_observation=observations[-1], stop_reason=stop_reason, info={}
+        episode=episode,
+        steps=steps,
+        final_observation=observations[-1],
+        stop_reason=stop_reason,
+        info={},
     )
 
 

@@ -22,7 +22,9 @@ async def test_killed_and_frozen_simulators_cost_time_and_nothing_else(
         config,
         run=msgspec.structs.replace(config.run, updates=12, chaos_every_s=0.5),
         group_size=8,
-        simulators=SimulatorConfig(num_envs=3, step_timeout_s=1.0, reset_timeout_s=3.0, max_restarts=1000),
+        simulators=SimulatorConfig(
+            num_envs=3, step_timeout_s=1.0, reset_timeout_s=3.0, max_restarts=1000
+        ),
         scheduler=msgspec.structs.replace(config.scheduler, max_staleness=1, max_attempts=50),
     )
     run = TrainingRun(config, starts_of(config), policy_of(config))

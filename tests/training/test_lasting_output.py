@@ -1,4 +1,6 @@
-"""Printing to a terminal, pipe or disk that is gone or full: what is printed is dropped, and nothing is raised."""
+"""Printing to a terminal, pipe or disk that is gone or full: what is printed is dropped, and
+nothing is raised.
+"""
 
 import errno
 import io
@@ -40,7 +42,9 @@ def test_a_pipe_without_a_reader_is_not_even_an_exit_status() -> None:
     assert done.returncode == 7
 
 
-def test_a_log_file_on_a_full_disk_is_written_again_when_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_file_on_a_full_disk_is_written_again_when_there_is_room(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Disk(io.StringIO):
         is_full = False
 

@@ -1,4 +1,6 @@
-"""A run loses nothing that it made to a full disk, a failing node, Ctrl-C, kill -9, or a directory that is removed."""
+"""A run loses nothing that it made to a full disk, a failing node, Ctrl-C, kill -9, or a directory
+that is removed.
+"""
 
 import asyncio
 import json
@@ -49,7 +51,9 @@ def once_learnt(does: Callable[[int], Any]) -> Callable[[Pipeline], Pipeline]:
         if asyncio.iscoroutine(answer):
             await answer
 
-    return lambda pipeline: pipeline.insert_after("update", Node.declare("fault", node, reads=("update", "snapshot")))
+    return lambda pipeline: pipeline.insert_after(
+        "update", Node.declare("fault", node, reads=("update", "snapshot"))
+    )
 
 
 def only_run(root: Path) -> RunDirectory:
@@ -85,8 +89,12 @@ async def test_a_full_disk_costs_the_trace_and_not_the_run(
     events = json.loads(outcome.run.trace().read_text())
     assert [event["id"] for event in events if event["ph"] == "b"] == [0, 1, 2, 3, 4]
     for name in ("metrics.jsonl", "trace.json", "tfevents"):
-        reports = [record.getMessage() for record in caplog.records if f"{name}" in record.getMessage()]
-        assert len([text for text in reports if "[Errno 28] No space left on device" in text]) == 1, reports
+        reports = [
+            record.getMessage() for record in caplog.records if f"{name}" in record.getMessage()
+        ]
+        assert (
+            len([text for text in reports if "[Errno 28] No space left on device" in text]) == 1
+        ), reports
 
 
 @pytest.fixture
@@ -123,11 +131,17 @@ async def test_a_disk_that_is_full_for_two_updates_delays_checkpoints_and_loses_
     assert newest_in(outcome.run) == "update-000005"
     reports = [record.getMessage() for record in caplog.records]
     assert len([text for text in reports if "update-000002 could not be written" in text]) == 1
-    assert [text for text in reports if "could not be written" in text and "update-000003" in text] == []
-    assert len([text for text in reports if text.startswith("checkpoints can be written again")]) == 1
+    assert [
+        text for text in reports if "could not be written" in text and "update-000003" in text
+    ] == []
+    assert (
+        len([text for text in reports if text.startswith("checkpoints can be written again")]) == 1
+    )
 
 
-async def test_the_last_checkpoint_on_a_full_disk_is_an_error_and_an_older_one_is_kept(small_disk: Path) -> None:
+async def test_the_last_checkpoint_on_a_full_disk_is_an_error_and_an_older_one_is_kept(
+    small_disk: Path,
+) -> None:
     (small_disk / "runs").mkdir()
 
     def fill(update: int) -> None:
@@ -135,7 +149,9 @@ async def test_the_last_checkpoint_on_a_full_disk_is_an_error_and_an_older_one_i
             fill_up(small_disk)
 
     config = of_updates(small_disk / "runs", 2, checkpoint_every=1)
-    with pytest.raises(CheckpointError, match=r"update-000002 could not be written: .* bytes are needed"):
+    with pytest.raises(
+        CheckpointError, match=r"update-000002 could not be written: .* bytes are needed"
+    ):
         await train_toy(config, customise=once_learnt(fill))
     run = only_run(small_disk / "runs")
     (small_disk / "ballast").unlink()
@@ -144,7 +160,9 @@ async def test_the_last_checkpoint_on_a_full_disk_is_an_error_and_an_older_one_i
     assert updates_in(again.run) == [1, 2]
 
 
-async def test_a_node_that_fails_after_the_policy_learnt_costs_nothing_that_was_learnt(tmp_path: Path) -> None:
+async def test_a_node_that_fails_after_the_policy_learnt_costs_nothing_that_was_learnt(
+    tmp_path: Path,
+) -> None:
     def fail(update: int) -> None:
         if update == 1:
             raise RuntimeError("a mistake in a node")
@@ -152,8 +170,9 @@ async def test_a_node_that_fails_after_the_policy_learnt_costs_nothing_that_was_
     with pytest.raises(NodeFailed, match="a mistake in a node") as caught:
         await train_toy(of_updates(tmp_path, 4), customise=once_learnt(fail))
     run = only_run(tmp_path)
-    assert f"saved in {run.checkpoints / 'update-000002'}; continue with --resume {run.path}" in "".join(
-        caught.value.__notes__
+    assert (
+        f"saved in {run.checkpoints / 'update-000002'}; "
+        f"continue with --resume {run.path}" in "".join(caught.value.__notes__)
     )
     assert updates_in(run) == [1, 2]
     again = await train_toy(of_updates(tmp_path, 3), resume=RunDirectory.resume(run.path))
@@ -193,10 +212,14 @@ async def test_after_a_failure_of_the_learner_itself_nothing_is_saved_and_the_ne
             await training.execute(RunDirectory.create(tmp_path, "diverged", config))
     run = only_run(tmp_path)
     assert [folder.name for folder in list_checkpoints(run.checkpoints)] == ["update-000001"]
-    assert f"the newest checkpoint is: {run.checkpoints / 'update-000001'}" in "".join(caught.value.__notes__)
+    assert f"the newest checkpoint is: {run.checkpoints / 'update-000001'}" in "".join(
+        caught.value.__notes__
+    )
 
 
-async def test_an_update_that_was_learnt_has_its_line_even_if_the_run_is_stopped_in_it(tmp_path: Path) -> None:
+async def test_an_update_that_was_learnt_has_its_line_even_if_the_run_is_stopped_in_it(
+    tmp_path: Path,
+) -> None:
     async def stop(update: int) -> None:
         if update == 1:
             os.kill(os.getpid(), signal.SIGTERM)
@@ -219,7 +242,9 @@ async def test_a_run_directory_that_is_removed_ends_the_run_with_one_error_and_w
         if update == 1:
             shutil.rmtree(only_run(tmp_path).path)
 
-    with pytest.raises(RunDirectoryGone, match="was removed during the run, and its files are lost") as caught:
+    with pytest.raises(
+        RunDirectoryGone, match="was removed during the run, and its files are lost"
+    ) as caught:
         await train_toy(of_updates(tmp_path, 5), customise=once_learnt(remove))
     run = only_run(tmp_path)
     assert "the progress until then was saved in" in "".join(caught.value.__notes__)
@@ -266,7 +291,8 @@ KILLED = """
 
     def config_of(root, updates):
         config = small_run(root)
-        return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, updates=updates, videos_every=99))
+        run = msgspec.structs.replace(config.run, updates=updates, videos_every=99)
+        return msgspec.structs.replace(config, run=run)
 
     async def run(root, updates, **options):
         config = config_of(root, updates)
@@ -274,7 +300,8 @@ KILLED = """
             await train(config, starts_of(config), policy_of(config), **options)
 
     def lines(path):
-        return [json.loads(line)["update"] for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\\n")]
+        complete = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\\n")]
+        return [json.loads(line)["update"] for line in complete]
 
     points = {"half a line": half_a_line, "at the rename": at_rename, "after the rename": after_rename}
     roots = {point: Path(sys.argv[1]) / point for point in points}
@@ -298,7 +325,9 @@ KILLED = """
 """
 
 
-def test_a_run_killed_at_any_point_of_a_save_has_a_line_for_each_update_of_its_checkpoint(tmp_path: Path) -> None:
+def test_a_run_killed_at_any_point_of_a_save_has_a_line_for_each_update_of_its_checkpoint(
+    tmp_path: Path,
+) -> None:
     folders = [str(Path(__file__).parents[1] / "support")]
     command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), *folders]
     done = subprocess.run(command, capture_output=True, text=True, timeout=250)

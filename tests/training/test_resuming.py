@@ -1,4 +1,6 @@
-"""A resumed run goes on from its newest whole checkpoint, from the one that was named, or from its very beginning."""
+"""A resumed run goes on from its newest whole checkpoint, from the one that was named, or from its
+very beginning.
+"""
 
 import asyncio
 import json
@@ -67,11 +69,16 @@ async def test_a_run_that_was_killed_before_its_first_checkpoint_starts_from_its
 ) -> None:
     config = of_updates(1, tmp_path)
     killed = RunDirectory.create(tmp_path, "killed", config)
-    killed.metrics.write_bytes(b'{"update":1,"wall_time_s":1.0,"train/loss":9.0}\n{"update":2,"wall')
+    killed.metrics.write_bytes(
+        b'{"update":1,"wall_time_s":1.0,"train/loss":9.0}\n{"update":2,"wall'
+    )
     killed.trace().write_text("[\n")
     (killed.checkpoints / ".writing-update-000001-17").mkdir()
     outcome = await train_toy(config, resume=RunDirectory.resume(killed.path))
-    assert f"{killed.path} has no checkpoint yet: starting from its beginning" in capsys.readouterr().out
+    assert (
+        f"{killed.path} has no checkpoint "
+        "yet: starting from its beginning" in capsys.readouterr().out
+    )
     assert outcome.run == killed
     assert names_in(killed) == {"update-000001"}
     assert updates_in(killed) == [1]
@@ -97,7 +104,9 @@ async def test_instead_of_a_damaged_checkpoint_the_older_whole_one_is_taken_with
 PAGE = (Path(__file__).parents[2] / "docs" / "runs.md").read_text()
 
 
-async def test_a_run_goes_on_from_the_checkpoint_that_is_named_as_the_page_shows(run: RunDirectory) -> None:
+async def test_a_run_goes_on_from_the_checkpoint_that_is_named_as_the_page_shows(
+    run: RunDirectory,
+) -> None:
     names: dict[str, Any] = {}
     (snippet,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     exec(compile(snippet, "docs/runs.md", "exec"), names)
@@ -105,21 +114,32 @@ async def test_a_run_goes_on_from_the_checkpoint_that_is_named_as_the_page_shows
         await names["go_on"](run.path, of_updates(2, run.path))
     assert names_in(run) == {"update-000001", "aside-update-000002", "update-000002"}
     assert updates_in(run) == [1, 2]
-    assert [json.loads(line)["update"] for line in (run.path / "metrics-undone.jsonl").read_text().splitlines()] == [2]
+    assert [
+        json.loads(line)["update"]
+        for line in (run.path / "metrics-undone.jsonl").read_text().splitlines()
+    ] == [2]
 
 
-async def test_a_checkpoint_that_is_named_and_is_damaged_or_not_there_is_refused(run: RunDirectory) -> None:
+async def test_a_checkpoint_that_is_named_and_is_damaged_or_not_there_is_refused(
+    run: RunDirectory,
+) -> None:
     damage(run.checkpoints / "update-000001")
     with pytest.raises(CheckpointError, match="digest differs"):
         await train_toy(of_updates(3, run.path), resume=run, resume_from="update-000001")
-    with pytest.raises(ConfigError, match=r"no checkpoint 'update-000007'; it has: update-000001, update-000002"):
+    with pytest.raises(
+        ConfigError, match=r"no checkpoint 'update-000007'; it has: update-000001, update-000002"
+    ):
         await train_toy(of_updates(3, run.path), resume=run, resume_from="update-000007")
 
 
-async def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_again_without_a_word(run: RunDirectory) -> None:
+async def test_a_run_whose_checkpoints_are_all_damaged_is_not_begun_again_without_a_word(
+    run: RunDirectory,
+) -> None:
     for folder in list_checkpoints(run.checkpoints):
         damage(folder)
-    with pytest.raises(CheckpointError, match=r"no complete checkpoint.*update-000002.*update-000001"):
+    with pytest.raises(
+        CheckpointError, match=r"no complete checkpoint.*update-000002.*update-000001"
+    ):
         await train_toy(of_updates(3, run.path), resume=run)
 
 
@@ -128,7 +148,10 @@ async def test_a_checkpoint_under_another_name_is_not_gone_on_from(
 ) -> None:
     shutil.copytree(run.checkpoints / "update-000001", run.checkpoints / "update-000099")
     outcome = await train_toy(of_updates(3, run.path), resume=run)
-    assert "update-000099 is not used: its content is of update 1, unlike its name" in capsys.readouterr().out
+    assert (
+        "update-000099 is not used: its content "
+        "is of update 1, unlike its name" in capsys.readouterr().out
+    )
     assert outcome.progress.update == 3
     assert names_in(run) == {"update-000002", "update-000003", "update-000099"}
 
@@ -149,17 +172,26 @@ def test_results_of_weights_that_are_made_anew_are_set_aside(tmp_path: Path) -> 
     validations = run.path / "validation.jsonl"
     for version in (0, 20):
         with results_path(run).open("ab") as file:
-            file.write(msgspec.json.encode(HeldOutResult(weight_version=version, result=result)) + b"\n")
+            file.write(
+                msgspec.json.encode(HeldOutResult(weight_version=version, result=result)) + b"\n"
+            )
         with validations.open("ab") as file:
             file.write(
-                msgspec.json.encode(ValidationResult(weight_version=version, num_problems=1, metrics={})) + b"\n"
+                msgspec.json.encode(
+                    ValidationResult(weight_version=version, num_problems=1, metrics={})
+                )
+                + b"\n"
             )
     HeldOutJudge([]).leave_later(run, 12)
     Validation([], 1, chat_agent, Sampling()).leave_later(run, 12)
     assert [line.weight_version for line in read_held_out(results_path(run))] == [0]
     assert [line.weight_version for line in read_validation(validations)] == [0]
-    assert [line.weight_version for line in read_held_out(run.path / "held_out-undone.jsonl")] == [20]
-    assert [line.weight_version for line in read_validation(run.path / "validation-undone.jsonl")] == [20]
+    assert [line.weight_version for line in read_held_out(run.path / "held_out-undone.jsonl")] == [
+        20
+    ]
+    assert [
+        line.weight_version for line in read_validation(run.path / "validation-undone.jsonl")
+    ] == [20]
 
 
 def command_of(*arguments: str) -> Command[TrainingLaunch, SrpoToyConfig]:
@@ -188,9 +220,14 @@ async def test_a_report_that_cannot_be_written_is_one_line_and_no_exit_status(
     assert told[0].endswith(f"python -m vla_rl.commands.report {run.path}")
 
 
-def test_a_configuration_with_a_flipped_bit_is_not_believed_unless_it_never_had_a_digest(run: RunDirectory) -> None:
+def test_a_configuration_with_a_flipped_bit_is_not_believed_unless_it_never_had_a_digest(
+    run: RunDirectory,
+) -> None:
     run.config.write_bytes(run.config.read_bytes().replace(b'"updates": 2', b'"updates": 3'))
-    with pytest.raises(ConfigError, match=r"config.json is not what was written \(its digest differs"):
+    with pytest.raises(
+        ConfigError, match=r"config.json is not what was written \(its digest differs"
+    ):
         command_of("--resume", str(run.path))
-    (run.path / "config.json.sha256").unlink()  # as in a run that was made before there were digests
+    # as in a run that was made before there were digests
+    (run.path / "config.json.sha256").unlink()
     assert command_of("--resume", str(run.path)).config.run.updates == 3

@@ -1,4 +1,6 @@
-"""Being asked to stop: the work is cancelled and cleans up, what must not be cut in half is carried through."""
+"""Being asked to stop: the work is cancelled and cleans up, what must not be cut in half is carried
+through.
+"""
 
 import asyncio
 import os
@@ -49,17 +51,26 @@ async def test_asked_to_stop_the_work_is_cancelled_and_its_clean_up_awaited() ->
     assert story == ["cleaned up"]
 
 
-async def test_a_signal_is_answered_with_what_stopping_does(capsys: pytest.CaptureFixture[str]) -> None:
+async def test_a_signal_is_answered_with_what_stopping_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     for then in ("saving a checkpoint", "losing the running episodes"):
         async with asyncio.timeout(5):
             with StopSignal(then) as stop:
                 os.kill(os.getpid(), signal.SIGINT)
                 await stop.unless_asked(asyncio.Event().wait())  # type: ignore[arg-type]
-        assert capsys.readouterr().err == f"SIGINT: stopping in order and {then}; once more stops at once\n"
+        assert (
+            capsys.readouterr().err == f"SIGINT: stopping in order and {then}; once more stops "
+            "at once\n"
+        )
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-async def test_a_signal_that_stops_in_order_is_the_exit_status(number: signal.Signals, status: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)]
+)
+async def test_a_signal_that_stops_in_order_is_the_exit_status(
+    number: signal.Signals, status: int
+) -> None:
     async with asyncio.timeout(5):
         with StopSignal() as stop:
             assert stop.exit_status == 0
@@ -71,7 +82,10 @@ async def test_a_signal_that_stops_in_order_is_the_exit_status(number: signal.Si
 async def test_a_terminal_that_closes_twice_and_a_sigterm_behind_it_leave_time_to_save(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A closing terminal sends SIGHUP by the kernel and by the shell; a log-out sends SIGTERM as well."""
+    """A closing terminal sends SIGHUP by the kernel and by the shell.
+
+    A log-out sends SIGTERM as well.
+    """
     ended: list[int] = []
     monkeypatch.setattr(os, "_exit", ended.append)
     with StopSignal() as stop:
@@ -81,7 +95,8 @@ async def test_a_terminal_that_closes_twice_and_a_sigterm_behind_it_leave_time_t
         assert stop.received is signal.SIGHUP
         stop._received(signal.SIGINT)
     assert ended == [130]
-    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN  # what is written after the save is written too
+    # what is written after the save is written too
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
 async def test_a_run_under_nohup_does_not_hear_the_terminal_close() -> None:
@@ -95,7 +110,9 @@ async def test_a_run_under_nohup_does_not_hear_the_terminal_close() -> None:
     assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
 
 
-async def test_a_terminal_that_is_gone_does_not_keep_a_run_from_stopping(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_terminal_that_is_gone_does_not_keep_a_run_from_stopping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with os.fdopen(writer, "w", buffering=1) as gone, monkeypatch.context() as patched:

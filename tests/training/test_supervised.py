@@ -1,4 +1,6 @@
-"""Supervised weights are saved on the way, at the end, and when a signal or unreadable data ends them early."""
+"""Supervised weights are saved on the way, at the end, and when a signal or unreadable data ends
+them early.
+"""
 
 import asyncio
 import logging
@@ -14,7 +16,9 @@ from vla_rl.training.supervised import teach
 
 
 class Lessons:
-    """Counts what it is taught; does `at` an update what a test asks for, and has no room for some folders."""
+    """Counts what it is taught; does `at` an update what a test asks for, and has no room for some
+    folders.
+    """
 
     def __init__(self, at: dict[int, Any] | None = None, full: tuple[str, ...] = ()) -> None:
         self.num_learnt = 0
@@ -41,7 +45,9 @@ class Lessons:
 
     async def teach(self, tmp_path: Path, updates: int, save_every: int | None = None) -> int:
         async with asyncio.timeout(10):
-            return await teach(updates, self.batch, self.learn, self.save, tmp_path / "out", save_every=save_every)
+            return await teach(
+                updates, self.batch, self.learn, self.save, tmp_path / "out", save_every=save_every
+            )
 
 
 async def test_weights_are_saved_on_the_way_and_at_the_end(tmp_path: Path) -> None:
@@ -54,13 +60,18 @@ async def test_a_full_disk_is_a_warning_on_the_way_and_an_error_at_the_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     lessons = Lessons(full=("out-000001", "out"))
-    with caplog.at_level(logging.WARNING), pytest.raises(CheckpointError, match="out could not be written"):
+    with (
+        caplog.at_level(logging.WARNING),
+        pytest.raises(CheckpointError, match="out could not be written"),
+    ):
         await lessons.teach(tmp_path, 3, save_every=1)
     assert lessons.saved == {"out-000002": 2}
     assert "out-000001 could not be written: no room. Training continues" in caplog.text
 
 
-async def test_a_signal_stops_after_its_update_with_its_weights_and_its_exit_status(tmp_path: Path) -> None:
+async def test_a_signal_stops_after_its_update_with_its_weights_and_its_exit_status(
+    tmp_path: Path,
+) -> None:
     lessons = Lessons(at={2: signal.SIGTERM})
     status = await lessons.teach(tmp_path, 1000)
     assert status == 128 + signal.SIGTERM

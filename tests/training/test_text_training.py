@@ -1,4 +1,6 @@
-"""Language policies in the training loop that robots use: every pipeline runs, what pays is learnt, and a run goes on."""
+"""Language policies in the training loop that robots use: every pipeline runs, what pays is learnt,
+and a run goes on.
+"""
 
 import functools
 import os
@@ -27,20 +29,39 @@ from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
 from vla_rl.training.run import Outcome, train
 from vla_rl.types import EnvSpec, Sampling
 
-SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, vocab_size=300, context_size=128)
-STARTS = [TaskStart(env=EnvSpec(id="digits_task:Digits"), task="digits", seed=seed) for seed in range(4)]
+SHAPE = TinyConfig(
+    hidden_size=32,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=64,
+    vocab_size=300,
+    context_size=128,
+)
+STARTS = [
+    TaskStart(env=EnvSpec(id="digits_task:Digits"), task="digits", seed=seed) for seed in range(4)
+]
 
 
 def config_of(root: Path, pipeline: str, updates: int, **fields: Any) -> TextTrainingConfig:
     config = TextTrainingConfig(
-        run=RunConfig(name="digits", root=str(root), updates=updates, device="cpu", checkpoint_every=100),
+        run=RunConfig(
+            name="digits", root=str(root), updates=updates, device="cpu", checkpoint_every=100
+        ),
         group_size=8,
-        scheduler=SchedulerConfig(groups_per_update=2, max_staleness=fields.pop("max_staleness", 1)),
+        scheduler=SchedulerConfig(
+            groups_per_update=2, max_staleness=fields.pop("max_staleness", 1)
+        ),
         text=TextPoolConfig(num_envs=16),
         chat=ChatLimits(max_turns=4, max_reply=6),
-        engine=EngineConfig(max_batch=16, kept_conversations=16, is_deterministic=fields.pop("deterministic", False)),
-        learner=LearnerConfig(optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0), micro_batch_tokens=1024),
-        critic=CriticConfig(optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0), micro_batch_tokens=1024, epochs=1),
+        engine=EngineConfig(
+            max_batch=16, kept_conversations=16, is_deterministic=fields.pop("deterministic", False)
+        ),
+        learner=LearnerConfig(
+            optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0), micro_batch_tokens=1024
+        ),
+        critic=CriticConfig(
+            optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0), micro_batch_tokens=1024, epochs=1
+        ),
     )
     return msgspec.structs.replace(with_pipeline(config, pipeline), **fields)
 
@@ -50,7 +71,9 @@ def policy() -> CausalLanguageModel:
 
 
 async def run(config: TextTrainingConfig, **options: Any) -> Outcome:
-    return await train(config, STARTS, policy(), agent=functools.partial(chat_agent, limits=config.chat), **options)
+    return await train(
+        config, STARTS, policy(), agent=functools.partial(chat_agent, limits=config.chat), **options
+    )
 
 
 def column(outcome: Outcome, name: str) -> list[float]:
@@ -71,7 +94,10 @@ async def test_every_pipeline_trains_a_policy_that_speaks(tmp_path: Path, pipeli
 @pytest.mark.slow
 async def test_what_pays_is_learnt_from_random_weights(tmp_path: Path) -> None:
     validation = Validation(
-        STARTS, 8, functools.partial(chat_agent, limits=ChatLimits(max_reply=6)), Sampling(temperature=1.0)
+        STARTS,
+        8,
+        functools.partial(chat_agent, limits=ChatLimits(max_reply=6)),
+        Sampling(temperature=1.0),
     )
     outcome = await run(config_of(tmp_path, "grpo", updates=30), judge=validation)
     lines = (outcome.run.path / "validation.jsonl").read_bytes().splitlines()
@@ -82,12 +108,16 @@ async def test_what_pays_is_learnt_from_random_weights(tmp_path: Path) -> None:
 
 async def test_a_run_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     first = await run(config_of(tmp_path, "grpo", updates=1))
-    resumed = await run(config_of(tmp_path, "grpo", updates=2), resume=RunDirectory.resume(first.run.path))
+    resumed = await run(
+        config_of(tmp_path, "grpo", updates=2), resume=RunDirectory.resume(first.run.path)
+    )
     assert [int(value) for value in column(resumed, "update")] == [1, 2]
 
 
 async def test_weights_are_validated_once_however_often_the_run_is_resumed(tmp_path: Path) -> None:
-    validation = Validation(STARTS[:1], 2, functools.partial(chat_agent, limits=ChatLimits(max_reply=6)), Sampling())
+    validation = Validation(
+        STARTS[:1], 2, functools.partial(chat_agent, limits=ChatLimits(max_reply=6)), Sampling()
+    )
     config = config_of(tmp_path, "grpo", updates=1)
     first = await run(config, judge=validation)
     path = first.run.path / "validation.jsonl"
@@ -108,12 +138,16 @@ async def test_a_policy_that_speaks_cannot_be_embedded(tmp_path: Path) -> None:
 
 
 def small_sums(**fields: Any) -> GrpoTextConfig:
-    return GrpoTextConfig(**{"num_operators": 1, "num_digits": 1, "num_starts": 200, "num_validation": 40, **fields})
+    return GrpoTextConfig(
+        **{"num_operators": 1, "num_digits": 1, "num_starts": 200, "num_validation": 40, **fields}
+    )
 
 
 def sums_of(starts: Sequence[TaskStart]) -> list[str]:
     return [
-        draw_problem(start.seed, num_operators=1, num_digits=1, operators=start.env.kwargs["operators"]).text
+        draw_problem(
+            start.seed, num_operators=1, num_digits=1, operators=start.env.kwargs["operators"]
+        ).text
         for start in starts
     ]
 
@@ -126,10 +160,15 @@ def test_no_sum_is_trained_on_that_validation_plays_and_none_is_played_twice() -
 
 
 def test_too_few_different_sums_are_refused() -> None:
-    # 10 x 10 sums, and of every number a from 0 to 9 the a + 1 differences that are not below 0: 155 in all
-    with pytest.raises(ConfigError, match="num_validation is 156, but only 155 different sums were found"):
+    # 10 x 10 sums, and of every number a from 0 to 9 the a + 1 differences that are not below 0:
+    # 155 in all
+    with pytest.raises(
+        ConfigError, match="num_validation is 156, but only 155 different sums were found"
+    ):
         validation_starts(small_sums(num_validation=156))
-    with pytest.raises(ConfigError, match="num_validation is 155, which leaves too few sums to train on"):
+    with pytest.raises(
+        ConfigError, match="num_validation is 155, which leaves too few sums to train on"
+    ):
         training_starts(small_sums(num_validation=155))
 
 
@@ -142,7 +181,10 @@ async def test_problems_of_other_runs_are_never_put_beside_each_other(tmp_path: 
     for judge, name in (
         (Validation(STARTS[:1], 3, agent, Sampling()), "num_tries is 3 now, but .* says 2"),
         (Validation(STARTS[1:2], 2, agent, Sampling()), "problems is .* now, but"),
-        (Validation(STARTS[:1], 2, agent, Sampling(temperature=0.5)), "temperature is 0.5 now, but .* says 1.0"),
+        (
+            Validation(STARTS[:1], 2, agent, Sampling(temperature=0.5)),
+            "temperature is 0.5 now, but .* says 1.0",
+        ),
     ):
         with pytest.raises(ConfigError, match=name):
             await run(config, judge=judge, resume=RunDirectory.resume(first.run.path))
@@ -153,7 +195,9 @@ async def test_wandb_that_is_not_installed_is_said_before_anything_starts(
 ) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)
     config = config_of(tmp_path, "grpo", updates=1)
-    config = msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, wandb_project="robots"))
+    config = msgspec.structs.replace(
+        config, run=msgspec.structs.replace(config.run, wandb_project="robots")
+    )
     with pytest.raises(ConfigError, match=r"install vla_rl\[wandb\] or omit the project"):
         await run(config)
     assert os.listdir(tmp_path) == []

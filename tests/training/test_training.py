@@ -1,4 +1,6 @@
-"""A training run as its user meets it: what it leaves behind, how it is resumed, and what it survives."""
+"""A training run as its user meets it: what it leaves behind, how it is resumed, and what it
+survives.
+"""
 
 import asyncio
 import json
@@ -56,7 +58,10 @@ async def test_a_run_leaves_everything_that_the_readme_lists(tmp_path: Path) -> 
     assert read_config(run.config, SrpoToyConfig) == config
     assert sorted(metrics_of(run)) == [1, 2]
     assert json.loads(run.trace().read_text())
-    assert [path.name for path in sorted(run.checkpoints.iterdir())] == ["update-000001", "update-000002"]
+    assert [path.name for path in sorted(run.checkpoints.iterdir())] == [
+        "update-000001",
+        "update-000002",
+    ]
     assert list(run.tensorboard.iterdir())
     assert list(run.videos.glob("*.mp4"))
 
@@ -79,7 +84,9 @@ async def test_a_resumed_run_goes_on_where_it_was(tmp_path: Path) -> None:
     assert again.run.trace(2).exists()
 
 
-async def test_a_deterministic_run_does_not_depend_on_the_number_of_simulators(tmp_path: Path) -> None:
+async def test_a_deterministic_run_does_not_depend_on_the_number_of_simulators(
+    tmp_path: Path,
+) -> None:
     one = await train_toy(deterministic(small_run(tmp_path / "one"), num_envs=1))
     three = await train_toy(deterministic(small_run(tmp_path / "three"), num_envs=3))
     weights, others = weights_of(one.run), weights_of(three.run)
@@ -88,7 +95,9 @@ async def test_a_deterministic_run_does_not_depend_on_the_number_of_simulators(t
     assert any(not torch.equal(weights[name], untrained[name]) for name in weights)
 
 
-async def test_a_deterministic_run_that_was_interrupted_ends_with_the_same_weights(tmp_path: Path) -> None:
+async def test_a_deterministic_run_that_was_interrupted_ends_with_the_same_weights(
+    tmp_path: Path,
+) -> None:
     config = deterministic(small_run(tmp_path / "whole"), num_envs=2)
     whole = await train_toy(with_updates(config, 2))
     half = await train_toy(with_updates(deterministic(small_run(tmp_path / "half"), num_envs=2), 1))
@@ -120,9 +129,13 @@ async def test_a_simulator_that_is_killed_changes_nothing_but_one_counter(tmp_pa
     assert metrics[2]["simulation/replaced/died"] == 1
 
 
-async def test_an_environment_that_raises_ends_the_run_with_its_own_traceback(tmp_path: Path) -> None:
+async def test_an_environment_that_raises_ends_the_run_with_its_own_traceback(
+    tmp_path: Path,
+) -> None:
     spec = EnvSpec(id="vla_rl/faulty-v0", kwargs={"fault": "raise", "at_step": 3})
-    policy = OpenVlaOft.create(tiny(image_size=28, cameras=("image",), proprio=None, chunk_size=4), seed=0)
+    policy = OpenVlaOft.create(
+        tiny(image_size=28, cameras=("image",), proprio=None, chunk_size=4), seed=0
+    )
     with pytest.raises(EnvError) as caught:
         async with asyncio.timeout(60):
             await train(small_run(tmp_path), [TaskStart(env=spec, task="faulty")], policy)
@@ -131,7 +144,9 @@ async def test_an_environment_that_raises_ends_the_run_with_its_own_traceback(tm
     assert any(note.startswith("while running episode") for note in caught.value.__notes__)
 
 
-async def test_a_mistake_in_an_agent_ends_train_with_the_frames_of_the_agent_alone(tmp_path: Path) -> None:
+async def test_a_mistake_in_an_agent_ends_train_with_the_frames_of_the_agent_alone(
+    tmp_path: Path,
+) -> None:
     async def agent(env: Env, policy: Policy) -> Trajectory:
         observation, _ = await env.reset()
         raise KeyError(f"imag, in {sorted(observation)}")
@@ -139,7 +154,11 @@ async def test_a_mistake_in_an_agent_ends_train_with_the_frames_of_the_agent_alo
     with pytest.raises(KeyError) as caught:
         await train_toy(small_run(tmp_path), agent=agent)
     text = "".join(traceback.format_exception(caught.value))
-    frames = [frame for frame in traceback.extract_tb(caught.value.__traceback__) if "/vla_rl/" in frame.filename]
+    frames = [
+        frame
+        for frame in traceback.extract_tb(caught.value.__traceback__)
+        if "/vla_rl/" in frame.filename
+    ]
     assert [Path(frame.filename).name for frame in frames] == ["failures.py"]
     assert 'raise KeyError(f"imag, in' in text
     assert "while running episode" in text
@@ -153,17 +172,31 @@ async def test_what_train_is_given_is_looked_at_before_anything_starts(tmp_path:
     for arguments, options, message in (
         ((starts, config, policy), {}, "config is of type list, expected a TrainingConfig"),
         ((config, [], policy), {}, "starts is empty"),
-        ((config, starts[0], policy), {}, r"starts is of type TaskStart, expected a list .* \[TaskStart"),
-        ((config, [starts[0].env], policy), {}, r"starts\[0\] is of type EnvSpec, expected a TaskStart"),
+        (
+            (config, starts[0], policy),
+            {},
+            r"starts is of type TaskStart, expected a list .* \[TaskStart",
+        ),
+        (
+            (config, [starts[0].env], policy),
+            {},
+            r"starts\[0\] is of type EnvSpec, expected a TaskStart",
+        ),
         ((config, starts, policy), {"agent": "mine"}, "agent is of type str, expected a function"),
-        ((config, starts, policy), {"customise": lambda _: None}, "customise returned None, .* is a `return` missing"),
+        (
+            (config, starts, policy),
+            {"customise": lambda _: None},
+            "customise returned None, .* is a `return` missing",
+        ),
     ):
         with pytest.raises(ConfigError, match=message):
             await train(*arguments, **options)  # type: ignore[arg-type]
     assert not await asyncio.to_thread(os.listdir, tmp_path)
 
 
-async def test_a_run_directory_that_cannot_be_made_is_refused_before_anything_starts(tmp_path: Path) -> None:
+async def test_a_run_directory_that_cannot_be_made_is_refused_before_anything_starts(
+    tmp_path: Path,
+) -> None:
     in_the_way = tmp_path / "runs"
     in_the_way.write_text("a file, not a folder")
     with pytest.raises(ConfigError, match="cannot be written"):
@@ -206,7 +239,9 @@ def test_settings_that_cannot_work_are_refused_with_the_reason(
     tmp_path: Path, change: dict[str, Any], message: str
 ) -> None:
     settings = msgspec.to_builtins(
-        SrpoToyConfig(run=RunConfig(root=str(tmp_path)), group_size=4, scheduler=small_run(tmp_path).scheduler)
+        SrpoToyConfig(
+            run=RunConfig(root=str(tmp_path)), group_size=4, scheduler=small_run(tmp_path).scheduler
+        )
     )
     with pytest.raises((ConfigError, msgspec.ValidationError)) as caught:
         msgspec.convert({**settings, **change}, SrpoToyConfig)
@@ -215,8 +250,12 @@ def test_settings_that_cannot_work_are_refused_with_the_reason(
 
 @pytest.mark.slow
 async def test_srpo_teaches_the_toy_task(tmp_path: Path) -> None:
-    config = SrpoToyConfig(run=RunConfig(name="learns", root=str(tmp_path), updates=12, checkpoint_every=12))
+    config = SrpoToyConfig(
+        run=RunConfig(name="learns", root=str(tmp_path), updates=12, checkpoint_every=12)
+    )
     async with asyncio.timeout(600):
         outcome = await train(config, starts_of(config), policy_of(config))
-    rates = [metrics["reward/success_rate"] for _, metrics in sorted(metrics_of(outcome.run).items())]
+    rates = [
+        metrics["reward/success_rate"] for _, metrics in sorted(metrics_of(outcome.run).items())
+    ]
     assert float(np.mean(rates[-5:])) > rates[0] + 0.2

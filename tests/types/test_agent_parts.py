@@ -17,13 +17,18 @@ from vla_rl.types import (
 
 def episode(*turns: tuple[str, float], stop: StopReason = StopReason.TIME_LIMIT) -> Trajectory:
     chunk = ActionChunk(
-        actions=np.zeros((1, 1)), tokens=np.zeros(1, np.int64), log_probs=np.zeros(1, np.float32), weight_version=0
+        actions=np.zeros((1, 1)),
+        tokens=np.zeros(1, np.int64),
+        log_probs=np.zeros(1, np.float32),
+        weight_version=0,
     )
     steps = tuple(
         Step(observation={}, chunk=chunk, rewards=np.array([reward], np.float32), agent=agent)
         for agent, reward in turns
     )
-    spec = EpisodeSpec(episode_id=0, group_id=0, member=0, env=EnvSpec(id="x"), task="x", seed=0, policy_seed=0)
+    spec = EpisodeSpec(
+        episode_id=0, group_id=0, member=0, env=EnvSpec(id="x"), task="x", seed=0, policy_seed=0
+    )
     return Trajectory(episode=spec, steps=steps, final_observation={}, stop_reason=stop)
 
 
@@ -49,12 +54,15 @@ def test_only_who_decided_last_was_cut_off() -> None:
 
 
 def test_a_success_is_everybodys() -> None:
-    (checker,) = parts_of([msgspec.structs.replace(SHARED, stop_reason=StopReason.SUCCESS)], "checker")
+    (checker,) = parts_of(
+        [msgspec.structs.replace(SHARED, stop_reason=StopReason.SUCCESS)], "checker"
+    )
     assert checker.trajectory.is_success
     limited = msgspec.structs.replace(SHARED, stop_reason=StopReason.SUCCESS_AT_LIMIT)
     (solver,), (checker,) = parts_of([limited], "solver"), parts_of([limited], "checker")
     assert solver.trajectory.stop_reason is StopReason.SUCCESS_AT_LIMIT
-    assert checker.trajectory.stop_reason is StopReason.SUCCESS  # the solver decided last: nothing more was to come
+    # the solver decided last: nothing more was to come
+    assert checker.trajectory.stop_reason is StopReason.SUCCESS
 
 
 def test_returns_are_counted_by_agent() -> None:

@@ -21,13 +21,20 @@ class CheckedOven(Oven, frozen=True, kw_only=True):
     light: Literal["on", "off"] = "off"
 
     def __post_init__(self) -> None:
-        self.require({"on": True, "off": False}[self.light] or self.heat != "top", "light", "on, to see the top")
+        self.require(
+            {"on": True, "off": False}[self.light] or self.heat != "top",
+            "light",
+            "on, to see the top",
+        )
 
 
 @pytest.mark.parametrize("oven", [Oven, CheckedOven])
-def test_a_value_that_is_none_of_a_fields_choices_is_refused_with_the_nearest_one(oven: type[Oven]) -> None:
+def test_a_value_that_is_none_of_a_fields_choices_is_refused_with_the_nearest_one(
+    oven: type[Oven],
+) -> None:
     with pytest.raises(
-        ConfigError, match=r"Oven.heat is 'topp', expected one of 'top', 'bottom', 'fan'; did you mean 'top'\?$"
+        ConfigError,
+        match=r"Oven.heat is 'topp', expected one of 'top', 'bottom', 'fan'; did you mean 'top'\?$",
     ):
         oven(heat="topp")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"Oven.level is 4, expected one of 1, 2, 3, None$"):
@@ -35,9 +42,13 @@ def test_a_value_that_is_none_of_a_fields_choices_is_refused_with_the_nearest_on
 
 
 def test_a_subclass_checks_its_choices_before_its_own_rules_and_keeps_both() -> None:
-    with pytest.raises(ConfigError, match=r"CheckedOven.light is 'onn', expected one of 'on', 'off'"):
+    with pytest.raises(
+        ConfigError, match=r"CheckedOven.light is 'onn', expected one of 'on', 'off'"
+    ):
         CheckedOven(light="onn")  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"CheckedOven.light is 'off', expected on, to see the top"):
+    with pytest.raises(
+        ConfigError, match=r"CheckedOven.light is 'off', expected on, to see the top"
+    ):
         CheckedOven(heat="top")
 
 
@@ -60,14 +71,21 @@ class Kitchen(Config, frozen=True, kw_only=True):
 
 
 def test_a_misspelt_field_is_reported_with_the_class_and_the_nearest_field() -> None:
-    with pytest.raises(TypeError, match=r"^Kitchen has no field 'num_cook'; did you mean 'num_cooks'\?$"):
+    with pytest.raises(
+        TypeError, match=r"^Kitchen has no field 'num_cook'; did you mean 'num_cooks'\?$"
+    ):
         Kitchen(num_cook=2)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match=r"^Kitchen has no field 'knives'; its fields: oven, num_cooks, seats, chef$"):
+    with pytest.raises(
+        TypeError,
+        match=r"^Kitchen has no field 'knives'; its fields: oven, num_cooks, seats, chef$",
+    ):
         Kitchen(knives=2)  # type: ignore[call-arg]
 
 
 def test_a_field_without_a_name_or_without_a_value_is_reported_with_the_class() -> None:
-    with pytest.raises(TypeError, match=r"^Kitchen got 1 argument without a name, expected keywords only: oven, "):
+    with pytest.raises(
+        TypeError, match=r"^Kitchen got 1 argument without a name, expected keywords only: oven, "
+    ):
         Kitchen(2)  # type: ignore[misc]
     with pytest.raises(TypeError, match=r"^EnvSpec lacks 'id'$"):
         EnvSpec(kwargs={})  # type: ignore[call-arg]
@@ -83,7 +101,9 @@ def test_a_field_without_a_name_or_without_a_value_is_reported_with_the_class() 
         ("oven", None, "None, expected Oven"),
     ],
 )
-def test_a_value_of_another_type_is_reported_with_its_field_and_the_type(field: str, value: Any, problem: str) -> None:
+def test_a_value_of_another_type_is_reported_with_its_field_and_the_type(
+    field: str, value: Any, problem: str
+) -> None:
     with pytest.raises(ConfigError, match=f"^{re.escape(f'Kitchen.{field} is {problem}')}$"):
         Kitchen(**{field: value})
 

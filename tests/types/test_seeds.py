@@ -27,7 +27,9 @@ def test_seeds_fit_a_signed_64_bit_integer() -> None:
     assert all(0 <= derive_seed(0, k) < 2**63 for k in range(1000))
 
 
-def test_an_integer_of_numpy_gives_the_seed_of_the_same_number_and_other_types_are_refused() -> None:
+def test_an_integer_of_numpy_gives_the_seed_of_the_same_number_and_other_types_are_refused() -> (
+    None
+):
     assert derive_seed(np.int64(7), "e", np.int32(3)) == derive_seed(7, "e", 3)
     assert derive_seed(7, np.str_("e")) == derive_seed(7, "e")
     for part in (3.0, None, ("e", 3)):

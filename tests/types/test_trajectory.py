@@ -6,7 +6,13 @@ import numpy as np
 from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Group, Step, StopReason, Trajectory
 
 EPISODE = EpisodeSpec(
-    episode_id=0, group_id=0, member=0, env=EnvSpec(id="vla_rl/toy_reach-v0"), task="toy/0", seed=1, policy_seed=2
+    episode_id=0,
+    group_id=0,
+    member=0,
+    env=EnvSpec(id="vla_rl/toy_reach-v0"),
+    task="toy/0",
+    seed=1,
+    policy_seed=2,
 )
 
 
@@ -64,7 +70,10 @@ def test_only_what_we_ended_was_cut_off() -> None:
 
 
 def test_a_group_knows_its_task_and_its_success_rate() -> None:
-    members = tuple(trajectory(reason) for reason in (StopReason.SUCCESS, StopReason.TIME_LIMIT, StopReason.TIME_LIMIT))
+    members = tuple(
+        trajectory(reason)
+        for reason in (StopReason.SUCCESS, StopReason.TIME_LIMIT, StopReason.TIME_LIMIT)
+    )
     group = Group(group_id=0, trajectories=members, dispatch_version=4)
     assert group.task == "toy/0"
     assert group.success_rate == 1 / 3

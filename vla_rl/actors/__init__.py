@@ -1,4 +1,6 @@
-"""Actors: classes whose public async methods are called the same way in this loop, a child process or on another host."""
+"""Actors: classes whose public async methods are called the same way in this loop, a child process
+or on another host.
+"""
 
 from vla_rl.actors.actor import Actor, endpoint
 from vla_rl.actors.call_limit import CallLimit

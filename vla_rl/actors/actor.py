@@ -1,7 +1,8 @@
-"""Actors: classes whose public async methods are endpoints, and the endpoint table that both ends of a connection read.
+"""Actors: classes whose public async methods are endpoints, and the endpoint table that both ends
+of a connection read.
 
-The table is derived from the class alone: names, annotations and `@endpoint` marks. It decides how arguments and results
-are decoded, so a message can only contain what a signature declares.
+The table is derived from the class alone: names, annotations and `@endpoint` marks. It decides how
+arguments and results are decoded, so a message can only contain what a signature declares.
 """
 
 import hashlib
@@ -29,19 +30,24 @@ class EndpointOptions:
 class Actor:
     """A class that owns some state and is reached by messages only.
 
-    Public `async def` methods are endpoints; a public async generator is a streaming endpoint. One message is handled at
-    a time, in the order in which the caller sent them, unless the method is marked `@endpoint(concurrent=True)`. The
-    constructor takes what the actor needs and does no I/O; `on_start` may. Arguments, including those of the constructor,
-    may be anything that msgspec can encode by type, and NumPy arrays; received arrays are read-only.
+    Public `async def` methods are endpoints; a public async generator is a streaming endpoint. One
+    message is handled at a time, in the order in which the caller sent them, unless the method is
+    marked `@endpoint(concurrent=True)`. The constructor takes what the actor needs and does no I/O;
+    `on_start` may. Arguments, including those of the constructor, may be anything that msgspec can
+    encode by type, and NumPy arrays; received arrays are read-only.
     """
 
     async def on_start(self) -> None:
-        """Run in the actor's own loop before its first message; `spawn` waits for it and raises what it raises."""
+        """Run in the actor's own loop before its first message.
+
+        `spawn` waits for it and raises what it raises.
+        """
 
     async def on_stop(self) -> None:
         """Run once, after the last message, if the actor is stopped; not if it is killed.
 
-        An exception raised here is logged as an error in the owner's process; the actor ends anyway.
+        An exception raised here is logged as an error in the owner's process; the actor ends
+        anyway.
         """
 
 
@@ -50,10 +56,14 @@ def endpoint(*, concurrent: bool = False, deadline_s: float | None = None) -> Ca
 
     Args:
         concurrent: start it as soon as its message arrives, without waiting for other calls.
-        deadline_s: replaces the actor's own `deadline_s` for this endpoint, e.g. for a reset that may take a minute.
+        deadline_s: replaces the actor's own `deadline_s` for this endpoint, e.g. for a reset that
+            may take a minute.
     """
     if deadline_s is not None and deadline_s <= 0:
-        raise ValueError(f"deadline_s is {deadline_s}, expected more than 0 seconds; leave it out for the actor's own.")
+        raise ValueError(
+            f"deadline_s is {deadline_s}, expected more than 0 seconds; leave it out "
+            "for the actor's own."
+        )
 
     def mark(method: F) -> F:
         setattr(method, _MARK, EndpointOptions(concurrent, deadline_s))
@@ -88,7 +98,10 @@ class Endpoint:
         return self.num_plain_args >= 0 and not self.is_stream and not self.concurrent
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...]:
-        """Return all arguments in the order of the signature, defaults filled in. Raises: TypeError if they do not fit."""
+        """Return all arguments in the order of the signature, defaults filled in.
+
+        Raises: TypeError if they do not fit.
+        """
         if not kwargs and len(args) == self.num_plain_args:
             return args
         try:
@@ -120,7 +133,10 @@ class EndpointTable:
 
 
 def target_of(actor_class: type[Actor]) -> str:
-    """Return `module:qualname`, by which a child or a host finds the class. Raises: TypeError for a local class."""
+    """Return `module:qualname`, by which a child or a host finds the class.
+
+    Raises: TypeError for a local class.
+    """
     module, qualname = actor_class.__module__, actor_class.__qualname__
     if "<locals>" in qualname:
         raise TypeError(
@@ -134,7 +150,10 @@ _tables: dict[type[Actor], EndpointTable] = {}
 
 
 def table_of(actor_class: type[Actor]) -> EndpointTable:
-    """Return the endpoint table of a class, made once. Raises: TypeError if a signature cannot be sent over a wire."""
+    """Return the endpoint table of a class, made once.
+
+    Raises: TypeError if a signature cannot be sent over a wire.
+    """
     table = _tables.get(actor_class)
     if table is None:
         table = _tables[actor_class] = _make_table(actor_class)
@@ -143,15 +162,22 @@ def table_of(actor_class: type[Actor]) -> EndpointTable:
 
 def _make_table(actor_class: type[Actor]) -> EndpointTable:
     if not (isinstance(actor_class, type) and issubclass(actor_class, Actor)):
-        raise TypeError(f"{actor_class!r} is not an actor class; derive it from vla_rl.actors.Actor.")
+        raise TypeError(
+            f"{actor_class!r} is not an actor class; derive it from vla_rl.actors.Actor."
+        )
     names = sorted(name for name in dir(actor_class) if _is_endpoint(actor_class, name))
     endpoints = tuple(
-        _endpoint_of(actor_class, index, name, getattr(actor_class, name)) for index, name in enumerate(names)
+        _endpoint_of(actor_class, index, name, getattr(actor_class, name))
+        for index, name in enumerate(names)
     )
     constructor = _endpoint_of(actor_class, 0, "__init__", actor_class.__init__)
-    described = "\n".join(f"{entry.name}{entry.signature}{entry.is_stream}" for entry in (constructor, *endpoints))
+    described = "\n".join(
+        f"{entry.name}{entry.signature}{entry.is_stream}" for entry in (constructor, *endpoints)
+    )
     fingerprint = hashlib.sha256(described.encode()).hexdigest()[:16]
-    return EndpointTable(actor_class, endpoints, {entry.name: entry for entry in endpoints}, constructor, fingerprint)
+    return EndpointTable(
+        actor_class, endpoints, {entry.name: entry for entry in endpoints}, constructor, fingerprint
+    )
 
 
 def _is_endpoint(actor_class: type[Actor], name: str) -> bool:
@@ -161,7 +187,9 @@ def _is_endpoint(actor_class: type[Actor], name: str) -> bool:
     return inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
 
 
-def _endpoint_of(actor_class: type[Actor], index: int, name: str, method: Callable[..., Any]) -> Endpoint:
+def _endpoint_of(
+    actor_class: type[Actor], index: int, name: str, method: Callable[..., Any]
+) -> Endpoint:
     label = f"{actor_class.__name__}.{name}"
     if method is object.__init__:
         signature, hints = inspect.Signature(), {}
@@ -171,10 +199,14 @@ def _endpoint_of(actor_class: type[Actor], index: int, name: str, method: Callab
         try:
             hints = typing.get_type_hints(method)
         except NameError as error:
-            raise TypeError(f"{label} has an annotation that cannot be resolved: {error}.") from error
+            raise TypeError(
+                f"{label} has an annotation that cannot be resolved: {error}."
+            ) from error
     for parameter in signature.parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
-            raise TypeError(f"{label} takes *{parameter.name}; an endpoint names each of its parameters.")
+            raise TypeError(
+                f"{label} takes *{parameter.name}; an endpoint names each of its parameters."
+            )
     arg_types = [hints.get(parameter, Any) for parameter in signature.parameters]
     is_stream = inspect.isasyncgenfunction(method)
     result_type = hints.get("return", Any)
@@ -182,7 +214,9 @@ def _endpoint_of(actor_class: type[Actor], index: int, name: str, method: Callab
         result_type = _item_type(label, result_type)
     options: EndpointOptions = getattr(method, _MARK, EndpointOptions())
     args_type: Any = tuple[tuple(arg_types)] if arg_types else tuple[()]  # type: ignore[misc]
-    keyword_only = tuple(entry.name for entry in signature.parameters.values() if entry.kind is entry.KEYWORD_ONLY)
+    keyword_only = tuple(
+        entry.name for entry in signature.parameters.values() if entry.kind is entry.KEYWORD_ONLY
+    )
     return Endpoint(
         index=index,
         name=name,
@@ -200,5 +234,7 @@ def _endpoint_of(actor_class: type[Actor], index: int, name: str, method: Callab
 
 def _item_type(label: str, annotation: Any) -> Any:
     if typing.get_origin(annotation) not in _STREAM_TYPES:
-        raise TypeError(f"{label} is an async generator annotated {annotation}, expected AsyncIterator[...].")
+        raise TypeError(
+            f"{label} is an async generator annotated {annotation}, expected AsyncIterator[...]."
+        )
     return typing.get_args(annotation)[0]

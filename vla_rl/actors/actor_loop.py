@@ -1,9 +1,9 @@
 """The event loop of an actor's own process, which waits in ZeroMQ and answers there.
 
-A call whose endpoint never suspends, such as the step of a simulator, is received, run and answered inside the loop's
-wait. It needs no turn of asyncio and no edge-triggered descriptor. The wait ends, and asyncio takes its turn, as soon as
-there is anything else to do: a woken task, a due timer, a descriptor or a thread with news. The socket is read again
-before the next turn.
+A call whose endpoint never suspends, such as the step of a simulator, is received, run and answered
+inside the loop's wait. It needs no turn of asyncio and no edge-triggered descriptor. The wait ends,
+and asyncio takes its turn, as soon as there is anything else to do: a woken task, a due timer, a
+descriptor or a thread with news. The socket is read again before the next turn.
 """
 
 import asyncio
@@ -25,20 +25,27 @@ _Ts = TypeVarTuple("_Ts")
 
 
 class ActorLoop(asyncio.SelectorEventLoop):
-    """An asyncio loop with one `WaitingSocket` of its own; without one it behaves like any other loop."""
+    """An asyncio loop with one `WaitingSocket` of its own; without one it behaves like any other
+    loop.
+    """
 
     def __init__(self) -> None:
         self._wait = _Wait()
         super().__init__(self._wait)
 
-    def open_socket(self, socket: zmq.Socket[bytes], on_message: Callable[[Frames], None]) -> "WaitingSocket":
+    def open_socket(
+        self, socket: zmq.Socket[bytes], on_message: Callable[[Frames], None]
+    ) -> "WaitingSocket":
         """Read `socket` whenever the loop has nothing to do, and once per turn otherwise."""
         self._wait.socket = WaitingSocket(socket, on_message)
         self._wait.watched = [(socket, _POLLIN), (self._wait.fileno(), _POLLIN)]
         return self._wait.socket
 
     def call_soon(
-        self, callback: Callable[[*_Ts], object], *args: *_Ts, context: contextvars.Context | None = None
+        self,
+        callback: Callable[[*_Ts], object],
+        *args: *_Ts,
+        context: contextvars.Context | None = None,
     ) -> asyncio.Handle:
         """Schedule as asyncio does; also end the wait."""
         self._wait.num_changes += 1
@@ -59,7 +66,8 @@ class ActorLoop(asyncio.SelectorEventLoop):
 class WaitingSocket(MessageSocket):
     """A socket that is read by the wait of an `ActorLoop`.
 
-    The answer to a call that came alone is sent at once; answers to calls that came together are sent together.
+    The answer to a call that came alone is sent at once; answers to calls that came together are
+    sent together.
     """
 
     def end_turn(self) -> None:
@@ -82,7 +90,10 @@ class _Wait(selectors.EpollSelector):
     """Number of times that something was scheduled; a wait ends when it grows."""
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        """Return the ready descriptors; wait at most `timeout` s, None for ever. Messages are delivered meanwhile."""
+        """Return the ready descriptors; wait at most `timeout` s, None for ever.
+
+        Messages are delivered meanwhile.
+        """
         socket = self.socket
         if socket is None or socket.is_closed:
             return super().select(timeout)
@@ -90,7 +101,10 @@ class _Wait(selectors.EpollSelector):
         num_changes = self.num_changes
         while True:
             socket.end_turn()
-            ready = zmq_poll(watched, -1 if timeout is None else max(0, math.ceil((end - time.monotonic()) * 1000)))
+            ready = zmq_poll(
+                watched,
+                -1 if timeout is None else max(0, math.ceil((end - time.monotonic()) * 1000)),
+            )
             if not ready:
                 return []
             if ready[0][0] is watched[0][0]:

@@ -18,7 +18,10 @@ class BegunCall:
     """
 
     def __init__(
-        self, running: Coroutine[Any, Any, Any] | None, waits_for: Any = None, error: BaseException | None = None
+        self,
+        running: Coroutine[Any, Any, Any] | None,
+        waits_for: Any = None,
+        error: BaseException | None = None,
     ) -> None:
         self._running, self._waits_for, self._error = running, waits_for, error
         self.cancellation: asyncio.CancelledError | None = None
@@ -27,7 +30,9 @@ class BegunCall:
     def __await__(self) -> Generator[Any, Any, Any]:
         running = self._running
         if self._error is not None or running is None:
-            raise self._error or RuntimeError("a call that was begun has neither a coroutine nor an error.")
+            raise self._error or RuntimeError(
+                "a call that was begun has neither a coroutine nor an error."
+            )
         waits_for, cancellation = self._waits_for, self.cancellation
         if cancellation is not None and (waits_for is None or not waits_for.cancel()):
             step, value = running.throw, cancellation
@@ -41,7 +46,9 @@ class BegunCall:
             step, value = yield from _outcome(running, waits_for)
 
 
-def _outcome(running: Coroutine[Any, Any, Any], waits_for: Any) -> Generator[Any, Any, tuple[Any, Any]]:
+def _outcome(
+    running: Coroutine[Any, Any, Any], waits_for: Any
+) -> Generator[Any, Any, tuple[Any, Any]]:
     """Wait as the coroutine asks; return how to resume it, and with which value."""
     try:
         value = yield waits_for

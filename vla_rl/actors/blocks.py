@@ -4,8 +4,8 @@
     block.array[:] = ...
     return block                          # arrives as a uint8 array [num_bytes]
 
-A block serves one message, the next one that this process sends. In a process without shared memory, or while no slot is
-free, it is ordinary memory and is sent like any array.
+A block serves one message, the next one that this process sends. In a process without shared
+memory, or while no slot is free, it is ordinary memory and is sent like any array.
 """
 
 import numpy as np

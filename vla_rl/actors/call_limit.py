@@ -1,10 +1,15 @@
-"""Deadlines learned from earlier calls: the interface that `vla_rl.simulation.learned_timeout` implements."""
+"""Deadlines learned from earlier calls: the interface that `vla_rl.simulation.learned_timeout`
+implements.
+"""
 
 from typing import Any, Protocol
 
 
 class CallLimit(Protocol):
-    """Sets the deadlines of an endpoint's calls from the durations of earlier calls. Its methods must not block."""
+    """Sets the deadlines of an endpoint's calls from the durations of earlier calls.
+
+    Its methods must not block.
+    """
 
     def num_units(self, args: tuple[Any, ...]) -> int:
         """Return the work of a call with these arguments, in the limit's own units."""
@@ -15,9 +20,14 @@ class CallLimit(Protocol):
         ...
 
     def note(self, num_units: int, seconds: float) -> None:
-        """Learn from an answered call: its work, and its time without the wait behind other calls."""
+        """Learn from an answered call: its work, and its time without the wait behind
+        other calls.
+        """
         ...
 
     def note_overdue(self, num_units: int) -> str:
-        """Learn from a call that was not answered within `limit_s`; return the reason for that limit, for the error."""
+        """Learn from a call that was not answered within `limit_s`.
+
+        Return the reason for that limit, for the error.
+        """
         ...

@@ -25,9 +25,9 @@ OnMessage = Callable[[Frames], None]
 class Channel(Protocol):
     """The caller's end. Made by a launcher together with the incarnation; used once.
 
-    The launcher receives two callbacks: `on_message` is called with each message of the incarnation; `on_end` is called
-    once, on the loop, when the incarnation has ended for any reason, and no message follows it. `on_message` may be
-    replaced.
+    The launcher receives two callbacks: `on_message` is called with each message of the
+    incarnation; `on_end` is called once, on the loop, when the incarnation has ended for any
+    reason, and no message follows it. `on_message` may be replaced.
     """
 
     on_message: OnMessage
@@ -49,7 +49,10 @@ class Channel(Protocol):
 
     @property
     def unanswered(self) -> str:
-        """Name of what has not answered yet, if that is not the incarnation itself; else an empty string."""
+        """Name of what has not answered yet, if that is not the incarnation itself.
+
+        Else an empty string.
+        """
         ...
 
     @property

@@ -1,8 +1,9 @@
-"""The program of an actor's own process: `python -m vla_rl.actors.child NAME`, started only by a runtime.
+"""The program of an actor's own process: `python -m vla_rl.actors.child NAME`, started only by a
+runtime.
 
-Its settings come from stdin (in a forked child: from its fork server), the class to build and its arguments from the
-socket. The process ends with the actor, with the parent, or when the constructor fails, which is reported to the parent
-first.
+Its settings come from stdin (in a forked child: from its fork server), the class to build and its
+arguments from the socket. The process ends with the actor, with the parent, or when the constructor
+fails, which is reported to the parent first.
 """
 
 import asyncio
@@ -27,7 +28,15 @@ from vla_rl.actors.remote_errors import report_of
 from vla_rl.actors.server import ActorServer
 from vla_rl.actors.slots import SlotReader, SlotWriter
 from vla_rl.actors.sockets import lift_high_water_mark
-from vla_rl.actors.wire import OWN_CALL, Birth, Frames, Kind, MalformedMessage, SpawnRequest, unpack_envelope
+from vla_rl.actors.wire import (
+    OWN_CALL,
+    Birth,
+    Frames,
+    Kind,
+    MalformedMessage,
+    SpawnRequest,
+    unpack_envelope,
+)
 
 _LAST_WORDS_MS = 2000
 
@@ -53,7 +62,10 @@ def live(settings: ChildSettings) -> NoReturn:
 
 
 def _read_settings() -> tuple[ChildSettings, int]:
-    """Read the settings from stdin; return them and the pipe, moved away so that reading stdin yields nothing."""
+    """Read the settings from stdin.
+
+    Return them and the pipe, moved away so that reading stdin yields nothing.
+    """
     pipe_fd = os.dup(0)
     with open(os.devnull, "rb") as null:
         os.dup2(null.fileno(), 0)
@@ -66,7 +78,9 @@ def _read_exactly(fd: int, num_bytes: int) -> bytes:
     while len(data) < num_bytes:
         more = os.read(fd, num_bytes - len(data))
         if not more:
-            sys.exit("vla_rl.actors.child is started by a runtime, which sends it its settings on stdin.")
+            sys.exit(
+                "vla_rl.actors.child is started by a runtime, which sends it its settings on stdin."
+            )
         data += more
     return data
 
@@ -115,33 +129,55 @@ class _Life:
                 self._born.set_result(None)
 
     async def run(self, socket: WaitingSocket, lag: LoopLag) -> int:
-        """Run from the hello to the actor's end; return 0, or 1 if it could not be built or its `on_stop` raised."""
+        """Run from the hello to the actor's end.
+
+        Return 0, or 1 if it could not be built or its `on_stop` raised.
+        """
         send = socket.send
-        send(self._codec.encode(Kind.HELLO, 0, self._actor_id, OWN_CALL, Birth(os.getpid()), "hello"))
+        send(
+            self._codec.encode(Kind.HELLO, 0, self._actor_id, OWN_CALL, Birth(os.getpid()), "hello")
+        )
         await self._born
         try:
             actor, table, mailbox = self._build()
-            server = ActorServer(actor, table, self._codec, self._actor_id, send, mailbox, lag, at_once=True)
+            server = ActorServer(
+                actor, table, self._codec, self._actor_id, send, mailbox, lag, at_once=True
+            )
             socket.on_message = server.on_message
             gc.freeze()  # imported modules stay: the collector need not visit them again
             await server.serve()
-        except Exception as error:  # the owner decides: it receives the report while the process ends
-            send(self._codec.encode(Kind.ERROR, 0, self._actor_id, OWN_CALL, report_of(error), "birth or end"))
+        except Exception as error:
+            # the owner decides: it receives the report while the process ends
+            send(
+                self._codec.encode(
+                    Kind.ERROR, 0, self._actor_id, OWN_CALL, report_of(error), "birth or end"
+                )
+            )
             return 1
         return 0
 
     def _build(self) -> tuple[Actor, EndpointTable, int]:
-        request: SpawnRequest = self._codec.decode(self._codec.decoder(SpawnRequest), self._birth[0])
+        request: SpawnRequest = self._codec.decode(
+            self._codec.decoder(SpawnRequest), self._birth[0]
+        )
         table = table_of(import_target(request.target))
         if table.fingerprint != request.fingerprint:
-            raise TypeError(f"{request.target} has other endpoints here than at its caller; run the same code on both.")
-        args: tuple[Any, ...] = self._codec.decode(self._codec.decoder(table.constructor.args_type), self._birth[1])
+            raise TypeError(
+                f"{request.target} has other endpoints here than at its caller; run "
+                "the same code on both."
+            )
+        args: tuple[Any, ...] = self._codec.decode(
+            self._codec.decoder(table.constructor.args_type), self._birth[1]
+        )
         self._birth.clear()
         return table.constructor.apply(table.actor_class, args), table, request.mailbox
 
 
 def import_target(target: str) -> type[Actor]:
-    """Import the class `module:qualname`. Raises: ImportError, AttributeError or TypeError if there is none."""
+    """Import the class `module:qualname`.
+
+    Raises: ImportError, AttributeError or TypeError if there is none.
+    """
     module_name, _, qualname = target.partition(":")
     found: Any = importlib.import_module(module_name)
     for part in qualname.split("."):

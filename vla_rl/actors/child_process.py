@@ -1,7 +1,8 @@
 """A caller's channel to a child process, started in any way.
 
-The child inherits two arenas of shared memory and the page of its heartbeat; if the heartbeat stops, it is killed as
-frozen. The socket is in the abstract namespace and accepts only our own user, so no file is left behind.
+The child inherits two arenas of shared memory and the page of its heartbeat; if the heartbeat
+stops, it is killed as frozen. The socket is in the abstract namespace and accepts only our own
+user, so no file is left behind.
 """
 
 import asyncio
@@ -27,15 +28,19 @@ from vla_rl.actors.wire import Frames
 _IPC_FILTER_UID = 59  # ZMQ_IPC_FILTER_UID, for which pyzmq has no name
 
 _LAST_WORDS_WITHIN_S = 5.0
-"""Time for ZeroMQ's thread to read what an ended process had sent; a process that it forked may hold the socket open."""
+"""Time for ZeroMQ's thread to read what an ended process had sent; a process that it forked may
+hold the socket open."""
 _LOOK_EVERY_S = 0.001
 _SILENT_TIMES = 5.0
-"""A sleeping process without a heartbeat has this many times as long as a stopped one: native code may rightly wait for
-another program while it holds the interpreter lock."""
+"""A sleeping process without a heartbeat has this many times as long as a stopped one: native code
+may rightly wait for another program while it holds the interpreter lock."""
 
 
 class ChildChannel:
-    """One child process, from its launch to its end. See `Channel`. `start` starts the process, `observer` watches it."""
+    """One child process, from its launch to its end.
+
+    See `Channel`. `start` starts the process, `observer` watches it.
+    """
 
     unanswered = ""
 
@@ -148,7 +153,10 @@ class ChildChannel:
             self.kill()
 
     def _end(self, cause: str, words: tuple[str, ...]) -> None:
-        """Handle the end of the process; its last messages may still be on their way through ZeroMQ's thread."""
+        """Handle the end of the process.
+
+        Its last messages may still be on their way through ZeroMQ's thread.
+        """
         if self._watched is not None:
             self._observer.forget(self._watched)
             self._watched = None
@@ -169,4 +177,6 @@ class ChildChannel:
         finally:  # whatever goes wrong, the owner must be notified
             self._gone.set_result(None)
             words = (*words, *self._stderr.last_lines)
-            self._on_end(Death(self.pid, self._frozen or cause, words, frozen=self._frozen is not None))
+            self._on_end(
+                Death(self.pid, self._frozen or cause, words, frozen=self._frozen is not None)
+            )

@@ -1,7 +1,9 @@
-"""The caller's end: sends calls, matches answers, watches deadlines. Outlives the incarnations of its actor.
+"""The caller's end: sends calls, matches answers, watches deadlines. Outlives the incarnations of
+its actor.
 
-Invariant: each call that was sent leaves `_pending` by an answer or by the end of the incarnation, so no future outlives
-its peer. A place in the mailbox is held for exactly that long, also by a call whose caller was cancelled.
+Invariant: each call that was sent leaves `_pending` by an answer or by the end of the incarnation,
+so no future outlives its peer. A place in the mailbox is held for exactly that long, also by a call
+whose caller was cancelled.
 """
 
 import asyncio
@@ -23,7 +25,16 @@ from vla_rl.actors.mailbox import Mailbox
 from vla_rl.actors.pending import PendingBegun, PendingCall, PendingStream
 from vla_rl.actors.remote_errors import ErrorReport, error_from
 from vla_rl.actors.waits import Wait
-from vla_rl.actors.wire import ENVELOPE, ENVELOPE_SIZE, MAGIC, OWN_CALL, Frames, Kind, LagReport, MalformedMessage
+from vla_rl.actors.wire import (
+    ENVELOPE,
+    ENVELOPE_SIZE,
+    MAGIC,
+    OWN_CALL,
+    Frames,
+    Kind,
+    LagReport,
+    MalformedMessage,
+)
 from vla_rl.errors import ActorDied, ActorFrozen
 
 logger = logging.getLogger(__name__)
@@ -52,13 +63,15 @@ _RUNNING = State.RUNNING
 
 
 class ActorClient:
-    """Calls one actor. Each call begins in `call`, `begin`, `tell` or `stream`; each message back arrives in `on_message`.
+    """Calls one actor. Each call begins in `call`, `begin`, `tell` or `stream`; each message back
+    arrives in `on_message`.
 
     Args:
         name: the actor's name.
         mailbox: largest number of unanswered calls; further senders wait.
-        deadlines_s: for each endpoint, the longest time the actor may work on one call before it counts as frozen and
-            is killed; None for ever. If a call waits behind another, its time starts when that one is answered.
+        deadlines_s: for each endpoint, the longest time the actor may work on one call before it
+            counts as frozen and is killed; None for ever. If a call waits behind another, its time
+            starts when that one is answered.
         limits: by index of an endpoint: shortens the deadline of each of its calls.
     """
 
@@ -107,10 +120,15 @@ class ActorClient:
         return self._channel.codec.num_slots_taken if self._channel is not None else 0
 
     def waits(self) -> Iterator[Wait]:
-        """Yield the tasks that wait for an answer of this actor; called on the watchdog's thread."""
+        """Yield the tasks that wait for an answer of this actor.
+
+        Called on the watchdog's thread.
+        """
         for pending in (*self._pending.values(), *self._lag_reports.values()):
             if pending.task is not None and not pending.future.done():
-                yield Wait(pending.task.get_name(), f"{self.name}.{pending.endpoint_name}", pending.since)
+                yield Wait(
+                    pending.task.get_name(), f"{self.name}.{pending.endpoint_name}", pending.since
+                )
 
     # ---- calls
 
@@ -120,7 +138,9 @@ class ActorClient:
             args = endpoint.bind(args, kwargs)
         if self.state is not _RUNNING or not self.mailbox.try_enter():
             await self._enter()
-        pending = PendingCall(self._loop, endpoint, self._decoders[endpoint.index], asyncio.current_task(self._loop))
+        pending = PendingCall(
+            self._loop, endpoint, self._decoders[endpoint.index], asyncio.current_task(self._loop)
+        )
         call = self._send_call(endpoint, args, pending)
         try:
             return await pending.future
@@ -128,17 +148,27 @@ class ActorClient:
             self._cancel(call)
             raise
 
-    def begin(self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Awaitable[Any]:
-        """Send a call now; await the result for its answer. If it cannot be sent now, it is sent when awaited."""
+    def begin(
+        self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Awaitable[Any]:
+        """Send a call now; await the result for its answer.
+
+        If it cannot be sent now, it is sent when awaited.
+        """
         bound = endpoint.bind(args, kwargs)
         if self.state is not _RUNNING or not self.mailbox.try_enter():
             return self.call(endpoint, args, kwargs)
-        pending = PendingBegun(self._loop, endpoint, self._decoders[endpoint.index], asyncio.current_task(self._loop))
+        pending = PendingBegun(
+            self._loop, endpoint, self._decoders[endpoint.index], asyncio.current_task(self._loop)
+        )
         self._send_call(endpoint, bound, pending)
         return pending.future
 
     async def tell(self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Send a call without an answer; waits only for a place in the mailbox. An error is logged."""
+        """Send a call without an answer; waits only for a place in the mailbox.
+
+        An error is logged.
+        """
         args = endpoint.bind(args, kwargs)
         if self.state is not _RUNNING or not self.mailbox.try_enter():
             await self._enter()
@@ -146,12 +176,16 @@ class ActorClient:
         self._send_call(endpoint, args, pending)
         pending.future.add_done_callback(self._log_untold_error)
 
-    async def stream(self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AsyncIterator[Any]:
+    async def stream(
+        self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> AsyncIterator[Any]:
         """Iterate over a streaming endpoint. Leaving the iteration stops the remote generator."""
         args = endpoint.bind(args, kwargs)
         if self.state is not _RUNNING or not self.mailbox.try_enter():
             await self._enter()
-        pending = PendingStream(self._loop, endpoint, self._decoders[endpoint.index], asyncio.current_task())
+        pending = PendingStream(
+            self._loop, endpoint, self._decoders[endpoint.index], asyncio.current_task()
+        )
         call = self._send_call(endpoint, args, pending)
         ended = False
         try:
@@ -181,11 +215,14 @@ class ActorClient:
                 pending.future.exception()  # retrieved, or asyncio would log it
 
     def forgive(self, lost_s: float) -> None:
-        """Exclude the last `lost_s` seconds, in which our loop did not run, from each call's deadline."""
+        """Exclude the last `lost_s` seconds, in which our loop did not run, from each call's
+        deadline.
+        """
         self._deadlines.forgive(lost_s)
 
     async def loop_lag(self) -> LagReport:
-        """Return the timer delays of the actor's loop. Raises: TimeoutError if it does not report them; ActorDied.
+        """Return the timer delays of the actor's loop. Raises: TimeoutError if it does not report
+        them; ActorDied.
 
         Takes no place in the mailbox: the actor answers while its calls run.
         """
@@ -200,7 +237,8 @@ class ActorClient:
                 else "its loop is blocked, or its process is stopped"
             )
             raise TimeoutError(
-                f"actor {self.name!r} (pid {self.pid}) did not report its lag within {_LAG_WITHIN_S:g} s: {why}."
+                f"actor {self.name!r} (pid {self.pid}) did not report its lag within "
+                f"{_LAG_WITHIN_S:g} s: {why}."
             ) from None
         return report
 
@@ -208,9 +246,21 @@ class ActorClient:
         channel = self._channel
         assert channel is not None
         lag = Endpoint(
-            0, "loop_lag", "loop_lag", self.table.constructor.signature, Any, LagReport, False, True, None, (), 0
+            0,
+            "loop_lag",
+            "loop_lag",
+            self.table.constructor.signature,
+            Any,
+            LagReport,
+            False,
+            True,
+            None,
+            (),
+            0,
         )
-        pending = PendingCall(self._loop, lag, channel.codec.decoder(LagReport), asyncio.current_task())
+        pending = PendingCall(
+            self._loop, lag, channel.codec.decoder(LagReport), asyncio.current_task()
+        )
         call = next(self._ids)
         self._lag_reports[call] = pending
         channel.send(channel.codec.encode(Kind.LAG, 0, channel.actor_id, call, None, self.name))
@@ -219,16 +269,25 @@ class ActorClient:
     # ---- incarnations
 
     def connect(self, channel: Channel) -> None:
-        """Send calls to a new incarnation from now on. Raises: TypeError for an annotation that cannot be decoded."""
-        self._decoders = [channel.codec.decoder(entry.result_type) for entry in self.table.endpoints]
+        """Send calls to a new incarnation from now on.
+
+        Raises: TypeError for an annotation that cannot be decoded.
+        """
+        self._decoders = [
+            channel.codec.decoder(entry.result_type) for entry in self.table.endpoints
+        ]
         self._error_decoder = channel.codec.decoder(ErrorReport)
         self._channel = channel
         self._deadlines.answered_at = time.monotonic()
         self._settle(State.RUNNING, None)
 
     def disconnect(self, death: Death, state: State) -> None:
-        """Fail each pending call, as the incarnation has ended; later calls wait (RESTARTING) or raise (DEAD, STOPPED)."""
-        if self._channel is None and self._error is not None:  # it was frozen, and its process has ended only now
+        """Fail each pending call, as the incarnation has ended.
+
+        Later calls wait (RESTARTING) or raise (DEAD, STOPPED).
+        """
+        # it was frozen, and its process has ended only now
+        if self._channel is None and self._error is not None:
             self._settle(state, self._error)
             return
         kind = ActorFrozen if death.frozen else ActorDied
@@ -245,13 +304,21 @@ class ActorClient:
         self._deadlines.stop()
 
     def give_up(self, state: State, error: ActorDied) -> None:
-        """Raise `error` in calls that wait for an incarnation, and in later ones: none will come."""
+        """Raise `error` in calls that wait for an incarnation, and in later ones: none
+        will come.
+        """
         self._settle(state, error)
 
     def last_error(self, why: str, cause: BaseException | None) -> ActorDied:
-        """Return the error that ended the last incarnation, with the reason why there is no next one."""
+        """Return the error that ended the last incarnation, with the reason why there is no next
+        one.
+        """
         last = self._died()
-        reason = f"{last.cause}; {why}" if cause is None else f"{last.cause}; {why}; the last restart failed: {cause}"
+        reason = (
+            f"{last.cause}; {why}"
+            if cause is None
+            else f"{last.cause}; {why}; the last restart failed: {cause}"
+        )
         return type(last)(self.name, last.pid, reason, last.last_words)
 
     def ask_to_stop(self) -> None:
@@ -273,17 +340,31 @@ class ActorClient:
         head = frames[0]
         try:
             if len(head) < ENVELOPE_SIZE:
-                raise MalformedMessage(f"message of {len(head)} bytes, expected at least {ENVELOPE_SIZE}.")
+                raise MalformedMessage(
+                    f"message of {len(head)} bytes, expected at least {ENVELOPE_SIZE}."
+                )
             magic, kind, _, _, _, call = _unpack(head)
             pending = self._pending.get(call)
             if magic != MAGIC or pending is None or self._channel is None:
-                if magic == MAGIC and kind == _ERROR and call == OWN_CALL and self._channel is not None:
+                if (
+                    magic == MAGIC
+                    and kind == _ERROR
+                    and call == OWN_CALL
+                    and self._channel is not None
+                ):
                     self._log_failed_end(self._channel, frames)
                     return
-                if magic == MAGIC and kind == _RESULT and self._channel is not None and call in self._lag_reports:
+                if (
+                    magic == MAGIC
+                    and kind == _RESULT
+                    and self._channel is not None
+                    and call in self._lag_reports
+                ):
                     self._take_answer(kind, self._lag_reports.pop(call), frames)
                     return
-                raise MalformedMessage(f"answer to call {call}, which is not pending, or bytes that are not a message.")
+                raise MalformedMessage(
+                    f"answer to call {call}, which is not pending, or bytes that are not a message."
+                )
             if kind == _ITEM:
                 self._take_item(call, pending, frames)
             else:
@@ -299,12 +380,17 @@ class ActorClient:
         except MalformedMessage as error:
             self.num_rejected += 1
             if self.num_rejected == 1:
-                logger.warning("%s: rejected a message: %s Later ones are only counted.", self.name, error)
+                logger.warning(
+                    "%s: rejected a message: %s Later ones are only counted.", self.name, error
+                )
 
     # ---- inside
 
     async def _enter(self) -> None:
-        """Wait for a place in the mailbox of a running incarnation. Raises: ActorDied if there will be none."""
+        """Wait for a place in the mailbox of a running incarnation.
+
+        Raises: ActorDied if there will be none.
+        """
         await self.mailbox.enter()
         try:
             await self._until_running()
@@ -342,7 +428,10 @@ class ActorClient:
         if self._limits and (limit := self._limits.get(endpoint.index)) is not None:
             pending.limit, pending.num_units = limit, limit.num_units(args)
             pending.deadline_s = self._shortest_deadline_of(pending)
-        if pending.deadline_s is not None and pending.since + pending.deadline_s < self._deadlines.next_look:
+        if (
+            pending.deadline_s is not None
+            and pending.since + pending.deadline_s < self._deadlines.next_look
+        ):
             self._deadlines.expect_by(pending.since + pending.deadline_s)
         return call
 
@@ -353,17 +442,24 @@ class ActorClient:
             if pending.deadline_s is not None:
                 self._deadlines.expect_by(pending.since + pending.deadline_s)
             channel = self._channel
-            channel.send(channel.codec.encode(Kind.CREDIT, items, channel.actor_id, call, None, self.name))
+            channel.send(
+                channel.codec.encode(Kind.CREDIT, items, channel.actor_id, call, None, self.name)
+            )
 
     def _cancel(self, call: int) -> None:
-        """Ask the actor to stop working on a call; the call stays pending until the actor has answered."""
+        """Ask the actor to stop working on a call.
+
+        The call stays pending until the actor has answered.
+        """
         pending, channel = self._pending.get(call), self._channel
         if pending is not None and channel is not None:
             if isinstance(pending, PendingStream):
                 pending.cancel()
                 if pending.deadline_s is not None:
                     self._deadlines.expect_by(pending.since + pending.deadline_s)
-            channel.send(channel.codec.encode(Kind.CANCEL, 0, channel.actor_id, call, None, self.name))
+            channel.send(
+                channel.codec.encode(Kind.CANCEL, 0, channel.actor_id, call, None, self.name)
+            )
 
     def _take_item(self, call: int, pending: PendingCall, frames: Frames) -> None:
         assert self._channel is not None
@@ -376,7 +472,10 @@ class ActorClient:
             item = self._channel.codec.decode(pending.decoder, frames)
         except msgspec.ValidationError as error:
             pending.fail(
-                TypeError(f"{self.name}.{pending.endpoint_name} yielded another type than it declares: {error}")
+                TypeError(
+                    f"{self.name}.{pending.endpoint_name} yielded another type than it "
+                    f"declares: {error}"
+                )
             )
             self._cancel(call)
             return
@@ -400,13 +499,19 @@ class ActorClient:
             elif kind == Kind.ERROR:
                 report = codec.decode(self._error_decoder, frames)
                 pending.fail(error_from(report, self.name, self._channel.pid))
-            elif kind == Kind.CANCELLED:  # cancelled by the actor: if the caller did it, the future is done
-                pending.fail(ActorDied(self.name, self._channel.pid, "stopped while this call was running"))
+            elif kind == Kind.CANCELLED:
+                # cancelled by the actor: if the caller did it, the future is done
+                pending.fail(
+                    ActorDied(self.name, self._channel.pid, "stopped while this call was running")
+                )
             else:
                 raise MalformedMessage(f"answer of kind {kind}.")
         except msgspec.ValidationError as error:
             pending.fail(
-                TypeError(f"{self.name}.{pending.endpoint_name} returned another type than it declares: {error}")
+                TypeError(
+                    f"{self.name}.{pending.endpoint_name} returned another type than it "
+                    f"declares: {error}"
+                )
             )
         except MalformedMessage as error:
             pending.fail(error)
@@ -440,15 +545,23 @@ class ActorClient:
         assert channel is not None
         if channel.is_ending:  # it died, and its channel reports that next
             return
-        if not pending.concurrent and any(ahead.waits_for_caller_of(pending) for ahead in self._pending.values()):
+        if not pending.concurrent and any(
+            ahead.waits_for_caller_of(pending) for ahead in self._pending.values()
+        ):
             self._refuse_inside_stream(pending)
             return
-        if pending.limit is not None and (deadline_s := self._shortest_deadline_of(pending)) != pending.deadline_s:
+        if (
+            pending.limit is not None
+            and (deadline_s := self._shortest_deadline_of(pending)) != pending.deadline_s
+        ):
             pending.deadline_s = deadline_s  # its limit has learned since
             self._deadlines.expect_by(_now())
             return
         cause = f"{pending.endpoint_name} did not answer within {pending.deadline_s:.4g} s"
-        if pending.limit is not None and pending.deadline_s != self._deadlines_s[pending.endpoint.index]:
+        if (
+            pending.limit is not None
+            and pending.deadline_s != self._deadlines_s[pending.endpoint.index]
+        ):
             cause += f" ({pending.limit.note_overdue(pending.num_units)})"
         self.disconnect(Death(channel.pid, cause, frozen=True), State.RESTARTING)
         channel.kill()
@@ -457,18 +570,27 @@ class ActorClient:
         """Return the endpoint's deadline, or the call's current limit if that is shorter."""
         deadline_s = self._deadlines_s[pending.endpoint.index]
         learnt_s = pending.limit.limit_s(pending.num_units) if pending.limit is not None else None
-        return learnt_s if deadline_s is None or (learnt_s is not None and learnt_s < deadline_s) else deadline_s
+        return (
+            learnt_s
+            if deadline_s is None or (learnt_s is not None and learnt_s < deadline_s)
+            else deadline_s
+        )
 
     def _refuse_inside_stream(self, pending: PendingCall) -> None:
-        """Fail a call and the stream before it, which wait for each other; the actor works correctly."""
+        """Fail a call and the stream before it, which wait for each other.
+
+        The actor works correctly.
+        """
         for call, entry in list(self._pending.items()):
             if entry is pending or entry.waits_for_caller_of(pending):
                 if entry is pending:  # the stream keeps its deadline, within which it has to end
                     entry.deadline_s = None
                 entry.fail(
                     RuntimeError(
-                        f"{self.name}.{pending.endpoint_name} was called during the iteration over a stream of the same "
-                        "actor, which ends before the next call begins; call it after the iteration, or mark one of the "
+                        f"{self.name}.{pending.endpoint_name} was called during the iteration "
+                        "over a stream of the same "
+                        "actor, which ends before the next call begins; call it after the "
+                        "iteration, or mark one of the "
                         "two concurrent."
                     )
                 )

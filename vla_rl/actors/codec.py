@@ -2,12 +2,14 @@
 
 An array becomes a msgpack extension that says where its bytes are:
 
-    inline     in the extension itself        below 4 KiB, where a frame of its own costs more than the copy
+    inline     in the extension itself        below 4 KiB, where a frame of its own costs more than
+               the copy
     slot       in a shared-memory slot        from 16 KiB on, on the same host, while slots are free
     frame      in a frame of its own          everywhere else; cut into parts if it is large
 
-NumPy scalars become Python numbers. Any other type unknown to msgspec is rejected with a TypeError; pickle is never used.
-A codec belongs to one connection and one loop; encoding and decoding never suspend, so its state needs no lock.
+NumPy scalars become Python numbers. Any other type unknown to msgspec is rejected with a TypeError;
+pickle is never used. A codec belongs to one connection and one loop; encoding and decoding never
+suspend, so its state needs no lock.
 """
 
 import math
@@ -21,7 +23,15 @@ import numpy as np
 from vla_rl.actors.blocks import PlainBlock
 from vla_rl.actors.parts import PART_BYTES, in_parts, joined, num_parts
 from vla_rl.actors.slots import SharedBlock, SlotPlace, SlotReader, SlotWriter
-from vla_rl.actors.wire import ENVELOPE, ENVELOPE_SIZE, MAGIC, MAX_FRAMES, MAX_MESSAGE_BYTES, Frames, MalformedMessage
+from vla_rl.actors.wire import (
+    ENVELOPE,
+    ENVELOPE_SIZE,
+    MAGIC,
+    MAX_FRAMES,
+    MAX_MESSAGE_BYTES,
+    Frames,
+    MalformedMessage,
+)
 
 INLINE_BELOW = 4096
 SLOT_FROM = 16384
@@ -38,10 +48,13 @@ class Codec:
     """Encodes and decodes the messages of one connection.
 
     Args:
-        slots_out, slots_in: ends of the two arenas shared with the peer; None if there is no shared memory.
+        slots_out, slots_in: ends of the two arenas shared with the peer; None if there is no shared
+            memory.
     """
 
-    def __init__(self, slots_out: SlotWriter | None = None, slots_in: SlotReader | None = None) -> None:
+    def __init__(
+        self, slots_out: SlotWriter | None = None, slots_in: SlotReader | None = None
+    ) -> None:
         self._slots_out, self._slots_in = slots_out, slots_in
         self._encoder = msgspec.msgpack.Encoder(enc_hook=self._encode_special)
         self._decoders: dict[Any, msgspec.msgpack.Decoder[Any]] = {}
@@ -58,15 +71,25 @@ class Codec:
         return self._slots_out.num_taken if self._slots_out else 0
 
     def decoder(self, type_: Any) -> msgspec.msgpack.Decoder[Any]:
-        """Return the decoder for one annotation, made once. Raises: TypeError for a type that cannot be sent."""
+        """Return the decoder for one annotation, made once.
+
+        Raises: TypeError for a type that cannot be sent.
+        """
         decoder = self._decoders.get(type_)
         if decoder is None:
-            decoder = msgspec.msgpack.Decoder(type_, ext_hook=self._decode_array, dec_hook=_check_class)
+            decoder = msgspec.msgpack.Decoder(
+                type_, ext_hook=self._decode_array, dec_hook=_check_class
+            )
             self._decoders[type_] = decoder
         return decoder
 
-    def encode(self, kind: int, endpoint: int, actor: int, call: int, value: Any, label: str) -> list[Any]:
-        """Return the frames of one message. Raises: TypeError naming `label` if a part of `value` cannot be sent."""
+    def encode(
+        self, kind: int, endpoint: int, actor: int, call: int, value: Any, label: str
+    ) -> list[Any]:
+        """Return the frames of one message.
+
+        Raises: TypeError naming `label` if a part of `value` cannot be sent.
+        """
         try:
             payload = self._encoder.encode(value)
         except Exception as error:  # includes errors from a property or an unset field of the value
@@ -84,7 +107,8 @@ class Codec:
         if num_frames > MAX_FRAMES:
             self._undo_encoding()
             raise TypeError(
-                f"{label}: {num_frames} frames of arrays in one message, expected at most {MAX_FRAMES}; "
+                f"{label}: {num_frames} frames of arrays in one message, expected at most "
+                f"{MAX_FRAMES}; "
                 "stack small arrays, or send several messages."
             )
         head = ENVELOPE.pack(MAGIC, kind, endpoint, num_frames - 1, actor, call) + payload
@@ -93,7 +117,8 @@ class Codec:
         return frames
 
     def decode(self, decoder: msgspec.msgpack.Decoder[Any], frames: Frames) -> Any:
-        """Return the value of a message. Raises: msgspec.ValidationError for another type, MalformedMessage for other bytes.
+        """Return the value of a message. Raises: msgspec.ValidationError for another type,
+        MalformedMessage for other bytes.
 
         The slots of a rejected message are given back.
         """
@@ -122,7 +147,10 @@ class Codec:
             raise MalformedMessage(str(error)) from None
 
     def _give_back(self, payload: memoryview) -> None:
-        """Give back the slots of arrays that a failed decoding did not reach; the others are released with their leases."""
+        """Give back the slots of arrays that a failed decoding did not reach.
+
+        The others are released with their leases.
+        """
         if self._slots_in is None:
             return
         try:
@@ -149,8 +177,10 @@ class Codec:
             return value.item()
         kind = type(value)
         raise TypeError(
-            f"a value of type {kind.__module__}.{kind.__qualname__} cannot be sent; expected plain values, msgspec "
-            f"structs, dataclasses, enums and NumPy arrays. Convert it, or declare a msgspec.Struct for it."
+            f"a value of type {kind.__module__}.{kind.__qualname__} cannot be sent; expected "
+            "plain values, msgspec "
+            "structs, dataclasses, enums and NumPy arrays. Convert it, or declare a "
+            "msgspec.Struct for it."
         )
 
     def _encode_array(self, array: np.ndarray) -> msgspec.msgpack.Ext:
@@ -187,7 +217,9 @@ class Codec:
         else:
             raise MalformedMessage(f"extension {code} is unknown.")
         if len(raw) != num_bytes:
-            raise MalformedMessage(f"array of shape {shape} and dtype {dtype} came with {len(raw)} bytes.")
+            raise MalformedMessage(
+                f"array of shape {shape} and dtype {dtype} came with {len(raw)} bytes."
+            )
         return np.ndarray(shape, dtype, raw)
 
     def _frame(self, rest: memoryview) -> Any:
@@ -195,11 +227,18 @@ class Codec:
             raise MalformedMessage("array without the number of its frame.")
         (number,) = _FRAME_REF.unpack(rest)
         if not 1 <= number < len(self._frames_in):
-            raise MalformedMessage(f"array in frame {number} of a message with {len(self._frames_in)} frames.")
+            raise MalformedMessage(
+                f"array in frame {number} of a message with {len(self._frames_in)} frames."
+            )
         return self._frames_in[number]
 
     def _learn_slot(
-        self, data: memoryview, end: int, dtype: np.dtype[Any], shape: tuple[int, ...], num_bytes: int
+        self,
+        data: memoryview,
+        end: int,
+        dtype: np.dtype[Any],
+        shape: tuple[int, ...],
+        num_bytes: int,
     ) -> None:
         """Cache the place for these bytes: the same few references come again and again."""
         if self._slots_in is None or len(data) - end != _SLOT_REF.size:
@@ -220,18 +259,21 @@ def _block_reference(block: SharedBlock) -> msgspec.msgpack.Ext:
 
 @lru_cache(maxsize=1024)
 def _array_meta(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, int]:
-    """Return the description and the size in bytes of such arrays. Raises: TypeError for a dtype that is not plain numbers.
+    """Return the description and the size in bytes of such arrays. Raises: TypeError for a dtype
+    that is not plain numbers.
 
     The description is `its length u16, ndim u8, length of dtype u8, dtype, shape as u64 each`.
     """
     name = dtype.str.encode()
     if dtype.hasobject or dtype.names is not None or dtype.itemsize == 0 or len(name) > 255:
         raise TypeError(
-            f"an array of dtype {dtype} cannot be sent; expected numbers, booleans, fixed-width text or datetimes."
+            f"an array of dtype {dtype} cannot be sent; expected numbers, booleans, fixed-width "
+            "text or datetimes."
         )
     if _is_empty_but_long(shape):
         raise ValueError(
-            f"an empty array of shape {shape} cannot be sent; expected axes of at most {MAX_MESSAGE_BYTES}."
+            f"an empty array of shape {shape} cannot be sent; expected axes of at most "
+            f"{MAX_MESSAGE_BYTES}."
         )
     length = _META.size + len(name) + 8 * len(shape)
     meta = _META.pack(length, len(shape), len(name)) + name + struct.pack(f"<{len(shape)}Q", *shape)
@@ -239,12 +281,17 @@ def _array_meta(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, in
 
 
 def _is_empty_but_long(shape: tuple[int, ...]) -> bool:
-    """Return whether an array without bytes has so long an axis that a receiver could work on it for ever."""
+    """Return whether an array without bytes has so long an axis that a receiver could work on it
+    for ever.
+    """
     return 0 in shape and max(shape) > MAX_MESSAGE_BYTES
 
 
 def _too_large(num_bytes: int) -> str:
-    return f"{num_bytes} bytes at once, expected at most {MAX_MESSAGE_BYTES}; send it in parts, e.g. as a stream."
+    return (
+        f"{num_bytes} bytes at once, expected at most {MAX_MESSAGE_BYTES}; send it in parts, "
+        "e.g. as a stream."
+    )
 
 
 @lru_cache(maxsize=1024)
@@ -259,21 +306,31 @@ def _known_meta(meta: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
         dtype = np.dtype(meta[_META.size : _META.size + name_size].decode("ascii"))
     except (TypeError, ValueError, SyntaxError) as error:
         raise MalformedMessage(f"array of an unknown dtype: {error}.") from None
-    if dtype.hasobject or dtype.names is not None or dtype.subdtype is not None or dtype.itemsize == 0:
+    if (
+        dtype.hasobject
+        or dtype.names is not None
+        or dtype.subdtype is not None
+        or dtype.itemsize == 0
+    ):
         raise MalformedMessage(f"array of dtype {dtype}.")
     shape = struct.unpack_from(f"<{ndim}Q", meta, _META.size + name_size)
     if _is_empty_but_long(shape):
         raise MalformedMessage(
-            f"array of shape {shape}, which is empty and has an axis longer than any array may have."
+            f"array of shape {shape}, which is empty and has an axis longer than any array may "
+            "have."
         )
     return dtype, shape, math.prod(shape) * dtype.itemsize
 
 
 def _check_class(type_: Any, value: Any) -> Any:
-    """Check an object of a class unknown to msgspec: only instances pass, and only arrays can be one."""
+    """Check an object of a class unknown to msgspec: only instances pass, and only arrays can be
+    one.
+    """
     if type(value) is type_:
         return value
     wanted = getattr(type_, "__origin__", type_)
     if isinstance(wanted, type) and isinstance(value, wanted):
         return value
-    raise ValueError(f"Expected `{getattr(wanted, '__name__', wanted)}`, got `{type(value).__name__}`")
+    raise ValueError(
+        f"Expected `{getattr(wanted, '__name__', wanted)}`, got `{type(value).__name__}`"
+    )

@@ -9,7 +9,10 @@ Ts = TypeVarTuple("Ts")
 
 
 async def to_its_end(work: asyncio.Future[T]) -> T:
-    """Return the result of `work`. A cancellation of the caller is raised only once `work` is done."""
+    """Return the result of `work`.
+
+    A cancellation of the caller is raised only once `work` is done.
+    """
     cancelled: asyncio.CancelledError | None = None
     while not work.done():
         try:
@@ -23,12 +26,18 @@ async def to_its_end(work: asyncio.Future[T]) -> T:
 
 
 async def run_to_its_end(fn: Callable[[*Ts], T], *args: *Ts) -> T:
-    """Run `fn(*args)` in a thread. A cancellation is raised only once `fn` has returned: a thread cannot be stopped."""
+    """Run `fn(*args)` in a thread.
+
+    A cancellation is raised only once `fn` has returned: a thread cannot be stopped.
+    """
     return await to_its_end(asyncio.ensure_future(asyncio.to_thread(fn, *args)))
 
 
 async def carried_through(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
-    """Await `work` to its end, even if the caller is cancelled; return its result, and whether the caller was cancelled."""
+    """Await `work` to its end, even if the caller is cancelled.
+
+    Return its result, and whether the caller was cancelled.
+    """
     task = asyncio.ensure_future(work)
     is_cancelled = False
     while not task.done():

@@ -12,15 +12,19 @@ _CONFIRM_AFTER_S = 0.005
 _CONFIRM_WITHIN_S = 1.0
 
 
-def deadlines_of(table: EndpointTable, actors: float | None, by_name: Mapping[str, float]) -> list[float | None]:
-    """Return the deadline of each endpoint (s): by its name, else by its mark in the class, else the actor's.
+def deadlines_of(
+    table: EndpointTable, actors: float | None, by_name: Mapping[str, float]
+) -> list[float | None]:
+    """Return the deadline of each endpoint (s): by its name, else by its mark in the class, else
+    the actor's.
 
     Raises: ValueError for a name that no endpoint has, or a deadline that is not positive.
     """
     for name, deadline_s in by_name.items():
         if name not in table.by_name or deadline_s <= 0:
             raise ValueError(
-                f"deadline of {name} is {deadline_s} s, expected more than 0 s, for one of {[*table.by_name]}."
+                f"deadline of {name} is {deadline_s} s, expected more than 0 s, for one of "
+                f"{[*table.by_name]}."
             )
     return [by_name.get(entry.name) or entry.deadline_s or actors for entry in table.endpoints]
 
@@ -28,9 +32,10 @@ def deadlines_of(table: EndpointTable, actors: float | None, by_name: Mapping[st
 class DeadlineWatch:
     """Watches the unanswered calls of one actor, given in the order in which they were sent.
 
-    A serial actor works on one call at a time: the time of a call that waits behind another starts when that one is
-    answered. A stream without credit waits for its consumer, so its time is not counted. A call that the consumer itself
-    makes meanwhile is counted, since otherwise neither would ever end.
+    A serial actor works on one call at a time: the time of a call that waits behind another starts
+    when that one is answered. A stream without credit waits for its consumer, so its time is not
+    counted. A call that the consumer itself makes meanwhile is counted, since otherwise neither
+    would ever end.
 
     Args:
         calls: the live table of unanswered calls.
@@ -50,7 +55,8 @@ class DeadlineWatch:
         self.next_look = math.inf
         """Time of the next check (time.monotonic seconds); `expect_by` only matters before it."""
         self.answered_at = 0.0
-        """Time at which the actor last answered a serial call (time.monotonic seconds); its owner writes this."""
+        """Time at which the actor last answered a serial call (time.monotonic seconds); its owner
+        writes this."""
 
     def expect_by(self, due: float) -> None:
         """Have the calls checked at `due` or earlier."""
@@ -69,7 +75,9 @@ class DeadlineWatch:
         self.next_look = math.inf
 
     def forgive(self, lost_s: float) -> None:
-        """Exclude the last `lost_s` seconds from each call's deadline: our loop, and perhaps the actor, did not run."""
+        """Exclude the last `lost_s` seconds from each call's deadline: our loop, and perhaps the
+        actor, did not run.
+        """
         now = time.monotonic()
         for pending in self._calls().values():
             pending.since = min(now, pending.since + lost_s)
@@ -78,9 +86,10 @@ class DeadlineWatch:
     def _check(self, confirmed: bool = False) -> None:
         """Report an overdue call; otherwise schedule the next check.
 
-        Our own loop may have been busy for longer than the deadline, with the answer waiting in the socket. So read the
-        socket first, and let the loop take a turn before the actor counts as frozen. If the loop stood still for longer
-        than a second, `forgive` is called within the second for which this then waits.
+        Our own loop may have been busy for longer than the deadline, with the answer waiting in the
+        socket. So read the socket first, and let the loop take a turn before the actor counts as
+        frozen. If the loop stood still for longer than a second, `forgive` is called within the
+        second for which this then waits.
         """
         late_s = time.monotonic() - self.next_look
         self._timer, self.next_look = None, math.inf

@@ -1,7 +1,9 @@
-"""The environment variables that child processes inherit, even while a library needs other ones here for a while.
+"""The environment variables that child processes inherit, even while a library needs other ones
+here for a while.
 
-`borrowed_environment` changes variables that belong to the whole process. Children started meanwhile through
-`inherited_environment` get the earlier values; variables that other code sets meanwhile keep their values.
+`borrowed_environment` changes variables that belong to the whole process. Children started
+meanwhile through `inherited_environment` get the earlier values; variables that other code sets
+meanwhile keep their values.
 """
 
 import os
@@ -14,7 +16,9 @@ _borrowed: list["_Borrowed"] = []
 
 
 class _Borrowed:
-    """Variables that belong to a borrower: those that it names, and all with its library's prefixes."""
+    """Variables that belong to a borrower: those that it names, and all with its library's
+    prefixes.
+    """
 
     def __init__(self, names: set[str], prefixes: tuple[str, ...]) -> None:
         self._names, self._prefixes = names, prefixes
@@ -22,7 +26,9 @@ class _Borrowed:
 
     def put_back(self, variables: MutableMapping[str, str]) -> None:
         """Restore its variables to their earlier values."""
-        for name in [name for name in variables if self._is_theirs(name) and name not in self._before]:
+        for name in [
+            name for name in variables if self._is_theirs(name) and name not in self._before
+        ]:
             del variables[name]
         variables.update(self._before)
 
@@ -51,7 +57,9 @@ def borrowed_environment(values: Mapping[str, str], prefixes: tuple[str, ...]) -
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return this process's variables for a child, without the changes of a `borrowed_environment` block."""
+    """Return this process's variables for a child, without the changes of a `borrowed_environment`
+    block.
+    """
     with _lock:
         variables = dict(os.environ)
         for borrowed in _borrowed:

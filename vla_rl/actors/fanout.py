@@ -1,4 +1,5 @@
-"""Calls to several actors, and calls without an answer. For one actor and one answer use `await actor.method(...)`.
+"""Calls to several actors, and calls without an answer. For one actor and one answer use
+`await actor.method(...)`.
 
 `endpoint` is the method of the class, so that mypy checks the arguments:
 `await call_all(counters, Counter.add, 2)`.
@@ -18,8 +19,13 @@ R = TypeVar("R")
 Method = Callable[Concatenate[A, P], Coroutine[Any, Any, R]]
 
 
-async def call_all(actors: Sequence[A], endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
-    """Call all actors; return the answers in the order of `actors`. The first error cancels the other calls."""
+async def call_all(
+    actors: Sequence[A], endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs
+) -> list[R]:
+    """Call all actors; return the answers in the order of `actors`.
+
+    The first error cancels the other calls.
+    """
     tasks = _start(actors, endpoint, args, kwargs)
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
@@ -28,7 +34,9 @@ async def call_all(actors: Sequence[A], endpoint: Method[A, P, R], /, *args: P.a
         await _cancel(tasks)
 
 
-async def call_any(actors: Sequence[A], endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+async def call_any(
+    actors: Sequence[A], endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs
+) -> R:
     """Call all actors; return the first answer and cancel the other calls.
 
     An error counts only if all actors failed; then the last one is raised.
@@ -50,7 +58,10 @@ async def call_any(actors: Sequence[A], endpoint: Method[A, P, R], /, *args: P.a
 async def call_as_completed(
     actors: Sequence[A], endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs
 ) -> AsyncIterator[tuple[A, R]]:
-    """Call all actors; yield `(actor, answer)` as they come. The first error, or leaving the loop, cancels the others."""
+    """Call all actors; yield `(actor, answer)` as they come.
+
+    The first error, or leaving the loop, cancels the others.
+    """
     tasks = _start(actors, endpoint, args, kwargs)
     actor_of = dict(zip(tasks, actors, strict=True))
     waiting = set(tasks)
@@ -64,14 +75,17 @@ async def call_as_completed(
         await _cancel(tasks)
 
 
-def begin(actor: A, endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
+def begin(
+    actor: A, endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs
+) -> Awaitable[R]:
     """Send a call now and await its answer later, without a task per call.
 
-        answers = [begin(worker, EnvWorker.step, action, 0) for worker, action in zip(workers, actions)]
-        for answer in answers: await answer
+        answers = [begin(worker, EnvWorker.step, action, 0) for worker, action in zip(workers,
+        actions)] for answer in answers: await answer
 
-    Each result must be awaited. A call that cannot be sent now (the mailbox is full, the actor is restarting) is sent
-    when it is awaited. Unlike with a plain call, a cancellation is not passed on to the actor.
+    Each result must be awaited. A call that cannot be sent now (the mailbox is full, the actor is
+    restarting) is sent when it is awaited. Unlike with a plain call, a cancellation is not passed
+    on to the actor.
     """
     client, entry = _resolve(actor, endpoint)
     return client.begin(entry, args, kwargs)
@@ -99,15 +113,21 @@ def _start(
 
 
 async def _cancel(tasks: list["asyncio.Task[R]"]) -> None:
-    """Cancel the remaining tasks and retrieve each outcome, so that asyncio reports none as lost."""
+    """Cancel the remaining tasks and retrieve each outcome, so that asyncio reports none
+    as lost.
+    """
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _failed_first(tasks: list["asyncio.Task[R]"]) -> list["asyncio.Task[R]"]:
-    """Return all tasks, or only the failed ones if there are any, since the others may have no result yet."""
-    failed = [task for task in tasks if task.done() and (task.cancelled() or task.exception() is not None)]
+    """Return all tasks, or only the failed ones if there are any, since the others may have no
+    result yet.
+    """
+    failed = [
+        task for task in tasks if task.done() and (task.cancelled() or task.exception() is not None)
+    ]
     return failed or tasks
 
 
@@ -117,5 +137,7 @@ def _resolve(actor: object, endpoint: Callable[..., Any]) -> tuple[ActorClient, 
     entry = client.table.by_name.get(name)
     if entry is None or entry.is_stream:
         kind = client.table.actor_class.__name__
-        raise TypeError(f"{name} is not an endpoint of {kind} that answers once; name one as {kind}.method.")
+        raise TypeError(
+            f"{name} is not an endpoint of {kind} that answers once; name one as {kind}.method."
+        )
     return client, entry

@@ -1,7 +1,8 @@
-"""Messages between a runtime and its fork server, over a private socket pair that closes with either end.
+"""Messages between a runtime and its fork server, over a private socket pair that closes with
+either end.
 
-One message is one packet: a struct as JSON, and the file descriptors that go with it. The preparation is not a message,
-because it may be large: it is in the file that is the server's stdin.
+One message is one packet: a struct as JSON, and the file descriptors that go with it. The
+preparation is not a message, because it may be large: it is in the file that is the server's stdin.
 """
 
 import os
@@ -33,7 +34,9 @@ class ChildSettings(msgspec.Struct, frozen=True):
 
     @property
     def shared_fds(self) -> dict[str, int]:
-        """Descriptors of the memory that the child shares with its parent, by the field that names them."""
+        """Descriptors of the memory that the child shares with its parent, by the field that names
+        them.
+        """
         fds = {"arena_in": self.arena_in, "arena_out": self.arena_out, "pulse": self.pulse}
         return {field: fd for field, fd in fds.items() if fd >= 0}
 
@@ -47,7 +50,10 @@ class Preparation(msgspec.Struct, frozen=True):
 
 
 class Fork(msgspec.Struct, frozen=True):
-    """Request to fork one child. Descriptors: the pipe it dies with, its stderr, and the settings' `shared_fds` in order."""
+    """Request to fork one child.
+
+    Descriptors: the pipe it dies with, its stderr, and the settings' `shared_fds` in order.
+    """
 
     number: int
     settings: ChildSettings
@@ -85,7 +91,9 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """A child was reaped; `returncode` as in subprocess: minus the signal number if a signal ended it."""
+    """A child was reaped; `returncode` as in subprocess: minus the signal number if a signal ended
+    it.
+    """
 
     number: int
     returncode: int
@@ -113,7 +121,10 @@ def receive_request(end: socket.socket) -> tuple[Fork, list[int]] | None:
 
 
 def receive_reply(end: socket.socket) -> tuple[Reply, list[int]] | None:
-    """Return the next reply and its descriptors; None if the server has ended. Raises: BlockingIOError if there is none."""
+    """Return the next reply and its descriptors; None if the server has ended.
+
+    Raises: BlockingIOError if there is none.
+    """
     data, fds = _receive(end)
     return (_replies.decode(data), fds) if data else None
 

@@ -1,8 +1,10 @@
-"""The program of a fork server: `python -m vla_rl.actors.fork_server FD PARENT_PID`, started only by a runtime.
+"""The program of a fork server: `python -m vla_rl.actors.fork_server FD PARENT_PID`, started only
+by a runtime.
 
-It prepares as requested, then forks a child for each request and reports each child's end. It must remain a process that
-can be forked: one thread, no event loop, no ZeroMQ context, no OpenGL. So it waits in poll(), and imports the children's
-modules but never runs them. A fork copies only page tables: prepared memory is shared until a process writes to it.
+It prepares as requested, then forks a child for each request and reports each child's end. It must
+remain a process that can be forked: one thread, no event loop, no ZeroMQ context, no OpenGL. So it
+waits in poll(), and imports the children's modules but never runs them. A fork copies only page
+tables: prepared memory is shared until a process writes to it.
 """
 
 import contextlib
@@ -46,7 +48,9 @@ _PROCESS_NAME = "vla_rl-forks"
 
 
 def main() -> None:
-    """Serve the runtime at the other end of the socket; in a forked child, become the requested actor."""
+    """Serve the runtime at the other end of the socket; in a forked child, become the requested
+    actor.
+    """
     leave_terminal_to_parent()
     die_with_parent_only(int(sys.argv[2]))
     name_process(_PROCESS_NAME)
@@ -66,7 +70,10 @@ class ForkServerLoop:
         self._children: dict[int, int] = {}  # number of the request, by pidfd
 
     def prepare(self, preparation: Preparation) -> bool:
-        """Import the modules and call the hooks; return False if that failed, after reporting it to the runtime."""
+        """Import the modules and call the hooks.
+
+        Return False if that failed, after reporting it to the runtime.
+        """
         if preparation.sys_path is not None:
             sys.path[:] = preparation.sys_path
         try:
@@ -88,7 +95,9 @@ class ForkServerLoop:
         return True
 
     def serve(self) -> ChildSettings | None:
-        """Fork a child per request until the runtime has ended, then return None; in a child return its settings."""
+        """Fork a child per request until the runtime has ended, then return None; in a child return
+        its settings.
+        """
         waiting = select.poll()
         waiting.register(self._runtime, select.POLLIN)
         while True:
@@ -108,7 +117,10 @@ class ForkServerLoop:
                     waiting.register(pidfd, select.POLLIN)
 
     def _fork(self, request: Fork, fds: list[int]) -> int | None:
-        """Fork; return the child's pidfd, or -1 if there is none. In the child itself return None."""
+        """Fork; return the child's pidfd, or -1 if there is none.
+
+        In the child itself return None.
+        """
         try:
             refuse_threads("something after it was prepared")
             pid = os.fork()
@@ -163,12 +175,15 @@ def _call(hook: PrepareHook) -> None:
 def _flush() -> None:
     """Write out what was printed and is still buffered in this process."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # no reader, or a hook closed or replaced it
+        # no reader, or a hook closed or replaced it
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
 
 
 def _settle_in(request: Fork, fds: list[int]) -> ChildSettings:
-    """Set up what each child has of its own: lifeline, stderr, memory, environment, random numbers."""
+    """Set up what each child has of its own: lifeline, stderr, memory, environment, random
+    numbers.
+    """
     lifeline, stderr, *shared = fds
     die_with_pipe(lifeline)
     os.dup2(stderr, 2)
@@ -176,7 +191,9 @@ def _settle_in(request: Fork, fds: list[int]) -> ChildSettings:
     os.environ.update(request.env)
     random.seed()
     np.random.seed(int.from_bytes(os.urandom(4), "little"))
-    return msgspec.structs.replace(request.settings, **dict(zip(request.settings.shared_fds, shared, strict=True)))
+    return msgspec.structs.replace(
+        request.settings, **dict(zip(request.settings.shared_fds, shared, strict=True))
+    )
 
 
 def _close(fds: list[int]) -> None:

@@ -1,4 +1,6 @@
-"""The fork servers of one runtime: started with the first child that names one, replaced when they die."""
+"""The fork servers of one runtime: started with the first child that names one, replaced when they
+die.
+"""
 
 import asyncio
 

@@ -1,4 +1,6 @@
-"""A forked child as its channel sees it: the server reports how it ended, and the kernel reports that it ended."""
+"""A forked child as its channel sees it: the server reports how it ended, and the kernel reports
+that it ended.
+"""
 
 import asyncio
 import contextlib
@@ -10,7 +12,8 @@ from vla_rl.actors.fork_protocol import Fork
 from vla_rl.actors.spawned_process import OnExit, cause_of
 
 _STATUS_WITHIN_S = 10.0
-"""Time to wait for the server's report on a child's end: on a busy machine its only thread may be delayed."""
+"""Time to wait for the server's report on a child's end: on a busy machine its only thread may be
+delayed."""
 
 
 class ForkedProcess:
@@ -50,7 +53,8 @@ class ForkedProcess:
         """Send SIGKILL; if it is not forked yet, it will not be, or will be killed at once."""
         self._is_doomed = True
         if self._pidfd >= 0:
-            with contextlib.suppress(ProcessLookupError):  # its server has reaped it, and will report that
+            # its server has reaped it, and will report that
+            with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         elif not self._is_gone and self._withdraw(self):
             self.end_unborn("killed before it was forked", ())
@@ -86,7 +90,11 @@ class ForkedProcess:
             self._timer = self._loop.call_later(_STATUS_WITHIN_S, self._end_unknown)
 
     def _end_unknown(self) -> None:
-        self._end("unknown, since its fork server is gone" if self._server_is_lost else "unknown to its fork server")
+        self._end(
+            "unknown, since its fork server is gone"
+            if self._server_is_lost
+            else "unknown to its fork server"
+        )
 
     def _end(self, cause: str) -> None:
         if self._is_gone:

@@ -3,8 +3,8 @@
     prepare ──► Ready ──► one request at a time ──► Forked(pid, pidfd) ... Ended(returncode)
        └──► Failed, or too slow, or dead: raised in each waiting spawn; the next one starts another server
 
-The children of a dead server continue: each has its own pipe to us. Their end is still noticed, by pidfd, but how they
-ended is then unknown.
+The children of a dead server continue: each has its own pipe to us. Their end is still noticed, by
+pidfd, but how they ended is then unknown.
 """
 
 import asyncio
@@ -45,7 +45,8 @@ from vla_rl.errors import ActorDied, ActorFrozen
 logger = logging.getLogger(__name__)
 
 _ANSWER_WITHIN_S = 30.0
-"""A fork takes milliseconds, or tens of them with gigabytes of memory; a server that needs longer than this is frozen."""
+"""A fork takes milliseconds, or tens of them with gigabytes of memory; a server that needs longer
+than this is frozen."""
 
 _STOP_WITHIN_S = 5.0
 
@@ -103,16 +104,25 @@ class ForkServerProcess:
         return self._process.pid
 
     def is_alive(self) -> bool:
-        """Return whether it may still fork. Asks the kernel: our loop may not have noticed its end yet."""
+        """Return whether it may still fork.
+
+        Asks the kernel: our loop may not have noticed its end yet.
+        """
         return not self.is_failed and not is_ready(self._pidfd)
 
     async def until_ready(self) -> None:
-        """Wait until it is prepared. Raises: a hook's exception; ActorFrozen naming the hook that did not end; ActorDied."""
+        """Wait until it is prepared.
+
+        Raises: a hook's exception; ActorFrozen naming the hook that did not end; ActorDied.
+        """
         await asyncio.shield(self._ready)
 
-    def start(self, placement: ChildProcess, settings: ChildSettings, stderr: int, on_exit: OnExit) -> "ForkedProcess":
+    def start(
+        self, placement: ChildProcess, settings: ChildSettings, stderr: int, on_exit: OnExit
+    ) -> "ForkedProcess":
         """Fork a child as soon as the server can. See `StartProcess`."""
-        settings = msgspec.structs.replace(settings, sys_path=None)  # the server's own, which it got from us
+        # the server's own, which it got from us
+        settings = msgspec.structs.replace(settings, sys_path=None)
         request = Fork(next(self._numbers), settings, placement.env)
         fds = [os.dup(fd) for fd in (stderr, *settings.shared_fds.values())]
         process = ForkedProcess(self._withdraw, request, fds, on_exit)
@@ -124,7 +134,10 @@ class ForkServerProcess:
         return process
 
     def _watch(self, frozen_after_s: float | None) -> Watched | None:
-        """Have the server observed. It has no thread for a heartbeat: while it owes a reply, its replies count as beats."""
+        """Have the server observed.
+
+        It has no thread for a heartbeat: while it owes a reply, its replies count as beats.
+        """
         if frozen_after_s is None:
             return None
         watched = Watched(
@@ -164,7 +177,10 @@ class ForkServerProcess:
             signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
 
     def _ask_next(self) -> None:
-        """Send the next request. Only one at a time: the server can do no more, and its buffer never fills up."""
+        """Send the next request.
+
+        Only one at a time: the server can do no more, and its buffer never fills up.
+        """
         if self._asked is not None or not self._queue or not self._is_ready or self.is_failed:
             return
         process = self._asked = self._queue.popleft()
@@ -174,7 +190,9 @@ class ForkServerProcess:
 
     @property
     def _is_ready(self) -> bool:
-        return self._ready.done() and not self._ready.cancelled() and self._ready.exception() is None
+        return (
+            self._ready.done() and not self._ready.cancelled() and self._ready.exception() is None
+        )
 
     def _send(self, message: Fork, fds: list[int]) -> None:
         try:
@@ -224,7 +242,9 @@ class ForkServerProcess:
 
     def _time_out_after(self, seconds: float) -> None:
         self._cancel_timer()
-        self._timer = self._loop.call_later(seconds, self._on_overdue, seconds, self._loop.time() + seconds)
+        self._timer = self._loop.call_later(
+            seconds, self._on_overdue, seconds, self._loop.time() + seconds
+        )
 
     def _cancel_timer(self) -> None:
         if self._timer is not None:
@@ -232,7 +252,10 @@ class ForkServerProcess:
             self._timer = None
 
     def _on_overdue(self, seconds: float, due: float) -> None:
-        """Kill the server, which took too long; unless our loop stood still, and perhaps the server with it."""
+        """Kill the server, which took too long.
+
+        Unless our loop stood still, and perhaps the server with it.
+        """
         late_s = self._loop.time() - due
         if late_s >= LOST_FROM_S:
             self._time_out_after(min(late_s, seconds))
@@ -279,8 +302,11 @@ class ForkServerProcess:
         cause = self._overdue or self._stopped or cause_of(returncode)
         words = self._stderr.last_lines
         if self._is_ready and not expected:
-            logger.warning("%s died: %s; its %d children continue.", self.name, cause, len(self._forked))
-        kind = ActorFrozen if self._overdue else ActorDied  # if it was only stopped, another server may work
+            logger.warning(
+                "%s died: %s; its %d children continue.", self.name, cause, len(self._forked)
+            )
+        # if it was only stopped, another server may work
+        kind = ActorFrozen if self._overdue else ActorDied
         self._fail(kind(self.name, self.pid, cause, words))
         unborn = [*([self._asked] if self._asked is not None else []), *self._queue]
         self._asked = None
@@ -293,14 +319,22 @@ class ForkServerProcess:
         self._gone.set_result(None)
 
 
-def _start(placement: ChildProcess, fork_from: ForkServer, socket_fd: int, stderr: int) -> "subprocess.Popen[bytes]":
+def _start(
+    placement: ChildProcess, fork_from: ForkServer, socket_fd: int, stderr: int
+) -> "subprocess.Popen[bytes]":
     preparation = Preparation(own_sys_path(placement), fork_from.imports, fork_from.prepare)
-    one_thread = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}  # their threads start when NumPy is imported
+    # their threads start when NumPy is imported
+    one_thread = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
     arguments = ["vla_rl.actors.fork_server", str(socket_fd), str(os.getpid())]
     with open(os.memfd_create("vla_rl-preparation", os.MFD_CLOEXEC), "wb") as file:
         file.write(msgspec.json.encode(preparation))
         file.flush()
         file.seek(0)
         return subprocess_of(
-            placement, arguments, {**one_thread, **fork_from.env}, stderr, [socket_fd], stdin=file.fileno()
+            placement,
+            arguments,
+            {**one_thread, **fork_from.env},
+            stderr,
+            [socket_fd],
+            stdin=file.fileno(),
         )

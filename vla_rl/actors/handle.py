@@ -1,4 +1,7 @@
-"""Handles: objects with an actor's endpoints as methods. Typed as the actor's class, so that editors and mypy know them."""
+"""Handles: objects with an actor's endpoints as methods.
+
+Typed as the actor's class, so that editors and mypy know them.
+"""
 
 from collections.abc import Callable
 from typing import Any, NoReturn
@@ -18,12 +21,16 @@ class Handle:
 
     def __repr__(self) -> str:
         client = self._client
-        return f"<{self.actor_class.__name__} {client.name!r}, {client.state.value}, pid {client.pid}>"
+        return (
+            f"<{self.actor_class.__name__} {client.name!r}, {client.state.value}, pid {client.pid}>"
+        )
 
     def __getattr__(self, name: str) -> NoReturn:
         kind = self.actor_class.__name__
         if hasattr(self.actor_class, name):
-            raise AttributeError(f"{kind}.{name} is not an endpoint: a handle can only call public async methods.")
+            raise AttributeError(
+                f"{kind}.{name} is not an endpoint: a handle can only call public async methods."
+            )
         raise AttributeError(f"{kind} has no endpoint {name!r}.")
 
 
@@ -39,7 +46,12 @@ def handle_class(actor_class: type[Actor]) -> type[Handle]:
 
 def _make_class(actor_class: type[Actor]) -> type[Handle]:
     methods = {entry.name: _method(entry) for entry in table_of(actor_class).endpoints}
-    namespace = {"__slots__": (), "__doc__": actor_class.__doc__, "actor_class": actor_class, **methods}
+    namespace = {
+        "__slots__": (),
+        "__doc__": actor_class.__doc__,
+        "actor_class": actor_class,
+        **methods,
+    }
     return type(f"{actor_class.__name__}Handle", (Handle,), namespace)
 
 

@@ -1,4 +1,5 @@
-"""Decide whether a process is frozen, from an observer's measurements: a plain class with no thread and no clock.
+"""Decide whether a process is frozen, from an observer's measurements: a plain class with no thread
+and no clock.
 
     its beat changed             it is alive; all counters start again
     STOPPED  (SIGSTOP)           counted; frozen after `stopped_after_s`
@@ -6,9 +7,10 @@
     RUNNING  without a beat      not counted: it holds the interpreter lock, or waits for a core
     TRACED                       not counted: a debugger holds it
 
-Only time in which the observer itself ran is counted: between two looks at most twice its interval. A process is
-therefore frozen only after several looks. A process that stood still together with its observer (Ctrl-Z and `fg`, a
-suspended machine, a machine with thirty times more work than cores) is not.
+Only time in which the observer itself ran is counted: between two looks at most twice its interval.
+A process is therefore frozen only after several looks. A process that stood still together with its
+observer (Ctrl-Z and `fg`, a suspended machine, a machine with thirty times more work than cores) is
+not.
 """
 
 import enum
@@ -28,8 +30,14 @@ class ObservedTime:
         """Time since the first look (s)."""
 
     def pass_time(self, now: float) -> float:
-        """Count the time from the last look to `now` (s, a clock that never goes back), and return the counted time."""
-        counted_s = 0.0 if self._seen_at == -math.inf else min(max(0.0, now - self._seen_at), self._most_counted_s)
+        """Count the time from the last look to `now` (s, a clock that never goes back), and return
+        the counted time.
+        """
+        counted_s = (
+            0.0
+            if self._seen_at == -math.inf
+            else min(max(0.0, now - self._seen_at), self._most_counted_s)
+        )
         self._seen_at = now
         self.total_s += counted_s
         return counted_s
@@ -39,7 +47,8 @@ class ProcessState(enum.Enum):
     """State of a process, as the kernel reports it."""
 
     RUNNING = enum.auto()
-    """One of its threads runs, waits for a core or a device, or used CPU time since the last look."""
+    """One of its threads runs, waits for a core or a device, or used CPU time since the last
+    look."""
     ASLEEP = enum.auto()
     """All threads wait for something."""
     STOPPED = enum.auto()
@@ -71,11 +80,13 @@ class Heartbeat:
     Args:
         look_every_s: interval at which its observer means to look.
         stopped_after_s: a process that was seen stopped for this long is frozen.
-        silent_after_s: a process that was seen asleep for this long, without a beat, is frozen; infinite for a process
-            that does not beat.
+        silent_after_s: a process that was seen asleep for this long, without a beat, is frozen;
+            infinite for a process that does not beat.
     """
 
-    def __init__(self, *, look_every_s: float, stopped_after_s: float, silent_after_s: float = math.inf) -> None:
+    def __init__(
+        self, *, look_every_s: float, stopped_after_s: float, silent_after_s: float = math.inf
+    ) -> None:
         self._time = ObservedTime(look_every_s)
         self._stopped_after_s, self._silent_after_s = stopped_after_s, silent_after_s
         self._beat: int | None = None
@@ -89,7 +100,8 @@ class Heartbeat:
 
         Args:
             now: time of the look (s, any clock that does not go back).
-            beat: any number that changes while the process is alive; a constant for one that does not beat.
+            beat: any number that changes while the process is alive; a constant for one that does
+                not beat.
             state: state of the process at that moment; ignored if the beat has changed.
         """
         counted_s = self._time.pass_time(now)

@@ -1,8 +1,9 @@
 """Serve processes of this host to known clients: `python -m vla_rl.actors.host --help`.
 
-A client requests a process; from then on the host passes messages between the two, unread. The end of a process is
-reported to its client at once; the end of a client ends its processes. All connections are encrypted (CURVE), and only
-clients with listed public keys are accepted: such a client can run any importable actor as this user.
+A client requests a process; from then on the host passes messages between the two, unread. The end
+of a process is reported to its client at once; the end of a client ends its processes. All
+connections are encrypted (CURVE), and only clients with listed public keys are accepted: such a
+client can run any importable actor as this user.
 """
 
 import argparse
@@ -46,7 +47,8 @@ logger = logging.getLogger(__name__)
 
 _PROBE_INTERVAL_S = 0.4
 _HANDSHAKE_WITHIN_MS = 10_000
-"""A connection whose peer has not shown a listed key by then is closed; until then it may hold one part of a message."""
+"""A connection whose peer has not shown a listed key by then is closed; until then it may hold one
+part of a message."""
 
 
 class HostServer:
@@ -94,7 +96,8 @@ class HostServer:
             self._gatekeeper.close()
             self._context.term()
             raise ConfigError(
-                f"actors cannot be served on {self._bind_to!r}: {zmq.strerror(error.errno or 0)}; expected "
+                f"actors cannot be served on {self._bind_to!r}: {zmq.strerror(error.errno or 0)}; "
+                "expected "
                 "tcp://interface:port of this host, with a free port, or 0 for any free port."
             ) from error
         self.address = str(router.getsockopt_string(zmq.LAST_ENDPOINT))
@@ -104,7 +107,10 @@ class HostServer:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._probing.cancel()
         await asyncio.wait([self._probing])
@@ -157,7 +163,9 @@ class HostServer:
                 Kind.CALL,
                 Kind.STOP,
             ):  # may have crossed a death notice
-                raise MalformedMessage(f"message of kind {kind} for actor {actor}, which does not exist.")
+                raise MalformedMessage(
+                    f"message of kind {kind} for actor {actor}, which does not exist."
+                )
         elif kind == Kind.KILL:
             actors[actor].kill()
         else:
@@ -172,7 +180,9 @@ class HostServer:
         on_end = functools.partial(self._on_end, client, actor)
         try:
             on_message = functools.partial(self._forward, client)
-            child = ChildChannel(request.name, placement, self._context, on_message, on_end, self._observer, actor)
+            child = ChildChannel(
+                request.name, placement, self._context, on_message, on_end, self._observer, actor
+            )
         except Exception as error:  # the client gets the error, and the others are served on
             on_end(Death(0, f"could not be started: {error}"))
             return
@@ -190,7 +200,10 @@ class HostServer:
         self._forward(client, self._codec.encode(Kind.DIED, 0, actor, 0, notice, "death notice"))
 
     async def _probe_clients(self) -> None:
-        """End the processes of clients that have gone; ZeroMQ's heartbeats remove those from the router."""
+        """End the processes of clients that have gone.
+
+        ZeroMQ's heartbeats remove those from the router.
+        """
         ping = self._codec.encode(Kind.PING, 0, 0, 0, None, "ping")
         while True:
             await asyncio.sleep(_PROBE_INTERVAL_S)
@@ -222,16 +235,25 @@ async def serve(address: str, keys: KeyPair, allowed: Collection[str], lost_afte
 
 def main() -> None:
     """Run `serve` from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--bind", default="tcp://127.0.0.1:7070", help="tcp://interface:port; port 0 picks a free one")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--bind",
+        default="tcp://127.0.0.1:7070",
+        help="tcp://interface:port; port 0 picks a free one",
+    )
     parser.add_argument("--keys", type=Path, required=True, help="the server's .key file")
-    parser.add_argument("--allow", type=Path, nargs="+", required=True, help=".pub files of the clients")
+    parser.add_argument(
+        "--allow", type=Path, nargs="+", required=True, help=".pub files of the clients"
+    )
     parser.add_argument(
         "--lost-after",
         type=float,
         default=LOST_AFTER_S,
         metavar="SECONDS",
-        help="silence after which a client is lost and its processes are killed (default: %(default)s)",
+        help="silence after which a client is lost and its processes are killed (default: "
+        "%(default)s)",
     )
     options = parser.parse_args()
     try:

@@ -1,8 +1,9 @@
-"""Our end of the connection to another host: one encrypted socket, shared by all actors that we have there.
+"""Our end of the connection to another host: one encrypted socket, shared by all actors that we
+have there.
 
-ZeroMQ's own heartbeats, sent by its thread even while our loop is busy, detect a lost host, by default within two
-seconds. The socket's monitor reports it, and all actors there end for their callers. A lost connection is not resumed: a
-restart makes a new one.
+ZeroMQ's own heartbeats, sent by its thread even while our loop is busy, detect a lost host, by
+default within two seconds. The socket's monitor reports it, and all actors there end for their
+callers. A lost connection is not resumed: a restart makes a new one.
 """
 
 import asyncio
@@ -32,10 +33,11 @@ _HANDSHAKE_FAILED |= zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 def set_tcp_options(socket: zmq.Socket[bytes], lost_after_s: float) -> None:
-    """Set the options of both ends of a connection; `lost_after_s` is how long the other end may be silent.
+    """Set the options of both ends of a connection; `lost_after_s` is how long the other end may be
+    silent.
 
-    ZeroMQ's HEARTBEAT_TTL, by which an end could announce this itself, is not enough: any message but a ping stops that
-    clock.
+    ZeroMQ's HEARTBEAT_TTL, by which an end could announce this itself, is not enough: any message
+    but a ping stops that clock.
     """
     lost_after_ms = round(1000 * lost_after_s)
     lift_high_water_mark(socket)
@@ -62,9 +64,13 @@ class HostConnection:
         self._monitor = LoopSocket(monitor, self._on_event, raw=True)
         socket.connect(host.address)
 
-    def launch(self, name: str, env: dict[str, str], on_message: OnMessage, on_end: OnEnd) -> "RemoteChannel":
+    def launch(
+        self, name: str, env: dict[str, str], on_message: OnMessage, on_end: OnEnd
+    ) -> "RemoteChannel":
         """Ask for a process there; its messages and its end arrive through the callbacks."""
-        channel = RemoteChannel(self._next_id, self.address, self._socket, on_message, on_end, self._channels.pop)
+        channel = RemoteChannel(
+            self._next_id, self.address, self._socket, on_message, on_end, self._channels.pop
+        )
         self._channels[channel.actor_id] = channel
         self._next_id += 1
         request = LaunchRequest(name, env)
@@ -123,7 +129,10 @@ class RemoteChannel:
 
     @property
     def unanswered(self) -> str:
-        """Address of the host until it has sent a message about the process; then an empty string."""
+        """Address of the host until it has sent a message about the process.
+
+        Then an empty string.
+        """
         return "" if self.pid else self._address
 
     is_ending = False
@@ -138,7 +147,9 @@ class RemoteChannel:
         self._socket.drain_all()
 
     def kill(self) -> None:
-        """Have the host kill the process; if the host never answered, there is no process to wait for."""
+        """Have the host kill the process; if the host never answered, there is no process to wait
+        for.
+        """
         self.send(self.codec.encode(Kind.KILL, 0, self.actor_id, 0, None, "kill"))
         if self.pid == 0:
             self.end(Death(0, "killed before its host answered"))

@@ -1,4 +1,6 @@
-"""An actor in the caller's own loop, with the same channel, codec and server as in other placements."""
+"""An actor in the caller's own loop, with the same channel, codec and server as in other
+placements.
+"""
 
 import asyncio
 from collections.abc import Callable
@@ -41,7 +43,9 @@ class InLoopChannel:
         self._loop = asyncio.get_running_loop()
         self._server: ActorServer | None = None
         self._killed = False
-        self._task = self._loop.create_task(self._live(table, build, mailbox, lag), name=f"actor {name}")
+        self._task = self._loop.create_task(
+            self._live(table, build, mailbox, lag), name=f"actor {name}"
+        )
         self._task.add_done_callback(self._ended)
 
     @property
@@ -68,14 +72,22 @@ class InLoopChannel:
         """Wait until its task has ended."""
         await asyncio.wait([self._task])
 
-    async def _live(self, table: EndpointTable, build: Callable[[], Actor], mailbox: int, lag: LoopLag) -> None:
+    async def _live(
+        self, table: EndpointTable, build: Callable[[], Actor], mailbox: int, lag: LoopLag
+    ) -> None:
         try:
             actor = build()
             codec = self.codec
-            self._server = ActorServer(actor, table, codec, self.actor_id, self._receive, mailbox, lag, at_once=False)
+            self._server = ActorServer(
+                actor, table, codec, self.actor_id, self._receive, mailbox, lag, at_once=False
+            )
             await self._server.serve()
         except Exception as error:  # the owner decides: it receives the report while the actor ends
-            self._receive(self.codec.encode(Kind.ERROR, 0, self.actor_id, OWN_CALL, report_of(error), "birth or end"))
+            self._receive(
+                self.codec.encode(
+                    Kind.ERROR, 0, self.actor_id, OWN_CALL, report_of(error), "birth or end"
+                )
+            )
 
     def _receive(self, frames: Frames) -> None:
         self.on_message([bytes(frame) for frame in frames])

@@ -1,4 +1,6 @@
-"""Check whether another Python interpreter can run actors, once, before a process is started there."""
+"""Check whether another Python interpreter can run actors, once, before a process is
+started there.
+"""
 
 import asyncio
 import functools
@@ -40,7 +42,8 @@ async def check_interpreter(python: str, packages: dict[str, str] | None = None)
     found, missing, own = await _probe(python, tuple(needed))
     if tuple(found) < _OLDEST:
         raise ConfigError(
-            f"python is {python!r}, which is Python {_dotted(found)}, expected {_dotted(_OLDEST)} or newer; create the "
+            f"python is {python!r}, which is Python {_dotted(found)}, expected {_dotted(_OLDEST)} "
+            "or newer; create the "
             "virtual environment with a newer one."
         )
     faults, installs = [], []
@@ -56,13 +59,19 @@ async def check_interpreter(python: str, packages: dict[str, str] | None = None)
         installs.append(" ".join(names))
     if faults:
         commands = " && ".join(f"{python} -m pip install {what}" for what in installs)
-        raise ConfigError(f"python is {python!r}, which lacks {', '.join(faults)}; run `{commands}`.")
+        raise ConfigError(
+            f"python is {python!r}, which lacks {', '.join(faults)}; run `{commands}`."
+        )
 
 
 async def _probe(python: str, packages: tuple[str, ...]) -> tuple[list[int], list[str], str | None]:
-    """Return the version, the missing packages and the version of vla_rl there; each file is asked once."""
+    """Return the version, the missing packages and the version of vla_rl there.
+
+    Each file is asked once.
+    """
     key, known = (python, packages, _identity(python)), _answers()
-    if key not in known or known[key][1] or known[key][2] is None:  # missing packages may be installed by now
+    # missing packages may be installed by now
+    if key not in known or known[key][1] or known[key][2] is None:
         known[key] = await _ask(python, packages)
     return known[key]
 
@@ -72,7 +81,8 @@ def _identity(python: str) -> tuple[int, int]:
     path = Path(python)
     if not path.is_file() or not os.access(path, os.X_OK):
         raise ConfigError(
-            f"python is {python!r}, which is not an executable file; expected the path of an interpreter."
+            f"python is {python!r}, which is not an executable file; expected the path of an "
+            "interpreter."
         )
     status = path.stat()
     return status.st_ino, status.st_mtime_ns
@@ -98,7 +108,9 @@ async def _ask(python: str, packages: tuple[str, ...]) -> tuple[list[int], list[
         async with asyncio.timeout(_ANSWER_WITHIN_S):
             out, err = await process.communicate()
     except TimeoutError:
-        raise ConfigError(f"python is {python!r}, which did not answer within {_ANSWER_WITHIN_S:g} s.") from None
+        raise ConfigError(
+            f"python is {python!r}, which did not answer within {_ANSWER_WITHIN_S:g} s."
+        ) from None
     finally:
         if process.returncode is None:
             process.kill()
@@ -108,7 +120,8 @@ async def _ask(python: str, packages: tuple[str, ...]) -> tuple[list[int], list[
     except ValueError:
         words = err.decode(errors="replace").strip().splitlines()[-1:] or ["it printed nothing"]
         raise ConfigError(
-            f"python is {python!r}, which does not behave as a Python interpreter (exit code {process.returncode}: "
+            f"python is {python!r}, which does not behave as a Python interpreter (exit code "
+            f"{process.returncode}: "
             f"{words[0]}); expected the path of one."
         ) from None
     return found, missing, own
@@ -119,6 +132,10 @@ def _dotted(numbers: "tuple[int, ...] | list[int]") -> str:
 
 
 def _source() -> str:
-    """Return the argument of `pip install` for the vla_rl that runs here: its checkout, or its version."""
+    """Return the argument of `pip install` for the vla_rl that runs here: its checkout, or its
+    version.
+    """
     checkout = Path(vla_rl.__file__).parent.parent
-    return str(checkout) if (checkout / "pyproject.toml").is_file() else f"vla_rl=={version('vla_rl')}"
+    return (
+        str(checkout) if (checkout / "pyproject.toml").is_file() else f"vla_rl=={version('vla_rl')}"
+    )

@@ -1,7 +1,8 @@
-"""CURVE keys, which decide who may use a host. `python -m vla_rl.actors.keys FOLDER [CLIENT ...]` creates them.
+"""CURVE keys, which decide who may use a host. `python -m vla_rl.actors.keys FOLDER [CLIENT ...]`
+creates them.
 
-The server needs `server.key` and the clients' `.pub` files; each client needs its own `.key` and `server.pub`. The `.key`
-files are secret and readable only by their owner.
+The server needs `server.key` and the clients' `.pub` files; each client needs its own `.key` and
+`server.pub`. The `.key` files are secret and readable only by their owner.
 """
 
 import argparse
@@ -35,14 +36,18 @@ def read_keys(file: Path) -> KeyPair:
     try:
         return msgspec.json.decode(file.read_bytes(), type=KeyPair)
     except msgspec.DecodeError as error:
-        raise ValueError(f"{file} is not a key file: {error}. Make one with `python -m vla_rl.actors.keys`.") from error
+        raise ValueError(
+            f"{file} is not a key file: {error}. Make one with `python -m vla_rl.actors.keys`."
+        ) from error
 
 
 def read_public_key(file: Path) -> str:
     """Read a public key from a `.pub` file. Raises: ValueError for any other file."""
     key = file.read_text().strip()
     if len(key) != 40:
-        raise ValueError(f"{file} holds {len(key)} characters, expected a public key of 40 characters.")
+        raise ValueError(
+            f"{file} holds {len(key)} characters, expected a public key of 40 characters."
+        )
     return key
 
 
@@ -54,14 +59,21 @@ def _write_once(file: Path, content: bytes, mode: int) -> None:
 
 def main() -> int:
     """Run `make_keys` from the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("folder", type=Path)
-    parser.add_argument("clients", nargs="*", default=["client"], help="names of the clients; default: client")
+    parser.add_argument(
+        "clients", nargs="*", default=["client"], help="names of the clients; default: client"
+    )
     options = parser.parse_args()
     try:
         make_keys(options.folder, options.clients)
     except OSError as error:
-        print(f"error: {error}; keys are never replaced: remove them, or choose other names", file=sys.stderr)
+        print(
+            f"error: {error}; keys are never replaced: remove them, or choose other names",
+            file=sys.stderr,
+        )
         return 2
     print(f"{options.folder} has keys of the server and of {', '.join(options.clients)}")
     return 0

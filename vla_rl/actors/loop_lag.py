@@ -9,14 +9,17 @@ from vla_rl.actors.wire import LagReport
 _INTERVAL_S = 0.1
 _NUM_SAMPLES = 600
 LOST_FROM_S = 1.0
-"""A lag from which the loop counts as having stood still, as after Ctrl-Z or on a suspended machine."""
+"""A lag from which the loop counts as having stood still, as after Ctrl-Z or on a suspended
+machine."""
 
 
 class LoopLag:
-    """Samples the running loop ten times a second and remembers the last minute; costs about 2 µs a sample.
+    """Samples the running loop ten times a second and remembers the last minute; costs about 2 µs a
+    sample.
 
     Args:
-        on_lost: called with the seconds for which the loop has just stood still, if that was at least one second.
+        on_lost: called with the seconds for which the loop has just stood still, if that was at
+            least one second.
     """
 
     def __init__(self, on_lost: Callable[[float], None] = lambda lost_s: None) -> None:
@@ -32,7 +35,9 @@ class LoopLag:
         if not ordered:
             return LagReport(0.0, 0.0, 0.0, 0)
         last = len(ordered) - 1
-        return LagReport(ordered[last // 2], ordered[round(last * 0.99)], ordered[last], len(ordered))
+        return LagReport(
+            ordered[last // 2], ordered[round(last * 0.99)], ordered[last], len(ordered)
+        )
 
     def stop(self) -> None:
         """Stop sampling."""

@@ -1,7 +1,8 @@
 """Find the frozen processes of one runtime: a separate thread looks at all of them twice a second.
 
-A look at a process with a heartbeat is a read of shared memory; only a process that missed a beat costs system calls. The
-loop is woken only for a frozen process, and checks it once more before the process is killed.
+A look at a process with a heartbeat is a read of shared memory; only a process that missed a beat
+costs system calls. The loop is woken only for a frozen process, and checks it once more before the
+process is killed.
 """
 
 import asyncio
@@ -68,7 +69,10 @@ class Watched:
 
 
 class ProcessObserver:
-    """Observes processes from its first `watch` until `close`. Its methods are called on the loop."""
+    """Observes processes from its first `watch` until `close`.
+
+    Its methods are called on the loop.
+    """
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -82,7 +86,9 @@ class ProcessObserver:
         self._watched[watched] = None
         self._loop = asyncio.get_running_loop()
         if self._thread is None and not self._is_closed.is_set():
-            self._thread = threading.Thread(target=self._observe, name=f"observer of {self._name}", daemon=True)
+            self._thread = threading.Thread(
+                target=self._observe, name=f"observer of {self._name}", daemon=True
+            )
             self._thread.start()
 
     def forget(self, watched: Watched) -> None:
@@ -97,21 +103,26 @@ class ProcessObserver:
 
     def _observe(self) -> None:
         while not self._is_closed.wait(LOOK_EVERY_S):
-            self._look_at_all()  # a separate function, so that this thread keeps no reference to ended processes
+            # a separate function, so that this thread keeps no reference to ended processes
+            self._look_at_all()
 
     def _look_at_all(self) -> None:
-        for watched in list(self._watched):  # one atomic step, during which the loop cannot change it
+        # one atomic step, during which the loop cannot change it
+        for watched in list(self._watched):
             if not watched.is_reported and watched.look(time.monotonic()).is_frozen:
                 watched.is_reported = True
                 self._tell_loop(watched)
 
     def _tell_loop(self, watched: Watched) -> None:
         assert self._loop is not None
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and all of its processes with it
+        # the loop has ended, and all of its processes with it
+        with contextlib.suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._look_again, watched)
 
     def _look_again(self, watched: Watched) -> None:
-        """Confirm a verdict on the loop, which may have been busy: the process may have continued since, or ended."""
+        """Confirm a verdict on the loop, which may have been busy: the process may have continued
+        since, or ended.
+        """
         if watched not in self._watched:
             return
         verdict = watched.look(time.monotonic())

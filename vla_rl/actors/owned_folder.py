@@ -1,7 +1,8 @@
-"""A temporary folder that is removed with its owner, or by the next process that makes one with the same prefix.
+"""A temporary folder that is removed with its owner, or by the next process that makes one with the
+same prefix.
 
-The folder is locked while its owner is alive, and the kernel releases the lock however the owner ends. A folder without a
-lock therefore belonged to a process that was killed.
+The folder is locked while its owner is alive, and the kernel releases the lock however the owner
+ends. A folder without a lock therefore belonged to a process that was killed.
 """
 
 import contextlib
@@ -20,18 +21,20 @@ class OwnedFolder:
     """A new folder that only this user may enter.
 
     Args:
-        prefix: beginning of its name in the temporary folder; `sweep` removes all unlocked folders with this prefix.
+        prefix: beginning of its name in the temporary folder; `sweep` removes all unlocked folders
+            with this prefix.
 
     Attributes:
         path: the folder.
-        descriptor: holds the lock. A child that inherits it is an owner too: the folder is swept after the last one
-            ends.
+        descriptor: holds the lock. A child that inherits it is an owner too: the folder is swept
+            after the last one ends.
     """
 
     def __init__(self, prefix: str) -> None:
         while True:
             self.path = Path(tempfile.mkdtemp(prefix=prefix))
-            with contextlib.suppress(FileNotFoundError):  # another process swept it before it was locked
+            # another process swept it before it was locked
+            with contextlib.suppress(FileNotFoundError):
                 self.descriptor = _opened(self.path)
                 try:
                     _lock(self.descriptor, self.path, fcntl.LOCK_EX)
@@ -40,7 +43,11 @@ class OwnedFolder:
                     os.close(self.descriptor)
                     raise
                 except OSError as error:
-                    logger.warning("%s cannot be locked (%s), so it stays if this process is killed.", self.path, error)
+                    logger.warning(
+                        "%s cannot be locked (%s), so it stays if this process is killed.",
+                        self.path,
+                        error,
+                    )
                     return
 
     def remove(self) -> None:
@@ -75,7 +82,10 @@ def _opened(folder: Path) -> int:
 
 
 def _lock(descriptor: int, folder: Path, lock: int) -> None:
-    """Lock an open folder. Raises: OSError; FileNotFoundError if another process removed it meanwhile."""
+    """Lock an open folder.
+
+    Raises: OSError; FileNotFoundError if another process removed it meanwhile.
+    """
     fcntl.flock(descriptor, lock)
     if not os.path.samestat(os.fstat(descriptor), os.lstat(folder)):
         raise FileNotFoundError(f"{folder} was removed and made again")

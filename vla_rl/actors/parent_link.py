@@ -1,7 +1,8 @@
-"""End a child with its parent, however the parent ends: by the kernel's parent-death signal, and by a pipe as a second way.
+"""End a child with its parent, however the parent ends: by the kernel's parent-death signal, and by
+a pipe as a second way.
 
-A forked child's parent is its fork server, which it may outlive; its link is a pipe whose end the kernel turns into
-SIGKILL.
+A forked child's parent is its fork server, which it may outlive; its link is a pipe whose end the
+kernel turns into SIGKILL.
 """
 
 import ctypes
@@ -19,8 +20,8 @@ _F_SETSIG = 10  # F_SETSIG, for which Python has no name before 3.13
 
 
 FROM_TERMINAL: Final = frozenset({signal.SIGINT, signal.SIGHUP})
-"""Signals that a terminal sends to all processes of its group: on Ctrl-C, and when it closes. The parent decides what
-they mean; it starts a child with these signals blocked."""
+"""Signals that a terminal sends to all processes of its group: on Ctrl-C, and when it closes. The
+parent decides what they mean; it starts a child with these signals blocked."""
 
 
 def leave_terminal_to_parent() -> None:
@@ -31,16 +32,22 @@ def leave_terminal_to_parent() -> None:
 
 
 def die_with_parent(parent_pid: int, pipe_fd: int) -> None:
-    """Ask for SIGKILL when the parent dies; also exit when `pipe_fd`, whose other end the parent holds, is closed.
+    """Ask for SIGKILL when the parent dies; also exit when `pipe_fd`, whose other end the parent
+    holds, is closed.
 
-    Both work while this process's loop is blocked. A parent that died before we asked is noticed too.
+    Both work while this process's loop is blocked. A parent that died before we asked is noticed
+    too.
     """
     die_with_parent_only(parent_pid)
-    threading.Thread(target=_exit_at_end_of, args=(pipe_fd,), name="parent-watch", daemon=True).start()
+    threading.Thread(
+        target=_exit_at_end_of, args=(pipe_fd,), name="parent-watch", daemon=True
+    ).start()
 
 
 def die_with_parent_only(parent_pid: int) -> None:
-    """Ask for SIGKILL when the parent dies, without the pipe: for a process that may not have a second thread."""
+    """Ask for SIGKILL when the parent dies, without the pipe: for a process that may not have a
+    second thread.
+    """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")

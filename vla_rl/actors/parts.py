@@ -1,8 +1,9 @@
-"""Split large frames into parts of a fixed size, so that no socket has to accept more than that at once.
+"""Split large frames into parts of a fixed size, so that no socket has to accept more than that at
+once.
 
-ZeroMQ allocates the announced size of a frame before it knows the peer, so its limit on the frame size bounds the memory
-that an unknown connection may take. A part of exactly `PART_BYTES` is continued by the next frame; a shorter one, which
-may be empty, is the last.
+ZeroMQ allocates the announced size of a frame before it knows the peer, so its limit on the frame
+size bounds the memory that an unknown connection may take. A part of exactly `PART_BYTES` is
+continued by the next frame; a shorter one, which may be empty, is the last.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +12,8 @@ from typing import Any
 from vla_rl.actors.wire import MAX_MESSAGE_BYTES, Frames, MalformedMessage
 
 PART_BYTES = 1 << 18
-"""Large enough for a camera image, and for a frame's cost to be small compared with its encryption."""
+"""Large enough for a camera image, and for a frame's cost to be small compared with its
+encryption."""
 
 MAX_WIRE_FRAME_BYTES = PART_BYTES + 256
 """Largest frame that a socket accepts: a part, and the bytes that CURVE adds to it."""
@@ -28,7 +30,10 @@ def in_parts(frames: Sequence[Any]) -> list[Any]:
 
 
 def joined(frames: Frames) -> Frames:
-    """Join the frames that `in_parts` cut. Raises: MalformedMessage if a last part is missing, or a frame is too large."""
+    """Join the frames that `in_parts` cut.
+
+    Raises: MalformedMessage if a last part is missing, or a frame is too large.
+    """
     if not any(len(frame) == PART_BYTES for frame in frames):
         return frames
     whole, parts = [], []

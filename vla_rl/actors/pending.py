@@ -14,13 +14,23 @@ from vla_rl.actors.call_limit import CallLimit
 class PendingCall:
     """Waits for one answer.
 
-    `since` is the time of sending (time.monotonic seconds). `task` is the waiting task; None for `tell`. `limit` sets its
-    deadline from earlier calls, given its work of `num_units`, which is only set if there is a limit.
+    `since` is the time of sending (time.monotonic seconds). `task` is the waiting task; None for
+    `tell`. `limit` sets its deadline from earlier calls, given its work of `num_units`, which is
+    only set if there is a limit.
     """
 
     num_units: int
 
-    __slots__ = ("deadline_s", "decoder", "endpoint", "future", "limit", "num_units", "since", "task")
+    __slots__ = (
+        "deadline_s",
+        "decoder",
+        "endpoint",
+        "future",
+        "limit",
+        "num_units",
+        "since",
+        "task",
+    )
 
     def __init__(
         self,
@@ -56,8 +66,15 @@ class PendingCall:
         return not self.future.done()
 
     def waits_for_caller_of(self, other: "PendingCall") -> bool:
-        """Return whether this call waits for the task that made the other one, while that task waits for the other one."""
-        if self.expects_answer or self.concurrent or self.task is None or self.task is not other.task:
+        """Return whether this call waits for the task that made the other one, while that task
+        waits for the other one.
+        """
+        if (
+            self.expects_answer
+            or self.concurrent
+            or self.task is None
+            or self.task is not other.task
+        ):
             return False
         return other.is_awaited
 
@@ -109,7 +126,10 @@ class PendingStream(PendingCall):
 
     @property
     def expects_answer(self) -> bool:
-        """Whether the actor has to act next: it has credit, or was asked to stop. Else it waits for its consumer."""
+        """Whether the actor has to act next: it has credit, or was asked to stop.
+
+        Else it waits for its consumer.
+        """
         return self.num_granted > 0 or self.is_cancelled
 
     def cancel(self) -> None:

@@ -13,12 +13,16 @@ LEAST_FROZEN_AFTER_S: Final = 1.0
 class InLoop(msgspec.Struct, frozen=True, kw_only=True):
     """In the caller's own loop. Messages are copied by the same rules as in any other placement.
 
-    Constructor arguments are passed by reference, so an actor here may hold handles, engines and open files.
+    Constructor arguments are passed by reference, so an actor here may hold handles, engines and
+    open files.
     """
 
 
 class PrepareHook(msgspec.Struct, frozen=True):
-    """A function that a fork server calls before its first fork; all children share the memory that it leaves."""
+    """A function that a fork server calls before its first fork.
+
+    All children share the memory that it leaves.
+    """
 
     function: str
     """`module:function`; it is called once, and must not start threads, an event loop or OpenGL."""
@@ -30,9 +34,9 @@ class PrepareHook(msgspec.Struct, frozen=True):
 class ForkServer(msgspec.Struct, frozen=True, kw_only=True):
     """A clean process that imports and prepares once, and is forked for each child that names it.
 
-    A runtime starts one server for each distinct value of this (and of `ChildProcess.python`), with the first of its
-    children. The server never has a thread, a loop or a ZeroMQ socket, and refuses to fork if a hook left it with a
-    thread.
+    A runtime starts one server for each distinct value of this (and of `ChildProcess.python`), with
+    the first of its children. The server never has a thread, a loop or a ZeroMQ socket, and refuses
+    to fork if a hook left it with a thread.
     """
 
     imports: tuple[str, ...] = ()
@@ -42,47 +46,58 @@ class ForkServer(msgspec.Struct, frozen=True, kw_only=True):
     """Called in order; `spawn` raises what one of them raises."""
 
     env: dict[str, str] = {}
-    """Variables set on top of this process's environment before the server starts: libraries read them when loaded."""
+    """Variables set on top of this process's environment before the server starts: libraries read
+    them when loaded."""
 
     prepare_timeout_s: float = 300.0
     """Time within which the server must be ready (s, > 0); after that it is killed."""
 
     def __post_init__(self) -> None:
         if self.prepare_timeout_s <= 0:
-            raise ValueError(f"prepare_timeout_s is {self.prepare_timeout_s}, expected > 0 seconds.")
+            raise ValueError(
+                f"prepare_timeout_s is {self.prepare_timeout_s}, expected > 0 seconds."
+            )
 
 
 class ChildProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """In a separate process on this host that is killed with this one: a fresh interpreter, or a fork of a clean one."""
+    """In a separate process on this host that is killed with this one: a fresh interpreter, or a
+    fork of a clean one.
+    """
 
     env: dict[str, str] = {}
-    """Variables set on top of this process's environment, e.g. `{"OMP_NUM_THREADS": "1"}`. A forked child gets them after
-    the fork, when libraries loaded by its server have already read theirs: see `ForkServer.env`."""
+    """Variables set on top of this process's environment, e.g. `{"OMP_NUM_THREADS": "1"}`. A forked
+    child gets them after the fork, when libraries loaded by its server have already read theirs:
+    see `ForkServer.env`."""
 
     python: str | None = None
-    """Another interpreter, such as that of another virtual environment, with vla_rl installed; None for this one. It
-    finds modules by itself and by PYTHONPATH: this process's `sys.path` is not passed on."""
+    """Another interpreter, such as that of another virtual environment, with vla_rl installed; None
+    for this one. It finds modules by itself and by PYTHONPATH: this process's `sys.path` is not
+    passed on."""
 
     fork_from: ForkServer | None = None
     """Server to fork the process from; None starts a fresh interpreter."""
 
     shared_memory_mib: int = 256
-    """Largest shared memory in each direction (MiB), for arrays from 16 KiB on; 0 sends all arrays through the socket.
-    Pages take memory only once they are used. Arrays that do not fit go through the socket."""
+    """Largest shared memory in each direction (MiB), for arrays from 16 KiB on; 0 sends all arrays
+    through the socket. Pages take memory only once they are used. Arrays that do not fit go through
+    the socket."""
 
     frozen_after_s: float | None = FROZEN_AFTER_S
-    """A process that a signal has stopped for this long (s, at least 1) is killed as frozen; so is one that sleeps for
-    five times as long without a due heartbeat (see `vla_rl.actors.heartbeat`). None leaves both cases to the calls'
-    deadlines. A fork server is observed with the value of the placement that started it."""
+    """A process that a signal has stopped for this long (s, at least 1) is killed as frozen; so is
+    one that sleeps for five times as long without a due heartbeat (see `vla_rl.actors.heartbeat`).
+    None leaves both cases to the calls' deadlines. A fork server is observed with the value of the
+    placement that started it."""
 
     def __post_init__(self) -> None:
         if self.shared_memory_mib < 0:
             raise ValueError(
-                f"shared_memory_mib is {self.shared_memory_mib}, expected >= 0; 0 sends all arrays through the socket."
+                f"shared_memory_mib is {self.shared_memory_mib}, expected >= 0; 0 sends all "
+                "arrays through the socket."
             )
         if self.frozen_after_s is not None and not self.frozen_after_s >= LEAST_FROZEN_AFTER_S:
             raise ValueError(
-                f"frozen_after_s is {self.frozen_after_s}, expected >= {LEAST_FROZEN_AFTER_S:g} second, in which a process "
+                f"frozen_after_s is {self.frozen_after_s}, expected >= {LEAST_FROZEN_AFTER_S:g} "
+                "second, in which a process "
                 "is looked at more than once; None leaves frozen processes to the calls' deadlines."
             )
 
@@ -109,7 +124,10 @@ class KeyPair(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RemoteHost(msgspec.Struct, frozen=True, kw_only=True):
-    """In a process of another host that runs `python -m vla_rl.actors.host`. Encrypted; only known keys are accepted."""
+    """In a process of another host that runs `python -m vla_rl.actors.host`.
+
+    Encrypted; only known keys are accepted.
+    """
 
     address: str
     """`tcp://host:port` of the server."""
@@ -124,13 +142,17 @@ class RemoteHost(msgspec.Struct, frozen=True, kw_only=True):
     """Variables set on top of the server's environment."""
 
     lost_after_s: float = LOST_AFTER_S
-    """Silence after which the host counts as lost (s, 0.1 to 3600). ZeroMQ's threads exchange heartbeats at a third of
-    this interval, even while their processes are busy; raise it for machines that may stand still for seconds."""
+    """Silence after which the host counts as lost (s, 0.1 to 3600). ZeroMQ's threads exchange
+    heartbeats at a third of this interval, even while their processes are busy; raise it for
+    machines that may stand still for seconds."""
 
     def __post_init__(self) -> None:
         require_silence(self.lost_after_s)
         if not self.address.startswith("tcp://"):
-            raise ValueError(f"address is {self.address!r}, expected tcp://host:port of a vla_rl.actors.host server.")
+            raise ValueError(
+                f"address is {self.address!r}, expected tcp://host:port of a "
+                "vla_rl.actors.host server."
+            )
 
 
 Placement = InLoop | ChildProcess | RemoteHost
@@ -145,7 +167,8 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         if self.max_restarts < 0 or self.within_s <= 0:
             raise ValueError(
-                f"max_restarts={self.max_restarts} within_s={self.within_s}, expected >= 0 restarts in > 0 seconds; "
+                f"max_restarts={self.max_restarts} within_s={self.within_s}, expected >= 0 "
+                "restarts in > 0 seconds; "
                 f"leave the policy out for an actor that stays dead."
             )
 
@@ -159,7 +182,9 @@ class Intensity:
 
     def admit(self, now_s: float) -> bool:
         """Return whether one more restart is within the policy; count it if so."""
-        self._restarts_s = [then for then in self._restarts_s if now_s - then < self._policy.within_s]
+        self._restarts_s = [
+            then for then in self._restarts_s if now_s - then < self._policy.within_s
+        ]
         if len(self._restarts_s) >= self._policy.max_restarts:
             return False
         self._restarts_s.append(now_s)

@@ -1,7 +1,7 @@
 """Read the state of another process from /proc, without asking the process.
 
-Each look reads one file, and one more for each thread of a process that seems to sleep (about 15 µs each). So only a
-process that missed a beat is looked at.
+Each look reads one file, and one more for each thread of a process that seems to sleep (about 15 µs
+each). So only a process that missed a beat is looked at.
 """
 
 from collections.abc import Iterable
@@ -9,7 +9,8 @@ from pathlib import Path
 
 from vla_rl.actors.heartbeat import ProcessState
 
-_STATE, _USER_TIME, _SYSTEM_TIME = 0, 11, 12  # after the name, which may hold spaces and parentheses itself
+# after the name, which may hold spaces and parentheses itself
+_STATE, _USER_TIME, _SYSTEM_TIME = 0, 11, 12
 _AT_WORK = ("R", "D")
 """Running or waiting for a core; waiting for a disk or a driver, which no signal interrupts."""
 _ENDED = ("Z", "X")
@@ -24,7 +25,11 @@ class ProcessEye:
         self._cpu_ticks = -1
 
     def look(self) -> ProcessState:
-        """Read its state. A process that has ended, or cannot be read, counts as running: its end is noticed elsewhere."""
+        """Read its state.
+
+        A process that has ended, or cannot be read, counts as running: its end is noticed
+        elsewhere.
+        """
         try:
             return self._look()
         except (OSError, IndexError, ValueError):  # its files are gone, or empty while it ends
@@ -33,9 +38,15 @@ class ProcessEye:
     def _look(self) -> ProcessState:
         state, cpu_ticks = _read_stat(self._folder / "stat")
         if state in ("T", "t"):
-            return ProcessState.TRACED if state == "t" or self._is_traced() else ProcessState.STOPPED
+            return (
+                ProcessState.TRACED if state == "t" or self._is_traced() else ProcessState.STOPPED
+            )
         has_worked, self._cpu_ticks = cpu_ticks > self._cpu_ticks, cpu_ticks
-        if has_worked or state in _AT_WORK + _ENDED or any(thread in _AT_WORK for thread in self._states_of_threads()):
+        if (
+            has_worked
+            or state in _AT_WORK + _ENDED
+            or any(thread in _AT_WORK for thread in self._states_of_threads())
+        ):
             return ProcessState.RUNNING
         return ProcessState.TRACED if self._is_traced() else ProcessState.ASLEEP
 
@@ -47,9 +58,11 @@ class ProcessEye:
 
 
 def find_stopped(pids: Iterable[int]) -> int | None:
-    """Return the first process that a signal such as SIGSTOP has stopped, for processes that do not beat.
+    """Return the first process that a signal such as SIGSTOP has stopped, for processes that do not
+    beat.
 
-    Return None if there is none: a process that is traced, or has ended, is not stopped. Reads one file per process.
+    Return None if there is none: a process that is traced, or has ended, is not stopped. Reads one
+    file per process.
     """
     return next((pid for pid in pids if _is_stopped(pid)), None)
 
@@ -68,7 +81,10 @@ def _is_traced(folder: Path) -> bool:
 
 
 def _read_stat(file: Path) -> tuple[str, int]:
-    """Return the state, and the CPU time of all threads in clock ticks. Raises: OSError if it has ended."""
+    """Return the state, and the CPU time of all threads in clock ticks.
+
+    Raises: OSError if it has ended.
+    """
     with open(file, "rb") as opened:
         fields = opened.read().rpartition(b")")[2].split()
     return fields[_STATE].decode(), int(fields[_USER_TIME]) + int(fields[_SYSTEM_TIME])

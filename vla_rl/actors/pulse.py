@@ -1,7 +1,7 @@
 """The heartbeat of a child process: a counter in a page of memory that it shares with its parent.
 
-A thread of the child increments it a few times a second, whatever its other threads do, as long as they release the
-interpreter lock now and then. Reading the counter costs the parent no system call.
+A thread of the child increments it a few times a second, whatever its other threads do, as long as
+they release the interpreter lock now and then. Reading the counter costs the parent no system call.
 """
 
 import mmap

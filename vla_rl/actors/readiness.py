@@ -1,4 +1,6 @@
-"""Check without waiting whether a descriptor is readable: input, the end of a pipe, the end of a process."""
+"""Check without waiting whether a descriptor is readable: input, the end of a pipe, the end of a
+process.
+"""
 
 import select
 
@@ -6,7 +8,8 @@ import select
 def is_ready(fd: int) -> bool:
     """Return whether a read of `fd` would not wait; for a pidfd, whether its process has ended.
 
-    Uses poll(), since select() takes no descriptor above 1023, and a runtime of many processes has those.
+    Uses poll(), since select() takes no descriptor above 1023, and a runtime of many processes has
+    those.
     """
     waiting = select.poll()
     waiting.register(fd, select.POLLIN)

@@ -1,8 +1,9 @@
 """Carry an exception from the actor that raised it to the caller that awaits it.
 
-Built-in exceptions and those of `vla_rl.errors` arrive as their own class; any other class becomes a `RemoteError`.
-Either way the remote traceback is attached as a note, so that it is printed with the error. For an error of ours, whose
-message is complete, only the traceback of its cause is attached.
+Built-in exceptions and those of `vla_rl.errors` arrive as their own class; any other class becomes
+a `RemoteError`. Either way the remote traceback is attached as a note, so that it is printed with
+the error. For an error of ours, whose message is complete, only the traceback of its cause is
+attached.
 """
 
 import builtins
@@ -32,12 +33,18 @@ class ErrorReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 def report_of(error: BaseException) -> ErrorReport:
-    """Describe an exception by plain values only. Never raises, even if the exception's own code does."""
+    """Describe an exception by plain values only.
+
+    Never raises, even if the exception's own code does.
+    """
     try:
         report = _full_report(error)
         msgspec.msgpack.encode(report)
     except Exception as failure:
-        name, reason = type(error).__qualname__, f"(its report failed with {type(failure).__name__})"
+        name, reason = (
+            type(error).__qualname__,
+            f"(its report failed with {type(failure).__name__})",
+        )
         return ErrorReport("", name, reason, [], {}, reason)
     return report
 
@@ -49,7 +56,11 @@ def _full_report(error: BaseException) -> ErrorReport:
         name=kind.__qualname__,
         message=_encodable(_said_by(str, error)),
         args=[_plain(arg) for arg in error.args],
-        attributes={_encodable(name): _plain(value) for name, value in vars(error).items() if name != "__notes__"},
+        attributes={
+            _encodable(name): _plain(value)
+            for name, value in vars(error).items()
+            if name != "__notes__"
+        },
         traceback=_encodable(_traceback_of(error)[-_MAX_TRACEBACK:]),
     )
 
@@ -58,7 +69,9 @@ def error_from(report: ErrorReport, actor: str, pid: int) -> Exception:
     """Return the exception to raise in the caller."""
     error = _own_class(report) or RemoteError(report.name, report.message, report.traceback)
     if report.traceback:
-        error.add_note(f"Remote traceback of actor {actor!r} (pid {pid}):\n{report.traceback.rstrip()}")
+        error.add_note(
+            f"Remote traceback of actor {actor!r} (pid {pid}):\n{report.traceback.rstrip()}"
+        )
     return error
 
 
@@ -78,7 +91,8 @@ def _own_class(report: ErrorReport) -> Exception | None:
     if not (isinstance(kind, type) and issubclass(kind, Exception)):
         return None
     if report.module != "builtins":
-        error = kind.__new__(kind, *report.args)  # its constructor takes other arguments than `args`
+        # its constructor takes other arguments than `args`
+        error = kind.__new__(kind, *report.args)
         error.args = tuple(report.args)
     else:
         try:
@@ -91,7 +105,9 @@ def _own_class(report: ErrorReport) -> Exception | None:
 
 
 def _said_by(way: Callable[[Any], str], value: Any) -> str:
-    """Return `str` or `repr` of a value; if the application's own method raises, a text that names its error."""
+    """Return `str` or `repr` of a value; if the application's own method raises, a text that names
+    its error.
+    """
     try:
         return way(value)
     except Exception as failure:
@@ -99,7 +115,9 @@ def _said_by(way: Callable[[Any], str], value: Any) -> str:
 
 
 def _encodable(text: str) -> str:
-    """Return the text if it can be encoded, else with escapes, e.g. for a lone surrogate in a file name."""
+    """Return the text if it can be encoded, else with escapes, e.g. for a lone surrogate in a file
+    name.
+    """
     return text.encode(errors="backslashreplace").decode()
 
 

@@ -1,4 +1,6 @@
-"""The runtime: owns every actor, task, child process, socket and shared-memory slot, and leaves none of them behind."""
+"""The runtime: owns every actor, task, child process, socket and shared-memory slot, and leaves
+none of them behind.
+"""
 
 import asyncio
 import functools
@@ -59,7 +61,8 @@ class ActorInfo(msgspec.Struct, frozen=True, kw_only=True):
     num_slots_taken: int
     """Number of shared-memory slots that the actor still reads."""
     end: ActorDied | None
-    """Error that ended it, or that ended its last incarnation while the next one starts; None while it is alive."""
+    """Error that ended it, or that ended its last incarnation while the next one starts; None while
+    it is alive."""
 
 
 _record_numbers = itertools.count()
@@ -68,15 +71,24 @@ _record_numbers = itertools.count()
 class _Record:
     """One actor of one runtime, with what its handles need."""
 
-    def __init__(self, runtime: "Runtime", client: ActorClient, supervisor: Supervisor, placement: Placement) -> None:
-        self.runtime, self.client, self.supervisor, self.placement = runtime, client, supervisor, placement
+    def __init__(
+        self, runtime: "Runtime", client: ActorClient, supervisor: Supervisor, placement: Placement
+    ) -> None:
+        self.runtime, self.client, self.supervisor, self.placement = (
+            runtime,
+            client,
+            supervisor,
+            placement,
+        )
         self.number = next(_record_numbers)
 
 
 class Runtime:
-    """Spawns actors. `async with Runtime() as runtime:` stops them all on the way out, whatever the reason.
+    """Spawns actors. `async with Runtime() as runtime:` stops them all on the way out, whatever the
+    reason.
 
-    An actor that dies more often than its restart policy allows ends the `async with` body and raises ActorDied from it.
+    An actor that dies more often than its restart policy allows ends the `async with` body and
+    raises ActorDied from it.
 
     Args:
         name: name for logs.
@@ -107,7 +119,10 @@ class Runtime:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         assert self._group is not None
         assert self._context is not None
@@ -146,30 +161,35 @@ class Runtime:
         start_timeout_s: float = 60.0,
         mailbox: int = 64,
     ) -> A:
-        """Start an actor and wait until it is ready; return a handle with the class's endpoints as methods.
+        """Start an actor and wait until it is ready; return a handle with the class's endpoints as
+        methods.
 
         Args:
             actor_class, args: the class and its constructor's arguments, by position.
-            name: name for errors, logs and the wait graph; by default the class's name and a number.
+            name: name for errors, logs and the wait graph; by default the class's name and a
+                number.
             placement: `InLoop()`, `ChildProcess(...)` or `RemoteHost(...)`.
             restart: how often to replace it when it dies; None leaves it dead.
-            deadline_s: longest time for one call (s), without the wait behind other calls; after that the actor is
-                killed and the call raises ActorFrozen. None waits for ever.
-            deadlines_s: deadlines of single endpoints, by name; they replace `deadline_s` and those of the class.
-            limits: limits of single endpoints, by name, which shorten a call's deadline from the durations of earlier
-                calls.
+            deadline_s: longest time for one call (s), without the wait behind other calls; after
+                that the actor is killed and the call raises ActorFrozen. None waits for ever.
+            deadlines_s: deadlines of single endpoints, by name; they replace `deadline_s` and those
+                of the class.
+            limits: limits of single endpoints, by name, which shorten a call's deadline from the
+                durations of earlier calls.
             start_timeout_s: longest time for its constructor and `on_start` (s).
             mailbox: largest number of unanswered calls; further senders wait.
 
-        Raises: what the constructor or `on_start` raises; ActorDied, also if the runtime is closed meanwhile;
-            TimeoutError; TypeError for a class or an argument that cannot be sent; ValueError for a deadline of an
-            unknown endpoint; what `prepare` raises.
+        Raises: what the constructor or `on_start` raises; ActorDied, also if the runtime is closed
+            meanwhile; TimeoutError; TypeError for a class or an argument that cannot be sent;
+            ValueError for a deadline of an unknown endpoint; what `prepare` raises.
         """
         kind = cast(type[Actor], actor_class)
         table = table_of(kind)
         _check_annotations(table)
         name = name if name is not None else f"{kind.__name__}-{next(self._numbers)}"
-        limits_by_index = {table.by_name[endpoint].index: limit for endpoint, limit in (limits or {}).items()}
+        limits_by_index = {
+            table.by_name[endpoint].index: limit for endpoint, limit in (limits or {}).items()
+        }
         deadlines = deadlines_of(table, deadline_s, deadlines_s or {})
         client = ActorClient(name, table, mailbox, deadlines, limits_by_index)
         target = kind.__qualname__ if isinstance(placement, InLoop) else target_of(kind)
@@ -190,11 +210,11 @@ class Runtime:
         return cast(A, handle_class(kind)(client, record))
 
     async def prepare(self, placement: ChildProcess) -> None:
-        """Check the interpreter and start the fork server of a placement now, so that the first `spawn` need not wait for
-        them.
+        """Check the interpreter and start the fork server of a placement now, so that the first
+        `spawn` need not wait for them.
 
-        Raises: ConfigError for an unusable interpreter; what a prepare hook raises; ActorFrozen naming a hook that
-            did not end in time; ActorDied if the fork server dies.
+        Raises: ConfigError for an unusable interpreter; what a prepare hook raises; ActorFrozen
+            naming a hook that did not end in time; ActorDied if the fork server dies.
         """
         self._open_group()
         await self._prepare(placement)
@@ -226,7 +246,9 @@ class Runtime:
         )
 
     async def loop_lag(self, actor: Actor | None = None) -> LagReport:
-        """Return how late the actor's loop, or by default our own, ran its timers over the last minute."""
+        """Return how late the actor's loop, or by default our own, ran its timers over the last
+        minute.
+        """
         if actor is not None:
             return await client_of(actor).loop_lag()
         assert self._lag is not None, "the runtime is not open"
@@ -235,13 +257,16 @@ class Runtime:
     async def stop(self, actor: Actor) -> None:
         """Stop an actor: the calls in its mailbox are answered, then `on_stop` runs.
 
-        An exception of `on_stop` is logged as an error, with its remote traceback; the actor ends anyway. Concurrent
-        calls that still run, and later ones, raise ActorDied.
+        An exception of `on_stop` is logged as an error, with its remote traceback; the actor ends
+        anyway. Concurrent calls that still run, and later ones, raise ActorDied.
         """
         await self._find(actor).supervisor.stop(self._stop_grace_s)
 
     async def kill(self, actor: Actor) -> None:
-        """End an actor at once and for good, whatever its restart policy. Pending and later calls raise ActorDied."""
+        """End an actor at once and for good, whatever its restart policy.
+
+        Pending and later calls raise ActorDied.
+        """
         await self._find(actor).supervisor.kill()
 
     def _forgive(self, lost_s: float) -> None:
@@ -257,13 +282,16 @@ class Runtime:
         try:
             await record.supervisor.run()
         finally:
-            if record.supervisor.is_over:  # not if another actor's end cancels this: closing the runtime stops it
+            # not if another actor's end cancels this: closing the runtime stops it
+            if record.supervisor.is_over:
                 self._living.discard(record)
 
     def _find(self, actor: Actor) -> "_Record":
         client, record = client_of(actor), record_of(actor)
         if not isinstance(record, _Record) or record.runtime is not self:
-            raise ValueError(f"actor {client.name!r} belongs to another runtime than {self.name!r}.")
+            raise ValueError(
+                f"actor {client.name!r} belongs to another runtime than {self.name!r}."
+            )
         return record
 
     def _open_group(self) -> asyncio.TaskGroup:
@@ -272,10 +300,14 @@ class Runtime:
         return self._group
 
     async def _stop_all(self) -> None:
-        """Stop the actors of this loop first, newest first, since they may hold handles to the others."""
+        """Stop the actors of this loop first, newest first, since they may hold handles to the
+        others.
+        """
         records = sorted(self._living, key=lambda record: record.number)
         here = [record.supervisor for record in records if isinstance(record.placement, InLoop)]
-        elsewhere = [record.supervisor for record in records if not isinstance(record.placement, InLoop)]
+        elsewhere = [
+            record.supervisor for record in records if not isinstance(record.placement, InLoop)
+        ]
         try:
             for supervisor in reversed(here):
                 await supervisor.stop(self._stop_grace_s)
@@ -285,7 +317,12 @@ class Runtime:
             raise
 
     def _launcher(
-        self, name: str, table: EndpointTable, args: tuple[Any, ...], placement: Placement, mailbox: int
+        self,
+        name: str,
+        table: EndpointTable,
+        args: tuple[Any, ...],
+        placement: Placement,
+        mailbox: int,
     ) -> Launcher:
         self._open_group()
         context, lag = self._context, self._lag
@@ -295,17 +332,31 @@ class Runtime:
         def in_loop(on_message: OnMessage, on_end: OnEnd) -> Channel:
             constructor, actor_class = table.constructor, table.actor_class
             return InLoopChannel(
-                name, table, lambda: constructor.apply(actor_class, args), mailbox, lag, on_message, on_end
+                name,
+                table,
+                lambda: constructor.apply(actor_class, args),
+                mailbox,
+                lag,
+                on_message,
+                on_end,
             )
 
         def in_child(on_message: OnMessage, on_end: OnEnd) -> Channel:
             assert isinstance(placement, ChildProcess)
-            start = self._fork_servers.of(placement).start if placement.fork_from is not None else SpawnedProcess
-            return ChildChannel(name, placement, context, on_message, on_end, self._observer, start=start)
+            start = (
+                self._fork_servers.of(placement).start
+                if placement.fork_from is not None
+                else SpawnedProcess
+            )
+            return ChildChannel(
+                name, placement, context, on_message, on_end, self._observer, start=start
+            )
 
         def elsewhere(on_message: OnMessage, on_end: OnEnd) -> Channel:
             assert isinstance(placement, RemoteHost)
-            return self._connection(placement, context).launch(name, placement.env, on_message, on_end)
+            return self._connection(placement, context).launch(
+                name, placement.env, on_message, on_end
+            )
 
         if isinstance(placement, InLoop):
             return in_loop
@@ -315,7 +366,9 @@ class Runtime:
             return elsewhere
         raise TypeError(f"placement is {placement!r}, expected InLoop, ChildProcess or RemoteHost.")
 
-    def _connection(self, host: RemoteHost, context: zmq.Context[zmq.Socket[bytes]]) -> HostConnection:
+    def _connection(
+        self, host: RemoteHost, context: zmq.Context[zmq.Socket[bytes]]
+    ) -> HostConnection:
         key = (host.address, host.server_public_key, host.client_keys.public, host.lost_after_s)
         connection = self._connections.get(key)
         if connection is None or connection.is_lost:
@@ -324,12 +377,17 @@ class Runtime:
 
 
 def _check_annotations(table: EndpointTable) -> None:
-    """Make each decoder once. Raises: TypeError naming the endpoint whose annotation cannot be sent."""
+    """Make each decoder once.
+
+    Raises: TypeError naming the endpoint whose annotation cannot be sent.
+    """
     codec = Codec()
     for entry in (table.constructor, *table.endpoints):
         try:
             codec.decoder(entry.args_type)
             codec.decoder(entry.result_type)
         except TypeError as error:
-            raise TypeError(f"{entry.label} has an annotation that cannot be sent in a message: {error}") from error
+            raise TypeError(
+                f"{entry.label} has an annotation that cannot be sent in a message: {error}"
+            ) from error
     codec.decoder(ErrorReport)

@@ -1,9 +1,11 @@
-"""The actor's end of a channel: takes messages, runs endpoints, answers. The same in all placements.
+"""The actor's end of a channel: takes messages, runs endpoints, answers. The same in all
+placements.
 
-One task works through the mailbox, so that a call needs no task of its own; concurrent endpoints get a task each, in a
-task group. In a process of its own an idle actor begins a call as its message arrives, without a turn of the loop in
-between; if the call has to wait for something, the mailbox task continues it. No message can end the loop of this task:
-unreadable bytes are counted; wrong argument types and exceptions of the actor's own code are answered.
+One task works through the mailbox, so that a call needs no task of its own; concurrent endpoints
+get a task each, in a task group. In a process of its own an idle actor begins a call as its message
+arrives, without a turn of the loop in between; if the call has to wait for something, the mailbox
+task continues it. No message can end the loop of this task: unreadable bytes are counted; wrong
+argument types and exceptions of the actor's own code are answered.
 """
 
 import asyncio
@@ -23,17 +25,29 @@ from vla_rl.actors.begun import BegunCall
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.remote_errors import report_of
-from vla_rl.actors.wire import ENVELOPE, ENVELOPE_SIZE, MAGIC, OWN_CALL, Birth, Frames, Kind, MalformedMessage
+from vla_rl.actors.wire import (
+    ENVELOPE,
+    ENVELOPE_SIZE,
+    MAGIC,
+    OWN_CALL,
+    Birth,
+    Frames,
+    Kind,
+    MalformedMessage,
+)
 
 logger = logging.getLogger(__name__)
 
 # plain numbers: access to an enum member costs a dictionary lookup for each message
-_CALL, _CREDIT, _CANCEL, _STOP, _LAG = map(int, (Kind.CALL, Kind.CREDIT, Kind.CANCEL, Kind.STOP, Kind.LAG))
+_CALL, _CREDIT, _CANCEL, _STOP, _LAG = map(
+    int, (Kind.CALL, Kind.CREDIT, Kind.CANCEL, Kind.STOP, Kind.LAG)
+)
 _RESULT = int(Kind.RESULT)
 _unpack = ENVELOPE.unpack_from
 
 _LONGEST_TURN_S = 0.001
-"""After this long without a pause the loop may read its sockets, where the cancellation of a call may be waiting."""
+"""After this long without a pause the loop may read its sockets, where the cancellation of a call
+may be waiting."""
 _PAUSE_S = 20e-6
 """Calls closer together than this count as queued behind one another."""
 
@@ -57,10 +71,11 @@ class ActorServer:
     Args:
         actor, table: the instance and its endpoints.
         send: queues frames for the caller.
-        mailbox: largest number of unanswered calls; a caller of ours never sends more, so further ones are rejected.
+        mailbox: largest number of unanswered calls; a caller of ours never sends more, so further
+            ones are rejected.
         lag: lag sampler of this loop, reported on request.
-        at_once: whether `on_message`, called by the loop outside any task, begins calls itself while the actor is
-            idle.
+        at_once: whether `on_message`, called by the loop outside any task, begins calls itself
+            while the actor is idle.
     """
 
     def __init__(
@@ -75,12 +90,20 @@ class ActorServer:
         *,
         at_once: bool,
     ) -> None:
-        self._actor, self._table, self._codec, self._actor_id, self._send = actor, table, codec, actor_id, send
+        self._actor, self._table, self._codec, self._actor_id, self._send = (
+            actor,
+            table,
+            codec,
+            actor_id,
+            send,
+        )
         self._lag, self._most_calls = lag, mailbox
         self._methods = [getattr(actor, entry.name) for entry in table.endpoints]
         self._args = [codec.decoder(entry.args_type) for entry in table.endpoints]
         self._labels = [entry.label for entry in table.endpoints]
-        self._short = frozenset(entry.index for entry in table.endpoints if at_once and entry.is_plain)
+        self._short = frozenset(
+            entry.index for entry in table.endpoints if at_once and entry.is_plain
+        )
         self._mailbox: deque[_Work | None] = deque()
         self._works: dict[int, _Work] = {}
         self._wake: asyncio.Future[None] | None = None
@@ -92,16 +115,21 @@ class ActorServer:
         self._begun: tuple[_Work, BegunCall] | None = None
         self.num_rejected = 0
         self.is_killed = False
-        """Whether its task was cancelled for good. Its owner sets this, since a call may mistake the cancellation for its
-        own."""
+        """Whether its task was cancelled for good. Its owner sets this, since a call may mistake
+        the cancellation for its own."""
 
     async def serve(self) -> None:
-        """Start the actor, work until STOP, stop the actor. Raises: what `on_start` or `on_stop` raises."""
+        """Start the actor, work until STOP, stop the actor.
+
+        Raises: what `on_start` or `on_stop` raises.
+        """
         await self._actor.on_start()
         self._answer(Kind.READY, OWN_CALL, Birth(os.getpid()))
         self._context = contextvars.copy_context()
         async with asyncio.TaskGroup() as self._group:
-            self._task = self._group.create_task(self._work_through_mailbox(), name="mailbox", context=self._context)
+            self._task = self._group.create_task(
+                self._work_through_mailbox(), name="mailbox", context=self._context
+            )
             await self._task
             for work in list(self._works.values()):
                 self._cancel(work)
@@ -113,7 +141,9 @@ class ActorServer:
         head = frames[0]
         try:
             if len(head) < ENVELOPE_SIZE:
-                raise MalformedMessage(f"message of {len(head)} bytes, expected at least {ENVELOPE_SIZE}.")
+                raise MalformedMessage(
+                    f"message of {len(head)} bytes, expected at least {ENVELOPE_SIZE}."
+                )
             magic, kind, index, _, _, call = _unpack(head)
             if magic != MAGIC:
                 raise MalformedMessage(f"message begins with {magic:#x}, expected {MAGIC:#x}.")
@@ -141,12 +171,22 @@ class ActorServer:
         """Count unreadable bytes; only the first case is logged."""
         self.num_rejected += 1
         if self.num_rejected == 1:
-            logger.warning("%s rejected a message: %s Later ones are only counted.", type(self._actor).__name__, error)
+            logger.warning(
+                "%s rejected a message: %s Later ones are only counted.",
+                type(self._actor).__name__,
+                error,
+            )
 
     def _take_call(self, index: int, call: int, frames: Frames) -> None:
-        if index >= len(self._table.endpoints) or call in self._works or len(self._works) >= self._most_calls:
+        if (
+            index >= len(self._table.endpoints)
+            or call in self._works
+            or len(self._works) >= self._most_calls
+        ):
             self._codec.discard(frames)
-            raise MalformedMessage(f"call {call} of endpoint {index} is unknown, already here, or exceeds the mailbox.")
+            raise MalformedMessage(
+                f"call {call} of endpoint {index} is unknown, already here, or exceeds the mailbox."
+            )
         endpoint = self._table.endpoints[index]
         work = self._works[call] = _Work(endpoint, call, frames)
         if endpoint.concurrent and self._group is not None:
@@ -180,7 +220,9 @@ class ActorServer:
             self._wake.set_result(None)
 
     def _begin(self, index: int, call: int, frames: Frames) -> None:
-        """Run a call to its answer; if it waits or fails, the mailbox task, in whose name it runs, continues it."""
+        """Run a call to its answer; if it waits or fails, the mailbox task, in whose name it runs,
+        continues it.
+        """
         task, loop, context = self._task, self._loop, self._context
         assert task is not None
         assert context is not None
@@ -195,18 +237,25 @@ class ActorServer:
             waits_for = context.run(running.send, None)
         except StopIteration as done:
             try:
-                self._send(self._codec.encode(_RESULT, 0, self._actor_id, call, done.value, self._labels[index]))
+                self._send(
+                    self._codec.encode(
+                        _RESULT, 0, self._actor_id, call, done.value, self._labels[index]
+                    )
+                )
             except TypeError as failure:
                 error = failure
             else:
                 ended = time.perf_counter()
-                self._worked_s = ended - began + (self._worked_s if began - self._ended < _PAUSE_S else 0.0)
+                self._worked_s = (
+                    ended - began + (self._worked_s if began - self._ended < _PAUSE_S else 0.0)
+                )
                 self._ended = ended
                 self._is_idle = self._worked_s < _LONGEST_TURN_S
                 if not self._is_idle:
                     self._wake_up()  # the loop takes a turn; what comes until then is queued
                 return
-        except BaseException as failure:  # includes e.g. SystemExit: raised again in the mailbox task
+        except BaseException as failure:
+            # includes e.g. SystemExit: raised again in the mailbox task
             error = failure
         finally:
             _leave_task(loop, task)
@@ -235,7 +284,8 @@ class ActorServer:
             if waiting is None:
                 return
             work = waiting
-            if work.endpoint.concurrent and self._group is not None:  # it came before the task group existed
+            # it came before the task group existed
+            if work.endpoint.concurrent and self._group is not None:
                 work.task = self._group.create_task(self._run(work), name=work.endpoint.label)
                 continue
             work.task = task
@@ -268,7 +318,11 @@ class ActorServer:
         endpoint, call = work.endpoint, work.call
         try:
             if begun is not None:
-                self._send(self._codec.encode(_RESULT, 0, self._actor_id, call, await begun, endpoint.label))
+                self._send(
+                    self._codec.encode(
+                        _RESULT, 0, self._actor_id, call, await begun, endpoint.label
+                    )
+                )
                 return
             if work.cancelled:
                 self._codec.discard(work.frames)
@@ -281,8 +335,12 @@ class ActorServer:
                 await self._stream(work, endpoint.apply(method, args))
                 self._answer(Kind.END, call, None)
             else:
-                result = await (method(*args) if endpoint.num_plain_args >= 0 else endpoint.apply(method, args))
-                self._send(self._codec.encode(_RESULT, 0, self._actor_id, call, result, endpoint.label))
+                result = await (
+                    method(*args) if endpoint.num_plain_args >= 0 else endpoint.apply(method, args)
+                )
+                self._send(
+                    self._codec.encode(_RESULT, 0, self._actor_id, call, result, endpoint.label)
+                )
         except asyncio.CancelledError as error:
             if work.cancelled:
                 self._answer(Kind.CANCELLED, call, None)
@@ -291,7 +349,11 @@ class ActorServer:
             else:  # the application's own, e.g. it awaited a cancelled future
                 self._answer(Kind.ERROR, call, report_of(error))
         except msgspec.ValidationError as error:
-            self._answer(Kind.ERROR, call, report_of(TypeError(f"{endpoint.label} got wrong argument types: {error}")))
+            self._answer(
+                Kind.ERROR,
+                call,
+                report_of(TypeError(f"{endpoint.label} got wrong argument types: {error}")),
+            )
         except MalformedMessage as error:
             self.reject(error)
             self._answer(Kind.ERROR, call, report_of(error))
@@ -301,7 +363,10 @@ class ActorServer:
             del self._works[call]
 
     async def _stream(self, work: _Work, items: AsyncIterator[Any]) -> None:
-        """Send items as long as the caller grants credit; close the generator however the stream ends."""
+        """Send items as long as the caller grants credit.
+
+        Close the generator however the stream ends.
+        """
         try:
             async for item in items:
                 while work.credit == 0:

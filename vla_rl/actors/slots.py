@@ -1,9 +1,11 @@
-"""Shared-memory slots: one process writes a large array once, and one other process reads it in place.
+"""Shared-memory slots: one process writes a large array once, and one other process reads it in
+place.
 
-An arena is an anonymous memory file (memfd) that the parent creates and the child inherits: it has no name, so nothing is
-left behind whichever process dies first. The first page holds one state byte for each slot. Only the writer allocates,
-and only the reader gives back, by clearing the byte; so neither needs a lock or a message. Address space is reserved at
-once, pages only when they are touched. A slot is given back when the last view of its array is gone.
+An arena is an anonymous memory file (memfd) that the parent creates and the child inherits: it has
+no name, so nothing is left behind whichever process dies first. The first page holds one state byte
+for each slot. Only the writer allocates, and only the reader gives back, by clearing the byte; so
+neither needs a lock or a message. Address space is reserved at once, pages only when they are
+touched. A slot is given back when the last view of its array is gone.
 """
 
 import mmap
@@ -27,7 +29,9 @@ def create_arena(num_bytes: int) -> int:
 
 
 class SlotLease(np.ndarray):
-    """Protects one slot from being overwritten: the base of the received array, over the same memory."""
+    """Protects one slot from being overwritten: the base of the received array, over the same
+    memory.
+    """
 
     __slots__ = ("_slot", "_states")
     _states: mmap.mmap | None
@@ -44,7 +48,9 @@ class SlotLease(np.ndarray):
 
 
 class SlotPlace:
-    """Place of an array in the reader's arena: made once, leased with each message that refers to it."""
+    """Place of an array in the reader's arena: made once, leased with each message that refers to
+    it.
+    """
 
     __slots__ = ("_array", "_states", "slot")
 
@@ -52,14 +58,18 @@ class SlotPlace:
         self.slot, self._array, self._states = slot, array, states
 
     def lease(self) -> np.ndarray:
-        """Return the array, read-only and in place; the slot is given back when its last view is gone."""
+        """Return the array, read-only and in place.
+
+        The slot is given back when its last view is gone.
+        """
         lease = self._array.view()
         lease._slot, lease._states = self.slot, self._states
         return lease.view(np.ndarray)
 
 
 def release(array: np.ndarray) -> bool:
-    """Give back the slot under a received array before its last view is gone; return False if it has none.
+    """Give back the slot under a received array before its last view is gone; return False if it
+    has none.
 
     The array must not be read afterwards. Rarely needed: dropping the array does the same.
     """
@@ -73,7 +83,10 @@ def release(array: np.ndarray) -> bool:
 
 
 class SharedBlock:
-    """One slot as plain memory, to be written before its message is sent. The same object each time the slot is taken."""
+    """One slot as plain memory, to be written before its message is sent.
+
+    The same object each time the slot is taken.
+    """
 
     __slots__ = ("_states", "array", "offset", "slot")
     is_shared = True
@@ -91,18 +104,25 @@ class SharedBlock:
 
 
 class SlotWriter:
-    """The writing end of an arena. Slot sizes are powers of two; a slot is used again for arrays of its size."""
+    """The writing end of an arena.
+
+    Slot sizes are powers of two; a slot is used again for arrays of its size.
+    """
 
     def __init__(self, fd: int) -> None:
         self._size = os.fstat(fd).st_size
-        self._memory = mmap.mmap(fd, self._size)  # its first bytes are the states: the cheapest access to one of them
+        # its first bytes are the states: the cheapest access to one of them
+        self._memory = mmap.mmap(fd, self._size)
         self._offsets: list[int] = []
         self._by_size: dict[int, list[int]] = {}
         self._blocks: dict[int, SharedBlock] = {}
         self._end = _STATE_BYTES
 
     def write(self, array: np.ndarray) -> tuple[int, int] | None:
-        """Copy `array` in C order into a free slot; return `(slot, offset)`, or None if no slot is free."""
+        """Copy `array` in C order into a free slot.
+
+        Return `(slot, offset)`, or None if no slot is free.
+        """
         slot = self._take(array.nbytes)
         if slot is None:
             return None
@@ -111,13 +131,18 @@ class SlotWriter:
         return slot, offset
 
     def take_block(self, num_bytes: int) -> SharedBlock | None:
-        """Return a free slot as memory to write to, or None. If it is not sent, give it back with `give_back`."""
+        """Return a free slot as memory to write to, or None.
+
+        If it is not sent, give it back with `give_back`.
+        """
         slot = self._take(num_bytes)
         if slot is None:
             return None
         block = self._blocks.get(slot)
         if block is None or len(block.array) != num_bytes:
-            block = self._blocks[slot] = SharedBlock(slot, self._offsets[slot], self._memory, num_bytes)
+            block = self._blocks[slot] = SharedBlock(
+                slot, self._offsets[slot], self._memory, num_bytes
+            )
         return block
 
     def give_back(self, slot: int) -> None:
@@ -130,7 +155,9 @@ class SlotWriter:
         return self._memory[: len(self._offsets)].count(_TAKEN)
 
     def _take(self, num_bytes: int) -> int | None:
-        """Return the first free slot of that size: little memory then stays in use, and it stays in the caches."""
+        """Return the first free slot of that size: little memory then stays in use, and it stays in
+        the caches.
+        """
         size = max(_SMALLEST_SLOT, 1 << (num_bytes - 1).bit_length())
         states = self._memory
         same_size = self._by_size.get(size)
@@ -158,8 +185,17 @@ class SlotReader:
         self._states = mmap.mmap(fd, _STATE_BYTES)
         self._memory = mmap.mmap(fd, self._size, prot=mmap.PROT_READ)
 
-    def place(self, slot: int, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], num_bytes: int) -> SlotPlace:
-        """Return the place of such an array. Raises: MalformedMessage if it would be outside the arena."""
-        if not (0 <= slot < _STATE_BYTES and _STATE_BYTES <= offset <= offset + num_bytes <= self._size):
-            raise MalformedMessage(f"slot {slot} at {offset} with {num_bytes} bytes is outside the shared memory.")
+    def place(
+        self, slot: int, offset: int, dtype: np.dtype[Any], shape: tuple[int, ...], num_bytes: int
+    ) -> SlotPlace:
+        """Return the place of such an array.
+
+        Raises: MalformedMessage if it would be outside the arena.
+        """
+        if not (
+            0 <= slot < _STATE_BYTES and _STATE_BYTES <= offset <= offset + num_bytes <= self._size
+        ):
+            raise MalformedMessage(
+                f"slot {slot} at {offset} with {num_bytes} bytes is outside the shared memory."
+            )
         return SlotPlace(slot, SlotLease(shape, dtype, self._memory, offset), self._states)

@@ -1,15 +1,17 @@
-"""ZeroMQ sockets for our messages, and a socket that is driven by its file descriptor on the running loop.
+"""ZeroMQ sockets for our messages, and a socket that is driven by its file descriptor on the
+running loop.
 
-pyzmq's own asyncio sockets cost three to four times as much as plain ones. Driving the descriptor directly costs almost
-nothing, but it is edge-triggered: it announces a change once, and any operation on the socket may swallow that. So:
+pyzmq's own asyncio sockets cost three to four times as much as plain ones. Driving the descriptor
+directly costs almost nothing, but it is edge-triggered: it announces a change once, and any
+operation on the socket may swallow that. So:
 
     1. messages are taken until the socket reports that there are no more,
     2. the socket is read again after sending,
     3. and once after it was registered.
 
-Leaving out any of the three causes hangs, in one case only sometimes and under load. All three happen in `_end_turn`,
-which follows each use of the socket within the same turn of the loop, after the tasks that the message woke: off the
-critical path.
+Leaving out any of the three causes hangs, in one case only sometimes and under load. All three
+happen in `_end_turn`, which follows each use of the socket within the same turn of the loop, after
+the tasks that the message woke: off the critical path.
 """
 
 import asyncio
@@ -36,7 +38,8 @@ _POLLIN, _POLLOUT, _NOBLOCK = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.NOBLOCK
 
 
 def lift_high_water_mark(socket: zmq.Socket[bytes]) -> None:
-    """Remove the limit of a thousand queued messages, above which messages are lost while ZeroMQ's thread is delayed.
+    """Remove the limit of a thousand queued messages, above which messages are lost while ZeroMQ's
+    thread is delayed.
 
     Call it before `bind` and `connect`. The queue is bounded by the number of calls in flight.
     """
@@ -50,13 +53,17 @@ class MessageSocket:
     Args:
         socket: bound or connected.
         on_message: called with the frames; must not raise. May be replaced.
-        raw: hand over all frames as they come, because they begin with an identity or are not our messages.
+        raw: hand over all frames as they come, because they begin with an identity or are not our
+            messages.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], on_message: Callable[[Frames], None], *, raw: bool = False) -> None:
+    def __init__(
+        self, socket: zmq.Socket[bytes], on_message: Callable[[Frames], None], *, raw: bool = False
+    ) -> None:
         self._socket, self.on_message, self._raw = socket, on_message, raw
         self._get, self._recv = socket.getsockopt, socket.recv
-        self._send = super(zmq.Socket, socket).send  # skips the handling of options that we do not use
+        # skips the handling of options that we do not use
+        self._send = super(zmq.Socket, socket).send
         self._batch: list[bytes] = []
         self.gathers = False
         """Whether small messages wait for later ones, to be sent together."""
@@ -154,7 +161,9 @@ class LoopSocket(MessageSocket):
         on_message, raw: see `MessageSocket`.
     """
 
-    def __init__(self, socket: zmq.Socket[bytes], on_message: Callable[[Frames], None], *, raw: bool = False) -> None:
+    def __init__(
+        self, socket: zmq.Socket[bytes], on_message: Callable[[Frames], None], *, raw: bool = False
+    ) -> None:
         super().__init__(socket, on_message, raw=raw)
         self._loop = asyncio.get_running_loop()
         self._fd = int(socket.getsockopt(zmq.FD))
@@ -171,7 +180,9 @@ class LoopSocket(MessageSocket):
 
     @property
     def has_peer(self) -> bool:
-        """Whether a PAIR socket has a peer, or ZeroMQ's thread has not read all that the peer sent."""
+        """Whether a PAIR socket has a peer, or ZeroMQ's thread has not read all that the
+        peer sent.
+        """
         return bool(zmq_poll([(self._socket, _POLLOUT)], 0))
 
     def drain_all(self) -> None:
@@ -186,7 +197,9 @@ class LoopSocket(MessageSocket):
         super().close(linger_ms)
 
     def _on_readable(self) -> None:
-        """Deliver one message; the tasks that it wakes run before the turn ends, and what they send is sent at once."""
+        """Deliver one message; the tasks that it wakes run before the turn ends, and what they send
+        is sent at once.
+        """
         if not self._closed:
             self.receive()
             self.look_again()

@@ -1,7 +1,8 @@
-"""A child in a fresh interpreter: never a fork of this process, which may have threads, a loop and a GPU context.
+"""A child in a fresh interpreter: never a fork of this process, which may have threads, a loop and
+a GPU context.
 
-It reads its settings from stdin, whose other end we hold, so that it closes with us. Its end is read from a pidfd, at
-once and without idle cost; a socket would not report it.
+It reads its settings from stdin, whose other end we hold, so that it closes with us. Its end is
+read from a pidfd, at once and without idle cost; a socket would not report it.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ from vla_rl.actors.parent_link import FROM_TERMINAL
 from vla_rl.actors.placement import ChildProcess
 
 OnExit = Callable[[str, tuple[str, ...]], None]
-"""Called once, on the loop, when the process has ended: with the cause, and stderr lines if it could not be started."""
+"""Called once, on the loop, when the process has ended: with the cause, and stderr lines if it
+could not be started."""
 
 
 class StartedProcess(Protocol):
@@ -40,18 +42,27 @@ class StartedProcess(Protocol):
         ...
 
     def kill(self) -> None:
-        """Send SIGKILL, which also ends a stopped process; `on_exit` follows. Does nothing if it has ended."""
+        """Send SIGKILL, which also ends a stopped process; `on_exit` follows.
+
+        Does nothing if it has ended.
+        """
         ...
 
 
 StartProcess = Callable[[ChildProcess, ChildSettings, int, OnExit], StartedProcess]
-"""Starts a process: (placement, settings, stderr, on_exit). The caller keeps and closes all descriptors."""
+"""Starts a process: (placement, settings, stderr, on_exit). The caller keeps and closes all
+descriptors."""
 
 
 class SpawnedProcess:
-    """A fresh interpreter. See `StartProcess` for the arguments; raises what `subprocess_of` raises."""
+    """A fresh interpreter.
 
-    def __init__(self, placement: ChildProcess, settings: ChildSettings, stderr: int, on_exit: OnExit) -> None:
+    See `StartProcess` for the arguments; raises what `subprocess_of` raises.
+    """
+
+    def __init__(
+        self, placement: ChildProcess, settings: ChildSettings, stderr: int, on_exit: OnExit
+    ) -> None:
         self._on_exit = on_exit
         self._loop = asyncio.get_running_loop()
         words = msgspec.json.encode(settings)
@@ -98,9 +109,11 @@ def subprocess_of(
     pass_fds: Sequence[int],
     stdin: int,
 ) -> "subprocess.Popen[bytes]":
-    """Start a fresh interpreter that runs one of our modules; it inherits only the environment and stdout of this process.
+    """Start a fresh interpreter that runs one of our modules; it inherits only the environment and
+    stdout of this process.
 
-    Raises: OSError if it cannot be started; ValueError for an environment variable that is not valid.
+    Raises: OSError if it cannot be started; ValueError for an environment variable that is not
+    valid.
     """
     own_path = [] if placement.python else [str(Path(vla_rl.__file__).parent.parent)]
     inherited = inherited_environment()

@@ -1,4 +1,7 @@
-"""The stderr of a child: passed on with the child's name in front; the last lines are kept for error messages."""
+"""The stderr of a child: passed on with the child's name in front.
+
+The last lines are kept for error messages.
+"""
 
 import asyncio
 import contextlib

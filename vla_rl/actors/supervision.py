@@ -1,6 +1,8 @@
-"""Run one actor as its owner wants: launch it, notice its end, restart it within its policy, stop it.
+"""Run one actor as its owner wants: launch it, notice its end, restart it within its policy, stop
+it.
 
-Invariant: while the runtime is open a supervisor has at most one incarnation, and none is left when `run` has ended.
+Invariant: while the runtime is open a supervisor has at most one incarnation, and none is left when
+`run` has ended.
 """
 
 import asyncio
@@ -45,7 +47,12 @@ class Supervisor:
         start_timeout_s: float,
     ) -> None:
         self.client, self.num_restarts = client, 0
-        self._prepare, self._launch_channel, self._request, self._args = prepare, launch, request, args
+        self._prepare, self._launch_channel, self._request, self._args = (
+            prepare,
+            launch,
+            request,
+            args,
+        )
         self._intensity = Intensity(restart) if restart is not None else None
         self._start_timeout_s = start_timeout_s
         self._channel: Channel | None = None
@@ -68,8 +75,8 @@ class Supervisor:
     async def start(self) -> None:
         """Launch and wait until the actor is ready.
 
-        Raises: what `prepare`, its constructor or `on_start` raises; ActorDied, also if it is stopped meanwhile;
-            TimeoutError.
+        Raises: what `prepare`, its constructor or `on_start` raises; ActorDied, also if it is
+            stopped meanwhile; TimeoutError.
         """
         await self._prepare()
         if self._stopping:
@@ -92,17 +99,24 @@ class Supervisor:
     def _describe_slow_start(self, unanswered: str) -> str:
         if unanswered:
             return (
-                f"actor {self.client.name!r} was not ready within {self._start_timeout_s} s: no answer from {unanswered}; "
-                "expected `python -m vla_rl.actors.host` to serve there, at an address that this host can reach."
+                f"actor {self.client.name!r} was not ready within {self._start_timeout_s} s: no "
+                f"answer from {unanswered}; "
+                "expected `python -m vla_rl.actors.host` to serve there, at an address that this "
+                "host can reach."
             )
         words = "".join(f"\n    {line}" for line in self._last_words)
         return (
-            f"actor {self.client.name!r} was not ready within {self._start_timeout_s} s and was killed; raise "
-            f"start_timeout_s if its constructor needs longer" + (f"; its last words:{words}" if words else ".")
+            f"actor {self.client.name!r} was not ready within {self._start_timeout_s} s and was "
+            "killed; raise "
+            "start_timeout_s if its constructor "
+            "needs longer" + (f"; its last words:{words}" if words else ".")
         )
 
     async def run(self) -> None:
-        """Restart the actor whenever it ends, until it is stopped. Raises: ActorDied past the policy's limit."""
+        """Restart the actor whenever it ends, until it is stopped.
+
+        Raises: ActorDied past the policy's limit.
+        """
         while True:
             await self._ended.wait()
             if self._stopping or self._intensity is None:
@@ -111,7 +125,10 @@ class Supervisor:
                 return
 
     async def _replace(self, intensity: Intensity) -> bool:
-        """Start the next incarnation; return True once it is ready, False if the actor was stopped meanwhile."""
+        """Start the next incarnation.
+
+        Return True once it is ready, False if the actor was stopped meanwhile.
+        """
         cause: BaseException | None = None
         while not self.is_stopping and intensity.admit(time.monotonic()):
             self.num_restarts += 1
@@ -138,8 +155,8 @@ class Supervisor:
         raise limit from cause
 
     async def stop(self, grace_s: float) -> None:
-        """Let the actor finish its calls and end, for at most `grace_s`; then kill it. A repeated call waits for the same
-        end.
+        """Let the actor finish its calls and end, for at most `grace_s`; then kill it. A repeated
+        call waits for the same end.
 
         An actor that is not ready yet has no calls and is killed at once: its `start` raises.
         """
@@ -156,7 +173,9 @@ class Supervisor:
                 async with asyncio.timeout(grace_s):
                     await channel.until_gone()
             except TimeoutError:
-                logger.warning("actor %s did not stop within %g s; it is killed.", self.client.name, grace_s)
+                logger.warning(
+                    "actor %s did not stop within %g s; it is killed.", self.client.name, grace_s
+                )
                 channel.kill()
                 await channel.until_gone()
         self._ended.set()
@@ -169,7 +188,9 @@ class Supervisor:
         if self._channel is not None:
             self._channel.kill()
             await self._channel.until_gone()
-        self.client.give_up(State.STOPPED, ActorDied(self.client.name, self.client.pid, "killed by its owner"))
+        self.client.give_up(
+            State.STOPPED, ActorDied(self.client.name, self.client.pid, "killed by its owner")
+        )
         self._ended.set()
 
     def _on_first_words(self, frames: Frames) -> None:
@@ -190,7 +211,9 @@ class Supervisor:
                 self._ready.set_exception(error_from(report, self.client.name, channel.pid))
         except (MalformedMessage, msgspec.ValidationError) as error:
             self._ready.set_exception(
-                ActorDied(self.client.name, channel.pid, f"its first message cannot be read: {error}")
+                ActorDied(
+                    self.client.name, channel.pid, f"its first message cannot be read: {error}"
+                )
             )
 
     def _send_request(self, channel: Channel) -> None:
@@ -216,5 +239,7 @@ class Supervisor:
         elif self._ready.cancelled() or self._ready.exception() is not None:
             return  # `start` raises
         else:
-            self.client.disconnect(death, State.DEAD if self._intensity is None else State.RESTARTING)
+            self.client.disconnect(
+                death, State.DEAD if self._intensity is None else State.RESTARTING
+            )
         self._ended.set()

@@ -6,16 +6,24 @@ from pathlib import Path
 
 
 def other_threads() -> list[str]:
-    """Return the names of all threads but the first, sorted; for those of C libraries, the names that the kernel shows."""
+    """Return the names of all threads but the first, sorted; for those of C libraries, the names
+    that the kernel shows.
+    """
     tasks = [task for task in Path("/proc/self/task").iterdir() if int(task.name) != os.getpid()]
     known = {thread.native_id: thread.name for thread in threading.enumerate()}
-    return sorted(known.get(int(task.name)) or (task / "comm").read_text().strip() for task in tasks)
+    return sorted(
+        known.get(int(task.name)) or (task / "comm").read_text().strip() for task in tasks
+    )
 
 
 def refuse_threads(culprit: str) -> None:
-    """Raise RuntimeError if there are other threads: a fork would lack them, and hold their locks for ever."""
+    """Raise RuntimeError if there are other threads: a fork would lack them, and hold their locks
+    for ever.
+    """
     if names := other_threads():
         raise RuntimeError(
-            f"{culprit} left {len(names)} threads running in the fork server ({', '.join(names)}); a process with threads "
-            "cannot be forked safely. Leave them to the children, or start the children as fresh interpreters."
+            f"{culprit} left {len(names)} threads running in the fork server "
+            f"({', '.join(names)}); a process with threads "
+            "cannot be forked safely. Leave them to the children, or start the children as fresh "
+            "interpreters."
         )

@@ -1,8 +1,9 @@
 """The wait graph: which task waits for what and since when, and the time of the last progress.
 
-Waiting code calls `waiting`; code that completes work calls `note_progress`. Both cost about a microsecond. The
-`Watchdog` reads them from its own thread, so the tables hold plain values and each access is one dictionary operation.
-The runtime itself lists calls of actors: they need no `waiting`.
+Waiting code calls `waiting`; code that completes work calls `note_progress`. Both cost about a
+microsecond. The `Watchdog` reads them from its own thread, so the tables hold plain values and each
+access is one dictionary operation. The runtime itself lists calls of actors: they need no
+`waiting`.
 """
 
 import itertools
@@ -14,7 +15,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One edge of the wait graph: `who` has waited for `on` since `since` (time.monotonic seconds)."""
+    """One edge of the wait graph: `who` has waited for `on` since `since` (time.monotonic
+    seconds).
+    """
 
     who: str
     on: str
@@ -34,7 +37,9 @@ _last_progress_s: list[float] = [time.monotonic()]
 
 @contextmanager
 def waiting(who: str, on: str) -> Iterator[None]:
-    """List `who` as waiting for `on` while the body runs, e.g. `with waiting("episode 12", on="env-3"): await ...`."""
+    """List `who` as waiting for `on` while the body runs, e.g.
+    `with waiting("episode 12", on="env-3"): await ...`.
+    """
     token = begin_wait(who, on)
     try:
         yield
@@ -61,7 +66,10 @@ def note_progress(what: str, count: int = 1) -> None:
 
 
 def add_source(waits: Callable[[], Iterable[Wait]]) -> int:
-    """Also list the waits that `waits` returns, called from any thread; pass the returned token to `remove_source`."""
+    """Also list the waits that `waits` returns, called from any thread.
+
+    Pass the returned token to `remove_source`.
+    """
     token = next(_wait_ids)
     _sources[token] = waits
     return token
@@ -73,7 +81,10 @@ def remove_source(token: int) -> None:
 
 
 def current_waits() -> list[Wait]:
-    """Return all waits, including those for answers of actors, longest first. Safe to call from any thread."""
+    """Return all waits, including those for answers of actors, longest first.
+
+    Safe to call from any thread.
+    """
     waits = list(_waits.values())  # atomic for other threads, which sorting would not be
     for source in list(_sources.values()):
         waits.extend(source())

@@ -1,6 +1,7 @@
 """A thread that reports a lack of progress: the wait graph, and where each task stands.
 
-It runs outside the loop, so it also works while the loop is blocked. Progress is what `note_progress` reports.
+It runs outside the loop, so it also works while the loop is blocked. Progress is what
+`note_progress` reports.
 """
 
 import asyncio
@@ -13,7 +14,12 @@ import traceback
 from types import FrameType, TracebackType
 from typing import Any, Self, TextIO
 
-from vla_rl.actors.waits import current_waits, note_progress, progress_counts, seconds_since_progress
+from vla_rl.actors.waits import (
+    current_waits,
+    note_progress,
+    progress_counts,
+    seconds_since_progress,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -22,12 +28,16 @@ class Watchdog:
     """Watches the running loop while its `with` block is open.
 
     Args:
-        stall_after_s: report after this long without progress (s), and again after each further such time.
-        abort: abort the process after the report, so that an outside supervisor restarts it from its checkpoint.
+        stall_after_s: report after this long without progress (s), and again after each further
+            such time.
+        abort: abort the process after the report, so that an outside supervisor restarts it from
+            its checkpoint.
         out: stream for the report; stderr by default.
     """
 
-    def __init__(self, *, stall_after_s: float, abort: bool = False, out: TextIO | None = None) -> None:
+    def __init__(
+        self, *, stall_after_s: float, abort: bool = False, out: TextIO | None = None
+    ) -> None:
         if stall_after_s <= 0:
             raise ValueError(f"stall_after_s is {stall_after_s}, expected more than 0 seconds.")
         self._stall_after_s, self._abort, self._out = stall_after_s, abort, out
@@ -43,7 +53,10 @@ class Watchdog:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._stop.set()
         self._thread.join()
@@ -51,7 +64,10 @@ class Watchdog:
     def describe(self) -> str:
         """Return the current wait graph and all stacks. Safe to call from any thread."""
         parts = [_wait_graph(), _thread_stack(self._loop_thread_id)]
-        parts += [_task_stack(task) for task in sorted(_tasks_of(self._loop), key=lambda task: task.get_name())]
+        parts += [
+            _task_stack(task)
+            for task in sorted(_tasks_of(self._loop), key=lambda task: task.get_name())
+        ]
         return "\n".join(parts)
 
     def _watch(self) -> None:
@@ -70,14 +86,18 @@ class Watchdog:
         try:
             self._print(quiet_s)
         except Exception:  # such as a closed pipe: the watchdog continues
-            logger.exception("the watchdog saw no progress for %.1f s and could not print its report.", quiet_s)
+            logger.exception(
+                "the watchdog saw no progress for %.1f s and could not print its report.", quiet_s
+            )
         if self._abort:
             os.abort()
 
     def _print(self, quiet_s: float) -> None:
         out = self._out if self._out is not None else sys.stderr
         counts = ", ".join(f"{what} {count}" for what, count in progress_counts().items())
-        out.write(f"watchdog: no progress for {quiet_s:.1f} s (so far: {counts}).\n{self.describe()}\n")
+        out.write(
+            f"watchdog: no progress for {quiet_s:.1f} s (so far: {counts}).\n{self.describe()}\n"
+        )
         out.flush()
         self.num_reports += 1
 
@@ -111,11 +131,16 @@ def _awaiting_frames(awaited: Any) -> list[FrameType]:
     """Return the frames from a task's outermost coroutine to the suspended one."""
     frames = []
     while awaited is not None:
-        frame = next((found for name in _FRAMES if (found := getattr(awaited, name, None)) is not None), None)
+        frame = next(
+            (found for name in _FRAMES if (found := getattr(awaited, name, None)) is not None), None
+        )
         if frame is None:
             break
         frames.append(frame)
-        awaited = next((found for name in _AWAITED if (found := getattr(awaited, name, None)) is not None), None)
+        awaited = next(
+            (found for name in _AWAITED if (found := getattr(awaited, name, None)) is not None),
+            None,
+        )
     return frames
 
 

@@ -1,15 +1,16 @@
-"""The envelope of each message: 18 bytes in front of a msgpack payload, in the first frame; arrays may follow as frames.
+"""The envelope of each message: 18 bytes in front of a msgpack payload, in the first frame; arrays
+may follow as frames.
 
     magic u8 | kind u8 | endpoint u16 | frames u16 | actor u32 | call u64        little endian
 
-`frames` is the number of frames that follow; a reader takes no more from the socket, which saves a query. A frame of
-`parts.PART_BYTES` or more is sent as several.
-`actor` distinguishes the actors behind one tcp connection; on a pipe of its own it is 0. `endpoint` is an index into the
-actor's table. For CREDIT it is the number of items granted.
+`frames` is the number of frames that follow; a reader takes no more from the socket, which saves a
+query. A frame of `parts.PART_BYTES` or more is sent as several.
+`actor` distinguishes the actors behind one tcp connection; on a pipe of its own it is 0. `endpoint`
+is an index into the actor's table. For CREDIT it is the number of items granted.
 
-Small messages that are queued at the same moment are sent as one BATCH: each is preceded by its length as u32. A batch
-holds at most `MOST_IN_BATCH` messages of less than `BATCHED_BELOW` bytes; a reader rejects anything else, since splitting
-costs it far more than the bytes cost the sender.
+Small messages that are queued at the same moment are sent as one BATCH: each is preceded by its
+length as u32. A batch holds at most `MOST_IN_BATCH` messages of less than `BATCHED_BELOW` bytes; a
+reader rejects anything else, since splitting costs it far more than the bytes cost the sender.
 """
 
 import enum
@@ -70,7 +71,10 @@ class LaunchRequest(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SpawnRequest(msgspec.Struct, frozen=True, array_like=True):
-    """The class to build. The constructor's arguments follow as a second SPAWN message, whose type depends on this one."""
+    """The class to build.
+
+    The constructor's arguments follow as a second SPAWN message, whose type depends on this one.
+    """
 
     target: str
     fingerprint: str
@@ -113,8 +117,14 @@ def unpack_envelope(head: Any) -> tuple[int, int, int, int]:
 
 
 def num_frames_after(head: Any) -> int:
-    """Return the number of frames that a first frame announces; 0 if it is not one of our envelopes."""
-    return _NUM_FRAMES.unpack_from(head, 4)[0] if len(head) >= ENVELOPE_SIZE and head[0] == MAGIC else 0
+    """Return the number of frames that a first frame announces; 0 if it is not one of our
+    envelopes.
+    """
+    return (
+        _NUM_FRAMES.unpack_from(head, 4)[0]
+        if len(head) >= ENVELOPE_SIZE and head[0] == MAGIC
+        else 0
+    )
 
 
 BATCH_KIND = int(Kind.BATCH)
@@ -140,7 +150,10 @@ def is_batch(head: Any) -> bool:
 
 
 def split_messages(batch: Any) -> list[memoryview]:
-    """Split a BATCH into its messages. Raises: MalformedMessage if `join_messages` did not make it from small messages."""
+    """Split a BATCH into its messages.
+
+    Raises: MalformedMessage if `join_messages` did not make it from small messages.
+    """
     view, position = memoryview(batch), ENVELOPE_SIZE
     messages: list[memoryview] = []
     end = len(view)

@@ -35,11 +35,19 @@ class Gatekeeper:
 
     def _on_question(self, frames: Frames) -> None:
         version, request_id, *_ = frames
-        is_known = len(frames) == 7 and frames[2] == DOMAIN and frames[5] == b"CURVE" and self._knows(frames[6])
+        is_known = (
+            len(frames) == 7
+            and frames[2] == DOMAIN
+            and frames[5] == b"CURVE"
+            and self._knows(frames[6])
+        )
         if not is_known:
             self.num_refused += 1
             if self.num_refused == 1:
-                logger.warning("refused a peer at %s: its key is unknown. Later ones are only counted.", frames[3])
+                logger.warning(
+                    "refused a peer at %s: its key is unknown. Later ones are only counted.",
+                    frames[3],
+                )
         status = (b"200", b"OK") if is_known else (b"400", b"unknown key")
         self._socket.send([version, request_id, *status, b"", b""])
 

@@ -1,4 +1,5 @@
-"""Advantages, losses and rewards as pure functions, one topic per file, to be read beside the papers.
+"""Advantages, losses and rewards as pure functions, one topic per file, to be read beside the
+papers.
 
 advantages     how much better than expected: GRPO and its kin, GAE             NumPy
 losses         policy losses, the value loss, trainer against engine             torch
@@ -6,7 +7,8 @@ aggregations   one loss a token ─► one number, the same for every split     
 filters        which groups and tokens are worth an update                       NumPy
 srpo           rewards for failures, by how close they came to a success                 NumPy
 
-Importing the configs and the NumPy functions does not import torch; the other names do when they are first used.
+Importing the configs and the NumPy functions does not import torch; the other names do when they
+are first used.
 """
 
 from importlib import import_module
@@ -146,7 +148,14 @@ _HOME = {
     ),
     "categorical": ("entropy",),
     "kl": ("KL_ESTIMATORS", "importance_weighted_k3", "k1", "k2", "k3", "k3_plus"),
-    "losses": ("Diagnostics", "PolicyLoss", "TokenBatch", "engine_correction", "policy_loss", "value_loss"),
+    "losses": (
+        "Diagnostics",
+        "PolicyLoss",
+        "TokenBatch",
+        "engine_correction",
+        "policy_loss",
+        "value_loss",
+    ),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

@@ -1,11 +1,12 @@
 """Reduction of one loss per token to one number, with the denominators of the whole update.
 
-The denominators are counted once over the whole batch (all micro-batches, all ranks), and every micro-batch divides by
-them. The micro-batches' results then add up to the result of the whole batch, and so do their gradients, however rows
-are split, packed or ordered. A sequence is a trajectory; its tokens may be in several rows (one row per chunk).
+The denominators are counted once over the whole batch (all micro-batches, all ranks), and every
+micro-batch divides by them. The micro-batches' results then add up to the result of the whole
+batch, and so do their gradients, however rows are split, packed or ordered. A sequence is a
+trajectory; its tokens may be in several rows (one row per chunk).
 
-For several ranks, pass the sums of all ranks to `over_ranks`, and add the ranks' gradients. If gradients are averaged
-instead (DDP, FSDP), multiply the loss by the number of ranks.
+For several ranks, pass the sums of all ranks to `over_ranks`, and add the ranks' gradients. If
+gradients are averaged instead (DDP, FSDP), multiply the loss by the number of ranks.
 """
 
 import dataclasses
@@ -22,14 +23,18 @@ from vla_rl.algorithms.choices import chosen
 
 @dataclass(frozen=True)
 class Denominators:
-    """Divisors of the losses of one update. Over several ranks, `num_tokens` and `num_sequences` are the sums.
+    """Divisors of the losses of one update. Over several ranks, `num_tokens` and `num_sequences`
+    are the sums.
 
     Attributes:
         num_tokens: number of unmasked tokens of the whole update.
-        num_sequences: number of sequences with at least one unmasked token; empty ones do not count.
-        sequence_tokens: int64 [B], for each row the number of unmasked tokens of the whole sequence that it belongs to.
-        length: divisor of `seq_mean_token_sum_norm`: a constant of the run, such as the number of tokens of the longest
-            possible trajectory. A counted length would weigh updates differently.
+        num_sequences: number of sequences with at least one unmasked token; empty ones do not
+            count.
+        sequence_tokens: int64 [B], for each row the number of unmasked tokens of the whole sequence
+            that it belongs to.
+        length: divisor of `seq_mean_token_sum_norm`: a constant of the run, such as the number of
+            tokens of the longest possible trajectory. A counted length would weigh updates
+            differently.
     """
 
     num_tokens: int
@@ -38,7 +43,10 @@ class Denominators:
     length: float | None = None
 
     def over_ranks(self, num_tokens: int, num_sequences: int) -> "Denominators":
-        """Return the same rows with the counts of all ranks together; a sequence has to be on one rank."""
+        """Return the same rows with the counts of all ranks together.
+
+        A sequence has to be on one rank.
+        """
         return dataclasses.replace(self, num_tokens=num_tokens, num_sequences=num_sequences)
 
     def rows(self, index: Tensor | slice) -> "Denominators":
@@ -50,18 +58,23 @@ Aggregation: TypeAlias = Callable[[Tensor, Tensor, Denominators], Tensor]
 """Function from (losses [B, T], mask bool [B, T], denominators with B rows) to []."""
 
 
-def count_denominators(mask: Tensor, sequence: Tensor | None = None, length: float | None = None) -> Denominators:
+def count_denominators(
+    mask: Tensor, sequence: Tensor | None = None, length: float | None = None
+) -> Denominators:
     """Count the denominators of a whole batch.
 
     Args:
         mask: bool [B, T], True where the policy chose the token.
-        sequence: int64 [B], id of the sequence (trajectory) that each row belongs to; None: one row each.
+        sequence: int64 [B], id of the sequence (trajectory) that each row belongs to; None: one row
+            each.
         length: the constant of `seq_mean_token_sum_norm`, > 0; other aggregations do not need it.
 
     Returns: the denominators, on the device of `mask`.
     """
     if length is not None and not length > 0.0:
-        raise ValueError(f"length is {length}, expected a number of tokens above 0, the same for every update.")
+        raise ValueError(
+            f"length is {length}, expected a number of tokens above 0, the same for every update."
+        )
     row_tokens = mask.sum(dim=1)
     if sequence is None:
         sequence_tokens = row_tokens
@@ -69,17 +82,21 @@ def count_denominators(mask: Tensor, sequence: Tensor | None = None, length: flo
     else:
         if sequence.shape != row_tokens.shape:
             raise ValueError(
-                f"sequence is {list(sequence.shape)}, expected {list(row_tokens.shape)}: one id per row of mask."
+                f"sequence is {list(sequence.shape)}, expected {list(row_tokens.shape)}: one id "
+                "per row of mask."
             )
         ids, position = torch.unique(sequence.to(mask.device), return_inverse=True)
-        totals = torch.zeros(len(ids), dtype=row_tokens.dtype, device=mask.device).index_add_(0, position, row_tokens)
+        totals = torch.zeros(len(ids), dtype=row_tokens.dtype, device=mask.device).index_add_(
+            0, position, row_tokens
+        )
         sequence_tokens = totals[position]
         num_sequences = int((totals > 0).sum())
     return Denominators(int(row_tokens.sum()), num_sequences, sequence_tokens, length)
 
 
 def token_mean(losses: Tensor, mask: Tensor, denominators: Denominators) -> Tensor:
-    """Mean over all tokens of the update (DAPO, arXiv:2503.14476, section 3.3): long trajectories weigh more.
+    """Mean over all tokens of the update (DAPO, arXiv:2503.14476, section 3.3): long trajectories
+    weigh more.
 
     L = sum_{b,t} m * loss / num_tokens
     """
@@ -88,7 +105,8 @@ def token_mean(losses: Tensor, mask: Tensor, denominators: Denominators) -> Tens
 
 
 def seq_mean_token_mean(losses: Tensor, mask: Tensor, denominators: Denominators) -> Tensor:
-    """Mean over a trajectory's tokens, then over trajectories (GRPO, arXiv:2402.03300, eq. 3): each weighs the same.
+    """Mean over a trajectory's tokens, then over trajectories (GRPO, arXiv:2402.03300, eq. 3): each
+    weighs the same.
 
     L = sum_b [sum_t m * loss / tokens of b's sequence] / num_sequences
     """
@@ -98,7 +116,8 @@ def seq_mean_token_mean(losses: Tensor, mask: Tensor, denominators: Denominators
 
 
 def seq_mean_token_sum(losses: Tensor, mask: Tensor, denominators: Denominators) -> Tensor:
-    """Sum over a trajectory's tokens, mean over trajectories: the plain policy gradient, without a length bias.
+    """Sum over a trajectory's tokens, mean over trajectories: the plain policy gradient, without a
+    length bias.
 
     L = sum_{b,t} m * loss / num_sequences
     """
@@ -107,17 +126,18 @@ def seq_mean_token_sum(losses: Tensor, mask: Tensor, denominators: Denominators)
 
 
 def seq_mean_token_sum_norm(losses: Tensor, mask: Tensor, denominators: Denominators) -> Tensor:
-    """Sum over a trajectory's tokens divided by a constant, mean over trajectories (Dr. GRPO, arXiv:2503.20783): no
-    length bias, and the size of a token mean.
+    """Sum over a trajectory's tokens divided by a constant, mean over trajectories (Dr. GRPO,
+    arXiv:2503.20783): no length bias, and the size of a token mean.
 
     L = sum_{b,t} m * loss / length / num_sequences
 
-    Other systems divide by the padded length of a batch, which changes from update to update. Raises: ValueError without
-    `length`.
+    Other systems divide by the padded length of a batch, which changes from update to update.
+    Raises: ValueError without `length`.
     """
     if denominators.length is None:
         raise ValueError(
-            "seq_mean_token_sum_norm needs Denominators.length, a constant of the run; pass count_denominators it."
+            "seq_mean_token_sum_norm needs Denominators.length, a constant of the run; pass "
+            "count_denominators it."
         )
     return seq_mean_token_sum(losses, mask, denominators) / denominators.length
 
@@ -140,4 +160,6 @@ def aggregation(name: str) -> Aggregation:
 
 def _require(denominator: int) -> None:
     if denominator < 1:
-        raise ValueError("the update has no unmasked token; expected at least one; skip the update instead.")
+        raise ValueError(
+            "the update has no unmasked token; expected at least one; skip the update instead."
+        )

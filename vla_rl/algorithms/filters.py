@@ -1,7 +1,8 @@
 """Filters of groups and tokens, without state, and checks for settings that no group can satisfy.
 
-The scheduler replaces a filtered group (`keep=`), frees its capacity at once, and ends a run in which no group is ever kept
-(`max_filtered_in_a_row`). A masked trajectory stays in its group: it still counts in the baseline.
+The scheduler replaces a filtered group (`keep=`), frees its capacity at once, and ends a run in
+which no group is ever kept (`max_filtered_in_a_row`). A masked trajectory stays in its group: it
+still counts in the baseline.
 """
 
 from collections.abc import Sequence
@@ -14,10 +15,11 @@ from vla_rl.types import Config
 
 
 def within_accuracy(success_rate: float, lowest: float, highest: float) -> bool:
-    """Return whether a group is neither too hard nor too easy: lowest <= success_rate <= highest, both ends included.
+    """Return whether a group is neither too hard nor too easy: lowest <= success_rate <= highest,
+    both ends included.
 
-    These are SimpleVLA-RL's accuracy bounds (Li et al. 2025, arXiv:2509.09674), which uses 0.1 and 0.9; [0, 1] keeps every
-    group.
+    These are SimpleVLA-RL's accuracy bounds (Li et al. 2025, arXiv:2509.09674), which uses 0.1 and
+    0.9; [0, 1] keeps every group.
 
     Args:
         success_rate: share of the group's members that solved the task, in [0, 1].
@@ -26,31 +28,41 @@ def within_accuracy(success_rate: float, lowest: float, highest: float) -> bool:
     Raises: ConfigError for bounds that no rate can satisfy.
     """
     if not 0.0 <= lowest <= highest <= 1.0:
-        raise ConfigError(f"accuracy bounds are [{lowest}, {highest}], expected 0 <= lowest <= highest <= 1.")
+        raise ConfigError(
+            f"accuracy bounds are [{lowest}, {highest}], expected 0 <= lowest <= highest <= 1."
+        )
     return lowest <= success_rate <= highest
 
 
 def has_equal_rewards(rewards: Sequence[float]) -> bool:
-    """Return whether all rewards of a group are the same, so that its advantages are all 0; True for an empty group or
-    one member. DAPO's dynamic sampling samples until this is False (Yu et al. 2025, arXiv:2503.14476, section 3.2)."""
+    """Return whether all rewards of a group are the same, so that its advantages are all 0; True
+    for an empty group or one member. DAPO's dynamic sampling samples until this is False (Yu et al.
+    2025, arXiv:2503.14476, section 3.2)."""
     return len(rewards) < 2 or min(rewards) == max(rewards)
 
 
-def require_satisfiable(group_size: int, lowest: float, highest: float, needs_difference: bool = False) -> None:
-    """Reject accuracy bounds that no group of this size can meet, before a run filters groups for ever.
+def require_satisfiable(
+    group_size: int, lowest: float, highest: float, needs_difference: bool = False
+) -> None:
+    """Reject accuracy bounds that no group of this size can meet, before a run filters groups for
+    ever.
 
     Args:
-        group_size: number of members of a group; their success rate is k / group_size for a whole k.
+        group_size: number of members of a group; their success rate is k / group_size for a whole
+            k.
         lowest, highest: the bounds of `within_accuracy`.
         needs_difference: groups that are all solved or all failed are filtered too.
 
     Raises: ConfigError with the inequality.
     """
     first, last = (1, group_size - 1) if needs_difference else (0, group_size)
-    if any(within_accuracy(solved / group_size, lowest, highest) for solved in range(first, last + 1)):
+    if any(
+        within_accuracy(solved / group_size, lowest, highest) for solved in range(first, last + 1)
+    ):
         return
     raise ConfigError(
-        f"no group of {group_size} can be kept: its success rate is k / {group_size} with {first} <= k <= {last}, and none "
+        f"no group of {group_size} can be kept: its success rate is k / {group_size} with {first} "
+        f"<= k <= {last}, and none "
         f"has {lowest} <= k / {group_size} <= {highest}; widen the bounds or use larger groups."
     )
 
@@ -74,7 +86,8 @@ class OverlongConfig(Config, frozen=True, kw_only=True):
 
 
 def overlong_penalty(lengths: NDArray[np.number], config: OverlongConfig) -> NDArray[np.float32]:
-    """Compute DAPO's soft overlong punishment, to be added to the rewards (arXiv:2503.14476, section 3.4, eq. 13).
+    """Compute DAPO's soft overlong punishment, to be added to the rewards (arXiv:2503.14476,
+    section 3.4, eq. 13).
 
         -factor * clip((length - (max_length - buffer)) / buffer, 0, 1)
 
@@ -91,10 +104,11 @@ def overlong_penalty(lengths: NDArray[np.number], config: OverlongConfig) -> NDA
 
 
 def overlong_filter(mask: NDArray[np.bool_], is_truncated: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Remove cut-off trajectories from a mask: DAPO's overlong filtering (arXiv:2503.14476, section 3.4).
+    """Remove cut-off trajectories from a mask: DAPO's overlong filtering (arXiv:2503.14476, section
+    3.4).
 
-    Apply it after the advantages are computed, so that these trajectories still count in their group's baseline. Their
-    tokens are removed from the denominators of the loss too.
+    Apply it after the advantages are computed, so that these trajectories still count in their
+    group's baseline. Their tokens are removed from the denominators of the loss too.
 
     Args:
         mask: bool [N, S]. is_truncated: bool [N].
@@ -103,6 +117,7 @@ def overlong_filter(mask: NDArray[np.bool_], is_truncated: NDArray[np.bool_]) ->
     """
     if is_truncated.shape != mask.shape[:1]:
         raise ValueError(
-            f"is_truncated is {list(is_truncated.shape)}, expected {list(mask.shape[:1])}: one per row of mask."
+            f"is_truncated is {list(is_truncated.shape)}, expected {list(mask.shape[:1])}: one "
+            "per row of mask."
         )
     return np.asarray(mask & ~is_truncated[:, None], dtype=np.bool_)

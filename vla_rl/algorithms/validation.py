@@ -1,4 +1,6 @@
-"""Metrics of several tries at the same problems: mean reward, best of some tries, and reward of the majority's answer."""
+"""Metrics of several tries at the same problems: mean reward, best of some tries, and reward of the
+majority's answer.
+"""
 
 import math
 from collections import Counter
@@ -9,7 +11,8 @@ from numpy.typing import NDArray
 
 
 def best_at(rewards: NDArray[np.floating], num: int) -> float:
-    """Compute the mean over problems of the expected best reward among `num` tries, drawn without replacement.
+    """Compute the mean over problems of the expected best reward among `num` tries, drawn without
+    replacement.
 
         best@m = mean over problems of sum_i r_(i) C(i-1, m-1) / C(n, m),   r_(1) <= ... <= r_(n)
 
@@ -24,13 +27,15 @@ def best_at(rewards: NDArray[np.floating], num: int) -> float:
     num_problems, num_tries = _checked(rewards)
     if not 1 <= num <= num_tries:
         raise ValueError(f"best@{num} of {num_tries} tries, expected 1 to {num_tries}.")
-    weights = np.array([math.comb(place, num - 1) for place in range(num_tries)]) / math.comb(num_tries, num)
+    weights = np.array([math.comb(place, num - 1) for place in range(num_tries)]) / math.comb(
+        num_tries, num
+    )
     return float((np.sort(rewards, axis=1) * weights).sum() / num_problems)
 
 
 def majority_at(rewards: NDArray[np.floating], answers: Sequence[Sequence[str]]) -> float:
-    """Compute the mean reward of each problem's most frequent answer; of equally frequent ones, the answer that came
-    first.
+    """Compute the mean reward of each problem's most frequent answer; of equally frequent ones, the
+    answer that came first.
 
     Args:
         rewards: float [problems, n].
@@ -40,7 +45,9 @@ def majority_at(rewards: NDArray[np.floating], answers: Sequence[Sequence[str]])
     chosen = []
     for earned, given in zip(rewards.tolist(), answers, strict=True):
         most_common = Counter(given).most_common(1)[0][0]
-        same = [reward for reward, answer in zip(earned, given, strict=True) if answer == most_common]
+        same = [
+            reward for reward, answer in zip(earned, given, strict=True) if answer == most_common
+        ]
         chosen.append(sum(same) / len(same))
     return float(np.mean(chosen))
 
@@ -48,7 +55,8 @@ def majority_at(rewards: NDArray[np.floating], answers: Sequence[Sequence[str]])
 def validation_metrics(
     rewards: NDArray[np.floating], answers: Sequence[Sequence[str]] | None = None
 ) -> dict[str, float]:
-    """Compute `mean`, `best@m` for m = 2, 4, 8, ... up to n and n itself, and `maj@n` if the answers are known.
+    """Compute `mean`, `best@m` for m = 2, 4, 8, ... up to n and n itself, and `maj@n` if the
+    answers are known.
 
     Args:
         rewards: float [problems, n].
@@ -56,7 +64,10 @@ def validation_metrics(
     """
     _, num_tries = _checked(rewards)
     sizes = sorted({2**power for power in range(1, num_tries.bit_length())} | {num_tries} - {1})
-    metrics = {"mean": float(rewards.mean()), **{f"best@{num}": best_at(rewards, num) for num in sizes}}
+    metrics = {
+        "mean": float(rewards.mean()),
+        **{f"best@{num}": best_at(rewards, num) for num in sizes},
+    }
     if answers is not None:
         metrics[f"maj@{num_tries}"] = majority_at(rewards, answers)
     return metrics
@@ -64,5 +75,7 @@ def validation_metrics(
 
 def _checked(rewards: NDArray[np.floating]) -> tuple[int, int]:
     if rewards.ndim != 2 or 0 in rewards.shape:
-        raise ValueError(f"rewards are {list(rewards.shape)}, expected [problems, tries], at least one of each.")
+        raise ValueError(
+            f"rewards are {list(rewards.shape)}, expected [problems, tries], at least one of each."
+        )
     return rewards.shape[0], rewards.shape[1]

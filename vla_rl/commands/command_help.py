@@ -1,4 +1,6 @@
-"""The help of a recipe: `--help` shows its common options, in paragraphs as wide as the terminal, `--help-all` shows all."""
+"""The help of a recipe: `--help` shows its common options, in paragraphs as wide as the terminal,
+`--help-all` shows all.
+"""
 
 import ast
 import contextlib
@@ -14,7 +16,12 @@ from types import MappingProxyType
 from typing import Annotated, Any, Final, NoReturn, TextIO, get_type_hints
 
 import tyro
-from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
+from tyro.constructors import (
+    ConstructorRegistry,
+    StructConstructorSpec,
+    StructFieldSpec,
+    StructTypeInfo,
+)
 
 from vla_rl.types import Config
 
@@ -22,7 +29,14 @@ HELP_ALL: Final = "--help-all"
 
 COMMON: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
-        "RunConfig": ("updates", "seed", "device", "checkpoint_every", "record_to", "wandb_project"),
+        "RunConfig": (
+            "updates",
+            "seed",
+            "device",
+            "checkpoint_every",
+            "record_to",
+            "wandb_project",
+        ),
         "RewardConfig": ("function",),
         "AdvantageConfig": ("name",),
         "SchedulerConfig": ("groups_per_update", "max_staleness"),
@@ -36,12 +50,14 @@ COMMON: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "HeldOutConfig": ("init_states",),
     }
 )
-"""Options that `--help` shows, by the class of their table. It shows all of a recipe's own options, and none of a table that
-is not listed here."""
+"""Options that `--help` shows, by the class of their table. It shows all of a recipe's own options,
+and none of a table that is not listed here."""
 
 
 def program_name() -> str:
-    """Return how this program was started: `python -m vla_rl.recipes.srpo_libero`, `vla-rl srpo_libero`, or a script."""
+    """Return how this program was started: `python -m vla_rl.recipes.srpo_libero`,
+    `vla-rl srpo_libero`, or a script.
+    """
     if sys.argv[0].startswith("vla-rl "):
         return sys.argv[0]
     spec = getattr(sys.modules["__main__"], "__spec__", None)
@@ -51,7 +67,8 @@ def program_name() -> str:
 
 
 def option_registry(recipe: type[Config] | None = None) -> ConstructorRegistry:
-    """Return a registry with which tyro makes one option for each field of a configuration, with the field's string as help.
+    """Return a registry with which tyro makes one option for each field of a configuration, with
+    the field's string as help.
 
     `recipe`: show only the common options of this configuration; None shows every option.
     """
@@ -67,7 +84,9 @@ def option_registry(recipe: type[Config] | None = None) -> ConstructorRegistry:
             is_shown = recipe is None or _is_common(config, name, recipe)
             kind: Any = hint if is_shown else Annotated[hint, tyro.conf.Suppress]
             default, help_text = getattr(info.default, name), field_docs(config).get(name)
-            fields.append(StructFieldSpec(name=name, type=kind, default=default, helptext=help_text))
+            fields.append(
+                StructFieldSpec(name=name, type=kind, default=default, helptext=help_text)
+            )
         return StructConstructorSpec(instantiate=config, fields=tuple(fields))
 
     return registry
@@ -95,11 +114,15 @@ def print_help(
 
 
 _PLACE: Final = "DESCRIPTION"
-"""Placeholder for the description in the help, because tyro would join its paragraphs into one line."""
+"""Placeholder for the description in the help, because tyro would join its paragraphs into one
+line."""
 
 
 class _Captured(io.StringIO):
-    """Captures standard output while tyro prints. It reports the real stream's abilities, so a terminal gets colours."""
+    """Captures standard output while tyro prints.
+
+    It reports the real stream's abilities, so a terminal gets colours.
+    """
 
     def __init__(self, true_one: TextIO) -> None:
         super().__init__()
@@ -114,18 +137,25 @@ class _Captured(io.StringIO):
 
 
 def filled(text: str) -> str:
-    """Fill the paragraphs of a docstring to the terminal's width; indented ones (commands, drawings) stay as they are."""
+    """Fill the paragraphs of a docstring to the terminal's width.
+
+    Indented ones (commands, drawings) stay as they are.
+    """
     width = max(shutil.get_terminal_size().columns, 40)
     paragraphs = inspect.cleandoc(text).split("\n\n")
     return "\n\n".join(
-        paragraph if paragraph.startswith(" ") or "\n " in paragraph else textwrap.fill(paragraph, width)
+        paragraph
+        if paragraph.startswith(" ") or "\n " in paragraph
+        else textwrap.fill(paragraph, width)
         for paragraph in paragraphs
     )
 
 
 @functools.cache
 def field_docs(config: type[Config]) -> Mapping[str, str]:
-    """Return the string under each field of a configuration and of its base classes, each paragraph in one line."""
+    """Return the string under each field of a configuration and of its base classes, each paragraph
+    in one line.
+    """
     found: dict[str, str] = {}
     for kind in reversed(config.__mro__):
         if not (issubclass(kind, Config) and kind is not Config):
@@ -136,7 +166,9 @@ def field_docs(config: type[Config]) -> Mapping[str, str]:
             continue
         assert isinstance(tree, ast.ClassDef)
         for statement, below in zip(tree.body, tree.body[1:], strict=False):
-            if not (isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)):
+            if not (
+                isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
+            ):
                 continue
             if (
                 isinstance(below, ast.Expr)
@@ -144,7 +176,9 @@ def field_docs(config: type[Config]) -> Mapping[str, str]:
                 and isinstance(below.value.value, str)
             ):
                 paragraphs = inspect.cleandoc(below.value.value).split("\n\n")
-                found[statement.target.id] = "\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs)
+                found[statement.target.id] = "\n\n".join(
+                    " ".join(paragraph.split()) for paragraph in paragraphs
+                )
     return found
 
 
@@ -167,6 +201,8 @@ def _is_common(config: type[Config], name: str, recipe: type[Config]) -> bool:
 def _num_options(config: type[Config], recipe: type[Config] | None = None) -> int:
     """Count the options of a configuration; with a `recipe`, only the common ones."""
     shown = {
-        name: hint for name, hint in _hints_of(config).items() if recipe is None or _is_common(config, name, recipe)
+        name: hint
+        for name, hint in _hints_of(config).items()
+        if recipe is None or _is_common(config, name, recipe)
     }
     return sum(_num_options(hint, recipe) if _is_table(hint) else 1 for hint in shown.values())

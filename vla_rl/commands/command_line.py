@@ -1,9 +1,11 @@
-"""The command line of every recipe: an option for each field of its configuration, and options to launch it.
+"""The command line of every recipe: an option for each field of its configuration, and options to
+launch it.
 
 python -m vla_rl.recipes.srpo_libero --help                         the common options, explained
 python -m vla_rl.recipes.srpo_libero --help-all                      every option
-python -m vla_rl.recipes.srpo_libero --config my.toml --run.updates 20  a file, which the command line overrides
-python -m vla_rl.recipes.srpo_libero --dry-run                       the resolved configuration and plan; nothing starts
+python -m vla_rl.recipes.srpo_libero --config my.toml --run.updates 20  a file, which the command
+line overrides python -m vla_rl.recipes.srpo_libero --dry-run                       the resolved
+configuration and plan; nothing starts
 """
 
 import argparse
@@ -37,11 +39,13 @@ class Launch:
     """Launch options of every recipe."""
 
     config: Path | None = None
-    """Read the configuration from this .toml or .json file, such as a run's config.json; the command line overrides it."""
+    """Read the configuration from this .toml or .json file, such as a run's config.json; the
+    command line overrides it."""
 
     dry_run: bool = False
-    """Print the plan and the resolved configuration, and read every file that the command would read: the policy is loaded,
-    and each environment is opened once. Nothing is trained and nothing is written."""
+    """Print the plan and the resolved configuration, and read every file that the command would
+    read: the policy is loaded, and each environment is opened once. Nothing is trained and nothing
+        is written."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,11 +56,12 @@ class TrainingLaunch(Launch):
     """Draw the graph into this .svg or .png file (mermaid text without graphviz); start nothing."""
 
     resume: Path | None = None
-    """Resume the run in this directory, with its own configuration, from its newest complete checkpoint; from the beginning
-    if it has none."""
+    """Resume the run in this directory, with its own configuration, from its newest complete
+    checkpoint; from the beginning if it has none."""
 
     resume_from: str | None = None
-    """With --resume: resume from this checkpoint, such as update-000012, instead of the newest. Newer ones are renamed."""
+    """With --resume: resume from this checkpoint, such as update-000012, instead of the newest.
+    Newer ones are renamed."""
 
 
 LaunchT = TypeVar("LaunchT", bound=Launch)
@@ -74,12 +79,16 @@ class Command(Generic[LaunchT_co, ConfigT_co]):
 
 
 def parse_command(
-    launch_type: type[LaunchT], config_type: type[ConfigT], description: str, argv: list[str] | None = None
+    launch_type: type[LaunchT],
+    config_type: type[ConfigT],
+    description: str,
+    argv: list[str] | None = None,
 ) -> Command[LaunchT, ConfigT]:
-    """Parse the command line of a recipe; help, unknown options and bad values end the process with a message.
+    """Parse the command line of a recipe; help, unknown options and bad values end the process with
+    a message.
 
-    Precedence: the command line, then `--config` (or the configuration of the run named by `--resume`), then the settings of
-    the pipeline (if there is one), then the recipe's defaults.
+    Precedence: the command line, then `--config` (or the configuration of the run named by
+    `--resume`), then the settings of the pipeline (if there is one), then the recipe's defaults.
     Raises: `ConfigError` if the file or the combination of values is invalid.
     """
     arguments = [_spelt_out(argument) for argument in (sys.argv[1:] if argv is None else argv)]
@@ -90,13 +99,15 @@ def parse_command(
     known, _ = early.parse_known_args(arguments)
     if known.resume is not None and known.config is not None:
         raise ConfigError(
-            f"--config {known.config} and --resume {known.resume} were both given, expected one of them: a resumed run has "
+            f"--config {known.config} and --resume {known.resume} were both given, expected one "
+            "of them: a resumed run has "
             "its own configuration; change settings with options"
         )
     path = RunDirectory.existing(known.resume).config if known.resume is not None else known.config
     default = _defaults(config_type, path, known.pipeline)
 
-    # built here because only here the types of its fields are known; with empty names, tyro gives options no prefix
+    # built here because only here the types of its fields are known; with empty names, tyro gives
+    # options no prefix
     fields: list[tuple[str, Any, Any]] = [
         ("launch", Annotated[launch_type, tyro.conf.arg(name="")], launch_type()),
         ("config", Annotated[config_type, tyro.conf.arg(name="")], default),
@@ -113,15 +124,22 @@ def parse_command(
         print_help(show, None if wants_all else config_type, description)
     parsed: Any = parse(args=arguments, registry=option_registry(), description=description)
     launch = parsed.launch
-    if isinstance(launch, TrainingLaunch) and launch.resume_from is not None and launch.resume is None:
+    if (
+        isinstance(launch, TrainingLaunch)
+        and launch.resume_from is not None
+        and launch.resume is None
+    ):
         raise ConfigError(
-            f"--resume-from is {launch.resume_from!r}, expected --resume with the run's directory as well"
+            f"--resume-from is {launch.resume_from!r}, expected --resume with the run's directory "
+            "as well"
         )
     return Command(launch, parsed.config)
 
 
 def _spelt_out(argument: str) -> str:
-    """Spell out `--engine vllm` as the option for the engine's kind, because `engine` is a table of settings."""
+    """Spell out `--engine vllm` as the option for the engine's kind, because `engine` is a table of
+    settings.
+    """
     name, equals, value = argument.partition("=")
     return f"--engine.kind{equals}{value}" if name == "--engine" else argument
 
@@ -135,7 +153,9 @@ def _defaults(config_type: type[ConfigT], path: Path | None, pipeline: str | Non
     chosen = {} if pipeline is None else {"pipeline": pipeline}
     name = chosen.get("pipeline") or in_file.get("pipeline") or recipe.pipeline
     where = str(path) if path is not None else f"the settings of the pipeline {name}"
-    return convert(merged(msgspec.to_builtins(recipe), settings_of(name), in_file, chosen), config_type, where)
+    return convert(
+        merged(msgspec.to_builtins(recipe), settings_of(name), in_file, chosen), config_type, where
+    )
 
 
 def run_recipe(
@@ -144,7 +164,10 @@ def run_recipe(
     main: Callable[[Command[LaunchT, ConfigT]], Coroutine[Any, Any, int]],
     description: str,
 ) -> int:
-    """Run a recipe from the command line on uvloop; return the exit status. Errors are printed as `explain` describes."""
+    """Run a recipe from the command line on uvloop; return the exit status.
+
+    Errors are printed as `explain` describes.
+    """
     with lasting_output():
         return _run_recipe(launch_type, config_type, main, description)
 

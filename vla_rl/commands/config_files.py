@@ -1,4 +1,7 @@
-"""Read a configuration from a TOML or JSON file; an unknown key is an error that names the nearest known one."""
+"""Read a configuration from a TOML or JSON file.
+
+An unknown key is an error that names the nearest known one.
+"""
 
 import difflib
 import types
@@ -17,17 +20,25 @@ ConfigT = TypeVar("ConfigT", bound=Config)
 
 
 def read_config(path: Path, config_type: type[ConfigT]) -> ConfigT:
-    """Read `path` (.toml or .json) as `config_type`; fields that the file leaves out keep their defaults.
+    """Read `path` (.toml or .json) as `config_type`; fields that the file leaves out keep their
+    defaults.
 
-    Raises: `ConfigError` naming the file and the key if the file cannot be read, is not TOML or JSON, does not match the
-    digest beside it, or holds an unknown key, a value of another type or one that the configuration rejects.
+    Raises: `ConfigError` naming the file and the key if the file cannot be read, is not TOML or
+    JSON, does not match the digest beside it, or holds an unknown key, a value of another type or
+    one that the configuration rejects.
     """
     return convert(read_table(path, config_type), config_type, str(path))
 
 
 def read_table(path: Path, config_type: type[Config]) -> dict[str, Any]:
-    """Read `path` (.toml or .json) as nested tables with keys that `config_type` has. Raises: `ConfigError`."""
-    decoders: dict[str, Callable[[bytes], Any]] = {".toml": msgspec.toml.decode, ".json": msgspec.json.decode}
+    """Read `path` (.toml or .json) as nested tables with keys that `config_type` has.
+
+    Raises: `ConfigError`.
+    """
+    decoders: dict[str, Callable[[bytes], Any]] = {
+        ".toml": msgspec.toml.decode,
+        ".json": msgspec.json.decode,
+    }
     if path.suffix not in decoders:
         raise ConfigError(f"{path} ends in {path.suffix!r}, expected one of {', '.join(decoders)}")
     try:
@@ -56,14 +67,18 @@ def convert(table: dict[str, Any], config_type: type[ConfigT], where: str) -> Co
 
 
 def refuse_unknown_keys(data: Any, config_type: Any, where: str) -> None:
-    """Raise `ConfigError` for the first key of the nested dict `data` that `config_type` does not have."""
+    """Raise `ConfigError` for the first key of the nested dict `data` that `config_type` does not
+    have.
+    """
     if not isinstance(data, dict):
         raise ConfigError(f"{where}: got {data!r}, expected a table of {config_type.__name__}")
     hints = typing.get_type_hints(config_type)
     for key, value in data.items():
         if key not in hints:
             near = difflib.get_close_matches(key, hints, n=1)
-            advice = f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(hints))}"
+            advice = (
+                f"did you mean {near[0]!r}?" if near else f"known keys: {', '.join(sorted(hints))}"
+            )
             raise ConfigError(f"{where}: unknown key {key!r} of {config_type.__name__}; {advice}")
         nested = _nested_config(hints[key])
         if nested is not None and value is not None:
@@ -71,7 +86,11 @@ def refuse_unknown_keys(data: Any, config_type: Any, where: str) -> None:
 
 
 def _nested_config(hint: Any) -> type[Config] | None:
-    candidates = typing.get_args(hint) if typing.get_origin(hint) in (typing.Union, types.UnionType) else (hint,)
+    candidates = (
+        typing.get_args(hint)
+        if typing.get_origin(hint) in (typing.Union, types.UnionType)
+        else (hint,)
+    )
     for candidate in candidates:
         if isinstance(candidate, type) and issubclass(candidate, Config):
             return candidate

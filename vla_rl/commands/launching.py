@@ -29,11 +29,12 @@ async def launch(
     judge: Judge | None = None,
     agent: Agent | None = None,
 ) -> int:
-    """Plan, draw or train with a recipe's starts and policy, as the command line says; return the exit status.
+    """Plan, draw or train with a recipe's starts and policy, as the command line says; return the
+    exit status.
 
-    The status is 0, or 128 plus the number of the signal that stopped the run in order. `about` goes into the run's
-    `about.json`: facts about its environments that the configuration lacks. `judge` as in `train`; `agent` defaults to that
-    of `agent_of`.
+    The status is 0, or 128 plus the number of the signal that stopped the run in order. `about`
+    goes into the run's `about.json`: facts about its environments that the configuration lacks.
+    `judge` as in `train`; `agent` defaults to that of `agent_of`.
     """
     config, wanted = command.config, command.launch
     if wanted.dry_run:
@@ -48,7 +49,14 @@ async def launch(
         return 0
     resume = RunDirectory.resume(wanted.resume) if wanted.resume is not None else None
     outcome = await train(
-        config, starts, model, agent=agent, resume=resume, resume_from=wanted.resume_from, about=about, judge=judge
+        config,
+        starts,
+        model,
+        agent=agent,
+        resume=resume,
+        resume_from=wanted.resume_from,
+        about=about,
+        judge=judge,
     )
     await _report(outcome.run)
     print(f"everything of this run is in {outcome.run.path}")
@@ -58,12 +66,16 @@ async def launch(
 
 
 async def _report(run: RunDirectory) -> None:
-    """Write the report. A failure is printed as one line and not raised, because the run itself succeeded."""
+    """Write the report.
+
+    A failure is printed as one line and not raised, because the run itself succeeded.
+    """
     try:
         print(f"the report is {await asyncio.to_thread(write_report, run)}")
     except Exception as error:
         print(
-            f"the report could not be written ({type(error).__name__}: {error}); to write it again: "
+            f"the report could not be written ({type(error).__name__}: {error}); to write it "
+            "again: "
             f"python -m vla_rl.commands.report {run.path}",
             file=sys.stderr,
         )

@@ -45,7 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name not in known and name != REPORT:
         near = difflib.get_close_matches(name, [*known, REPORT, "install"], n=1)
         print(
-            f"error: vla-rl has no recipe {name!r}{f', did you mean {near[0]!r}?' if near else ''}; `vla-rl` lists them",
+            "error: vla-rl has no recipe "
+            f"{name!r}{f', did you mean {near[0]!r}?' if near else ''}; `vla-rl` lists them",
             file=sys.stderr,
         )
         return 2
@@ -67,7 +68,10 @@ def _overview() -> str:
 def _install(arguments: Sequence[str]) -> int:
     if len(arguments) != 1 or arguments[0] not in INSTALLABLE:
         expected = ", ".join(INSTALLABLE)
-        print(f"error: vla-rl install {shlex.join(arguments)}: expected one of {expected}", file=sys.stderr)
+        print(
+            f"error: vla-rl install {shlex.join(arguments)}: expected one of {expected}",
+            file=sys.stderr,
+        )
         return 2
     command = install_command(arguments[0])
     print(shlex.join(command), flush=True)

@@ -1,4 +1,6 @@
-"""The plan that `--dry-run` prints: the resolved configuration, the processes and their tasks, and the memory they need."""
+"""The plan that `--dry-run` prints: the resolved configuration, the processes and their tasks, and
+the memory they need.
+"""
 
 import msgspec
 from rich.console import Console
@@ -26,7 +28,8 @@ class EpisodeFootprint(msgspec.Struct, frozen=True, kw_only=True):
     """Private memory of one forked simulator process, in MB."""
 
     server_mb: int
-    """Memory of the server that simulators are forked from, in MB. A simulator that is not forked needs it too."""
+    """Memory of the server that simulators are forked from, in MB. A simulator that is not forked
+    needs it too."""
 
     chunk_bytes: int
     """Bytes of one recorded decision: images, state and tokens."""
@@ -47,7 +50,8 @@ def print_plan(
     Args:
         config: configuration of the run.
         footprint: memory that its episodes need.
-        weight_bytes: size of the policy's weights. A critic is not counted, because its size is unknown before it is built.
+        weight_bytes: size of the policy's weights. A critic is not counted, because its size is
+            unknown before it is built.
         training_bytes: further bytes that the learner needs.
         console: console to print on; None for standard output.
     """
@@ -56,10 +60,15 @@ def print_plan(
 
     processes = Table("process", "count", "what it does", title="Processes")
     processes.add_row(
-        "this one", "1", f"event loop, policy and learner ({_device(config.run)}), {config.run.torch_threads} threads"
+        "this one",
+        "1",
+        f"event loop, policy and learner ({_device(config.run)}), "
+        f"{config.run.torch_threads} threads",
     )
     if config.engine.kind == "vllm":
-        processes.add_row("vLLM engines", str(config.engine.vllm.num_engines), "a copy of the policy in each")
+        processes.add_row(
+            "vLLM engines", str(config.engine.vllm.num_engines), "a copy of the policy in each"
+        )
     processes.add_row(what_plays(config), *_environments(config, footprint))
     out.print(processes)
 
@@ -67,29 +76,44 @@ def print_plan(
     per_group = config.episodes_per_group
     episodes = scheduler.group_capacity * per_group
     out.print(
-        f"{config.run.updates} updates of {scheduler.groups_per_update} groups of {per_group} episodes = "
-        f"{config.run.updates * scheduler.groups_per_update * per_group} episodes; at most {episodes} episodes "
-        f"outstanding at a time, trained at most {scheduler.max_staleness} updates after their dispatch"
+        f"{config.run.updates} updates of {scheduler.groups_per_update} groups of {per_group} "
+        "episodes = "
+        f"{config.run.updates * scheduler.groups_per_update * per_group} episodes; at most "
+        f"{episodes} episodes "
+        f"outstanding at a time, trained at most {scheduler.max_staleness} updates after their "
+        "dispatch"
     )
     items = [
         MemoryItem("Python, torch and the rest of this process", 700 * MIB),
         MemoryItem("weights, gradients and optimizer", weight_bytes + training_bytes),
         *_copies_of_weights(config, weight_bytes),
-        *(_simulator_items(config.simulators, footprint) if isinstance(config, TrainingConfig) else ()),
-        MemoryItem("outstanding episodes, at their longest", footprint.num_chunks * footprint.chunk_bytes, episodes),
+        *(
+            _simulator_items(config.simulators, footprint)
+            if isinstance(config, TrainingConfig)
+            else ()
+        ),
+        MemoryItem(
+            "outstanding episodes, at their longest",
+            footprint.num_chunks * footprint.chunk_bytes,
+            episodes,
+        ),
     ]
     out.print(memory_table("Memory estimate", items, available_bytes()))
 
 
 def _copies_of_weights(config: LearningConfig, weights: int) -> list[MemoryItem]:
-    """List the copies of weights besides the learner's: an engine's that cannot share them, and a KL term's reference."""
+    """List the copies of weights besides the learner's: an engine's that cannot share them, and a
+    KL term's reference.
+    """
     engine, copies = config.engine, []
     if engine.kind == "vllm":
         each = ENGINE_BYTES + engine.vllm.kv_cache_gib * 2**30 + weights
         copies.append(MemoryItem("vLLM engine processes", each, engine.vllm.num_engines))
         copies.append(MemoryItem("weights on their way to engines", 2 * weights))
     elif not config.learner.steps_once_per_update:
-        copies.append(MemoryItem("the engine's copy, because an update has several optimizer steps", weights))
+        copies.append(
+            MemoryItem("the engine's copy, because an update has several optimizer steps", weights)
+        )
     if config.learner.loss.needs_reference or config.kl_in_reward.coef > 0.0:
         copies.append(MemoryItem("the reference policy of the KL term", weights))
     return copies
@@ -101,7 +125,11 @@ def _environments(config: LearningConfig, footprint: EpisodeFootprint) -> tuple[
         return str(config.num_envs), f"{footprint.what_runs}, coroutines of this process"
     in_each = config.simulators.envs_of_processes(config.simulators.num_envs)
     how_many = "one environment" if max(in_each) == 1 else f"up to {max(in_each)} environments"
-    beside = f"; {config.text.num_envs} conversations beside them" if isinstance(config, MixedTrainingConfig) else ""
+    beside = (
+        f"; {config.text.num_envs} conversations beside them"
+        if isinstance(config, MixedTrainingConfig)
+        else ""
+    )
     return str(len(in_each)), f"{footprint.what_runs}, {how_many} in each{beside}"
 
 
@@ -109,7 +137,11 @@ def _simulator_items(config: SimulatorConfig, footprint: EpisodeFootprint) -> li
     if config.start == "fork":
         return [
             MemoryItem("the server that simulators are forked from", footprint.server_mb * MIB),
-            MemoryItem("simulator processes, private memory of each", footprint.simulator_mb * MIB, config.num_envs),
+            MemoryItem(
+                "simulator processes, private memory of each",
+                footprint.simulator_mb * MIB,
+                config.num_envs,
+            ),
         ]
     each = (footprint.server_mb + footprint.simulator_mb) * MIB
     return [MemoryItem("simulator processes", each, config.num_envs)]

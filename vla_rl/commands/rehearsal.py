@@ -1,6 +1,8 @@
-"""The dry run of a training run: read every file and folder that it would read, and raise the errors that it would raise.
+"""The dry run of a training run: read every file and folder that it would read, and raise the
+errors that it would raise.
 
-Each environment is opened once, in a simulator process that ends again. Nothing is trained, and nothing is written.
+Each environment is opened once, in a simulator process that ends again. Nothing is trained, and
+nothing is written.
 """
 
 import asyncio
@@ -31,7 +33,10 @@ async def rehearse_training(
     resume: Path | None = None,
     resume_from: str | None = None,
 ) -> None:
-    """Read everything that `train` would read. Raises: what `train` would raise before its first update."""
+    """Read everything that `train` would read.
+
+    Raises: what `train` would raise before its first update.
+    """
     envs = distinct(start.env for start in starts)
     if config.run.wandb_project is not None:
         await asyncio.to_thread(import_wandb, config.run.wandb_project)

@@ -1,4 +1,5 @@
-"""Data sets of robot episodes: three layouts to read, one to write, one representation in memory. No torch.
+"""Data sets of robot episodes: three layouts to read, one to write, one representation in memory.
+No torch.
 
     LIBERO's HDF5 ──┐
     LeRobotDataset ─┼─► open_dataset ─► RecordedEpisode ─► statistics_of, imitation

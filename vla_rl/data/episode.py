@@ -1,4 +1,6 @@
-"""One recorded episode of any source: the observation before each control step, and the action taken."""
+"""One recorded episode of any source: the observation before each control step, and the action
+taken.
+"""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeAlias
@@ -10,7 +12,8 @@ from vla_rl.errors import DataError
 from vla_rl.types import Observation
 
 FrameReader: TypeAlias = Callable[[int], np.ndarray]
-"""Maps a control step to uint8 [H, W, 3], RGB, oriented as in `LiberoEnv`; reads and decodes when called, in any thread."""
+"""Maps a control step to uint8 [H, W, 3], RGB, oriented as in `LiberoEnv`; reads and decodes when
+called, in any thread."""
 
 
 class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,7 +34,8 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
     """Observation key to its frames, such as `image` and `wrist_image`."""
 
     has_gripper: bool = True
-    """Whether the last number of an action is a gripper command; never so for actions of one number."""
+    """Whether the last number of an action is a gripper command; never so for actions of one
+    number."""
 
     rewards: np.ndarray | None = None
     """float32 [T], reward of each action; None if the source has none."""
@@ -44,27 +48,34 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if self.actions.ndim != 2 or len(self.actions) == 0:
-            raise DataError(f"{self.name}: actions are {list(self.actions.shape)}, expected [T, D] with T >= 1.")
+            raise DataError(
+                f"{self.name}: actions are {list(self.actions.shape)}, expected [T, D] with T >= 1."
+            )
         columns = {**self.vectors, **({} if self.rewards is None else {"rewards": self.rewards})}
         for key, values in self.vectors.items():
             if values.ndim != 2:
                 raise DataError(
-                    f"{self.name}: {key!r} is {list(values.shape)}, expected a vector for each step, [T, D]; reshape it "
+                    f"{self.name}: {key!r} is {list(values.shape)}, expected a vector for each "
+                    "step, [T, D]; reshape it "
                     f"with values.reshape({len(self.actions)}, -1)."
                 )
         if self.rewards is not None and self.rewards.ndim != 1:
             raise DataError(
-                f"{self.name}: rewards are {list(self.rewards.shape)}, expected a number for each step, [T]."
+                f"{self.name}: rewards are {list(self.rewards.shape)}, expected a number for each "
+                "step, [T]."
             )
         for key, values in columns.items():
             if len(values) != len(self.actions):
                 raise DataError(
-                    f"{self.name}: {len(values)} rows of {key!r}, expected {len(self.actions)} like actions."
+                    f"{self.name}: {len(values)} rows of {key!r}, expected {len(self.actions)} "
+                    "like actions."
                 )
         for key, values in {"actions": self.actions, **columns}.items():
             if not np.isfinite(values).all():
                 step = int(np.argwhere(~np.isfinite(values))[0][0])
-                raise DataError(f"{self.name}: {key!r} of control step {step} holds NaN or infinity.")
+                raise DataError(
+                    f"{self.name}: {key!r} of control step {step} holds NaN or infinity."
+                )
 
     @property
     def num_steps(self) -> int:
@@ -72,16 +83,22 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.actions)
 
     def observation(self, step: int, cameras: Collection[str] | None = None) -> Observation:
-        """Return the observation before the action of `step`, with the images of the named cameras; None: all.
+        """Return the observation before the action of `step`, with the images of the named cameras;
+        None: all.
 
         Raises: DataError for a camera that it does not have.
         """
         lost = sorted(set(cameras or ()) - set(self.frames))
         if lost:
             raise DataError(
-                f"{self.name} has no pictures {lost[0]!r}, only {sorted(self.frames)}; use a data set with this camera or, "
+                f"{self.name} has no pictures {lost[0]!r}, only {sorted(self.frames)}; use a data "
+                "set with this camera or, "
                 f"if it has another name, set fields = {{{lost[0]!r}: ...}} to its feature."
             )
-        seen: Observation = {key: read(step) for key, read in self.frames.items() if cameras is None or key in cameras}
+        seen: Observation = {
+            key: read(step)
+            for key, read in self.frames.items()
+            if cameras is None or key in cameras
+        }
         seen |= {key: values[step] for key, values in self.vectors.items()}
         return {**seen, "instruction": self.instruction}

@@ -1,9 +1,11 @@
-"""Rows of a prompt data set, from parquet or from jsonl: one question a row, with the fields that its scorer needs.
+"""Rows of a prompt data set, from parquet or from jsonl: one question a row, with the fields that
+its scorer needs.
 
     questions.jsonl   {"prompt": "What is 6 x 7?", "answer": "42"}
     questions.parquet the same as columns
 
-Every row is checked when the file is opened, so that a missing answer does not stop a run hours later.
+Every row is checked when the file is opened, so that a missing answer does not stop a run hours
+later.
 """
 
 import difflib
@@ -36,7 +38,9 @@ class PromptRows(Sequence[dict[str, Any]]):
         if isinstance(index, slice):
             return [self[row] for row in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):
-            raise IndexError(f"row {index} of a data set that has {len(self)} rows, numbered from 0")
+            raise IndexError(
+                f"row {index} of a data set that has {len(self)} rows, numbered from 0"
+            )
         if isinstance(self._table, list):
             return self._table[index]
         return self._table.slice(index % len(self), 1).to_pylist()[0]
@@ -46,7 +50,8 @@ class PromptRows(Sequence[dict[str, Any]]):
 
 
 def read_prompts(path: str | Path, fields: Sequence[str] = ("prompt",)) -> PromptRows:
-    """Read the rows of a `.parquet` or `.jsonl` file; the same file is read only once, from any thread.
+    """Read the rows of a `.parquet` or `.jsonl` file; the same file is read only once, from any
+    thread.
 
     Args:
         path: the file.
@@ -80,18 +85,24 @@ def _read(path: Path, fields: Sequence[str]) -> PromptRows:
 def _parquet(path: Path, fields: Sequence[str]) -> pyarrow.Table:
     try:
         table = pyarrow.parquet.read_table(path)
-        table.validate(full=True)  # a text column may hold any bytes, which else fail only when a row is read
+        # a text column may hold any bytes, which else fail only when a row is read
+        table.validate(full=True)
     except (OSError, pyarrow.ArrowException) as error:
-        raise DataError(f"{path} is not a parquet file with texts in UTF-8: {error}; write it again.") from error
+        raise DataError(
+            f"{path} is not a parquet file with texts in UTF-8: {error}; write it again."
+        ) from error
     for field in fields:
         if field not in table.column_names:
             raise DataError(
-                f"{path}: row 0, like all others, has no field {field!r}; {_nearest(field, table.column_names)}"
+                f"{path}: row 0, like all others, has no field {field!r}; "
+                f"{_nearest(field, table.column_names)}"
             )
         column = table.column(field)
         if column.null_count:
             row = column.is_null().to_pylist().index(True)
-            raise DataError(f"{path}: row {row} has no {field!r} (it is null), expected a value in every row.")
+            raise DataError(
+                f"{path}: row {row} has no {field!r} (it is null), expected a value in every row."
+            )
     return table
 
 
@@ -105,11 +116,14 @@ def _jsonl(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
             try:
                 row = decoder.decode(line)
             except (ValueError, RecursionError) as error:  # not a JSON object, or not UTF-8
-                raise DataError(f"{path}: row {len(rows)} (line {number}) is not a JSON object: {error}") from error
+                raise DataError(
+                    f"{path}: row {len(rows)} (line {number}) is not a JSON object: {error}"
+                ) from error
             for field in fields:
                 if row.get(field) is None:
                     raise DataError(
-                        f"{path}: row {len(rows)} (line {number}) has no {field!r}; {_nearest(field, list(row))}"
+                        f"{path}: row {len(rows)} (line {number}) has no {field!r}; "
+                        f"{_nearest(field, list(row))}"
                     )
             rows.append(row)
     return rows
@@ -117,4 +131,6 @@ def _jsonl(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
 
 def _nearest(field: str, names: Sequence[str]) -> str:
     near = difflib.get_close_matches(field, [name for name in names if name != field], n=1)
-    return (f"did you mean {near[0]!r}? " if near else "") + f"it has: {', '.join(map(repr, names)) or 'nothing'}."
+    return (
+        f"did you mean {near[0]!r}? " if near else ""
+    ) + f"it has: {', '.join(map(repr, names)) or 'nothing'}."

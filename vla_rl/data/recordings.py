@@ -18,10 +18,14 @@ def read_recording(path: Path) -> RecordedEpisode:
         with path.open("rb") as raw, np.load(raw, allow_pickle=False) as file:
             columns = {name: file[name] for name in file.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-        raise DataError(f"{path} is not a recorded demonstration: {error}; record it again.") from error
+        raise DataError(
+            f"{path} is not a recorded demonstration: {error}; record it again."
+        ) from error
     lost = [name for name in ("action", "state", "instruction", "image") if name not in columns]
     if lost:
-        raise DataError(f"{path} is not a recorded demonstration: no {lost[0]!r}, only {sorted(columns)}.")
+        raise DataError(
+            f"{path} is not a recorded demonstration: no {lost[0]!r}, only {sorted(columns)}."
+        )
     for name in _FRAMES:
         if name in columns and len(columns[name]) != len(columns["action"]):
             expected = f"expected {len(columns['action'])}, one for each action"

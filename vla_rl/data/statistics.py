@@ -1,4 +1,6 @@
-"""Action statistics of a data set, in the form of the public checkpoints' `dataset_statistics.json`."""
+"""Action statistics of a data set, in the form of the public checkpoints'
+`dataset_statistics.json`.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -9,10 +11,11 @@ from vla_rl.data.episode import RecordedEpisode
 
 
 def statistics_of(episodes: Sequence[RecordedEpisode], state_key: str = "state") -> dict[str, Any]:
-    """Compute mean, spread, ends and 1st and 99th percentiles of every dimension over all control steps, as plain values.
+    """Compute mean, spread, ends and 1st and 99th percentiles of every dimension over all control
+    steps, as plain values.
 
-    As in OpenVLA's tools, the gripper counts as 0 = close, 1 = open and is not scaled (`mask`). Without a gripper, all
-    numbers are scaled.
+    As in OpenVLA's tools, the gripper counts as 0 = close, 1 = open and is not scaled (`mask`).
+    Without a gripper, all numbers are scaled.
 
     Args:
         episodes: at least one, with signed grippers or none.
@@ -25,7 +28,9 @@ def statistics_of(episodes: Sequence[RecordedEpisode], state_key: str = "state")
         mask[-1] = False
     statistics: dict[str, Any] = {"action": {**_of(actions), "mask": mask}}
     if all(state_key in episode.vectors for episode in episodes):
-        statistics["proprio"] = _of(np.concatenate([episode.vectors[state_key] for episode in episodes]))
+        statistics["proprio"] = _of(
+            np.concatenate([episode.vectors[state_key] for episode in episodes])
+        )
     return {**statistics, "num_transitions": len(actions), "num_trajectories": len(episodes)}
 
 

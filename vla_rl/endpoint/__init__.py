@@ -1,7 +1,8 @@
-"""An OpenAI-compatible endpoint in front of any policy, to train agents that were not written for training.
+"""An OpenAI-compatible endpoint in front of any policy, to train agents that were not written for
+training.
 
-Endpoint         serves OpenAI's chat completions, responses and completions, and Anthropic's messages;
-                 `endpoint.session(policy)` makes a key for one episode
+Endpoint         serves OpenAI's chat completions, responses and completions, and Anthropic's
+                 messages; `endpoint.session(policy)` makes a key for one episode
 Session          records the calls under the key, and makes a `Trajectory` of them
 external_agent   any coroutine or program that talks to OpenAI's API, as an agent of the scheduler
 """

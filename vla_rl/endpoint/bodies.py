@@ -9,13 +9,17 @@ from aiohttp import web
 from vla_rl.endpoint.errors import RequestError
 
 INLINE_BYTES: Final = 1 << 16
-"""Most bytes of a body that is decoded in the event loop, in a fraction of a millisecond; larger ones take a thread."""
+"""Most bytes of a body that is decoded in the event loop, in a fraction of a millisecond; larger
+ones take a thread."""
 
 T = TypeVar("T")
 
 
 async def read_body(request: web.BaseRequest, max_bytes: int, timeout_s: float) -> bytes:
-    """Return the whole body. Raises: RequestError if it is too large, or does not arrive in time."""
+    """Return the whole body.
+
+    Raises: RequestError if it is too large, or does not arrive in time.
+    """
     if request.content_length is not None and request.content_length > max_bytes:
         raise _too_large(max_bytes)
     body = bytearray()
@@ -27,7 +31,9 @@ async def read_body(request: web.BaseRequest, max_bytes: int, timeout_s: float) 
                     raise _too_large(max_bytes)
     except TimeoutError as error:
         raise RequestError(
-            f"the body did not arrive within body_timeout_s={timeout_s:g} s; {len(body)} bytes of it did.", status=408
+            f"the body did not arrive within body_timeout_s={timeout_s:g} s; {len(body)} bytes of "
+            "it did.",
+            status=408,
         ) from error
     return bytes(body)
 
@@ -38,4 +44,6 @@ async def decoded(body: bytes, decode: Callable[[bytes], T]) -> T:
 
 
 def _too_large(max_bytes: int) -> RequestError:
-    return RequestError(f"the request is larger than max_request_kb={max_bytes // 1024} KiB.", status=413)
+    return RequestError(
+        f"the request is larger than max_request_kb={max_bytes // 1024} KiB.", status=413
+    )

@@ -15,8 +15,8 @@ class EndpointConfig(Config, frozen=True, kw_only=True):
     """Port to listen on; 0: any free port."""
 
     allow_remote: bool = False
-    """Allow a `host` that other machines can reach. Requests are neither encrypted nor limited in rate: use it only in a
-    network that you trust."""
+    """Allow a `host` that other machines can reach. Requests are neither encrypted nor limited in
+    rate: use it only in a network that you trust."""
 
     model: str = "policy"
     """Name that `/v1/models` lists if there is one policy. Requests may name any model."""
@@ -25,11 +25,13 @@ class EndpointConfig(Config, frozen=True, kw_only=True):
     """Largest request body, in KiB; larger ones are rejected with status 413."""
 
     max_connections: int = 512
-    """Most open connections; further clients wait until one closes. Lowered, with a warning, to half of the process's free
-    file descriptors, so that the rest of the runtime keeps the other half."""
+    """Most open connections; further clients wait until one closes. Lowered, with a warning, to
+    half of the process's free file descriptors, so that the rest of the runtime keeps the other
+    half."""
 
     idle_timeout_s: float = 30.0
-    """Most seconds until a connection has sent the headers of its next request; then it is closed."""
+    """Most seconds until a connection has sent the headers of its next request; then it is
+    closed."""
 
     body_timeout_s: float = 30.0
     """Most seconds until a request's body has arrived; then it is rejected with status 408."""

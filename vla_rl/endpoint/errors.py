@@ -1,4 +1,6 @@
-"""Errors in the clients' format: an HTTP status, and a body that the client's library turns into an exception."""
+"""Errors in the clients' format: an HTTP status, and a body that the client's library turns into an
+exception.
+"""
 
 from typing import Any, Final
 
@@ -15,19 +17,30 @@ class RequestError(Exception):
         param: the field of the request that is wrong.
     """
 
-    def __init__(self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None) -> None:
+    def __init__(
+        self, message: str, *, status: int = 400, code: str | None = None, param: str | None = None
+    ) -> None:
         self.message, self.status, self.code, self.param = message, status, code, param
         super().__init__(message)
 
     @property
     def kind(self) -> str:
         """OpenAI's `type` of the error."""
-        return _TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        return _TYPES.get(
+            self.status, "invalid_request_error" if self.status < 500 else "server_error"
+        )
 
 
 def openai_error(error: RequestError) -> dict[str, Any]:
     """Return the body of an error in OpenAI's format."""
-    return {"error": {"message": error.message, "type": error.kind, "param": error.param, "code": error.code}}
+    return {
+        "error": {
+            "message": error.message,
+            "type": error.kind,
+            "param": error.param,
+            "code": error.code,
+        }
+    }
 
 
 def anthropic_error(error: RequestError) -> dict[str, Any]:

@@ -1,4 +1,5 @@
-"""External agents: any program or coroutine that uses OpenAI's API can run an episode and be trained.
+"""External agents: any program or coroutine that uses OpenAI's API can run an episode and be
+trained.
 
 episode ──► env.reset ──► task ──► the agent, with base_url and api_key of a session ──► answer, or a reward of its own
                                     env.step(answer) ──► reward ──► Trajectory of all calls under the key
@@ -20,7 +21,16 @@ from vla_rl.endpoint.server import Endpoint
 from vla_rl.endpoint.session import Session
 from vla_rl.errors import ActorFrozen, EnvError
 from vla_rl.rollout import stop_reason
-from vla_rl.types import Agent, LanguagePolicy, Message, StopReason, TextEnv, TextStart, ToolSpec, Trajectory
+from vla_rl.types import (
+    Agent,
+    LanguagePolicy,
+    Message,
+    StopReason,
+    TextEnv,
+    TextStart,
+    ToolSpec,
+    Trajectory,
+)
 
 _OUTPUT_BYTES = 1 << 20
 
@@ -43,27 +53,34 @@ class ExternalTask(msgspec.Struct, frozen=True, kw_only=True):
 
 
 ExternalAgent: TypeAlias = Callable[[ExternalTask], Awaitable[str | float]]
-"""A coroutine function that returns its final answer, which the environment scores, or a number, which is its reward."""
+"""A coroutine function that returns its final answer, which the environment scores, or a number,
+which is its reward."""
 
 
-def external_agent(run: ExternalAgent | Sequence[str], endpoint: Endpoint, *, timeout_s: float = 600.0) -> Agent:
+def external_agent(
+    run: ExternalAgent | Sequence[str], endpoint: Endpoint, *, timeout_s: float = 600.0
+) -> Agent:
     """Make an agent whose episodes `run` acts in, through the endpoint.
 
     Args:
-        run: a coroutine function that takes an `ExternalTask`; or the command line of a program, which gets
-            `OPENAI_BASE_URL` and `OPENAI_API_KEY` in its environment and the prompt on its standard input, and prints its
-            answer.
+        run: a coroutine function that takes an `ExternalTask`; or the command line of a program,
+            which gets `OPENAI_BASE_URL` and `OPENAI_API_KEY` in its environment and the prompt on
+            its standard input, and prints its answer.
         endpoint: the endpoint, which has to be open while episodes run.
-        timeout_s: most seconds for the whole episode. An agent that has not answered by then is stopped. Its calls until
-            then are a trajectory that was cut off, with reward 0; if it made none, `ActorFrozen` is raised, so that the
-            episode is run again, as often as the scheduler allows.
+        timeout_s: most seconds for the whole episode. An agent that has not answered by then is
+            stopped. Its calls until then are a trajectory that was cut off, with reward 0; if it
+            made none, `ActorFrozen` is raised, so that the episode is run again, as often as the
+            scheduler allows.
 
-    An agent that fails because its conversation exceeds the policy's context is cut off in the same way. All other errors of
-    the agent, the policy or the environment are raised unchanged; those of a program as `EnvError`, with its last output.
+    An agent that fails because its conversation exceeds the policy's context is cut off in the same
+    way. All other errors of the agent, the policy or the environment are raised unchanged; those of
+    a program as `EnvError`, with its last output.
     """
     agent = run if callable(run) else _Program(tuple(run))
 
-    async def play(env: TextEnv, policy: LanguagePolicy | Mapping[str, LanguagePolicy]) -> Trajectory:
+    async def play(
+        env: TextEnv, policy: LanguagePolicy | Mapping[str, LanguagePolicy]
+    ) -> Trajectory:
         start = await env.reset()
         with endpoint.session(policy) as session:
             answer = await _answer_of(agent, session, start, timeout_s)
@@ -71,12 +88,14 @@ def external_agent(run: ExternalAgent | Sequence[str], endpoint: Endpoint, *, ti
             return session.trajectory(env.episode, 0.0, answer)
         if not session.calls:
             raise EnvError(
-                "the external agent ended without calling the policy; give its client the base_url and api_key of its task"
+                "the external agent ended without calling the policy; give its client the "
+                "base_url and api_key of its task"
             )
         if not isinstance(answer, str):
             if not isinstance(answer, int | float) or not math.isfinite(answer):
                 raise EnvError(
-                    f"the external agent returned {answer!r}, expected its reward as a finite number, or its answer as text"
+                    f"the external agent returned {answer!r}, expected its reward as a finite "
+                    "number, or its answer as text"
                 )
             reward = float(answer)
             return session.trajectory(
@@ -85,7 +104,8 @@ def external_agent(run: ExternalAgent | Sequence[str], endpoint: Endpoint, *, ti
         outcome = await env.step(Message(role="assistant", content=answer))
         if not outcome.terminated and not outcome.truncated:
             raise EnvError(
-                "the environment continues after the external agent's answer, expected one that scores it at once"
+                "the environment continues after the external agent's answer, expected one that "
+                "scores it at once"
             )
         reason = stop_reason(outcome.terminated, outcome.info)
         return session.trajectory(env.episode, outcome.reward, reason, outcome.info)
@@ -97,7 +117,12 @@ async def _answer_of(
     agent: ExternalAgent, session: Session, start: TextStart, timeout_s: float
 ) -> str | float | StopReason:
     """Return the agent's answer, or the reason why it was cut off after its first call."""
-    task = ExternalTask(base_url=session.base_url, api_key=session.api_key, messages=start.messages, tools=start.tools)
+    task = ExternalTask(
+        base_url=session.base_url,
+        api_key=session.api_key,
+        messages=start.messages,
+        tools=start.tools,
+    )
     deadline = asyncio.timeout(timeout_s)
     try:
         async with deadline:
@@ -107,7 +132,9 @@ async def _answer_of(
             raise session.failure from error
         if isinstance(error, TimeoutError) and deadline.expired():
             if not session.calls:
-                raise ActorFrozen("external agent", 0, f"it made no call within timeout_s={timeout_s:g}") from error
+                raise ActorFrozen(
+                    "external agent", 0, f"it made no call within timeout_s={timeout_s:g}"
+                ) from error
             return StopReason.DEADLINE
         if session.overflow is None:
             raise
@@ -120,7 +147,9 @@ async def _answer_of(
 
 
 class _Program:
-    """A command line as an external agent: a new process for every episode, killed with all that it started."""
+    """A command line as an external agent: a new process for every episode, killed with all that it
+    started.
+    """
 
     def __init__(self, command: tuple[str, ...]) -> None:
         self._command = command
@@ -132,30 +161,44 @@ class _Program:
                 assert process.stdin is not None
                 assert process.stdout is not None
                 assert process.stderr is not None
-                out = group.create_task(_bounded(process.stdout), name="output of an external agent")
-                err = group.create_task(_bounded(process.stderr), name="errors of an external agent")
-                group.create_task(_give(process.stdin, task.prompt), name="input of an external agent")
+                out = group.create_task(
+                    _bounded(process.stdout), name="output of an external agent"
+                )
+                err = group.create_task(
+                    _bounded(process.stderr), name="errors of an external agent"
+                )
+                group.create_task(
+                    _give(process.stdin, task.prompt), name="input of an external agent"
+                )
                 code = await process.wait()
-                _kill_group(process.pid)  # another process that holds its output would keep us reading
+                # another process that holds its output would keep us reading
+                _kill_group(process.pid)
         finally:
             _kill_group(process.pid)
             await process.wait()
         if code != 0:
             last = "\n    ".join(err.result().strip().splitlines()[-5:])
             raise EnvError(
-                f"the external agent {self._command[0]!r} ended with exit code {code}; its last words:\n    {last}"
+                f"the external agent {self._command[0]!r} ended with exit code {code}; its last "
+                f"words:\n    {last}"
             )
         return out.result().strip()
 
     async def _start(self, task: ExternalTask) -> asyncio.subprocess.Process:
-        """Start the process; delay a cancellation until it has started, because its children would survive before that."""
+        """Start the process; delay a cancellation until it has started, because its children would
+        survive before that.
+        """
         starting = asyncio.ensure_future(
             asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
-                env={**inherited_environment(), "OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key},
+                env={
+                    **inherited_environment(),
+                    "OPENAI_BASE_URL": task.base_url,
+                    "OPENAI_API_KEY": task.api_key,
+                },
                 start_new_session=True,
             )
         )

@@ -11,15 +11,21 @@ from vla_rl.errors import ContextOverflow
 from vla_rl.types import Completion, LanguagePolicy
 
 
-async def replies_to(asked: Asked, agent: str, policy: LanguagePolicy, session: Session) -> tuple[Completion, ...]:
-    """Return `num_choices` replies to each prompt, in order; all are sampled together, each with a seed of its own.
+async def replies_to(
+    asked: Asked, agent: str, policy: LanguagePolicy, session: Session
+) -> tuple[Completion, ...]:
+    """Return `num_choices` replies to each prompt, in order; all are sampled together, each with a
+    seed of its own.
 
     A request that fails records nothing, because no client has seen its replies.
 
-    Raises: RequestError, which tells the client what to do; a failure of the policy is also stored in the session.
+    Raises: RequestError, which tells the client what to do; a failure of the policy is also stored
+    in the session.
     """
     one_each = [
-        policy.generate(prompt, tools=asked.tools, max_tokens=asked.max_tokens, options=asked.options)
+        policy.generate(
+            prompt, tools=asked.tools, max_tokens=asked.max_tokens, options=asked.options
+        )
         for prompt in asked.prompts
         for _ in range(asked.num_choices)
     ]
@@ -41,7 +47,10 @@ async def replies_to(asked: Asked, agent: str, policy: LanguagePolicy, session: 
 
 
 async def _together(calls: list[Coroutine[Any, Any, Completion]]) -> tuple[Completion, ...]:
-    """Return all results in order; the first error cancels the other calls and is raised unchanged."""
+    """Return all results in order.
+
+    The first error cancels the other calls and is raised unchanged.
+    """
     if len(calls) == 1:
         return (await calls[0],)
     try:

@@ -3,8 +3,8 @@
     kernel's backlog ─► accept one ─► is there room? ─► Connection ─► aiohttp's protocol
                                           └── if not: the oldest stranger is closed, or it waits for one to close
 
-A stranger is a connection that has not shown a valid key for a while. One new connection at a time is accepted; the others
-wait in the backlog, where they use no file descriptor.
+A stranger is a connection that has not shown a valid key for a while. One new connection at a time
+is accepted; the others wait in the backlog, where they use no file descriptor.
 """
 
 import asyncio
@@ -55,7 +55,9 @@ class Listener:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether half of the connections are in use, so that idle ones should not stay open for a later request."""
+        """Whether half of the connections are in use, so that idle ones should not stay open for a
+        later request.
+        """
         return 2 * len(self._open) > self._max
 
     async def bind(self, host: str, port: int) -> None:
@@ -74,8 +76,11 @@ class Listener:
             try:
                 accepted, _ = await loop.sock_accept(self._socket)
             except OSError as error:
-                if error.errno in _OUT_OF_DESCRIPTORS:  # other errors come from a client that is gone
-                    logger.warning("the endpoint cannot accept a connection (%s); it tries again", error)
+                # other errors come from a client that is gone
+                if error.errno in _OUT_OF_DESCRIPTORS:
+                    logger.warning(
+                        "the endpoint cannot accept a connection (%s); it tries again", error
+                    )
                     await asyncio.sleep(_PAUSE_S)
                 continue
             try:
@@ -127,7 +132,9 @@ class Listener:
 
 
 class Connection(asyncio.Protocol):
-    """Forwards everything to the protocol that it wraps, and reports its start and end to the listener."""
+    """Forwards everything to the protocol that it wraps, and reports its start and end to the
+    listener.
+    """
 
     def __init__(self, inner: asyncio.Protocol, listener: Listener) -> None:
         self._inner, self.listener = inner, listener
@@ -162,7 +169,9 @@ class Connection(asyncio.Protocol):
 
 
 def _affordable(wanted: int) -> int:
-    """Lower a number of connections so that half of the free descriptors remain for the rest of the process."""
+    """Lower a number of connections so that half of the free descriptors remain for the rest of the
+    process.
+    """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
         return wanted
@@ -171,7 +180,8 @@ def _affordable(wanted: int) -> int:
     if affordable >= wanted:
         return wanted
     logger.warning(
-        "the endpoint accepts %d connections instead of max_connections=%d, because the process may open only %d more "
+        "the endpoint accepts %d connections instead of max_connections=%d, because the process "
+        "may open only %d more "
         "files; raise `ulimit -n`",
         affordable,
         wanted,

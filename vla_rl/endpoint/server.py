@@ -3,8 +3,8 @@
     client ──Authorization: Bearer key──► session ──► policy.generate ──► answer
                                              └── records token ids, log-probs, weight versions
 
-A request without a valid key is rejected before its body is read. By default the endpoint listens on this machine only.
-Every error is a JSON body in the format of the requested API.
+A request without a valid key is rejected before its body is read. By default the endpoint listens
+on this machine only. Every error is a JSON body in the format of the requested API.
 """
 
 import asyncio
@@ -33,13 +33,17 @@ from vla_rl.types import LanguagePolicy
 
 _STOP_GRACE_S: Final = 1.0
 _LINGER_S: Final = 2.0
-"""Seconds in which the rest of a rejected body is read and dropped, so that the client can read the answer."""
+"""Seconds in which the rest of a rejected body is read and dropped, so that the client can read the
+answer."""
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class Endpoint:
-    """Serves policies to clients of OpenAI's API. `async with Endpoint(config) as endpoint:` listens."""
+    """Serves policies to clients of OpenAI's API.
+
+    `async with Endpoint(config) as endpoint:` listens.
+    """
 
     def __init__(self, config: EndpointConfig | None = None) -> None:
         self._config = config if config is not None else EndpointConfig()
@@ -76,11 +80,16 @@ class Endpoint:
             raise
         self._tasks = asyncio.TaskGroup()
         await self._tasks.__aenter__()
-        self._accepting = self._tasks.create_task(self._listener.run(), name="connections of the endpoint")
+        self._accepting = self._tasks.create_task(
+            self._listener.run(), name="connections of the endpoint"
+        )
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         for session in self._sessions.values():
             session.end()
@@ -116,12 +125,15 @@ class Endpoint:
 
         Args:
             policy: one policy, or one for each agent by name.
-            api_key: key of an earlier session that has ended, for clients that cannot change theirs; None makes a new one.
+            api_key: key of an earlier session that has ended, for clients that cannot change
+                theirs; None makes a new one.
         """
         session = Session(policy, self.base_url, new_key() if api_key is None else api_key)
         digest = _digest(session.api_key)
         if digest in self._sessions:
-            raise ValueError("the api_key is that of a session that is not over; end that one first")
+            raise ValueError(
+                "the api_key is that of a session that is not over; end that one first"
+            )
         self._sessions[digest] = session
         try:
             yield session
@@ -145,7 +157,9 @@ class Endpoint:
         task = asyncio.current_task()
         assert task is not None
         session.begin(task)
-        body = await read_body(request, self._config.max_request_kb * 1024, self._config.body_timeout_s)
+        body = await read_body(
+            request, self._config.max_request_kb * 1024, self._config.body_timeout_s
+        )
         read = await decoded(body, lambda data: api.read(data, session))
         try:
             agent, policy = session.policy_of(read.asked.model)
@@ -181,14 +195,20 @@ class Endpoint:
         except RequestError as found:
             error = found
         except web.HTTPNotFound:
-            error = RequestError(f"there is nothing at {request.path}, expected one of {_PATHS}.", status=404)
+            error = RequestError(
+                f"there is nothing at {request.path}, expected one of {_PATHS}.", status=404
+            )
         except web.HTTPMethodNotAllowed as found:
             allowed = ", ".join(sorted(found.allowed_methods))
-            error = RequestError(f"{request.method} {request.path} is not allowed, expected {allowed}.", status=405)
+            error = RequestError(
+                f"{request.method} {request.path} is not allowed, expected {allowed}.", status=405
+            )
         except web.HTTPException as found:  # such as a header that aiohttp rejects
             error = RequestError(found.text or found.reason, status=found.status)
         is_anthropics = request.path.startswith(MessagesApi.path)
-        response = self._answer((anthropic_error if is_anthropics else openai_error)(error), error.status)
+        response = self._answer(
+            (anthropic_error if is_anthropics else openai_error)(error), error.status
+        )
         if not request.content.is_eof():
             response.force_close()
         return response
@@ -209,10 +229,15 @@ class Endpoint:
             connection.listener.note_key(connection)
         return session
 
-    def _answer(self, body: dict[str, Any], status: int, headers: dict[str, str] | None = None) -> web.Response:
+    def _answer(
+        self, body: dict[str, Any], status: int, headers: dict[str, str] | None = None
+    ) -> web.Response:
         self.counts[str(status)] += 1
         response = web.Response(
-            body=msgspec.json.encode(body), status=status, content_type="application/json", headers=headers
+            body=msgspec.json.encode(body),
+            status=status,
+            content_type="application/json",
+            headers=headers,
         )
         self._close_if_crowded(response)
         return response
@@ -239,5 +264,7 @@ def _unknown_model(name: str, names: tuple[str, ...]) -> RequestError:
 
 
 def _digest(key: str) -> bytes:
-    """Hash a key for the table of sessions, so that the time of a look-up reveals nothing about other keys."""
+    """Hash a key for the table of sessions, so that the time of a look-up reveals nothing about
+    other keys.
+    """
     return hashlib.sha256(key.encode(errors="surrogatepass")).digest()

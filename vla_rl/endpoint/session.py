@@ -43,14 +43,17 @@ class Session:
         api_key: key that clients show.
     """
 
-    def __init__(self, policy: LanguagePolicy | Mapping[str, LanguagePolicy], base_url: str, api_key: str) -> None:
+    def __init__(
+        self, policy: LanguagePolicy | Mapping[str, LanguagePolicy], base_url: str, api_key: str
+    ) -> None:
         self.base_url, self.api_key = base_url, api_key
         self.calls: list[RecordedCall] = []
         """Recorded calls, in the order of their answers."""
         self.overflow: ContextOverflow | None = None
         """Error of the last prompt that left no room for a reply."""
         self.failure: Exception | None = None
-        """The policy's own exception, if it failed for another reason; the client only got status 500."""
+        """The policy's own exception, if it failed for another reason; the client only got status
+        500."""
         self._policy = policy
         self._conversations: dict[str, tuple[Message, ...]] = {}
         self._running: set[asyncio.Task[Any]] = set()
@@ -61,7 +64,10 @@ class Session:
         return tuple(self._policy) if isinstance(self._policy, Mapping) else None
 
     def policy_of(self, model: str) -> tuple[str, LanguagePolicy]:
-        """Return the agent of a request and its policy. Raises: KeyError for a name that no agent has."""
+        """Return the agent of a request and its policy.
+
+        Raises: KeyError for a name that no agent has.
+        """
         if isinstance(self._policy, Mapping):
             return model, self._policy[model]
         return DEFAULT_AGENT, self._policy
@@ -93,16 +99,22 @@ class Session:
     ) -> Trajectory:
         """Return all calls as one trajectory, a step each; the last step has `reward`.
 
-        Calls are ordered by thread: one continues another if its prompt begins with exactly the tokens of that call, prompt
-        and reply; only such turns are trained as one conversation. `info` holds the numbers of calls and threads.
+        Calls are ordered by thread: one continues another if its prompt begins with exactly the
+        tokens of that call, prompt and reply; only such turns are trained as one conversation.
+        `info` holds the numbers of calls and threads.
 
         Raises: ValueError if there was no call.
         """
         if not self.calls:
-            raise ValueError("no call was made with this session's key; give the agent its base_url and api_key")
+            raise ValueError(
+                "no call was made with this session's key; give the agent its base_url and api_key"
+            )
         found = threads_of(self.calls)
         ordered = [self.calls[number] for thread in found for number in thread]
-        steps = tuple(step_of(call.completion, call.agent, reward if call is ordered[-1] else 0.0) for call in ordered)
+        steps = tuple(
+            step_of(call.completion, call.agent, reward if call is ordered[-1] else 0.0)
+            for call in ordered
+        )
         last = ordered[-1].completion
         return Trajectory(
             episode=episode,
@@ -120,10 +132,11 @@ class Session:
 
 
 def threads_of(calls: Sequence[RecordedCall]) -> list[list[int]]:
-    """Return lists of the numbers of calls that continue one another by exact token prefix, in order of their first calls.
+    """Return lists of the numbers of calls that continue one another by exact token prefix, in
+    order of their first calls.
 
-    A call continues the longest call of its agent that its prompt begins with and that no other call continues yet; a prompt
-    that renders the past in any other way starts a new thread.
+    A call continues the longest call of its agent that its prompt begins with and that no other
+    call continues yet; a prompt that renders the past in any other way starts a new thread.
     """
     threads: list[list[int]] = []
     for number, call in enumerate(calls):

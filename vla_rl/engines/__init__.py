@@ -1,6 +1,7 @@
 """Engines, which compute actions and replies, and the lane through which a process uses its device.
 
-policy_model   methods that engines and learners need from a policy family; language_model: from one that generates text
+policy_model   methods that engines and learners need from a policy family; language_model: from one
+               that generates text
 device_lane    the one thread that uses the device
 torch_engine   `TorchEngine`: actions, or replies, in batches of the requests that wait
 vllm           `VllmEngine`: the same in processes of vLLM

@@ -1,10 +1,13 @@
-"""A folder that appears complete or not at all: it is written under another name, synced, then renamed.
+"""A folder that appears complete or not at all: it is written under another name, synced, then
+renamed.
 
     .writing-<name>-<pid>/...   every file written and synced
-    .../manifest.json           written last: size and digest of every file; a folder without it is incomplete
+    .../manifest.json           written last: size and digest of every file; a folder without it is
+                                incomplete
     rename                      to <name>, then the parent folder is synced
 
-A crash leaves at most a `.writing-*` folder, which readers ignore and the next write of the same name removes.
+A crash leaves at most a `.writing-*` folder, which readers ignore and the next write of the same
+name removes.
 """
 
 import errno
@@ -37,7 +40,8 @@ class FileEntry(msgspec.Struct, frozen=True):
 
 
 class FolderWriter:
-    """A folder that is being written: files are added by relative path and become visible with `commit`.
+    """A folder that is being written: files are added by relative path and become visible with
+    `commit`.
 
     Args:
         target: the folder; it must not exist, or be empty.
@@ -61,19 +65,25 @@ class FolderWriter:
     def write_tensors(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Write one safetensors file, streamed from the tensors' own memory."""
         path = self._path(name)
-        path.touch()  # with the permissions of any new file; safetensors would make it readable for its owner alone
+        # with the permissions of any new file; safetensors would make it readable for its owner
+        # alone
+        path.touch()
         permissions = path.stat().st_mode
-        save_file({key: tensor.contiguous() for key, tensor in tensors.items()}, path, {"format": "pt"})
+        save_file(
+            {key: tensor.contiguous() for key, tensor in tensors.items()}, path, {"format": "pt"}
+        )
         path.chmod(permissions)
 
     def write_torch(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Write one file in PyTorch's own format, for code that reads nothing else."""
         with self._path(name).open("wb") as file:  # torch's own open: RuntimeError on a full disk
-            torch.save({key: tensor.detach().to("cpu", copy=True) for key, tensor in tensors.items()}, file)
+            torch.save(
+                {key: tensor.detach().to("cpu", copy=True) for key, tensor in tensors.items()}, file
+            )
 
     def seal(self) -> None:
-        """Sync the files written so far to the disk, so that `commit` has little left to do. Raises:
-        CheckpointError."""
+        """Sync the files written so far to the disk, so that `commit` has little left to do.
+        Raises: CheckpointError."""
         with self.explained():
             for path in sorted(path for path in self._folder.rglob("*") if path.is_file()):
                 name = path.relative_to(self._folder).as_posix()
@@ -82,8 +92,8 @@ class FolderWriter:
                     self._entries[name] = FileEntry(path.stat().st_size, _digest(path))
 
     def commit(self) -> Path:
-        """Make the complete folder visible and return it. Raises: CheckpointError; then nothing of the folder is
-        left."""
+        """Make the complete folder visible and return it. Raises: CheckpointError; then nothing of
+        the folder is left."""
         try:
             self.seal()
             with self.explained():
@@ -92,7 +102,9 @@ class FolderWriter:
             try:
                 _sync(self.target.parent)
             except OSError as error:
-                raise CheckpointError(f"{self.target} is written, but may not outlive a power cut: {error}") from error
+                raise CheckpointError(
+                    f"{self.target} is written, but may not outlive a power cut: {error}"
+                ) from error
         finally:
             self.discard()
         return self.target
@@ -124,12 +136,13 @@ _IN_THE_MAKING: Final[set[Path]] = set()
 
 @contextmanager
 def writing_folder(target: Path, num_bytes: int) -> Iterator[FolderWriter]:
-    """Write the files of `target` inside the context; the folder appears if the context is left without an error.
+    """Write the files of `target` inside the context; the folder appears if the context is left
+    without an error.
 
     Args: those of `FolderWriter`.
 
-    Raises: CheckpointError if there is not enough free space, if a write fails, or if `target` exists. Nothing of the
-    folder is left.
+    Raises: CheckpointError if there is not enough free space, if a write fails, or if `target`
+    exists. Nothing of the folder is left.
     """
     writer = FolderWriter(target, num_bytes)
     try:
@@ -146,7 +159,10 @@ def is_left_over(path: Path) -> bool:
 
 
 def verify_folder(folder: Path) -> dict[str, FileEntry]:
-    """Check every file against the manifest. Raises: CheckpointError naming the first file that differs."""
+    """Check every file against the manifest.
+
+    Raises: CheckpointError naming the first file that differs.
+    """
     entries = read_manifest(folder)
     for name, entry in entries.items():
         path = folder / name
@@ -154,17 +170,23 @@ def verify_folder(folder: Path) -> dict[str, FileEntry]:
             size = path.stat().st_size
             found = _digest(path) if size == entry.num_bytes else ""
         except OSError as error:
-            raise CheckpointError(f"{path} cannot be read: {error.strerror}; the checkpoint is damaged.") from error
+            raise CheckpointError(
+                f"{path} cannot be read: {error.strerror}; the checkpoint is damaged."
+            ) from error
         if size != entry.num_bytes:
-            raise CheckpointError(f"{path} has {size} bytes, expected {entry.num_bytes}; the checkpoint is damaged.")
+            raise CheckpointError(
+                f"{path} has {size} bytes, expected {entry.num_bytes}; the checkpoint is damaged."
+            )
         if found != entry.blake2b:
-            raise CheckpointError(f"{path} is not what was written (its digest differs); the checkpoint is damaged.")
+            raise CheckpointError(
+                f"{path} is not what was written (its digest differs); the checkpoint is damaged."
+            )
     return entries
 
 
 def read_manifest(folder: Path) -> dict[str, FileEntry]:
-    """Return the files of a complete folder by name. Raises: CheckpointError if it was not completed or cannot be
-    read."""
+    """Return the files of a complete folder by name. Raises: CheckpointError if it was not
+    completed or cannot be read."""
     path = folder / MANIFEST
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, FileEntry])

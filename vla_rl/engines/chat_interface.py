@@ -2,8 +2,8 @@
 
     prompt, tools, options ─► question ─► tokens, grammar, stop texts ─► (an engine samples) ─► completion ─► Completion
 
-Both engines use `question` and `completion`, so a reply means the same whichever engine generated it. All of it runs on
-the CPU, in any thread.
+Both engines use `question` and `completion`, so a reply means the same whichever engine generated
+it. All of it runs on the CPU, in any thread.
 """
 
 from collections.abc import Sequence
@@ -45,12 +45,15 @@ class ChatInterface(Protocol):
         ...
 
     def tokenize(self, text: str) -> np.ndarray:
-        """Tokenize plain text: int64 [P]. Names of special tokens in the text become these tokens."""
+        """Tokenize plain text: int64 [P].
+
+        Names of special tokens in the text become these tokens.
+        """
         ...
 
     def grammar(self, options: ReplyOptions, tools: Sequence[ToolSpec]) -> str | None:
-        """Return the grammar of the replies that satisfy the options, in llguidance's dialect of Lark; None allows
-        every reply.
+        """Return the grammar of the replies that satisfy the options, in llguidance's dialect of
+        Lark; None allows every reply.
 
         Raises: ValueError for options that contradict each other or name an unknown tool.
         """
@@ -76,7 +79,8 @@ class Sampled:
         versions: int64 [T].
         finish_reason: why the reply ended.
         stopped_by: the stop text that ended it, if one did.
-        alternatives: ids and log-probs of the likeliest tokens at each place, if the question asked for them.
+        alternatives: ids and log-probs of the likeliest tokens at each place, if the question asked
+            for them.
     """
 
     tokens: np.ndarray
@@ -104,7 +108,9 @@ class Question:
     options: ReplyOptions
 
 
-def question(chat: ChatInterface, prompt: Prompt, tools: Sequence[ToolSpec], options: ReplyOptions) -> Question:
+def question(
+    chat: ChatInterface, prompt: Prompt, tools: Sequence[ToolSpec], options: ReplyOptions
+) -> Question:
     """Convert a prompt and its options to the form that an engine samples from.
 
     Raises: ValueError for a prompt or options that the model cannot take.
@@ -123,16 +129,21 @@ def question(chat: ChatInterface, prompt: Prompt, tools: Sequence[ToolSpec], opt
         tokens = chat.render(prompt, tools)
     if tokens.ndim != 1 or not len(tokens) or tokens.dtype.kind != "i":
         raise ValueError(
-            f"the prompt is {tokens.dtype} {list(tokens.shape)}, expected int64 [P] with at least one token"
+            f"the prompt is {tokens.dtype} {list(tokens.shape)}, expected int64 [P] with at least "
+            "one token"
         )
     if tokens.min() < 0 or tokens.max() >= chat.vocabulary.num_logits:
         raise ValueError(
-            f"the prompt has tokens from {tokens.min()} to {tokens.max()}, expected 0 to {chat.vocabulary.num_logits - 1}"
+            f"the prompt has tokens from {tokens.min()} to {tokens.max()}, expected 0 to "
+            f"{chat.vocabulary.num_logits - 1}"
         )
     grammar = chat.grammar(options, tools)
     if grammar is not None:
-        chat.vocabulary.guide(grammar)  # rejects a grammar that cannot be compiled before sampling starts
-    return Question(tokens, () if isinstance(prompt, str | np.ndarray) else tuple(prompt), grammar, options)
+        # rejects a grammar that cannot be compiled before sampling starts
+        chat.vocabulary.guide(grammar)
+    return Question(
+        tokens, () if isinstance(prompt, str | np.ndarray) else tuple(prompt), grammar, options
+    )
 
 
 def completion(chat: ChatInterface, asked: Question, sampled: Sampled) -> Completion:

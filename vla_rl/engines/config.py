@@ -10,8 +10,8 @@ class EngineConfig(Config, frozen=True, kw_only=True):
     """Settings of the engine that makes the decisions, and of its batches."""
 
     kind: Literal["torch", "vllm"] = "torch"
-    """Engine that runs the policy. `torch`: in this process, with the learner's weights. `vllm`: in separate vLLM
-    processes, set up with `engine.vllm`."""
+    """Engine that runs the policy. `torch`: in this process, with the learner's weights. `vllm`: in
+    separate vLLM processes, set up with `engine.vllm`."""
 
     vllm: VllmConfig = VllmConfig()
 
@@ -19,27 +19,35 @@ class EngineConfig(Config, frozen=True, kw_only=True):
     """Maximum number of decisions computed in one batch."""
 
     max_wait_s: float = 0.0
-    """Seconds that an idle device waits for a fuller batch, counted from the oldest request; 0 starts at once."""
+    """Seconds that an idle device waits for a fuller batch, counted from the oldest request; 0
+    starts at once."""
 
     is_deterministic: bool = False
-    """Compute every decision in a batch of one, so that results are the same to the last bit whatever else is
-    waiting. Slower; use it to reproduce a run."""
+    """Compute every decision in a batch of one, so that results are the same to the last bit
+    whatever else is waiting. Slower; use it to reproduce a run."""
 
     cuda_graphs: bool = True
-    """Record an OpenVLA policy's computation of actions as a CUDA graph, once per batch size, and replay it (GPU only)."""
+    """Record an OpenVLA policy's computation of actions as a CUDA graph, once per batch size, and
+    replay it (GPU only)."""
 
     max_context: int | None = None
-    """Language policies only: maximum tokens of a prompt and its reply together; none takes the model's own limit."""
+    """Language policies only: maximum tokens of a prompt and its reply together; none takes the
+    model's own limit."""
 
     max_reply: int = 512
     """Language policies only: maximum tokens of one reply."""
 
     kept_conversations: int = 16
-    """Language policies only: number of idle conversations whose keys and values are kept between their turns, so
-    that the beginning they share with a new prompt is not computed again. 0 keeps none."""
+    """Language policies only: number of idle conversations whose keys and values are kept between
+    their turns, so that the beginning they share with a new prompt is not computed again. 0 keeps
+    none."""
 
     def __post_init__(self) -> None:
-        self.require(self.max_context is None or self.max_context >= 2, "max_context", "at least 2 tokens, or none")
+        self.require(
+            self.max_context is None or self.max_context >= 2,
+            "max_context",
+            "at least 2 tokens, or none",
+        )
         self.require(self.max_reply >= 1, "max_reply", "at least 1 token")
         self.require(self.kept_conversations >= 0, "kept_conversations", "at least 0")
         self.require(self.max_batch >= 1, "max_batch", "at least 1 decision")

@@ -1,4 +1,6 @@
-"""Queue of requests for replies: they join the batch in order of arrival, and one loop runs them all."""
+"""Queue of requests for replies: they join the batch in order of arrival, and one loop runs them
+all.
+"""
 
 import asyncio
 from collections import deque
@@ -22,7 +24,8 @@ from vla_rl.rollout.owned_tasks import is_being_cancelled, leave
 from vla_rl.types import Completion, Prompt, ReplyOptions, Sampling, ToolSpec
 
 MAX_QUEUE = 1024
-"""Maximum number of requests that wait to join the batch; further callers wait before they are queued."""
+"""Maximum number of requests that wait to join the batch; further callers wait before they are
+queued."""
 
 
 class _Waiter(msgspec.Struct, eq=False):
@@ -36,19 +39,25 @@ class Conversations:
     Args:
         model: generates the replies.
         lane: runs the model.
-        config: batching. If `is_deterministic`, replies run one at a time and nothing is kept, so that none depends on
-            another.
+        config: batching. If `is_deterministic`, replies run one at a time and nothing is kept, so
+            that none depends on another.
         version: returns the version of the model's weights; called on the device lane.
     """
 
     def __init__(
-        self, model: LanguageModel[Any], lane: DeviceLane, config: EngineConfig, version: Callable[[], int]
+        self,
+        model: LanguageModel[Any],
+        lane: DeviceLane,
+        config: EngineConfig,
+        version: Callable[[], int],
     ) -> None:
         self._model, self._lane, self._version = model, lane, version
         max_batch = 1 if config.is_deterministic else config.max_batch
         self._context = min(model.context_size, config.max_context or model.context_size)
         self._max_reply = config.max_reply
-        self._generator = Generator(model, max_batch, 0 if config.is_deterministic else config.kept_conversations)
+        self._generator = Generator(
+            model, max_batch, 0 if config.is_deterministic else config.kept_conversations
+        )
         self._queue: deque[_Waiter] = deque()
         self._running: dict[int, _Waiter] = {}
         self._room = asyncio.Semaphore(MAX_QUEUE)
@@ -68,7 +77,10 @@ class Conversations:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         """Stop generating; callers that still wait get a RuntimeError."""
         assert self._tasks is not None
@@ -88,8 +100,8 @@ class Conversations:
         max_tokens: int | None,
         options: ReplyOptions,
     ) -> Completion:
-        """Generate one reply. Raises: ContextOverflow; ValueError for a prompt, limits or options that no reply can
-        satisfy."""
+        """Generate one reply. Raises: ContextOverflow; ValueError for a prompt, limits or options
+        that no reply can satisfy."""
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}, expected at least 1 token of a reply.")
         asked = await self._lane.prepare(question, self._model, prompt, tools, options)
@@ -111,7 +123,9 @@ class Conversations:
         return await self._lane.prepare(completion, self._model, asked, _sampled(reply))
 
     def stats(self) -> BatchStats:
-        """Return the numbers of replies computed together, and the share of the time in which any reply was running."""
+        """Return the numbers of replies computed together, and the share of the time in which any
+        reply was running.
+        """
         elapsed = self._loop.time() - self._opened_at if self._tasks is not None else 0.0
         return BatchStats(
             num_batches=sum(self._batch_sizes.values()),
@@ -167,7 +181,8 @@ class Conversations:
             if is_being_cancelled():
                 raise
             lost = RuntimeError(
-                "replies were lost: the device lane cancelled its work; was it closed before the engine?"
+                "replies were lost: the device lane cancelled its work; was it closed before the "
+                "engine?"
             )
             lost.__cause__ = error
             await self._give_up(lost)

@@ -1,10 +1,12 @@
-"""Acting with CUDA graphs: the kernels of a call are recorded once per shape, and later launched together.
+"""Acting with CUDA graphs: the kernels of a call are recorded once per shape, and later launched
+together.
 
     rows ─► padded ─┬─ a known shape ─► copied to the recording's inputs ─► replay ─► the requested rows
                     └─ a new shape   ─► run for warm-up, record
 
-Launching the thousands of kernels of a large network one by one takes longer than a GPU needs for a few rows. A
-recording reads the weights at their addresses: it follows updates in place, and is discarded if weights were moved.
+Launching the thousands of kernels of a large network one by one takes longer than a GPU needs for a
+few rows. A recording reads the weights at their addresses: it follows updates in place, and is
+discarded if weights were moved.
 """
 
 from collections.abc import Callable
@@ -17,7 +19,8 @@ from vla_rl.errors import ConfigError
 
 Tensors: TypeAlias = tuple[Tensor, ...]
 Compute: TypeAlias = Callable[..., Tensors]
-"""Function from tensors [B, ...] to tensors [B, ...], row by row, that never waits on the host for the device."""
+"""Function from tensors [B, ...] to tensors [B, ...], row by row, that never waits on the host for
+the device."""
 
 MOST_RECORDINGS: Final = 32
 """Maximum number of recorded shapes; the least recently used one is discarded first."""
@@ -30,7 +33,8 @@ class ReplayedModel(Protocol):
     """A model that can act with recordings."""
 
     def replay_acting(self, is_wanted: bool) -> None:
-        """Turn recording and replay of acting without a gradient on or off; turning it off discards the recordings.
+        """Turn recording and replay of acting without a gradient on or off; turning it off discards
+        the recordings.
 
         Needs a network on a GPU.
         """
@@ -47,7 +51,10 @@ class Recording(Protocol):
     inputs: Tensors
 
     def replay(self) -> Tensors:
-        """Run the recording and return its results; the next replay that shares its memory overwrites them."""
+        """Run the recording and return its results.
+
+        The next replay that shares its memory overwrites them.
+        """
         ...
 
 
@@ -55,14 +62,17 @@ Record: TypeAlias = Callable[[Compute, Tensors], Recording]
 
 
 class CudaRecorder:
-    """Records calls on the current CUDA device. All recordings share the memory for their computation, so only one
-    is replayed at a time."""
+    """Records calls on the current CUDA device. All recordings share the memory for their
+    computation, so only one is replayed at a time."""
 
     def __init__(self) -> None:
         self._pool: Any = torch.cuda.graph_pool_handle()
 
     def __call__(self, compute: Compute, inputs: Tensors) -> "CudaRecording":
-        """Record a call. Raises: ConfigError if the call cannot be recorded, because it waits for the device."""
+        """Record a call.
+
+        Raises: ConfigError if the call cannot be recorded, because it waits for the device.
+        """
         return CudaRecording(compute, inputs, self._pool)
 
 
@@ -82,9 +92,11 @@ class CudaRecording:
             # while this records, the host thread prepares the next batch on the same device
             with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
                 self._results = compute(*inputs)
-        except RuntimeError as error:  # fatal: stream and allocator are left in the middle of a recording
+        except RuntimeError as error:
+            # fatal: stream and allocator are left in the middle of a recording
             raise ConfigError(
-                f"EngineConfig.cuda_graphs is True, but acting cannot be recorded as a CUDA graph ({error}); set it to "
+                "EngineConfig.cuda_graphs is True, but acting cannot be recorded as a CUDA graph "
+                f"({error}); set it to "
                 "False (--engine.no-cuda-graphs)"
             ) from error
 
@@ -95,11 +107,12 @@ class CudaRecording:
 
 
 class ReplayedCall:
-    """A function that is recorded once per input shape and replayed. Use it from one thread at a time.
+    """A function that is recorded once per input shape and replayed. Use it from one thread at a
+    time.
 
     Args:
-        network: holds the parameters that the function reads; they may change in place, anything else that it reads may
-            not.
+        network: holds the parameters that the function reads; they may change in place, anything
+            else that it reads may not.
         record: makes recordings.
     """
 
@@ -120,8 +133,8 @@ class ReplayedCall:
         return len(self._recordings)
 
     def __call__(self, compute: Compute, *inputs: Tensor) -> Tensors:
-        """Return the results of `compute` for inputs [B, ...], in new tensors; `compute` has to be the same in every
-        call."""
+        """Return the results of `compute` for inputs [B, ...], in new tensors; `compute` has to be
+        the same in every call."""
         with torch.inference_mode():
             recording = self._recording_for(compute, inputs)
             num_rows = len(inputs[0])
@@ -147,8 +160,8 @@ class ReplayedCall:
 
 
 def filled_up(num_rows: int) -> int:
-    """Return the number of rows to pad to: 1, 2, 4, and then multiples of 4, so that there are few shapes and few
-    idle rows."""
+    """Return the number of rows to pad to: 1, 2, 4, and then multiples of 4, so that there are few
+    shapes and few idle rows."""
     return 1 << (num_rows - 1).bit_length() if num_rows <= 4 else -(-num_rows // 4) * 4
 
 

@@ -3,9 +3,10 @@
     inference ──┐ run(fn)                                   prepare(fn) ┌── observations to batches
     learning  ──┴─► FIFO ─► device thread: one at a time    host thread ◄┘   (resizing, tokenising)
 
-Every user of the device submits small pieces of work (one inference batch, one micro-batch) and awaits each before the
-next. This makes first come, first served fair: between two micro-batches of an update, every waiting inference batch
-gets its turn. A piece is atomic: no other piece runs at the same time, and cancelling the `await` does not stop it.
+Every user of the device submits small pieces of work (one inference batch, one micro-batch) and
+awaits each before the next. This makes first come, first served fair: between two micro-batches of
+an update, every waiting inference batch gets its turn. A piece is atomic: no other piece runs at
+the same time, and cancelling the `await` does not stop it.
 """
 
 import asyncio
@@ -32,14 +33,17 @@ class DeviceLane:
     """Serialises all use of one device; leaving its `async with` block waits for the running work.
 
     Args:
-        num_threads: torch's CPU threads inside the lane; None keeps torch's default. With one thread, results do not
-            depend on the machine's number of cores.
+        num_threads: torch's CPU threads inside the lane; None keeps torch's default. With one
+            thread, results do not depend on the machine's number of cores.
         name: prefix of the threads' names.
     """
 
     def __init__(self, num_threads: int | None = None, name: str = "device") -> None:
         if num_threads is not None and num_threads < 1:
-            raise ValueError(f"num_threads is {num_threads}, expected at least 1, or None for torch's own choice.")
+            raise ValueError(
+                f"num_threads is {num_threads}, expected at least 1, or None for "
+                "torch's own choice."
+            )
         self._device = ThreadPoolExecutor(1, f"{name}-lane", _use_threads, (num_threads,))
         self._host = ThreadPoolExecutor(1, f"{name}-host", _use_threads, (1,))
         self._busy_s: dict[str, float] = {}
@@ -49,36 +53,45 @@ class DeviceLane:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         await self.close()
 
     async def run(self, fn: Callable[[*Ts], T], *args: *Ts, work: str = "other") -> T:
-        """Run `fn(*args)` on the device thread, after all earlier submissions; its time is counted as `work`.
+        """Run `fn(*args)` on the device thread, after all earlier submissions; its time is counted
+        as `work`.
 
-        If it is cancelled before its turn, it never runs; if it is cancelled while it runs, it runs to its end, and
-        an error is logged.
+        If it is cancelled before its turn, it never runs; if it is cancelled while it runs, it runs
+        to its end, and an error is logged.
         """
         return await self._await(self._device.submit(self._timed, work, lambda: fn(*args)))
 
     async def prepare(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Run `fn(*args)` on the host thread, to prepare inputs for the device. `fn` may copy to the device and
-        compute on the copies, at the same time as the lane; it must not touch what the lane computes with, such
-        as weights."""
+        """Run `fn(*args)` on the host thread, to prepare inputs for the device. `fn` may copy to
+        the device and compute on the copies, at the same time as the lane; it must not touch what
+        the lane computes with, such as weights."""
         return await self._await(self._host.submit(fn, *args))
 
-    async def prepared_ahead(self, fn: Callable[[S], T], inputs: Sequence[S]) -> AsyncGenerator[tuple[S, T], None]:
-        """Yield every input with `fn(input)`, in order; the next one is prepared while the caller uses the current
-        one.
+    async def prepared_ahead(
+        self, fn: Callable[[S], T], inputs: Sequence[S]
+    ) -> AsyncGenerator[tuple[S, T], None]:
+        """Yield every input with `fn(input)`, in order; the next one is prepared while the caller
+        uses the current one.
 
-        Use it inside `contextlib.aclosing`, so that leaving early discards the input prepared ahead.
+        Use it inside `contextlib.aclosing`, so that leaving early discards the input prepared
+        ahead.
         """
         ahead = self._host.submit(fn, inputs[0]) if inputs else None
         try:
             for index, value in enumerate(inputs):
                 assert ahead is not None
                 result = await self._await(ahead)
-                ahead = self._host.submit(fn, inputs[index + 1]) if index + 1 < len(inputs) else None
+                ahead = (
+                    self._host.submit(fn, inputs[index + 1]) if index + 1 < len(inputs) else None
+                )
                 yield value, result
         finally:
             if ahead is not None:

@@ -1,12 +1,14 @@
-"""Continuous batching: replies join and leave a running batch token by token, and none waits for another to end.
+"""Continuous batching: replies join and leave a running batch token by token, and none waits for
+another to end.
 
     slots   0 ... n-1       running: one token each per forward pass
             n ... S-1       kept: conversations between their turns, or empty
 
-A new reply reuses what a slot already holds of its prompt: a conversation goes on in the slot where it was kept, and a
-prompt that begins like another one copies that part. Keys and values of older weights are never used: when the weights
-change, kept conversations are dropped and running ones are read again, so that every log-prob is that of the weights
-its version names. All of this runs on the device lane.
+A new reply reuses what a slot already holds of its prompt: a conversation goes on in the slot where
+it was kept, and a prompt that begins like another one copies that part. Keys and values of older
+weights are never used: when the weights change, kept conversations are dropped and running ones are
+read again, so that every log-prob is that of the weights its version names. All of this runs on the
+device lane.
 """
 
 from collections.abc import Iterable, Sequence
@@ -22,8 +24,8 @@ from vla_rl.engines.sampling import choose_tokens, likeliest_tokens
 from vla_rl.engines.vocabulary import forbidden
 
 BURST: Final = 8
-"""Maximum tokens of each running reply in one piece of work on the device lane; new requests and the learner wait
-that long."""
+"""Maximum tokens of each running reply in one piece of work on the device lane; new requests and
+the learner wait that long."""
 
 READ_TOKENS: Final = 4096
 """Maximum prompt tokens, padding included, in one forward pass; a longer prompt is read alone."""
@@ -35,7 +37,8 @@ class Generator:
     Args:
         model: generates the tokens.
         max_batch: maximum number of replies that run together.
-        num_kept: number of conversations kept besides the running ones; the most recently used are kept.
+        num_kept: number of conversations kept besides the running ones; the most recently used are
+            kept.
     """
 
     def __init__(self, model: LanguageModel[Any], max_batch: int, num_kept: int) -> None:
@@ -56,8 +59,8 @@ class Generator:
 
     @torch.inference_mode()
     def advance(self, joining: Sequence[Reply], version: int) -> list[Reply]:
-        """Add replies to the batch, then sample until one of them is finished, at most `BURST` tokens each; return
-        the finished ones.
+        """Add replies to the batch, then sample until one of them is finished, at most `BURST`
+        tokens each; return the finished ones.
 
         Args:
             joining: new replies, at most `num_free`.
@@ -99,7 +102,9 @@ class Generator:
             reply.num_held = 0
 
     def _join(self, reply: Reply) -> None:
-        """Give a reply the slot behind the last running one, with as much of its prompt as any slot holds."""
+        """Give a reply the slot behind the last running one, with as much of its prompt as any slot
+        holds.
+        """
         own = len(self._running)
         source, num_shared = self._longest_prefix(reply.prompt)
         kept = range(own, self._num_slots)
@@ -114,8 +119,8 @@ class Generator:
         self._running.append(reply)
 
     def _longest_prefix(self, prompt: np.ndarray) -> tuple[int, int]:
-        """Return the slot that holds the longest beginning of a prompt, and its length; the last token is always
-        read again."""
+        """Return the slot that holds the longest beginning of a prompt, and its length; the last
+        token is always read again."""
         best, most = 0, 0
         if self._reuses:
             for slot in range(self._num_slots):
@@ -132,7 +137,9 @@ class Generator:
         return self._held[slot]
 
     def _leave(self, gone: Iterable[Reply]) -> None:
-        """Keep the conversations of some replies, and close the gaps that they leave among the running slots."""
+        """Keep the conversations of some replies, and close the gaps that they leave among the
+        running slots.
+        """
         for reply in list(gone):
             slot, last = self._running.index(reply), len(self._running) - 1
             self._clock += 1
@@ -149,12 +156,17 @@ class Generator:
         self._used_at[first], self._used_at[second] = self._used_at[second], self._used_at[first]
 
     def _read_prompts(self) -> None:
-        """Read every conversation that has more than its last token unread, and sample its next token."""
+        """Read every conversation that has more than its last token unread, and sample its next
+        token.
+        """
         slots = [slot for slot, reply in enumerate(self._running) if len(reply.unread) > 1]
         slots.sort(key=lambda slot: len(self._running[slot].unread))
         while slots:
             num_rows = len(slots)
-            while num_rows > 1 and num_rows * len(self._running[slots[num_rows - 1]].unread) > READ_TOKENS:
+            while (
+                num_rows > 1
+                and num_rows * len(self._running[slots[num_rows - 1]].unread) > READ_TOKENS
+            ):
                 num_rows -= 1
             self._sample(slots[:num_rows])
             slots = slots[num_rows:]
@@ -164,7 +176,9 @@ class Generator:
         assert self._version is not None
         replies = [self._running[slot] for slot in slots]
         starts = [reply.num_held for reply in replies]
-        logits = self._model.extend(self._memory, list(slots), starts, [reply.unread for reply in replies])
+        logits = self._model.extend(
+            self._memory, list(slots), starts, [reply.unread for reply in replies]
+        )
         logits = _under_grammars(logits, replies)[:, None]
         samplings = [reply.sampling for reply in replies]
         uniforms = torch.tensor([[reply.next_uniform] for reply in replies], dtype=torch.float64)
@@ -180,8 +194,8 @@ class Generator:
 
 
 def _under_grammars(logits: Tensor, replies: Sequence[Reply]) -> Tensor:
-    """Set logits, float [B, V], to -inf for each token that a reply's grammar forbids next. A grammar that fails
-    ends its reply."""
+    """Set logits, float [B, V], to -inf for each token that a reply's grammar forbids next. A
+    grammar that fails ends its reply."""
     rows, masks = [], []
     for row, reply in enumerate(replies):
         if reply.guide is None:

@@ -1,4 +1,5 @@
-"""Methods that an engine needs from a language model besides the learner's: its chat interface and its memory.
+"""Methods that an engine needs from a language model besides the learner's: its chat interface and
+its memory.
 
     messages, tools ─► render ─► prompt tokens ─► extend ─► logits of the next token ─► ... ─► parse ─► Message
                                                      ▲
@@ -33,8 +34,9 @@ class KeyValues(Protocol):
 
 @runtime_checkable
 class LanguageModel(TokenModel[BatchT], ChatInterface, Protocol[BatchT]):
-    """A policy whose decisions are whole replies, of any length. Observations hold `prompt_tokens`, int64 [P], and
-    `grammars`, one (start, stop, grammar) for each part of the reply that was sampled under a grammar."""
+    """A policy whose decisions are whole replies, of any length. Observations hold `prompt_tokens`,
+    int64 [P], and `grammars`, one (start, stop, grammar) for each part of the reply that was
+    sampled under a grammar."""
 
     @property
     def context_size(self) -> int:
@@ -46,10 +48,14 @@ class LanguageModel(TokenModel[BatchT], ChatInterface, Protocol[BatchT]):
         ...
 
     def extend(
-        self, memory: Any, slots: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]]
+        self,
+        memory: Any,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        tokens: Sequence[Sequence[int]],
     ) -> Tensor:
-        """Read more tokens of some conversations: row i's `tokens` follow the `starts[i]` tokens that slot
-        `slots[i]` holds.
+        """Read more tokens of some conversations: row i's `tokens` follow the `starts[i]` tokens
+        that slot `slots[i]` holds.
 
         Args:
             memory: returned by `key_values`.

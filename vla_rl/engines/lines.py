@@ -1,4 +1,5 @@
-"""Rows of different lengths placed side by side on lines of one width, so that other rows fill the space of padding.
+"""Rows of different lengths placed side by side on lines of one width, so that other rows fill the
+space of padding.
 
 line 0   │ row 0 . . . . . . . . . . . │
 line 1   │ row 1 . . . . . │ row 4 . . │
@@ -17,8 +18,8 @@ class Place(NamedTuple):
 
 
 class Lines:
-    """Lines of one width, each filled from its left. A tree over the free space finds the first line with enough
-    room in a number of steps that is logarithmic in the number of lines.
+    """Lines of one width, each filled from its left. A tree over the free space finds the first
+    line with enough room in a number of steps that is logarithmic in the number of lines.
 
     Args:
         width: width of every line.
@@ -38,7 +39,10 @@ class Lines:
         return self._room[1]
 
     def place(self, length: int) -> Place | None:
-        """Take `length` places on the first line with enough room and return the position; None if no line has room."""
+        """Take `length` places on the first line with enough room and return the position.
+
+        None if no line has room.
+        """
         room, node = self._room, 1
         if room[node] < length:
             return None
@@ -52,8 +56,8 @@ class Lines:
 
 
 def placed(lengths: Sequence[int], width: int) -> list[Place]:
-    """Place rows first fit: each row, in the given order, on the first line with room. Longest first wastes the
-    least space.
+    """Place rows first fit: each row, in the given order, on the first line with room. Longest
+    first wastes the least space.
 
     Args:
         lengths: lengths of the rows, each at most `width`.

@@ -1,17 +1,18 @@
 """Interfaces of policies: the methods that engines and learners need from any policy family.
 
-`TokenModel` is enough for a learner, a critic and a reference; `PolicyModel` also acts; `LanguageModel`
-(`language_model.py`) also generates text.
+`TokenModel` is enough for a learner, a critic and a reference; `PolicyModel` also acts;
+`LanguageModel` (`language_model.py`) also generates text.
 
     observations ─► prepare ─► batch ─► sample ──► tokens, log_probs ─► decode ─► actions     (acting)
                                   ├───► log_probs, entropy of given tokens                    (learning)
                                   └───► features ─► a critic's value head                     (judging)
     demonstrated actions ─► encode ─► tokens                                                  (imitating)
 
-`prepare`, `encode` and `decode` run in any thread, beside the device lane: `prepare` may leave its batch on the device and
-compute there (OpenVLA's resizes frames on the GPU), but does not touch the weights. `sample`, `log_probs` and `features`
-run on the lane.
-A policy family is one class with these methods; `vla_rl/models/openvla_oft/policy.py` is a good example.
+`prepare`, `encode` and `decode` run in any thread, beside the device lane: `prepare` may leave its
+batch on the device and compute there (OpenVLA's resizes frames on the GPU), but does not touch the
+weights. `sample`, `log_probs` and `features` run on the lane.
+A policy family is one class with these methods; `vla_rl/models/openvla_oft/policy.py` is a good
+example.
 """
 
 from collections.abc import Mapping, Sequence
@@ -31,14 +32,16 @@ NO_TOKEN: Final = -1
 class TokenModel(Protocol[BatchT]):
     """A network that chooses tokens for an observation; the number of tokens depends on the family.
 
-    Invariant: the logits of a row depend only on its own observation, its own earlier tokens and the weights, up to float
-    rounding. They do not depend on other rows, the number of rows or padding, and there is no dropout, so that acting and
-    learning agree.
+    Invariant: the logits of a row depend only on its own observation, its own earlier tokens and
+    the weights, up to float rounding. They do not depend on other rows, the number of rows or
+    padding, and there is no dropout, so that acting and learning agree.
     """
 
     @property
     def network(self) -> nn.Module:
-        """The module with the parameters that the learner optimises and that are copied from version to version."""
+        """The module with the parameters that the learner optimises and that are copied from
+        version to version.
+        """
         ...
 
     @property
@@ -47,26 +50,28 @@ class TokenModel(Protocol[BatchT]):
         ...
 
     def copy(self) -> Self:
-        """Return the same policy with its own weights, for a reference, a critic's trunk, or an engine that acts while
-        this one learns."""
+        """Return the same policy with its own weights, for a reference, a critic's trunk, or an
+        engine that acts while this one learns."""
         ...
 
     def prepare(self, observations: Sequence[Observation]) -> BatchT:
-        """Turn observations into a batch, on the CPU or on the network's device. Raises: ValueError for unsuitable
-        observations."""
+        """Turn observations into a batch, on the CPU or on the network's device. Raises: ValueError
+        for unsuitable observations."""
         ...
 
-    def log_probs(self, batch: BatchT, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute log-probs and entropies, float32 [B, T] with a gradient, of `tokens` int64 [B, T] at `temperatures`
-        [B].
+    def log_probs(
+        self, batch: BatchT, tokens: Tensor, temperatures: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Compute log-probs and entropies, float32 [B, T] with a gradient, of `tokens` int64 [B, T]
+        at `temperatures` [B].
 
         Rows shorter than the longest are filled with `NO_TOKEN`; the results there are undefined.
         """
         ...
 
     def features(self, batch: BatchT) -> Tensor:
-        """Compute the features of each observation, from which the policy chooses: float [B, feature_size] with a
-        gradient."""
+        """Compute the features of each observation, from which the policy chooses: float [B,
+        feature_size] with a gradient."""
         ...
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
@@ -74,7 +79,10 @@ class TokenModel(Protocol[BatchT]):
         ...
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
-        """Return every parameter under the name that the family's checkpoint files use; views, not copies."""
+        """Return every parameter under the name that the family's checkpoint files use.
+
+        Views, not copies.
+        """
         ...
 
     def checkpoint_files(self) -> Mapping[str, bytes]:
@@ -82,39 +90,56 @@ class TokenModel(Protocol[BatchT]):
         ...
 
     def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
-        """Copy tensors into the network. Raises: CheckpointError listing missing, unknown and misshapen names."""
+        """Copy tensors into the network.
+
+        Raises: CheckpointError listing missing, unknown and misshapen names.
+        """
         ...
 
 
 def missing_methods(model: object, protocol: type) -> list[str]:
-    """Return the methods of `TokenModel`, `PolicyModel` or `LanguageModel` that an object lacks, so that this is
-    reported at the start."""
+    """Return the methods of `TokenModel`, `PolicyModel` or `LanguageModel` that an object lacks, so
+    that this is reported at the start."""
     return [name for name in dir(protocol) if not name.startswith("_") and not hasattr(model, name)]
 
 
 def unfit_for_learning(model: TokenModel[Any]) -> str | None:
-    """Return why acting and learning would disagree, or checkpoints would be useless; None if no reason is found."""
+    """Return why acting and learning would disagree, or checkpoints would be useless.
+
+    None if no reason is found.
+    """
     for name, module in model.network.named_modules():
         is_random = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0.0
         if module.training and (is_random or isinstance(module, nn.modules.batchnorm._BatchNorm)):
             return (
-                f"{type(module).__name__} {name!r} in training mode, so a row depends on chance or on other rows; "
+                f"{type(module).__name__} {name!r} in training mode, so a row depends on chance "
+                "or on other rows; "
                 "call network.eval(), or remove the layer"
             )
     held = sum(tensor.numel() for tensor in model.checkpoint_tensors().values())
     needed = sum(parameter.numel() for parameter in model.network.parameters())
     if held < needed:
-        return f"{needed} parameters, of which checkpoint_tensors gives {held}: a checkpoint would not bring it back"
+        return (
+            f"{needed} parameters, of which checkpoint_tensors gives {held}: a checkpoint "
+            "would not bring it back"
+        )
     return None
 
 
 class PolicyModel(TokenModel[BatchT], Protocol[BatchT]):
-    """A policy over T discrete tokens per decision. T depends on the family and is the same in every call."""
+    """A policy over T discrete tokens per decision.
+
+    T depends on the family and is the same in every call.
+    """
 
     def sample(self, batch: BatchT, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
-        """Choose the tokens of every row with its own `Sampling`: int64 [B, T], and their log-probs, float32 [B, T]."""
+        """Choose the tokens of every row with its own `Sampling`: int64 [B, T], and their
+        log-probs, float32 [B, T].
+        """
         ...
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:
-        """Convert tokens int64 [B, T] to action chunks float32 [B, H, D], in the environment's units."""
+        """Convert tokens int64 [B, T] to action chunks float32 [B, H, D], in the environment's
+        units.
+        """
         ...

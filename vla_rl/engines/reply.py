@@ -28,7 +28,10 @@ class Reply:
         num_alternatives: int = 0,
     ) -> None:
         if not sampling.temperature > 0.0:
-            raise ValueError(f"Sampling.temperature is {sampling.temperature}, expected > 0; use greedy=True instead.")
+            raise ValueError(
+                f"Sampling.temperature is {sampling.temperature}, expected > 0; use "
+                "greedy=True instead."
+            )
         self.prompt, self.sampling, self.max_tokens = prompt, sampling, max_tokens
         self.guide, self.num_alternatives = guide, num_alternatives
         self._stop_watch = stop_watch
@@ -46,10 +49,12 @@ class Reply:
         """Reason why this reply alone cannot go on: its grammar grew too complex."""
 
         self.is_given_up = False
-        """Set by the caller when it no longer waits; the reply then leaves the batch before its next token."""
+        """Set by the caller when it no longer waits; the reply then leaves the batch before its
+        next token."""
 
         self.num_held = 0
-        """Tokens of the conversation whose keys and values are in its slot, computed with the current weights."""
+        """Tokens of the conversation whose keys and values are in its slot, computed with the
+        current weights."""
 
         self._uniforms = np.random.Generator(np.random.Philox(sampling.seed)).random(max_tokens)
 
@@ -65,8 +70,8 @@ class Reply:
 
     @property
     def next_uniform(self) -> float:
-        """Return the uniform number that the next token is drawn with; it depends only on the seed and the token's
-        index."""
+        """Return the uniform number that the next token is drawn with; it depends only on the seed
+        and the token's index."""
         return float(self._uniforms[len(self.log_probs)])
 
     @property

@@ -1,7 +1,8 @@
-"""Sampling tokens from logits with separate noise for each row, so that a decision can be repeated anywhere.
+"""Sampling tokens from logits with separate noise for each row, so that a decision can be repeated
+anywhere.
 
-A row's noise comes from its `Sampling.seed` alone, through a counter-based generator on the CPU; the same logits and seed
-give the same tokens on every device, in every batch.
+A row's noise comes from its `Sampling.seed` alone, through a counter-based generator on the CPU;
+the same logits and seed give the same tokens on every device, in every batch.
 """
 
 from collections.abc import Sequence
@@ -15,19 +16,23 @@ from vla_rl.types import Sampling
 
 def seeded_uniforms(samplings: Sequence[Sampling], num_tokens: int) -> Tensor:
     """Draw float64 [B, num_tokens] in [0, 1), each row from its own `Sampling.seed`."""
-    rows = [np.random.Generator(np.random.Philox(sampling.seed)).random(num_tokens) for sampling in samplings]
+    rows = [
+        np.random.Generator(np.random.Philox(sampling.seed)).random(num_tokens)
+        for sampling in samplings
+    ]
     return torch.from_numpy(np.stack(rows))
 
 
 def choose_tokens(
     logits: Tensor, samplings: Sequence[Sampling], uniforms: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Sample by inverting the cumulative distribution, or take the most likely token in greedy rows.
+    """Sample by inverting the cumulative distribution, or take the most likely token in greedy
+    rows.
 
     Args:
         logits: float [B, T, V], before temperature.
-        samplings: one per row. uniforms: float64 [B, T] in [0, 1), needed unless these are the first T tokens of a
-            decision; None draws them.
+        samplings: one per row. uniforms: float64 [B, T] in [0, 1), needed unless these are the
+            first T tokens of a decision; None draws them.
 
     Returns: indices into V, int64 [B, T], and their log-probs after temperature, float32 [B, T].
     """
@@ -36,28 +41,42 @@ def choose_tokens(
 
 
 def sampling_columns(samplings: Sequence[Sampling], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the temperatures, float32 [B], and whether each row is greedy, bool [B], on a device. Raises: ValueError
-    for a temperature of 0."""
+    """Return the temperatures, float32 [B], and whether each row is greedy, bool [B], on a device.
+    Raises: ValueError for a temperature of 0."""
     for sampling in samplings:
         if not sampling.temperature > 0.0:
-            raise ValueError(f"Sampling.temperature is {sampling.temperature}, expected > 0; use greedy=True instead.")
+            raise ValueError(
+                f"Sampling.temperature is {sampling.temperature}, expected > 0; use "
+                "greedy=True instead."
+            )
     temperatures = torch.tensor([sampling.temperature for sampling in samplings], device=device)
     return temperatures, torch.tensor([sampling.greedy for sampling in samplings], device=device)
 
 
-def choose(logits: Tensor, temperatures: Tensor, is_greedy: Tensor, uniforms: Tensor) -> tuple[Tensor, Tensor]:
-    """Do the same as `choose_tokens` with all inputs on the logits' device, without waiting on the host."""
+def choose(
+    logits: Tensor, temperatures: Tensor, is_greedy: Tensor, uniforms: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Do the same as `choose_tokens` with all inputs on the logits' device, without waiting on the
+    host.
+    """
     log_probs = tempered_log_probs(logits, temperatures)
     cumulative = log_probs.double().exp().cumsum(dim=-1)
     total = cumulative[..., -1:]
-    # rounding may lift the noise to the total, which no token's sum exceeds; take the last possible token then
-    noise = torch.minimum(uniforms[..., None] * total, torch.nextafter(total, torch.zeros_like(total)))
-    sampled = torch.searchsorted(cumulative, noise, right=True)[..., 0].clamp(max=logits.shape[2] - 1)
+    # rounding may lift the noise to the total, which no token's sum exceeds; take the last possible
+    # token then
+    noise = torch.minimum(
+        uniforms[..., None] * total, torch.nextafter(total, torch.zeros_like(total))
+    )
+    sampled = torch.searchsorted(cumulative, noise, right=True)[..., 0].clamp(
+        max=logits.shape[2] - 1
+    )
     chosen = torch.where(is_greedy[:, None], log_probs.argmax(dim=-1), sampled)
     return chosen, log_probs.gather(-1, chosen[..., None])[..., 0]
 
 
-def likeliest_tokens(logits: Tensor, samplings: Sequence[Sampling], num: int) -> list[list[tuple[int, float]]]:
+def likeliest_tokens(
+    logits: Tensor, samplings: Sequence[Sampling], num: int
+) -> list[list[tuple[int, float]]]:
     """Return ids and log-probs, after temperature, of the possible tokens of highest probability.
 
     Args:
@@ -73,5 +92,7 @@ def likeliest_tokens(logits: Tensor, samplings: Sequence[Sampling], num: int) ->
 
 
 def tempered_log_probs(logits: Tensor, temperatures: Tensor) -> Tensor:
-    """Compute log softmax(logits / temperature) in float32, [B, T, V], with one temperature per row."""
+    """Compute log softmax(logits / temperature) in float32, [B, T, V], with one temperature per
+    row.
+    """
     return torch.log_softmax(logits.float() / temperatures.float()[:, None, None], dim=-1)

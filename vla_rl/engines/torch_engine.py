@@ -1,7 +1,8 @@
-"""The in-process engine: it batches waiting requests, computes on the device lane, and records the weight version of
-each answer.
+"""The in-process engine: it batches waiting requests, computes on the device lane, and records the
+weight version of each answer.
 
-`act` is for policies that choose action chunks, `generate` for language policies; the model's methods decide.
+`act` is for policies that choose action chunks, `generate` for language policies; the model's
+methods decide.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,7 +43,11 @@ class _Decisions(DynamicBatcher[_Request, ActionChunk]):
     """Batches of decisions, with one forward pass each."""
 
     def __init__(
-        self, model: PolicyModel[Any], lane: DeviceLane, config: EngineConfig, version: Callable[[], int]
+        self,
+        model: PolicyModel[Any],
+        lane: DeviceLane,
+        config: EngineConfig,
+        version: Callable[[], int],
     ) -> None:
         self._model, self._lane, self._version = model, lane, version
         super().__init__(
@@ -55,12 +60,15 @@ class _Decisions(DynamicBatcher[_Request, ActionChunk]):
 
     async def _decide(self, requests: list[_Request]) -> list[ActionChunk]:
         samplings = [request.sampling for request in requests]
-        batch = await self._lane.prepare(self._model.prepare, [request.observation for request in requests])
+        batch = await self._lane.prepare(
+            self._model.prepare, [request.observation for request in requests]
+        )
         tokens, log_probs, version = await self._lane.run(self._act, batch, samplings, work="act")
         actions = self._model.decode(tokens)
         if actions.ndim != 3 or len(actions) != len(requests):
             raise PolicyError(
-                f"{type(self._model).__name__}.decode gave {list(actions.shape)} for {len(requests)} decisions, expected "
+                f"{type(self._model).__name__}.decode gave {list(actions.shape)} for "
+                f"{len(requests)} decisions, expected "
                 f"[{len(requests)}, H, D]"
             )
         return [
@@ -77,13 +85,15 @@ class _Decisions(DynamicBatcher[_Request, ActionChunk]):
 class TorchEngine:
     """Answers `act` or `generate` calls of any number of episodes with one policy model.
 
-    Owned by `async with`. Invariant: weights and version change together, on the device lane and between batches, so every
-    chunk of a batch comes from exactly the weights that its `weight_version` names.
+    Owned by `async with`. Invariant: weights and version change together, on the device lane and
+    between batches, so every chunk of a batch comes from exactly the weights that its
+    `weight_version` names.
 
     Args:
         model: the policy; either the learner's own model (then nothing is copied) or a copy of it.
         lane: runs the model; shared with the learner.
-        config: batching. weight_version: number of updates already applied to the weights of `model`.
+        config: batching. weight_version: number of updates already applied to the weights of
+            `model`.
     """
 
     def __init__(
@@ -99,7 +109,9 @@ class TorchEngine:
         if isinstance(model, LanguageModel):
             self._answering = Conversations(model, lane, config, lambda: self._weight_version)
         else:
-            self._replayed = model if isinstance(model, ReplayedModel) and _is_on_gpu(model.network) else None
+            self._replayed = (
+                model if isinstance(model, ReplayedModel) and _is_on_gpu(model.network) else None
+            )
             if self._replayed is not None:
                 self._replayed.replay_acting(config.cuda_graphs)
             self._answering = _Decisions(model, lane, config, lambda: self._weight_version)
@@ -109,12 +121,16 @@ class TorchEngine:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         try:
             await self._answering.__aexit__(kind, error, traceback)
         finally:
-            if self._replayed is not None:  # recordings hold GPU memory; a batch whose caller left may still replay one
+            # recordings hold GPU memory; a batch whose caller left may still replay one
+            if self._replayed is not None:
                 await self._lane.run(self._replayed.replay_acting, False, work="act")
 
     @property
@@ -130,11 +146,14 @@ class TorchEngine:
     async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
         """Choose an action chunk; waits for its batch.
 
-        Raises: ValueError if the observation does not suit the policy, for every request of its batch. TypeError for a
-        language policy.
+        Raises: ValueError if the observation does not suit the policy, for every request of its
+        batch. TypeError for a language policy.
         """
         if isinstance(self._answering, Conversations):
-            raise TypeError("this engine's policy generates text and has no `act`; use `generate`, as chat_agent does")
+            raise TypeError(
+                "this engine's policy generates text and has no `act`; use "
+                "`generate`, as chat_agent does"
+            )
         return await self._answering.submit(_Request(observation, sampling or Sampling()))
 
     async def generate(
@@ -155,19 +174,28 @@ class TorchEngine:
             max_tokens: maximum number of tokens of the reply; at most `EngineConfig.max_reply`.
             options: form of the reply, stop texts, and what is reported with it.
 
-        Raises: ContextOverflow if the prompt leaves no room for a reply; ValueError for a prompt or options that the model
-        cannot take; TypeError for a policy over action chunks.
+        Raises: ContextOverflow if the prompt leaves no room for a reply; ValueError for a prompt or
+        options that the model cannot take; TypeError for a policy over action chunks.
         """
         if not isinstance(self._answering, Conversations):
-            raise TypeError("this engine's policy chooses action chunks and does not generate text; use `act`")
-        return await self._answering.generate(prompt, tuple(tools), sampling or Sampling(), max_tokens, options)
+            raise TypeError(
+                "this engine's policy chooses action chunks and does not generate text; use `act`"
+            )
+        return await self._answering.generate(
+            prompt, tuple(tools), sampling or Sampling(), max_tokens, options
+        )
 
     def stats(self) -> BatchStats:
-        """Return batch sizes, waiting times, and the share of the time in which a batch was running."""
+        """Return batch sizes, waiting times, and the share of the time in which a batch was
+        running.
+        """
         return self._answering.stats()
 
     def adopt(self, network: nn.Module, weight_version: int) -> None:
-        """Take over weights and their version. Call it on the device lane, so that no batch sees two versions."""
+        """Take over weights and their version.
+
+        Call it on the device lane, so that no batch sees two versions.
+        """
         if network is not self._network:
             with torch.no_grad():
                 for own, new in zip(self._network.parameters(), network.parameters(), strict=True):

@@ -1,10 +1,12 @@
-"""A tokenizer's tokens as bytes: which tokens a grammar allows next, and where a stop text ends a reply.
+"""A tokenizer's tokens as bytes: which tokens a grammar allows next, and where a stop text ends a
+reply.
 
-    grammar ─► compiled once ─► Guide of one reply:  allowed() ─► mask of the next token ─► sampled ─► take(token) ─► ...
-                     └────────► allowed_after:       the same masks along a reply that exists, to compute its log-probs
+    grammar ─► compiled once ─► Guide of one reply:  allowed() ─► mask ─► sampled ─► take(token) ─► ...
+                     └────────► allowed_after:       the same masks along a reply, for its log-probs
 
-Grammars and masks are computed by llguidance, both for the engine that samples and for the learner that computes the
-log-probs of the sampled tokens, so both restrict the distribution in the same way.
+Grammars and masks are computed by llguidance, both for the engine that samples and for the learner
+that computes the log-probs of the sampled tokens, so both restrict the distribution in the same
+way.
 """
 
 from collections.abc import Sequence
@@ -18,7 +20,8 @@ from llguidance import LLMatcher, LLTokenizer
 from torch import Tensor
 
 MAX_TOKEN_BYTES: Final = 1024
-"""Longest token, in bytes, that llguidance accepts; with a longer one it aborts the calling thread."""
+"""Longest token, in bytes, that llguidance accepts; with a longer one it aborts the calling
+thread."""
 
 UNPACKED: Final = 256
 """Number of masks unpacked together; each bit needs four bytes while it is unpacked."""
@@ -50,16 +53,21 @@ class Vocabulary:
         return text
 
     def is_special(self, token: int) -> bool:
-        """Return whether no text of a grammar matches the token, so that a grammar has to name it by its id."""
+        """Return whether no text of a grammar matches the token, so that a grammar has to name it
+        by its id.
+        """
         return bool(self._tokens.is_special_token(token))
 
     def guide(self, grammar: str) -> "Guide":
-        """Start a reply under a grammar. Raises: ValueError for a grammar that cannot be compiled."""
+        """Start a reply under a grammar.
+
+        Raises: ValueError for a grammar that cannot be compiled.
+        """
         return Guide(self._compiled(grammar).deep_copy(), self._num_logits)
 
     def allowed_after(self, grammar: str, tokens: Sequence[int]) -> Tensor:
-        """Return the masks under which the tokens of a reply were sampled: int32 [T, ceil(num_logits / 32)], one bit per
-        token.
+        """Return the masks under which the tokens of a reply were sampled: int32 [T,
+        ceil(num_logits / 32)], one bit per token.
 
         Raises: ValueError if the grammar does not allow the tokens.
         """
@@ -75,17 +83,23 @@ class Vocabulary:
         longest = max(map(len, self._tokenizer.get_vocab()))
         if longest > MAX_TOKEN_BYTES:
             raise ValueError(
-                f"the tokenizer's longest token has {longest} bytes, expected at most {MAX_TOKEN_BYTES} for grammars, stop "
+                f"the tokenizer's longest token has {longest} bytes, expected at most "
+                f"{MAX_TOKEN_BYTES} for grammars, stop "
                 "texts and reported tokens; train the tokenizer with shorter ones."
             )
         if self._tokenizer.eos_token_id is None:
-            raise ValueError("the tokenizer names no eos_token, expected one: a reply under a grammar could not end.")
+            raise ValueError(
+                "the tokenizer names no eos_token, expected one: a reply under a "
+                "grammar could not end."
+            )
         backend = copy(self._tokenizer.backend_tokenizer)
         backend.no_padding()
         backend.no_truncation()
         # built as vLLM builds it, so that both allow the same tokens
         num_tokens = max(self._num_logits, len(self._tokenizer))
-        return LLTokenizer(backend.to_str(), n_vocab=num_tokens, eos_token=self._tokenizer.eos_token_id)
+        return LLTokenizer(
+            backend.to_str(), n_vocab=num_tokens, eos_token=self._tokenizer.eos_token_id
+        )
 
     def _compile(self, grammar: str) -> LLMatcher:
         matcher = LLMatcher(self._tokens, grammar, log_level=0)
@@ -101,8 +115,8 @@ class Guide:
         self._matcher, self._num_words = matcher, -(-num_logits // 32)
 
     def allowed(self) -> Tensor:
-        """Return the allowed tokens, int32 [ceil(num_logits / 32)], one bit each; at the grammar's end only the end
-        token.
+        """Return the allowed tokens, int32 [ceil(num_logits / 32)], one bit each; at the grammar's
+        end only the end token.
 
         Raises: ValueError if the grammar has grown too complex.
         """
@@ -111,7 +125,10 @@ class Guide:
         return torch.from_numpy(words.copy())
 
     def take(self, token: int) -> None:
-        """Advance by the next token of the reply. Raises: ValueError if the grammar does not allow it."""
+        """Advance by the next token of the reply.
+
+        Raises: ValueError if the grammar does not allow it.
+        """
         self._matcher.consume_token(token)
         self._require_no_error()
 
@@ -121,9 +138,14 @@ class Guide:
 
 
 def forbidden(masks: Tensor, num_logits: int) -> Tensor:
-    """Return the tokens, bool [N, num_logits], whose bits are not set in masks, int32 [N, ceil(num_logits / 32)]."""
+    """Return the tokens, bool [N, num_logits], whose bits are not set in masks, int32 [N,
+    ceil(num_logits / 32)].
+    """
     bits = torch.arange(32, dtype=torch.int32, device=masks.device)
-    parts = [(part[..., None] >> bits & 1).flatten(1)[:, :num_logits] == 0 for part in torch.split(masks, UNPACKED)]
+    parts = [
+        (part[..., None] >> bits & 1).flatten(1)[:, :num_logits] == 0
+        for part in torch.split(masks, UNPACKED)
+    ]
     return torch.cat(parts)
 
 
@@ -141,7 +163,9 @@ class StopWatch:
         self._tail = b""
 
     def found_in(self, token: int) -> str | None:
-        """Add a token and return the stop text that its bytes complete, if any; of several, the one that begins first."""
+        """Add a token and return the stop text that its bytes complete, if any; of several, the one
+        that begins first.
+        """
         text = self._tail + self._vocabulary.text([token])
         self._tail = text[-self._longest + 1 :] if self._longest > 1 else b""
         return first_stop(text, self._stop)
@@ -150,4 +174,6 @@ class StopWatch:
 def first_stop(text: bytes, stop: Sequence[str]) -> str | None:
     """Return the stop text that begins first in `text`, or None if there is none."""
     places = {each: text.find(each.encode()) for each in stop}
-    return min((each for each, place in places.items() if place >= 0), key=places.__getitem__, default=None)
+    return min(
+        (each for each, place in places.items() if place >= 0), key=places.__getitem__, default=None
+    )

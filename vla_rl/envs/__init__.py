@@ -1,12 +1,13 @@
-"""Environments: plain synchronous `gymnasium.Env`s, registered with gymnasium when this package is imported.
+"""Environments: plain synchronous `gymnasium.Env`s, registered with gymnasium when this package is
+imported.
 
     import gymnasium, vla_rl.envs
     env = gymnasium.make("vla_rl/toy_reach-v0", task_id=0)
 
-To import it through gymnasium, use its `module:id` form: "vla_rl.envs:vla_rl/toy_reach-v0". `gymnasium.make_vec` makes a
-vector environment of processes (`vla_rl.simulation.make_vec`), except in the mode "sync". Entry points are strings: an
-environment's module, and with it its simulator, is imported when the first one is made. Environments do not depend on
-asyncio, torch or the trainer.
+To import it through gymnasium, use its `module:id` form: "vla_rl.envs:vla_rl/toy_reach-v0".
+`gymnasium.make_vec` makes a vector environment of processes (`vla_rl.simulation.make_vec`), except
+in the mode "sync". Entry points are strings: an environment's module, and with it its simulator, is
+imported when the first one is made. Environments do not depend on asyncio, torch or the trainer.
 """
 
 from typing import Any
@@ -17,14 +18,17 @@ from vla_rl.envs.chunking import ActionChunks
 from vla_rl.simulation.open_loop import run_chunk
 
 LIBERO_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
-"""The suites of LIBERO, registered as `vla_rl/<suite>-v0` and, with suggestions, `vla_rl/<suite>-expert-v0`. Suites of
-LIBERO-PRO and LIBERO-plus are `vla_rl/libero-v0` with `suite=...`."""
+"""The suites of LIBERO, registered as `vla_rl/<suite>-v0` and, with suggestions,
+`vla_rl/<suite>-expert-v0`. Suites of LIBERO-PRO and LIBERO-plus are `vla_rl/libero-v0` with
+`suite=...`."""
 
 
 def _register(env_id: str, entry_point: str, kwargs: dict[str, Any] | None = None) -> None:
     if env_id not in gymnasium.registry:
         vectors = f"vla_rl.envs.vectors:{env_id.removeprefix('vla_rl/')}"
-        gymnasium.register(id=env_id, entry_point=entry_point, vector_entry_point=vectors, kwargs=kwargs or {})
+        gymnasium.register(
+            id=env_id, entry_point=entry_point, vector_entry_point=vectors, kwargs=kwargs or {}
+        )
 
 
 _register("vla_rl/toy_reach-v0", "vla_rl.envs.toy.reach:ToyReachEnv")
@@ -33,6 +37,10 @@ _register("vla_rl/faulty-v0", "vla_rl.envs.toy.faulty:FaultyEnv")
 _register("vla_rl/libero-v0", "vla_rl.envs.libero.env:LiberoEnv")
 for _suite in LIBERO_SUITES:
     _register(f"vla_rl/{_suite}-v0", "vla_rl.envs.libero.env:LiberoEnv", {"suite": _suite})
-    _register(f"vla_rl/{_suite}-expert-v0", "vla_rl.envs.libero.experts.policy:make_suggesting_env", {"suite": _suite})
+    _register(
+        f"vla_rl/{_suite}-expert-v0",
+        "vla_rl.envs.libero.experts.policy:make_suggesting_env",
+        {"suite": _suite},
+    )
 
 __all__ = ["LIBERO_SUITES", "ActionChunks", "run_chunk"]

@@ -2,8 +2,8 @@
 
     gymnasium.make_vec("vla_rl/toy_reach-v0", num_envs=4, vectorization_mode="vector_entry_point")
 
-The entry point of the id `vla_rl/NAME` is the attribute NAME of this module. Each is a string, because gymnasium writes
-specs to files.
+The entry point of the id `vla_rl/NAME` is the attribute NAME of this module. Each is a string,
+because gymnasium writes specs to files.
 """
 
 import functools

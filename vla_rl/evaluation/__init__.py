@@ -1,5 +1,5 @@
-"""Evaluation: run given episodes, each once, and store the results. `eval_libero`, `watch_libero` and training runs
-with held-out episodes share it.
+"""Evaluation: run given episodes, each once, and store the results. `eval_libero`, `watch_libero`
+and training runs with held-out episodes share it.
 
 planned episodes ─► play_each (pool, engine, agent) ─► ResultFile, videos, recordings ─► tables, results.json
 """
@@ -7,7 +7,13 @@ planned episodes ─► play_each (pool, engine, agent) ─► ResultFile, video
 from vla_rl.evaluation.held_out import HeldOutJudge, HeldOutResult, held_out_table, read_held_out
 from vla_rl.evaluation.libero import check_starts, libero_env, libero_episode, numbers_in, tasks_in
 from vla_rl.evaluation.playing import play_each, within_range
-from vla_rl.evaluation.results import EpisodeResult, ResultFile, result_of, result_table, wilson_interval
+from vla_rl.evaluation.results import (
+    EpisodeResult,
+    ResultFile,
+    result_of,
+    result_table,
+    wilson_interval,
+)
 from vla_rl.evaluation.strips import write_strip
 
 __all__ = [

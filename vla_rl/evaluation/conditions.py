@@ -1,4 +1,7 @@
-"""The conditions that results depend on, in a file beside them. Results under other conditions are never added."""
+"""The conditions that results depend on, in a file beside them.
+
+Results under other conditions are never added.
+"""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -21,44 +24,60 @@ _BEFORE_IT_WAS_RECORDED: Final = {"scenes": "same"}
 
 
 def conditions_of_play(episodes: Sequence[EpisodeSpec]) -> dict[str, Any]:
-    """Return the conditions of episodes: arguments of their environments, and how actions are chosen.
+    """Return the conditions of episodes: arguments of their environments, and how actions are
+    chosen.
 
     If episodes differ in one, it is the list of all values.
     """
     found: dict[str, list[Any]] = {}
     for episode in episodes:
         sampling = episode.sampling
-        kwargs = {name: value for name, value in episode.env.kwargs.items() if name not in _OF_THE_EPISODE}
-        for name, value in {**kwargs, "temperature": None if sampling.greedy else sampling.temperature}.items():
+        kwargs = {
+            name: value for name, value in episode.env.kwargs.items() if name not in _OF_THE_EPISODE
+        }
+        for name, value in {
+            **kwargs,
+            "temperature": None if sampling.greedy else sampling.temperature,
+        }.items():
             values = found.setdefault(name, [])
             if value not in values:
                 values.append(value)
-    return {name: values[0] if len(values) == 1 else values for name, values in sorted(found.items())}
+    return {
+        name: values[0] if len(values) == 1 else values for name, values in sorted(found.items())
+    }
 
 
 def refuse_other_conditions(path: Path, conditions: Mapping[str, Any]) -> None:
-    """Raise ConfigError if the record at `path` differs or cannot be read. Without a record, all conditions are accepted."""
+    """Raise ConfigError if the record at `path` differs or cannot be read.
+
+    Without a record, all conditions are accepted.
+    """
     if not path.exists():
         return
     try:
         before = msgspec.json.decode(path.read_bytes(), type=dict[str, Any])
     except (OSError, ValueError, RecursionError) as error:  # ValueError: invalid JSON or UTF-8
         raise ConfigError(
-            f"{path} cannot be read, expected the conditions of the results beside it: {error}; start again in another "
+            f"{path} cannot be read, expected the conditions of the results beside it: {error}; "
+            "start again in another "
             "folder, or remove the file if you know that the conditions are the same"
         ) from error
     now = msgspec.json.decode(msgspec.json.encode(conditions), type=dict[str, Any])
-    before = {name: value for name, value in _BEFORE_IT_WAS_RECORDED.items() if name in now} | before
+    before = {
+        name: value for name, value in _BEFORE_IT_WAS_RECORDED.items() if name in now
+    } | before
     for name in {**before, **now}:
         if before.get(name) != now.get(name):
             raise ConfigError(
-                f"{name} is {now.get(name)!r} now, but {path} says {before.get(name)!r}, and one table cannot hold both; "
+                f"{name} is {now.get(name)!r} now, but {path} says {before.get(name)!r}, and one "
+                "table cannot hold both; "
                 "use the recorded value, or start again in another folder"
             )
 
 
 def note_conditions(path: Path, conditions: Mapping[str, Any], results: Path | None = None) -> None:
-    """Write the conditions, or check them if they are written already. Warns if there are `results` without conditions.
+    """Write the conditions, or check them if they are written already. Warns if there are `results`
+    without conditions.
 
     Raises: ConfigError if the conditions differ; OSError if they cannot be written.
     """
@@ -66,15 +85,24 @@ def note_conditions(path: Path, conditions: Mapping[str, Any], results: Path | N
     if path.exists():
         return
     if results is not None and results.exists() and results.stat().st_size > 0:
-        logger.warning("the conditions of the results in %s are unknown; new results are added all the same", results)
+        logger.warning(
+            "the conditions of the results in %s are unknown; new results are added all the same",
+            results,
+        )
     write_whole(path, msgspec.json.format(msgspec.json.encode(conditions)) + b"\n")
 
 
 def note_conditions_if_possible(path: Path, conditions: Mapping[str, Any], results: Path) -> None:
-    """Do as `note_conditions`, but log a warning if the conditions cannot be written. Raises: ConfigError."""
+    """Do as `note_conditions`, but log a warning if the conditions cannot be written.
+
+    Raises: ConfigError.
+    """
     try:
         note_conditions(path, conditions, results)
     except OSError as error:
         logger.warning(
-            "%s could not be written, so the conditions of the results beside it are not recorded: %s", path, error
+            "%s could not be written, so the conditions of the results beside it are not "
+            "recorded: %s",
+            path,
+            error,
         )

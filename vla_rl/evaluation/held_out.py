@@ -1,7 +1,8 @@
-"""Evaluation within a training run: greedy episodes from held-out starts, before the first update and after the last.
+"""Evaluation within a training run: greedy episodes from held-out starts, before the first update
+and after the last.
 
-held_out.jsonl in the run's folder has one line per episode, with its weight version. A resumed run continues the file, under
-the conditions in held_out_conditions.json.
+held_out.jsonl in the run's folder has one line per episode, with its weight version. A resumed run
+continues the file, under the conditions in held_out_conditions.json.
 """
 
 from collections.abc import Awaitable, Callable, Sequence
@@ -52,11 +53,15 @@ class Judge(Protocol):
         ...
 
     def check(self, run: RunDirectory) -> None:
-        """Check the results in `run` before it is resumed. Raises: ConfigError if their conditions differ."""
+        """Check the results in `run` before it is resumed.
+
+        Raises: ConfigError if their conditions differ.
+        """
         ...
 
     def leave_later(self, run: RunDirectory, version: int) -> None:
-        """Set aside the results of weights after `version`, because the run resumes there and makes new ones.
+        """Set aside the results of weights after `version`, because the run resumes there and makes
+        new ones.
 
         Raises: OSError.
         """
@@ -68,7 +73,8 @@ class HeldOutJudge:
 
     Args:
         episodes: episodes to run.
-        film: called with each trajectory and its weight version, in the order in which they end, to make videos.
+        film: called with each trajectory and its weight version, in the order in which they end, to
+            make videos.
         assets: the assets of LIBERO that were found, if the episodes do not name them.
     """
 
@@ -83,7 +89,9 @@ class HeldOutJudge:
         self.conditions = conditions_of_play(episodes) | ({"assets": assets} if assets else {})
         """Conditions that the results depend on."""
         self._outlet: Outlet[bytes] | None = None
-        self._film_failures = FailureStreak("film strips of held-out episodes", "that episode has none")
+        self._film_failures = FailureStreak(
+            "film strips of held-out episodes", "that episode has none"
+        )
 
     def check(self, run: RunDirectory) -> None:
         """Check the results in `run`. Raises: ConfigError if their conditions differ."""
@@ -95,14 +103,19 @@ class HeldOutJudge:
         return self._film_failures.num_failed
 
     def leave_later(self, run: RunDirectory, version: int) -> None:
-        """Set aside the results of weights after `version`, which a resumed run makes again. Raises: OSError."""
+        """Set aside the results of weights after `version`, which a resumed run makes again.
+
+        Raises: OSError.
+        """
         set_aside_lines(results_path(run), lambda line: _is_of(line, version))
 
     async def __call__(self, run: RunDirectory, pool: EnvPool, engine: PolicyEngine) -> None:
-        """Run the episodes that this weight version lacks, and print its results beside those of earlier versions.
+        """Run the episodes that this weight version lacks, and print its results beside those of
+        earlier versions.
 
-        A result that cannot be written is reported and written with the next one; a resume runs the episodes whose results
-        are not on disk again. Raises: ConfigError if the earlier versions ran under other conditions.
+        A result that cannot be written is reported and written with the next one; a resume runs the
+        episodes whose results are not on disk again. Raises: ConfigError if the earlier versions
+        ran under other conditions.
         """
         note_conditions_if_possible(conditions_path(run), self.conditions, results_path(run))
         version, path = engine.weight_version, results_path(run)
@@ -111,7 +124,9 @@ class HeldOutJudge:
         missing = [episode for episode in self._episodes if key_of(episode) not in played]
         console, outlet = Console(), self._outlet_of(path)
         with Progress(console=console) as progress:
-            bar = progress.add_task(f"held-out episodes, weights {version}", total=len(self._episodes))
+            bar = progress.add_task(
+                f"held-out episodes, weights {version}", total=len(self._episodes)
+            )
             progress.advance(bar, len(self._episodes) - len(missing))
 
             async def done(trajectory: Trajectory) -> None:
@@ -126,7 +141,9 @@ class HeldOutJudge:
         console.print(held_out_table(results))
 
     def _outlet_of(self, path: Path) -> Outlet[bytes]:
-        """Return the outlet, the same for all calls, so that a result that found no room is written by the next call."""
+        """Return the outlet, the same for all calls, so that a result that found no room is written
+        by the next call.
+        """
         if self._outlet is None:
             self._outlet = line_outlet(path)
         return self._outlet
@@ -160,14 +177,18 @@ def results_path(run: RunDirectory) -> Path:
 
 
 def read_held_out(path: Path) -> list[HeldOutResult]:
-    """Read all results so far, without a last line that a kill cut off. Raises: ConfigError for damaged lines."""
+    """Read all results so far, without a last line that a kill cut off.
+
+    Raises: ConfigError for damaged lines.
+    """
     results = []
     for number, line in enumerate(whole_lines(path).splitlines(), start=1):
         try:
             results.append(msgspec.json.decode(line, type=HeldOutResult))
         except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8, or no result
             raise ConfigError(
-                f"{path}, line {number} is not a result: {error}; remove that line, and its episode is run again"
+                f"{path}, line {number} is not a result: {error}; remove that line, and its "
+                "episode is run again"
             ) from error
     return results
 
@@ -175,17 +196,28 @@ def read_held_out(path: Path) -> list[HeldOutResult]:
 def by_version(results: Sequence[HeldOutResult]) -> dict[int, list[EpisodeResult]]:
     """Group the episodes by weight version, from the first to the last."""
     versions = sorted({line.weight_version for line in results})
-    return {version: [line.result for line in results if line.weight_version == version] for version in versions}
+    return {
+        version: [line.result for line in results if line.weight_version == version]
+        for version in versions
+    }
 
 
 def held_out_table(results: Sequence[HeldOutResult]) -> Table:
-    """Make a table with one row per task and one for all: each weight version's success rate and its 95 % interval."""
+    """Make a table with one row per task and one for all: each weight version's success rate and
+    its 95 % interval.
+    """
     versions = by_version(results)
     table = Table("task", title="Held-out episodes solved")
     for version in versions:
         table.add_column(f"weights {version}", justify="right")
     for task in by_task([line.result for line in results]):
-        table.add_row(task, *(_rate([each for each in played if each.task == task]) for played in versions.values()))
+        table.add_row(
+            task,
+            *(
+                _rate([each for each in played if each.task == task])
+                for played in versions.values()
+            ),
+        )
     table.add_section()
     table.add_row("all", *(_rate(played) for played in versions.values()))
     return table

@@ -23,11 +23,14 @@ CAMERAS: Final = ("image", "wrist_image")
 STATE_SIZE: Final = 8
 ACTION_SIZE: Final = 7
 
-Suite: TypeAlias = Literal["libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"]
+Suite: TypeAlias = Literal[
+    "libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"
+]
 
 
 def numbers_in(text: str, most: int, what: str, *, limit: int | None = None) -> tuple[int, ...]:
-    """Return the numbers that `text` names, in order and each once: "all", or numbers and ranges such as "0-3,7".
+    """Return the numbers that `text` names, in order and each once: "all", or numbers and ranges
+    such as "0-3,7".
 
     Args:
         text: the text of the option.
@@ -40,7 +43,9 @@ def numbers_in(text: str, most: int, what: str, *, limit: int | None = None) -> 
     if text == "all":
         return tuple(range(most))
     if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
-        raise ConfigError(f"{what} are {text!r}, expected 'all', or numbers and ranges such as '0-3,7'")
+        raise ConfigError(
+            f"{what} are {text!r}, expected 'all', or numbers and ranges such as '0-3,7'"
+        )
     chosen: dict[int, None] = {}
     highest = (most if limit is None else limit) - 1
     for part in text.split(","):
@@ -54,7 +59,8 @@ def numbers_in(text: str, most: int, what: str, *, limit: int | None = None) -> 
 
 
 def tasks_in(texts: Sequence[str], what: str) -> tuple[Task, ...]:
-    """Return the tasks that `texts` name, in order and each once: a suite, or some tasks, such as "libero_goal/0-3,7".
+    """Return the tasks that `texts` name, in order and each once: a suite, or some tasks, such as
+    "libero_goal/0-3,7".
 
     Args:
         texts: the values of the option.
@@ -72,7 +78,10 @@ def tasks_in(texts: Sequence[str], what: str) -> tuple[Task, ...]:
 
 
 def tasks_of(suite: str, what: str) -> tuple[Task, ...]:
-    """Return all tasks of a suite. Raises: ConfigError, naming `what`, if the suite is unknown or not installed."""
+    """Return all tasks of a suite.
+
+    Raises: ConfigError, naming `what`, if the suite is unknown or not installed.
+    """
     try:
         return list_tasks(suite)
     except (FileNotFoundError, ImportError, ValueError) as error:
@@ -80,7 +89,10 @@ def tasks_of(suite: str, what: str) -> tuple[Task, ...]:
 
 
 def num_states_of(task: Task) -> int:
-    """Return the number of a task's fixed initial states. Raises: ConfigError if its package has none that can be read."""
+    """Return the number of a task's fixed initial states.
+
+    Raises: ConfigError if its package has none that can be read.
+    """
     try:
         return task.num_init_states
     except (FileNotFoundError, ValueError) as error:
@@ -95,7 +107,9 @@ def check_starts(suite: str, task_ids: Sequence[int], init_states: Sequence[int]
         except (FileNotFoundError, ImportError, ValueError) as error:
             raise ConfigError(str(error)) from error
     if not init_states or min(init_states) < 0 or max(init_states) >= NUM_STARTS:
-        raise ConfigError(f"init_states is {tuple(init_states)}, expected numbers from 0 to {NUM_STARTS - 1}")
+        raise ConfigError(
+            f"init_states is {tuple(init_states)}, expected numbers from 0 to {NUM_STARTS - 1}"
+        )
 
 
 def libero_env(
@@ -125,7 +139,9 @@ def libero_env(
 
 
 def suite_env(suite: str, kwargs: dict[str, Any]) -> EnvSpec:
-    """Return the specification of a suite's environment: with its own id for LIBERO's suites, else `vla_rl/libero-v0`."""
+    """Return the specification of a suite's environment: with its own id for LIBERO's suites, else
+    `vla_rl/libero-v0`.
+    """
     if suite in LIBERO_SUITES:
         return EnvSpec(id=f"vla_rl/{suite}-v0", kwargs=kwargs)
     return EnvSpec(id="vla_rl/libero-v0", kwargs={"suite": suite, **kwargs})
@@ -137,15 +153,20 @@ def require_for_libero(policy: "VlaPolicy", checkpoint: str) -> None:
     lost = [camera for camera in config.cameras if camera not in CAMERAS]
     if lost:
         raise ConfigError(
-            f"{checkpoint} needs the camera {lost[0]!r}, which LIBERO does not have; its cameras are "
+            f"{checkpoint} needs the camera {lost[0]!r}, which LIBERO does not have; its cameras "
+            "are "
             f"{', '.join(CAMERAS)} (--cameras)"
         )
     proprio = getattr(config, "proprio", None)
     if proprio is not None and len(proprio.low) != STATE_SIZE:
-        raise ConfigError(f"{checkpoint} reads a state of {len(proprio.low)} numbers, and LIBERO's has {STATE_SIZE}")
+        raise ConfigError(
+            f"{checkpoint} reads a state of {len(proprio.low)} numbers, and "
+            f"LIBERO's has {STATE_SIZE}"
+        )
     if config.action_dim != ACTION_SIZE:
         raise ConfigError(
-            f"{checkpoint} gives actions of {config.action_dim} numbers, and LIBERO's arm takes {ACTION_SIZE}"
+            f"{checkpoint} gives actions of {config.action_dim} numbers, and LIBERO's arm takes "
+            f"{ACTION_SIZE}"
         )
 
 
@@ -157,7 +178,10 @@ def key_of(episode: EpisodeSpec) -> Key:
 def libero_episode(
     env: EnvSpec, episode_id: int, task: str, init_state_id: int, *, sampling: Sampling, seed: int
 ) -> EpisodeSpec:
-    """Make one episode. The seed of its decisions depends on its identity, not on the order of episodes."""
+    """Make one episode.
+
+    The seed of its decisions depends on its identity, not on the order of episodes.
+    """
     return EpisodeSpec(
         episode_id=episode_id,
         group_id=episode_id,

@@ -10,7 +10,8 @@ Quality: TypeAlias = Literal["exact", "fast"]
 
 BASE_POLICY_PICTURES: Final = 84
 PUBLISHED_PICTURES: Final = 256
-"""Side in pixels of the images that published policies were trained with; `BASE_POLICY_PICTURES` is the shipped policy's."""
+"""Side in pixels of the images that published policies were trained with; `BASE_POLICY_PICTURES` is
+the shipped policy's."""
 
 
 def picture_size_for(checkpoint: str, asked: int | None) -> int:
@@ -24,7 +25,9 @@ def quality_for(checkpoint: str, asked: Quality | None) -> Quality:
 
 
 def assets_for(checkpoint: str, asked: str | None) -> str | None:
-    """Return the assets to use, as `find_assets` takes them: stand-ins for the shipped policy, which was trained on them."""
+    """Return the assets to use, as `find_assets` takes them: stand-ins for the shipped policy,
+    which was trained on them.
+    """
     if asked is None and is_base_policy(checkpoint) and not os.environ.get(ASSETS_VARIABLE):
         return STAND_INS
     return asked

@@ -50,7 +50,9 @@ class Starts(Protocol):
     def seed(self) -> int: ...
 
 
-def planned_episodes(starts: Starts, scenes: Literal["same", "published"] = "same") -> list[EpisodeSpec]:
+def planned_episodes(
+    starts: Starts, scenes: Literal["same", "published"] = "same"
+) -> list[EpisodeSpec]:
     """Return every task from every initial state with every scene seed, once.
 
     Args:
@@ -60,7 +62,9 @@ def planned_episodes(starts: Starts, scenes: Literal["same", "published"] = "sam
     Raises: ConfigError for a suite, a task or an initial state that does not exist.
     """
     greedy = starts.temperature is None
-    sampling = Sampling(greedy=greedy, temperature=1.0 if starts.temperature is None else starts.temperature)
+    sampling = Sampling(
+        greedy=greedy, temperature=1.0 if starts.temperature is None else starts.temperature
+    )
     episodes: list[EpisodeSpec] = []
     for suite in starts.suites:
         tasks = tasks_of(suite, "suites")
@@ -79,19 +83,28 @@ def planned_episodes(starts: Starts, scenes: Literal["same", "published"] = "sam
                     scenes=scenes,
                 )
                 what = f"init_states of {task.key}"
-                for state in numbers_in(starts.init_states, num_states_of(task), what, limit=NUM_STARTS):
+                for state in numbers_in(
+                    starts.init_states, num_states_of(task), what, limit=NUM_STARTS
+                ):
                     episodes.append(
-                        libero_episode(env, len(episodes), task.key, state, sampling=sampling, seed=starts.seed)
+                        libero_episode(
+                            env, len(episodes), task.key, state, sampling=sampling, seed=starts.seed
+                        )
                     )
-    if len({(episode.task, episode.options["init_state_id"], str(episode.env)) for episode in episodes}) < len(
-        episodes
-    ):
+    if len(
+        {(episode.task, episode.options["init_state_id"], str(episode.env)) for episode in episodes}
+    ) < len(episodes):
         raise ConfigError(f"suites are {starts.suites}, expected each once")
     return episodes
 
 
 def print_plan(
-    starts: Starts, episodes: Sequence[EpisodeSpec], num_done: int, num_envs: int, weights: int, console: Console
+    starts: Starts,
+    episodes: Sequence[EpisodeSpec],
+    num_done: int,
+    num_envs: int,
+    weights: int,
+    console: Console,
 ) -> None:
     """Print the episodes that would be run, and the memory that they need.
 
@@ -103,14 +116,25 @@ def print_plan(
         weights: size of the policy's weights in bytes.
         console: console to print on.
     """
-    table = Table("suite", "tasks", "episodes", "control steps at most", title="Episodes, each once")
+    table = Table(
+        "suite", "tasks", "episodes", "control steps at most", title="Episodes, each once"
+    )
     for suite in starts.suites:
         of_suite = [episode for episode in episodes if episode.task.startswith(f"{suite}/")]
         limit = starts.step_limit or step_limit_of(suite)
         num_tasks = len({episode.task for episode in of_suite})
-        table.add_row(suite, str(num_tasks), str(len(of_suite)), f"{limit} each, {limit * len(of_suite)} in all")
+        table.add_row(
+            suite,
+            str(num_tasks),
+            str(len(of_suite)),
+            f"{limit} each, {limit * len(of_suite)} in all",
+        )
     console.print(table)
-    how = "greedily" if starts.temperature is None else f"sampled at temperature {starts.temperature:g}"
+    how = (
+        "greedily"
+        if starts.temperature is None
+        else f"sampled at temperature {starts.temperature:g}"
+    )
     console.print(
         f"{len(episodes)} episodes, {how}, {num_done} of them done already; {num_envs} at a time; "
         f"physics {starts.physics}, quality {starts.pictures}"

@@ -8,7 +8,17 @@ import numpy as np
 
 from vla_rl.rollout import AnyEngine, EpisodeLost, play_episode
 from vla_rl.rollout.owned_tasks import leave
-from vla_rl.types import ActionChunk, Agent, Env, EnvPool, EpisodeSpec, Observation, Policy, Sampling, Trajectory
+from vla_rl.types import (
+    ActionChunk,
+    Agent,
+    Env,
+    EnvPool,
+    EpisodeSpec,
+    Observation,
+    Policy,
+    Sampling,
+    Trajectory,
+)
 
 
 async def play_each(
@@ -20,18 +30,22 @@ async def play_each(
     *,
     max_attempts: int = 3,
 ) -> None:
-    """Run every episode to its end and pass each trajectory to `done`, in the order in which they end.
+    """Run every episode to its end and pass each trajectory to `done`, in the order in which they
+    end.
 
-    An episode whose simulator died or froze is run again from the same start with the same seeds. A trajectory is dropped
-    when `done` returns, and no new episode starts on a simulator before that.
+    An episode whose simulator died or froze is run again from the same start with the same seeds. A
+    trajectory is dropped when `done` returns, and no new episode starts on a simulator before that.
 
-    Raises: EpisodeLost if one was lost `max_attempts` times; what the agent, the environment or `done` raises.
+    Raises: EpisodeLost if one was lost `max_attempts` times; what the agent, the environment or
+    `done` raises.
     """
     waiting = iter(episodes)
     tasks = asyncio.TaskGroup()
     await tasks.__aenter__()
     for number in range(pool.num_envs):
-        tasks.create_task(_play_on(pool, engine, agent, waiting, done, max_attempts), name=f"player {number}")
+        tasks.create_task(
+            _play_on(pool, engine, agent, waiting, done, max_attempts), name=f"player {number}"
+        )
     first: Exception | None = None
     try:
         await leave(tasks, None, None, None)
@@ -69,8 +83,8 @@ async def _played(
 
 
 def within_range(agent: Agent) -> Agent:
-    """Return the agent with its policy's actions clipped to -1 and 1, as LIBERO's controller does, because a continuous head
-    may go beyond. Tokens and log-probs do not change."""
+    """Return the agent with its policy's actions clipped to -1 and 1, as LIBERO's controller does,
+    because a continuous head may go beyond. Tokens and log-probs do not change."""
 
     async def play(env: Env, policy: Policy) -> Trajectory:
         return await agent(env, _WithinRange(policy))

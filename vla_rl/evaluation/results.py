@@ -1,4 +1,6 @@
-"""Results of evaluated episodes: a line of JSON for each as it ends, and tables with confidence intervals."""
+"""Results of evaluated episodes: a line of JSON for each as it ends, and tables with confidence
+intervals.
+"""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -17,7 +19,8 @@ from vla_rl.observe.outlet import Outlet
 from vla_rl.types import Trajectory
 
 MOST_RESULTS: Final = 1_000_000
-"""Maximum number of results that wait for room on a full disk; no evaluation has more, and all are in memory anyway."""
+"""Maximum number of results that wait for room on a full disk; no evaluation has more, and all are
+in memory anyway."""
 
 Z_95 = 1.959963984540054
 """Quantile of the normal distribution for a 95 % interval."""
@@ -71,7 +74,8 @@ def result_of(trajectory: Trajectory) -> EpisodeResult:
 
 
 class ResultFile:
-    """A file of results, one line each, on disk when `add` returns. A last line that a kill cut off is dropped.
+    """A file of results, one line each, on disk when `add` returns. A last line that a kill cut off
+    is dropped.
 
     A result that finds no room on a full disk waits in memory and is written with the next one.
 
@@ -92,7 +96,10 @@ class ResultFile:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._outlet.close()
 
@@ -105,7 +112,9 @@ class ResultFile:
     def add(self, result: EpisodeResult) -> None:
         """Append one result."""
         self._keep(result)
-        self._outlet.put(f"{result.task}, start {result.init_state_id}", msgspec.json.encode(result) + b"\n")
+        self._outlet.put(
+            f"{result.task}, start {result.init_state_id}", msgspec.json.encode(result) + b"\n"
+        )
 
     def _keep(self, result: EpisodeResult) -> None:
         if result.key in self.results:
@@ -114,7 +123,10 @@ class ResultFile:
 
 
 def line_outlet(path: Path) -> Outlet[bytes]:
-    """Return an outlet that appends lines to a file; each is on disk when `put` returns, or waits for room."""
+    """Return an outlet that appends lines to a file.
+
+    Each is on disk when `put` returns, or waits for room.
+    """
     return Outlet(str(path), partial(_append, path), most_waiting=MOST_RESULTS)
 
 
@@ -124,13 +136,17 @@ def _append(path: Path, line: bytes) -> None:
 
 
 def whole_lines(path: Path) -> bytes:
-    """Read the lines of a file, without a last one that a kill cut off; empty if there is no file."""
+    """Read the lines of a file, without a last one that a kill cut off.
+
+    Empty if there is no file.
+    """
     text = path.read_bytes() if path.exists() else b""
     return text[: text.rfind(b"\n") + 1]
 
 
 def wilson_interval(num_successes: int, num: int, z: float = Z_95) -> tuple[float, float]:
-    """Return Wilson's score interval of a success rate (Wilson 1927), which is valid near 0 and 1 and for few episodes.
+    """Return Wilson's score interval of a success rate (Wilson 1927), which is valid near 0 and 1
+    and for few episodes.
 
         centre +- half, with  centre = (p + z^2 / 2n) / (1 + z^2 / n)
                               half   = z sqrt(p (1 - p) / n + z^2 / 4n^2) / (1 + z^2 / n)
@@ -140,7 +156,9 @@ def wilson_interval(num_successes: int, num: int, z: float = Z_95) -> tuple[floa
         z: quantile of the normal distribution; the default is for 95 %.
     """
     if not 0 <= num_successes <= num or num < 1:
-        raise ValueError(f"{num_successes} of {num} episodes, expected 0 to n successes of n >= 1 episodes.")
+        raise ValueError(
+            f"{num_successes} of {num} episodes, expected 0 to n successes of n >= 1 episodes."
+        )
     rate, share = num_successes / num, z * z / num
     centre = (rate + share / 2) / (1 + share)
     half = z * math.sqrt(rate * (1 - rate) / num + share / (4 * num)) / (1 + share)
@@ -182,7 +200,10 @@ def by_perturbation(results: Iterable[EpisodeResult]) -> dict[str, list[EpisodeR
 
 
 def result_table(results: Sequence[EpisodeResult], title: str) -> Table:
-    """Make a table with a row for each task, each suite of several, each perturbation, and all; steps are of successes."""
+    """Make a table with a row for each task, each suite of several, each perturbation, and all.
+
+    Steps are of successes.
+    """
     table = Table("task", "instruction", title=title)
     table.columns[0].no_wrap = True
     for name in ("solved", "rate", "95 %", "steps"):

@@ -1,4 +1,6 @@
-"""Film strips: a few frames of an episode side by side, small enough to store one for every held-out episode."""
+"""Film strips: a few frames of an episode side by side, small enough to store one for every
+held-out episode.
+"""
 
 import asyncio
 from pathlib import Path
@@ -14,7 +16,9 @@ NUM_MOMENTS = 8
 
 
 async def write_strip(run: RunDirectory, weight_version: int, trajectory: Trajectory) -> None:
-    """Write `NUM_MOMENTS` frames of the fixed camera, from the first to the last observation, into one JPEG."""
+    """Write `NUM_MOMENTS` frames of the fixed camera, from the first to the last observation, into
+    one JPEG.
+    """
     path = strip_path(run, weight_version, result_of(trajectory).key)
     await asyncio.to_thread(_write, path, trajectory)
 
@@ -27,7 +31,10 @@ def strip_path(run: RunDirectory, weight_version: int, episode: Key) -> Path:
 
 
 def _write(path: Path, trajectory: Trajectory) -> None:
-    frames = [*(step.observation["image"] for step in trajectory.steps), trajectory.final_observation["image"]]
+    frames = [
+        *(step.observation["image"] for step in trajectory.steps),
+        trajectory.final_observation["image"],
+    ]
     chosen = np.linspace(0, len(frames) - 1, min(NUM_MOMENTS, len(frames))).round().astype(int)
     path.parent.mkdir(exist_ok=True)
     imageio.imwrite(path, np.concatenate([frames[index] for index in chosen], axis=1), quality=85)

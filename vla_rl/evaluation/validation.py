@@ -1,7 +1,9 @@
-"""Validation of a language policy: several episodes from each of a fixed set of starts, none of them trained on.
+"""Validation of a language policy: several episodes from each of a fixed set of starts, none of
+them trained on.
 
-validation.jsonl in the run's folder has one line per weight version, with mean, best@n and maj@n. validation_conditions.json
-identifies the starts (by the paths, not the content, of files that they name) and holds the sampling settings.
+validation.jsonl in the run's folder has one line per weight version, with mean, best@n and maj@n.
+validation_conditions.json identifies the starts (by the paths, not the content, of files that they
+name) and holds the sampling settings.
 """
 
 import hashlib
@@ -40,16 +42,24 @@ class Validation:
         starts: the problems.
         num_tries: episodes of each problem.
         agent: runs one episode.
-        sampling: how the policy chooses actions. Each episode has its own seed, the same at each call.
+        sampling: how the policy chooses actions. Each episode has its own seed, the same at each
+            call.
         seed: seed from which those are derived.
     """
 
     def __init__(
-        self, starts: Sequence[TaskStart], num_tries: int, agent: Agent, sampling: Sampling, seed: int = 0
+        self,
+        starts: Sequence[TaskStart],
+        num_tries: int,
+        agent: Agent,
+        sampling: Sampling,
+        seed: int = 0,
     ) -> None:
         self._agent, self._num_problems = agent, len(starts)
         self._outlet: Outlet[bytes] | None = None
-        problems = hashlib.sha256(msgspec.json.encode([(start.env, start.seed, start.options) for start in starts]))
+        problems = hashlib.sha256(
+            msgspec.json.encode([(start.env, start.seed, start.options) for start in starts])
+        )
         self._conditions = {
             "num_problems": len(starts),
             "num_tries": num_tries,
@@ -75,15 +85,22 @@ class Validation:
         ]
 
     def check(self, run: RunDirectory) -> None:
-        """Check the results in `run`. Raises: ConfigError if their problems or conditions differ."""
+        """Check the results in `run`.
+
+        Raises: ConfigError if their problems or conditions differ.
+        """
         refuse_other_conditions(_conditions_path(run), self._conditions)
 
     def leave_later(self, run: RunDirectory, version: int) -> None:
-        """Set aside the results of weights after `version`, which a resumed run makes again. Raises: OSError."""
+        """Set aside the results of weights after `version`, which a resumed run makes again.
+
+        Raises: OSError.
+        """
         set_aside_lines(validation_path(run), lambda line: _is_of(line, version))
 
     async def __call__(self, run: RunDirectory, pool: EnvPool, engine: AnyEngine) -> None:
-        """Run all episodes, print the result and add it to `validation.jsonl`, unless it has this weight version already.
+        """Run all episodes, print the result and add it to `validation.jsonl`, unless it has this
+        weight version already.
 
         A result that cannot be written is reported and written with the next one.
         Raises: ConfigError if the problems or conditions of earlier results differ.
@@ -93,12 +110,16 @@ class Validation:
         if version in [result.weight_version for result in read_validation(path)]:
             return
         metrics = await self.play(pool, engine)
-        result = ValidationResult(weight_version=version, num_problems=self._num_problems, metrics=metrics)
+        result = ValidationResult(
+            weight_version=version, num_problems=self._num_problems, metrics=metrics
+        )
         if self._outlet is None:
             self._outlet = line_outlet(path)
         self._outlet.put(f"weights {version}", msgspec.json.encode(result) + b"\n")
         shown = ", ".join(f"{name} {value:.3f}" for name, value in metrics.items())
-        print(f"validation of weights {version}, {self._num_problems} problems: {shown}", flush=True)
+        print(
+            f"validation of weights {version}, {self._num_problems} problems: {shown}", flush=True
+        )
 
     async def play(self, pool: EnvPool, engine: AnyEngine) -> dict[str, float]:
         """Run all episodes; return metrics by name."""
@@ -109,15 +130,25 @@ class Validation:
             note_progress("validation")
 
         await play_each(pool, engine, self._agent, self._episodes, done)
-        played = [[of_problem[member] for member in sorted(of_problem)] for _, of_problem in sorted(tries.items())]
+        played = [
+            [of_problem[member] for member in sorted(of_problem)]
+            for _, of_problem in sorted(tries.items())
+        ]
         # with several agents, the mean of their rewards
         rewards = np.array(
-            [[float(np.mean(list(each.returns_by_agent.values()))) for each in of_problem] for of_problem in played]
+            [
+                [float(np.mean(list(each.returns_by_agent.values()))) for each in of_problem]
+                for of_problem in played
+            ]
         )
-        answers = [[str(each.info.get("last_reply", "")) for each in of_problem] for of_problem in played]
+        answers = [
+            [str(each.info.get("last_reply", "")) for each in of_problem] for of_problem in played
+        ]
         return {
             **validation_metrics(rewards, answers),
-            "success": float(np.mean([each.is_success for of_problem in played for each in of_problem])),
+            "success": float(
+                np.mean([each.is_success for of_problem in played for each in of_problem])
+            ),
         }
 
 
@@ -131,14 +162,18 @@ def _conditions_path(run: RunDirectory) -> Path:
 
 
 def read_validation(path: Path) -> list[ValidationResult]:
-    """Read all results so far, without a last line that a kill cut off. Raises: ConfigError for damaged lines."""
+    """Read all results so far, without a last line that a kill cut off.
+
+    Raises: ConfigError for damaged lines.
+    """
     results = []
     for number, line in enumerate(whole_lines(path).splitlines(), start=1):
         try:
             results.append(msgspec.json.decode(line, type=ValidationResult))
         except (ValueError, RecursionError) as error:  # invalid JSON or UTF-8, or no result
             raise ConfigError(
-                f"{path}, line {number} is not a result: {error}; remove that line, and its weights are validated again"
+                f"{path}, line {number} is not a result: {error}; remove that line, and its "
+                "weights are validated again"
             ) from error
     return results
 

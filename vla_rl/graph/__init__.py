@@ -1,4 +1,5 @@
-"""Pipelines of coroutine nodes with declared reads and writes: checked when built, overlapped when run, traced afterwards.
+"""Pipelines of coroutine nodes with declared reads and writes: checked when built, overlapped when
+run, traced afterwards.
 
 Knows nothing about reinforcement learning, actors or torch.
 """

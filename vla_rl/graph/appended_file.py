@@ -1,7 +1,7 @@
 """A file that grows by whole records, even if its disk is full or fails.
 
-Traces, metrics and results are written with it. It is in this package because the trace needs it, and all packages that
-write results may import this one.
+Traces, metrics and results are written with it. It is in this package because the trace needs it,
+and all packages that write results may import this one.
 """
 
 import contextlib
@@ -16,20 +16,26 @@ BLOCK: Final = 1 << 16
 
 
 class AppendedFile:
-    """Appends records, each of which is in the file completely or not at all; the part that a full disk leaves is removed.
+    """Appends records, each of which is in the file completely or not at all; the part that a full
+    disk leaves is removed.
 
     The first record opens the file. Only one writer per file, and one thread at a time.
 
     Args:
         path: the file, in a folder that exists.
         opening: bytes at the beginning of an empty file; written together with the first record.
-        lines: True if records are lines. An incomplete line at the end of an existing file, as a kill leaves it, is
-            cut off.
+        lines: True if records are lines. An incomplete line at the end of an existing file, as a
+            kill leaves it, is cut off.
         anew: discard the content of an existing file.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], *, opening: bytes = b"", lines: bool = False, anew: bool = False
+        self,
+        path: str | os.PathLike[str],
+        *,
+        opening: bytes = b"",
+        lines: bool = False,
+        anew: bool = False,
     ) -> None:
         self.path = Path(path)
         self._opening, self._has_lines, self._is_anew = opening, lines, anew
@@ -45,8 +51,9 @@ class AppendedFile:
     def write(self, record: bytes, *, sync: bool = False) -> int:
         """Append a record, with `sync` also to the disk itself; return its length.
 
-        Raises: OSError with the path if the record could not be written; none of it then stays in the file. A file
-            that was removed or replaced since its last record also raises, and the next record begins a new file.
+        Raises: OSError with the path if the record could not be written; none of it then stays in
+            the file. A file that was removed or replaced since its last record also raises, and the
+            next record begins a new file.
         """
         try:
             descriptor = self._opened()
@@ -83,7 +90,13 @@ class AppendedFile:
                 return self._descriptor
             self.close()
             raise FileNotFoundError(errno.ENOENT, "the file was removed while records were written")
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | (os.O_TRUNC if self._is_anew else 0)
+        flags = (
+            os.O_WRONLY
+            | os.O_CREAT
+            | os.O_APPEND
+            | os.O_CLOEXEC
+            | (os.O_TRUNC if self._is_anew else 0)
+        )
         descriptor = os.open(self.path, flags, 0o666)
         try:
             size = os.fstat(descriptor).st_size

@@ -1,4 +1,5 @@
-"""Drawings of a graph: a text tree, mermaid text, graphviz's language, and files made by graphviz's `dot`.
+"""Drawings of a graph: a text tree, mermaid text, graphviz's language, and files made by graphviz's
+`dot`.
 
 In all of them a solid arrow is a value, a thick one a stream, a dashed one only an order.
 """
@@ -40,15 +41,24 @@ def draw(graph: TaskGraph, path: Path) -> Path:
     dot = shutil.which("dot")
     if dot is None:
         path = path.with_suffix(".mmd")
-        logger.warning("graphviz's `dot` is not on the PATH: wrote mermaid text to %s instead", path)
+        logger.warning(
+            "graphviz's `dot` is not on the PATH: wrote mermaid text to %s instead", path
+        )
         path.write_text(to_mermaid(graph), encoding="utf-8")
         return path
     command = [dot, f"-T{suffix.removeprefix('.')}", "-o", str(path)]
     done = subprocess.run(
-        command, input=to_dot(graph), capture_output=True, text=True, timeout=_DOT_TIMEOUT_S, check=False
+        command,
+        input=to_dot(graph),
+        capture_output=True,
+        text=True,
+        timeout=_DOT_TIMEOUT_S,
+        check=False,
     )
     if done.returncode != 0:
-        raise GraphError(f"{' '.join(command)} ended with exit code {done.returncode}: {done.stderr.strip()}")
+        raise GraphError(
+            f"{' '.join(command)} ended with exit code {done.returncode}: {done.stderr.strip()}"
+        )
     return path
 
 
@@ -91,12 +101,19 @@ def to_dot(graph: TaskGraph) -> str:
     out = [
         f"digraph {_quoted(graph.id)} {{",
         f"    label={_quoted(graph.description or graph.id)}; labelloc=t; fontname=Helvetica;",
-        "    node [shape=box, style=filled, fontname=Helvetica]; edge [fontname=Helvetica, fontsize=10];",
+        "    node [shape=box, style=filled, fontname=Helvetica]; edge [fontname=Helvetica, "
+        "fontsize=10];",
     ]
     for node in graph.nodes.values():
-        label, color = _quoted("\n".join(_label(node))), _quoted(_COLORS.get(node.node_type, _OTHER_COLOR))
+        label, color = (
+            _quoted("\n".join(_label(node))),
+            _quoted(_COLORS.get(node.node_type, _OTHER_COLOR)),
+        )
         out.append(f"    {_quoted(node.id)} [label={label}, fillcolor={color}];")
-    out.extend(f"    {_quoted(edge.source)} -> {_quoted(edge.target)} [{_dot_style(edge)}];" for edge in graph.edges)
+    out.extend(
+        f"    {_quoted(edge.source)} -> {_quoted(edge.target)} [{_dot_style(edge)}];"
+        for edge in graph.edges
+    )
     return "\n".join([*out, "}"]) + "\n"
 
 
@@ -105,7 +122,8 @@ def _describe(graph: TaskGraph, node: Node, parent: str | None) -> str:
         return f"{name}*" if name in graph.streamed else name
 
     reads = [
-        f"each of {name}" if node.stream and name in graph.streamed else shown(name) for name in node.reads.values()
+        f"each of {name}" if node.stream and name in graph.streamed else shown(name)
+        for name in node.reads.values()
     ]
     writes = ", ".join(shown(name) for name in node.writes)
     text = f"{node.id}: {', '.join(reads)}" if reads else node.id
@@ -113,7 +131,9 @@ def _describe(graph: TaskGraph, node: Node, parent: str | None) -> str:
     text += f"  [{_kind(node)}]"
     text += f" on {', '.join(node.resources)}" if node.resources else ""
     after = [
-        edge.source for edge in graph.edges if edge.target == node.id and edge.value is None and edge.source != parent
+        edge.source
+        for edge in graph.edges
+        if edge.target == node.id and edge.value is None and edge.source != parent
     ]
     return text + (f" after {', '.join(after)}" if after else "")
 
@@ -138,4 +158,6 @@ def _quoted(text: str) -> str:
 
 
 def _escape_mermaid(text: str) -> str:
-    return text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
+    return (
+        text.replace("&", "&amp;").replace('"', "&quot;").replace("<", "&lt;").replace(">", "&gt;")
+    )

@@ -1,4 +1,5 @@
-"""Errors of a graph, one class for each mistake; all are `GraphError`, so one `except` catches them.
+"""Errors of a graph, one class for each mistake; all are `GraphError`, so one `except` catches
+them.
 
 Everything above `NodeFailed` is raised before anything runs.
 """
@@ -14,7 +15,9 @@ if TYPE_CHECKING:
 
 
 class InvalidNode(GraphError):
-    """A node's own declaration is invalid: an empty id, a negative retry count, a name that is not an identifier."""
+    """A node's own declaration is invalid: an empty id, a negative retry count, a name that is not
+    an identifier.
+    """
 
 
 class DuplicateNode(GraphError):
@@ -54,7 +57,9 @@ class SignatureMismatch(GraphError):
 
 
 class InvalidStream(GraphError):
-    """A streaming node that cannot stream: no stream to read, two of them, or one that would wait for itself."""
+    """A streaming node that cannot stream: no stream to read, two of them, or one that would wait
+    for itself.
+    """
 
 
 class InvalidPipelineFile(GraphError):
@@ -66,19 +71,23 @@ class UnknownResource(GraphError):
 
 
 class InvalidRun(GraphError):
-    """An executor or a run got impossible arguments: inputs that do not match, no room for an update."""
+    """An executor or a run got impossible arguments: inputs that do not match, no room for an
+    update.
+    """
 
 
 class NodeFailed(GraphError):
-    """A node failed in one update. Its dependents were cancelled; the nodes that do not depend on it finished.
+    """A node failed in one update. Its dependents were cancelled; the nodes that do not depend on
+    it finished.
 
     Args:
         node: id of the node.
         update: index of the update in which it failed.
         message: description of the failure.
 
-    `__cause__` is the exception that the node's function raised. `report` is the unfinished update: statuses, spans, and
-    the values of the nodes that finished. Other nodes that failed in the same update are in `__notes__`.
+    `__cause__` is the exception that the node's function raised. `report` is the unfinished update:
+    statuses, spans, and the values of the nodes that finished. Other nodes that failed in the same
+    update are in `__notes__`.
     """
 
     def __init__(self, node: str, update: int, message: str) -> None:
@@ -92,7 +101,8 @@ class WrongOutput(NodeFailed):
 
 
 class WrongInput(GraphError):
-    """A node's function cannot use a value that it read. The node that wrote the value is reported as the failed one.
+    """A node's function cannot use a value that it read. The node that wrote the value is reported
+    as the failed one.
 
     Args:
         parameter: the function's parameter with the value.
@@ -105,7 +115,9 @@ class WrongInput(GraphError):
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` if a known name is close to `name`, else up to 12 known names, else an empty string."""
+    """Return `; did you mean 'x'?` if a known name is close to `name`, else up to 12 known names,
+    else an empty string.
+    """
     candidates = list(known)
     if close := difflib.get_close_matches(name, candidates, n=1):
         return f"; did you mean {close[0]!r}?"

@@ -44,11 +44,11 @@ class Executor:
 
     Args:
         graph: the graph to run.
-        resources: capacity of each named resource, or a `Resource` that is shared with other code. By default there
-            is one `device`.
-        max_in_flight: largest number of updates at the same time. 1 is synchronous: an update begins when the loop
-            asks for it. With more, a node may see values made while up to `max_in_flight - 1` earlier updates were
-            unfinished.
+        resources: capacity of each named resource, or a `Resource` that is shared with other code.
+            By default there is one `device`.
+        max_in_flight: largest number of updates at the same time. 1 is synchronous: an update
+            begins when the loop asks for it. With more, a node may see values made while up to
+            `max_in_flight - 1` earlier updates were unfinished.
         stream_capacity: items that may wait in a stream for one reader before the writer waits.
         keep: values to store in `Update.values` in addition to those that no node reads.
         clock: clock for all times.
@@ -64,7 +64,10 @@ class Executor:
         keep: Names = (),
         clock: Clock = time.monotonic,
     ) -> None:
-        for name, number in (("max_in_flight", max_in_flight), ("stream_capacity", stream_capacity)):
+        for name, number in (
+            ("max_in_flight", max_in_flight),
+            ("stream_capacity", stream_capacity),
+        ):
             if type(number) is not int or number < 1:
                 raise InvalidRun(f"{name} is {number!r}, expected a whole number >= 1")
         self.graph, self.max_in_flight = graph, max_in_flight
@@ -75,8 +78,15 @@ class Executor:
         self._plan = make_plan(graph, self.resources, as_names(keep))
         self._stream_capacity, self._clock = stream_capacity, clock
 
-    def run(self, num_updates: int | None = None, *, first: int = 0, inputs: Mapping[str, Any] | None = None) -> "Run":
-        """Return a run of updates `first`, `first + 1`, ...; enter it with `async with`, then iterate.
+    def run(
+        self,
+        num_updates: int | None = None,
+        *,
+        first: int = 0,
+        inputs: Mapping[str, Any] | None = None,
+    ) -> "Run":
+        """Return a run of updates `first`, `first + 1`, ...; enter it with `async with`, then
+        iterate.
 
         Args:
             num_updates: number of updates; None for as many as the loop asks for.
@@ -88,21 +98,29 @@ class Executor:
         given, expected = inputs or {}, [name for name in self.graph.inputs if name != "update"]
         for name in given:
             if name not in expected:
-                raise InvalidRun(f"{name!r} is not an input of graph {self.graph.id!r}{nearest(name, expected)}")
+                raise InvalidRun(
+                    f"{name!r} is not an input of graph {self.graph.id!r}{nearest(name, expected)}"
+                )
         if missing := [name for name in expected if name not in given]:
-            raise InvalidRun(f"graph {self.graph.id!r} needs the inputs {missing}; pass them as run(inputs={{...}})")
+            raise InvalidRun(
+                f"graph {self.graph.id!r} needs the inputs {missing}; pass them as "
+                f"run(inputs={{...}})"
+            )
         if num_updates is not None and num_updates < 0:
             raise InvalidRun(f"num_updates is {num_updates}, expected >= 0, or None for no end")
         last = None if num_updates is None else first + num_updates
-        return Run(self._plan, first, last, given, self.max_in_flight, self._stream_capacity, self._clock)
+        return Run(
+            self._plan, first, last, given, self.max_in_flight, self._stream_capacity, self._clock
+        )
 
 
 class Run:
     """A run of the executor, entered once. Owns all tasks of all updates in flight.
 
-    A failure is raised as `NodeFailed` when the loop asks for the failed update; earlier updates arrive before it, later
-    ones are cancelled. Leaving the block early cancels the updates in flight and waits for their end; if one of them had
-    already failed, that error is raised too. `cut_short` then contains those updates.
+    A failure is raised as `NodeFailed` when the loop asks for the failed update; earlier updates
+    arrive before it, later ones are cancelled. Leaving the block early cancels the updates in
+    flight and waits for their end; if one of them had already failed, that error is raised too.
+    `cut_short` then contains those updates.
     """
 
     def __init__(
@@ -116,7 +134,11 @@ class Run:
         clock: Clock,
     ) -> None:
         self._plan, self._next, self._last, self._inputs = plan, first, last, inputs
-        self._max_in_flight, self._stream_capacity, self._clock = max_in_flight, stream_capacity, clock
+        self._max_in_flight, self._stream_capacity, self._clock = (
+            max_in_flight,
+            stream_capacity,
+            clock,
+        )
         self._in_flight: deque[UpdateRun] = deque()
         self._remembered: deque[UpdateRun] = deque()
         self._arrival: asyncio.Future[None] | None = None
@@ -126,7 +148,9 @@ class Run:
 
     @property
     def running(self) -> tuple[RunningNode, ...]:
-        """Nodes that run or wait for their turn now, oldest update first: for a progress display."""
+        """Nodes that run or wait for their turn now, oldest update first: for a progress
+        display.
+        """
         now = self._clock()
         return tuple(
             RunningNode(
@@ -142,16 +166,23 @@ class Run:
 
     async def __aenter__(self) -> Self:
         if self._entered:
-            raise RuntimeError("this run was already entered; call Executor.run again for another one")
+            raise RuntimeError(
+                "this run was already entered; call Executor.run again for another one"
+            )
         self._entered = True
         self._admit()
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._closed = True
-        failure = next((update.failure for update in self._in_flight if update.failure is not None), None)
+        failure = next(
+            (update.failure for update in self._in_flight if update.failure is not None), None
+        )
         if failure is not None:
             self._add_others(failure)
         await self._stop()
@@ -165,7 +196,9 @@ class Run:
 
     async def __anext__(self) -> Update:
         if not self._entered or self._closed:
-            raise RuntimeError("a run works inside its block: async with executor.run(...) as updates")
+            raise RuntimeError(
+                "a run works inside its block: async with executor.run(...) as updates"
+            )
         self._admit()
         if not self._in_flight:
             raise StopAsyncIteration
@@ -185,7 +218,9 @@ class Run:
         """Release the same node of the next update."""
         for later in self._in_flight:
             if later.index == update.index + 1:
-                later.release(position, update.nodes[position].activity.last, Waited.PREVIOUS_UPDATE)
+                later.release(
+                    position, update.nodes[position].activity.last, Waited.PREVIOUS_UPDATE
+                )
                 return
 
     def update_failed(self, update: UpdateRun) -> None:
@@ -196,7 +231,9 @@ class Run:
                 later.stop()
 
     def update_ended(self, update: UpdateRun) -> None:
-        """Wake the loop if it waits for this update, and cut links that no critical path needs any more."""
+        """Wake the loop if it waits for this update, and cut links that no critical path needs any
+        more.
+        """
         self._remembered.append(update)
         while len(self._remembered) >= self._max_in_flight:
             self._remembered.popleft().forget_causes()
@@ -210,10 +247,17 @@ class Run:
                 failure.add_note(f"also, {update.failure}")
 
     def _admit(self) -> None:
-        """Start updates up to the limit; only called when the loop asks, so the update in its body counts as in flight."""
-        while (self._last is None or self._next < self._last) and len(self._in_flight) < self._max_in_flight:
+        """Start updates up to the limit.
+
+        Only called when the loop asks, so the update in its body counts as in flight.
+        """
+        while (self._last is None or self._next < self._last) and len(
+            self._in_flight
+        ) < self._max_in_flight:
             previous = self._in_flight[-1] if self._in_flight else None
-            update = UpdateRun(self._plan, self._next, self._inputs, self, self._clock, self._stream_capacity)
+            update = UpdateRun(
+                self._plan, self._next, self._inputs, self, self._clock, self._stream_capacity
+            )
             self._in_flight.append(update)
             self._next += 1
             update.start(previous)
@@ -227,7 +271,8 @@ class Run:
         while tasks := [task for update in self._in_flight for task in update.tasks]:
             try:
                 await asyncio.wait(tasks)
-            except asyncio.CancelledError as error:  # the tasks are already cancelled; keep waiting for their end
+            except asyncio.CancelledError as error:
+                # the tasks are already cancelled; keep waiting for their end
                 cancelled = error
         self.cut_short += tuple(update.so_far() for update in self._in_flight)
         self._in_flight.clear()

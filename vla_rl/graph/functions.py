@@ -1,4 +1,6 @@
-"""Check that a function fits its node: async, and with exactly the parameters that the node fills."""
+"""Check that a function fits its node: async, and with exactly the parameters that the
+node fills.
+"""
 
 import enum
 import inspect
@@ -26,7 +28,8 @@ def kind_of(node: Node, func: Any) -> FunctionKind:
     """Return how the function is run. Raises `NotAsync` for anything that is not async."""
     if inspect.isclass(func):
         raise NotAsync(
-            f"node {node.id!r}: {func.__qualname__} is a class, expected `async def`, or an instance with an async __call__"
+            f"node {node.id!r}: {func.__qualname__} is a class, expected `async def`, or an "
+            "instance with an async __call__"
         )
     for candidate in (func, getattr(func, "__call__", None)):  # noqa: B004 - an object with an async __call__ will do
         if inspect.isasyncgenfunction(candidate):
@@ -35,37 +38,59 @@ def kind_of(node: Node, func: Any) -> FunctionKind:
             return FunctionKind.PER_ITEM if node.stream else FunctionKind.CALL
     what = f"the function {func.__qualname__}" if hasattr(func, "__qualname__") else f"{func!r}"
     raise NotAsync(
-        f"node {node.id!r}: {what} is not async, expected `async def`; for work that blocks, write one that awaits "
+        f"node {node.id!r}: {what} is not async, expected `async def`; for work that blocks, "
+        "write one that awaits "
         "`asyncio.to_thread(...)`"
     )
 
 
 def check_signature(node: Node, func: Any) -> None:
-    """Raise `SignatureMismatch` unless reads and config together fill the parameters of `func`, by keyword."""
+    """Raise `SignatureMismatch` unless reads and config together fill the parameters of `func`, by
+    keyword.
+    """
     parameters = inspect.signature(func).parameters
-    signature = f"node {node.id!r}: {getattr(func, '__qualname__', repr(func))}{inspect.signature(func)}"
+    signature = (
+        f"node {node.id!r}: {getattr(func, '__qualname__', repr(func))}{inspect.signature(func)}"
+    )
     for parameter in parameters.values():
-        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+        if parameter.kind in (
+            parameter.POSITIONAL_ONLY,
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        ):
             raise SignatureMismatch(
-                f"{signature} takes {str(parameter)!r}; a node's values are passed by keyword, one named parameter each"
+                f"{signature} takes {str(parameter)!r}; a node's values are passed by keyword, "
+                "one named parameter each"
             )
     if both := node.reads.keys() & node.config.keys():
-        raise SignatureMismatch(f"node {node.id!r}: {_listed(both)} is filled both by reads and by config; keep one")
+        raise SignatureMismatch(
+            f"node {node.id!r}: {_listed(both)} is filled both by reads and by config; keep one"
+        )
     _check_filled(signature, "reads", node.reads, parameters)
     _check_filled(signature, "config", node.config, parameters)
-    required = {name for name, parameter in parameters.items() if parameter.default is parameter.empty}
+    required = {
+        name for name, parameter in parameters.items() if parameter.default is parameter.empty
+    }
     if missing := required - node.reads.keys() - node.config.keys():
         raise SignatureMismatch(
-            f"{signature} needs {_listed(missing)}, which the node does not fill; add it to reads or to config"
+            f"{signature} needs {_listed(missing)}, which the node does not fill; add it to reads "
+            "or to config"
         )
 
 
-def _check_filled(signature: str, where: str, given: Mapping[str, Any], parameters: Mapping[str, Any]) -> None:
+def _check_filled(
+    signature: str, where: str, given: Mapping[str, Any], parameters: Mapping[str, Any]
+) -> None:
     for name in given:
         if name not in parameters:
             raise SignatureMismatch(
-                f"{signature} has no parameter {name!r}, which {where} fills{nearest(name, parameters)}"
-                + ("; if the value has another name, write reads={'parameter': 'value'}" if where == "reads" else "")
+                f"{signature} has no parameter {name!r}, which {where} "
+                f"fills{nearest(name, parameters)}"
+                + (
+                    "; if the value has another name, write reads={'parameter': 'value'}"
+                    if where == "reads"
+                    else ""
+                )
             )
 
 

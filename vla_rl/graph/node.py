@@ -1,6 +1,7 @@
 """A node: a function, the names it reads and writes, and the resources it needs.
 
-A node's function receives values by name and returns values; it never sees the graph, the executor or a whole config.
+A node's function receives values by name and returns values; it never sees the graph, the executor
+or a whole config.
 """
 
 import enum
@@ -26,7 +27,10 @@ class NodeType(enum.Enum):
 
 
 class NodeRole(enum.Enum):
-    """Role of a node in the algorithm; shown in drawings and queried with `TaskGraph.nodes_by_role`."""
+    """Role of a node in the algorithm.
+
+    Shown in drawings and queried with `TaskGraph.nodes_by_role`.
+    """
 
     DEFAULT = "default"
     ACTOR = "actor"
@@ -82,7 +86,8 @@ class NodeOutput:
     Args:
         batch: the value of the one name that the node writes.
         values: the values of all names that it writes, if there are several.
-        metrics: numbers about this node's work, merged into `Update.metrics`; for a stream, the mean over its items.
+        metrics: numbers about this node's work, merged into `Update.metrics`; for a stream, the
+            mean over its items.
     """
 
     batch: Any = NOTHING
@@ -99,7 +104,10 @@ Names: TypeAlias = str | Iterable[str]
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One step of a pipeline, as declared; `Node.declare` describes each field and accepts short forms."""
+    """One step of a pipeline, as declared.
+
+    `Node.declare` describes each field and accepts short forms.
+    """
 
     id: str
     func: NodeFunction | str
@@ -141,19 +149,23 @@ class Node:
 
         Args:
             id: unique in its pipeline.
-            func: a coroutine function, an async generator function (its items are a stream), or `"module:name"`.
-            deps: nodes that must have finished first. The writers of the values it reads need not be named.
-            reads: values passed to the function as keyword arguments; `{parameter: value}` if the names differ.
-            writes: values it writes. One: the return value. Several: the keys of the dict, or `NodeOutput`, that it
-                returns.
+            func: a coroutine function, an async generator function (its items are a stream), or
+                `"module:name"`.
+            deps: nodes that must have finished first. The writers of the values it reads need not
+                be named.
+            reads: values passed to the function as keyword arguments; `{parameter: value}` if the
+                names differ.
+            writes: values it writes. One: the return value. Several: the keys of the dict, or
+                `NodeOutput`, that it returns.
             node_type, node_role: for drawings and queries; they do not change how the node runs.
-            resources: held while the function runs, one unit of each; `{name: units}` for more. A stream holds them
-                while it makes an item, not while it waits.
-            stream: call the function once for each item of the one streamed value it reads, as it arrives and in that
-                order. The return value is an item of the value it writes; `DROP` leaves the item out. Without `stream`, a
-                streamed value arrives as the list of all its items, once it is complete.
-            retries: how often a call that raised one of `retry_on` is repeated at once. An async generator is only
-                restarted if it has not yielded an item.
+            resources: held while the function runs, one unit of each; `{name: units}` for more. A
+                stream holds them while it makes an item, not while it waits.
+            stream: call the function once for each item of the one streamed value it reads, as it
+                arrives and in that order. The return value is an item of the value it writes;
+                `DROP` leaves the item out. Without `stream`, a streamed value arrives as the list
+                of all its items, once it is complete.
+            retries: how often a call that raised one of `retry_on` is repeated at once. An async
+                generator is only restarted if it has not yielded an item.
             retry_on: exceptions after which a call is repeated.
             config: values of the function's remaining parameters.
         """
@@ -175,21 +187,31 @@ class Node:
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
             raise InvalidNode(f"a node's id is {self.id!r}, expected a non-empty string")
-        for kind, names in (("reads", (*self.reads, *self.reads.values())), ("writes", self.writes)):
+        for kind, names in (
+            ("reads", (*self.reads, *self.reads.values())),
+            ("writes", self.writes),
+        ):
             for name in names:
                 if not isinstance(name, str) or not name.isidentifier():
-                    raise InvalidNode(f"node {self.id!r}: {kind} names {name!r}, expected a Python identifier")
+                    raise InvalidNode(
+                        f"node {self.id!r}: {kind} names {name!r}, expected a Python identifier"
+                    )
         if type(self.retries) is not int or self.retries < 0:
-            raise InvalidNode(f"node {self.id!r}: retries is {self.retries!r}, expected a whole number >= 0")
+            raise InvalidNode(
+                f"node {self.id!r}: retries is {self.retries!r}, expected a whole number >= 0"
+            )
         for error in self.retry_on:
             if not (isinstance(error, type) and issubclass(error, Exception)):
                 raise InvalidNode(
-                    f"node {self.id!r}: retry_on names {error!r}, expected subclasses of Exception; "
+                    f"node {self.id!r}: retry_on names {error!r}, expected subclasses of "
+                    "Exception; "
                     "a cancellation is never retried"
                 )
         for name, units in self.resources.items():
             if type(units) is not int or units < 1:
-                raise InvalidNode(f"node {self.id!r}: needs {units!r} of {name!r}, expected a whole number >= 1")
+                raise InvalidNode(
+                    f"node {self.id!r}: needs {units!r} of {name!r}, expected a whole number >= 1"
+                )
 
 
 def as_names(names: Names) -> tuple[str, ...]:
@@ -204,4 +226,6 @@ def as_reads(reads: Names | Mapping[str, str]) -> dict[str, str]:
 
 def as_units(resources: Names | Mapping[str, int]) -> dict[str, int]:
     """Return units by resource; a bare name needs one unit."""
-    return dict(resources) if isinstance(resources, Mapping) else dict.fromkeys(as_names(resources), 1)
+    return (
+        dict(resources) if isinstance(resources, Mapping) else dict.fromkeys(as_names(resources), 1)
+    )

@@ -1,4 +1,6 @@
-"""One node in one update: a task that calls its function, once or for each item, and passes on the results."""
+"""One node in one update: a task that calls its function, once or for each item, and passes on the
+results.
+"""
 
 import asyncio
 import logging
@@ -28,7 +30,10 @@ class Surroundings(Protocol):
 
 
 class NodeRun:
-    """One node in one update. At most one task; each call holds the node's resources; items keep their order."""
+    """One node in one update.
+
+    At most one task; each call holds the node's resources; items keep their order.
+    """
 
     __slots__ = (
         "_attempts", "_num_dropped", "_num_items", "_update", "activity", "inbox", "items", "outboxes", "skipped",
@@ -44,11 +49,16 @@ class NodeRun:
         self.activity = Activity(step.id, update.index, clock)
         self.inbox: Channel | None = None
         self.outboxes: list[Channel] = []
-        self.items: list[Any] | None = [] if step.collects and step.kind is not FunctionKind.CALL else None
+        self.items: list[Any] | None = (
+            [] if step.collects and step.kind is not FunctionKind.CALL else None
+        )
         self._attempts = self._num_items = self._num_dropped = 0
 
     def release(self, cause: Interval | None, waited: Waited) -> bool:
-        """Count one dependency as finished; return True if it was the last one and the node can start."""
+        """Count one dependency as finished.
+
+        Return True if it was the last one and the node can start.
+        """
         self.waits -= 1
         self.activity.wake(cause, waited)
         return self.waits == 0 and self.status is NodeStatus.PENDING
@@ -114,7 +124,10 @@ class NodeRun:
                     del item
 
     async def _call(self, arguments: Mapping[str, Any]) -> Any:
-        """Call the function with its resources held; repeat it after a failure as often as the node allows."""
+        """Call the function with its resources held.
+
+        Repeat it after a failure as often as the node allows.
+        """
         step, failures = self.step, 0
         await self._hold()
         try:
@@ -145,7 +158,10 @@ class NodeRun:
 
     def _arguments(self) -> dict[str, Any]:
         values = self._update.values
-        return {**self.step.config, **{parameter: values[name] for parameter, name in self.step.reads}}
+        return {
+            **self.step.config,
+            **{parameter: values[name] for parameter, name in self.step.reads},
+        }
 
     async def _hold(self) -> None:
         """Take the resources, in order of name; the node counts as running from then on."""

@@ -11,12 +11,20 @@ from vla_rl.graph.task_graph import TaskGraph
 
 
 def resolve(path: str, context: str) -> Any:
-    """Import the object named by `"module:qualified.name"`. Raises `UnknownFunction`, or the module's own error."""
+    """Import the object named by `"module:qualified.name"`.
+
+    Raises `UnknownFunction`, or the module's own error.
+    """
     module_name, colon, qualified_name = path.partition(":")
     if not (colon and module_name and qualified_name):
-        guess = ":".join(path.rsplit(".", 1)) if not colon and "." in path else "my_package.my_module:my_function"
+        guess = (
+            ":".join(path.rsplit(".", 1))
+            if not colon and "." in path
+            else "my_package.my_module:my_function"
+        )
         raise UnknownFunction(
-            f"{context}: {path!r} is not the path of a function, expected 'module:name', such as {guess!r}"
+            f"{context}: {path!r} is not the path of a function, expected 'module:name', such as "
+            f"{guess!r}"
         )
     try:
         found: Any = importlib.import_module(module_name)
@@ -37,7 +45,8 @@ def resolve(path: str, context: str) -> Any:
 
 
 def load_pipeline(path: str, *arguments: object) -> Pipeline:
-    """Call the function at `"module:function"` and return its pipeline, ready to be changed and built.
+    """Call the function at `"module:function"` and return its pipeline, ready to be changed and
+    built.
 
     Args:
         path: path of a function that returns a `Pipeline` or a `TaskGraph`.
@@ -45,13 +54,19 @@ def load_pipeline(path: str, *arguments: object) -> Pipeline:
     """
     function = resolve(path, "custom pipeline")
     if not callable(function):
-        raise UnknownFunction(f"custom pipeline: {path!r} is {function!r}, expected a function that returns a Pipeline")
+        raise UnknownFunction(
+            f"custom pipeline: {path!r} is {function!r}, expected a function "
+            "that returns a Pipeline"
+        )
     made = function(*arguments)
     if isinstance(made, TaskGraph):
         return made.edit()
     if isinstance(made, Pipeline):
         return made
-    raise GraphError(f"custom pipeline: {path!r} returned {type(made).__name__}, expected a Pipeline or a TaskGraph")
+    raise GraphError(
+        f"custom pipeline: {path!r} returned {type(made).__name__}, expected a "
+        "Pipeline or a TaskGraph"
+    )
 
 
 def _nearest_module(name: str) -> str:

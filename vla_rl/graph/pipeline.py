@@ -1,4 +1,7 @@
-"""The builder: nodes are added, inserted, replaced and removed here; `build` checks the whole and returns a `TaskGraph`."""
+"""The builder: nodes are added, inserted, replaced and removed here.
+
+`build` checks the whole and returns a `TaskGraph`.
+"""
 
 import os
 from collections.abc import Mapping
@@ -6,20 +9,30 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self
 
 from vla_rl.graph.errors import DuplicateNode, InvalidNode, UnknownNode, nearest
-from vla_rl.graph.node import Names, Node, NodeFunction, NodeRole, NodeType, as_names, as_reads, as_units
+from vla_rl.graph.node import (
+    Names,
+    Node,
+    NodeFunction,
+    NodeRole,
+    NodeType,
+    as_names,
+    as_reads,
+    as_units,
+)
 
 if TYPE_CHECKING:
     from vla_rl.graph.task_graph import TaskGraph
 
 
 class Pipeline:
-    """Nodes in the order in which they were added. Each method that changes the pipeline returns it, so that calls chain.
+    """Nodes in the order in which they were added. Each method that changes the pipeline returns
+    it, so that calls chain.
 
     Args:
         id: name of the pipeline, in drawings and traces.
         description: description in one line.
-        inputs: values from outside. The executor sets `update`, the index of the update; the others are passed to
-            `Executor.run`.
+        inputs: values from outside. The executor sets `update`, the index of the update; the others
+            are passed to `Executor.run`.
     """
 
     def __init__(self, id: str, description: str = "", *, inputs: Names = ()) -> None:
@@ -30,7 +43,10 @@ class Pipeline:
 
     @classmethod
     def from_toml(cls, path: str | os.PathLike[str]) -> "Pipeline":
-        """Read a pipeline from a file; the format is in `docs/graph.md`. Raises `InvalidPipelineFile`."""
+        """Read a pipeline from a file; the format is in `docs/graph.md`.
+
+        Raises `InvalidPipelineFile`.
+        """
         from vla_rl.graph.toml_file import read_pipeline
 
         return read_pipeline(path)
@@ -92,7 +108,10 @@ class Pipeline:
         retries: int | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> Self:
-        """Change a node in place. Omitted arguments stay as they were, but a new `func` drops the old one's `config`."""
+        """Change a node in place.
+
+        Omitted arguments stay as they were, but a new `func` drops the old one's `config`.
+        """
         old = self.node(node_id)
         kept_config = old.config if func is None else {}
         self._nodes[self._position(node_id)] = replace(
@@ -108,10 +127,13 @@ class Pipeline:
         )
         return self
 
-    def insert_after(self, anchor: str, node: Node, *, reroute: Mapping[str, str] | None = None) -> Self:
+    def insert_after(
+        self, anchor: str, node: Node, *, reroute: Mapping[str, str] | None = None
+    ) -> Self:
         """Put `node` between `anchor` and all nodes that waited for `anchor`.
 
-        `reroute={"groups": "kept"}`: nodes that read `groups` then read `kept`, in the same parameter.
+        `reroute={"groups": "kept"}`: nodes that read `groups` then read `kept`, in the same
+        parameter.
         """
         position = self._position(anchor)
         self._require_new(node)
@@ -124,18 +146,29 @@ class Pipeline:
         self._nodes.insert(position + 1, replace(node, deps=_with(node.deps, anchor)))
         return self
 
-    def insert_before(self, anchor: str, node: Node, *, reroute: Mapping[str, str] | None = None) -> Self:
-        """Put `node` between `anchor` and all nodes that `anchor` waited for; `reroute` changes what `anchor` reads."""
+    def insert_before(
+        self, anchor: str, node: Node, *, reroute: Mapping[str, str] | None = None
+    ) -> Self:
+        """Put `node` between `anchor` and all nodes that `anchor` waited for.
+
+        `reroute` changes what `anchor` reads.
+        """
         position = self._position(anchor)
         self._require_new(node)
         old = self._nodes[position]
         writers = self._writers_before(position)
-        self._nodes[position] = _rerouted(replace(old, deps=_with(old.deps, node.id)), reroute or {})
+        self._nodes[position] = _rerouted(
+            replace(old, deps=_with(old.deps, node.id)), reroute or {}
+        )
         self._nodes.insert(position, replace(node, deps=_with(node.deps, *old.deps, *writers)))
         return self
 
     def remove_node(self, node_id: str, *, reroute: Mapping[str, str] | None = None) -> Self:
-        """Remove a node. Nodes that waited for it wait for its dependencies; `reroute` replaces the names that they read."""
+        """Remove a node.
+
+        Nodes that waited for it wait for its dependencies; `reroute` replaces the names that they
+        read.
+        """
         position = self._position(node_id)
         before = (*self._nodes[position].deps, *self._writers_before(position))
         gone = self._nodes.pop(position)
@@ -153,7 +186,10 @@ class Pipeline:
         return other
 
     def build(self) -> "TaskGraph":
-        """Check everything and return the graph to run. Raises the `GraphError` of the first mistake."""
+        """Check everything and return the graph to run.
+
+        Raises the `GraphError` of the first mistake.
+        """
         from vla_rl.graph.validation import build_graph
 
         return build_graph(self)
@@ -168,13 +204,15 @@ class Pipeline:
             if node.id == node_id:
                 return position
         raise UnknownNode(
-            f"pipeline {self.id!r} has no node {node_id!r}{nearest(node_id, [node.id for node in self._nodes])}"
+            f"pipeline {self.id!r} has no node "
+            f"{node_id!r}{nearest(node_id, [node.id for node in self._nodes])}"
         )
 
     def _require_new(self, node: Node) -> None:
         if any(other.id == node.id for other in self._nodes):
             raise DuplicateNode(
-                f"pipeline {self.id!r} already has a node {node.id!r}; choose another id, or use replace_node"
+                f"pipeline {self.id!r} already has a node {node.id!r}; choose another id, or use "
+                "replace_node"
             )
 
 
@@ -185,4 +223,6 @@ def _with(deps: tuple[str, ...], *more: str) -> tuple[str, ...]:
 def _rerouted(node: Node, moved: Mapping[str, str]) -> Node:
     if not moved.keys() & set(node.reads.values()):
         return node
-    return replace(node, reads={parameter: moved.get(name, name) for parameter, name in node.reads.items()})
+    return replace(
+        node, reads={parameter: moved.get(name, name) for parameter, name in node.reads.items()}
+    )

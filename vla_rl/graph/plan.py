@@ -13,7 +13,10 @@ from vla_rl.graph.task_graph import TaskGraph
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One node, with everything about it that is the same in each update. Other nodes are given by their position."""
+    """One node, with everything about it that is the same in each update.
+
+    Other nodes are given by their position.
+    """
 
     position: int
     id: str
@@ -58,15 +61,22 @@ class Plan:
     """Values that the finished update contains."""
 
     num_readers: Mapping[str, int]
-    """Number of nodes that read each other value as a whole; the value is freed after the last of them."""
+    """Number of nodes that read each other value as a whole; the value is freed after the last of
+    them."""
 
 
 def make_plan(graph: TaskGraph, resources: Mapping[str, Resource], keep: Iterable[str]) -> Plan:
-    """Make the plan. Raises `UnknownResource` if a resource is missing, `InvalidRun` if `keep` names a value not written."""
+    """Make the plan.
+
+    Raises `UnknownResource` if a resource is missing, `InvalidRun` if `keep` names a value not
+    written.
+    """
     written = [name for node in graph.nodes.values() for name in node.writes]
     for name in keep:
         if name not in written:
-            raise InvalidRun(f"keep names {name!r}, which no node of {graph.id!r} writes{nearest(name, written)}")
+            raise InvalidRun(
+                f"keep names {name!r}, which no node of {graph.id!r} writes{nearest(name, written)}"
+            )
     kept = tuple(dict.fromkeys((*graph.outputs, *keep)))
     num_readers: dict[str, int] = {}
     for node in graph.nodes.values():
@@ -75,12 +85,16 @@ def make_plan(graph: TaskGraph, resources: Mapping[str, Resource], keep: Iterabl
                 num_readers[name] = num_readers.get(name, 0) + 1
     wanted_whole = {*kept, *num_readers}
     positions = {node_id: position for position, node_id in enumerate(graph.nodes)}
-    steps = tuple(_step(graph, node, positions, resources, wanted_whole) for node in graph.nodes.values())
+    steps = tuple(
+        _step(graph, node, positions, resources, wanted_whole) for node in graph.nodes.values()
+    )
     return Plan(steps, kept, num_readers)
 
 
 def _whole_reads(graph: TaskGraph, node: Node) -> list[tuple[str, str]]:
-    return [(p, name) for p, name in node.reads.items() if not (node.stream and name in graph.streamed)]
+    return [
+        (p, name) for p, name in node.reads.items() if not (node.stream and name in graph.streamed)
+    ]
 
 
 def _step(
@@ -94,12 +108,14 @@ def _step(
     for name, units in sorted(node.resources.items()):
         if name not in resources:
             raise UnknownResource(
-                f"node {node.id!r} needs the resource {name!r}, which the executor does not have{nearest(name, resources)} "
+                f"node {node.id!r} needs the resource {name!r}, which the executor does not "
+                f"have{nearest(name, resources)} "
                 f"Pass it as Executor(resources={{{name!r}: 1}})."
             )
         if units > resources[name].capacity:
             raise UnknownResource(
-                f"node {node.id!r} needs {units} of the resource {name!r}, of which there are {resources[name].capacity}"
+                f"node {node.id!r} needs {units} of the resource {name!r}, of which there are "
+                f"{resources[name].capacity}"
             )
         held.append((resources[name], units))
     finishes = {edge.source for edge in graph.edges if edge.target == node.id and not edge.streamed}
@@ -116,10 +132,14 @@ def _step(
         retry_on=node.retry_on,
         resources=tuple(held),
         reads=tuple(_whole_reads(graph, node)),
-        item=next((p for p, name in node.reads.items() if node.stream and name in graph.streamed), ""),
+        item=next(
+            (p for p, name in node.reads.items() if node.stream and name in graph.streamed), ""
+        ),
         num_waits=len(finishes),
         releases=tuple(sorted(positions[target] for target in releases)),
-        stream_readers=tuple(positions[e.target] for e in graph.edges if e.source == node.id and e.streamed),
+        stream_readers=tuple(
+            positions[e.target] for e in graph.edges if e.source == node.id and e.streamed
+        ),
         downstream=tuple(positions[other] for other in graph.downstream(node.id)),
         collects=any(name in wanted_whole for name in node.writes),
     )

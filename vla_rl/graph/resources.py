@@ -1,4 +1,7 @@
-"""Named resources with a capacity, such as the one device lane; calls that need one wait in line."""
+"""Named resources with a capacity, such as the one device lane.
+
+Calls that need one wait in line.
+"""
 
 import asyncio
 import heapq
@@ -9,7 +12,8 @@ from vla_rl.errors import GraphError
 
 
 class Resource:
-    """`capacity` units that calls hold while they run; the oldest update goes first, then in order of arrival.
+    """`capacity` units that calls hold while they run; the oldest update goes first, then in order
+    of arrival.
 
     Belongs to one event loop. May be shared between executors, and with code outside any graph:
 
@@ -21,7 +25,9 @@ class Resource:
 
     def __init__(self, name: str, capacity: int = 1) -> None:
         if type(capacity) is not int or capacity < 1:
-            raise GraphError(f"resource {name!r} has capacity {capacity!r}, expected a whole number >= 1")
+            raise GraphError(
+                f"resource {name!r} has capacity {capacity!r}, expected a whole number >= 1"
+            )
         self.name, self.capacity = name, capacity
         self._free = capacity
         self._waiters: list[tuple[int, int, int, asyncio.Future[Any]]] = []
@@ -45,14 +51,18 @@ class Resource:
         return True
 
     async def wait(self, units: int, priority: int) -> Any:
-        """Wait in line for units, lower `priority` first; return the `by` of the release that made room."""
+        """Wait in line for units, lower `priority` first.
+
+        Return the `by` of the release that made room.
+        """
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._arrivals += 1
         heapq.heappush(self._waiters, (priority, self._arrivals, units, future))
         try:
             return await future
         except asyncio.CancelledError:
-            if future.done() and not future.cancelled():  # granted and cancelled in the same turn: pass it on
+            # granted and cancelled in the same turn: pass it on
+            if future.done() and not future.cancelled():
                 self.release(units, by=future.result())
             else:
                 self._grant(None)
@@ -81,9 +91,15 @@ class Resource:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.release(1)
 
     def __repr__(self) -> str:
-        return f"Resource({self.name!r}, {self.in_use} of {self.capacity} in use, {self.num_waiting} waiting)"
+        return (
+            f"Resource({self.name!r}, {self.in_use} of {self.capacity} in use, "
+            f"{self.num_waiting} waiting)"
+        )

@@ -1,8 +1,9 @@
-"""Times at which nodes ran, reasons for which they waited, and the chain of nodes that bounded an update.
+"""Times at which nodes ran, reasons for which they waited, and the chain of nodes that bounded an
+update.
 
-A node's time in one update is a list of intervals in which it worked. Each interval stores what started it: the interval,
-of this node or another one, in which the event it waited for happened. Following these links back from the end of an
-update gives its critical path.
+A node's time in one update is a list of intervals in which it worked. Each interval stores what
+started it: the interval, of this node or another one, in which the event it waited for happened.
+Following these links back from the end of an update gives its critical path.
 """
 
 import enum
@@ -47,14 +48,18 @@ class Interval:
 
     __slots__ = ("_cause", "end", "node", "start", "update", "waited", "waited_for")
 
-    def __init__(self, node: str, update: int, start: float, cause: "Interval | None", waited: Waited) -> None:
+    def __init__(
+        self, node: str, update: int, start: float, cause: "Interval | None", waited: Waited
+    ) -> None:
         self.node, self.update, self.start, self.waited = node, update, start, waited
         self.end: float | None = None
         self.waited_for = cause.node if cause is not None else None
         self._cause = cause
 
     def forget_cause(self) -> None:
-        """Remove the link, so that a finished update does not keep all earlier updates in memory."""
+        """Remove the link, so that a finished update does not keep all earlier updates in
+        memory.
+        """
         self._cause = None
 
     def chain(self) -> "Iterator[Interval]":
@@ -99,7 +104,10 @@ class Activity:
             self.open = None
 
     def resume(self, cause: Interval | None, waited: Waited) -> None:
-        """Begin an interval after a wait; `cause` is None if the wait was for something outside the graph."""
+        """Begin an interval after a wait.
+
+        `cause` is None if the wait was for something outside the graph.
+        """
         last = self.last
         if last is not None and (cause is None or _is_old_news(cause, last)):
             cause = last
@@ -109,7 +117,9 @@ class Activity:
 
 
 def _is_old_news(cause: Interval, last: Interval) -> bool:
-    """Return whether the cause ended before the waiting began, so that only the news of it came later."""
+    """Return whether the cause ended before the waiting began, so that only the news of it came
+    later.
+    """
     return cause.end is not None and last.end is not None and cause.end <= last.end
 
 
@@ -167,10 +177,17 @@ class CriticalPath(msgspec.Struct, frozen=True):
 
     @property
     def shares(self) -> dict[str, float]:
-        """Seconds of each node on the path, in order of first appearance; `"rollout of update 2"` for earlier updates."""
+        """Seconds of each node on the path, in order of first appearance.
+
+        `"rollout of update 2"` for earlier updates.
+        """
         seconds: dict[str, float] = {}
         for segment in self.segments:
-            name = segment.node if segment.update == self.update else f"{segment.node} of update {segment.update}"
+            name = (
+                segment.node
+                if segment.update == self.update
+                else f"{segment.node} of update {segment.update}"
+            )
             seconds[name] = seconds.get(name, 0.0) + segment.duration_s
         return seconds
 
@@ -181,18 +198,26 @@ class CriticalPath(msgspec.Struct, frozen=True):
         return max(shares, key=lambda name: shares[name], default="")
 
     def __str__(self) -> str:
-        """Format as `update 3: 12.4 s = rollout 10.1 s (81 %) -> update 2.3 s (19 %)`; shares below 0.5 % are left out."""
+        """Format as `update 3: 12.4 s = rollout 10.1 s (81 %) -> update 2.3 s (19 %)`.
+
+        Shares below 0.5 % are left out.
+        """
         total = self.duration_s or 1.0
         parts = [
             f"{name} {seconds_text(seconds)} ({100 * seconds / total:.0f} %)"
             for name, seconds in self.shares.items()
             if seconds >= 0.005 * total
         ]
-        return f"update {self.update}: {seconds_text(self.duration_s)} = {' -> '.join(parts) or 'nothing'}"
+        return (
+            f"update {self.update}: {seconds_text(self.duration_s)} = "
+            f"{' -> '.join(parts) or 'nothing'}"
+        )
 
 
 def critical_path(update: int, started: float, ended: float, last: Interval | None) -> CriticalPath:
-    """Return the path from the interval that ended the update back to the moment at which the update was admitted."""
+    """Return the path from the interval that ended the update back to the moment at which the
+    update was admitted.
+    """
     segments: list[Segment] = []
     until = ended
     chain = list(_until(last, started))

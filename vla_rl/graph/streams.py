@@ -61,7 +61,10 @@ class Channel:
         _wake(self._reader, last)
 
     def abandon(self) -> None:
-        """Drop unread items, as the reader has ended; the writer then continues as if each item were read at once."""
+        """Drop unread items, as the reader has ended.
+
+        The writer then continues as if each item were read at once.
+        """
         self._abandoned = True
         self._items.clear()
         _wake(self._writer, None)

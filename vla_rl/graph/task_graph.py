@@ -1,4 +1,7 @@
-"""A checked graph: which nodes wait for which and why, with queries about it. It never changes after it is built."""
+"""A checked graph: which nodes wait for which and why, with queries about it.
+
+It never changes after it is built.
+"""
 
 import os
 from collections.abc import Iterable, Mapping
@@ -24,7 +27,8 @@ class Edge:
 
 
 class TaskGraph:
-    """Result of `Pipeline.build`: a checked graph with all functions resolved. `str(graph)` is a tree.
+    """Result of `Pipeline.build`: a checked graph with all functions resolved. `str(graph)` is a
+    tree.
 
     Attributes:
         id, description, inputs: as in the pipeline.
@@ -34,7 +38,11 @@ class TaskGraph:
     """
 
     def __init__(
-        self, declared: Pipeline, nodes: Iterable[Node], edges: Iterable[Edge], streamed: Iterable[str]
+        self,
+        declared: Pipeline,
+        nodes: Iterable[Node],
+        edges: Iterable[Edge],
+        streamed: Iterable[str],
     ) -> None:
         self._declared = declared.copy()
         self.id, self.description, self.inputs = declared.id, declared.description, declared.inputs
@@ -73,11 +81,16 @@ class TaskGraph:
     def node(self, node_id: str) -> Node:
         """Return the node with this id. Raises `UnknownNode`."""
         if node_id not in self.nodes:
-            raise UnknownNode(f"graph {self.id!r} has no node {node_id!r}{nearest(node_id, self.nodes)}")
+            raise UnknownNode(
+                f"graph {self.id!r} has no node {node_id!r}{nearest(node_id, self.nodes)}"
+            )
         return self.nodes[node_id]
 
     def writer(self, value: str) -> str | None:
-        """Return the node that writes a value; None for an input of the graph or an unknown name."""
+        """Return the node that writes a value.
+
+        None for an input of the graph or an unknown name.
+        """
         return self._writers.get(value)
 
     def dependencies(self, node_id: str) -> tuple[str, ...]:
@@ -89,11 +102,15 @@ class TaskGraph:
         return tuple(self._targets[self.node(node_id).id])
 
     def upstream(self, node_id: str) -> tuple[str, ...]:
-        """Return all nodes that this one waits for, directly or through others, in topological order."""
+        """Return all nodes that this one waits for, directly or through others, in topological
+        order.
+        """
         return self._reachable(node_id, self._sources)
 
     def downstream(self, node_id: str) -> tuple[str, ...]:
-        """Return all nodes that wait for this one, directly or through others, in topological order."""
+        """Return all nodes that wait for this one, directly or through others, in topological
+        order.
+        """
         return self._reachable(node_id, self._targets)
 
     def nodes_by_type(self, node_type: NodeType) -> tuple[Node, ...]:
@@ -117,8 +134,9 @@ class TaskGraph:
     def draw(self, path: str | os.PathLike[str]) -> Path:
         """Draw the graph into a file and return the path that was written.
 
-        `.svg`, `.png` and `.pdf` need graphviz's `dot` on the PATH; without it, mermaid text is written to the same name
-        with the suffix `.mmd`, and a warning is logged. `.mmd`, `.dot` and `.txt` (the tree) need no other program.
+        `.svg`, `.png` and `.pdf` need graphviz's `dot` on the PATH; without it, mermaid text is
+        written to the same name with the suffix `.mmd`, and a warning is logged. `.mmd`, `.dot` and
+        `.txt` (the tree) need no other program.
         """
         from vla_rl.graph.drawing import draw
 

@@ -44,7 +44,8 @@ class PipelineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 def read_pipeline(path: str | os.PathLike[str]) -> Pipeline:
     """Read a pipeline; nothing is built yet, and only the exceptions of `retry_on` are imported.
 
-    Raises: `InvalidPipelineFile` naming the file, the table and the key; `OSError` if the file cannot be read.
+    Raises: `InvalidPipelineFile` naming the file, the table and the key; `OSError` if the file
+    cannot be read.
     """
     where = os.fspath(path)
     with open(path, "rb") as file:
@@ -63,8 +64,12 @@ def read_pipeline(path: str | os.PathLike[str]) -> Pipeline:
             deps=table.deps,
             reads=table.reads,
             writes=table.writes,
-            node_type=NodeType(_choice(table.node_type, [kind.value for kind in NodeType], f"{context}: node_type")),
-            node_role=NodeRole(_choice(table.node_role, [role.value for role in NodeRole], f"{context}: node_role")),
+            node_type=NodeType(
+                _choice(table.node_type, [kind.value for kind in NodeType], f"{context}: node_type")
+            ),
+            node_role=NodeRole(
+                _choice(table.node_role, [role.value for role in NodeRole], f"{context}: node_role")
+            ),
             resources=table.resources,
             stream=table.stream,
             retries=table.retries,
@@ -77,7 +82,9 @@ def read_pipeline(path: str | os.PathLike[str]) -> Pipeline:
 def _checked(raw: Mapping[str, Any], kind: type[S], context: str) -> S:
     for key in raw:
         if key not in kind.__struct_fields__:
-            raise InvalidPipelineFile(f"{context}: unknown key {key!r}{nearest(key, kind.__struct_fields__)}")
+            raise InvalidPipelineFile(
+                f"{context}: unknown key {key!r}{nearest(key, kind.__struct_fields__)}"
+            )
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:

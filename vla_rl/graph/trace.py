@@ -1,6 +1,7 @@
 """A timeline for ui.perfetto.dev or chrome://tracing: one lane per node, one lane for the updates.
 
-The format is the trace-event array, which may end after any line: a trace opens even if the run crashed.
+The format is the trace-event array, which may end after any line: a trace opens even if the run
+crashed.
 """
 
 import json
@@ -19,7 +20,8 @@ _UPDATES_LANE = 0
 
 
 class TraceWriter:
-    """Appends updates to a trace file, each completely or not at all. `close` makes the file valid JSON.
+    """Appends updates to a trace file, each completely or not at all. `close` makes the file valid
+    JSON.
 
     Args:
         path: the file, such as `trace.json`; overwritten by the first update.
@@ -30,21 +32,30 @@ class TraceWriter:
     def __init__(self, path: str | os.PathLike[str], graph: TaskGraph, *, process: int = 1) -> None:
         self.path = Path(path)
         self._process = process
-        self._lanes = {node_id: lane for lane, node_id in enumerate(graph.nodes, start=_UPDATES_LANE + 1)}
+        self._lanes = {
+            node_id: lane for lane, node_id in enumerate(graph.nodes, start=_UPDATES_LANE + 1)
+        }
         self._resources = {node_id: sorted(node.resources) for node_id, node in graph.nodes.items()}
         self._types = {node_id: node.node_type.value for node_id, node in graph.nodes.items()}
         first, *others = self._names_of_lanes(graph.id)
-        self._file = AppendedFile(self.path, opening=f"[\n{json.dumps(first)}".encode() + _lines(others), anew=True)
+        self._file = AppendedFile(
+            self.path, opening=f"[\n{json.dumps(first)}".encode() + _lines(others), anew=True
+        )
         self._is_closed = False
 
     def write(self, update: Update) -> None:
-        """Append one update; it has been handed to the operating system completely when this returns.
+        """Append one update; it has been handed to the operating system completely when this
+        returns.
 
-        Raises: OSError if it could not be written; the file is then unchanged, and the update may be written again.
+        Raises: OSError if it could not be written; the file is then unchanged, and the update may
+        be written again.
         """
         if self._is_closed:
             raise ValueError(f"the trace {self.path} is closed; open another TraceWriter")
-        events = [self._update_event("b", update, update.started), self._update_event("e", update, update.ended)]
+        events = [
+            self._update_event("b", update, update.started),
+            self._update_event("e", update, update.ended),
+        ]
         for span in update.spans.values():
             events.extend(self._span_events(span))
         self._file.write(_lines(events))
@@ -63,7 +74,10 @@ class TraceWriter:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -103,7 +117,14 @@ class TraceWriter:
             yield {**self._name("thread_sort_index", lane, node_id), "args": {"sort_index": lane}}
 
     def _name(self, kind: str, lane: int, name: str) -> dict[str, Any]:
-        return {"name": kind, "ph": "M", "ts": 0, "pid": self._process, "tid": lane, "args": {"name": name}}
+        return {
+            "name": kind,
+            "ph": "M",
+            "ts": 0,
+            "pid": self._process,
+            "tid": lane,
+            "args": {"name": name},
+        }
 
 
 def _lines(events: Iterable[dict[str, Any]]) -> bytes:

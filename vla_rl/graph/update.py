@@ -14,7 +14,8 @@ class Values(dict[str, Any]):
 
     def __missing__(self, name: str) -> Any:
         raise KeyError(
-            f"{name!r} was not kept, only {sorted(self)}: a value that other nodes read is freed when the last of them "
+            f"{name!r} was not kept, only {sorted(self)}: a value that other nodes read is freed "
+            "when the last of them "
             f"has finished; name it in Executor(keep=({name!r},)) to have it here"
         )
 
@@ -24,7 +25,8 @@ class Update(msgspec.Struct, frozen=True):
 
     index: int
     values: Values
-    """The values that no node reads, and those named by `Executor(keep=...)`; for a stream, the list of its items."""
+    """The values that no node reads, and those named by `Executor(keep=...)`; for a stream, the
+    list of its items."""
 
     metrics: Mapping[str, float]
     """`NodeOutput.metrics` of all nodes."""

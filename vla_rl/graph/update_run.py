@@ -1,4 +1,6 @@
-"""One update in flight: starts each node when the last of its dependencies is ready, and contains a failure."""
+"""One update in flight: starts each node when the last of its dependencies is ready, and contains a
+failure.
+"""
 
 import asyncio
 from collections.abc import Mapping
@@ -17,7 +19,9 @@ class Listener(Protocol):
     """Runs several updates and is notified of the progress of this one."""
 
     def node_completed(self, update: "UpdateRun", position: int) -> None:
-        """Handle the end of a node: the same node of the next update need not wait for it any more."""
+        """Handle the end of a node: the same node of the next update need not wait for it
+        any more.
+        """
         ...
 
     def update_failed(self, update: "UpdateRun") -> None:
@@ -66,7 +70,10 @@ class UpdateRun:
         """Start the nodes without dependencies; the others follow automatically."""
         self._started = self._clock()
         for node in self.nodes:
-            if previous is not None and previous.nodes[node.step.position].status is not NodeStatus.COMPLETED:
+            if (
+                previous is not None
+                and previous.nodes[node.step.position].status is not NodeStatus.COMPLETED
+            ):
                 node.waits += 1
         for node in self.nodes:
             if node.waits == 0:
@@ -86,21 +93,31 @@ class UpdateRun:
                 node.task.cancel()
 
     def add_metrics(self, node: str, metrics: Mapping[str, float]) -> None:
-        """Merge metrics; a key that a node reports several times (a stream) counts as their mean."""
+        """Merge metrics; a key that a node reports several times (a stream) counts as
+        their mean.
+        """
         for key, number in metrics.items():
             owner, total, count = self._metrics.get(key, (node, 0.0, 0))
             if owner != node:
                 raise WrongOutput(
-                    node, self.index, f"nodes {owner!r} and {node!r} both report the metric {key!r}; rename one of them"
+                    node,
+                    self.index,
+                    f"nodes {owner!r} and {node!r} both report the metric "
+                    f"{key!r}; rename one of them",
                 )
             try:
                 self._metrics[key] = (node, total + float(number), count + 1)
             except (TypeError, ValueError) as error:
-                message = f"node {node!r} reports {number!r} as the metric {key!r}, expected a number"
+                message = (
+                    f"node {node!r} reports {number!r} as the metric {key!r}, expected a number"
+                )
                 raise WrongOutput(node, self.index, message) from error
 
     def forget_causes(self) -> None:
-        """Remove the links to earlier updates; called when no critical path can reach back to this one."""
+        """Remove the links to earlier updates.
+
+        Called when no critical path can reach back to this one.
+        """
         for node in self.nodes:
             for interval in node.activity.intervals:
                 interval.forget_cause()
@@ -112,7 +129,9 @@ class UpdateRun:
         ended = self._clock()
         return Update(
             index=self.index,
-            values=Values({name: self.values[name] for name in self._plan.kept if name in self.values}),
+            values=Values(
+                {name: self.values[name] for name in self._plan.kept if name in self.values}
+            ),
             metrics={key: total / count for key, (_, total, count) in self._metrics.items()},
             spans={node.step.id: node.span() for node in self.nodes},
             started=self._started,
@@ -125,7 +144,11 @@ class UpdateRun:
         assert task is not None
         node.activity.pause()
         self._last = node.activity.last or self._last
-        error = asyncio.CancelledError("its own code cancelled it") if task.cancelled() else task.exception()
+        error = (
+            asyncio.CancelledError("its own code cancelled it")
+            if task.cancelled()
+            else task.exception()
+        )
         if self._stopping or node.skipped:
             node.status = NodeStatus.SKIPPED
             self._note_late_error(node, None if task.cancelled() else error)
@@ -147,7 +170,9 @@ class UpdateRun:
         self._listener.node_completed(self, step.position)
 
     def _settle(self, node: NodeRun) -> None:
-        """Record the end of a node: its streams are closed, and its values are freed if no other node reads them."""
+        """Record the end of a node: its streams are closed, and its values are freed if no other
+        node reads them.
+        """
         self._remaining -= 1
         if node.items is not None and node.status is NodeStatus.COMPLETED:
             self.values[node.step.writes[0]] = node.items
@@ -163,7 +188,9 @@ class UpdateRun:
                     self.values.pop(name, None)
 
     def _fail(self, node: NodeRun, error: BaseException) -> None:
-        message = f"node {node.step.id!r} failed in update {self.index}: {type(error).__name__}: {error}"
+        message = (
+            f"node {node.step.id!r} failed in update {self.index}: {type(error).__name__}: {error}"
+        )
         if self.failure is not None:
             self.failure.add_note(f"also, {message}")
         elif isinstance(error, NodeFailed):
@@ -184,19 +211,29 @@ class UpdateRun:
         self._listener.update_failed(self)
 
     def _blamed(self, reader: NodeRun, error: WrongInput) -> NodeFailed:
-        """Return the failure of the node that wrote the value `reader` cannot use; of `reader`, if no node wrote it."""
+        """Return the failure of the node that wrote the value `reader` cannot use; of `reader`, if
+        no node wrote it.
+        """
         name = dict(reader.step.reads).get(error.parameter, error.parameter)
         writer = next((node.step.id for node in self.nodes if name in node.step.writes), None)
         if writer is None:
-            message = f"node {reader.step.id!r} cannot use {name!r} in update {self.index}: {error.problem}"
+            message = (
+                f"node {reader.step.id!r} cannot use {name!r} in update {self.index}: "
+                f"{error.problem}"
+            )
             return NodeFailed(reader.step.id, self.index, message)
-        message = f"node {writer!r} wrote {name!r} in update {self.index}, which node {reader.step.id!r} cannot use: "
+        message = (
+            f"node {writer!r} wrote {name!r} in update {self.index}, which node "
+            f"{reader.step.id!r} cannot use: "
+        )
         return WrongOutput(writer, self.index, message + error.problem)
 
     def _note_late_error(self, node: NodeRun, error: BaseException | None) -> None:
         if error is not None and self.failure is not None:
             text = f"{type(error).__name__}: {error}"
-            self.failure.add_note(f"also, node {node.step.id!r} raised while it was cancelled: {text}")
+            self.failure.add_note(
+                f"also, node {node.step.id!r} raised while it was cancelled: {text}"
+            )
 
     def _finish(self) -> None:
         self.result = self.so_far()

@@ -1,4 +1,6 @@
-"""Build a runnable graph from a pipeline: all mistakes are reported here, before anything starts."""
+"""Build a runnable graph from a pipeline: all mistakes are reported here, before anything
+starts.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -21,7 +23,10 @@ from vla_rl.graph.task_graph import Edge, TaskGraph
 
 
 def build_graph(pipeline: Pipeline) -> TaskGraph:
-    """Check a pipeline and return its graph, nodes in topological order. Raises the first `GraphError`."""
+    """Check a pipeline and return its graph, nodes in topological order.
+
+    Raises the first `GraphError`.
+    """
     if not pipeline.nodes:
         raise GraphError(f"pipeline {pipeline.id!r} has no nodes; add one with add_node")
     nodes = _by_id(pipeline)
@@ -40,7 +45,10 @@ def build_graph(pipeline: Pipeline) -> TaskGraph:
 
 
 def find_cycle(targets: Mapping[str, Iterable[str]]) -> list[str]:
-    """Return a path that returns to its start, such as `["a", "b", "a"]`; empty if there is none."""
+    """Return a path that returns to its start, such as `["a", "b", "a"]`.
+
+    Empty if there is none.
+    """
     done: set[str] = set()
     for root in targets:
         path: list[str] = [root]
@@ -63,7 +71,8 @@ def _by_id(pipeline: Pipeline) -> dict[str, Node]:
     for node in pipeline.nodes:
         if node.id in nodes:
             raise DuplicateNode(
-                f"pipeline {pipeline.id!r} has two nodes {node.id!r}; give one another id, or change it with replace_node"
+                f"pipeline {pipeline.id!r} has two nodes {node.id!r}; give one another id, or "
+                "change it with replace_node"
             )
         func = resolve(node.func, f"node {node.id!r}") if isinstance(node.func, str) else node.func
         nodes[node.id] = replace(node, func=func)
@@ -71,7 +80,8 @@ def _by_id(pipeline: Pipeline) -> dict[str, Node]:
         for dep in node.deps:
             if dep not in nodes:
                 raise UnknownDependency(
-                    f"node {node.id!r} depends on {dep!r}, which is not a node of {pipeline.id!r}{nearest(dep, nodes)}"
+                    f"node {node.id!r} depends on {dep!r}, which is not a node of "
+                    f"{pipeline.id!r}{nearest(dep, nodes)}"
                 )
     return nodes
 
@@ -81,10 +91,16 @@ def _writers(pipeline: Pipeline, nodes: Mapping[str, Node]) -> dict[str, str]:
     for node in nodes.values():
         for name in node.writes:
             if name in pipeline.inputs:
-                raise TwoWriters(f"node {node.id!r} writes {name!r}, which is an input of {pipeline.id!r}; rename one")
+                raise TwoWriters(
+                    f"node {node.id!r} writes {name!r}, which is an input of "
+                    f"{pipeline.id!r}; rename one"
+                )
             if name in writers:
                 both = f"nodes {writers[name]!r} and {node.id!r} both write {name!r}"
-                raise TwoWriters(f"{both}; a value has one writer: rename one, or read it in between and write another")
+                raise TwoWriters(
+                    f"{both}; a value has one writer: rename one, or read it in "
+                    "between and write another"
+                )
             writers[name] = node.id
     return writers
 
@@ -95,7 +111,8 @@ def _check_reads(pipeline: Pipeline, nodes: Mapping[str, Node], writers: Mapping
         for name in node.reads.values():
             if name not in known:
                 raise MissingProducer(
-                    f"node {node.id!r} reads {name!r}, which no node writes and which is not an input{nearest(name, known)} "
+                    f"node {node.id!r} reads {name!r}, which no node writes and which is not an "
+                    f"input{nearest(name, known)} "
                     f"Add a node that writes it, or name it in Pipeline(inputs=...)."
                 )
 
@@ -104,35 +121,50 @@ def _check_stream(node: Node, kind: FunctionKind, streamed: set[str]) -> None:
     if kind is FunctionKind.SOURCE:
         if len(node.writes) != 1:
             raise InvalidStream(
-                f"node {node.id!r} is an async generator and writes {list(node.writes)}, expected exactly one name: "
+                f"node {node.id!r} is an async generator and writes {list(node.writes)}, expected "
+                "exactly one name: "
                 "that of its stream"
             )
         if node.stream:
             raise InvalidStream(
-                f"node {node.id!r} is stream=True, so it is called for each item and must be a coroutine function; "
-                f"{getattr(node.func, '__qualname__', node.func)} is an async generator. Return the item, or DROP"
+                f"node {node.id!r} is stream=True, so it is called for each item and must be a "
+                "coroutine function; "
+                f"{getattr(node.func, '__qualname__', node.func)} is an async generator. Return "
+                "the item, or DROP"
             )
     elif kind is FunctionKind.PER_ITEM:
         read = [name for name in node.reads.values() if name in streamed]
         if len(read) != 1:
             raise InvalidStream(
-                f"node {node.id!r} is stream=True and reads {len(read)} streams {read}, expected exactly one; values "
-                f"that are streams here: {sorted(streamed)}. Without stream=True, a stream arrives as a list"
+                f"node {node.id!r} is stream=True and reads {len(read)} streams {read}, expected "
+                "exactly one; values "
+                f"that are streams here: {sorted(streamed)}. Without stream=True, a stream "
+                "arrives as a list"
             )
         if len(node.writes) > 1:
-            raise InvalidStream(f"node {node.id!r} is stream=True and writes {list(node.writes)}, expected at most one")
+            raise InvalidStream(
+                f"node {node.id!r} is stream=True and writes {list(node.writes)}, "
+                "expected at most one"
+            )
 
 
 def _edges(nodes: Mapping[str, Node], writers: Mapping[str, str], streamed: set[str]) -> list[Edge]:
-    """Return the edges, data edges first. A `deps` on a node that is read anyway adds none: it cannot stop a stream."""
+    """Return the edges, data edges first.
+
+    A `deps` on a node that is read anyway adds none: it cannot stop a stream.
+    """
     edges: list[Edge] = []
     for node in nodes.values():
         sources: set[str] = set()
         for name in dict.fromkeys(node.reads.values()):
             if name in writers:
-                edges.append(Edge(writers[name], node.id, name, streamed=node.stream and name in streamed))
+                edges.append(
+                    Edge(writers[name], node.id, name, streamed=node.stream and name in streamed)
+                )
                 sources.add(writers[name])
-        edges.extend(Edge(dep, node.id, None) for dep in dict.fromkeys(node.deps) if dep not in sources)
+        edges.extend(
+            Edge(dep, node.id, None) for dep in dict.fromkeys(node.deps) if dep not in sources
+        )
     return edges
 
 
@@ -142,7 +174,8 @@ def _topological(nodes: Mapping[str, Node], edges: Iterable[Edge]) -> list[str]:
         targets[edge.source].append(edge.target)
     if cycle := find_cycle(targets):
         raise CyclicGraph(
-            f"nodes wait for each other in a cycle: {' -> '.join(cycle)}; remove one of these reads or deps"
+            f"nodes wait for each other in a cycle: {' -> '.join(cycle)}; remove one of these "
+            "reads or deps"
         )
     waiting = dict.fromkeys(nodes, 0)
     for edge in edges:
@@ -160,11 +193,14 @@ def _topological(nodes: Mapping[str, Node], edges: Iterable[Edge]) -> list[str]:
 def _check_no_stream_waits_for_itself(nodes: Mapping[str, Node], edges: list[Edge]) -> None:
     """Reject a streaming node that starts only after the stream it reads has ended.
 
-    Streams are bounded: a writer waits while its reader is full. So a reader must begin before the end of each node
-    upstream along its stream; with these edges and the ordinary ones there must be no cycle.
+    Streams are bounded: a writer waits while its reader is full. So a reader must begin before the
+    end of each node upstream along its stream; with these edges and the ordinary ones there must be
+    no cycle.
     """
     feeds = {edge.target: edge.source for edge in edges if edge.streamed}
-    later: dict[str, list[str]] = {f"{moment} of {node_id}": [] for node_id in nodes for moment in ("start", "end")}
+    later: dict[str, list[str]] = {
+        f"{moment} of {node_id}": [] for node_id in nodes for moment in ("start", "end")
+    }
     for node_id in nodes:
         later[f"start of {node_id}"].append(f"end of {node_id}")
     for edge in edges:
@@ -178,10 +214,14 @@ def _check_no_stream_waits_for_itself(nodes: Mapping[str, Node], edges: list[Edg
             later[f"start of {node_id}"].append(f"end of {source}")
             source = feeds.get(source)
     if cycle := find_cycle(later):
-        streaming = [moment.removeprefix("start of ") for moment in cycle if moment.startswith("start of ")]
+        streaming = [
+            moment.removeprefix("start of ") for moment in cycle if moment.startswith("start of ")
+        ]
         culprit = next(node_id for node_id in streaming if node_id in feeds)
         raise InvalidStream(
-            f"node {culprit!r} takes the items of {feeds[culprit]!r} as they come, but also waits for something that is "
-            f"ready only after that stream has ended: {' -> '.join(cycle)}. Drop stream=True (it then gets the list), or "
+            f"node {culprit!r} takes the items of {feeds[culprit]!r} as they come, but also waits "
+            "for something that is "
+            f"ready only after that stream has ended: {' -> '.join(cycle)}. Drop stream=True (it "
+            "then gets the list), or "
             "drop that read or dep"
         )

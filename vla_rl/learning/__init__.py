@@ -1,4 +1,5 @@
-"""Learning: learners, critics and the optimizer, which update weights, and checkpoints, from which a run continues.
+"""Learning: learners, critics and the optimizer, which update weights, and checkpoints, from which
+a run continues.
 
 learner        `Learner`: policy gradients; imitation: `Imitator`, cross-entropy on demonstrations
 team           several policies that learn in one run, together or in turns

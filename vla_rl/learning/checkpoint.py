@@ -1,13 +1,20 @@
-"""Checkpoints of a run: the policy, its optimizer, random states, and all other state that the caller needs to continue.
+"""Checkpoints of a run: the policy, its optimizer, random states, and all other state that the
+caller needs to continue.
 
-    <root>/update-000012/policy/{model.safetensors, config.json, ...}   loadable by itself, as a policy's checkpoint
-                         optimizer.safetensors, rng.safetensors, critic.safetensors (with a critic)
-                         agents/<name>/{policy, optimizer, ...}          instead of both, if several policies learn
-                         parts/<name>.msgpack                            data cursor, buffered groups, ...
-                         metrics.jsonl                                   lines of metrics without another place
-                         manifest.json                                   written last: a folder without it is no checkpoint
+    <root>/update-000012/policy/{model.safetensors, config.json, ...}   loadable by itself, as a
+                         policy's checkpoint optimizer.safetensors, rng.safetensors,
+                         critic.safetensors (with a critic)
+                         agents/<name>/{policy, optimizer, ...}          instead of both, if several
+                         policies learn
+                         parts/<name>.msgpack                            data cursor, buffered
+                         groups, ...
+                         metrics.jsonl                                   lines of metrics without
+                         another place
+                         manifest.json                                   written last: a folder
+                         without it is no checkpoint
 
-Checkpoints appear complete or not at all (`atomic_folder`), contain no pickle, and are verified byte by byte before use.
+Checkpoints appear complete or not at all (`atomic_folder`), contain no pickle, and are verified
+byte by byte before use.
 """
 
 import asyncio
@@ -55,27 +62,36 @@ class Checkpoint:
     """A complete, verified checkpoint on disk."""
 
     def __init__(
-        self, folder: Path, state: TrainingState | TeamState, part_names: frozenset[str], metrics: bytes = b""
+        self,
+        folder: Path,
+        state: TrainingState | TeamState,
+        part_names: frozenset[str],
+        metrics: bytes = b"",
     ) -> None:
         self.folder, self.state, self.part_names = folder, state, part_names
         self.metrics = metrics
-        """Lines of metrics stored with the checkpoint, because the run's own file had no place for them."""
+        """Lines of metrics stored with the checkpoint, because the run's own file had no place for
+        them."""
 
     @property
     def policy_folder(self) -> Path:
-        """Folder of the policy alone, in its family's own layout; for several policies see `agents/<name>/policy` in
-        `folder`."""
+        """Folder of the policy alone, in its family's own layout; for several policies see
+        `agents/<name>/policy` in `folder`."""
         return self.folder / "policy"
 
     def part(self, name: str, type: type[T]) -> T:
-        """Read a part that was given to `save_checkpoint`. Raises: CheckpointError if it is missing, or not of this
-        `type`."""
+        """Read a part that was given to `save_checkpoint`. Raises: CheckpointError if it is
+        missing, or not of this `type`."""
         if name not in self.part_names:
-            raise CheckpointError(f"{self.folder} has no part {name!r}; it has {sorted(self.part_names)}.")
+            raise CheckpointError(
+                f"{self.folder} has no part {name!r}; it has {sorted(self.part_names)}."
+            )
         try:
             return unpack((self.folder / _part_file(name)).read_bytes(), type)
         except (OSError, ValueError) as error:
-            raise CheckpointError(f"part {name!r} of {self.folder} cannot be read: {error}") from error
+            raise CheckpointError(
+                f"part {name!r} of {self.folder} cannot be read: {error}"
+            ) from error
 
 
 class PreparedCheckpoint:
@@ -85,11 +101,13 @@ class PreparedCheckpoint:
         self._writer = writer
 
     async def commit(self, *, keep_last: int | None = None, metrics: bytes = b"") -> Path:
-        """Make it visible, and return its folder; then remove all but the newest `keep_last` checkpoints.
+        """Make it visible, and return its folder; then remove all but the newest `keep_last`
+        checkpoints.
 
         Args:
             keep_last: number of checkpoints to keep; None keeps all.
-            metrics: lines of metrics to store with it, because the run's own file has no place for them.
+            metrics: lines of metrics to store with it, because the run's own file has no place for
+                them.
 
         Raises: CheckpointError if it could not be written; then nothing of it is left.
         """
@@ -103,30 +121,37 @@ class PreparedCheckpoint:
 async def prepare_checkpoint(
     root: Path, state: TrainingState | TeamState, parts: Mapping[str, object]
 ) -> PreparedCheckpoint:
-    """Write a checkpoint off the event loop, up to the step that makes it visible. Arguments and errors as in
-    `save_checkpoint`."""
+    """Write a checkpoint off the event loop, up to the step that makes it visible. Arguments and
+    errors as in `save_checkpoint`."""
     _require_words((*parts, *(state.members if isinstance(state, TeamState) else ())))
     writing = asyncio.ensure_future(asyncio.to_thread(_prepare, root, state, parts))
     try:
         return PreparedCheckpoint(await to_its_end(writing))
     except asyncio.CancelledError:
-        if not writing.cancelled() and writing.exception() is None:  # no caller is left to commit it
+        # no caller is left to commit it
+        if not writing.cancelled() and writing.exception() is None:
             await run_to_its_end(writing.result().discard)
         raise
 
 
 async def save_checkpoint(
-    root: Path, state: TrainingState | TeamState, parts: Mapping[str, object], *, keep_last: int | None = None
+    root: Path,
+    state: TrainingState | TeamState,
+    parts: Mapping[str, object],
+    *,
+    keep_last: int | None = None,
 ) -> Path:
-    """Write a checkpoint off the event loop and return its folder; then remove all but the newest `keep_last`
-    checkpoints.
+    """Write a checkpoint off the event loop and return its folder; then remove all but the newest
+    `keep_last` checkpoints.
 
-    `root` belongs to one run: files that an earlier crash left half-written there are removed first. `parts` are packed in
-    a thread: pass values that do not change until this returns, such as frozen structs. If the version was saved before,
-    the new checkpoint is written beside the old one, as `update-000012-1`, and counts as newer.
+    `root` belongs to one run: files that an earlier crash left half-written there are removed
+    first. `parts` are packed in a thread: pass values that do not change until this returns, such
+    as frozen structs. If the version was saved before, the new checkpoint is written beside the old
+    one, as `update-000012-1`, and counts as newer.
 
-    Raises: CheckpointError if it could not be written, for example on a full disk: older checkpoints stay, and nothing
-    half-written is visible. TypeError for a part that cannot be packed.
+    Raises: CheckpointError if it could not be written, for example on a full disk: older
+    checkpoints stay, and nothing half-written is visible. TypeError for a part that cannot be
+    packed.
     """
     if keep_last is not None and keep_last < 1:
         raise ValueError(f"keep_last is {keep_last}, expected at least 1, or None to keep all.")
@@ -135,17 +160,22 @@ async def save_checkpoint(
 
 
 async def load_checkpoint(folder: Path) -> Checkpoint:
-    """Verify and read a checkpoint off the event loop. Raises: CheckpointError if it is half-written, damaged or
-    renamed."""
+    """Verify and read a checkpoint off the event loop. Raises: CheckpointError if it is
+    half-written, damaged or renamed."""
     return await run_to_its_end(_load, folder)
 
 
 async def verify_checkpoint(folder: Path) -> int:
-    """Check every byte of a checkpoint off the event loop, and return its weight version. Raises: as `load_checkpoint`."""
+    """Check every byte of a checkpoint off the event loop, and return its weight version.
+
+    Raises: as `load_checkpoint`.
+    """
     return (await run_to_its_end(_verified, folder))[0].weight_version
 
 
-def _prepare(root: Path, state: TrainingState | TeamState, parts: Mapping[str, object]) -> FolderWriter:
+def _prepare(
+    root: Path, state: TrainingState | TeamState, parts: Mapping[str, object]
+) -> FolderWriter:
     packed = {name: pack(part) for name, part in parts.items()}
     try:
         remove_what_a_crash_left(root)
@@ -176,17 +206,24 @@ def _commit(writer: FolderWriter, keep_last: int | None, metrics: bytes = b"") -
     return folder
 
 
-def _save(root: Path, state: TrainingState | TeamState, parts: Mapping[str, object], keep_last: int | None) -> Path:
+def _save(
+    root: Path, state: TrainingState | TeamState, parts: Mapping[str, object], keep_last: int | None
+) -> Path:
     return _commit(_prepare(root, state, parts), keep_last)
 
 
 def _require_words(names: Iterable[str]) -> None:
     for name in names:
         if not _PART_NAME.fullmatch(name):
-            raise ValueError(f"the name {name!r} of a part or agent is not a word of letters, digits, '-' and '_'.")
+            raise ValueError(
+                f"the name {name!r} of a part or agent is not a word of letters, "
+                "digits, '-' and '_'."
+            )
 
 
-def _write(writer: FolderWriter, state: TrainingState | TeamState, packed: Mapping[str, bytes]) -> None:
+def _write(
+    writer: FolderWriter, state: TrainingState | TeamState, packed: Mapping[str, bytes]
+) -> None:
     for below, each in _by_folder(state).items():
         writer.write_tensors(f"{below}{POLICY_TENSORS}", each.policy)
         for name, data in each.policy_files.items():
@@ -198,7 +235,9 @@ def _write(writer: FolderWriter, state: TrainingState | TeamState, packed: Mappi
     for name, data in packed.items():
         writer.write_bytes(_part_file(name), data)
     agents = tuple(state.members) if isinstance(state, TeamState) else ()
-    writer.write_bytes(HEADER, msgspec.json.encode(CheckpointHeader(FORMAT, state.weight_version, agents)))
+    writer.write_bytes(
+        HEADER, msgspec.json.encode(CheckpointHeader(FORMAT, state.weight_version, agents))
+    )
 
 
 def _verified(folder: Path) -> tuple[CheckpointHeader, dict[str, FileEntry]]:
@@ -207,7 +246,8 @@ def _verified(folder: Path) -> tuple[CheckpointHeader, dict[str, FileEntry]]:
         raise CheckpointError(f"{folder} has format {header.format}, expected {FORMAT}.")
     if update_in_name(folder) not in (None, header.weight_version):
         raise CheckpointError(
-            f"{folder} is named for update {update_in_name(folder)}, but its {HEADER} says {header.weight_version}; give "
+            f"{folder} is named for update {update_in_name(folder)}, but its {HEADER} says "
+            f"{header.weight_version}; give "
             f"it its own name, update-{header.weight_version:06d}, or take another one."
         )
     return header, entries
@@ -219,7 +259,10 @@ def _load(folder: Path) -> Checkpoint:
         critic = load_file(folder / CRITIC_TENSORS) if CRITIC_TENSORS in entries else {}
         state: TrainingState | TeamState
         if header.agents:
-            members = {agent: _read(folder, entries, header, _agent_folder(agent)) for agent in header.agents}
+            members = {
+                agent: _read(folder, entries, header, _agent_folder(agent))
+                for agent in header.agents
+            }
             state = TeamState(members, critic)
         else:
             state = replace(_read(folder, entries, header, ""), critic=critic)
@@ -230,10 +273,14 @@ def _load(folder: Path) -> Checkpoint:
     return Checkpoint(folder, state, frozenset(parts), metrics)
 
 
-def _read(folder: Path, entries: Collection[str], header: CheckpointHeader, below: str) -> TrainingState:
+def _read(
+    folder: Path, entries: Collection[str], header: CheckpointHeader, below: str
+) -> TrainingState:
     """Read one policy and its other state from a subfolder (or "")."""
     start = f"{below}policy/"
-    files = [name for name in entries if name.startswith(start) and name != f"{below}{POLICY_TENSORS}"]
+    files = [
+        name for name in entries if name.startswith(start) and name != f"{below}{POLICY_TENSORS}"
+    ]
     return TrainingState(
         weight_version=header.weight_version,
         policy=load_file(folder / f"{below}{POLICY_TENSORS}"),
@@ -244,7 +291,10 @@ def _read(folder: Path, entries: Collection[str], header: CheckpointHeader, belo
 
 
 def _by_folder(state: TrainingState | TeamState) -> dict[str, TrainingState]:
-    """Return each policy's state by the subfolder that it is written to; a single policy has none."""
+    """Return each policy's state by the subfolder that it is written to.
+
+    A single policy has none.
+    """
     if isinstance(state, TrainingState):
         return {"": state}
     return {_agent_folder(name): each for name, each in state.members.items()}

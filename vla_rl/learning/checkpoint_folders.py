@@ -22,8 +22,8 @@ logger = logging.getLogger(__name__)
 HEADER: Final = "checkpoint.json"
 
 _REMOVING: Final = threading.Lock()
-"""Held while folders are removed. One checkpoint is pruned while the next is prepared, and a half-removed folder looks
-like one that a crash left."""
+"""Held while folders are removed. One checkpoint is pruned while the next is prepared, and a
+half-removed folder looks like one that a crash left."""
 
 _NAME: Final = re.compile(r"update-(\d{6,})(?:-(\d+))?")
 
@@ -42,7 +42,9 @@ def read_header(folder: Path) -> CheckpointHeader:
     try:
         return msgspec.json.decode((folder / HEADER).read_bytes(), type=CheckpointHeader)
     except (OSError, ValueError, RecursionError) as error:  # ValueError: not JSON, or not text
-        raise CheckpointError(f"{folder / HEADER} cannot be read: {error}; the checkpoint is damaged.") from error
+        raise CheckpointError(
+            f"{folder / HEADER} cannot be read: {error}; the checkpoint is damaged."
+        ) from error
 
 
 def update_in_name(folder: Path) -> int | None:
@@ -52,13 +54,18 @@ def update_in_name(folder: Path) -> int | None:
 
 
 def list_checkpoints(root: Path) -> list[Path]:
-    """Return the completed checkpoints below `root`, oldest first, without half-written and renamed ones."""
+    """Return the completed checkpoints below `root`, oldest first, without half-written and renamed
+    ones.
+    """
     renamed = renamed_checkpoints(root)
     return [folder for folder in _completed(root) if folder not in renamed]
 
 
 def newest_name(root: Path) -> str:
-    """Describe the newest completed checkpoint for an error message; this works even if the disk cannot be read."""
+    """Describe the newest completed checkpoint for an error message.
+
+    This works even if the disk cannot be read.
+    """
     try:
         newest = latest_checkpoint(root)
     except OSError as error:
@@ -73,17 +80,22 @@ def latest_checkpoint(root: Path) -> Path | None:
 
 
 def renamed_checkpoints(root: Path) -> dict[Path, int]:
-    """Return the folders below `root` whose name and header disagree about the update, with the update of the header.
+    """Return the folders below `root` whose name and header disagree about the update, with the
+    update of the header.
 
     They never count as the newest or as checkpoints to keep, and are never removed.
     """
     versions = {folder: _version_in(folder) for folder in _completed(root)}
-    return {folder: version for folder, version in versions.items() if version not in (None, _age(folder)[0])}
+    return {
+        folder: version
+        for folder, version in versions.items()
+        if version not in (None, _age(folder)[0])
+    }
 
 
 def set_aside_after(root: Path, folder: Path) -> list[Path]:
-    """Rename the checkpoints below `root` that are newer than `folder`, so that a run can resume from it; return the new
-    names.
+    """Rename the checkpoints below `root` that are newer than `folder`, so that a run can resume
+    from it; return the new names.
 
     They keep their content, but are no longer found or removed. Raises: CheckpointError.
     """
@@ -96,7 +108,9 @@ def set_aside_after(root: Path, folder: Path) -> list[Path]:
         try:
             newer.rename(target)
         except OSError as error:
-            raise CheckpointError(f"{newer} cannot be renamed to {target.name}: {error.strerror}") from error
+            raise CheckpointError(
+                f"{newer} cannot be renamed to {target.name}: {error.strerror}"
+            ) from error
         moved.append(target)
     return moved
 
@@ -116,17 +130,23 @@ def remove_what_a_crash_left(root: Path) -> None:
     with _REMOVING:
         for path in root.iterdir() if root.is_dir() else ():
             is_unfinished = is_left_over(path) and "update-" in path.name
-            is_half_removed = _NAME.fullmatch(path.name) is not None and not (path / MANIFEST).exists()
+            is_half_removed = (
+                _NAME.fullmatch(path.name) is not None and not (path / MANIFEST).exists()
+            )
             if is_unfinished or is_half_removed:
                 shutil.rmtree(path, ignore_errors=True)
 
 
 def prune(root: Path, keep_last: int) -> None:
-    """Remove all but the newest checkpoints; a failure to remove one is logged and does not end the run."""
+    """Remove all but the newest checkpoints.
+
+    A failure to remove one is logged and does not end the run.
+    """
     try:
         with _REMOVING:
             for old in list_checkpoints(root)[:-keep_last]:
-                # unmade first, then deleted: what a crash in between leaves is not mistaken for a checkpoint
+                # unmade first, then deleted: what a crash in between leaves is not mistaken for a
+                # checkpoint
                 (old / MANIFEST).unlink()
                 shutil.rmtree(old)
     except OSError as error:
@@ -136,11 +156,17 @@ def prune(root: Path, keep_last: int) -> None:
 def _completed(root: Path) -> list[Path]:
     """Return the folders with a checkpoint's name and a manifest, ordered by name, oldest first."""
     folders = root.iterdir() if root.is_dir() else ()
-    return sorted((path for path in folders if _NAME.fullmatch(path.name) and (path / MANIFEST).is_file()), key=_age)
+    return sorted(
+        (path for path in folders if _NAME.fullmatch(path.name) and (path / MANIFEST).is_file()),
+        key=_age,
+    )
 
 
 def _version_in(folder: Path) -> int | None:
-    """Return the update in a checkpoint's header; None if it cannot be read, which loading it reports."""
+    """Return the update in a checkpoint's header.
+
+    None if it cannot be read, which loading it reports.
+    """
     try:
         return read_header(folder).weight_version
     except CheckpointError:

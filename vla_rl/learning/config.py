@@ -1,5 +1,5 @@
-"""Configurations of the optimizer, the policy learner, the critic and imitation learning. Importing them does not
-import torch."""
+"""Configurations of the optimizer, the policy learner, the critic and imitation learning. Importing
+them does not import torch."""
 
 from typing import Literal, NamedTuple
 
@@ -19,14 +19,16 @@ class OptimizerConfig(Config, frozen=True, kw_only=True):
     """AdamW settings: learning-rate schedule, gradient clipping, and the limit on skipped steps."""
 
     lr: float = 1e-4
-    """Learning rate after the warm-up. Each of the first Adam steps changes every parameter by about this much."""
+    """Learning rate after the warm-up. Each of the first Adam steps changes every parameter by
+    about this much."""
 
     warmup_steps: int = 10
-    """Optimizer steps over which the learning rate rises linearly, starting at lr / warmup_steps."""
+    """Optimizer steps over which the learning rate rises linearly, starting at lr /
+    warmup_steps."""
 
     decay_steps: int | None = None
-    """Optimizer step, counted from the start of training, at which the cosine decay to `final_lr_share` ends; none
-    keeps the learning rate constant after the warm-up."""
+    """Optimizer step, counted from the start of training, at which the cosine decay to
+    `final_lr_share` ends; none keeps the learning rate constant after the warm-up."""
 
     final_lr_share: float = 0.05
     """Share of `lr` that is left at the end of the decay, in [0, 1]."""
@@ -41,15 +43,20 @@ class OptimizerConfig(Config, frozen=True, kw_only=True):
     """Maximum norm of the gradient over all parameters; larger gradients are scaled down to it."""
 
     max_skips_in_a_row: int = 3
-    """A step whose gradient is not finite is skipped. After this many skips in a row the run ends with an error."""
+    """A step whose gradient is not finite is skipped. After this many skips in a row the run ends
+    with an error."""
 
     def __post_init__(self) -> None:
         self.require(self.lr > 0.0, "lr", "above 0")
         self.require(self.warmup_steps >= 0, "warmup_steps", "at least 0 steps")
         decays = self.decay_steps is None or self.decay_steps > self.warmup_steps
-        self.require(decays, "decay_steps", f"more than warmup_steps = {self.warmup_steps}, or none")
+        self.require(
+            decays, "decay_steps", f"more than warmup_steps = {self.warmup_steps}, or none"
+        )
         self.require(0.0 <= self.final_lr_share <= 1.0, "final_lr_share", "a share between 0 and 1")
-        self.require(all(0.0 <= beta < 1.0 for beta in self.betas), "betas", "two numbers in [0, 1)")
+        self.require(
+            all(0.0 <= beta < 1.0 for beta in self.betas), "betas", "two numbers in [0, 1)"
+        )
         self.require(self.weight_decay >= 0.0, "weight_decay", "at least 0")
         self.require(self.max_grad_norm > 0.0, "max_grad_norm", "above 0")
         self.require(self.max_skips_in_a_row >= 1, "max_skips_in_a_row", "at least 1 step")
@@ -64,12 +71,12 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     """Policy loss of each token; the default, PPO's clipped surrogate, has a trust region."""
 
     micro_batch: int = 32
-    """Rows (decisions or conversations) per forward and backward pass. It changes memory and speed, never the
-    gradient."""
+    """Rows (decisions or conversations) per forward and backward pass. It changes memory and speed,
+    never the gradient."""
 
     micro_batch_tokens: int | None = None
-    """Language policies only: maximum tokens per pass (prompts, replies and padding), in addition to `micro_batch`.
-    Short rows are packed together. none sets no limit."""
+    """Language policies only: maximum tokens per pass (prompts, replies and padding), in addition
+    to `micro_batch`. Short rows are packed together. none sets no limit."""
 
     minibatch_trajectories: int | None = None
     """Trajectories per optimizer step; none takes all trajectories of an update in one step."""
@@ -80,19 +87,20 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     entropy_coef: float = 0.0
     """Weight of the entropy bonus; 0 turns it off. Raise it if the policy explores too little."""
 
-    aggregation: Literal["seq_mean_token_mean", "token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"] = (
-        "seq_mean_token_mean"
-    )
-    """Method that reduces token losses to one number. `seq_mean_token_mean` weighs every trajectory the same (SRPO);
-    `seq_mean_token_sum_norm` is Dr. GRPO's."""
+    aggregation: Literal[
+        "seq_mean_token_mean", "token_mean", "seq_mean_token_sum", "seq_mean_token_sum_norm"
+    ] = "seq_mean_token_mean"
+    """Method that reduces token losses to one number. `seq_mean_token_mean` weighs every trajectory
+    the same (SRPO); `seq_mean_token_sum_norm` is Dr. GRPO's."""
 
     trajectory_length: float | None = None
-    """Divisor that `seq_mean_token_sum_norm` requires: a constant, such as the number of tokens of the longest
-    possible trajectory. Leave it at none for the other aggregations."""
+    """Divisor that `seq_mean_token_sum_norm` requires: a constant, such as the number of tokens of
+    the longest possible trajectory. Leave it at none for the other aggregations."""
 
     max_mismatch: float = 0.05
-    """Largest accepted mean |learner's log-prob - engine's log-prob| in the first update, over the tokens that the
-    same weights chose. Above it the run ends with an error, because the probability ratio has to start at 1."""
+    """Largest accepted mean |learner's log-prob - engine's log-prob| in the first update, over the
+    tokens that the same weights chose. Above it the run ends with an error, because the probability
+    ratio has to start at 1."""
 
     seed: int = 0
     """Seed of the order of the mini-batches."""
@@ -106,8 +114,14 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
         self.require(self.epochs >= 1, "epochs", "at least 1")
         self.require(self.entropy_coef >= 0.0, "entropy_coef", "at least 0")
         by_length = self.aggregation == "seq_mean_token_sum_norm"
-        fits = (self.trajectory_length or 0.0) > 0.0 if by_length else self.trajectory_length is None
-        needed = "a number of tokens above 0" if by_length else "none: only seq_mean_token_sum_norm divides by it"
+        fits = (
+            (self.trajectory_length or 0.0) > 0.0 if by_length else self.trajectory_length is None
+        )
+        needed = (
+            "a number of tokens above 0"
+            if by_length
+            else "none: only seq_mean_token_sum_norm divides by it"
+        )
         self.require(fits, "trajectory_length", needed)
         self.require(self.max_mismatch > 0.0, "max_mismatch", "above 0")
 
@@ -118,7 +132,9 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
 
     @property
     def steps_once_per_update(self) -> bool:
-        """Whether an update is one optimizer step, so that no weights exist between two versions."""
+        """Whether an update is one optimizer step, so that no weights exist between two
+        versions.
+        """
         return self.minibatch_trajectories is None and self.epochs == 1
 
 
@@ -126,8 +142,9 @@ class CriticConfig(Config, frozen=True, kw_only=True):
     """Settings of the critic and its updates, in pipelines that have one."""
 
     trunk: Literal["shared", "own"] = "own"
-    """Input of the value head. `own`: features of a copy of the policy's trunk, which is trained with the head.
-    `shared`: features of the policy's trunk, which needs no memory and gets no gradient from the values."""
+    """Input of the value head. `own`: features of a copy of the policy's trunk, which is trained
+    with the head. `shared`: features of the policy's trunk, which needs no memory and gets no
+    gradient from the values."""
 
     hidden: int = 64
     """Width of the value head's hidden layer."""
@@ -141,11 +158,12 @@ class CriticConfig(Config, frozen=True, kw_only=True):
     """Loss of the values; its parameters are in units of `value_scale`."""
 
     micro_batch: int = 256
-    """Observations per forward and backward pass. It changes memory and speed, never the gradient."""
+    """Observations per forward and backward pass. It changes memory and speed, never the
+    gradient."""
 
     micro_batch_tokens: int | None = None
-    """Language policies only: maximum tokens per pass (prompts and padding), in addition to `micro_batch`; none sets
-    no limit."""
+    """Language policies only: maximum tokens per pass (prompts and padding), in addition to
+    `micro_batch`; none sets no limit."""
 
     minibatch_trajectories: int | None = None
     """Trajectories per optimizer step; none takes all trajectories of an update in one step."""
@@ -154,7 +172,8 @@ class CriticConfig(Config, frozen=True, kw_only=True):
     """Number of passes over the trajectories of an update."""
 
     warmup_updates: int = 0
-    """Number of updates at the start in which only the critic is trained; the policy does not change."""
+    """Number of updates at the start in which only the critic is trained; the policy does not
+    change."""
 
     def __post_init__(self) -> None:
         self.require(self.hidden >= 1, "hidden", "at least 1 unit")
@@ -179,11 +198,12 @@ class ImitationConfig(Config, frozen=True, kw_only=True):
     optimizer: OptimizerConfig = OptimizerConfig(lr=1e-3, warmup_steps=50)
 
     micro_batch: int = 32
-    """Demonstrated chunks per forward and backward pass. It changes memory and speed, never the gradient."""
+    """Demonstrated chunks per forward and backward pass. It changes memory and speed, never the
+    gradient."""
 
     micro_batch_tokens: int | None = None
-    """Language policies only: maximum tokens per pass, padding included, in addition to `micro_batch`; none sets no
-    limit."""
+    """Language policies only: maximum tokens per pass, padding included, in addition to
+    `micro_batch`; none sets no limit."""
 
     def __post_init__(self) -> None:
         self.require(self.micro_batch >= 1, "micro_batch", "at least 1 chunk")

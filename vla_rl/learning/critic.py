@@ -1,8 +1,9 @@
-"""The critic: it estimates the return that is still to come from the policy's features of an observation.
+"""The critic: it estimates the return that is still to come from the policy's features of an
+observation.
 
     observations ─► trunk ─► features [B, F] ─► value head ─► V [B]
                       │
-                      ├── trunk="shared"  the policy's own, behind a stop-gradient: costs no memory, never moves the policy
+                      ├── trunk="shared"  the policy's own, behind a stop-gradient: no memory, no gradient
                       └── trunk="own"     a copy of the policy's at the start, trained along with the head
 
 The head predicts in units of `value_scale`, so that head and loss work with numbers of order one.
@@ -40,7 +41,8 @@ class Judged:
 
     Attributes:
         values: float32 [decisions], the value of the observation before each decision.
-        bootstrap: value of the last observation; 0 if the task itself ended the episode, because no reward can follow.
+        bootstrap: value of the last observation; 0 if the task itself ended the episode, because no
+            reward can follow.
     """
 
     values: np.ndarray
@@ -48,8 +50,8 @@ class Judged:
 
 
 class ValueHead(nn.Module):
-    """Value head with one hidden layer. Its first values are exactly 0, so that an untrained critic changes no
-    advantage."""
+    """Value head with one hidden layer. Its first values are exactly 0, so that an untrained critic
+    changes no advantage."""
 
     def __init__(self, feature_size: int, hidden: int) -> None:
         super().__init__()
@@ -73,7 +75,9 @@ class Critic:
         seed: seed of the head's initial weights and of the order of the mini-batches.
     """
 
-    def __init__(self, model: TokenModel[Any], lane: DeviceLane, config: CriticConfig, seed: int) -> None:
+    def __init__(
+        self, model: TokenModel[Any], lane: DeviceLane, config: CriticConfig, seed: int
+    ) -> None:
         self._lane, self._config, self._seed = lane, config, seed
         self._trunk = model if config.trunk == "shared" else model.copy()
         with torch.random.fork_rng():
@@ -91,8 +95,8 @@ class Critic:
         self._turn = asyncio.Lock()
 
     async def values(self, trajectories: Sequence[Trajectory]) -> list[Judged]:
-        """Compute the values of all decisions of all trajectories, and of the last observation if a time limit ended the
-        episode.
+        """Compute the values of all decisions of all trajectories, and of the last observation if a
+        time limit ended the episode.
 
         Raises: ValueError, naming episode and decision, for a value that is not finite.
         """
@@ -125,20 +129,32 @@ class Critic:
             trajectories: recorded episodes.
             judged: their values before this update, for clipping and explained variance.
             returns: float [decisions] for each trajectory, the targets of the values.
-            number: number of the run's update. An update that the critic has already made is skipped: a run may have been
-                stopped between the critic's and the policy's update. None: the next number.
+            number: number of the run's update. An update that the critic has already made is
+                skipped: a run may have been stopped between the critic's and the policy's update.
+                    None: the next number.
 
-        Returns: metrics by path. `critic/value_mean`, `critic/return_mean` (both in units of reward) and
-        `critic/explained_variance`, 1 - Var(returns - values) / Var(returns), describe the values that the advantages were
-        computed with; `critic/loss` and `critic/value_clip_fraction` describe the optimizer steps.
+        Returns: metrics by path. `critic/value_mean`, `critic/return_mean` (both in units of
+        reward) and `critic/explained_variance`, 1 - Var(returns - values) / Var(returns), describe
+        the values that the advantages were computed with; `critic/loss` and
+        `critic/value_clip_fraction` describe the optimizer steps.
         Raises: ValueError for returns or values that do not fit or are not finite.
         """
         require_returns(trajectories, returns)
         require_values(trajectories, judged)
-        observations = [step.observation for trajectory in trajectories for step in trajectory.steps]
-        target = torch.from_numpy(np.concatenate(list(returns)).astype(np.float32)) / self._config.value_scale
-        old = torch.from_numpy(np.concatenate([each.values for each in judged])) / self._config.value_scale
-        sequence = torch.from_numpy(np.repeat(np.arange(len(returns)), [len(each) for each in returns]))
+        observations = [
+            step.observation for trajectory in trajectories for step in trajectory.steps
+        ]
+        target = (
+            torch.from_numpy(np.concatenate(list(returns)).astype(np.float32))
+            / self._config.value_scale
+        )
+        old = (
+            torch.from_numpy(np.concatenate([each.values for each in judged]))
+            / self._config.value_scale
+        )
+        sequence = torch.from_numpy(
+            np.repeat(np.arange(len(returns)), [len(each) for each in returns])
+        )
         num_read = _num_read(observations)
         losses: list[tuple[Tensor, ValueDiagnostics]] = []
         reports: list[StepReport] = []
@@ -148,16 +164,22 @@ class Critic:
                 return {}
             for index in self._minibatches(sequence, number):
                 await self._lane.run(self._optimizer.zero_grad, work="critic")
-                pieces = [index[piece] for piece in micro_batches(num_read[index], self._config.micro_batch_size)]
+                pieces = [
+                    index[piece]
+                    for piece in micro_batches(num_read[index], self._config.micro_batch_size)
+                ]
                 parts = [
-                    (tuple(observations[row] for row in piece.tolist()), target[piece], old[piece]) for piece in pieces
+                    (tuple(observations[row] for row in piece.tolist()), target[piece], old[piece])
+                    for piece in pieces
                 ]
                 backward = partial(self._backward, num_rows=len(index))
                 losses += await in_parts(self._lane, self._prepare, backward, parts, "critic")
                 reports.append(await self._lane.run(self._optimizer.step, work="critic"))
             self._num_updates = number + 1
         scale = self._config.value_scale
-        _, before = self._loss(old * scale, old * scale, target * scale, torch.ones_like(old, dtype=torch.bool))
+        _, before = self._loss(
+            old * scale, old * scale, target * scale, torch.ones_like(old, dtype=torch.bool)
+        )
         stepped = reduce(add, (diagnostics for _, diagnostics in losses))
         return {
             "critic/loss": float(torch.stack([loss for loss, _ in losses]).sum()) / len(reports),
@@ -183,7 +205,9 @@ class Critic:
         size = self._config.minibatch_trajectories or num_trajectories
         minibatches = []
         for epoch in range(self._config.epochs):
-            generator = torch.Generator().manual_seed(derive_seed(self._seed, "critic", number, epoch))
+            generator = torch.Generator().manual_seed(
+                derive_seed(self._seed, "critic", number, epoch)
+            )
             for chosen in torch.split(torch.randperm(num_trajectories, generator=generator), size):
                 minibatches.append(torch.isin(sequence, chosen).nonzero()[:, 0])
         return minibatches
@@ -196,29 +220,38 @@ class Critic:
             return self._predict(batch).cpu()
 
     def _predict(self, batch: Any) -> Tensor:
-        """Compute values, float32 [B], in units of `value_scale`, with a gradient for the trained parameters."""
+        """Compute values, float32 [B], in units of `value_scale`, with a gradient for the trained
+        parameters.
+        """
         with torch.set_grad_enabled(torch.is_grad_enabled() and self._config.trunk == "own"):
             features = self._trunk.features(batch)
         expected = self._head.hidden.in_features
         if features.ndim != 2 or features.shape[1] != expected:
             raise ValueError(
-                f"{type(self._trunk).__name__}.features gave {list(features.shape)}, expected [B, {expected}], as its "
+                f"{type(self._trunk).__name__}.features gave {list(features.shape)}, expected [B, "
+                f"{expected}], as its "
                 "feature_size says"
             )
         values: Tensor = self._head(features)
         return values
 
-    def _backward(self, batch: Any, rows: Rows, *, num_rows: int) -> tuple[Tensor, ValueDiagnostics]:
+    def _backward(
+        self, batch: Any, rows: Rows, *, num_rows: int
+    ) -> tuple[Tensor, ValueDiagnostics]:
         """Add the gradient of one micro-batch's share of the mean over `num_rows`."""
         target, old = rows[1].to(self._device), rows[2].to(self._device)
-        losses, diagnostics = self._loss(self._predict(batch), old, target, torch.ones_like(old, dtype=torch.bool))
+        losses, diagnostics = self._loss(
+            self._predict(batch), old, target, torch.ones_like(old, dtype=torch.bool)
+        )
         loss = losses.sum() / num_rows
         torch.autograd.backward(loss)
         return loss.detach(), diagnostics
 
     def _copied(self) -> dict[str, Tensor]:
         tensors = {f"network/{name}": tensor for name, tensor in self._network.state_dict().items()}
-        tensors |= {f"optimizer/{name}": tensor for name, tensor in self._optimizer.tensors().items()}
+        tensors |= {
+            f"optimizer/{name}": tensor for name, tensor in self._optimizer.tensors().items()
+        }
         tensors["num_updates"] = torch.tensor(self._num_updates)
         return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
@@ -229,12 +262,15 @@ class Critic:
             self._num_updates = int(tensors["num_updates"])
         except (KeyError, RuntimeError) as error:
             raise CheckpointError(
-                f"the checkpoint's critic is not this one: {error}; resume with the same pipeline and critic settings."
+                f"the checkpoint's critic is not this one: {error}; resume with the same pipeline "
+                "and critic settings."
             ) from error
 
 
 def is_cut_off(trajectory: Trajectory) -> bool:
-    """Return whether the world went on after the last observation, so that its value belongs to the return."""
+    """Return whether the world went on after the last observation, so that its value belongs to the
+    return.
+    """
     return trajectory.stop_reason.is_cut_off
 
 
@@ -249,9 +285,17 @@ def _by_trajectory(trajectories: Sequence[Trajectory], values: np.ndarray) -> li
 
 
 def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }
 
 
 def _num_read(observations: Sequence[Observation]) -> Tensor:
-    """Return the number of prompt tokens of each observation, int64 [N]; 1 for an observation without a prompt."""
-    return torch.tensor([len(observation.get("prompt_tokens", (0,))) for observation in observations])
+    """Return the number of prompt tokens of each observation, int64 [N]; 1 for an observation
+    without a prompt.
+    """
+    return torch.tensor(
+        [len(observation.get("prompt_tokens", (0,))) for observation in observations]
+    )

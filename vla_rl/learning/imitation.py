@@ -1,4 +1,6 @@
-"""Imitation learning: cross-entropy of the demonstrated action tokens, which produces a base checkpoint."""
+"""Imitation learning: cross-entropy of the demonstrated action tokens, which produces a base
+checkpoint.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -26,20 +28,23 @@ class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
     observation: Observation
 
     actions: np.ndarray
-    """Actions, float32 [H, D], in the environment's units; for a language policy the tokens of a reply, int64 [1, T]."""
+    """Actions, float32 [H, D], in the environment's units; for a language policy the tokens of a
+    reply, int64 [1, T]."""
 
     num_valid: int
-    """Number of demonstrated control steps in the chunk; the rest, after the episode's end, may hold anything and is
-    ignored."""
+    """Number of demonstrated control steps in the chunk; the rest, after the episode's end, may
+    hold anything and is ignored."""
 
     teaches: np.ndarray | None = None
-    """Tokens to learn from, bool [T]; None for all. In a conversation, tokens of other speakers are excluded."""
+    """Tokens to learn from, bool [T]; None for all. In a conversation, tokens of other speakers are
+    excluded."""
 
 
 class Imitator:
     """Updates a policy model by supervised learning; updates run one after another.
 
-    The loss is the mean over all valid tokens of the update, and does not depend on the micro-batches.
+    The loss is the mean over all valid tokens of the update, and does not depend on the
+    micro-batches.
 
     Args:
         model: trained in place.
@@ -47,7 +52,8 @@ class Imitator:
         config: optimizer and micro-batches.
         publish_to: engines that get the new weights after every update.
         weight_version: number of updates already applied.
-        prepare: makes training batches if they differ from those for acting, for example with augmentation.
+        prepare: makes training batches if they differ from those for acting, for example with
+            augmentation.
     """
 
     def __init__(
@@ -60,7 +66,12 @@ class Imitator:
         weight_version: int = 0,
         prepare: Callable[[Sequence[Observation]], Any] | None = None,
     ) -> None:
-        self._model, self._lane, self._config, self._prepare = model, lane, config, prepare or model.prepare
+        self._model, self._lane, self._config, self._prepare = (
+            model,
+            lane,
+            config,
+            prepare or model.prepare,
+        )
         self._training = Training(model, config.optimizer, publish_to, weight_version)
         self._turn = asyncio.Lock()
 
@@ -70,19 +81,25 @@ class Imitator:
         return self._training.weight_version
 
     async def update(self, demonstrations: Sequence[Demonstration]) -> UpdateReport:
-        """Take one optimizer step. Raises: ValueError if no control step is valid, no token is to be learnt, or shapes
-        differ."""
+        """Take one optimizer step. Raises: ValueError if no control step is valid, no token is to
+        be learnt, or shapes differ."""
         tokens, mask = await self._lane.prepare(self._targets, demonstrations)
         num_tokens = int(mask.sum())
         is_text = isinstance(self._model, LanguageModel)
         async with self._turn:
             await self._lane.run(self._training.optimizer.zero_grad, work="update")
             losses: list[Tensor] = []
-            lengths = [len(each.actions[0]) if is_text else tokens.shape[1] for each in demonstrations]
-            num_read = [len(each.observation["prompt_tokens"]) if is_text else 0 for each in demonstrations]
+            lengths = [
+                len(each.actions[0]) if is_text else tokens.shape[1] for each in demonstrations
+            ]
+            num_read = [
+                len(each.observation["prompt_tokens"]) if is_text else 0 for each in demonstrations
+            ]
             sizes = torch.tensor(num_read) + torch.tensor(lengths)
             parts = micro_batches(sizes, self._config.micro_batch_size)
-            observations = [[demonstrations[row].observation for row in part.tolist()] for part in parts]
+            observations = [
+                [demonstrations[row].observation for row in part.tolist()] for part in parts
+            ]
             async with aclosing(self._lane.prepared_ahead(self._prepare, observations)) as prepared:
                 rows = iter(parts)
                 async for _, batch in prepared:
@@ -100,14 +117,17 @@ class Imitator:
         return UpdateReport(self.weight_version, metrics)
 
     async def evaluate(self, demonstrations: Sequence[Demonstration]) -> dict[str, float]:
-        """Compare greedy actions with the demonstrated ones: mean |a - a*| in the environment's units, and for policies
-        with tokens their accuracy.
+        """Compare greedy actions with the demonstrated ones: mean |a - a*| in the environment's
+        units, and for policies with tokens their accuracy.
 
         Raises: TypeError for a language policy, which has to be evaluated by running episodes.
         """
         model = self._model
         if isinstance(model, LanguageModel):
-            raise TypeError("a language policy has no distance from a demonstration; evaluate it by running episodes")
+            raise TypeError(
+                "a language policy has no distance from a demonstration; evaluate it "
+                "by running episodes"
+            )
         tokens, mask = await self._lane.prepare(self._targets, demonstrations)
         chosen: list[np.ndarray] = []
         for first in range(0, len(demonstrations), self._config.micro_batch):
@@ -118,11 +138,16 @@ class Imitator:
         valid = mask.numpy()
         wanted = np.stack([d.actions for d in demonstrations])
         error = np.abs(model.decode(greedy) - wanted)
-        is_valid_step = np.arange(error.shape[1])[None] < np.array([[d.num_valid] for d in demonstrations])
+        is_valid_step = np.arange(error.shape[1])[None] < np.array(
+            [[d.num_valid] for d in demonstrations]
+        )
         distance = {"imitation/l1": float(error[is_valid_step].mean())}
         if tokens.is_floating_point():  # continuous actions never match exactly
             return distance
-        return {"imitation/token_accuracy": float((greedy == tokens.numpy())[valid].mean()), **distance}
+        return {
+            "imitation/token_accuracy": float((greedy == tokens.numpy())[valid].mean()),
+            **distance,
+        }
 
     async def snapshot(self) -> TrainingState:
         """Copy all state that the next update depends on, between two updates."""
@@ -151,15 +176,19 @@ class Imitator:
                 mask[number, : len(row)] &= torch.from_numpy(each.teaches)
         if not mask.any():
             raise ValueError(
-                f"none of the {tokens.numel()} demonstrated tokens is marked in Demonstration.teaches, expected at least "
-                "one; check how `teaches` is computed, and look for conversations that are cut before their first reply."
+                f"none of the {tokens.numel()} demonstrated tokens is marked in "
+                "Demonstration.teaches, expected at least "
+                "one; check how `teaches` is computed, and look for conversations that are cut "
+                "before their first reply."
             )
         return tokens, mask
 
     def _backward(self, batch: Any, tokens: Tensor, mask: Tensor, num_tokens: int) -> Tensor:
         device = self._training.device
         mask = mask.to(device)
-        log_prob, _ = self._training.model.log_probs(batch, tokens.to(device), torch.ones(len(tokens), device=device))
+        log_prob, _ = self._training.model.log_probs(
+            batch, tokens.to(device), torch.ones(len(tokens), device=device)
+        )
         loss = -torch.where(mask, log_prob, 0.0).sum() / num_tokens
         torch.autograd.backward(loss)
         return loss.detach()
@@ -169,7 +198,8 @@ def _require_whole_chunks(demonstrations: Sequence[Demonstration], shape: tuple[
     for number, each in enumerate(demonstrations):
         if each.actions.shape != shape:
             raise ValueError(
-                f"demonstration {number} is a chunk {list(each.actions.shape)}, expected {list(shape)}, as the policy "
+                f"demonstration {number} is a chunk {list(each.actions.shape)}, expected "
+                f"{list(shape)}, as the policy "
                 "decides; pad a chunk at the end of an episode and set num_valid."
             )
 

@@ -12,9 +12,10 @@ from vla_rl.learning.config import MicroBatchSize
 def micro_batches(num_read: Tensor, size: MicroBatchSize) -> list[Tensor]:
     """Return the row indices of each micro-batch, int64 [M], M >= 1; every row is in exactly one.
 
-    Without a token limit, rows stay in order. With one, the longest rows come first. The lines of a micro-batch are as wide
-    as its longest row, there are as many as the limit allows, and shorter rows share lines (`vla_rl.engines.lines`). A row
-    that exceeds the limit is a micro-batch of its own.
+    Without a token limit, rows stay in order. With one, the longest rows come first. The lines of a
+    micro-batch are as wide as its longest row, there are as many as the limit allows, and shorter
+    rows share lines (`vla_rl.engines.lines`). A row that exceeds the limit is a micro-batch of its
+    own.
 
     Args:
         num_read: int64 [N], number of tokens that a forward pass reads for each row.
@@ -50,7 +51,10 @@ class _Left:
         self._next[row] = row + 1
 
     def at_or_after(self, row: int) -> int:
-        """Return the first row, from this one on, that is left; the number of rows if there is none."""
+        """Return the first row, from this one on, that is left.
+
+        The number of rows if there is none.
+        """
         while self._next[row] != row:
             self._next[row] = self._next[self._next[row]]
             row = self._next[row]

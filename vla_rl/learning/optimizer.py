@@ -1,8 +1,8 @@
-"""AdamW with warm-up, gradient clipping, and skipping of gradients that are not finite; its state is saved by parameter
-name.
+"""AdamW with warm-up, gradient clipping, and skipping of gradients that are not finite; its state
+is saved by parameter name.
 
-Each bfloat16 parameter has a float32 master copy: an update at a usual learning rate is smaller than the distance between
-two bfloat16 numbers, so most of it would be lost in rounding.
+Each bfloat16 parameter has a float32 master copy: an update at a usual learning rate is smaller
+than the distance between two bfloat16 numbers, so most of it would be lost in rounding.
 
     backward ─► gradient, bfloat16 ─► added to the master's, float32     (and freed, as soon as it is complete)
     step     ─► AdamW updates the masters ─► weights = rounded masters
@@ -31,7 +31,8 @@ MASTER: Final = "master"
 """Prefix of the saved tensors that are float32 masters."""
 
 NUM_STEPS: Final = "num_steps"
-"""Name of the step count among the saved tensors; it cannot collide, because no parameter name is a single word."""
+"""Name of the step count among the saved tensors; it cannot collide, because no parameter name is a
+single word."""
 
 
 _HOOKS: Final = WeakTensorKeyDictionary()
@@ -54,23 +55,25 @@ class StepReport:
 
 
 def training_bytes(network: nn.Module) -> int:
-    """Return the memory that training needs besides the weights, in bytes: gradients, moments and masters, all in
-    float32."""
+    """Return the memory that training needs besides the weights, in bytes: gradients, moments and
+    masters, all in float32."""
     kept = (
-        (parameter.numel(), 3 if parameter.dtype == torch.float32 else 4) for parameter in _trained(network).values()
+        (parameter.numel(), 3 if parameter.dtype == torch.float32 else 4)
+        for parameter in _trained(network).values()
     )
     return sum(4 * numbers * num_tensors for numbers, num_tensors in kept)
 
 
 class PolicyOptimizer:
-    """Optimises all parameters of a network that require a gradient. All its methods run on the device lane.
+    """Optimises all parameters of a network that require a gradient. All its methods run on the
+    device lane.
 
-    Build it before anything in the process creates a GL context: AdamW imports libraries that crash after Mesa's. A learner
-    process does not render.
+    Build it before anything in the process creates a GL context: AdamW imports libraries that crash
+    after Mesa's. A learner process does not render.
 
-    A bfloat16 parameter belongs to the optimizer that was built last: its gradients go to that optimizer's masters, and
-    each step sets it to its rounded master. After writing other weights into the network, build a new optimizer, or load
-    the saved state of these weights.
+    A bfloat16 parameter belongs to the optimizer that was built last: its gradients go to that
+    optimizer's masters, and each step sets it to its rounded master. After writing other weights
+    into the network, build a new optimizer, or load the saved state of these weights.
     """
 
     def __init__(self, network: nn.Module, config: OptimizerConfig) -> None:
@@ -90,14 +93,21 @@ class PolicyOptimizer:
             )
         self._moved = {**self._parameters, **self._masters}
         self._adamw = torch.optim.AdamW(
-            self._moved.values(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
+            self._moved.values(),
+            lr=config.lr,
+            betas=config.betas,
+            weight_decay=config.weight_decay,
+            fused=True,
         )
         self._num_steps = 0
         self._num_skips_in_a_row = 0
 
     @property
     def num_steps(self) -> int:
-        """Number of optimizer steps tried, skipped ones included; the learning rate depends on it."""
+        """Number of optimizer steps tried, skipped ones included.
+
+        The learning rate depends on it.
+        """
         return self._num_steps
 
     def zero_grad(self) -> None:
@@ -111,7 +121,9 @@ class PolicyOptimizer:
         """
         lr = self.learning_rate()
         self._num_steps += 1
-        grad_norm = float(nn.utils.clip_grad_norm_(list(self._moved.values()), self._config.max_grad_norm))
+        grad_norm = float(
+            nn.utils.clip_grad_norm_(list(self._moved.values()), self._config.max_grad_norm)
+        )
         if not math.isfinite(grad_norm):
             self._skip(grad_norm)
             return StepReport(grad_norm=grad_norm, lr=lr, is_skipped=True)
@@ -126,13 +138,17 @@ class PolicyOptimizer:
         return StepReport(grad_norm=grad_norm, lr=lr, is_skipped=False)
 
     def learning_rate(self) -> float:
-        """Return the learning rate of the next step: linear warm-up, then constant or a cosine down to `final_lr_share`."""
+        """Return the learning rate of the next step: linear warm-up, then constant or a cosine down
+        to `final_lr_share`.
+        """
         config, step = self._config, self._num_steps
         if step < config.warmup_steps:
             return config.lr * (step + 1) / config.warmup_steps
         if config.decay_steps is None:
             return config.lr
-        progress = min((step - config.warmup_steps) / (config.decay_steps - config.warmup_steps), 1.0)
+        progress = min(
+            (step - config.warmup_steps) / (config.decay_steps - config.warmup_steps), 1.0
+        )
         cosine = 0.5 * (1.0 + math.cos(math.pi * progress))
         return config.lr * (config.final_lr_share + (1.0 - config.final_lr_share) * cosine)
 
@@ -151,18 +167,28 @@ class PolicyOptimizer:
         Raises: CheckpointError if names or shapes are not those of this network.
         """
         found = dict(tensors)
-        exact = {name: found.pop(f"{MASTER}/{name}") for name in self._parameters if f"{MASTER}/{name}" in found}
+        exact = {
+            name: found.pop(f"{MASTER}/{name}")
+            for name in self._parameters
+            if f"{MASTER}/{name}" in found
+        }
         try:
             num_steps = int(found.pop(NUM_STEPS))
             states = {}
             for index, (name, parameter) in enumerate(self._moved.items()):
                 if f"{MOMENTS[0]}/{name}" in found:
-                    states[index] = {moment: found.pop(f"{moment}/{name}").clone() for moment in MOMENTS}
+                    states[index] = {
+                        moment: found.pop(f"{moment}/{name}").clone() for moment in MOMENTS
+                    }
                     _require_shape(name, states[index]["exp_avg"], parameter)
         except KeyError as error:
-            raise CheckpointError(f"the optimizer's state has no {error}; it is incomplete.") from error
+            raise CheckpointError(
+                f"the optimizer's state has no {error}; it is incomplete."
+            ) from error
         if found:
-            raise CheckpointError(f"the optimizer's state has unknown names, such as {min(found)!r}.")
+            raise CheckpointError(
+                f"the optimizer's state has unknown names, such as {min(found)!r}."
+            )
         for name, saved in exact.items():
             _require_shape(name, saved, self._parameters[name])
         with torch.no_grad():
@@ -178,13 +204,17 @@ class PolicyOptimizer:
         _log.error("optimizer step %d skipped: its gradient norm is %s", self._num_steps, grad_norm)
         if self._num_skips_in_a_row >= self._config.max_skips_in_a_row:
             raise DivergedError(
-                f"{self._num_skips_in_a_row} optimizer steps in a row had a gradient that is not finite (norm {grad_norm}); "
-                "expected finite ones. Resume from an older checkpoint with a smaller lr, or look for NaN in the rewards."
+                f"{self._num_skips_in_a_row} optimizer steps in a row had a gradient that is not "
+                f"finite (norm {grad_norm}); "
+                "expected finite ones. Resume from an older checkpoint with a smaller lr, or look "
+                "for NaN in the rewards."
             )
 
 
 def _trained(network: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad}
+    return {
+        name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad
+    }
 
 
 def _hand_on(master: nn.Parameter, parameter: Tensor) -> None:
@@ -200,5 +230,6 @@ def _hand_on(master: nn.Parameter, parameter: Tensor) -> None:
 def _require_shape(name: str, saved: Tensor, parameter: Tensor) -> None:
     if saved.shape != parameter.shape:
         raise CheckpointError(
-            f"the optimizer's state of {name} is {list(saved.shape)}, expected {list(parameter.shape)}."
+            f"the optimizer's state of {name} is {list(saved.shape)}, expected "
+            f"{list(parameter.shape)}."
         )

@@ -1,7 +1,9 @@
-"""Conversion of plain values with arrays to bytes and back: msgpack, with arrays as extension types. No pickle.
+"""Conversion of plain values with arrays to bytes and back: msgpack, with arrays as extension
+types. No pickle.
 
-Accepted are the types that msgspec encodes (structs, dicts, lists, tuples, enums, numbers, strings), with NumPy arrays and
-numbers anywhere inside. Arrays come back writable, with their dtype and shape; arrays of objects are rejected.
+Accepted are the types that msgspec encodes (structs, dicts, lists, tuples, enums, numbers,
+strings), with NumPy arrays and numbers anywhere inside. Arrays come back writable, with their dtype
+and shape; arrays of objects are rejected.
 """
 
 from typing import Any, Final, TypeVar
@@ -28,7 +30,9 @@ def pack(value: object) -> bytes:
 def unpack(data: bytes, type: type[T]) -> T:
     """Decode bytes as `type`. Raises: ValueError if the bytes do not hold a `type`."""
     try:
-        return msgspec.msgpack.decode(data, type=type, ext_hook=_decode_extension, dec_hook=_accept_array)
+        return msgspec.msgpack.decode(
+            data, type=type, ext_hook=_decode_extension, dec_hook=_accept_array
+        )
     except msgspec.MsgspecError as error:
         raise ValueError(f"packed bytes are not a {type}: {error}") from error
 
@@ -36,12 +40,19 @@ def unpack(data: bytes, type: type[T]) -> T:
 def _encode_special(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         if value.dtype.hasobject:
-            raise TypeError(f"an array of dtype {value.dtype} cannot be packed; use numbers or fixed-width strings.")
+            raise TypeError(
+                f"an array of dtype {value.dtype} cannot be packed; use numbers or "
+                "fixed-width strings."
+            )
         header = msgspec.msgpack.encode(_Header(value.dtype.str, value.shape))
-        return msgspec.msgpack.Ext(ARRAY, len(header).to_bytes(2, "little") + header + value.tobytes())
+        return msgspec.msgpack.Ext(
+            ARRAY, len(header).to_bytes(2, "little") + header + value.tobytes()
+        )
     if isinstance(value, np.generic):
         return value.item()
-    raise TypeError(f"a {type(value).__name__} cannot be packed; use plain values and NumPy arrays.")
+    raise TypeError(
+        f"a {type(value).__name__} cannot be packed; use plain values and NumPy arrays."
+    )
 
 
 def _decode_extension(code: int, data: memoryview) -> np.ndarray:

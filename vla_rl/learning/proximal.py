@@ -1,12 +1,14 @@
-"""Values that some losses need from the whole update or mini-batch, computed in separate forward passes.
+"""Values that some losses need from the whole update or mini-batch, computed in separate forward
+passes.
 
-    proximal log-probs    with the learner's own weights before the update: for decoupled losses, and to correct an engine
-                          that computes something slightly different
-    sequence log-ratios   the mean over a whole trajectory, whose decisions may be in different micro-batches: GSPO, GMPO,
-                          and for OPSM the drift from the engine; they depend on the weights, so every optimizer step
-                          recomputes them
-    chosen tokens         which tokens a loss drops or penalises, chosen among the whole mini-batch: clip_cov, kl_cov,
-                          M2PO; if it has only one micro-batch, the loss itself chooses
+    proximal log-probs    with the learner's own weights before the update: for decoupled losses,
+                          and to correct an engine that computes something slightly different
+    sequence log-ratios   the mean over a whole trajectory, whose decisions may be in different
+                          micro-batches: GSPO, GMPO, and for OPSM the drift from the engine; they
+                          depend on the weights, so every optimizer step recomputes them
+    chosen tokens         which tokens a loss drops or penalises, chosen among the whole mini-batch:
+                          clip_cov, kl_cov, M2PO; if it has only one micro-batch, the loss itself
+                          chooses
 
 A loss that needs none of these (the clipped surrogate) costs no forward pass here.
 """
@@ -38,19 +40,27 @@ class Proximal:
         self._loss, self._size = config.loss, config.micro_batch_size
         self._scorer = Scorer(model, lane, self._size, work="proximal")
         self.metrics: dict[str, float] = {}
-        """Differences between the proximal and the engine's log-probs in the last update, staleness included; empty if
-        not computed."""
+        """Differences between the proximal and the engine's log-probs in the last update, staleness
+        included; empty if not computed."""
 
     async def before_update(self, decisions: Decisions) -> Decisions:
-        """Add the log-probs of the weights before the update, and the engine correction over all rows."""
+        """Add the log-probs of the weights before the update, and the engine correction over all
+        rows.
+        """
         self.metrics = {}
         if not (self._loss.needs_proximal or self._needs_sequences(decisions)):
             return decisions
         proximal = await self._scorer.log_probs(decisions)
         correction = engine_correction(
-            self._loss.correction, proximal, decisions.behavior_log_prob, decisions.mask, decisions.sequence
+            self._loss.correction,
+            proximal,
+            decisions.behavior_log_prob,
+            decisions.mask,
+            decisions.sequence,
         )
-        self.metrics = {f"mismatch/{name}": value for name, value in correction.diagnostics.metrics().items()}
+        self.metrics = {
+            f"mismatch/{name}": value for name, value in correction.diagnostics.metrics().items()
+        }
         decisions = replace(decisions, proximal_log_prob=proximal)
         if self._loss.correction.is_active:
             return replace(decisions, correction_weight=correction.weight)
@@ -59,9 +69,12 @@ class Proximal:
         return decisions
 
     async def before_step(self, minibatch: Decisions, *, is_first: bool) -> Decisions:
-        """Add the log-ratio of each trajectory, or the tokens that the loss chooses. In the first step of an update, the
-        weights are still those before it."""
-        needs_sequences, needs_choice = self._needs_sequences(minibatch), self._needs_choice(minibatch)
+        """Add the log-ratio of each trajectory, or the tokens that the loss chooses. In the first
+        step of an update, the weights are still those before it."""
+        needs_sequences, needs_choice = (
+            self._needs_sequences(minibatch),
+            self._needs_choice(minibatch),
+        )
         if not (needs_sequences or needs_choice):
             return minibatch
         current = minibatch.proximal_log_prob if is_first else None

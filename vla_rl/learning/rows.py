@@ -1,11 +1,12 @@
-"""Conversion of decisions to rows of a forward pass: one row each, or one for all turns of a conversation that can be
-joined.
+"""Conversion of decisions to rows of a forward pass: one row each, or one for all turns of a
+conversation that can be joined.
 
     turn 1   prompt ─► reply                           one row   prompt │ reply │ what was heard │ reply
     turn 2   prompt, reply, what was heard ─► reply    mask             │ 1 .. 1│     0 .. 0     │ 1 .. 1
 
-A turn joins the row of its agent's previous turn only if its prompt begins with exactly the tokens of that turn. If the
-chat template, the tokenizer or the environment changed the past, or if the temperature differs, it gets its own row.
+A turn joins the row of its agent's previous turn only if its prompt begins with exactly the tokens
+of that turn. If the chat template, the tokenizer or the environment changed the past, or if the
+temperature differs, it gets its own row.
 """
 
 from collections.abc import Sequence
@@ -17,7 +18,8 @@ import numpy as np
 from vla_rl.types import Observation, Step, Trajectory
 
 Advantage: TypeAlias = float | np.ndarray
-"""Advantage of one trajectory: one number for all its tokens, float [decisions], or float [decisions, T]."""
+"""Advantage of one trajectory: one number for all its tokens, float [decisions], or float
+[decisions, T]."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,8 @@ class Row:
         sequence: index of the trajectory.
         temperature: temperature of all its log-probs.
         grammars: (start, stop, grammar) of each part that was sampled under a grammar.
-        tokens, log_probs, mask, advantage, versions, reference: parts of equal lengths; `advantage` in each float64 [t] or
-            [1], `reference` is empty without a reference policy.
+        tokens, log_probs, mask, advantage, versions, reference: parts of equal lengths; `advantage`
+            in each float64 [t] or [1], `reference` is empty without a reference policy.
         spans: spans of its decisions.
     """
 
@@ -68,8 +70,14 @@ class Row:
 
     @property
     def seen(self) -> Observation:
-        """The observation, with the grammars under which the model has to compute the log-probs of its tokens."""
-        return {**self.observation, "grammars": tuple(self.grammars)} if self.grammars else self.observation
+        """The observation, with the grammars under which the model has to compute the log-probs of
+        its tokens.
+        """
+        return (
+            {**self.observation, "grammars": tuple(self.grammars)}
+            if self.grammars
+            else self.observation
+        )
 
     @property
     def num_tokens(self) -> int:
@@ -78,7 +86,9 @@ class Row:
 
     @property
     def num_read(self) -> int:
-        """Number of tokens that a forward pass reads for the row, as far as they differ between rows: prompt and reply."""
+        """Number of tokens that a forward pass reads for the row, as far as they differ between
+        rows: prompt and reply.
+        """
         return len(self.observation.get("prompt_tokens", ())) + self.num_tokens
 
     def hear(self, tokens: np.ndarray, has_reference: bool) -> None:
@@ -108,10 +118,14 @@ class Row:
         self.log_probs.append(chunk.log_probs)
         self.mask.append(executed_tokens(step))
         self.advantage.append(advantage)
-        self.versions.append(np.full(len(chunk.tokens), chunk.weight_version) if versions is None else versions)
+        self.versions.append(
+            np.full(len(chunk.tokens), chunk.weight_version) if versions is None else versions
+        )
         if reference is not None:
             self.reference.append(reference)
-        self.spans.append(Span(decision, start, start + len(chunk.tokens), episode_id, number, step.agent))
+        self.spans.append(
+            Span(decision, start, start + len(chunk.tokens), episode_id, number, step.agent)
+        )
         if "grammar" in step.observation:
             self.grammars.append((start, start + len(chunk.tokens), step.observation["grammar"]))
 
@@ -132,7 +146,8 @@ def rows_of(
         advantage: advantage of the trajectory.
         reference: float32 [T] for each decision, or None.
 
-    Raises: ValueError for log-probs, reference log-probs or advantages that do not fit, naming the episode.
+    Raises: ValueError for log-probs, reference log-probs or advantages that do not fit, naming the
+    episode.
     """
     by_decision = _checked_advantage(trajectory, advantage)
     _check_log_probs(trajectory)
@@ -151,7 +166,14 @@ def rows_of(
         else:
             row.hear(heard, has_reference=reference is not None)
         own = None if reference is None else reference[number]
-        row.say(step, first_decision + number, trajectory.episode.episode_id, number, by_decision[number], own)
+        row.say(
+            step,
+            first_decision + number,
+            trajectory.episode.episode_id,
+            number,
+            by_decision[number],
+            own,
+        )
         speaking[step.agent] = (row, step)
     return rows
 
@@ -160,12 +182,18 @@ def executed_tokens(step: Step) -> np.ndarray:
     """Return bool [T], True for the tokens of the first `num_executed` control steps."""
     num_tokens, horizon = len(step.chunk.tokens), len(step.chunk.actions)
     if num_tokens % horizon:
-        raise ValueError(f"a chunk has {num_tokens} tokens for {horizon} control steps, expected a multiple of them.")
+        raise ValueError(
+            f"a chunk has {num_tokens} tokens for {horizon} control steps, expected "
+            "a multiple of them."
+        )
     return np.arange(num_tokens) < step.num_executed * (num_tokens // horizon)
 
 
 def _heard_between(before: Step, step: Step) -> np.ndarray | None:
-    """Return the tokens between the end of one reply and the start of the next; None if the past was changed."""
+    """Return the tokens between the end of one reply and the start of the next.
+
+    None if the past was changed.
+    """
     prompt = step.observation.get("prompt_tokens")
     if prompt is None:
         return None
@@ -181,19 +209,23 @@ def _check_log_probs(trajectory: Trajectory) -> None:
         found, expected = step.chunk.log_probs.shape, step.chunk.tokens.shape
         if found != expected:
             raise ValueError(
-                f"decision {number} of episode {trajectory.episode.episode_id} has log_probs {list(found)} for tokens "
+                f"decision {number} of episode {trajectory.episode.episode_id} has log_probs "
+                f"{list(found)} for tokens "
                 f"{list(expected)}, expected one for each."
             )
 
 
-def _check_reference(trajectory: Trajectory, reference: Sequence[np.ndarray] | np.ndarray | None) -> None:
+def _check_reference(
+    trajectory: Trajectory, reference: Sequence[np.ndarray] | np.ndarray | None
+) -> None:
     if reference is None:
         return
     expected = [step.chunk.tokens.shape for step in trajectory.steps]
     found = [row.shape for row in reference]
     if found != expected:
         raise ValueError(
-            f"reference_log_probs of episode {trajectory.episode.episode_id} are {found[:3]}, expected {expected[:3]}: one "
+            f"reference_log_probs of episode {trajectory.episode.episode_id} are {found[:3]}, "
+            f"expected {expected[:3]}: one "
             "for each token of each decision."
         )
 
@@ -206,7 +238,8 @@ def _checked_advantage(trajectory: Trajectory, advantage: Advantage) -> np.ndarr
     which = f"the advantage of episode {trajectory.episode.episode_id}"
     if values.shape not in ((), (num_rows,), *by_token):
         raise ValueError(
-            f"{which} is {list(values.shape)}, expected one number, [{num_rows}] for its decisions, "
+            f"{which} is {list(values.shape)}, expected one number, [{num_rows}] for its "
+            "decisions, "
             f"or [{num_rows}, {max(lengths, default=0)}] for their tokens."
         )
     if not np.isfinite(values).all():

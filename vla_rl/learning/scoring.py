@@ -1,4 +1,6 @@
-"""Log-probs of recorded decisions, without gradient: the forward passes in addition to those of the update."""
+"""Log-probs of recorded decisions, without gradient: the forward passes in addition to those of the
+update.
+"""
 
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -19,7 +21,10 @@ from vla_rl.types import Trajectory
 RowsT = TypeVar("RowsT")
 ResultT = TypeVar("ResultT")
 
-DISAGREES: Final = "look for NaN or infinity in its weights, and whether it may choose the same tokens as the engine"
+DISAGREES: Final = (
+    "look for NaN or infinity in its weights, and whether it may choose the same "
+    "tokens as the engine"
+)
 
 
 class Scorer:
@@ -41,10 +46,17 @@ class Scorer:
         work: str = "log_probs",
         whose: str = "the learner's",
     ) -> None:
-        self._model, self._lane, self._size, self._work, self._whose = model, lane, size, work, whose
+        self._model, self._lane, self._size, self._work, self._whose = (
+            model,
+            lane,
+            size,
+            work,
+            whose,
+        )
 
     async def log_probs(self, decisions: Decisions) -> Tensor:
-        """Score every token: float32 [N, T] on the CPU, 0 in the padding, at the temperatures of the decisions.
+        """Score every token: float32 [N, T] on the CPU, 0 in the padding, at the temperatures of
+        the decisions.
 
         Raises: ValueError, naming episode and decision, for a number that cannot be a log-prob.
         """
@@ -63,18 +75,25 @@ class Scorer:
     def _score(self, batch: Any, rows: Decisions) -> Tensor:
         device = next(self._model.network.parameters()).device
         with torch.no_grad():
-            log_probs, _ = self._model.log_probs(batch, rows.tokens.to(device), rows.temperature.to(device))
+            log_probs, _ = self._model.log_probs(
+                batch, rows.tokens.to(device), rows.temperature.to(device)
+            )
         return log_probs.float().cpu()
 
 
 class Reference:
     """A frozen copy of the current policy, for a KL term.
 
-    A pipeline whose coefficient is 0 has no reference: neither the copy nor its forward passes are made.
+    A pipeline whose coefficient is 0 has no reference: neither the copy nor its forward passes are
+    made.
     """
 
     def __init__(
-        self, model: TokenModel[Any], lane: DeviceLane, micro_batch: int, micro_batch_tokens: int | None = None
+        self,
+        model: TokenModel[Any],
+        lane: DeviceLane,
+        micro_batch: int,
+        micro_batch_tokens: int | None = None,
     ) -> None:
         self._frozen = model.copy()
         self._frozen.network.requires_grad_(False)
@@ -95,8 +114,8 @@ async def in_parts(
     parts: Sequence[RowsT],
     work: str,
 ) -> list[ResultT]:
-    """Compute `compute(prepare(rows), rows)` for every part: prepared one ahead on the host, computed on the device
-    lane."""
+    """Compute `compute(prepare(rows), rows)` for every part: prepared one ahead on the host,
+    computed on the device lane."""
     results: list[ResultT] = []
     async with aclosing(lane.prepared_ahead(prepare, parts)) as prepared:
         async for rows, batch in prepared:

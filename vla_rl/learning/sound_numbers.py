@@ -4,9 +4,9 @@
     trainer, reference ─► log-probs ─► Scorer ──────┼─► a loss
     critic ─► values ─► Critic.values, .update ─────┘
 
-A NaN or an infinity would not stop a run later: the losses' clamps, clips and masks turn it into a token without a
-gradient. So each such number is rejected here, with its episode, decision and token. Advantages are checked in `rows`,
-rewards in `RewardBatch`. Masked tokens may hold anything.
+A NaN or an infinity would not stop a run later: the losses' clamps, clips and masks turn it into a
+token without a gradient. So each such number is rejected here, with its episode, decision and
+token. Advantages are checked in `rows`, rewards in `RewardBatch`. Masked tokens may hold anything.
 """
 
 from collections.abc import Sequence
@@ -24,9 +24,11 @@ if TYPE_CHECKING:
 
 
 def require_log_probs(decisions: "Decisions", log_probs: Tensor, whose: str, remedy: str) -> None:
-    """Raise ValueError unless every unmasked log-prob, float [N, T] on the CPU, is possible for a policy.
+    """Raise ValueError unless every unmasked log-prob, float [N, T] on the CPU, is possible for a
+    policy.
 
-    A policy that chooses continuous numbers (float tokens) has densities, whose logs may be above 0.
+    A policy that chooses continuous numbers (float tokens) has densities, whose logs may be above
+    0.
 
     Args:
         decisions: rows of the log-probs.
@@ -43,22 +45,28 @@ def require_log_probs(decisions: "Decisions", log_probs: Tensor, whose: str, rem
     row, column = (int(index) for index in unsound.nonzero()[0])
     expected = "a finite number" if is_density else "a finite number of at most 0"
     raise ValueError(
-        f"{whose} log-prob of {place_of(decisions, row, column)} is {float(log_probs[row, column])}, expected {expected}; "
+        f"{whose} log-prob of {place_of(decisions, row, column)} is "
+        f"{float(log_probs[row, column])}, expected {expected}; "
         f"{remedy}."
     )
 
 
 def place_of(decisions: "Decisions", row: int, column: int) -> str:
-    """Name a token of a row by its episode, the decision in the episode and the token in the decision, counted from 0."""
+    """Name a token of a row by its episode, the decision in the episode and the token in the
+    decision, counted from 0.
+    """
     span = next(span for span in decisions.spans[row] if span.start <= column < span.stop)
     agent = "" if span.agent == DEFAULT_AGENT else f" of agent {span.agent!r}"
-    return f"token {column - span.start} of decision {span.number}{agent} of episode {span.episode_id}"
+    return (
+        f"token {column - span.start} of decision {span.number}{agent} of episode {span.episode_id}"
+    )
 
 
 def first_unsound(log_prob: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
     """Find a log-prob that is infinite, which clamps hide, or an entropy that is not finite.
 
-    NaN log-probs are not searched for: they make the whole gradient NaN, and the optimizer skips that step and reports it.
+    NaN log-probs are not searched for: they make the whole gradient NaN, and the optimizer skips
+    that step and reports it.
 
     Args:
         log_prob, entropy: float [B, T], under the trained weights, on any device.
@@ -72,35 +80,51 @@ def first_unsound(log_prob: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
 
 
 def require_sound_model(parts: Sequence["Decisions"], places: Sequence[Tensor], model: str) -> None:
-    """Raise ValueError, naming the token, if `first_unsound` found something in one of the micro-batches."""
+    """Raise ValueError, naming the token, if `first_unsound` found something in one of the
+    micro-batches.
+    """
     for rows, place in zip(parts, torch.stack(list(places)).tolist(), strict=True):
         if place >= 0:
             where = place_of(rows, *divmod(place, rows.mask.shape[1]))
             raise ValueError(
-                f"{model}.log_probs gave an infinite log-prob, or an entropy that is not finite, for {where}; "
-                "expected finite numbers. Learner and engine must allow the same tokens: look at masked logits."
+                f"{model}.log_probs gave an infinite log-prob, or an entropy that is not finite, "
+                f"for {where}; "
+                "expected finite numbers. Learner and engine must allow the same tokens: look at "
+                "masked logits."
             )
 
 
 def require_values(trajectories: Sequence[Trajectory], judged: Sequence["Judged"]) -> None:
-    """Raise ValueError, naming episode and decision, unless a critic's values have the right shape and are finite."""
+    """Raise ValueError, naming episode and decision, unless a critic's values have the right shape
+    and are finite.
+    """
     if len(trajectories) != len(judged):
         raise ValueError(
-            f"values of {len(judged)} trajectories for {len(trajectories)}, expected one `Judged` for each."
+            f"values of {len(judged)} trajectories for {len(trajectories)}, expected one `Judged` "
+            "for each."
         )
     for trajectory, each in zip(trajectories, judged, strict=True):
-        _require_each(trajectory, each.values, "values", "look at the critic's learning rate and value_scale")
+        _require_each(
+            trajectory, each.values, "values", "look at the critic's learning rate and value_scale"
+        )
         if not np.isfinite(each.bootstrap):
             raise ValueError(
-                f"the critic's value of the final observation of episode {trajectory.episode.episode_id} is "
-                f"{each.bootstrap}, expected a finite number; look at its learning rate and value_scale."
+                "the critic's value of the final observation of episode "
+                f"{trajectory.episode.episode_id} is "
+                f"{each.bootstrap}, expected a finite number; look at its learning rate and "
+                "value_scale."
             )
 
 
 def require_returns(trajectories: Sequence[Trajectory], returns: Sequence[np.ndarray]) -> None:
-    """Raise ValueError, naming episode and decision, unless a critic's targets have the right shape and are finite."""
+    """Raise ValueError, naming episode and decision, unless a critic's targets have the right shape
+    and are finite.
+    """
     if len(trajectories) != len(returns):
-        raise ValueError(f"{len(returns)} returns for {len(trajectories)} trajectories, expected one array for each.")
+        raise ValueError(
+            f"{len(returns)} returns for {len(trajectories)} trajectories, expected "
+            "one array for each."
+        )
     for trajectory, each in zip(trajectories, returns, strict=True):
         _require_each(trajectory, each, "returns", "look at its rewards")
 
@@ -109,11 +133,13 @@ def _require_each(trajectory: Trajectory, numbers: np.ndarray, what: str, remedy
     episode, expected = trajectory.episode.episode_id, (len(trajectory.steps),)
     if numbers.shape != expected:
         raise ValueError(
-            f"the {what} of episode {episode} are {list(numbers.shape)}, expected {list(expected)}: one for each decision."
+            f"the {what} of episode {episode} are {list(numbers.shape)}, expected "
+            f"{list(expected)}: one for each decision."
         )
     bad = np.flatnonzero(~np.isfinite(numbers))
     if len(bad):
         raise ValueError(
-            f"the {what} of episode {episode} hold {numbers[bad[0]]} at decision {bad[0]}, expected finite "
+            f"the {what} of episode {episode} hold {numbers[bad[0]]} at decision {bad[0]}, "
+            "expected finite "
             f"numbers; {remedy}."
         )

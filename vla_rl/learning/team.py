@@ -1,10 +1,11 @@
-"""Several policies that learn in one run, each from the decisions of its own agent, together or in turns.
+"""Several policies that learn in one run, each from the decisions of its own agent, together or in
+turns.
 
     trajectories ─► decisions of "solver"  ─► its learner  ─┐ one version for all of them:
                 └─► decisions of "checker" ─► its learner  ─┘ agents that do not learn keep their weights
 
-Each class here has the methods of its members (learner, critic, reference), so that a pipeline works with any number of
-policies.
+Each class here has the methods of its members (learner, critic, reference), so that a pipeline
+works with any number of policies.
 """
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -28,15 +29,20 @@ class LearnerTeam:
     """A learner for each agent.
 
     Args:
-        learners: learners by the name of the agent whose policy they train; all at one weight version.
-        updates_per_turn: number of updates in which one agent learns and the others keep their weights, before the next
-            agent's turn, in the order of `learners`. None: all agents learn in every update.
+        learners: learners by the name of the agent whose policy they train; all at one weight
+            version.
+        updates_per_turn: number of updates in which one agent learns and the others keep their
+            weights, before the next agent's turn, in the order of `learners`. None: all agents
+            learn in every update.
     """
 
-    def __init__(self, learners: Mapping[str, Learner], updates_per_turn: int | None = None) -> None:
+    def __init__(
+        self, learners: Mapping[str, Learner], updates_per_turn: int | None = None
+    ) -> None:
         if not learners or (updates_per_turn is not None and updates_per_turn < 1):
             raise ConfigError(
-                f"{len(learners)} learners and updates_per_turn={updates_per_turn}, expected at least 1 of each; "
+                f"{len(learners)} learners and updates_per_turn={updates_per_turn}, expected at "
+                "least 1 of each; "
                 "updates_per_turn=None lets all of them learn in every update"
             )
         self._learners, self._updates_per_turn = dict(learners), updates_per_turn
@@ -59,10 +65,11 @@ class LearnerTeam:
         advantages: Sequence[Advantage],
         reference_log_probs: Sequence[Sequence[np.ndarray] | np.ndarray] | None = None,
     ) -> UpdateReport:
-        """Update each agent whose turn it is from its own decisions, one after another; arguments as in
-        `Learner.update`.
+        """Update each agent whose turn it is from its own decisions, one after another; arguments
+        as in `Learner.update`.
 
-        An agent's metrics begin with its name. Raises: ConfigError for a decision of an agent without a learner.
+        An agent's metrics begin with its name. Raises: ConfigError for a decision of an agent
+        without a learner.
         """
         require_known(trajectories, self._learners)
         turn = self.learning(self.weight_version)
@@ -74,7 +81,10 @@ class LearnerTeam:
             else:
                 references = None
                 if reference_log_probs is not None:
-                    references = [[reference_log_probs[part.row][place] for place in part.decisions] for part in parts]
+                    references = [
+                        [reference_log_probs[part.row][place] for place in part.decisions]
+                        for part in parts
+                    ]
                 report = await learner.update(
                     [part.trajectory for part in parts],
                     [_of_part(advantages[part.row], part) for part in parts],
@@ -86,19 +96,29 @@ class LearnerTeam:
     async def stand_still(self) -> UpdateReport:
         """Publish the same weights of all agents as a new version."""
         reports = {name: await learner.stand_still() for name, learner in self._learners.items()}
-        metrics = {f"{name}/{key}": value for name, report in reports.items() for key, value in report.metrics.items()}
+        metrics = {
+            f"{name}/{key}": value
+            for name, report in reports.items()
+            for key, value in report.metrics.items()
+        }
         return UpdateReport(self.weight_version, metrics)
 
     async def snapshot(self) -> TeamState:
         """Copy all state that the next update depends on, between two updates."""
-        return TeamState({name: await learner.snapshot() for name, learner in self._learners.items()})
+        return TeamState(
+            {name: await learner.snapshot() for name, learner in self._learners.items()}
+        )
 
     async def restore(self, state: TrainingState | TeamState) -> None:
-        """Continue from a snapshot. Raises: CheckpointError if it is of a single policy, or of other agents."""
+        """Continue from a snapshot.
+
+        Raises: CheckpointError if it is of a single policy, or of other agents.
+        """
         found = sorted(state.members) if isinstance(state, TeamState) else "one policy"
         if not isinstance(state, TeamState) or state.members.keys() != self._learners.keys():
             raise CheckpointError(
-                f"the checkpoint is of {found}, expected the policies of agents {sorted(self._learners)}; resume with the "
+                f"the checkpoint is of {found}, expected the policies of agents "
+                f"{sorted(self._learners)}; resume with the "
                 "recipe and settings that made it."
             )
         for name, learner in self._learners.items():
@@ -116,7 +136,10 @@ class CriticTeam:
         self._critics = dict(critics)
 
     async def values(self, trajectories: Sequence[Trajectory]) -> list[Judged]:
-        """Compute the values of all decisions of all trajectories; the last agent's critic values the final observation."""
+        """Compute the values of all decisions of all trajectories.
+
+        The last agent's critic values the final observation.
+        """
         require_known(trajectories, self._critics)
 
         async def judged(name: str, parts: Sequence[AgentPart]) -> list[Judged]:
@@ -138,7 +161,10 @@ class CriticTeam:
         *,
         number: int | None = None,
     ) -> dict[str, float]:
-        """Fit each critic to the returns of its agent's decisions; an agent's metrics begin with its name."""
+        """Fit each critic to the returns of its agent's decisions.
+
+        An agent's metrics begin with its name.
+        """
         metrics: dict[str, float] = {}
         for name, critic in self._critics.items():
             parts = parts_of(trajectories, name)
@@ -158,14 +184,18 @@ class CriticTeam:
         """Copy all state that the next update depends on to the CPU, by name."""
         tensors: dict[str, Tensor] = {}
         for name, critic in self._critics.items():
-            tensors |= {f"{name}/{key}": tensor for key, tensor in (await critic.snapshot()).items()}
+            tensors |= {
+                f"{name}/{key}": tensor for key, tensor in (await critic.snapshot()).items()
+            }
         return tensors
 
     async def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from a snapshot. Raises: CheckpointError if it is of other critics."""
         for name, critic in self._critics.items():
             start = f"{name}/"
-            await critic.restore({key[len(start) :]: each for key, each in tensors.items() if key.startswith(start)})
+            await critic.restore(
+                {key[len(start) :]: each for key, each in tensors.items() if key.startswith(start)}
+            )
 
 
 class ReferenceTeam:
@@ -197,7 +227,8 @@ def require_known(trajectories: Sequence[Trajectory], members: Mapping[str, Any]
     unknown = sorted(set(agents_of(trajectories)) - members.keys())
     if unknown:
         raise ConfigError(
-            f"agent {unknown[0]!r} has no policy, there are policies for {sorted(members)}; expected one for each agent "
+            f"agent {unknown[0]!r} has no policy, there are policies for {sorted(members)}; "
+            "expected one for each agent "
             "that the environment names"
         )
 
@@ -207,7 +238,10 @@ async def _each_part(
     trajectories: Sequence[Trajectory],
     ask: Callable[[str, Sequence[AgentPart]], Coroutine[Any, Any, list[T]]],
 ) -> list[tuple[AgentPart, T]]:
-    """Call `ask` with the parts of each member, member by member; return each part with its answer."""
+    """Call `ask` with the parts of each member, member by member.
+
+    Return each part with its answer.
+    """
     answers: list[tuple[AgentPart, T]] = []
     for name in members:
         parts = parts_of(trajectories, name)
@@ -217,5 +251,7 @@ async def _each_part(
 
 
 def _of_part(advantage: Advantage, part: AgentPart) -> Advantage:
-    """Return the advantage of a part: a single number as it is, or the numbers of the part's decisions."""
+    """Return the advantage of a part: a single number as it is, or the numbers of the part's
+    decisions.
+    """
     return advantage if np.ndim(advantage) == 0 else np.asarray(advantage)[list(part.decisions)]

@@ -1,7 +1,8 @@
-"""Operations of every learner on a policy model: optimizer steps, publication of weights, saving and loading of all
-state.
+"""Operations of every learner on a policy model: optimizer steps, publication of weights, saving
+and loading of all state.
 
-All methods here run on the device lane. A state is a snapshot, not a view: the next step does not change it.
+All methods here run on the device lane. A state is a snapshot, not a view: the next step does not
+change it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,7 +41,8 @@ class TrainingState:
     optimizer: Mapping[str, Tensor]
     rng: Mapping[str, Tensor]
     policy_files: Mapping[str, bytes]
-    """Small files that make the policy's tensors a checkpoint of their own, such as its `config.json`."""
+    """Small files that make the policy's tensors a checkpoint of their own, such as its
+    `config.json`."""
 
     critic: Mapping[str, Tensor] = field(default_factory=dict)
     """State of the critic, if there is one."""
@@ -51,7 +53,8 @@ class TeamState:
     """The states of several policies that learn in one run."""
 
     members: Mapping[str, TrainingState]
-    """States by the name of the agent for which each policy acts; at least one, all at one weight version."""
+    """States by the name of the agent for which each policy acts; at least one, all at one weight
+    version."""
 
     critic: Mapping[str, Tensor] = field(default_factory=dict)
     """State of the critics, if there are any."""
@@ -66,7 +69,11 @@ class Training:
     """A policy model, its optimizer and the version of its weights."""
 
     def __init__(
-        self, model: TokenModel[Any], config: OptimizerConfig, publish_to: Sequence[WeightSink], weight_version: int
+        self,
+        model: TokenModel[Any],
+        config: OptimizerConfig,
+        publish_to: Sequence[WeightSink],
+        weight_version: int,
     ) -> None:
         self.model = model
         self.optimizer = PolicyOptimizer(model.network, config)
@@ -79,10 +86,11 @@ class Training:
         return next(self.model.network.parameters()).device
 
     def step(self, publish: bool) -> StepReport:
-        """Take one optimizer step; with `publish`, raise the version and publish the weights in the same piece of work.
+        """Take one optimizer step; with `publish`, raise the version and publish the weights in the
+        same piece of work.
 
-        A skipped step is published too, with the weights of the version before, so that components that wait for a
-        version go on.
+        A skipped step is published too, with the weights of the version before, so that components
+        that wait for a version go on.
         """
         report = self.optimizer.step()
         if publish:
@@ -91,7 +99,10 @@ class Training:
         return report
 
     def stand_still(self) -> None:
-        """Publish the same weights as a new version, after an update that taught nothing. The optimizer does not step."""
+        """Publish the same weights as a new version, after an update that taught nothing.
+
+        The optimizer does not step.
+        """
         self.weight_version += 1
         self.publish()
 
@@ -111,7 +122,10 @@ class Training:
         )
 
     def restore(self, state: TrainingState) -> None:
-        """Continue from a snapshot, and publish it. Raises: CheckpointError if it is not of this policy."""
+        """Continue from a snapshot, and publish it.
+
+        Raises: CheckpointError if it is not of this policy.
+        """
         self.model.load_checkpoint_tensors(state.policy)
         self.optimizer.load_tensors(state.optimizer)
         _set_random_state(state.rng)
@@ -129,7 +143,9 @@ def _random_state() -> dict[str, Tensor]:
     state = {
         "torch": torch.get_rng_state().clone(),
         "numpy_keys": torch.from_numpy(np.asarray(keys, dtype=np.uint32).astype(np.int64)),
-        "numpy_rest": torch.tensor([float(position), float(has_gauss), float(cached)], dtype=torch.float64),
+        "numpy_rest": torch.tensor(
+            [float(position), float(has_gauss), float(cached)], dtype=torch.float64
+        ),
     }
     for index in range(torch.cuda.device_count()):
         state[f"cuda_{index}"] = torch.cuda.get_rng_state(index).clone()

@@ -14,7 +14,10 @@ from vla_rl.learning.optimizer import StepReport
 
 @dataclass(frozen=True)
 class MicroBatchSums:
-    """Sums over one micro-batch, on the device and without gradient; each is a tensor of shape []."""
+    """Sums over one micro-batch, on the device and without gradient.
+
+    Each is a tensor of shape [].
+    """
 
     loss: Tensor
     entropy_sum: Tensor
@@ -36,12 +39,14 @@ def update_metrics(
 
     Args:
         sums: sums of all micro-batches of the update.
-        reports: reports of its optimizer steps; none if the update taught nothing, which `update/taught` shows.
+        reports: reports of its optimizer steps; none if the update taught nothing, which
+            `update/taught` shows.
         weight_version: the learner's version before the update.
 
-    Returns: `update/loss` is the mean over the optimizer steps. `update/log_prob_gap_mean` and `_max`, |learner's log-prob -
-    engine's| of the same tokens under the same weights, are present only if the newest version made some of the decisions.
-    `update/log_ratio_abs/staleness_K` is the mean |log-ratio| over the tokens of decisions K updates old, over all steps.
+    Returns: `update/loss` is the mean over the optimizer steps. `update/log_prob_gap_mean` and
+    `_max`, |learner's log-prob - engine's| of the same tokens under the same weights, are present
+    only if the newest version made some of the decisions. `update/log_ratio_abs/staleness_K` is the
+    mean |log-ratio| over the tokens of decisions K updates old, over all steps.
     """
     if not reports:
         return {"update/taught": 0.0}
@@ -50,7 +55,8 @@ def update_metrics(
     metrics = {
         "update/taught": 1.0,
         "update/loss": float(torch.stack([part.loss for part in sums]).sum()) / len(reports),
-        "update/entropy": float(torch.stack([part.entropy_sum for part in sums]).sum()) / num_tokens,
+        "update/entropy": float(torch.stack([part.entropy_sum for part in sums]).sum())
+        / num_tokens,
         **{f"update/{name}": value for name, value in diagnostics.metrics().items()},
         "update/grad_norm": sum(report.grad_norm for report in reports) / len(reports),
         "update/lr": reports[-1].lr,
@@ -62,12 +68,16 @@ def update_metrics(
     gap = mean_gap(sums)
     if gap is not None:
         metrics["update/log_prob_gap_mean"] = gap
-        metrics["update/log_prob_gap_max"] = float(torch.stack([part.gap_max for part in sums]).max())
+        metrics["update/log_prob_gap_max"] = float(
+            torch.stack([part.gap_max for part in sums]).max()
+        )
     return metrics
 
 
 def staleness_metrics(staleness: Tensor) -> dict[str, float]:
-    """Summarise the staleness of each token, int64 [n]: the learner's version minus the version that chose it."""
+    """Summarise the staleness of each token, int64 [n]: the learner's version minus the version
+    that chose it.
+    """
     return {
         "update/staleness_mean": float(staleness.float().mean()),
         "update/staleness_max": float(staleness.max()),
@@ -75,9 +85,16 @@ def staleness_metrics(staleness: Tensor) -> dict[str, float]:
 
 
 def mean_gap(sums: Sequence[MicroBatchSums]) -> float | None:
-    """Return the mean |learner's log-prob - engine's| over tokens chosen by the same weights; None if there are none."""
+    """Return the mean |learner's log-prob - engine's| over tokens chosen by the same weights.
+
+    None if there are none.
+    """
     num_compared = int(torch.stack([part.num_compared for part in sums]).sum())
-    return float(torch.stack([part.gap_sum for part in sums]).sum()) / num_compared if num_compared else None
+    return (
+        float(torch.stack([part.gap_sum for part in sums]).sum()) / num_compared
+        if num_compared
+        else None
+    )
 
 
 def _by_staleness(tokens: Tensor, weight_version: int) -> dict[str, float]:

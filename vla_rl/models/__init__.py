@@ -1,1 +1,3 @@
-"""Policies, one folder for each family: configuration, network, processor, checkpoint and policy class."""
+"""Policies, one folder for each family: configuration, network, processor, checkpoint and policy
+class.
+"""

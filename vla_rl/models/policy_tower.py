@@ -1,4 +1,6 @@
-"""The policy's own vision tower as SRPO's trajectory encoder: a frozen copy from the start of the run."""
+"""The policy's own vision tower as SRPO's trajectory encoder: a frozen copy from the start of the
+run.
+"""
 
 import copy
 from collections.abc import Sequence
@@ -20,9 +22,11 @@ FRAMES_PER_BATCH: Final = 32
 
 
 class PolicyTowerEncoder:
-    """A `TrajectoryEncoder`: patch features of all cameras, averaged over the patches, for each moment.
+    """A `TrajectoryEncoder`: patch features of all cameras, averaged over the patches, for each
+    moment.
 
-    It copies the tower on construction and freezes the copy, so that embeddings stay comparable while the policy is trained.
+    It copies the tower on construction and freezes the copy, so that embeddings stay comparable
+    while the policy is trained.
 
     Args:
         config: `num_frames` is the number of moments.
@@ -36,7 +40,8 @@ class PolicyTowerEncoder:
         tower = getattr(model.network, "vision_backbone", None)
         if not isinstance(tower, nn.Module):
             raise ConfigError(
-                f"EmbeddingConfig.encoder is 'policy', but {type(model).__name__} has no vision tower; "
+                f"EmbeddingConfig.encoder is 'policy', but {type(model).__name__} has no vision "
+                "tower; "
                 "expected 'pixels', 'state' or 'vjepa2'."
             )
         self._tower = copy.deepcopy(tower).eval().requires_grad_(False)
@@ -55,9 +60,16 @@ class PolicyTowerEncoder:
         return stacked(trajectories, rows)
 
     def _images(self, trajectory: Trajectory) -> torch.Tensor:
-        """Return the images as the policy's own processor makes them, uint8 [T, cameras, 3, S, S]."""
-        observations = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
-        chosen = [observations[int(index)] for index in evenly_spaced(len(observations), self._num_frames)]
+        """Return the images as the policy's own processor makes them, uint8 [T, cameras,
+        3, S, S].
+        """
+        observations = [
+            *(step.observation for step in trajectory.steps),
+            trajectory.final_observation,
+        ]
+        chosen = [
+            observations[int(index)] for index in evenly_spaced(len(observations), self._num_frames)
+        ]
         try:
             images: torch.Tensor = self._model.prepare(chosen).images
         except ValueError as error:

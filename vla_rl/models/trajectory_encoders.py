@@ -6,15 +6,19 @@ from vla_rl.algorithms import EmbeddingConfig, ObservationEncoder, TrajectoryEnc
 from vla_rl.engines import DeviceLane, PolicyModel
 
 
-def trajectory_encoder(config: EmbeddingConfig, model: PolicyModel[Any], lane: DeviceLane) -> TrajectoryEncoder:
-    """Make SRPO's encoder. Call it before the policy is trained or restored, because the encoder `policy` copies its tower.
+def trajectory_encoder(
+    config: EmbeddingConfig, model: PolicyModel[Any], lane: DeviceLane
+) -> TrajectoryEncoder:
+    """Make SRPO's encoder. Call it before the policy is trained or restored, because the encoder
+    `policy` copies its tower.
 
     Args:
         config: selects the encoder.
         model: the policy; its device is where `vjepa2` computes too.
         lane: the device lane of the run.
 
-    Raises: ConfigError for a policy without a vision tower, or a folder that is not a V-JEPA 2 checkpoint.
+    Raises: ConfigError for a policy without a vision tower, or a folder that is not a V-JEPA 2
+    checkpoint.
     """
     if config.encoder == "policy":
         from vla_rl.models.policy_tower import PolicyTowerEncoder

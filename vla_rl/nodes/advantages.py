@@ -1,7 +1,9 @@
-"""The advantage node: compute an advantage for each decision from rewards, and from values if there is a critic.
+"""The advantage node: compute an advantage for each decision from rewards, and from values if there
+is a critic.
 
-Without a critic, each agent is compared with itself: its return in an episode with its returns in the other episodes of the
-group. With one, the decisions of all agents form one sequence, in the order in which they were made.
+Without a critic, each agent is compared with itself: its return in an episode with its returns in
+the other episodes of the group. With one, the decisions of all agents form one sequence, in the
+order in which they were made.
 """
 
 from collections.abc import Sequence
@@ -22,13 +24,20 @@ def members_of(groups: Sequence[Group]) -> list[Trajectory]:
 
 
 class GroupAdvantage:
-    """The node function without a critic: writes `advantages`, float32 [decisions] for each trajectory."""
+    """The node function without a critic: writes `advantages`, float32 [decisions] for each
+    trajectory.
+    """
 
     def __init__(self, config: AdvantageConfig) -> None:
         self._estimate: AdvantageEstimator = advantage_estimator(config)
 
-    async def __call__(self, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | np.ndarray) -> NodeOutput:
-        """Return the advantages of all trajectories, group by group; an agent's use its own decisions and returns."""
+    async def __call__(
+        self, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | np.ndarray
+    ) -> NodeOutput:
+        """Return the advantages of all trajectories, group by group.
+
+        An agent's use its own decisions and returns.
+        """
         trajectories = members_of(groups)
         flat = [reward for of_group in by_group(groups, rewards) for reward in of_group]
         advantages = [np.zeros(len(trajectory.steps), np.float32) for trajectory in trajectories]
@@ -39,13 +48,21 @@ class GroupAdvantage:
             made = self._estimate(batch).per_trajectory()
             for part, advantage in zip(parts, made, strict=True):
                 advantages[part.row][list(part.decisions)] = advantage
-            informative += [bool(np.ptp(batch.rewards[rows]) > 0.0) for rows in batch.groups("the advantage node")]
-        metrics = {"advantage/groups_that_teach": float(np.mean(informative)), **_spread(np.concatenate(advantages))}
+            informative += [
+                bool(np.ptp(batch.rewards[rows]) > 0.0)
+                for rows in batch.groups("the advantage node")
+            ]
+        metrics = {
+            "advantage/groups_that_teach": float(np.mean(informative)),
+            **_spread(np.concatenate(advantages)),
+        }
         return NodeOutput(advantages, metrics=metrics)
 
 
 class CriticAdvantage:
-    """The node function with a critic: writes `advantages` and `returns`, float32 [decisions] for each trajectory."""
+    """The node function with a critic: writes `advantages` and `returns`, float32 [decisions] for
+    each trajectory.
+    """
 
     def __init__(self, config: AdvantageConfig) -> None:
         self._estimate: AdvantageEstimator = advantage_estimator(config)
@@ -66,13 +83,19 @@ class CriticAdvantage:
         )
 
 
-def reward_batch(groups: Sequence[Group], rewards: Sequence[Sequence[Reward]], judged: Sequence[Judged]) -> RewardBatch:
-    """Build the input of an estimator with a critic: one row per trajectory, one column per decision of any agent.
+def reward_batch(
+    groups: Sequence[Group], rewards: Sequence[Sequence[Reward]], judged: Sequence[Judged]
+) -> RewardBatch:
+    """Build the input of an estimator with a critic: one row per trajectory, one column per
+    decision of any agent.
 
-    A time limit truncates an episode (`judged` holds the value of the rest); success and failure end it.
+    A time limit truncates an episode (`judged` holds the value of the rest); success and failure
+    end it.
     """
     trajectories = members_of(groups)
-    pairs = list(zip(trajectories, [reward for of_group in rewards for reward in of_group], strict=True))
+    pairs = list(
+        zip(trajectories, [reward for of_group in rewards for reward in of_group], strict=True)
+    )
     return reward_batch_of(
         trajectories,
         np.array([outcome(*pair) for pair in pairs]),
@@ -83,14 +106,20 @@ def reward_batch(groups: Sequence[Group], rewards: Sequence[Sequence[Reward]], j
 
 
 def _batch_of_agent(
-    agent: str, parts: Sequence[AgentPart], trajectories: Sequence[Trajectory], rewards: Sequence[Reward]
+    agent: str,
+    parts: Sequence[AgentPart],
+    trajectories: Sequence[Trajectory],
+    rewards: Sequence[Reward],
 ) -> RewardBatch:
-    """Build the input of an estimator without a critic for one agent: one row for each episode in which it decided.
+    """Build the input of an estimator without a critic for one agent: one row for each episode in
+    which it decided.
 
     If an episode of a group is greedy, the agent's return in it is the baseline of ReMax.
     """
     own: list[Reward] = [
-        rewards[part.row] if np.ndim(rewards[part.row]) == 0 else np.asarray(rewards[part.row])[list(part.decisions)]
+        rewards[part.row]
+        if np.ndim(rewards[part.row]) == 0
+        else np.asarray(rewards[part.row])[list(part.decisions)]
         for part in parts
     ]
     greedy = {
@@ -104,9 +133,14 @@ def _batch_of_agent(
         alone,
         np.array([float(np.sum(reward)) for reward in own]),
         step_rewards=[by_decision(*pair) for pair in zip(alone, own, strict=True)],
-        greedy_rewards=np.array([greedy[group] for group in groups]) if greedy.keys() >= set(groups) else None,
+        greedy_rewards=np.array([greedy[group] for group in groups])
+        if greedy.keys() >= set(groups)
+        else None,
     )
 
 
 def _spread(advantage: np.ndarray) -> dict[str, float]:
-    return {"advantage/std": float(advantage.std()), "advantage/max": float(np.abs(advantage).max())}
+    return {
+        "advantage/std": float(advantage.std()),
+        "advantage/max": float(np.abs(advantage).max()),
+    }

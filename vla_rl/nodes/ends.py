@@ -1,4 +1,6 @@
-"""The nodes at the ends of a pipeline: the first collects groups, the last ones learn from them, save and show."""
+"""The nodes at the ends of a pipeline: the first collects groups, the last ones learn from them,
+save and show.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -59,7 +61,10 @@ class Learn:
 
     @property
     def is_between_updates(self) -> bool:
-        """Whether weights, optimizer and scheduler are at the same complete update; stays False after a failed one."""
+        """Whether weights, optimizer and scheduler are at the same complete update.
+
+        Stays False after a failed one.
+        """
         return not self._is_learning and self._learner.weight_version == self._scheduler.version
 
     async def __call__(
@@ -70,8 +75,9 @@ class Learn:
     ) -> NodeOutput:
         """Make one update; write a snapshot to save if a checkpoint is due, else None.
 
-        The policy does not change while its critic warms up, or if no episode is left to learn from. An update that has
-        started is completed even if it is cancelled, so that weights and scheduler agree about the version.
+        The policy does not change while its critic warms up, or if no episode is left to learn
+        from. An update that has started is completed even if it is cancelled, so that weights and
+        scheduler agree about the version.
 
         Args:
             groups: groups of the update.
@@ -81,13 +87,15 @@ class Learn:
         trajectories = members_of(groups)
         if len(advantages) != len(trajectories):
             raise WrongInput(
-                "advantages", f"there are {len(advantages)}, expected {len(trajectories)}, one for each episode"
+                "advantages",
+                f"there are {len(advantages)}, expected {len(trajectories)}, one for each episode",
             )
         references = None
         if reference_log_probs is not None:
             references = [log_probs for of_group in reference_log_probs for log_probs in of_group]
         update = self._update_of(trajectories, list(advantages), references)
-        self._is_learning = True  # stays True if the update raises: it may have changed half of the weights
+        # stays True if the update raises: it may have changed half of the weights
+        self._is_learning = True
         report, is_cancelled = await carried_through(update)
         self._scheduler.trained(groups, report.weight_version)
         self._is_learning, self.last_report = False, report
@@ -103,7 +111,9 @@ class Learn:
         references: list[Sequence[np.ndarray]] | None,
     ) -> Any:
         """Return the coroutine of the update, not started."""
-        kept, advantages = learnt_from(trajectories, advantages, mask_truncated=self._mask_truncated)
+        kept, advantages = learnt_from(
+            trajectories, advantages, mask_truncated=self._mask_truncated
+        )
         references = None if references is None else [references[row] for row in kept]
         if not kept or self._scheduler.version < self._warmup_updates():
             return self._learner.stand_still()
@@ -111,7 +121,9 @@ class Learn:
 
 
 class Save:
-    """The node function that prepares a checkpoint, which appears once the update's metrics are written."""
+    """The node function that prepares a checkpoint, which appears once the update's metrics are
+    written.
+    """
 
     def __init__(self, prepare: Callable[[Any], Awaitable[None]]) -> None:
         self._prepare = prepare
@@ -123,7 +135,9 @@ class Save:
 
 
 class Show:
-    """The node function that offers episodes to the recorder of videos, which picks some and returns at once."""
+    """The node function that offers episodes to the recorder of videos, which picks some and
+    returns at once.
+    """
 
     def __init__(self) -> None:
         self.offer: Callable[[int, Sequence[Trajectory]], None] | None = None

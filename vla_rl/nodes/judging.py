@@ -1,4 +1,6 @@
-"""Nodes that run other networks on episodes: the critic for values, the reference policy for log-probs."""
+"""Nodes that run other networks on episodes: the critic for values, the reference policy for
+log-probs.
+"""
 
 import asyncio
 from collections.abc import Sequence
@@ -24,15 +26,24 @@ class JudgeValues:
 
 
 class LearnValues:
-    """The node function that fits the critic to the returns of an update; once started, it is completed."""
+    """The node function that fits the critic to the returns of an update.
+
+    Once started, it is completed.
+    """
 
     def __init__(self, critic: Critic | CriticTeam) -> None:
         self._critic = critic
 
     async def __call__(
-        self, update: int, groups: Sequence[Group], judged: Sequence[Sequence[Judged]], returns: Sequence[np.ndarray]
+        self,
+        update: int,
+        groups: Sequence[Group],
+        judged: Sequence[Sequence[Judged]],
+        returns: Sequence[np.ndarray],
     ) -> NodeOutput:
-        """Fit the values; write only metrics, and none if the critic learnt from this update before a resume."""
+        """Fit the values; write only metrics, and none if the critic learnt from this update before
+        a resume.
+        """
         flat = [each for of_group in judged for each in of_group]
         learning = self._critic.update(members_of(groups), flat, returns, number=update)
         metrics, is_cancelled = await carried_through(learning)
@@ -42,7 +53,9 @@ class LearnValues:
 
 
 class ReferenceLogProbs:
-    """The node function that computes the log-probs of one group's actions under the frozen reference policy."""
+    """The node function that computes the log-probs of one group's actions under the frozen
+    reference policy.
+    """
 
     def __init__(self, reference: Reference | ReferenceTeam) -> None:
         self._reference = reference

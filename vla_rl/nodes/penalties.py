@@ -1,4 +1,6 @@
-"""Penalties that are subtracted from rewards before the advantages: for length, and for distance from the reference."""
+"""Penalties that are subtracted from rewards before the advantages: for length, and for distance
+from the reference.
+"""
 
 from collections.abc import Sequence
 
@@ -14,23 +16,34 @@ from vla_rl.types import Group, Trajectory
 
 
 class OverlongPenalty:
-    """The node function that subtracts a penalty for an episode's length in tokens from its reward."""
+    """The node function that subtracts a penalty for an episode's length in tokens from
+    its reward.
+    """
 
     def __init__(self, config: OverlongConfig) -> None:
         self._config = config
 
-    async def __call__(self, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | np.ndarray) -> NodeOutput:
-        """Return rewards by group, float [decisions] for each episode; the last decision gets the penalty."""
+    async def __call__(
+        self, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | np.ndarray
+    ) -> NodeOutput:
+        """Return rewards by group, float [decisions] for each episode.
+
+        The last decision gets the penalty.
+        """
         shaped, penalties = [], []
         for group, of_group in zip(groups, by_group(groups, rewards), strict=True):
             lengths = np.array([num_tokens(trajectory) for trajectory in group.trajectories])
             penalty = overlong_penalty(lengths, self._config)
-            rows = [by_decision(*pair).copy() for pair in zip(group.trajectories, of_group, strict=True)]
+            rows = [
+                by_decision(*pair).copy() for pair in zip(group.trajectories, of_group, strict=True)
+            ]
             for row, lost in zip(rows, penalty.tolist(), strict=True):
                 row[-1] += lost
             shaped.append(rows)
             penalties.append(penalty)
-        return NodeOutput(shaped, metrics={"reward/overlong_mean": float(np.concatenate(penalties).mean())})
+        return NodeOutput(
+            shaped, metrics={"reward/overlong_mean": float(np.concatenate(penalties).mean())}
+        )
 
 
 class KlCoefficient(msgspec.Struct, frozen=True):
@@ -49,14 +62,16 @@ class KlCoefficient(msgspec.Struct, frozen=True):
 
 
 class KlPenalty:
-    """The node function that subtracts a penalty for the distance from the reference policy from rewards.
+    """The node function that subtracts a penalty for the distance from the reference policy from
+    rewards.
 
-    Its only state is the coefficient, which may adapt from update to update. An update that is made again, such as after a
-    resume, uses the same coefficient again.
+    Its only state is the coefficient, which may adapt from update to update. An update that is made
+    again, such as after a resume, uses the same coefficient again.
 
     Args:
         config: coefficient, and how it adapts.
-        max_staleness: the run's. Up to this many updates may be rewarded ahead of a checkpoint; a resume makes them again.
+        max_staleness: the run's. Up to this many updates may be rewarded ahead of a checkpoint; a
+            resume makes them again.
     """
 
     def __init__(self, config: KlRewardConfig, max_staleness: int) -> None:
@@ -70,15 +85,24 @@ class KlPenalty:
         rewards: Sequence[Sequence[Reward]] | np.ndarray,
         reference_log_probs: Sequence[Sequence[Sequence[np.ndarray]]],
     ) -> NodeOutput:
-        """Return rewards by group, float [decisions] for each episode; each decision gets the penalty of its own tokens."""
+        """Return rewards by group, float [decisions] for each episode.
+
+        Each decision gets the penalty of its own tokens.
+        """
         earlier, coef = self._coefs_until(update)
         shaped, sums, counts = [], [], []
-        for group, of_group, references in zip(groups, by_group(groups, rewards), reference_log_probs, strict=True):
+        for group, of_group, references in zip(
+            groups, by_group(groups, rewards), reference_log_probs, strict=True
+        ):
             rows = []
-            for trajectory, reward, reference in zip(group.trajectories, of_group, references, strict=True):
+            for trajectory, reward, reference in zip(
+                group.trajectories, of_group, references, strict=True
+            ):
                 kl = decision_kl(trajectory, reference)
                 everywhere = np.ones((1, len(kl)), bool)
-                row, _ = penalised_rewards(by_decision(trajectory, reward)[None], kl[None], everywhere, coef)
+                row, _ = penalised_rewards(
+                    by_decision(trajectory, reward)[None], kl[None], everywhere, coef
+                )
                 rows.append(row[0])
                 sums.append(float(kl.sum()))
                 counts.append(num_tokens(trajectory))
@@ -105,7 +129,8 @@ class KlPenalty:
 
 
 def decision_kl(trajectory: Trajectory, reference: Sequence[np.ndarray]) -> np.ndarray:
-    """Sum log pi_behavior - log pi_reference over the executed tokens of each decision, an estimate of the KL (k1).
+    """Sum log pi_behavior - log pi_reference over the executed tokens of each decision, an estimate
+    of the KL (k1).
 
     Args:
         trajectory: episode with the log-probs of the weights that acted.
@@ -121,8 +146,10 @@ def decision_kl(trajectory: Trajectory, reference: Sequence[np.ndarray]) -> np.n
     bad = np.flatnonzero(~np.isfinite(kl))
     if len(bad):
         raise ValueError(
-            f"the distance of decision {bad[0]} of episode {trajectory.episode.episode_id} from the reference policy is "
-            f"{kl[bad[0]]}, expected a finite number; check the log-probs of the reference and of the engine."
+            f"the distance of decision {bad[0]} of episode {trajectory.episode.episode_id} from "
+            "the reference policy is "
+            f"{kl[bad[0]]}, expected a finite number; check the log-probs of the reference and of "
+            "the engine."
         )
     return kl
 

@@ -3,8 +3,9 @@
     reward    (trajectory) -> number, or float [decisions]; plain or async
     manager   async (group, reward) -> one reward for each member, in order
 
-Both are selected by name, or as `"module:function"` for your own. Rewards are computed group by group, while others still
-run. If several agents share an episode, a reward by decision belongs to the agent that decided, a single number to each.
+Both are selected by name, or as `"module:function"` for your own. Rewards are computed group by
+group, while others still run. If several agents share an episode, a reward by decision belongs to
+the agent that decided, a single number to each.
 """
 
 import asyncio
@@ -23,7 +24,8 @@ from vla_rl.types import DEFAULT_AGENT, Config, Group, Trajectory, agents_of, pa
 T = TypeVar("T")
 
 Reward: TypeAlias = float | np.ndarray
-"""Reward of one episode: one number, for the last decision (of each agent), or float [decisions]."""
+"""Reward of one episode: one number, for the last decision (of each agent), or float
+[decisions]."""
 
 RewardFunction: TypeAlias = Callable[[Trajectory], Reward | Awaitable[Reward]]
 RewardManager: TypeAlias = Callable[[Group, RewardFunction], Awaitable[Sequence[Reward]]]
@@ -36,16 +38,19 @@ class RewardConfig(Config, frozen=True, kw_only=True):
     """The reward, and how it is applied to a group."""
 
     function: str = "environment"
-    """`environment`: the environment's reward for each decision; `success`: 1 if the task was solved, else 0; or your own
-    "module:function", which takes a trajectory and returns a number."""
+    """`environment`: the environment's reward for each decision; `success`: 1 if the task was
+    solved, else 0; or your own "module:function", which takes a trajectory and returns a number."""
 
     manager: str = "each"
-    """`each`: reward the episodes of a group one after the other, in the event loop; `threads`: at the same time in threads,
-    for functions that block; or your own "module:function", which takes a group and the reward."""
+    """`each`: reward the episodes of a group one after the other, in the event loop; `threads`: at
+    the same time in threads, for functions that block; or your own "module:function", which takes a
+    group and the reward."""
 
 
 def environment(trajectory: Trajectory) -> np.ndarray:
-    """Return the undiscounted sum of rewards over the control steps of each decision: float32 [decisions]."""
+    """Return the undiscounted sum of rewards over the control steps of each decision: float32
+    [decisions].
+    """
     return np.array([step.rewards.sum() for step in trajectory.steps], np.float32)
 
 
@@ -55,7 +60,10 @@ def success(trajectory: Trajectory) -> float:
 
 
 async def each(group: Group, reward: RewardFunction) -> list[Reward]:
-    """Reward the episodes one after the other. An async reward may wait without blocking the event loop."""
+    """Reward the episodes one after the other.
+
+    An async reward may wait without blocking the event loop.
+    """
     rewards: list[Reward] = []
     for trajectory in group.trajectories:
         value = reward(trajectory)
@@ -64,9 +72,15 @@ async def each(group: Group, reward: RewardFunction) -> list[Reward]:
 
 
 async def threads(group: Group, reward: RewardFunction) -> list[Reward]:
-    """Reward all episodes at the same time, in threads; raise the first error after all have ended."""
+    """Reward all episodes at the same time, in threads.
+
+    Raise the first error after all have ended.
+    """
     if inspect.iscoroutinefunction(reward):
-        raise ConfigError("the reward manager 'threads' is for plain functions, and this reward is async; use 'each'.")
+        raise ConfigError(
+            "the reward manager 'threads' is for plain functions, and this reward "
+            "is async; use 'each'."
+        )
     room = asyncio.Semaphore(MAX_THREADS)
 
     async def one(trajectory: Trajectory) -> Reward:
@@ -76,16 +90,23 @@ async def threads(group: Group, reward: RewardFunction) -> list[Reward]:
         return value
 
     async with asyncio.TaskGroup() as tasks:
-        made = [tasks.create_task(one(trajectory), name="reward") for trajectory in group.trajectories]
+        made = [
+            tasks.create_task(one(trajectory), name="reward") for trajectory in group.trajectories
+        ]
     return [task.result() for task in made]
 
 
-REWARDS: Final = MappingProxyType[str, RewardFunction]({"environment": environment, "success": success})
+REWARDS: Final = MappingProxyType[str, RewardFunction](
+    {"environment": environment, "success": success}
+)
 MANAGERS: Final = MappingProxyType[str, RewardManager]({"each": each, "threads": threads})
 
 
 class GroupReward:
-    """The node function that rewards one group. Raises: ConfigError, when it is made, for an unknown name."""
+    """The node function that rewards one group.
+
+    Raises: ConfigError, when it is made, for an unknown name.
+    """
 
     def __init__(self, config: RewardConfig) -> None:
         self._reward = named(REWARDS, config.function, "reward")
@@ -94,15 +115,16 @@ class GroupReward:
     async def __call__(self, group: Group) -> NodeOutput:
         """Return one reward for each episode.
 
-        Raises: ValueError, naming the episode, if a reward is not finite; EnvError if the reward is `success` and the
-        environment does not report success.
+        Raises: ValueError, naming the episode, if a reward is not finite; EnvError if the reward is
+        `success` and the environment does not report success.
         """
         if self._reward is success:
             require_known_success(group, "reward.function is 'success'")
         rewards = list(await self._manager(group, self._reward))
         if len(rewards) != len(group.trajectories):
             raise ValueError(
-                f"the reward manager returned {len(rewards)} rewards for {len(group.trajectories)} episodes."
+                f"the reward manager returned {len(rewards)} rewards for "
+                f"{len(group.trajectories)} episodes."
             )
         for trajectory, reward in zip(group.trajectories, rewards, strict=True):
             check_reward(trajectory, reward)
@@ -117,7 +139,10 @@ class GroupReward:
 
 
 def named(table: Mapping[str, T], name: str, kind: str) -> T:
-    """Return `table[name]`, or the function that `"module:function"` names. Raises: ConfigError with the nearest match."""
+    """Return `table[name]`, or the function that `"module:function"` names.
+
+    Raises: ConfigError with the nearest match.
+    """
     if not is_function_path(name):
         return chosen(table, name, kind)
     found: T = load_function(name, kind)
@@ -130,7 +155,9 @@ def outcome(trajectory: Trajectory, reward: Reward) -> float:
 
 
 def outcomes_by_agent(trajectory: Trajectory, reward: Reward) -> dict[str, float]:
-    """Return each agent's total reward by name: a single number counts for every agent, a decision's for its agent."""
+    """Return each agent's total reward by name: a single number counts for every agent, a
+    decision's for its agent.
+    """
     agents = agents_of([trajectory])
     if np.ndim(reward) == 0:
         return dict.fromkeys(agents, float(reward))
@@ -139,17 +166,21 @@ def outcomes_by_agent(trajectory: Trajectory, reward: Reward) -> dict[str, float
 
 
 def check_reward(trajectory: Trajectory, reward: Reward) -> None:
-    """Raise ValueError, naming the episode, unless the reward is one finite number or one for each decision."""
+    """Raise ValueError, naming the episode, unless the reward is one finite number or one for each
+    decision.
+    """
     values = np.asarray(reward)
     if values.shape not in ((), (len(trajectory.steps),)) or not np.isfinite(values).all():
         raise ValueError(
-            f"the reward of episode {trajectory.episode.episode_id} ({trajectory.episode.task}) is {reward}, expected a "
+            f"the reward of episode {trajectory.episode.episode_id} ({trajectory.episode.task}) "
+            f"is {reward}, expected a "
             f"finite number, or {len(trajectory.steps)} of them, one for each decision."
         )
 
 
 def require_known_success(group: Group, wanted_by: str) -> None:
-    """Raise EnvError if the environment ended an episode of the group and none has `is_success` in its info.
+    """Raise EnvError if the environment ended an episode of the group and none has `is_success` in
+    its info.
 
     Args:
         group: the episodes.
@@ -160,14 +191,19 @@ def require_known_success(group: Group, wanted_by: str) -> None:
         member.is_success_known for member in members
     ):
         raise EnvError(
-            f"{wanted_by}, but no episode of {group.task} (environment {members[0].episode.env.id}) in group "
-            f"{group.group_id} has 'is_success' in its info; set info['is_success'] in every last step of the "
+            f"{wanted_by}, but no episode of {group.task} (environment "
+            f"{members[0].episode.env.id}) in group "
+            f"{group.group_id} has 'is_success' in its info; set info['is_success'] in every last "
+            "step of the "
             "environment (train_toy: --success-return), or reward and filter by the return"
         )
 
 
 def by_decision(trajectory: Trajectory, reward: Reward) -> np.ndarray:
-    """Return the reward of each decision, float64 [decisions]; a single number goes to the last decision of each agent."""
+    """Return the reward of each decision, float64 [decisions].
+
+    A single number goes to the last decision of each agent.
+    """
     values = np.asarray(reward, np.float64)
     if values.ndim == 1:
         return values
@@ -180,9 +216,11 @@ def by_decision(trajectory: Trajectory, reward: Reward) -> np.ndarray:
 def by_group(
     groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | Sequence[float] | np.ndarray
 ) -> list[list[Reward]]:
-    """Return the rewards of each group; a flat array or list [N] over all episodes of the update is split by group.
+    """Return the rewards of each group; a flat array or list [N] over all episodes of the update is
+    split by group.
 
-    Raises: WrongInput if their number is wrong, or if one does not fit its episode or is not finite.
+    Raises: WrongInput if their number is wrong, or if one does not fit its episode or is not
+    finite.
     """
     sizes = [len(group.trajectories) for group in groups]
     found = _as_groups(sizes, rewards)
@@ -196,30 +234,43 @@ def by_group(
 
 
 def _as_groups(sizes: list[int], rewards: Any) -> list[list[Reward]]:
-    is_flat = isinstance(rewards, np.ndarray) or all(isinstance(reward, (float, int, np.number)) for reward in rewards)
+    is_flat = isinstance(rewards, np.ndarray) or all(
+        isinstance(reward, (float, int, np.number)) for reward in rewards
+    )
     if is_flat:
         flat = np.asarray(rewards)
         if flat.shape != (sum(sizes),):
             raise WrongInput(
-                "rewards", f"its shape is {list(flat.shape)}, expected [{sum(sizes)}], one reward for each episode"
+                "rewards",
+                f"its shape is {list(flat.shape)}, expected [{sum(sizes)}], one reward "
+                "for each episode",
             )
         return [list(of_group) for of_group in np.split(flat, np.cumsum(sizes)[:-1])]
     found = [list(of_group) for of_group in rewards]
     if [len(of_group) for of_group in found] != sizes:
         lengths = [len(of_group) for of_group in found]
-        raise WrongInput("rewards", f"its groups have {lengths} rewards, expected {sizes}, one for each episode")
+        raise WrongInput(
+            "rewards", f"its groups have {lengths} rewards, expected {sizes}, one for each episode"
+        )
     return found
 
 
 def _metrics_by_agent(group: Group, rewards: Sequence[Reward]) -> dict[str, float]:
-    """Return metrics of each named agent: its mean reward (`reward/solver/mean`), and the success rate of its episodes."""
+    """Return metrics of each named agent: its mean reward (`reward/solver/mean`), and the success
+    rate of its episodes.
+    """
     metrics = {}
     for agent in agents_of(group.trajectories):
         if agent == DEFAULT_AGENT:
             continue
         parts = parts_of(group.trajectories, agent)
-        earned = [outcomes_by_agent(group.trajectories[part.row], rewards[part.row])[agent] for part in parts]
+        earned = [
+            outcomes_by_agent(group.trajectories[part.row], rewards[part.row])[agent]
+            for part in parts
+        ]
         metrics[f"reward/{agent}/mean"] = float(np.mean(earned))
         if any(part.trajectory.is_success_known for part in parts):
-            metrics[f"reward/{agent}/success_rate"] = float(np.mean([part.trajectory.is_success for part in parts]))
+            metrics[f"reward/{agent}/success_rate"] = float(
+                np.mean([part.trajectory.is_success for part in parts])
+            )
     return metrics

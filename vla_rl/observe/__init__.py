@@ -1,7 +1,16 @@
-"""The output of a run: its directory, metrics, a live view, videos, a summary, a memory estimate."""
+"""The output of a run: its directory, metrics, a live view, videos, a summary, a memory
+estimate.
+"""
 
 from vla_rl.observe.live_view import LiveView, update_line
-from vla_rl.observe.memory import GpuMemory, MemoryItem, available_bytes, gpu_memory, memory_table, resident_bytes
+from vla_rl.observe.memory import (
+    GpuMemory,
+    MemoryItem,
+    available_bytes,
+    gpu_memory,
+    memory_table,
+    resident_bytes,
+)
 from vla_rl.observe.metrics import MetricLog, Sink, read_metrics
 from vla_rl.observe.progress import RunProgress, Snapshot, TaskTally
 from vla_rl.observe.run_directory import RunDirectory

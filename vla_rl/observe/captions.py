@@ -6,7 +6,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_SIDE = 256
-"""Smaller images are enlarged by a whole factor to at least this height and width, so that text can be read."""
+"""Smaller images are enlarged by a whole factor to at least this height and width, so that text can
+be read."""
 
 TITLE_LINES = 2
 LINE_HEIGHT = 18
@@ -19,10 +20,12 @@ def with_caption(image: NDArray[np.uint8], title: str, status: str) -> NDArray[n
 
     Args:
         image: uint8 [H, W, 3].
-        title: wrapped to the width and cut off after two lines; characters outside ASCII are shown as '?'.
+        title: wrapped to the width and cut off after two lines; characters outside ASCII are shown
+            as '?'.
         status: the last line, cut off at the width.
 
-    Returns: uint8 [H', W', 3] with even H' and W', as video codecs require; the size does not depend on the text.
+    Returns: uint8 [H', W', 3] with even H' and W', as video codecs require; the size does not
+    depend on the text.
     """
     import cv2  # slow to import, needed only to write videos
 

@@ -1,7 +1,8 @@
 """The live view of a run: a table in a terminal, one line an update anywhere else.
 
-In a terminal a thread of rich's renders a few times a second; the loop only changes counters. Elsewhere `after_update`
-prints one line. If an environment never reports success, one more line reports that, once.
+In a terminal a thread of rich's renders a few times a second; the loop only changes counters.
+Elsewhere `after_update` prints one line. If an environment never reports success, one more line
+reports that, once.
 """
 
 import datetime
@@ -45,7 +46,9 @@ class LiveView:
         self._has_noted = False
         self._live: Live | None = None
         if self._console.is_terminal:
-            self._live = Live(get_renderable=self._render, console=self._console, refresh_per_second=refresh_hz)
+            self._live = Live(
+                get_renderable=self._render, console=self._console, refresh_per_second=refresh_hz
+            )
 
     def __enter__(self) -> "LiveView":
         if self._live is not None:
@@ -57,7 +60,9 @@ class LiveView:
             self._live.stop()
 
     def after_update(self) -> None:
-        """Print the line of an update, unless a terminal's table shows it, and once the tasks whose success is unknown."""
+        """Print the line of an update, unless a terminal's table shows it, and once the tasks whose
+        success is unknown.
+        """
         snapshot = self._progress.snapshot()
         if self._live is None:
             self._console.print(Text(update_line(snapshot)), soft_wrap=True)
@@ -88,7 +93,10 @@ def update_line(snapshot: Snapshot) -> str:
 
 
 def unknown_success(tasks: Mapping[str, TaskTally]) -> str | None:
-    """Return the line that names the tasks whose success is unknown, and the remedy; None if there are none."""
+    """Return the line that names the tasks whose success is unknown, and the remedy.
+
+    None if there are none.
+    """
     unknown = [task for task, tally in tasks.items() if not tally.is_success_known]
     if not unknown:
         return None
@@ -96,8 +104,10 @@ def unknown_success(tasks: Mapping[str, TaskTally]) -> str | None:
         f" and {len(unknown) - MAX_TASKS} more" if len(unknown) > MAX_TASKS else ""
     )
     return (
-        f"success is shown as '-': no episode of {named} has had 'is_success' in its info so far; watch its "
-        "return, or set info['is_success'] in the environment's last step (train_toy: --success-return)"
+        f"success is shown as '-': no episode of {named} has had 'is_success' in its info so far; "
+        "watch its "
+        "return, or set info['is_success'] in the environment's last step (train_toy: "
+        "--success-return)"
     )
 
 
@@ -107,7 +117,9 @@ def live_table(snapshot: Snapshot, waits: Sequence[Wait], now_s: float) -> Group
     bar = ProgressBar(total=max(snapshot.num_updates, 1), completed=snapshot.update, width=40)
     figures.add_row("update", f"{snapshot.update}/{snapshot.num_updates}", bar)
     figures.add_row("time", _duration(snapshot.elapsed_s), f"eta {_duration(snapshot.eta_s)}")
-    figures.add_row("episodes", f"{snapshot.num_episodes:,}", f"success {share(snapshot.success_rate)} (recent)")
+    figures.add_row(
+        "episodes", f"{snapshot.num_episodes:,}", f"success {share(snapshot.success_rate)} (recent)"
+    )
     figures.add_row("return", figure(snapshot.mean_return), "(recent)")
     busy = share(snapshot.policy_busy_share)
     figures.add_row("env steps/s", f"{snapshot.env_steps_per_s:,.1f}", f"policy busy {busy}")
@@ -127,7 +139,9 @@ def _node_table(snapshot: Snapshot) -> Table:
     longest = max(max(snapshot.node_seconds.values()), 1e-9)
     table = Table.grid(padding=(0, 2))
     for node, seconds in snapshot.node_seconds.items():
-        table.add_row(f"  {node}", f"{seconds:.2f} s", ProgressBar(total=longest, completed=seconds, width=30))
+        table.add_row(
+            f"  {node}", f"{seconds:.2f} s", ProgressBar(total=longest, completed=seconds, width=30)
+        )
     return table
 
 

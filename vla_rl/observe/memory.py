@@ -1,4 +1,7 @@
-"""The memory that is available, and an estimate of what a run needs; `--dry-run` prints both before anything starts."""
+"""The memory that is available, and an estimate of what a run needs.
+
+`--dry-run` prints both before anything starts.
+"""
 
 import shutil
 import subprocess
@@ -40,7 +43,10 @@ def available_bytes() -> int:
 
 
 def resident_bytes(pid: int | None = None) -> int:
-    """Return the resident bytes of a process (None: this one) and its descendants; shared pages count for each."""
+    """Return the resident bytes of a process (None: this one) and its descendants.
+
+    Shared pages count for each.
+    """
     process = psutil.Process(pid)
     total = 0
     for member in (process, *process.children(recursive=True)):
@@ -55,7 +61,11 @@ def gpu_memory() -> list[GpuMemory]:
     """Return the memory of each NVIDIA GPU as `nvidia-smi` reports it; empty if there is none."""
     if shutil.which("nvidia-smi") is None:
         return []
-    command = ["nvidia-smi", "--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits"]
+    command = [
+        "nvidia-smi",
+        "--query-gpu=name,memory.total,memory.free",
+        "--format=csv,noheader,nounits",
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -64,7 +74,10 @@ def gpu_memory() -> list[GpuMemory]:
 
 
 def parse_gpu_memory(text: str) -> list[GpuMemory]:
-    """Parse lines of `name, MiB in all, MiB free`; a GPU that does not report its memory is left out."""
+    """Parse lines of `name, MiB in all, MiB free`.
+
+    A GPU that does not report its memory is left out.
+    """
     gpus = []
     for line in text.splitlines():
         name, _, numbers = line.partition(", ")
@@ -75,11 +88,18 @@ def parse_gpu_memory(text: str) -> list[GpuMemory]:
 
 
 def memory_table(title: str, items: Sequence[MemoryItem], available: int) -> Table:
-    """Return an estimate as a table: each item, the sum, and the available memory, marked if the sum does not fit."""
+    """Return an estimate as a table: each item, the sum, and the available memory, marked if the
+    sum does not fit.
+    """
     total = sum(item.total_bytes for item in items)
     table = Table("what", "each", "count", "GiB", title=title, show_footer=True)
     for item in items:
-        table.add_row(item.name, f"{item.bytes_each / GIB:.3f}", str(item.count), f"{item.total_bytes / GIB:.2f}")
+        table.add_row(
+            item.name,
+            f"{item.bytes_each / GIB:.3f}",
+            str(item.count),
+            f"{item.total_bytes / GIB:.2f}",
+        )
     verdict = "fits in" if total <= available else "DOES NOT FIT in"
     table.columns[0].footer = f"in all; {verdict} the {available / GIB:.2f} GiB available"
     table.columns[3].footer = f"{total / GIB:.2f}"

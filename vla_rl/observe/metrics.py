@@ -1,7 +1,8 @@
 """Metrics of a run, by update, written to each of its sinks.
 
-Keys read like paths: `rollout/success_rate`, `train/loss`, `env/steps_per_s`, `time/update_s`. A sink that fails is reported
-once; the metrics it missed are kept and written when it works again, so a full disk does not stop the run.
+Keys read like paths: `rollout/success_rate`, `train/loss`, `env/steps_per_s`, `time/update_s`. A
+sink that fails is reported once; the metrics it missed are kept and written when it works again, so
+a full disk does not stop the run.
 """
 
 import logging
@@ -26,7 +27,10 @@ _KEY = re.compile(r"[^/]+(/[^/]+)+")
 
 
 class Sink(Protocol):
-    """A destination of metrics. `write` may raise any error; after an OSError the same update is tried again later."""
+    """A destination of metrics.
+
+    `write` may raise any error; after an OSError the same update is tried again later.
+    """
 
     def write(self, update: int, wall_time_s: float, values: Mapping[str, float]) -> None:
         """Write the values of one update, all or none."""
@@ -48,7 +52,8 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class MetricLog:
-    """Writes each update's metrics to all sinks. Use as a context manager, from one thread; a write takes about 1 ms.
+    """Writes each update's metrics to all sinks. Use as a context manager, from one thread; a write
+    takes about 1 ms.
 
     Args:
         sinks: the destinations of the metrics.
@@ -61,18 +66,27 @@ class MetricLog:
         self._outlets = [*([] if self._lines is None else [self._lines]), *map(_outlet, sinks)]
 
     @classmethod
-    def open(cls, run: RunDirectory, wandb_project: str | None = None, *, resumed_at: int | None = None) -> "MetricLog":
-        """Open the log of a run: `metrics.jsonl`, TensorBoard and, if a project is named, Weights & Biases.
+    def open(
+        cls, run: RunDirectory, wandb_project: str | None = None, *, resumed_at: int | None = None
+    ) -> "MetricLog":
+        """Open the log of a run: `metrics.jsonl`, TensorBoard and, if a project is named, Weights &
+        Biases.
 
-        A run that was resumed at an update repeats the later ones: their old lines are set aside first.
+        A run that was resumed at an update repeats the later ones: their old lines are set aside
+        first.
 
-        Raises: ConfigError if a wandb project is named and wandb is not installed; OSError if lines cannot be set aside.
+        Raises: ConfigError if a wandb project is named and wandb is not installed; OSError if lines
+        cannot be set aside.
         """
         if resumed_at is not None:
             set_aside_lines(run.metrics, partial(_is_of, last=resumed_at))
         sinks: list[Sink] = [TensorBoardSink(run.tensorboard, resumed_at=resumed_at)]
         if wandb_project is not None:
-            sinks.append(WandbSink(wandb_project, run.path.name, msgspec.json.decode(run.config.read_bytes())))
+            sinks.append(
+                WandbSink(
+                    wandb_project, run.path.name, msgspec.json.decode(run.config.read_bytes())
+                )
+            )
         return cls(sinks, JsonlSink(run.metrics))
 
     def __enter__(self) -> "MetricLog":
@@ -84,7 +98,8 @@ class MetricLog:
     def write(self, update: int, values: Mapping[str, float]) -> None:
         """Write the metrics of one update; values are anything that `float` accepts.
 
-        Raises: ConfigError for a key without a namespace; the other metrics are written, so that the update has its line.
+        Raises: ConfigError for a key without a namespace; the other metrics are written, so that
+        the update has its line.
         """
         known = {key: float(value) for key, value in values.items() if _KEY.fullmatch(key)}
         measured = Measured(update, time.time(), known)
@@ -93,13 +108,15 @@ class MetricLog:
         for key in values:
             if key not in known:
                 raise ConfigError(
-                    f"metric key is {key!r}, expected a path such as 'train/loss'; put a namespace before it."
+                    f"metric key is {key!r}, expected a path such as 'train/loss'; put a "
+                    "namespace before it."
                 )
 
     def secured(self) -> bytes:
         """Sync the lines so far to disk. Return the lines that could not be written to the file.
 
-        A checkpoint that holds these is complete: every update in it has its line somewhere on disk.
+        A checkpoint that holds these is complete: every update in it has its line somewhere on
+        disk.
         """
         assert self._file is not None
         assert self._lines is not None
@@ -108,10 +125,14 @@ class MetricLog:
             self._file.sync()
         except OSError as error:
             logger.warning("the lines of metrics may not have reached the disk: %s", error)
-        return b"".join(as_line(each.update, each.wall_time_s, each.values) for each in self._lines.waiting)
+        return b"".join(
+            as_line(each.update, each.wall_time_s, each.values) for each in self._lines.waiting
+        )
 
     def add_missing(self, lines: bytes, path: Path) -> None:
-        """Write those of `lines`, as `secured` returned them, whose updates are missing in the file of record at `path`."""
+        """Write those of `lines`, as `secured` returned them, whose updates are missing in the file
+        of record at `path`.
+        """
         assert self._lines is not None
         present = {line["update"] for line in read_metrics(path)} if path.exists() else set()
         for line in lines.splitlines():
@@ -121,7 +142,10 @@ class MetricLog:
                 self._lines.put(f"update {update}", Measured(update, wall_time_s, values))
 
     def close(self) -> None:
-        """Write the metrics that wait, and close all sinks; a sink that fails to close is reported."""
+        """Write the metrics that wait, and close all sinks.
+
+        A sink that fails to close is reported.
+        """
         while self._outlets:
             self._outlets.pop().close()
 
@@ -135,7 +159,8 @@ def _write(sink: Sink, measured: Measured) -> None:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a `metrics.jsonl`, one an update, in order of updates; the later of two lines of one update counts.
+    """Read the lines of a `metrics.jsonl`, one an update, in order of updates; the later of two
+    lines of one update counts.
 
     Lines that cannot be read are left out, with one warning that counts them.
     """
@@ -148,7 +173,9 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
         else:
             by_update[values["update"]] = values
     if num_damaged:
-        logger.warning("%s: %d lines are not the metrics of an update and are left out", path, num_damaged)
+        logger.warning(
+            "%s: %d lines are not the metrics of an update and are left out", path, num_damaged
+        )
     return [by_update[update] for update in sorted(by_update)]
 
 

@@ -23,11 +23,24 @@ def encode_mp4(path: Path, frames: Iterator[NDArray[np.uint8]], frames_per_s: fl
 
     first = next(frames)
     height, width, _ = first.shape
-    source = ["-f", "rawvideo", "-pix_fmt", "rgb24", "-s", f"{width}x{height}", "-r", f"{frames_per_s}", "-i", "-"]
+    source = [
+        "-f",
+        "rawvideo",
+        "-pix_fmt",
+        "rgb24",
+        "-s",
+        f"{width}x{height}",
+        "-r",
+        f"{frames_per_s}",
+        "-i",
+        "-",
+    ]
     target = ["-c:v", "libx264", "-pix_fmt", "yuv420p", "-threads", "1", "-f", "mp4", str(path)]
     command = [get_ffmpeg_exe(), "-loglevel", "error", "-y", *source, *target]
     # its own session: Ctrl-C stops the run, which then lets its videos finish
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True) as ffmpeg:
+    with subprocess.Popen(
+        command, stdin=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    ) as ffmpeg:
         try:
             _feed(ffmpeg, first, frames)
             _, words = ffmpeg.communicate()
@@ -35,21 +48,27 @@ def encode_mp4(path: Path, frames: Iterator[NDArray[np.uint8]], frames_per_s: fl
             ffmpeg.kill()
             assert ffmpeg.stdin is not None
             with contextlib.suppress(BrokenPipeError):
-                ffmpeg.stdin.close()  # flushing to a dead reader fails, and would hide ffmpeg's own error
+                # flushing to a dead reader fails, and would hide ffmpeg's own error
+                ffmpeg.stdin.close()
             raise
     if ffmpeg.returncode != 0:
         raise OSError(
-            f"ffmpeg could not write {path} (exit code {ffmpeg.returncode}): {words.decode(errors='replace').strip()}"
+            f"ffmpeg could not write {path} (exit code {ffmpeg.returncode}): "
+            f"{words.decode(errors='replace').strip()}"
         )
 
 
-def _feed(ffmpeg: "subprocess.Popen[bytes]", first: NDArray[np.uint8], rest: Iterator[NDArray[np.uint8]]) -> None:
+def _feed(
+    ffmpeg: "subprocess.Popen[bytes]", first: NDArray[np.uint8], rest: Iterator[NDArray[np.uint8]]
+) -> None:
     assert ffmpeg.stdin is not None
     try:
         ffmpeg.stdin.write(first.tobytes())
         for index, frame in enumerate(rest, start=1):
             if frame.shape != first.shape:
-                raise ValueError(f"frame {index} is {frame.shape}, expected {first.shape} like the first.")
+                raise ValueError(
+                    f"frame {index} is {frame.shape}, expected {first.shape} like the first."
+                )
             ffmpeg.stdin.write(frame.tobytes())
     except BrokenPipeError:
         return  # ffmpeg failed; its exit code and output tell why

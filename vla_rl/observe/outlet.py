@@ -1,7 +1,8 @@
-"""Outputs of a run that may fail without ending it: the first of several failures is reported, and so is their end.
+"""Outputs of a run that may fail without ending it: the first of several failures is reported, and
+so is their end.
 
-A full disk must never end a run. Records that an `Outlet` could not write wait in memory, in order, and are tried again with
-the next record. Things whose failure a `FailureStreak` reports are lost.
+A full disk must never end a run. Records that an `Outlet` could not write wait in memory, in order,
+and are tried again with the next record. Things whose failure a `FailureStreak` reports are lost.
 """
 
 import logging
@@ -22,7 +23,8 @@ MOST_WAITING: Final = 1000
 
 
 class FailureStreak:
-    """Reports the first of several failures in a row in one line, counts them, and reports their end.
+    """Reports the first of several failures in a row in one line, counts them, and reports their
+    end.
 
     Args:
         what: the action that fails, as the subject of a sentence.
@@ -52,9 +54,11 @@ class FailureStreak:
 
 
 class Outlet(Generic[RecordT]):
-    """Writes records in their order and never raises. A record that cannot be written (OSError) waits for the next one.
+    """Writes records in their order and never raises. A record that cannot be written (OSError)
+    waits for the next one.
 
-    A record that fails with another error would fail again, and is left out. Use it from one thread at a time.
+    A record that fails with another error would fail again, and is left out. Use it from one thread
+    at a time.
 
     Args:
         name: the name of the output, for the warnings.
@@ -82,7 +86,10 @@ class Outlet(Generic[RecordT]):
         return [record for _, record in self._waiting]
 
     def put(self, which: str, record: RecordT) -> None:
-        """Write a record after those that wait; `which` names it in warnings, such as "update 3"."""
+        """Write a record after those that wait.
+
+        `which` names it in warnings, such as "update 3".
+        """
         self._waiting.append((which, record))
         self.flush()
         if len(self._waiting) > self._most_waiting:
@@ -90,7 +97,8 @@ class Outlet(Generic[RecordT]):
             if not self._is_overfull:
                 self._is_overfull = True
                 logger.warning(
-                    "%s: %d records wait, which is the most that are kept: %s is left out, and with each new record "
+                    "%s: %d records wait, which is the most that are kept: %s is left out, and "
+                    "with each new record "
                     "the oldest",
                     self._name,
                     self._most_waiting,
@@ -106,7 +114,8 @@ class Outlet(Generic[RecordT]):
             except OSError as error:
                 self._late.failed(which, error)
                 return
-            except Exception as error:  # a back end may raise any error; the run continues without it
+            except Exception as error:
+                # a back end may raise any error; the run continues without it
                 self._lost.failed(which, error)
             else:
                 self._lost.worked()
@@ -115,7 +124,10 @@ class Outlet(Generic[RecordT]):
         self._is_overfull = False
 
     def close(self) -> None:
-        """Write the records that wait, if there is room now, and close; records that are lost are reported."""
+        """Write the records that wait, if there is room now, and close.
+
+        Records that are lost are reported.
+        """
         self.flush()
         if self._waiting:
             logger.warning(
@@ -127,4 +139,6 @@ class Outlet(Generic[RecordT]):
         try:
             self._close()
         except Exception as error:  # the others still have to be closed
-            logger.warning("%s failed to close, its last records may be lost: %r", self._name, error)
+            logger.warning(
+                "%s failed to close, its last records may be lost: %r", self._name, error
+            )

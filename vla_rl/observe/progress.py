@@ -1,6 +1,7 @@
 """The progress of a run: counters and rates for the live view, the summary and the metrics.
 
-The loop writes it and the rendering thread reads it; every access takes one short lock. It does not depend on a terminal.
+The loop writes it and the rendering thread reads it; every access takes one short lock. It does not
+depend on a terminal.
 """
 
 import threading
@@ -22,7 +23,8 @@ class TaskTally:
     """Sum of the undiscounted returns."""
 
     is_success_known: bool = False
-    """Whether the info of any episode had the key `is_success`. If not, the success counts mean nothing."""
+    """Whether the info of any episode had the key `is_success`. If not, the success counts mean
+    nothing."""
 
     @property
     def success_rate(self) -> float | None:
@@ -37,7 +39,12 @@ class TaskTally:
     @classmethod
     def of(cls, trajectory: Trajectory) -> "TaskTally":
         """Return the tally of one episode."""
-        return cls(1, int(trajectory.is_success), trajectory.undiscounted_return, trajectory.is_success_known)
+        return cls(
+            1,
+            int(trajectory.is_success),
+            trajectory.undiscounted_return,
+            trajectory.is_success_known,
+        )
 
     def __add__(self, other: "TaskTally") -> "TaskTally":
         """Return the sum of both tallies."""
@@ -65,7 +72,8 @@ class Snapshot:
 
     num_episodes: int
     success_rate: float | None
-    """Success rate of the most recent episodes of tasks whose success is known; None if there are none."""
+    """Success rate of the most recent episodes of tasks whose success is known; None if there are
+    none."""
 
     mean_return: float | None
     """Mean undiscounted return of the most recent episodes; None before the first."""
@@ -91,8 +99,8 @@ class RunProgress:
     Args:
         num_updates: updates of the whole run.
         first_update: updates applied before a resume.
-        policy_busy_share: returns the share of recent time in which the policy computed, in [0, 1]; called for each
-            snapshot.
+        policy_busy_share: returns the share of recent time in which the policy computed, in [0, 1];
+            called for each snapshot.
         recent_episodes: number of latest episodes in `success_rate` and `mean_return`.
         rate_window_s: seconds over which `env_steps_per_s` is averaged.
         clock: seconds of a clock that never goes back.
@@ -109,7 +117,11 @@ class RunProgress:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._num_updates, self._update = num_updates, first_update
-        self._policy_busy_share, self._rate_window_s, self._clock = policy_busy_share, rate_window_s, clock
+        self._policy_busy_share, self._rate_window_s, self._clock = (
+            policy_busy_share,
+            rate_window_s,
+            clock,
+        )
         self._lock = threading.Lock()
         self._started_s = clock()
         self._recent: deque[tuple[str, bool, float]] = deque(maxlen=recent_episodes)
@@ -141,7 +153,9 @@ class RunProgress:
             self._forget_steps(now)
 
     def update_done(self, node_seconds: Mapping[str, float], critical_path: str) -> None:
-        """Count an applied update, with each node's seconds and the line that names its bottleneck."""
+        """Count an applied update, with each node's seconds and the line that names its
+        bottleneck.
+        """
         with self._lock:
             self._update += 1
             self._update_times_s.append(self._clock())
@@ -164,7 +178,9 @@ class RunProgress:
                 elapsed_s=now - self._started_s,
                 eta_s=self._eta_s(now),
                 num_episodes=self._num_episodes,
-                success_rate=_mean(solved for task, solved, _ in self._recent if self._tasks[task].is_success_known),
+                success_rate=_mean(
+                    solved for task, solved, _ in self._recent if self._tasks[task].is_success_known
+                ),
                 mean_return=_mean(earned for _, _, earned in self._recent),
                 env_steps=self._env_steps,
                 env_steps_per_s=recent_steps / window_s if window_s > 0.0 else 0.0,

@@ -1,11 +1,14 @@
 """The folder of a run: its configuration, its software versions and all its output.
 
 <root>/<name>-<date>-<time>/
-    config.json        the resolved configuration, for `read_config`; the first resume with a changed one adds config-2.json
+    config.json        the resolved configuration, for `read_config`; the first resume with a
+                       changed one adds config-2.json
     about.json         further facts that results depend on
     config.json.sha256 digest of config.json, for `sha256sum -c`; config-2.json has one too
-    versions.json      Python, packages, commit, platform, command; the first resume adds versions-2.json
-    metrics.jsonl      one line an update; metrics-undone.jsonl holds those of updates that a resume repeated
+    versions.json      Python, packages, commit, platform, command; the first resume adds
+                       versions-2.json
+    metrics.jsonl      one line an update; metrics-undone.jsonl holds those of updates that a resume
+                       repeated
     trace.json         timeline of the nodes, for Perfetto; a resumed run starts another file
     graph.txt          the graph of an update, as a tree
     report.html        all of it on one page, at the end
@@ -45,19 +48,25 @@ class RunDirectory:
     def create(
         cls, root: Path, name: str, config: msgspec.Struct, about: Mapping[str, str] | None = None
     ) -> "RunDirectory":
-        """Create a new folder below `root` and write the configuration, the versions and `about` into it.
+        """Create a new folder below `root` and write the configuration, the versions and `about`
+        into it.
 
         Two runs of one name in the same second get different folders, on shared file systems too.
 
         Raises: ConfigError if the folder cannot be created or written.
         """
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*", name):
-            raise ConfigError(f"run name is {name!r}, expected letters, digits, '.', '_' and '-', as it names a folder")
+            raise ConfigError(
+                f"run name is {name!r}, expected letters, digits, '.', '_' and '-', "
+                "as it names a folder"
+            )
         try:
             run = cls(_new_folder(root, f"{name}-{datetime.datetime.now():%Y%m%d-%H%M%S}"))
             run._begin(config)
             if about is not None:
-                write_whole(run.path / "about.json", msgspec.json.format(msgspec.json.encode(about)) + b"\n")
+                write_whole(
+                    run.path / "about.json", msgspec.json.format(msgspec.json.encode(about)) + b"\n"
+                )
         except OSError as error:
             raise ConfigError(_not_writable(root, error)) from error
         return run
@@ -79,15 +88,27 @@ class RunDirectory:
 
     @classmethod
     def existing(cls, path: Path) -> "RunDirectory":
-        """Open the folder of an earlier run for reading. Raises: ConfigError, with the runs beside it, if it is not one."""
+        """Open the folder of an earlier run for reading.
+
+        Raises: ConfigError, with the runs beside it, if it is not one.
+        """
         if not (path / CONFIG_FILE).is_file():
             others = sorted(folder.parent.name for folder in path.parent.glob(f"*/{CONFIG_FILE}"))
-            found = f"runs in {path.parent} are: {', '.join(others)}" if others else f"{path.parent} holds no run"
-            raise ConfigError(f"{path} has no {CONFIG_FILE}, expected the folder of an earlier run; {found}.")
+            found = (
+                f"runs in {path.parent} are: {', '.join(others)}"
+                if others
+                else f"{path.parent} holds no run"
+            )
+            raise ConfigError(
+                f"{path} has no {CONFIG_FILE}, expected the folder of an earlier run; {found}."
+            )
         return cls(path)
 
     def go_on_with(self, config: msgspec.Struct) -> None:
-        """Record the configuration of a resume if it has changed. Raises: ConfigError if it cannot be written."""
+        """Record the configuration of a resume if it has changed.
+
+        Raises: ConfigError if it cannot be written.
+        """
         if self.config.read_bytes() == _as_json(config):
             return
         try:
@@ -106,14 +127,19 @@ class RunDirectory:
         return True
 
     def make_again(self, config: msgspec.Struct) -> None:
-        """Create the folder again after it was removed, with all that a resume needs. Raises: OSError."""
+        """Create the folder again after it was removed, with all that a resume needs.
+
+        Raises: OSError.
+        """
         self.path.mkdir(parents=True, exist_ok=True)
         self._begin(config)
 
     @property
     def config(self) -> Path:
         """The resolved configuration as JSON; after resumes, that of the last one."""
-        return self.path / (CONFIG_FILE if self._num_configs < 2 else f"config-{self._num_configs}.json")
+        return self.path / (
+            CONFIG_FILE if self._num_configs < 2 else f"config-{self._num_configs}.json"
+        )
 
     @property
     def metrics(self) -> Path:
@@ -121,8 +147,13 @@ class RunDirectory:
         return self.path / "metrics.jsonl"
 
     def trace(self, first_update: int = 0) -> Path:
-        """Return the path of the nodes' timeline; a run that continues from `first_update` has a file of its own."""
-        return self.path / ("trace.json" if first_update == 0 else f"trace-from-{first_update:06d}.json")
+        """Return the path of the nodes' timeline.
+
+        A run that continues from `first_update` has a file of its own.
+        """
+        return self.path / (
+            "trace.json" if first_update == 0 else f"trace-from-{first_update:06d}.json"
+        )
 
     def new_trace(self, first_update: int) -> Path:
         """Return the same, with a number if an earlier attempt from the same update left a file."""
@@ -172,13 +203,15 @@ def require_writable(folder: Path) -> None:
     above = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
         raise ConfigError(
-            f"the run directory {folder} cannot be written ({above} is not a folder that this user may write to); choose "
+            f"the run directory {folder} cannot be written ({above} is not a folder that this "
+            "user may write to); choose "
             "another one."
         )
 
 
 def require_digest(path: Path, data: bytes) -> None:
-    """Compare `data`, read from `path`, with the digest beside it; a file of an older run, without a digest, passes.
+    """Compare `data`, read from `path`, with the digest beside it; a file of an older run, without
+    a digest, passes.
 
     Raises: ConfigError if they differ.
     """
@@ -191,8 +224,10 @@ def require_digest(path: Path, data: bytes) -> None:
         raise ConfigError(f"{beside} cannot be read: {error.strerror}") from error
     if not words or words[0] != hashlib.sha256(data).hexdigest().encode():
         raise ConfigError(
-            f"{path} is not what was written (its digest differs from {beside.name}): it was edited, or is damaged; pass "
-            f"changes as options instead of editing it, or remove {beside.name} to accept the file as it is."
+            f"{path} is not what was written (its digest differs from {beside.name}): it was "
+            "edited, or is damaged; pass "
+            f"changes as options instead of editing it, or remove {beside.name} to accept the "
+            "file as it is."
         )
 
 
@@ -201,7 +236,8 @@ def _digest_path(path: Path) -> Path:
 
 
 def _write_with_digest(path: Path, data: bytes) -> None:
-    # the digest second: a kill in between leaves a complete file without a digest, which is accepted
+    # the digest second: a kill in between leaves a complete file without a digest, which is
+    # accepted
     _digest_path(path).unlink(missing_ok=True)
     write_whole(path, data)
     write_whole(_digest_path(path), f"{hashlib.sha256(data).hexdigest()}  {path.name}\n".encode())
@@ -223,6 +259,7 @@ def _new_folder(root: Path, name: str) -> Path:
 def _not_writable(root: Path, error: OSError) -> str:
     where = error.filename if error.filename is not None else root
     return (
-        f"the run directory {root} cannot be written ({where}: {error.strerror}); expected a folder with room that this "
+        f"the run directory {root} cannot be written ({where}: {error.strerror}); expected a "
+        "folder with room that this "
         "user may write; choose another one."
     )

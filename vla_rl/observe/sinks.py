@@ -19,18 +19,22 @@ _EVENT_FILES: Final = itertools.count()
 
 
 class JsonlSink:
-    """One JSON object a line. Each is passed to the operating system at once, so that a crash loses no written line.
+    """One JSON object a line. Each is passed to the operating system at once, so that a crash loses
+    no written line.
 
-    Keys: `update`, `wall_time_s` (seconds since 1970) and the metrics; a value that is not finite is null. Appends to the
-    lines of an earlier run; an incomplete line at its end, which a kill left, is cut off. A line that does not fit on the
-    disk leaves nothing in the file.
+    Keys: `update`, `wall_time_s` (seconds since 1970) and the metrics; a value that is not finite
+    is null. Appends to the lines of an earlier run; an incomplete line at its end, which a kill
+    left, is cut off. A line that does not fit on the disk leaves nothing in the file.
     """
 
     def __init__(self, path: Path) -> None:
         self._file = AppendedFile(path, lines=True)
 
     def write(self, update: int, wall_time_s: float, values: Mapping[str, float]) -> None:
-        """Write one line. Raises: OSError if it could not be written; the file then holds no part of it."""
+        """Write one line.
+
+        Raises: OSError if it could not be written; the file then holds no part of it.
+        """
         self._file.write(as_line(update, wall_time_s, values))
 
     def sync(self) -> None:
@@ -51,23 +55,28 @@ def as_line(update: int, wall_time_s: float, values: Mapping[str, float]) -> byt
 
 
 class TensorBoardSink:
-    """Scalars in a TensorBoard event file, in TensorBoard's own records; imports neither torch nor tensorflow.
+    """Scalars in a TensorBoard event file, in TensorBoard's own records; imports neither torch nor
+    tensorflow.
 
-    When `write` returns, the event is in the file completely or not at all, because a reader stops for good at an incomplete
-    record.
+    When `write` returns, the event is in the file completely or not at all, because a reader stops
+    for good at an incomplete record.
 
     Args:
         folder: the folder of the file, which is created with the first event.
-        resumed_at: the update that a resumed run continues from; TensorBoard then hides the later updates of earlier files.
+        resumed_at: the update that a resumed run continues from; TensorBoard then hides the later
+            updates of earlier files.
     """
 
     def __init__(self, folder: Path, *, resumed_at: int | None = None) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog  # slow to import, needed only here
+        # slow to import, needed only here
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         self._event, self._summary = Event, Summary
         names = (int(time.time()), socket.gethostname(), os.getpid(), next(_EVENT_FILES))
-        opening = _as_record(Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString())
+        opening = _as_record(
+            Event(wall_time=time.time(), file_version="brain.Event:2").SerializeToString()
+        )
         if resumed_at is not None:
             begins = SessionLog(status=SessionLog.START)
             event = Event(wall_time=time.time(), step=resumed_at + 1, session_log=begins)
@@ -77,7 +86,9 @@ class TensorBoardSink:
 
     def write(self, update: int, wall_time_s: float, values: Mapping[str, float]) -> None:
         """Write one event with all values. Raises: OSError if it could not be written."""
-        summary = self._summary(value=[self._summary.Value(tag=k, simple_value=v) for k, v in values.items()])
+        summary = self._summary(
+            value=[self._summary.Value(tag=k, simple_value=v) for k, v in values.items()]
+        )
         event = self._event(wall_time=wall_time_s, step=update, summary=summary)
         self._file.path.parent.mkdir(exist_ok=True)
         self._file.write(_as_record(event.SerializeToString()))
@@ -106,12 +117,16 @@ class WandbSink:
 
 
 def import_wandb(project: str) -> Any:
-    """Import and return the package, an optional extra. Raises: ConfigError if it is not installed."""
+    """Import and return the package, an optional extra.
+
+    Raises: ConfigError if it is not installed.
+    """
     try:
         import wandb
     except ImportError as error:
         raise ConfigError(
-            f"metrics should go to the wandb project {project!r}, but wandb is not installed; install vla_rl[wandb] or "
+            f"metrics should go to the wandb project {project!r}, but wandb is not installed; "
+            "install vla_rl[wandb] or "
             "omit the project."
         ) from error
     return wandb

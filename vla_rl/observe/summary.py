@@ -17,14 +17,23 @@ def summary_tables(snapshot: Snapshot, num_filtered: int, dropped: Mapping[str, 
         num_filtered: episodes whose group was not kept.
         dropped: dropped episodes, by cause.
     """
-    return Group(_run_table(snapshot, num_filtered, dropped), _task_table(snapshot.tasks), _time_table(snapshot))
+    return Group(
+        _run_table(snapshot, num_filtered, dropped),
+        _task_table(snapshot.tasks),
+        _time_table(snapshot),
+    )
 
 
 def print_summary(
-    snapshot: Snapshot, num_filtered: int, dropped: Mapping[str, int], console: Console | None = None
+    snapshot: Snapshot,
+    num_filtered: int,
+    dropped: Mapping[str, int],
+    console: Console | None = None,
 ) -> None:
     """Print `summary_tables` to the console, or to standard output."""
-    (console if console is not None else Console()).print(summary_tables(snapshot, num_filtered, dropped))
+    (console if console is not None else Console()).print(
+        summary_tables(snapshot, num_filtered, dropped)
+    )
 
 
 def _run_table(snapshot: Snapshot, num_filtered: int, dropped: Mapping[str, int]) -> Table:

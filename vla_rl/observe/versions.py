@@ -10,7 +10,9 @@ from typing import Any
 
 
 def versions() -> dict[str, Any]:
-    """Return Python, packages, commit of the code, platform, command and time, as plain values for JSON."""
+    """Return Python, packages, commit of the code, platform, command and time, as plain values for
+    JSON.
+    """
     return {
         "started_at": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": sys.argv,
@@ -23,8 +25,20 @@ def versions() -> dict[str, Any]:
 
 
 def git_commit(folder: Path) -> str | None:
-    """Return the commit of the git checkout around `folder`, with `-dirty` if files differ from it; None outside of one."""
-    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    """Return the commit of the git checkout around `folder`, with `-dirty` if files differ from it.
+
+    None outside of one.
+    """
+    command = [
+        "git",
+        "-C",
+        str(folder),
+        "describe",
+        "--always",
+        "--dirty",
+        "--abbrev=40",
+        "--exclude=*",
+    ]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=10.0, check=False)
     except (OSError, subprocess.TimeoutExpired):
@@ -33,4 +47,8 @@ def git_commit(folder: Path) -> str | None:
 
 
 def _packages() -> set[tuple[str, str]]:
-    return {(package.name, package.version) for package in importlib.metadata.distributions() if package.name}
+    return {
+        (package.name, package.version)
+        for package in importlib.metadata.distributions()
+        if package.name
+    }

@@ -21,7 +21,9 @@ from vla_rl.types import Trajectory
 
 
 class VideoChoice:
-    """Picks the first success and the first failure of each task in every window of `every_updates` updates."""
+    """Picks the first success and the first failure of each task in every window of `every_updates`
+    updates.
+    """
 
     def __init__(self, every_updates: int) -> None:
         if every_updates < 1:
@@ -31,7 +33,9 @@ class VideoChoice:
         self._taken: set[tuple[str, bool]] = set()
 
     def choose(self, update: int, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
-        """Return those of `trajectories` that are the first of their task and outcome in the window of `update`."""
+        """Return those of `trajectories` that are the first of their task and outcome in the window
+        of `update`.
+        """
         window = update // self._every_updates
         if window != self._window:
             self._window, self._taken = window, set()
@@ -44,16 +48,20 @@ class VideoChoice:
         return chosen
 
     def give_back(self, trajectory: Trajectory) -> None:
-        """Undo the choice of a trajectory that was not written: the window's next one of its kind replaces it."""
+        """Undo the choice of a trajectory that was not written: the window's next one of its kind
+        replaces it.
+        """
         self._taken.discard((trajectory.episode.task, trajectory.is_success))
 
 
 class VideoRecorder:
-    """Writes chosen trajectories in a thread of its own. Use as a context manager; leaving it waits for the last video.
+    """Writes chosen trajectories in a thread of its own. Use as a context manager; leaving it waits
+    for the last video.
 
-    `offer` never waits: while `max_pending` videos are unwritten, further ones are left out and counted in `num_left_out`,
-    and later episodes of their kind replace them. A video that cannot be written is counted in `num_failed`, the first of
-    several in a row is reported, and a later episode of its kind is tried.
+    `offer` never waits: while `max_pending` videos are unwritten, further ones are left out and
+    counted in `num_left_out`, and later episodes of their kind replace them. A video that cannot be
+    written is counted in `num_failed`, the first of several in a row is reported, and a later
+    episode of its kind is tried.
     """
 
     def __init__(
@@ -69,7 +77,9 @@ class VideoRecorder:
         self._choice = VideoChoice(every_updates)
         self._room = threading.BoundedSemaphore(max_pending)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="videos")
-        self._failures = FailureStreak(f"writing videos to {folder}", "a later episode is tried instead")
+        self._failures = FailureStreak(
+            f"writing videos to {folder}", "a later episode is tried instead"
+        )
         self.num_written = self.num_left_out = 0
 
     @property
@@ -84,14 +94,18 @@ class VideoRecorder:
         self.close()
 
     def offer(self, update: int, trajectories: Sequence[Trajectory]) -> None:
-        """Choose among `trajectories`, and queue the chosen ones to be written in the recorder's thread."""
+        """Choose among `trajectories`, and queue the chosen ones to be written in the recorder's
+        thread.
+        """
         for trajectory in self._choice.choose(update, trajectories):
             if not self._room.acquire(blocking=False):
                 self.num_left_out += 1
                 self._choice.give_back(trajectory)
                 continue
             path = self._folder / video_name(update, trajectory)
-            job = self._thread.submit(write_video, path, trajectory, self._image_key, self._frames_per_s)
+            job = self._thread.submit(
+                write_video, path, trajectory, self._image_key, self._frames_per_s
+            )
             job.add_done_callback(partial(self._done, path.name, trajectory))
 
     def close(self) -> None:
@@ -117,35 +131,53 @@ def video_name(update: int, trajectory: Trajectory) -> str:
     return f"update_{update:05d}_{task}_{outcome}_episode_{trajectory.episode.episode_id}.mp4"
 
 
-def write_video(path: Path, trajectory: Trajectory, image_key: str = "image", frames_per_s: float = 5.0) -> None:
-    """Write one trajectory as mp4 (H.264): one frame for each decision, and the final frame for a second.
+def write_video(
+    path: Path, trajectory: Trajectory, image_key: str = "image", frames_per_s: float = 5.0
+) -> None:
+    """Write one trajectory as mp4 (H.264): one frame for each decision, and the final frame for a
+    second.
 
-    Blocks while ffmpeg encodes; call it from a thread. `path` appears only when the file is complete.
+    Blocks while ffmpeg encodes; call it from a thread. `path` appears only when the file is
+    complete.
 
-    Raises: ValueError, naming the episode, if its observations have no images or change their size; OSError if ffmpeg
-    cannot write.
+    Raises: ValueError, naming the episode, if its observations have no images or change their size;
+    OSError if ffmpeg cannot write.
     """
     part = path.with_suffix(".part.mp4")
     try:
-        encode_mp4(part, _captioned_frames(trajectory, image_key, hold=max(1, round(frames_per_s))), frames_per_s)
+        encode_mp4(
+            part,
+            _captioned_frames(trajectory, image_key, hold=max(1, round(frames_per_s))),
+            frames_per_s,
+        )
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
 
 
-def _captioned_frames(trajectory: Trajectory, image_key: str, hold: int) -> Iterator[NDArray[np.uint8]]:
+def _captioned_frames(
+    trajectory: Trajectory, image_key: str, hold: int
+) -> Iterator[NDArray[np.uint8]]:
     """Yield each observation as a frame; the final one `hold` times more."""
     observations = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
     episode = trajectory.episode
     for index, observation in enumerate(observations):
         image = observation.get(image_key)
-        if not isinstance(image, np.ndarray) or image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
+        if (
+            not isinstance(image, np.ndarray)
+            or image.dtype != np.uint8
+            or image.ndim != 3
+            or image.shape[2] != 3
+        ):
             raise ValueError(
-                f"episode {episode.episode_id} has no uint8 [H, W, 3] {image_key!r} in observation {index}, only "
+                f"episode {episode.episode_id} has no uint8 [H, W, 3] {image_key!r} in "
+                f"observation {index}, only "
                 f"{sorted(observation)}; a video needs these frames."
             )
         is_last = index == len(observations) - 1
         moment = trajectory.stop_reason.value if is_last else f"{index + 1}/{len(trajectory.steps)}"
         instruction = str(observation.get("instruction", ""))
-        frame = with_caption(image, instruction, f"{moment}  {episode.task}  episode {episode.episode_id}")
+        frame = with_caption(
+            image, instruction, f"{moment}  {episode.task}  episode {episode.episode_id}"
+        )
         yield from [frame] * (1 + hold if is_last else 1)

@@ -5,7 +5,10 @@ from pathlib import Path
 
 
 def write_whole(path: Path, data: bytes) -> None:
-    """Write `data` beside `path`, sync it, and rename it into place. Raises: OSError; no part of the new file stays."""
+    """Write `data` beside `path`, sync it, and rename it into place.
+
+    Raises: OSError; no part of the new file stays.
+    """
     part = path.with_name(f"{path.name}.part")
     try:
         with part.open("wb") as file:

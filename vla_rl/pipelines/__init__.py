@@ -4,8 +4,9 @@
            ├── ppo ─── embodied_ppo         a critic
            └── embodied_grpo ─ embodied_srpo
 
-A pipeline is a function `(parts) -> Pipeline`; its module may define `SETTINGS`, nested defaults of the configuration.
-Select your own pipeline as `"module:function"`; its module may define `SETTINGS` too.
+A pipeline is a function `(parts) -> Pipeline`; its module may define `SETTINGS`, nested defaults of
+the configuration. Select your own pipeline as `"module:function"`; its module may define `SETTINGS`
+too.
 """
 
 import importlib
@@ -26,7 +27,16 @@ ConfigT = TypeVar("ConfigT", bound=LearningConfig)
 PIPELINES: Final = MappingProxyType(
     {
         name: f"vla_rl.pipelines.{name}:{name}"
-        for name in ("grpo", "ppo", "dapo", "gspo", "cpgd", "embodied_srpo", "embodied_grpo", "embodied_ppo")
+        for name in (
+            "grpo",
+            "ppo",
+            "dapo",
+            "gspo",
+            "cpgd",
+            "embodied_srpo",
+            "embodied_grpo",
+            "embodied_ppo",
+        )
     }
 )
 """Built-in pipelines by name, each as "module:function"."""
@@ -36,36 +46,48 @@ NAMED_TABLES: Final = ("loss", "advantage")
 
 
 def make_pipeline(parts: Parts) -> Pipeline:
-    """Build the pipeline that the parts' configuration names. Raises: ConfigError with the nearest match; GraphError."""
+    """Build the pipeline that the parts' configuration names.
+
+    Raises: ConfigError with the nearest match; GraphError.
+    """
     return load_pipeline(_path(parts.config.pipeline), parts)
 
 
 def settings_of(pipeline: str) -> Mapping[str, Any]:
-    """Return the default settings of a pipeline, nested as in a file. Raises: ConfigError for an unknown name."""
+    """Return the default settings of a pipeline, nested as in a file.
+
+    Raises: ConfigError for an unknown name.
+    """
     path = _path(pipeline)
     load_function(path, "pipeline")
-    settings: Mapping[str, Any] = vars(importlib.import_module(path.partition(":")[0])).get("SETTINGS", {})
+    settings: Mapping[str, Any] = vars(importlib.import_module(path.partition(":")[0])).get(
+        "SETTINGS", {}
+    )
     return settings
 
 
 def with_pipeline(config: ConfigT, pipeline: str) -> ConfigT:
-    """Return `config` with another pipeline and that pipeline's default settings; the rest is unchanged.
+    """Return `config` with another pipeline and that pipeline's default settings; the rest is
+    unchanged.
 
-    Raises: ConfigError for an unknown name, or settings that contradict the rest of the configuration.
+    Raises: ConfigError for an unknown name, or settings that contradict the rest of the
+    configuration.
     """
     settled = merged(msgspec.to_builtins(config), settings_of(pipeline), {"pipeline": pipeline})
     return msgspec.convert(settled, type(config))
 
 
 def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge nested tables; later ones override earlier ones. A loss or an advantage of another name replaces the whole
-    earlier table, because the other fields belonged to the old name."""
+    """Merge nested tables; later ones override earlier ones. A loss or an advantage of another name
+    replaces the whole earlier table, because the other fields belonged to the old name."""
     result: dict[str, Any] = {}
     for table in tables:
         for key, value in table.items():
             below = result.get(key)
             if isinstance(below, Mapping) and isinstance(value, Mapping):
-                renamed = key in NAMED_TABLES and value.get("name", below.get("name")) != below.get("name")
+                renamed = key in NAMED_TABLES and value.get("name", below.get("name")) != below.get(
+                    "name"
+                )
                 result[key] = merged(value) if renamed else merged(below, value)
             else:
                 result[key] = merged(value) if isinstance(value, Mapping) else value

@@ -38,29 +38,39 @@ class RunConfig(Config, frozen=True, kw_only=True):
     """Number of newest checkpoints to keep."""
 
     videos_every: int = 5
-    """In each window of this many updates, the first success and the first failure of every task become videos. Among the
-    built-in pipelines, only the `embodied_` ones make videos."""
+    """In each window of this many updates, the first success and the first failure of every task
+    become videos. Among the built-in pipelines, only the `embodied_` ones make videos."""
 
     stall_warning_s: float = 120.0
-    """Seconds without progress after which the watchdog prints which tasks wait for which, and all task stacks."""
+    """Seconds without progress after which the watchdog prints which tasks wait for which, and all
+    task stacks."""
 
     chaos_every_s: float | None = None
-    """Kill or freeze a random simulator, on average every this many seconds, to test that a run survives it. None: never."""
+    """Kill or freeze a random simulator, on average every this many seconds, to test that a run
+    survives it. None: never."""
 
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    """Device of the policy and the learner. auto: the first GPU, or the CPU with a printed note if there is none."""
+    """Device of the policy and the learner. auto: the first GPU, or the CPU with a printed note if
+    there is none."""
 
     torch_threads: int = 1
     """Threads for the policy and the learner on a CPU. The simulators need cores too."""
 
     record_to: str | None = None
-    """Also write every control step of all training episodes into this LeRobotDataset. Slower: every step is rendered."""
+    """Also write every control step of all training episodes into this LeRobotDataset. Slower:
+    every step is rendered."""
 
     wandb_project: str | None = None
     """Also log to this project of Weights & Biases (needs the extra `wandb`). None: do not."""
 
     def __post_init__(self) -> None:
-        for field in ("updates", "checkpoint_every", "keep_checkpoints", "videos_every", "torch_threads"):
+        for field in (
+            "updates",
+            "checkpoint_every",
+            "keep_checkpoints",
+            "videos_every",
+            "torch_threads",
+        ):
             self.require(getattr(self, field) >= 1, field, "at least 1")
         self.require(self.stall_warning_s > 0, "stall_warning_s", "above 0 seconds")
         has_pause = self.chaos_every_s is None or self.chaos_every_s > 0
@@ -68,25 +78,30 @@ class RunConfig(Config, frozen=True, kw_only=True):
 
 
 class FilterConfig(Config, frozen=True, kw_only=True):
-    """Filters for groups that are not worth an update. The scheduler replaces them with new groups during the rollout."""
+    """Filters for groups that are not worth an update.
+
+    The scheduler replaces them with new groups during the rollout.
+    """
 
     accuracy_bounds: tuple[float, float] = (0.0, 1.0)
     """Filter groups whose success rate is outside these bounds; (0, 1) keeps every group."""
 
     drop_equal: Literal["none", "success", "return"] = "none"
-    """Filter groups whose episodes all have the same success, or the same return of the environment. This is DAPO's dynamic
-    sampling."""
+    """Filter groups whose episodes all have the same success, or the same return of the
+    environment. This is DAPO's dynamic sampling."""
 
     drop_truncated: bool = False
     """Filter groups with an episode that a limit truncated unsolved."""
 
     mask_truncated: bool = False
-    """Do not train on episodes that a limit truncated unsolved; they still count in their group's baseline. This is DAPO's
-    overlong filtering."""
+    """Do not train on episodes that a limit truncated unsolved; they still count in their group's
+    baseline. This is DAPO's overlong filtering."""
 
     def __post_init__(self) -> None:
         low, high = self.accuracy_bounds
-        self.require(0.0 <= low <= high <= 1.0, "accuracy_bounds", "two rates with 0 <= low <= high <= 1")
+        self.require(
+            0.0 <= low <= high <= 1.0, "accuracy_bounds", "two rates with 0 <= low <= high <= 1"
+        )
 
 
 class LearningConfig(Config, frozen=True, kw_only=True):
@@ -95,8 +110,8 @@ class LearningConfig(Config, frozen=True, kw_only=True):
     run: RunConfig = RunConfig()
 
     pipeline: str = "grpo"
-    """grpo, ppo, dapo, gspo, cpgd, embodied_srpo, embodied_grpo, embodied_ppo, or your own as "module:function". On
-    the command line and in files it also sets its default settings."""
+    """grpo, ppo, dapo, gspo, cpgd, embodied_srpo, embodied_grpo, embodied_ppo, or your own as
+    "module:function". On the command line and in files it also sets its default settings."""
 
     group_size: int = 4
     """Episodes from the same start. At least 2 if the advantage compares them with each other."""
@@ -120,25 +135,33 @@ class LearningConfig(Config, frozen=True, kw_only=True):
         self.require(
             self.group_size >= (2 if needs_group else 1),
             "group_size",
-            "at least 2 episodes, so that they can be compared" if needs_group else "at least 1 episode",
+            "at least 2 episodes, so that they can be compared"
+            if needs_group
+            else "at least 1 episode",
         )
         self.require(self.temperature > 0.0, "temperature", "above 0")
         require_satisfiable(
-            self.episodes_per_group, *self.filter.accuracy_bounds, needs_difference=self.filter.drop_equal == "success"
+            self.episodes_per_group,
+            *self.filter.accuracy_bounds,
+            needs_difference=self.filter.drop_equal == "success",
         )
         self.scheduler.require_feasible(num_envs=self.num_envs, group_size=self.episodes_per_group)
         once = self.learner.steps_once_per_update
         policy_loss_for(self.learner.loss, self.scheduler.max_staleness, steps_once_per_update=once)
         if self.scheduler.deterministic != self.engine.is_deterministic:
             raise ConfigError(
-                f"scheduler.deterministic is {self.scheduler.deterministic} and engine.is_deterministic "
-                f"{self.engine.is_deterministic}: expected both or neither, because one alone is not reproducible"
+                f"scheduler.deterministic is {self.scheduler.deterministic} and "
+                "engine.is_deterministic "
+                f"{self.engine.is_deterministic}: expected both or neither, because one alone is "
+                "not reproducible"
             )
 
     @property
     def num_envs(self) -> int:
         """Number of episodes that can run at the same time."""
-        raise TypeError(f"{type(self).__name__} has no environments; use TrainingConfig, or TextTrainingConfig")
+        raise TypeError(
+            f"{type(self).__name__} has no environments; use TrainingConfig, or TextTrainingConfig"
+        )
 
     @property
     def needs_greedy_baseline(self) -> bool:
@@ -147,7 +170,9 @@ class LearningConfig(Config, frozen=True, kw_only=True):
 
     @property
     def episodes_per_group(self) -> int:
-        """Number of episodes from the same start: `group_size`, plus the greedy one if it is needed."""
+        """Number of episodes from the same start: `group_size`, plus the greedy one if it is
+        needed.
+        """
         return self.group_size + self.needs_greedy_baseline
 
 
@@ -163,14 +188,20 @@ class TrainingConfig(LearningConfig, frozen=True, kw_only=True):
 
 
 class TextTrainingConfig(LearningConfig, frozen=True, kw_only=True):
-    """Reinforcement learning of language policies in text environments, which run as coroutines of this process."""
+    """Reinforcement learning of language policies in text environments, which run as coroutines of
+    this process.
+    """
 
     text: TextPoolConfig = TextPoolConfig()
     chat: ChatLimits = ChatLimits()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.run.require(self.run.record_to is None, "record_to", "none: conversations have no control steps to record")
+        self.run.require(
+            self.run.record_to is None,
+            "record_to",
+            "none: conversations have no control steps to record",
+        )
 
     @property
     def num_envs(self) -> int:
@@ -179,7 +210,9 @@ class TextTrainingConfig(LearningConfig, frozen=True, kw_only=True):
 
 
 class MixedTrainingConfig(TrainingConfig, frozen=True, kw_only=True):
-    """Reinforcement learning of policies in simulators and of others in text environments, in one run."""
+    """Reinforcement learning of policies in simulators and of others in text environments, in one
+    run.
+    """
 
     text: TextPoolConfig = TextPoolConfig()
     chat: ChatLimits = ChatLimits()
@@ -194,8 +227,8 @@ class EmbodiedConfig(TrainingConfig, frozen=True, kw_only=True):
     """Reinforcement learning of robots, with the settings of pipelines that use videos."""
 
     pipeline: str = "embodied_srpo"
-    """embodied_srpo, embodied_grpo, embodied_ppo, or any other pipeline, or your own as "module:function". On the command
-    line and in files it also sets its default settings."""
+    """embodied_srpo, embodied_grpo, embodied_ppo, or any other pipeline, or your own as
+    "module:function". On the command line and in files it also sets its default settings."""
 
     embedding: EmbeddingConfig = EmbeddingConfig()
     srpo: SrpoConfig = SrpoConfig()

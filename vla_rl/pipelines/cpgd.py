@@ -3,8 +3,9 @@
     rollout ─► reward ─► advantage ─► update ─► checkpoint
        └────────────────────┴───────────┘
 
-Liu et al. 2025, arXiv:2505.12504. The graph is GRPO's; the loss has no ratio whose variance could explode, and the drift
-term pulls the policy back towards the one that acted. Other groups get more weight for those without a learning signal.
+Liu et al. 2025, arXiv:2505.12504. The graph is GRPO's; the loss has no ratio whose variance could
+explode, and the drift term pulls the policy back towards the one that acted. Other groups get more
+weight for those without a learning signal.
 """
 
 from typing import Any, Final
@@ -22,5 +23,9 @@ SETTINGS: Final[dict[str, Any]] = {
 def cpgd(parts: Parts) -> Pipeline:
     """Build the pipeline of one update."""
     loss = parts.config.learner.loss
-    loss.require(loss.name == "cpgd", "name", "'cpgd' in the pipeline cpgd; `with_pipeline(config, \"cpgd\")` sets it")
+    loss.require(
+        loss.name == "cpgd",
+        "name",
+        "'cpgd' in the pipeline cpgd; `with_pipeline(config, \"cpgd\")` sets it",
+    )
     return grpo(parts, "cpgd", "Clipped policy gradient with policy drift")

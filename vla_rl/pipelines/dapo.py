@@ -3,8 +3,9 @@
     rollout ─► reward ─► overlong ─► advantage ─► update ─► checkpoint
        └─────────────────────────────────┴──────────┘
 
-Yu et al. 2025, arXiv:2503.14476: clip-higher (section 3.1), dynamic sampling (3.2: groups whose episodes all earned the same
-are replaced with new ones during the rollout), the mean over tokens (3.3), the overlong penalty (3.4).
+Yu et al. 2025, arXiv:2503.14476: clip-higher (section 3.1), dynamic sampling (3.2: groups whose
+episodes all earned the same are replaced with new ones during the rollout), the mean over tokens
+(3.3), the overlong penalty (3.4).
 """
 
 from typing import Any, Final
@@ -17,7 +18,10 @@ from vla_rl.pipelines.parts import Parts
 SETTINGS: Final[dict[str, Any]] = {
     "advantage": {"name": "grpo"},
     "filter": {"drop_equal": "return"},
-    "learner": {"loss": {"name": "ppo", "clip_low": 0.2, "clip_high": 0.28}, "aggregation": "token_mean"},
+    "learner": {
+        "loss": {"name": "ppo", "clip_low": 0.2, "clip_high": 0.28},
+        "aggregation": "token_mean",
+    },
 }
 
 
@@ -25,7 +29,9 @@ def dapo(parts: Parts) -> Pipeline:
     """Build the pipeline of one update."""
     config = parts.config
     config.filter.require(
-        config.filter.drop_equal != "none", "drop_equal", "'return' or 'success', which is DAPO's dynamic sampling"
+        config.filter.drop_equal != "none",
+        "drop_equal",
+        "'return' or 'success', which is DAPO's dynamic sampling",
     )
     pipeline = grpo(parts, "dapo", "Decoupled clip and dynamic sampling policy optimization")
     overlong = Node.declare(

@@ -4,8 +4,9 @@
        ├────────────────────┴───────────┘
        └─► videos
 
-As in SimpleVLA-RL (Li et al. 2025, arXiv:2509.09674): binary reward, clip-higher, no KL. Groups in which all episodes
-succeed or all fail have no learning signal; `filter.accuracy_bounds` replaces them.
+As in SimpleVLA-RL (Li et al. 2025, arXiv:2509.09674): binary reward, clip-higher, no KL. Groups in
+which all episodes succeed or all fail have no learning signal; `filter.accuracy_bounds` replaces
+them.
 """
 
 from typing import Any, Final
@@ -25,12 +26,20 @@ SETTINGS: Final[dict[str, Any]] = {
 
 
 def embodied_grpo(
-    parts: Parts, id: str = "embodied_grpo", description: str = "GRPO for vision-language-action policies"
+    parts: Parts,
+    id: str = "embodied_grpo",
+    description: str = "GRPO for vision-language-action policies",
 ) -> Pipeline:
-    """Build the pipeline of one update; `id` and `description` are for pipelines that build on it."""
+    """Build the pipeline of one update.
+
+    `id` and `description` are for pipelines that build on it.
+    """
     return with_videos(grpo(parts, id, description), parts)
 
 
 def with_videos(pipeline: Pipeline, parts: Parts) -> Pipeline:
-    """Add a node, off the critical path, that hands episodes to the video recorder; return the same pipeline."""
+    """Add a node, off the critical path, that hands episodes to the video recorder.
+
+    Return the same pipeline.
+    """
     return pipeline.add_node("videos", parts.show, reads=("update", "groups"))

@@ -1,10 +1,12 @@
-"""PPO for robots: a critic on the policy's observations, one value for each action chunk, and videos of some episodes.
+"""PPO for robots: a critic on the policy's observations, one value for each action chunk, and
+videos of some episodes.
 
     rollout ─┬► reward ─┐
        │     └► values ─┴► advantage ─► critic ─► update ─► checkpoint
        └─► videos
 
-The reward is 1 on the chunk that solved the task. Each chunk has one advantage; discounts are counted in control steps.
+The reward is 1 on the chunk that solved the task. Each chunk has one advantage; discounts are
+counted in control steps.
 """
 
 from typing import Any, Final
@@ -18,7 +20,10 @@ SETTINGS: Final[dict[str, Any]] = {
     "advantage": {"name": "gae"},
     "reward": {"function": "success"},
     "critic": {"trunk": "shared"},
-    "learner": {"loss": {"name": "ppo", "clip_low": 0.2, "clip_high": 0.28}, "aggregation": "token_mean"},
+    "learner": {
+        "loss": {"name": "ppo", "clip_low": 0.2, "clip_high": 0.28},
+        "aggregation": "token_mean",
+    },
 }
 
 

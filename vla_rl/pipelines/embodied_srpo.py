@@ -7,9 +7,10 @@
        ├─────────────────────────────────────┘
        └─► videos
 
-Fei et al. 2025, "SRPO: Self-Referential Policy Optimization for Vision-Language-Action Models", arXiv:2511.15605. A failure
-is rewarded by how near its trajectory came to the successes of the same task in the same update; advantages are
-group-relative, and the loss is the clipped surrogate. Nodes can be replaced or inserted: `docs/graph.md`.
+Fei et al. 2025, "SRPO: Self-Referential Policy Optimization for Vision-Language-Action Models",
+arXiv:2511.15605. A failure is rewarded by how near its trajectory came to the successes of the same
+task in the same update; advantages are group-relative, and the loss is the clipped surrogate. Nodes
+can be replaced or inserted: `docs/graph.md`.
 """
 
 import asyncio
@@ -42,7 +43,8 @@ SETTINGS: Final[dict[str, Any]] = {
 def embodied_srpo(parts: Parts) -> Pipeline:
     """Build the pipeline of one update.
 
-    Raises: ConfigError if the configuration has no settings for the embedding of videos, or has another reward.
+    Raises: ConfigError if the configuration has no settings for the embedding of videos, or has
+    another reward.
     """
     config = parts.config
     if not isinstance(config, EmbodiedConfig):
@@ -51,11 +53,16 @@ def embodied_srpo(parts: Parts) -> Pipeline:
             "(vla_rl.pipelines.config), which has the settings for the embedding of videos."
         )
     if isinstance(parts.model, LanguageModel):
-        raise ConfigError("pipeline 'embodied_srpo' got a language policy, expected one that sees images; use grpo.")
+        raise ConfigError(
+            "pipeline 'embodied_srpo' got a language policy, expected one that sees "
+            "images; use grpo."
+        )
     if config.reward != RewardConfig():
         raise ConfigError(
-            f"reward.function is {config.reward.function!r} and reward.manager {config.reward.manager!r}, but pipeline "
-            "'embodied_srpo' makes its own reward of successes and distances; leave them unset, or use embodied_grpo."
+            f"reward.function is {config.reward.function!r} and reward.manager "
+            f"{config.reward.manager!r}, but pipeline "
+            "'embodied_srpo' makes its own reward of successes and distances; leave them unset, "
+            "or use embodied_grpo."
         )
     encoder = trajectory_encoder(config.embedding, parts.model, parts.lane)
     bank = ReferenceBank(config.srpo.carry_over)
@@ -86,9 +93,14 @@ async def embed_group(group: Group, encoder: TrajectoryEncoder) -> np.ndarray:
 
 
 async def reward_by_progress(
-    update: int, groups: Sequence[Group], embeddings: Sequence[np.ndarray], config: SrpoConfig, bank: ReferenceBank
+    update: int,
+    groups: Sequence[Group],
+    embeddings: Sequence[np.ndarray],
+    config: SrpoConfig,
+    bank: ReferenceBank,
 ) -> NodeOutput:
-    """Reward all N trajectories of the update: 1 for a success, progress towards the successes for a failure; float32 [N].
+    """Reward all N trajectories of the update: 1 for a success, progress towards the successes for
+    a failure; float32 [N].
 
     Raises: EnvError if an environment does not report success.
     """
@@ -117,5 +129,8 @@ async def reward_by_progress(
         **bank.metrics(update),
     }
     if len(failures):
-        metrics |= {"reward/failures_mean": float(failures.mean()), "reward/failures_max": float(failures.max())}
+        metrics |= {
+            "reward/failures_mean": float(failures.mean()),
+            "reward/failures_max": float(failures.max()),
+        }
     return NodeOutput(rewards, metrics=metrics)

@@ -3,8 +3,9 @@
     rollout ─► reward ─► advantage ─► update ─► checkpoint
        └────────────────────┴───────────┘
 
-Shao et al. 2024, "DeepSeekMath", arXiv:2402.03300. Rewards are computed group by group while other groups still run. If
-`learner.loss.kl.coef` is above 0, the graph has a node `reference` beside `reward`; at 0 there is no reference policy.
+Shao et al. 2024, "DeepSeekMath", arXiv:2402.03300. Rewards are computed group by group while other
+groups still run. If `learner.loss.kl.coef` is above 0, the graph has a node `reference` beside
+`reward`; at 0 there is no reference policy.
 """
 
 from typing import Any, Final
@@ -21,8 +22,13 @@ SETTINGS: Final[dict[str, Any]] = {
 }
 
 
-def grpo(parts: Parts, id: str = "grpo", description: str = "Group relative policy optimization") -> Pipeline:
-    """Build the pipeline of one update; `id` and `description` are for pipelines that build on it."""
+def grpo(
+    parts: Parts, id: str = "grpo", description: str = "Group relative policy optimization"
+) -> Pipeline:
+    """Build the pipeline of one update.
+
+    `id` and `description` are for pipelines that build on it.
+    """
     config = parts.config
     pipeline = (
         Pipeline(id, description, inputs="update")

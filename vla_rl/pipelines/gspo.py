@@ -3,8 +3,9 @@
     rollout ─► reward ─► advantage ─► update ─► checkpoint
        └────────────────────┴───────────┘
 
-Zheng et al. 2025, arXiv:2507.18071. The graph is GRPO's; the loss clips the length-normalised ratio of each whole episode,
-to a very narrow range. An episode can span several micro-batches, so the learner computes its ratio before each step.
+Zheng et al. 2025, arXiv:2507.18071. The graph is GRPO's; the loss clips the length-normalised ratio
+of each whole episode, to a very narrow range. An episode can span several micro-batches, so the
+learner computes its ratio before each step.
 """
 
 from typing import Any, Final
@@ -22,5 +23,9 @@ SETTINGS: Final[dict[str, Any]] = {
 def gspo(parts: Parts) -> Pipeline:
     """Build the pipeline of one update."""
     loss = parts.config.learner.loss
-    loss.require(loss.name == "gspo", "name", "'gspo' in the pipeline gspo; `with_pipeline(config, \"gspo\")` sets it")
+    loss.require(
+        loss.name == "gspo",
+        "name",
+        "'gspo' in the pipeline gspo; `with_pipeline(config, \"gspo\")` sets it",
+    )
     return grpo(parts, "gspo", "Group sequence policy optimization")

@@ -1,4 +1,5 @@
-"""The reference policy in any pipeline, as a term of the loss, as a penalty on the reward, or absent if both weights are 0.
+"""The reference policy in any pipeline, as a term of the loss, as a penalty on the reward, or
+absent if both weights are 0.
 
 rollout ─► reference ─┬─► update               learner.loss.kl.coef > 0
                       └─► kl ─► advantage      kl_in_reward.coef > 0: the reward node's output minus the distance
@@ -11,8 +12,14 @@ from vla_rl.pipelines.parts import Parts
 
 
 def with_kl(pipeline: Pipeline, parts: Parts) -> Pipeline:
-    """Add the nodes of the reference policy that the configuration asks for; return the same pipeline."""
-    in_loss, in_reward = parts.config.learner.loss.needs_reference, parts.config.kl_in_reward.coef > 0.0
+    """Add the nodes of the reference policy that the configuration asks for.
+
+    Return the same pipeline.
+    """
+    in_loss, in_reward = (
+        parts.config.learner.loss.needs_reference,
+        parts.config.kl_in_reward.coef > 0.0,
+    )
     if not (in_loss or in_reward):
         return pipeline
     pipeline.add_node(
@@ -31,7 +38,9 @@ def with_kl(pipeline: Pipeline, parts: Parts) -> Pipeline:
         penalty = KlPenalty(parts.config.kl_in_reward, parts.config.scheduler.max_staleness)
         parts.remember("kl_in_reward", penalty, KlCoefficient)
         reads = ("update", "groups", "rewards", "reference_log_probs")
-        node = Node.declare("kl", penalty, reads=reads, writes="rewards_less_kl", node_role=NodeRole.REWARD)
+        node = Node.declare(
+            "kl", penalty, reads=reads, writes="rewards_less_kl", node_role=NodeRole.REWARD
+        )
         pipeline.insert_after("reward", node, reroute={"rewards": "rewards_less_kl"})
         # the node `kl` itself reads the output of the reward node
         pipeline.replace_node("kl", reads=reads)

@@ -23,7 +23,10 @@ class Stateful(Protocol):
 
 
 class Parts(Protocol):
-    """The parts of a run that pipelines use. A critic or a reference policy is created when a pipeline first reads it."""
+    """The parts of a run that pipelines use.
+
+    A critic or a reference policy is created when a pipeline first reads it.
+    """
 
     @property
     def config(self) -> LearningConfig:
@@ -71,5 +74,7 @@ class Parts(Protocol):
         ...
 
     def remember(self, name: str, what: Stateful, state_type: Any) -> None:
-        """Save the state of `what` in every checkpoint, as `state_type`, and restore it on a resume."""
+        """Save the state of `what` in every checkpoint, as `state_type`, and restore it on a
+        resume.
+        """
         ...

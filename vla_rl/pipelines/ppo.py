@@ -4,10 +4,11 @@
              └► values ─┴► advantage ─► critic ─► update ─► checkpoint
                               (GAE)       └── returns
 
-Schulman et al. 2017, arXiv:1707.06347, and 2015, arXiv:1506.02438. An episode that the task ended has no further value; one
-that a time limit truncated is bootstrapped with the value of its last observation. Values are computed group by group while
-other groups still run. The critic learns before the policy, and once from each update: if a run is stopped between the two,
-a resume does not train the critic on that update again.
+Schulman et al. 2017, arXiv:1707.06347, and 2015, arXiv:1506.02438. An episode that the task ended
+has no further value; one that a time limit truncated is bootstrapped with the value of its last
+observation. Values are computed group by group while other groups still run. The critic learns
+before the policy, and once from each update: if a run is stopped between the two, a resume does not
+train the critic on that update again.
 """
 
 from typing import Any, Final
@@ -20,12 +21,20 @@ from vla_rl.pipelines.parts import Parts
 
 SETTINGS: Final[dict[str, Any]] = {
     "advantage": {"name": "gae"},
-    "learner": {"loss": {"name": "ppo", "clip_low": 0.2, "clip_high": 0.2}, "aggregation": "token_mean"},
+    "learner": {
+        "loss": {"name": "ppo", "clip_low": 0.2, "clip_high": 0.2},
+        "aggregation": "token_mean",
+    },
 }
 
 
-def ppo(parts: Parts, id: str = "ppo", description: str = "Proximal policy optimization") -> Pipeline:
-    """Build the pipeline of one update; `id` and `description` are for pipelines that build on it."""
+def ppo(
+    parts: Parts, id: str = "ppo", description: str = "Proximal policy optimization"
+) -> Pipeline:
+    """Build the pipeline of one update.
+
+    `id` and `description` are for pipelines that build on it.
+    """
     config = parts.config
     config.require(
         config.advantage.needs_values,

@@ -1,7 +1,8 @@
-"""Evaluate a checkpoint on LIBERO: `python -m vla_rl.recipes.eval_libero CHECKPOINT --suites libero_object`.
+"""Evaluate a checkpoint on LIBERO:
+`python -m vla_rl.recipes.eval_libero CHECKPOINT --suites libero_object`.
 
-Runs every task of the suites from every initial state (with every scene seed) exactly once, prints a table of success rates
-with 95 % intervals, and writes a folder in `runs/`:
+Runs every task of the suites from every initial state (with every scene seed) exactly once, prints
+a table of success rates with 95 % intervals, and writes a folder in `runs/`:
 
     config.json, versions.json   the configuration, and the versions of the software
     episodes.jsonl               one line per episode, written when the episode ends
@@ -11,11 +12,12 @@ with 95 % intervals, and writes a folder in `runs/`:
 If it is killed, only the running episodes are lost; `--resume runs/eval-...` runs the missing ones.
 
     ... CHECKPOINT --init-states 40-49                   held-out initial states only
-    ... CHECKPOINT --scenes same                         the same fixtures in every trial, as in SimpleVLA-RL
-    ... CHECKPOINT --suites liberopro.libero_goal_swap   LIBERO-PRO or LIBERO-plus, with a table by perturbation
-    ... CHECKPOINT --temperature 1.0                     sampled instead of greedy
-    ... CHECKPOINT --suites libero_goal --tasks 0-3,7    some tasks
-    ... CHECKPOINT --record-to data                      also write every episode into a LeRobotDataset
+    ... CHECKPOINT --scenes same                         the same fixtures in every trial, as in
+    SimpleVLA-RL ... CHECKPOINT --suites liberopro.libero_goal_swap   LIBERO-PRO or LIBERO-plus,
+    with a table by perturbation ... CHECKPOINT --temperature 1.0                     sampled
+    instead of greedy ... CHECKPOINT --suites libero_goal --tasks 0-3,7    some tasks
+    ... CHECKPOINT --record-to data                      also write every episode into a
+    LeRobotDataset
 """
 
 import asyncio
@@ -40,7 +42,14 @@ from vla_rl.commands.opening import distinct, open_each
 from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
 from vla_rl.envs.libero.assets import Assets, find_assets
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation import EpisodeResult, ResultFile, play_each, result_of, result_table, within_range
+from vla_rl.evaluation import (
+    EpisodeResult,
+    ResultFile,
+    play_each,
+    result_of,
+    result_table,
+    within_range,
+)
 from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
 from vla_rl.evaluation.libero import key_of, require_for_libero
 from vla_rl.evaluation.pictures import assets_for, picture_size_for, quality_for
@@ -76,54 +85,65 @@ VIDEO_FRAMES_PER_S = 5.0
 
 
 MOST_PREPARED = 100
-"""Scenes that are built once and shared by all simulators; enough for all of LIBERO-90. LIBERO-plus's suites have 2500
-tasks; scenes beyond this number are built by the simulator that runs them, so that memory is bounded."""
+"""Scenes that are built once and shared by all simulators; enough for all of LIBERO-90.
+LIBERO-plus's suites have 2500 tasks; scenes beyond this number are built by the simulator that runs
+them, so that memory is bounded."""
 
 
 class EvalLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
     """The checkpoint, the episodes and the conditions of an evaluation."""
 
     checkpoint: tyro.conf.Positional[str] = str(BASE_POLICY)
-    """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint. Default: the shipped base policy."""
+    """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint. Default: the shipped base
+    policy."""
 
     suites: tuple[str, ...] = ("libero_object",)
-    """Suites of LIBERO, or, behind the package's name, of LIBERO-PRO and LIBERO-plus: liberopro.libero_goal_swap."""
+    """Suites of LIBERO, or, behind the package's name, of LIBERO-PRO and LIBERO-plus:
+    liberopro.libero_goal_swap."""
 
     tasks: str = "all"
     """Tasks of each suite by LIBERO's numbers: all, or numbers and ranges such as 0-3,7."""
 
     init_states: str = "all"
-    """Initial states of each task: all, or numbers and ranges, such as 40-49 for those that training did not use."""
+    """Initial states of each task: all, or numbers and ranges, such as 40-49 for those that
+    training did not use."""
 
     scene_seeds: str = "0"
-    """Seeds of what initial states leave open, the positions of fixtures. Every episode is run once for each seed."""
+    """Seeds of what initial states leave open, the positions of fixtures. Every episode is run once
+    for each seed."""
 
     scenes: Literal["published", "same"] = "published"
-    """Positions of fixtures. published: trial k of a task, from initial state k, uses LIBERO's k-th reset after one seeding,
-    as OpenVLA, OpenVLA-OFT and openpi do. same: every trial uses the first reset, as SimpleVLA-RL does."""
+    """Positions of fixtures. published: trial k of a task, from initial state k, uses LIBERO's k-th
+    reset after one seeding, as OpenVLA, OpenVLA-OFT and openpi do. same: every trial uses the first
+    reset, as SimpleVLA-RL does."""
 
     step_limit: int | None = None
-    """Control steps after which an episode is a failure. None: each suite's published limit. Set 512 for SRPO's limit."""
+    """Control steps after which an episode is a failure. None: each suite's published limit. Set
+    512 for SRPO's limit."""
 
     temperature: float | None = None
     """Sample actions at this temperature, above 0. None: take the most likely action."""
 
     image_size: int | None = None
-    """Side of the camera images in pixels. None: 84 for the shipped policy, else 256, as published policies were trained."""
+    """Side of the camera images in pixels. None: 84 for the shipped policy, else 256, as published
+    policies were trained."""
 
     physics: Literal["exact", "fast"] = "exact"
-    """exact gives robosuite's results bit for bit; fast is quicker and equals them up to rounding."""
+    """exact gives robosuite's results bit for bit; fast is quicker and equals them up to
+    rounding."""
 
     quality: Literal["exact", "fast"] | None = None
-    """exact renders what published policies saw; fast renders without smoothing and with a plain robot. None: fast for the
-    shipped policy, which was trained with it, else exact."""
+    """exact renders what published policies saw; fast renders without smoothing and with a plain
+    robot. None: fast for the shipped policy, which was trained with it, else exact."""
 
     assets: str | None = None
-    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that is not set, stand-ins for
-    the shipped policy, which was trained on them, and LIBERO's own for others (stand-ins if those are not installed)."""
+    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
+    is not set, stand-ins for the shipped policy, which was trained on them, and LIBERO's own for
+    others (stand-ins if those are not installed)."""
 
     num_envs: int = max(os.cpu_count() or 1, 1)
-    """Number of simulator processes, and so of episodes that run at the same time. Default: one for each core."""
+    """Number of simulator processes, and so of episodes that run at the same time. Default: one for
+    each core."""
 
     torch_threads: int = 1
     """Threads for the policy on a CPU. The simulators need cores too."""
@@ -135,7 +155,8 @@ class EvalLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Maximum number of videos of each task and outcome."""
 
     record_to: str | None = None
-    """Also write every control step of every episode into this LeRobotDataset. Slower, because every step is rendered."""
+    """Also write every control step of every episode into this LeRobotDataset. Slower, because
+    every step is rendered."""
 
     root: str = "runs"
     """Parent of the evaluation's folder."""
@@ -148,8 +169,16 @@ class EvalLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         self.require(len(self.suites) > 0, "suites", "at least one suite")
-        self.require(self.step_limit is None or self.step_limit >= 1, "step_limit", "at least 1 control step, or none")
-        self.require(self.temperature is None or self.temperature > 0, "temperature", "above 0, or none for greedy")
+        self.require(
+            self.step_limit is None or self.step_limit >= 1,
+            "step_limit",
+            "at least 1 control step, or none",
+        )
+        self.require(
+            self.temperature is None or self.temperature > 0,
+            "temperature",
+            "above 0, or none for greedy",
+        )
         for field in ("num_envs", "torch_threads", "videos_per_task"):
             self.require(getattr(self, field) >= 1, field, "at least 1")
         planned_episodes(self, self.scenes)
@@ -170,8 +199,18 @@ class EvalLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
         return assets_for(self.checkpoint, self.assets)
 
 
-MAY_CHANGE = ("suites", "tasks", "init_states", "scene_seeds", "num_envs", "torch_threads", "videos", "videos_per_task")
-"""Fields that may change on a resume; a change of any other would mix results of different conditions."""
+MAY_CHANGE = (
+    "suites",
+    "tasks",
+    "init_states",
+    "scene_seeds",
+    "num_envs",
+    "torch_threads",
+    "videos",
+    "videos_per_task",
+)
+"""Fields that may change on a resume; a change of any other would mix results of different
+conditions."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,30 +229,55 @@ async def main(command: Command[EvalLaunch, EvalLiberoConfig]) -> int:
         _refuse_other_conditions(config, _config_in(folder), folder)
     episodes = planned_episodes(config, config.scenes)
     if command.launch.dry_run:
-        console.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
+        console.print(
+            Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json")
+        )
         num_done = sum(key_of(episode) in _results_in(folder) for episode in episodes)
-        print_plan(config, episodes, num_done, config.num_envs, weight_bytes(config.opened(config.checkpoint)), console)
+        print_plan(
+            config,
+            episodes,
+            num_done,
+            config.num_envs,
+            weight_bytes(config.opened(config.checkpoint)),
+            console,
+        )
         await _rehearse(config, episodes, folder)
         console.print("everything that the evaluation would read was found")
         return 0
     conditions = conditions_of(config)
     model = None if folder else await asyncio.to_thread(_load, config)
-    run = RunDirectory.resume(folder) if folder else RunDirectory.create(Path(config.root), config.name, config)
+    run = (
+        RunDirectory.resume(folder)
+        if folder
+        else RunDirectory.create(Path(config.root), config.name, config)
+    )
     _note_conditions(run, conditions)
-    console.print(f"evaluation {run.path}: {len(episodes)} episodes; assets: {conditions['assets']}")
-    with ResultFile(run.path / "episodes.jsonl") as file, StopSignal("losing the running episodes") as stop:
+    console.print(
+        f"evaluation {run.path}: {len(episodes)} episodes; assets: {conditions['assets']}"
+    )
+    with (
+        ResultFile(run.path / "episodes.jsonl") as file,
+        StopSignal("losing the running episodes") as stop,
+    ):
         missing = [episode for episode in episodes if key_of(episode) not in file.results]
         if missing:
             player = await asyncio.to_thread(_load, config) if model is None else model
             console.print(described(player))
-            await stop.unless_asked(_play(player, config, conditions, missing, file, run, len(episodes)))
+            await stop.unless_asked(
+                _play(player, config, conditions, missing, file, run, len(episodes))
+            )
         results, num_waiting = list(file.results.values()), file.num_waiting
         num_missing = sum(key_of(episode) not in file.results for episode in episodes)
     is_written = num_waiting == 0
     if results:
-        path, sizes = run.path / "results.json", {"num_planned": len(episodes), "num_missing": num_missing}
+        path, sizes = (
+            run.path / "results.json",
+            {"num_planned": len(episodes), "num_missing": num_missing},
+        )
         console.print(result_table(results, title_of(config.checkpoint, conditions, **sizes)))
-        is_written &= await asyncio.to_thread(_write_results_or_say, path, conditions, results, sizes)
+        is_written &= await asyncio.to_thread(
+            _write_results_or_say, path, conditions, results, sizes
+        )
     console.print(f"everything of this evaluation is in {run.path}")
     if stop.is_asked or not is_written:
         console.print(f"continue with --resume {run.path}")
@@ -221,9 +285,19 @@ async def main(command: Command[EvalLaunch, EvalLiberoConfig]) -> int:
 
 
 def conditions_of(config: EvalLiberoConfig) -> dict[str, Any]:
-    """Return everything that results depend on, as plain values. Raises: CheckpointError; ConfigError without assets."""
+    """Return everything that results depend on, as plain values.
+
+    Raises: CheckpointError; ConfigError without assets.
+    """
     assets = _assets_of(config)
-    names = set(EvalLiberoConfig.__struct_fields__) - {*MAY_CHANGE, "root", "name", "record_to", "assets", "checkpoint"}
+    names = set(EvalLiberoConfig.__struct_fields__) - {
+        *MAY_CHANGE,
+        "root",
+        "name",
+        "record_to",
+        "assets",
+        "checkpoint",
+    }
     return {
         "checkpoint": config.checkpoint,
         "checkpoint_digest": digest_of(config.opened(config.checkpoint)),
@@ -235,7 +309,9 @@ def conditions_of(config: EvalLiberoConfig) -> dict[str, Any]:
     }
 
 
-async def _rehearse(config: EvalLiberoConfig, episodes: list[EpisodeSpec], folder: Path | None) -> None:
+async def _rehearse(
+    config: EvalLiberoConfig, episodes: list[EpisodeSpec], folder: Path | None
+) -> None:
     """Read everything that the evaluation would read. Raises: what the evaluation would raise."""
     conditions = conditions_of(config)
     if folder is None:
@@ -253,14 +329,18 @@ def _note_conditions(run: RunDirectory, conditions: dict[str, Any]) -> None:
         note_conditions(run.path / "conditions.json", conditions)
     except OSError as error:
         raise ConfigError(
-            f"the evaluation {run.path} cannot be written: {error}; make room, or choose another folder (--root)"
+            f"the evaluation {run.path} cannot be written: {error}; make room, or choose another "
+            "folder (--root)"
         ) from error
 
 
 def _write_results_or_say(
     path: Path, conditions: dict[str, Any], results: list[EpisodeResult], sizes: dict[str, int]
 ) -> bool:
-    """Write `results.json`; if that fails, log a warning and return False. A resume writes it without new episodes."""
+    """Write `results.json`; if that fails, log a warning and return False.
+
+    A resume writes it without new episodes.
+    """
     try:
         write_results(path, conditions, results, **sizes)
     except OSError as error:
@@ -269,19 +349,29 @@ def _write_results_or_say(
     return True
 
 
-def title_of(checkpoint: str, conditions: dict[str, Any], *, num_planned: int, num_missing: int) -> str:
-    """Return the title of the table; for an interrupted evaluation, it warns that the rates are biased."""
+def title_of(
+    checkpoint: str, conditions: dict[str, Any], *, num_planned: int, num_missing: int
+) -> str:
+    """Return the title of the table; for an interrupted evaluation, it warns that the rates are
+    biased.
+    """
     title = f"{checkpoint}, assets: {conditions['assets']}, scenes: {conditions['scenes']}"
     if num_missing == 0:
         return title
     return (
-        f"{title}; incomplete: {num_planned - num_missing} of {num_planned} episodes, those running were lost, so rates "
+        f"{title}; incomplete: {num_planned - num_missing} of {num_planned} episodes, those "
+        "running were lost, so rates "
         "favour short ones"
     )
 
 
 def write_results(
-    path: Path, conditions: dict[str, Any], results: list[EpisodeResult], *, num_planned: int, num_missing: int
+    path: Path,
+    conditions: dict[str, Any],
+    results: list[EpisodeResult],
+    *,
+    num_planned: int,
+    num_missing: int,
 ) -> None:
     """Write `results.json`: it appears whole or not at all."""
     tasks = by_task(results)
@@ -293,8 +383,13 @@ def write_results(
         "missing_episodes": num_missing,
         "is_complete": num_missing == 0,
         "summary": summary_of(results),
-        "suites": {suite: summary_of([result for result in results if result.suite == suite]) for suite in suites},
-        "perturbations": {kind: summary_of(of_kind) for kind, of_kind in by_perturbation(results).items()},
+        "suites": {
+            suite: summary_of([result for result in results if result.suite == suite])
+            for suite in suites
+        },
+        "perturbations": {
+            kind: summary_of(of_kind) for kind, of_kind in by_perturbation(results).items()
+        },
         "tasks": {task: summary_of(of_task) for task, of_task in tasks.items()},
         "episodes": [result for of_task in tasks.values() for result in of_task],
     }
@@ -302,7 +397,10 @@ def write_results(
 
 
 class ResultKeeper:
-    """Stores the result of each episode, then makes a video if one is wanted. One episode at a time."""
+    """Stores the result of each episode, then makes a video if one is wanted.
+
+    One episode at a time.
+    """
 
     def __init__(self, config: EvalLiberoConfig, file: ResultFile, videos: Path) -> None:
         self._config, self._file, self._videos = config, file, videos
@@ -315,7 +413,10 @@ class ResultKeeper:
         return self._failures.num_failed
 
     async def keep(self, trajectory: Trajectory) -> None:
-        """Store a result on disk, then make its video. A video that cannot be made is reported and counted."""
+        """Store a result on disk, then make its video.
+
+        A video that cannot be made is reported and counted.
+        """
         result = result_of(trajectory)
         async with self._turn:
             await run_to_its_end(self._file.add, result)
@@ -343,17 +444,23 @@ async def _play(
     num_planned: int,
 ) -> None:
     envs = [episode.env for episode in missing]
-    agent = await recorded(within_range(embodied_agent), config.record_to, envs, digest_of_run(conditions))
+    agent = await recorded(
+        within_range(embodied_agent), config.record_to, envs, digest_of_run(conditions)
+    )
     simulators = SimulatorConfig(num_envs=min(config.num_envs, len(missing)), rss_limit_mb=4000)
     specs = list({str(episode.env): episode.env for episode in missing}.values())[:MOST_PREPARED]
     with Progress(console=Console()) as progress:
-        bar = progress.add_task("evaluating", total=num_planned, completed=num_planned - len(missing))
+        bar = progress.add_task(
+            "evaluating", total=num_planned, completed=num_planned - len(missing)
+        )
         keeper = ResultKeeper(config, file, run.videos)
 
         async def done(trajectory: Trajectory) -> None:
             await keeper.keep(trajectory)
             successes = sum(result.is_success for result in file.results.values())
-            progress.update(bar, advance=1, description=f"{successes} of {len(file.results)} succeeded")
+            progress.update(
+                bar, advance=1, description=f"{successes} of {len(file.results)} succeeded"
+            )
 
         async with (
             Runtime(config.name) as runtime,
@@ -364,12 +471,22 @@ async def _play(
             await play_each(pool, engine, agent, missing, done)
 
 
-def _film(config: EvalLiberoConfig, trajectory: Trajectory, result: EpisodeResult, folder: Path) -> None:
+def _film(
+    config: EvalLiberoConfig, trajectory: Trajectory, result: EpisodeResult, folder: Path
+) -> None:
     """Make a video if one is wanted and the task has too few of them."""
     outcome = "success" if result.is_success else "failure"
-    wanted = {"none": (), "failures": ("failure",), "successes": ("success",), "both": ("failure", "success")}
+    wanted = {
+        "none": (),
+        "failures": ("failure",),
+        "successes": ("success",),
+        "both": ("failure", "success"),
+    }
     kind = f"{result.suite}-{result.task_id}_{outcome}"
-    if outcome in wanted[config.videos] and len(list(folder.glob(f"{kind}_init-*.mp4"))) < config.videos_per_task:
+    if (
+        outcome in wanted[config.videos]
+        and len(list(folder.glob(f"{kind}_init-*.mp4"))) < config.videos_per_task
+    ):
         path = folder / f"{kind}_init-{result.init_state_id}_scene-{result.scene_seed}.mp4"
         write_video(path, trajectory, "image", VIDEO_FRAMES_PER_S)
 
@@ -382,17 +499,25 @@ def _results_in(folder: Path | None) -> dict[tuple[str, int, int], EpisodeResult
 
 
 def _config_in(folder: Path) -> EvalLiberoConfig:
-    """Read the configuration of an evaluation. One without `scenes` is older than that option and used `same`."""
+    """Read the configuration of an evaluation.
+
+    One without `scenes` is older than that option and used `same`.
+    """
     path = folder / "config.json"
-    return convert({"scenes": "same", **read_table(path, EvalLiberoConfig)}, EvalLiberoConfig, str(path))
+    return convert(
+        {"scenes": "same", **read_table(path, EvalLiberoConfig)}, EvalLiberoConfig, str(path)
+    )
 
 
-def _refuse_other_conditions(config: EvalLiberoConfig, before: EvalLiberoConfig, folder: Path) -> None:
+def _refuse_other_conditions(
+    config: EvalLiberoConfig, before: EvalLiberoConfig, folder: Path
+) -> None:
     for name in EvalLiberoConfig.__struct_fields__:
         if name not in MAY_CHANGE and getattr(config, name) != getattr(before, name):
             raise ConfigError(
                 f"{name} is {getattr(config, name)!r}, but the episodes in {folder} were run with "
-                f"{getattr(before, name)!r}; start another evaluation, because one table cannot hold both"
+                f"{getattr(before, name)!r}; start another evaluation, because one table cannot "
+                "hold both"
             )
 
 

@@ -1,7 +1,8 @@
 """GRPO on LIBERO: `python -m vla_rl.recipes.grpo_libero`.
 
-The same episodes and policy as `srpo_libero`, but every failure earns 0. Groups in which all episodes succeed or all fail
-have no learning signal, so they are replaced while the rollout continues.
+The same episodes and policy as `srpo_libero`, but every failure earns 0. Groups in which all
+episodes succeed or all fail have no learning signal, so they are replaced while the rollout
+continues.
 """
 
 import sys

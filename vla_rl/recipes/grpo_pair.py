@@ -1,15 +1,18 @@
-"""Two language agents learn to solve sums together: `python -m vla_rl.recipes.grpo_pair --policy pair_base`.
+"""Two language agents learn to solve sums together:
+`python -m vla_rl.recipes.grpo_pair --policy pair_base`.
 
-A solver proposes an answer, and a checker accepts it or sends it back; both have a calculator. Each agent is compared with
-itself in the other episodes of its group, by its own rewards. Both agents share one set of weights, or each has its own, and
-the policies learn in every update or take turns:
+A solver proposes an answer, and a checker accepts it or sends it back; both have a calculator. Each
+agent is compared with itself in the other episodes of its group, by its own rewards. Both agents
+share one set of weights, or each has its own, and the policies learn in every update or take turns:
 
     --agents.weights shared                                      one policy
-    --agents.weights own                                         two policies, both learn in every update
-    --agents.weights own --agents.turns alternating              two policies, one learns while the other is frozen
-    --pipeline ppo --advantage.name marft_gae                    MARFT's advantages, with a critic for each policy
+    --agents.weights own                                         two policies, both learn in every
+    update --agents.weights own --agents.turns alternating              two policies, one learns
+    while the other is frozen --pipeline ppo --advantage.name marft_gae                    MARFT's
+    advantages, with a critic for each policy
 
-`sft_text --task arithmetic_pair --num-operators 1 --num-digits 1 --out pair_base` makes the base policy.
+`sft_text --task arithmetic_pair --num-operators 1 --num-digits 1 --out pair_base` makes the base
+policy.
 """
 
 import sys
@@ -32,10 +35,12 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
     """The weights that the agents of an environment act with, and when those learn."""
 
     weights: Literal["shared", "own"] = "shared"
-    """shared: one policy acts for all agents and learns from all of them; own: a policy for each."""
+    """shared: one policy acts for all agents and learns from all of them; own: a policy for
+    each."""
 
     turns: Literal["joint", "alternating"] = "joint"
-    """joint: all policies learn in every update; alternating: one learns while the others are frozen."""
+    """joint: all policies learn in every update; alternating: one learns while the others are
+    frozen."""
 
     updates_per_turn: int = 2
     """With alternating turns: updates of one policy before the next one's turn."""
@@ -43,7 +48,9 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         self.require(self.updates_per_turn >= 1, "updates_per_turn", "at least 1 update")
         is_possible = self.weights == "own" or self.turns == "joint"
-        self.require(is_possible, "turns", "'joint' if one policy acts for all agents; set weights to 'own'")
+        self.require(
+            is_possible, "turns", "'joint' if one policy acts for all agents; set weights to 'own'"
+        )
 
 
 class GrpoPairConfig(GrpoTextConfig, frozen=True, kw_only=True):
@@ -55,10 +62,12 @@ class GrpoPairConfig(GrpoTextConfig, frozen=True, kw_only=True):
     engine: EngineConfig = EngineConfig(max_batch=64, kept_conversations=128, max_reply=32)
 
     policy: str = "pair_base"
-    """Folder (such as `sft_text --task arithmetic_pair` writes) or hub id of the checkpoint to start from."""
+    """Folder (such as `sft_text --task arithmetic_pair` writes) or hub id of the checkpoint to
+    start from."""
 
     checker_policy: str | None = None
-    """Checkpoint for the checker, with agents.weights own. None: both agents start from `policy`."""
+    """Checkpoint for the checker, with agents.weights own. None: both agents start from
+    `policy`."""
 
     num_operators: int = 1
     """Operations in a sum."""
@@ -67,13 +76,17 @@ class GrpoPairConfig(GrpoTextConfig, frozen=True, kw_only=True):
     """Maximum number of the solver's proposals."""
 
     credit: Literal["team", "own"] = "own"
-    """team: both earn 1 if a correct proposal was accepted; own: the solver earns 1 if its last proposal is correct, and the
-    checker earns a share of 1 for each correct verdict."""
+    """team: both earn 1 if a correct proposal was accepted; own: the solver earns 1 if its last
+    proposal is correct, and the checker earns a share of 1 for each correct verdict."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         has_place = self.checker_policy is None or self.agents.weights == "own"
-        self.require(has_place, "checker_policy", "none if one policy acts for all agents; set agents.weights to 'own'")
+        self.require(
+            has_place,
+            "checker_policy",
+            "none if one policy acts for all agents; set agents.weights to 'own'",
+        )
 
     @property
     def env(self) -> EnvSpec:
@@ -87,8 +100,13 @@ def policies_of(config: GrpoPairConfig) -> RunModel | Team:
     if config.agents.weights == "shared":
         return CausalLanguageModel.load(config.policy)
     folders = (config.policy, config.checker_policy or config.policy)
-    members = {agent: Member(CausalLanguageModel.load(folder)) for agent, folder in zip(AGENTS, folders, strict=True)}
-    return Team(members, config.agents.updates_per_turn if config.agents.turns == "alternating" else None)
+    members = {
+        agent: Member(CausalLanguageModel.load(folder))
+        for agent, folder in zip(AGENTS, folders, strict=True)
+    }
+    return Team(
+        members, config.agents.updates_per_turn if config.agents.turns == "alternating" else None
+    )
 
 
 async def main(command: Command[TrainingLaunch, GrpoPairConfig]) -> int:

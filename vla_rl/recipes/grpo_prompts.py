@@ -1,10 +1,12 @@
 """A language policy learns from your own questions and answers:
 
-    python -m vla_rl.recipes.grpo_prompts --policy Qwen/Qwen3-0.6B --prompts questions.jsonl --scorer math
+    python -m vla_rl.recipes.grpo_prompts --policy Qwen/Qwen3-0.6B --prompts questions.jsonl
+    --scorer math
 
-The policy gives one reply to each question, which is scored against the row's answer (`vla_rl.scoring` has the scorers).
-Some rows are held out for validation before the first update and after the last. Every row is checked before anything
-starts; an error names the row that lacks a field, has an empty question, or does not fit the policy's context.
+The policy gives one reply to each question, which is scored against the row's answer
+(`vla_rl.scoring` has the scorers). Some rows are held out for validation before the first update
+and after the last. Every row is checked before anything starts; an error names the row that lacks a
+field, has an empty question, or does not fit the policy's context.
 """
 
 import asyncio
@@ -48,13 +50,15 @@ class GrpoPromptsConfig(TextTrainingConfig, frozen=True, kw_only=True):
     )
 
     policy: str = "Qwen/Qwen3-0.6B"
-    """Folder or hub id of the checkpoint to start from: any causal language model with a chat template."""
+    """Folder or hub id of the checkpoint to start from: any causal language model with a chat
+    template."""
 
     prompts: str = "prompts.jsonl"
     """A .jsonl or .parquet file with one question per row."""
 
     scorer: str = "math"
-    """exact, match, math, code, or your own function as "module:function": `def f(reply: str, row: dict) -> float`."""
+    """exact, match, math, code, or your own function as "module:function":
+    `def f(reply: str, row: dict) -> float`."""
 
     prompt_field: str = "prompt"
     """Field with the question: a text, or a list of messages with role and content."""
@@ -63,10 +67,12 @@ class GrpoPromptsConfig(TextTrainingConfig, frozen=True, kw_only=True):
     """Field with the answer that the scorer compares with."""
 
     system: str = ""
-    """System message at the start of each conversation, such as the format of an answer. Empty: none."""
+    """System message at the start of each conversation, such as the format of an answer. Empty:
+    none."""
 
     num_validation: int = 64
-    """Rows held out from training, for validation before the first update and after the last. 0: none."""
+    """Rows held out from training, for validation before the first update and after the last. 0:
+    none."""
 
     num_tries: int = 4
     """Episodes of each held-out row."""
@@ -87,10 +93,13 @@ def split_rows(config: GrpoPromptsConfig) -> tuple[list[int], list[int]]:
 
     Raises: DataError for a file that cannot be read, a row without a field, or too few rows.
     """
-    rows = list(range(len(read_prompts(config.prompts, (config.prompt_field, config.answer_field)))))
+    rows = list(
+        range(len(read_prompts(config.prompts, (config.prompt_field, config.answer_field))))
+    )
     if len(rows) <= config.num_validation:
         raise DataError(
-            f"{config.prompts} has {len(rows)} rows and num_validation={config.num_validation} of them are held out, "
+            f"{config.prompts} has {len(rows)} rows and num_validation={config.num_validation} of "
+            "them are held out, "
             "which leaves none to train on; hold out fewer, or add rows"
         )
     random.Random(derive_seed(config.run.seed, "held-out rows")).shuffle(rows)
@@ -108,24 +117,33 @@ def starts_of(config: GrpoPromptsConfig, numbers: Sequence[int]) -> list[TaskSta
     }
     env = EnvSpec(id=ENV_ID, kwargs=kwargs)
     make_text_task(env)
-    return [TaskStart(env=env, task=Path(config.prompts).stem, options={"row": number}) for number in numbers]
+    return [
+        TaskStart(env=env, task=Path(config.prompts).stem, options={"row": number})
+        for number in numbers
+    ]
 
 
 def check_prompts(config: GrpoPromptsConfig, model: LanguageModel[Any]) -> int:
-    """Check every row; return the number of tokens of the longest prompt. A reply that finds little room is cut short.
+    """Check every row; return the number of tokens of the longest prompt. A reply that finds little
+    room is cut short.
 
-    Raises: DataError, with row and field, for a prompt that is neither text nor messages, is empty, is rejected by the chat
-    template, or fills the policy's context, and for an answer that is no list of tests if the scorer is `code`.
+    Raises: DataError, with row and field, for a prompt that is neither text nor messages, is empty,
+    is rejected by the chat template, or fills the policy's context, and for an answer that is no
+    list of tests if the scorer is `code`.
     """
     rows = read_prompts(config.prompts, (config.prompt_field, config.answer_field))
     context = min(model.context_size, config.engine.max_context or model.context_size)
     longest = 0
     for number, row in enumerate(rows):
         label = f"{config.prompt_field!r} of row {number} of {config.prompts}"
-        if not any(message.content.strip() for message in messages_of(row[config.prompt_field], label)):
+        if not any(
+            message.content.strip() for message in messages_of(row[config.prompt_field], label)
+        ):
             raise DataError(f"{label} is empty, expected a question; leave the row out")
         try:
-            num_tokens = len(model.render(conversation_about(row[config.prompt_field], config.system, label)))
+            num_tokens = len(
+                model.render(conversation_about(row[config.prompt_field], config.system, label))
+            )
         except ValueError as error:
             raise DataError(
                 f"{label}: {error}; leave the row out, or use roles that the chat template knows"
@@ -134,10 +152,13 @@ def check_prompts(config: GrpoPromptsConfig, model: LanguageModel[Any]) -> int:
             try:
                 code_tests(row, config.answer_field)
             except DataError as error:
-                raise DataError(f"{config.answer_field!r} of row {number} of {config.prompts}: {error}") from error
+                raise DataError(
+                    f"{config.answer_field!r} of row {number} of {config.prompts}: {error}"
+                ) from error
         if num_tokens >= context:
             raise DataError(
-                f"{label} has {num_tokens} tokens and the context {context}, expected room for at least one token of a "
+                f"{label} has {num_tokens} tokens and the context {context}, expected room for at "
+                "least one token of a "
                 "reply; leave the row out, or use a policy with a longer context"
             )
         longest = max(longest, num_tokens)
@@ -152,11 +173,16 @@ async def main(command: Command[TrainingLaunch, GrpoPromptsConfig]) -> int:
     model = await asyncio.to_thread(CausalLanguageModel.load, config.policy)
     longest = await asyncio.to_thread(check_prompts, config, model)
     print(
-        f"{len(trained)} rows to train on, {len(held_out)} held out; the longest prompt has {longest} tokens",
+        f"{len(trained)} rows to train on, {len(held_out)} held out; the longest prompt has "
+        f"{longest} tokens",
         flush=True,
     )
     footprint = EpisodeFootprint(
-        what_runs=ENV_ID, simulator_mb=0, server_mb=0, chunk_bytes=16 * (longest + config.max_reply), num_chunks=1
+        what_runs=ENV_ID,
+        simulator_mb=0,
+        server_mb=0,
+        chunk_bytes=16 * (longest + config.max_reply),
+        num_chunks=1,
     )
     judge = None
     if held_out:

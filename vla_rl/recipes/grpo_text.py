@@ -1,8 +1,9 @@
 """A language agent learns to use a tool: `python -m vla_rl.recipes.grpo_text`.
 
-The tasks are sums such as 3+8-7=?, with a calculator that does one operation per call: two calls and an answer, in three
-turns. The shipped base policy (small, made by `sft_text`) knows how to call the calculator and half knows when; a correct
-answer that was calculated earns 1. `--pipeline ppo`, `dapo`, `gspo` or `cpgd` trains it with another pipeline.
+The tasks are sums such as 3+8-7=?, with a calculator that does one operation per call: two calls
+and an answer, in three turns. The shipped base policy (small, made by `sft_text`) knows how to call
+the calculator and half knows when; a correct answer that was calculated earns 1. `--pipeline ppo`,
+`dapo`, `gspo` or `cpgd` trains it with another pipeline.
 """
 
 import sys
@@ -52,8 +53,9 @@ class GrpoTextConfig(TextTrainingConfig, frozen=True, kw_only=True):
     )
 
     policy: str = str(ARITHMETIC_BASE)
-    """Folder (such as `sft_text` writes) or hub id of the checkpoint to start from: any causal language model with a chat
-    template. The default ships with the package and solves three sums of ten."""
+    """Folder (such as `sft_text` writes) or hub id of the checkpoint to start from: any causal
+    language model with a chat template. The default ships with the package and solves three sums of
+    ten."""
 
     num_operators: int = 2
     """Operations in a sum."""
@@ -65,7 +67,8 @@ class GrpoTextConfig(TextTrainingConfig, frozen=True, kw_only=True):
     """Draws of sums to train on; some are equal if the sums are small."""
 
     num_validation: int = 64
-    """Different sums for validation before the first update and after the last; they are never trained on. 0: none."""
+    """Different sums for validation before the first update and after the last; they are never
+    trained on. 0: none."""
 
     num_tries: int = 4
     """Episodes of each validation sum."""
@@ -79,12 +82,19 @@ class GrpoTextConfig(TextTrainingConfig, frozen=True, kw_only=True):
     @property
     def env(self) -> EnvSpec:
         """Specification of the environment."""
-        kwargs = {"num_operators": self.num_operators, "num_digits": self.num_digits, "operators": OPERATORS}
+        kwargs = {
+            "num_operators": self.num_operators,
+            "num_digits": self.num_digits,
+            "operators": OPERATORS,
+        }
         return EnvSpec(id=ENV_ID, kwargs=kwargs)
 
 
 def training_starts(config: GrpoTextConfig) -> list[TaskStart]:
-    """Return sums to train on, none of them a validation sum. Raises: ConfigError if too few are left."""
+    """Return sums to train on, none of them a validation sum.
+
+    Raises: ConfigError if too few are left.
+    """
     held_out = {_sum_of(config, start.seed) for start in validation_starts(config)}
     seeds: list[int] = []
     for seed in _seeds_of(config, "train", MOST_DRAWS * config.num_starts):
@@ -93,7 +103,8 @@ def training_starts(config: GrpoTextConfig) -> list[TaskStart]:
         if len(seeds) == config.num_starts:
             return _starts(config, seeds)
     raise ConfigError(
-        f"num_validation is {config.num_validation}, which leaves too few sums to train on of those with num_operators="
+        f"num_validation is {config.num_validation}, which leaves too few sums to train on of "
+        "those with num_operators="
         f"{config.num_operators} and num_digits={config.num_digits}; take fewer, or larger sums"
     )
 
@@ -107,7 +118,8 @@ def validation_starts(config: GrpoTextConfig) -> list[TaskStart]:
             break
     if len(seeds) < config.num_validation:
         raise ConfigError(
-            f"num_validation is {config.num_validation}, but only {len(seeds)} different sums were found with num_operators="
+            f"num_validation is {config.num_validation}, but only {len(seeds)} different sums "
+            "were found with num_operators="
             f"{config.num_operators} and num_digits={config.num_digits}; take fewer, or larger sums"
         )
     return _starts(config, list(seeds.values()))
@@ -142,9 +154,15 @@ async def launch_text(command: Command[TrainingLaunch, Any], model: RunModel | T
     """Plan, draw or train `model`, as the command line says."""
     config: GrpoTextConfig = command.config
     footprint = EpisodeFootprint(
-        what_runs=config.env.id, simulator_mb=0, server_mb=0, chunk_bytes=4096, num_chunks=config.chat.max_turns
+        what_runs=config.env.id,
+        simulator_mb=0,
+        server_mb=0,
+        chunk_bytes=4096,
+        num_chunks=config.chat.max_turns,
     )
-    return await launch(command, training_starts(config), model, footprint, judge=validation_of(config))
+    return await launch(
+        command, training_starts(config), model, footprint, judge=validation_of(config)
+    )
 
 
 async def main(command: Command[TrainingLaunch, GrpoTextConfig]) -> int:

@@ -1,4 +1,5 @@
-"""Settings and steps that all training recipes for LIBERO share: tasks, base policy, held-out episodes, training.
+"""Settings and steps that all training recipes for LIBERO share: tasks, base policy, held-out
+episodes, training.
 
 `srpo_libero`, `grpo_libero` and `ppo_libero` are this with other defaults.
 """
@@ -30,7 +31,13 @@ from vla_rl.evaluation.libero import (
 )
 from vla_rl.evaluation.pictures import assets_for, picture_size_for, quality_for
 from vla_rl.learning import LearnerConfig, OptimizerConfig
-from vla_rl.models.loading import BASE_POLICY, CheckpointFormat, described, is_base_policy, load_policy
+from vla_rl.models.loading import (
+    BASE_POLICY,
+    CheckpointFormat,
+    described,
+    is_base_policy,
+    load_policy,
+)
 from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart, embodied_agent
 from vla_rl.simulation import SimulatorConfig
@@ -49,16 +56,20 @@ MOST_TRAINED: Final = 100_000
 
 
 class HeldOutConfig(Config, frozen=True, kw_only=True):
-    """Greedy episodes before the first update and after the last, from starts that are never trained on."""
+    """Greedy episodes before the first update and after the last, from starts that are never
+    trained on.
+    """
 
     init_states: str | None = "40-49,1000-1023"
-    """Starts of each task: LIBERO's own, such as 40-49, or drawn ones, such as 1000-1023. None: no held-out episodes."""
+    """Starts of each task: LIBERO's own, such as 40-49, or drawn ones, such as 1000-1023. None: no
+    held-out episodes."""
 
     scene_seeds: str = "0"
     """Seeds of the positions of fixtures, such as 1-3. Every episode is run once for each seed."""
 
     step_limit: int | None = None
-    """Control steps after which a held-out episode is a failure. None: each suite's published limit."""
+    """Control steps after which a held-out episode is a failure. None: each suite's published
+    limit."""
 
     physics: Literal["fast", "exact"] = "exact"
     """exact: LIBERO's own physics, as evaluations use; fast: the quicker one of training."""
@@ -74,65 +85,84 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
     )
 
     temperature: float = 0.3
-    """Sampling temperature for rollout and training, above 0. Higher explores further from the greedy action, which
-    evaluation uses."""
+    """Sampling temperature for rollout and training, above 0. Higher explores further from the
+    greedy action, which evaluation uses."""
 
     tasks: tuple[str, ...] = ("libero_object/1,6", "libero_goal/7")
-    """Suites, such as libero_goal, or some of a suite's tasks by LIBERO's numbers, such as libero_goal/0-3,7."""
+    """Suites, such as libero_goal, or some of a suite's tasks by LIBERO's numbers, such as
+    libero_goal/0-3,7."""
 
     train_init_states: int = 40
-    """Number of starts of each task to train on, from the first on; the rest stay unseen. Starts are LIBERO's fixed initial
-    states, and beyond them drawn from the task's regions."""
+    """Number of starts of each task to train on, from the first on; the rest stay unseen. Starts
+    are LIBERO's fixed initial states, and beyond them drawn from the task's regions."""
 
     step_limit: int | None = None
-    """Control steps after which a training episode is a failure. None: 160 for the shipped policy, whose successes take
-    about half as many, else each suite's published limit."""
+    """Control steps after which a training episode is a failure. None: 160 for the shipped policy,
+    whose successes take about half as many, else each suite's published limit."""
 
     image_size: int | None = None
-    """Side of the camera images in pixels; the policy resizes them to its input. None: 84 for the shipped policy, else 256,
-    as published policies were trained."""
+    """Side of the camera images in pixels; the policy resizes them to its input. None: 84 for the
+    shipped policy, else 256, as published policies were trained."""
 
     physics: Literal["fast", "exact"] = "fast"
-    """`fast`: several times as many control steps per second, for training; `exact`: LIBERO's own, as evaluations use."""
+    """`fast`: several times as many control steps per second, for training; `exact`: LIBERO's own,
+    as evaluations use."""
 
     quality: Literal["fast", "exact"] | None = None
-    """Rendering quality. `exact`: LIBERO's own, which published policies were trained with; `fast`: a plainer robot at a
-    fraction of the cost, for policies that were trained with it. None: `fast` for the shipped policy, else `exact`."""
+    """Rendering quality. `exact`: LIBERO's own, which published policies were trained with; `fast`:
+    a plainer robot at a fraction of the cost, for policies that were trained with it. None: `fast`
+    for the shipped policy, else `exact`."""
 
     assets: str | None = None
-    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that is not set, stand-ins for
-    the shipped policy, which was trained on them, and LIBERO's own for others (stand-ins if those are not installed)."""
+    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
+    is not set, stand-ins for the shipped policy, which was trained on them, and LIBERO's own for
+    others (stand-ins if those are not installed)."""
 
     policy: str = str(BASE_POLICY)
-    """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from. The shipped one is half trained on tasks 1, 6
-    and 8 of libero_object and task 7 of libero_goal."""
+    """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from. The shipped one is
+    half trained on tasks 1, 6 and 8 of libero_object and task 7 of libero_goal."""
 
     policy_format: CheckpointFormat = CheckpointFormat()
     lora_rank: int | None = None
-    """Rank of new LoRA adapters that are trained instead of the weights, such as 32. None: no new adapters."""
+    """Rank of new LoRA adapters that are trained instead of the weights, such as 32. None: no new
+    adapters."""
 
     lora_alpha: int = 16
     """Scale of the adapters, which are weighted by alpha / rank."""
 
     lora_targets: Literal["hidden", "all-linear"] = "hidden"
-    """Layers that get an adapter. hidden: every linear layer but the output head; all-linear: also the output head and the
-    patch convolutions, as in OpenVLA's and OpenVLA-OFT's fine-tuning."""
+    """Layers that get an adapter. hidden: every linear layer but the output head; all-linear: also
+    the output head and the patch convolutions, as in OpenVLA's and OpenVLA-OFT's fine-tuning."""
 
     recompute_activations: bool = False
-    """Recompute the policy's activations in the backward pass instead of storing them: less memory, more computation."""
+    """Recompute the policy's activations in the backward pass instead of storing them: less memory,
+    more computation."""
 
     held_out: HeldOutConfig = HeldOutConfig()
 
-    simulators: SimulatorConfig = SimulatorConfig(num_envs=2 * (os.cpu_count() or 1), rss_limit_mb=4000)
-    """Simulator processes; two for each core by default, because half of them wait for the policy."""
+    simulators: SimulatorConfig = SimulatorConfig(
+        num_envs=2 * (os.cpu_count() or 1), rss_limit_mb=4000
+    )
+    """Simulator processes; two for each core by default, because half of them wait for the
+    policy."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(self.lora_rank is None or self.lora_rank >= 1, "lora_rank", "at least 1, or none")
+        self.require(
+            self.lora_rank is None or self.lora_rank >= 1, "lora_rank", "at least 1, or none"
+        )
         is_one_choice = self.lora_rank is None or self.policy_format.adapter_use != "train"
-        self.require(is_one_choice, "lora_rank", "none with policy_format.adapter_use train: either trains an adapter")
+        self.require(
+            is_one_choice,
+            "lora_rank",
+            "none with policy_format.adapter_use train: either trains an adapter",
+        )
         self.require(len(self.played) > 0, "tasks", "at least one task")
-        self.require(0 < self.train_init_states <= MOST_TRAINED, "train_init_states", f"1 to {MOST_TRAINED} starts")
+        self.require(
+            0 < self.train_init_states <= MOST_TRAINED,
+            "train_init_states",
+            f"1 to {MOST_TRAINED} starts",
+        )
         for part in (self, self.held_out):
             least = part.step_limit is None or part.step_limit >= 1
             part.require(least, "step_limit", "at least 1 control step, or none")
@@ -165,15 +195,21 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
 
 def held_out_episodes(config: LiberoConfig) -> list[EpisodeSpec]:
-    """Return every task from every held-out start, once. Raises: ConfigError if a start is trained on or does not exist."""
+    """Return every task from every held-out start, once.
+
+    Raises: ConfigError if a start is trained on or does not exist.
+    """
     wanted, episodes = config.held_out, list[EpisodeSpec]()
     if wanted.init_states is None:
         return []
     for task in config.played:
-        states = numbers_in(wanted.init_states, task.num_init_states, "held_out.init_states", limit=NUM_STARTS)
+        states = numbers_in(
+            wanted.init_states, task.num_init_states, "held_out.init_states", limit=NUM_STARTS
+        )
         if min(states) < config.train_init_states:
             raise ConfigError(
-                f"held_out.init_states are {wanted.init_states!r}, but the first {config.train_init_states} are trained on; "
+                f"held_out.init_states are {wanted.init_states!r}, but the first "
+                f"{config.train_init_states} are trained on; "
                 f"expected numbers from {config.train_init_states} on"
             )
         for scene_seed in numbers_in(wanted.scene_seeds, 1 << 31, "held_out.scene_seeds"):
@@ -190,7 +226,11 @@ def held_out_episodes(config: LiberoConfig) -> list[EpisodeSpec]:
             for state in states:
                 sampling = Sampling(greedy=True, temperature=config.temperature)
                 seed = config.run.seed
-                episodes.append(libero_episode(env, len(episodes), task.key, state, sampling=sampling, seed=seed))
+                episodes.append(
+                    libero_episode(
+                        env, len(episodes), task.key, state, sampling=sampling, seed=seed
+                    )
+                )
     return episodes
 
 
@@ -215,18 +255,24 @@ def starts_of(config: LiberoConfig) -> list[TaskStart]:
 
 
 def starting_policy(config: LiberoConfig) -> "VlaPolicy":
-    """Load the policy to train. Raises: ConfigError if it gives no likelihood of its actions; CheckpointError."""
+    """Load the policy to train.
+
+    Raises: ConfigError if it gives no likelihood of its actions; CheckpointError.
+    """
     policy = load_policy(config.policy, config.policy_format, config.run.device)
     require_for_libero(policy, config.policy)
     if getattr(policy.config, "head", "tokens") == "diffusion":
         raise ConfigError(
-            f"{config.policy} has a diffusion head, which gives no likelihood of its actions; reinforcement learning needs "
+            f"{config.policy} has a diffusion head, which gives no likelihood of its actions; "
+            "reinforcement learning needs "
             "one: use a checkpoint with tokens or an L1 head, or train this one with `sft_libero`"
         )
     if config.lora_rank is not None:
         from vla_rl.models.prismatic.config import LoraConfig
 
-        lora = LoraConfig(rank=config.lora_rank, alpha=config.lora_alpha, targets=config.lora_targets)
+        lora = LoraConfig(
+            rank=config.lora_rank, alpha=config.lora_alpha, targets=config.lora_targets
+        )
         policy = policy.adapted(lora, seed=derive_seed(config.run.seed, "adapters"))
     if config.recompute_activations:
         policy.recompute_activations()
@@ -236,20 +282,28 @@ def starting_policy(config: LiberoConfig) -> "VlaPolicy":
 async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
-    about: dict[str, str] = {"tasks": " ".join(config.tasks), "physics": config.physics, "quality": config.pictures}
+    about: dict[str, str] = {
+        "tasks": " ".join(config.tasks),
+        "physics": config.physics,
+        "quality": config.pictures,
+    }
     if not command.launch.draw:
         assets = _assets_of(config)
         print(f"LIBERO's assets: {assets.path} ({assets.source})", flush=True)
         if is_base_policy(config.policy) and assets.source != STAND_INS:
             print(
-                "the shipped policy was trained on stand-ins and does worse on these assets; use --assets stand-ins",
+                "the shipped policy was trained on stand-ins and does worse on these assets; use "
+                "--assets stand-ins",
                 flush=True,
             )
         about |= {"assets": assets.source, "assets_path": str(assets.path)}
     held_out = held_out_episodes(config)
     print(_split_of(config), flush=True)
     model = await asyncio.to_thread(starting_policy, config)
-    print(f"starting from the policy in {config.policy}; rendering quality {config.pictures}", flush=True)
+    print(
+        f"starting from the policy in {config.policy}; rendering quality {config.pictures}",
+        flush=True,
+    )
     print(described(model), flush=True)
     return await launch(
         command,
@@ -263,7 +317,9 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
             num_chunks=-(-_longest_episode(config) // model.config.chunk_size),
         ),
         about,
-        HeldOutJudge(held_out, film=write_strip, assets=about.get("assets", "")) if held_out else None,
+        HeldOutJudge(held_out, film=write_strip, assets=about.get("assets", ""))
+        if held_out
+        else None,
         within_range(embodied_agent),
     )
 
@@ -271,7 +327,11 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
 def _longest_episode(config: LiberoConfig) -> int:
     published = max(step_limit_of(task.suite) for task in config.played)
     trained = config.trained_step_limit or published
-    return trained if config.held_out.init_states is None else max(trained, config.held_out.step_limit or published)
+    return (
+        trained
+        if config.held_out.init_states is None
+        else max(trained, config.held_out.step_limit or published)
+    )
 
 
 def _split_of(config: LiberoConfig) -> str:
@@ -283,7 +343,8 @@ def _split_of(config: LiberoConfig) -> str:
     if wanted.init_states is None:
         return f"{trained}; no held-out episodes (--held-out.init-states 40-49 adds some)"
     return (
-        f"{trained}; held out are {wanted.init_states}, scene seeds {wanted.scene_seeds}, {wanted.physics} physics, up to "
+        f"{trained}; held out are {wanted.init_states}, scene seeds {wanted.scene_seeds}, "
+        f"{wanted.physics} physics, up to "
         f"{_limit_in_words(wanted.step_limit)}"
     )
 

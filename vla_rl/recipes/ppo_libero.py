@@ -1,7 +1,8 @@
 """PPO on LIBERO: `python -m vla_rl.recipes.ppo_libero`.
 
-The same episodes and policy as `srpo_libero`, with a critic on the policy's observations: every action chunk gets its own
-advantage, and a group need not mix successes and failures to give a learning signal.
+The same episodes and policy as `srpo_libero`, with a critic on the policy's observations: every
+action chunk gets its own advantage, and a group need not mix successes and failures to give a
+learning signal.
 """
 
 import sys

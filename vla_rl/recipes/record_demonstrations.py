@@ -1,9 +1,11 @@
-"""Record demonstrations by the scripted experts for LIBERO: `python -m vla_rl.recipes.record_demonstrations --out demos`.
+"""Record demonstrations by the scripted experts for LIBERO:
+`python -m vla_rl.recipes.record_demonstrations --out demos`.
 
-Each successful episode becomes one compressed `.npz`, `<out>/<suite>/<task_id>/<number>.npz`: image, wrist_image, state,
-action (the expert's own), executed_action (with noise), one row for each control step, and the instruction.
-`numpy.load(path)` reads it; nothing is pickled. `<task_id>.settings.json` beside a task's folder holds the settings of the
-recording; a later run with other settings is rejected.
+Each successful episode becomes one compressed `.npz`, `<out>/<suite>/<task_id>/<number>.npz`:
+image, wrist_image, state, action (the expert's own), executed_action (with noise), one row for each
+control step, and the instruction. `numpy.load(path)` reads it; nothing is pickled.
+`<task_id>.settings.json` beside a task's folder holds the settings of the recording; a later run
+with other settings is rejected.
 
 `--workers` records several tasks at the same time, in one process each.
 """
@@ -38,8 +40,8 @@ class RecordConfig(Config, frozen=True, kw_only=True):
     """Folder that the demonstrations are written to."""
 
     suite: str = "libero_object"
-    """Suite of the tasks. The experts solve nearly all of libero_object, libero_spatial and libero_goal, and most of
-    libero_10 and libero_90."""
+    """Suite of the tasks. The experts solve nearly all of libero_object, libero_spatial and
+    libero_goal, and most of libero_10 and libero_90."""
 
     task_ids: tuple[int, ...] = (1,)
     """Numbers of the suite's tasks to record."""
@@ -48,16 +50,19 @@ class RecordConfig(Config, frozen=True, kw_only=True):
     """Initial states to start from, in turn. None: the first `num_init_states`."""
 
     scene_seeds: tuple[int, ...] = (0,)
-    """Seeds of what initial states leave open, the positions of fixtures. Each gets an equal share of the demonstrations."""
+    """Seeds of what initial states leave open, the positions of fixtures. Each gets an equal share
+    of the demonstrations."""
 
     num: int = 20
     """Successful episodes to record for each task."""
 
     num_init_states: int = 40
-    """Number of initial states to use, in turn, from the first on; the rest stay unseen for evaluation."""
+    """Number of initial states to use, in turn, from the first on; the rest stay unseen for
+    evaluation."""
 
     noise: float = 0.25
-    """Correlated noise on the executed actions, 0 to 1 (a full command). The recorded `action` has none."""
+    """Correlated noise on the executed actions, 0 to 1 (a full command). The recorded `action` has
+    none."""
 
     image_size: int = 224
     """Height and width of the images, in pixels."""
@@ -66,16 +71,16 @@ class RecordConfig(Config, frozen=True, kw_only=True):
     """Record the wrist camera too. Without it an episode takes two thirds of the time."""
 
     assets: str | None = None
-    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; without it, LIBERO's own, or
-    stand-ins if those are not installed."""
+    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; without
+    it, LIBERO's own, or stand-ins if those are not installed."""
 
     physics: Literal["fast", "exact"] = "fast"
-    """Physics of the simulator: exact gives robosuite's results bit for bit; fast equals them up to rounding. Training uses
-    fast by default."""
+    """Physics of the simulator: exact gives robosuite's results bit for bit; fast equals them up to
+    rounding. Training uses fast by default."""
 
     quality: Literal["fast", "exact"] = "exact"
-    """Rendering quality. fast draws a plainer robot at a fraction of the cost. Evaluate a policy with the quality it was
-    trained with."""
+    """Rendering quality. fast draws a plainer robot at a fraction of the cost. Evaluate a policy
+    with the quality it was trained with."""
 
     seed: int = 0
     """Seed of the noise."""
@@ -84,7 +89,9 @@ class RecordConfig(Config, frozen=True, kw_only=True):
     """Processes that record tasks at the same time."""
 
     def __post_init__(self) -> None:
-        self.require(self.suite in SUITES, "suite", f"one of {', '.join(SUITES)}, which have experts")
+        self.require(
+            self.suite in SUITES, "suite", f"one of {', '.join(SUITES)}, which have experts"
+        )
         self.require(len(self.task_ids) > 0, "task_ids", "at least one task")
         self.require(len(self.scene_seeds) > 0, "scene_seeds", "at least one seed")
         self.require(min(self.scene_seeds) >= 0, "scene_seeds", "seeds >= 0")
@@ -92,10 +99,16 @@ class RecordConfig(Config, frozen=True, kw_only=True):
         self.require(self.num >= 1, "num", ">= 1 episode")
         self.require(0.0 <= self.noise <= 1.0, "noise", "0 to 1 (a full command)")
         check_starts(self.suite, self.task_ids, (0,))
-        self.require(1 <= self.num_init_states < NUM_STARTS, "num_init_states", f"1 to {NUM_STARTS - 1}")
+        self.require(
+            1 <= self.num_init_states < NUM_STARTS, "num_init_states", f"1 to {NUM_STARTS - 1}"
+        )
         chosen = self.init_state_ids
-        is_known = chosen is None or (len(chosen) > 0 and min(chosen) >= 0 and max(chosen) < NUM_STARTS)
-        self.require(is_known, "init_state_ids", f"numbers from 0 to {NUM_STARTS - 1}, at least one, or none")
+        is_known = chosen is None or (
+            len(chosen) > 0 and min(chosen) >= 0 and max(chosen) < NUM_STARTS
+        )
+        self.require(
+            is_known, "init_state_ids", f"numbers from 0 to {NUM_STARTS - 1}, at least one, or none"
+        )
 
 
 def folder_of(config: RecordConfig, task_id: int) -> Path:
@@ -110,27 +123,38 @@ def settings_file_of(config: RecordConfig, task_id: int) -> Path:
 
 
 def check_settings(config: RecordConfig, assets: Assets) -> dict[str, Any]:
-    """Check that every task's folder can take more demonstrations; return the settings to record with. Writes nothing.
+    """Check that every task's folder can take more demonstrations; return the settings to record
+    with. Writes nothing.
 
     Raises: ConfigError if a folder holds demonstrations with other or unknown settings.
     """
-    names = set(RecordConfig.__struct_fields__) - {"out", "suite", "task_ids", "num", "workers", "assets"}
-    settings = {name: getattr(config, name) for name in sorted(names)} | {"assets": str(assets.path)}
+    names = set(RecordConfig.__struct_fields__) - {
+        "out",
+        "suite",
+        "task_ids",
+        "num",
+        "workers",
+        "assets",
+    }
+    settings = {name: getattr(config, name) for name in sorted(names)} | {
+        "assets": str(assets.path)
+    }
     if len(config.scene_seeds) > 1:  # the number decides how many each seed gets
         settings["num"] = config.num
     for task_id in config.task_ids:
         folder, record = folder_of(config, task_id), settings_file_of(config, task_id)
         if not record.exists() and any(folder.glob("*.npz")):
             raise ConfigError(
-                f"{folder} holds demonstrations, but {record}, their settings, is missing; choose another folder (--out)"
+                f"{folder} holds demonstrations, but {record}, their settings, is missing; choose "
+                "another folder (--out)"
             )
         refuse_other_conditions(record, settings)
     return settings
 
 
 def note_settings(config: RecordConfig, assets: Assets) -> None:
-    """Write the settings of the recording beside each task's folder. Raises: ConfigError as `check_settings` does, or if
-    they cannot be written."""
+    """Write the settings of the recording beside each task's folder. Raises: ConfigError as
+    `check_settings` does, or if they cannot be written."""
     settings = check_settings(config, assets)
     for task_id in config.task_ids:
         folder, record = folder_of(config, task_id), settings_file_of(config, task_id)
@@ -166,7 +190,8 @@ def record_task(config: RecordConfig, task_id: int) -> int:
             while share.size and num_recorded <= share[-1]:
                 if num_played > 2 * config.num + 10:
                     raise RuntimeError(
-                        f"only {num_recorded} of {num_played} episodes of {env.task.key} succeeded: "
+                        f"only {num_recorded} of {num_played} episodes of {env.task.key} "
+                        "succeeded: "
                         f"{obstacle or 'lower noise, or choose other tasks'}."
                     )
                 demonstration = _play_one(config, env, num_played)
@@ -203,33 +228,48 @@ def _play_one(config: RecordConfig, env: LiberoEnv, number: int) -> Demonstratio
 def main(command: Command[Launch, RecordConfig]) -> int:
     """Record every task of the configuration and print the progress."""
     config = command.config
-    print(f"{config.num} demonstrations of each of {config.suite}'s tasks {list(config.task_ids)}, into {config.out}")
+    print(
+        f"{config.num} demonstrations of each of {config.suite}'s tasks "
+        f"{list(config.task_ids)}, into {config.out}"
+    )
     assets = find_assets(config.assets)
     if command.launch.dry_run:
         check_settings(config, assets)
-        asyncio.run(open_each([_env_of(config, task_id) for task_id in config.task_ids], SimulatorConfig()))
+        asyncio.run(
+            open_each([_env_of(config, task_id) for task_id in config.task_ids], SimulatorConfig())
+        )
         print("everything that the command would read was found")
         return 0
     note_settings(config, assets)
     spawned = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(config.workers, mp_context=spawned) as processes, Progress() as progress:
+    with (
+        ProcessPoolExecutor(config.workers, mp_context=spawned) as processes,
+        Progress() as progress,
+    ):
         bar = progress.add_task(config.suite, total=len(config.task_ids))
-        jobs = {processes.submit(record_task, config, task_id): task_id for task_id in config.task_ids}
+        jobs = {
+            processes.submit(record_task, config, task_id): task_id for task_id in config.task_ids
+        }
         for job in as_completed(jobs):
             if job.exception() is not None:
-                processes.shutdown(wait=False, cancel_futures=True)  # running tasks finish, no other starts
+                # running tasks finish, no other starts
+                processes.shutdown(wait=False, cancel_futures=True)
             task_id, num_played = jobs[job], job.result()
             progress.advance(bar)
             files = sorted(folder_of(config, task_id).glob("*.npz"))[: config.num]
             num_steps = sum(len(np.load(file)["action"]) for file in files)
             print(
-                f"{config.suite}/{task_id}: {config.num} of {num_played} episodes recorded, {num_steps} control steps"
+                f"{config.suite}/{task_id}: {config.num} of {num_played} episodes recorded, "
+                f"{num_steps} control steps"
             )
     return 0
 
 
 def cli() -> int:
-    """Run the command line; return the exit status. Needs no event loop: it only waits for the recording processes."""
+    """Run the command line; return the exit status.
+
+    Needs no event loop: it only waits for the recording processes.
+    """
     try:
         return main(parse_command(Launch, RecordConfig, __doc__ or ""))
     except (VlaRlError, OSError, RuntimeError) as error:

@@ -1,15 +1,19 @@
-"""Train a policy from demonstrations: `python -m vla_rl.recipes.sft_libero --demonstrations demos --out base`.
+"""Train a policy from demonstrations:
+`python -m vla_rl.recipes.sft_libero --demonstrations demos --out base`.
 
-Reads the files of `record_demonstrations`, LIBERO's HDF5 files or a LeRobotDataset, and trains a small policy from random
-weights, or a checkpoint:
+Reads the files of `record_demonstrations`, LIBERO's HDF5 files or a LeRobotDataset, and trains a
+small policy from random weights, or a checkpoint:
 
-    ... --from openvla/openvla-7b --policy-family openvla_oft --lora-rank 32 --augment --statistics data
-    ... --from CHECKPOINT --policy-family continuous        L1 error of a continuous head instead of cross-entropy
-    ... --from openvla/openvla-7b --policy-family continuous --new-parts action_head proprio_projector --statistics data
-                                                            the same from a checkpoint without such a head
+    ... --from openvla/openvla-7b --policy-family openvla_oft --lora-rank 32 --augment --statistics
+    data ... --from CHECKPOINT --policy-family continuous        L1 error of a continuous head
+    instead of cross-entropy ... --from openvla/openvla-7b --policy-family continuous --new-parts
+                                                            action_head proprio_projector
+                                                            --statistics data the same from a
+                                                            checkpoint without such a head
 
-Every control step is one sample: the observation, and the chunk of actions from there on. The checkpoint is written in the
-public layout, with adapters merged into its weights; `eval_libero` and `srpo_libero --policy` read it.
+Every control step is one sample: the observation, and the chunk of actions from there on. The
+checkpoint is written in the public layout, with adapters merged into its weights; `eval_libero` and
+`srpo_libero --policy` read it.
 """
 
 import asyncio
@@ -53,44 +57,50 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Supervised learning of a policy."""
 
     demonstrations: str = "demos"
-    """Folder of the data set: a LeRobotDataset, LIBERO's .hdf5 files, or .npz files of `record_demonstrations`."""
+    """Folder of the data set: a LeRobotDataset, LIBERO's .hdf5 files, or .npz files of
+    `record_demonstrations`."""
 
     data: DatasetOptions = DatasetOptions()
 
     checkpoint: Annotated[str | None, tyro.conf.arg(name="from")] = None
-    """Folder or hub id of the checkpoint to start from. None: a small policy with random weights (`--tiny-head`)."""
+    """Folder or hub id of the checkpoint to start from. None: a small policy with random weights
+    (`--tiny-head`)."""
 
     tiny_head: Literal["tokens", "l1", "diffusion"] = "tokens"
-    """Head of the small policy. The loss of tokens is cross-entropy, of l1 the L1 error, of diffusion that of the noise."""
+    """Head of the small policy. The loss of tokens is cross-entropy, of l1 the L1 error, of
+    diffusion that of the noise."""
 
     new_parts: tuple[NewPart, ...] = ()
-    """Parts that the checkpoint lacks, added with new weights: action_head (with --policy-family continuous, for continuous
-    actions instead of tokens), proprio_projector, noisy_action_projector (with --head diffusion), film."""
+    """Parts that the checkpoint lacks, added with new weights: action_head (with --policy-family
+    continuous, for continuous actions instead of tokens), proprio_projector, noisy_action_projector
+    (with --head diffusion), film."""
 
     out: str = "base"
     """Folder that the checkpoint is written to. It must not exist yet."""
 
     save_every: int | None = None
-    """Also save every this many updates, to `<out>-000500` and so on. None: save only the last weights, or those of the
-    update at which Ctrl-C stops the training."""
+    """Also save every this many updates, to `<out>-000500` and so on. None: save only the last
+    weights, or those of the update at which Ctrl-C stops the training."""
 
     lora_rank: int | None = None
-    """Rank of new LoRA adapters that are trained instead of the weights, such as 32. None: no new adapters."""
+    """Rank of new LoRA adapters that are trained instead of the weights, such as 32. None: no new
+    adapters."""
 
     lora_alpha: int = 16
     """Scale of the adapters, which are weighted by alpha / rank."""
 
     lora_targets: Literal["hidden", "all-linear"] = "hidden"
-    """Layers that get an adapter. hidden: every linear layer but the output head; all-linear: also the output head and the
-    patch convolutions, as in OpenVLA's and OpenVLA-OFT's fine-tuning."""
+    """Layers that get an adapter. hidden: every linear layer but the output head; all-linear: also
+    the output head and the patch convolutions, as in OpenVLA's and OpenVLA-OFT's fine-tuning."""
 
     statistics: Literal["policy", "data"] = "policy"
-    """Statistics that scale actions and proprioception. policy: its own; data: the 1st and 99th percentile of these data
-    (their minimum and maximum with `from` and `normalization` bounds), saved under `norm_key`, or else under the name of the
-    data's folder."""
+    """Statistics that scale actions and proprioception. policy: its own; data: the 1st and 99th
+    percentile of these data (their minimum and maximum with `from` and `normalization` bounds),
+    saved under `norm_key`, or else under the name of the data's folder."""
 
     augment: bool = False
-    """Augment frames at random (crop, brightness, contrast, saturation, hue), each camera with its own draws."""
+    """Augment frames at random (crop, brightness, contrast, saturation, hue), each camera with its
+    own draws."""
 
     augmentation: AugmentationConfig = AugmentationConfig()
     """Strength of the augmentation, if `augment` is set."""
@@ -105,7 +115,8 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
         optimizer=OptimizerConfig(lr=1e-3, warmup_steps=50, decay_steps=3600), micro_batch=8
     )
     recompute_activations: bool = False
-    """Recompute activations in the backward pass instead of storing them: less memory, more computation."""
+    """Recompute activations in the backward pass instead of storing them: less memory, more
+    computation."""
 
     torch_threads: int = 1
     """Threads for the computation on a CPU."""
@@ -117,14 +128,22 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
         for field in ("updates", "batch", "torch_threads"):
             self.require(getattr(self, field) >= 1, field, "at least 1")
         for field in ("save_every", "lora_rank"):
-            self.require(getattr(self, field) is None or getattr(self, field) >= 1, field, "at least 1, or none")
+            self.require(
+                getattr(self, field) is None or getattr(self, field) >= 1,
+                field,
+                "at least 1, or none",
+            )
         is_one_choice = self.lora_rank is None or self.adapter_use != "train"
-        self.require(is_one_choice, "lora_rank", "none with adapter_use train: either trains an adapter")
+        self.require(
+            is_one_choice, "lora_rank", "none with adapter_use train: either trains an adapter"
+        )
         if self.checkpoint is None:
             for name in (*CheckpointFormat.__struct_fields__, "new_parts"):
                 given, default = getattr(self, name), getattr(_NOTHING_SAID, name, ())
                 self.require(
-                    given == default, name, "the default without --from: it describes the checkpoint to start from"
+                    given == default,
+                    name,
+                    "the default without --from: it describes the checkpoint to start from",
                 )
 
 
@@ -138,7 +157,10 @@ def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) ->
         folder = config.opened(config.checkpoint)
         if found is not None:
             key = config.norm_key or Path(config.demonstrations).name
-            folder, config = with_statistics(folder, found, key), msgspec.structs.replace(config, norm_key=key)
+            folder, config = (
+                with_statistics(folder, found, key),
+                msgspec.structs.replace(config, norm_key=key),
+            )
         seed = derive_seed(config.seed, "new parts")
         policy = load_policy(folder, config, config.device, config.new_parts, seed)
     if config.lora_rank is None:
@@ -159,7 +181,9 @@ def read_demonstrations(config: SftLiberoConfig) -> list[RecordedEpisode]:
 
 def folders_of(config: SftLiberoConfig) -> dict[int, Path]:
     """Return the folder of each save, by the number of updates before it."""
-    on_the_way = range(config.save_every, config.updates, config.save_every) if config.save_every else []
+    on_the_way = (
+        range(config.save_every, config.updates, config.save_every) if config.save_every else []
+    )
     folders = {number: folder_after(Path(config.out), number) for number in on_the_way}
     return {**folders, config.updates: Path(config.out)}
 
@@ -174,9 +198,17 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
         policy.recompute_activations()
     print(described(policy))
     samples = Samples(episodes, policy)
-    print(f"{len(samples)} samples of {len(episodes)} episodes; {config.updates} updates of {config.batch}")
-    trained = sum(parameter.numel() for parameter in policy.network.parameters() if parameter.requires_grad)
-    print(f"{trained} of {sum(parameter.numel() for parameter in policy.network.parameters())} parameters are trained")
+    print(
+        f"{len(samples)} samples of {len(episodes)} episodes; {config.updates} updates of "
+        f"{config.batch}"
+    )
+    trained = sum(
+        parameter.numel() for parameter in policy.network.parameters() if parameter.requires_grad
+    )
+    print(
+        f"{trained} of {sum(parameter.numel() for parameter in policy.network.parameters())} "
+        "parameters are trained"
+    )
     if command.launch.dry_run:
         await asyncio.to_thread(samples.read_one_of_each_episode)
         print("everything that the command would read was found")
@@ -184,7 +216,9 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     order = random.Random(derive_seed(config.seed, "samples"))
     async with DeviceLane(config.torch_threads) as lane:
         generator = torch.Generator().manual_seed(derive_seed(config.seed, "augmentation"))
-        prepare = augmented_batches(policy, config.augmentation, generator) if config.augment else None
+        prepare = (
+            augmented_batches(policy, config.augmentation, generator) if config.augment else None
+        )
         imitator = Imitator(policy, lane, config.imitation, prepare=prepare)
         losses: list[float] = []
 
@@ -200,11 +234,16 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
         async def save(folder: Path) -> None:
             await lane.run(_save, policy, folder, work="checkpoint")
 
-        status = await teach(config.updates, batch, learn, save, Path(config.out), save_every=config.save_every)
+        status = await teach(
+            config.updates, batch, learn, save, Path(config.out), save_every=config.save_every
+        )
         if status == 0:
             chosen = order.sample(range(len(samples)), k=min(256, len(samples)))
             seen = await imitator.evaluate(await asyncio.to_thread(samples.demonstrations, chosen))
-            print(", ".join(f"{name} {value:.3f}" for name, value in seen.items()), "on the training data")
+            print(
+                ", ".join(f"{name} {value:.3f}" for name, value in seen.items()),
+                "on the training data",
+            )
     return status
 
 

@@ -1,8 +1,10 @@
-"""Train a small language policy that half knows a task: `python -m vla_rl.recipes.sft_text --out base`.
+"""Train a small language policy that half knows a task:
+`python -m vla_rl.recipes.sft_text --out base`.
 
-Supervised learning from random weights on conversations about sums that contain mistakes (`arithmetic_mix`); the tokenizer
-is trained on the same conversations. The result is the base policy that `grpo_text` improves, in Hugging Face's layout.
-It takes minutes on one core. `--task arithmetic_pair` uses conversations of both agents of `grpo_pair` (`pair_mix`).
+Supervised learning from random weights on conversations about sums that contain mistakes
+(`arithmetic_mix`); the tokenizer is trained on the same conversations. The result is the base
+policy that `grpo_text` improves, in Hugging Face's layout. It takes minutes on one core.
+`--task arithmetic_pair` uses conversations of both agents of `grpo_pair` (`pair_mix`).
 """
 
 import asyncio
@@ -36,12 +38,19 @@ class SftTextConfig(Config, frozen=True, kw_only=True):
     """Seed of the weights and the conversations."""
 
     shape: TinyConfig = TinyConfig(
-        hidden_size=64, num_layers=2, num_heads=2, intermediate_size=256, vocab_size=512, context_size=256
+        hidden_size=64,
+        num_layers=2,
+        num_heads=2,
+        intermediate_size=256,
+        vocab_size=512,
+        context_size=256,
     )
-    """Sizes of the network. Heads of 32 dimensions are the smallest that vLLM's CPU kernels support."""
+    """Sizes of the network. Heads of 32 dimensions are the smallest that vLLM's CPU kernels
+    support."""
 
     task: Literal["arithmetic", "arithmetic_pair"] = "arithmetic"
-    """arithmetic: one agent solves sums, for `grpo_text`; arithmetic_pair: a solver and a checker, for `grpo_pair`."""
+    """arithmetic: one agent solves sums, for `grpo_text`; arithmetic_pair: a solver and a checker,
+    for `grpo_pair`."""
 
     num_operators: int = 2
     """Operations in a sum: at most as many as in the environment."""
@@ -59,13 +68,16 @@ class SftTextConfig(Config, frozen=True, kw_only=True):
     """Optimizer steps."""
 
     batch: int = 8
-    """Conversations in one optimizer step; each is used once. Many small steps train better than few large ones."""
+    """Conversations in one optimizer step; each is used once. Many small steps train better than
+    few large ones."""
 
     print_every: int = 100
     """Updates between two printed lines with the loss."""
 
     imitation: ImitationConfig = ImitationConfig(
-        optimizer=OptimizerConfig(lr=4e-3, warmup_steps=50, decay_steps=4000, betas=(0.9, 0.98), weight_decay=0.01),
+        optimizer=OptimizerConfig(
+            lr=4e-3, warmup_steps=50, decay_steps=4000, betas=(0.9, 0.98), weight_decay=0.01
+        ),
         micro_batch=32,
     )
 
@@ -93,7 +105,10 @@ def conversation_of(config: SftTextConfig, number: int) -> tuple[Message, ...]:
 def untaught_policy(config: SftTextConfig) -> CausalLanguageModel:
     """Create a policy with random weights and a tokenizer that is trained on such conversations."""
     blank = tiny(config.shape, (), config.seed)
-    texts = [blank.text_of(conversation_of(config, number), TOOLS) for number in range(NUM_TOKENIZER_TEXTS)]
+    texts = [
+        blank.text_of(conversation_of(config, number), TOOLS)
+        for number in range(NUM_TOKENIZER_TEXTS)
+    ]
     return tiny(config.shape, texts, config.seed)
 
 
@@ -104,7 +119,9 @@ async def teach_policy(config: SftTextConfig, policy: CausalLanguageModel) -> in
 
         async def batch(number: int) -> list[Demonstration]:
             first = (number - 1) * config.batch
-            chats = [conversation_of(config, number) for number in range(first, first + config.batch)]
+            chats = [
+                conversation_of(config, number) for number in range(first, first + config.batch)
+            ]
             return await asyncio.to_thread(_lessons, policy, chats)
 
         async def learn(number: int, lessons: list[Demonstration]) -> None:
@@ -115,10 +132,14 @@ async def teach_policy(config: SftTextConfig, policy: CausalLanguageModel) -> in
         async def save(folder: Path) -> None:
             await lane.run(policy.save, folder, work="checkpoint")
 
-        return await teach(config.updates, batch, learn, save, Path(config.out), description="training")
+        return await teach(
+            config.updates, batch, learn, save, Path(config.out), description="training"
+        )
 
 
-def _lessons(policy: CausalLanguageModel, chats: Sequence[Sequence[Message]]) -> list[Demonstration]:
+def _lessons(
+    policy: CausalLanguageModel, chats: Sequence[Sequence[Message]]
+) -> list[Demonstration]:
     return [chat_demonstration(policy, chat, TOOLS) for chat in chats]
 
 
@@ -130,7 +151,8 @@ async def main(command: Command[Launch, SftTextConfig]) -> int:
     num_parameters = sum(parameter.numel() for parameter in policy.network.parameters())
     prompt = policy.render(conversation_of(config, 0)[:1], TOOLS)
     print(
-        f"{num_parameters} parameters, {len(prompt)} tokens per prompt; the policy will be saved in {config.out}",
+        f"{num_parameters} parameters, {len(prompt)} tokens per prompt; the policy will be saved "
+        f"in {config.out}",
         flush=True,
     )
     if command.launch.dry_run:

@@ -1,11 +1,12 @@
 """A robot and a language agent learn in one run: `python -m vla_rl.recipes.side_by_side`.
 
-    starts ─► one scheduler ─┬► reaching, in simulators ─► "robot"    ─┐                  ┌─► learner of "robot"
-     (kinds take turns)      └► sums with a calculator  ─► "language" ─┴► one buffer ─► one graph ─► learner of "language"
+    starts ─► one scheduler ─┬► reaching, simulated     ─► "robot"    ─┐                  ┌─► learner of "robot"
+     (kinds take turns)      └► sums with a calculator  ─► "language" ─┴► buffer ─► graph ─► learner of "language"
 
-Groups of both kinds are in flight at any time; an update uses those that complete first, and each policy learns from its
-own groups. The robot is that of `srpo_toy`, from random weights; the language agent is that of `grpo_text`, from the shipped
-base policy. Any other two policies work too.
+Groups of both kinds are in flight at any time; an update uses those that complete first, and each
+policy learns from its own groups. The robot is that of `srpo_toy`, from random weights; the
+language agent is that of `grpo_text`, from the shipped base policy. Any other two policies work
+too.
 """
 
 import sys
@@ -35,7 +36,9 @@ ROBOT, LANGUAGE = "robot", "language"
 
 
 class SideBySideConfig(MixedTrainingConfig, frozen=True, kw_only=True):
-    """Reinforcement learning of a robot that reaches and a language agent that solves sums, in one run."""
+    """Reinforcement learning of a robot that reaches and a language agent that solves sums, in one
+    run.
+    """
 
     run: RunConfig = RunConfig(name="side_by_side", updates=24, checkpoint_every=12)
     group_size: int = 8
@@ -46,15 +49,19 @@ class SideBySideConfig(MixedTrainingConfig, frozen=True, kw_only=True):
     chat: ChatLimits = ChatLimits(max_turns=6, max_reply=32)
     engine: EngineConfig = EngineConfig(max_batch=32, kept_conversations=64, max_reply=32)
     learner: LearnerConfig = LearnerConfig(
-        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=4, decay_steps=24), entropy_coef=0.01, micro_batch_tokens=8192
+        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=4, decay_steps=24),
+        entropy_coef=0.01,
+        micro_batch_tokens=8192,
     )
-    """Learner of both policies. The next two fields replace its optimizer and entropy_coef for the language policy."""
+    """Learner of both policies. The next two fields replace its optimizer and entropy_coef for the
+    language policy."""
 
     language_optimizer: OptimizerConfig = OptimizerConfig(lr=1e-3, warmup_steps=2)
     """Optimizer of the language policy."""
 
     language_entropy_coef: float = 0.0
-    """Entropy coefficient of the language policy. 0 by default: only the robot's random weights need exploration."""
+    """Entropy coefficient of the language policy. 0 by default: only the robot's random weights
+    need exploration."""
 
     policy: str = str(grpo_text.ARITHMETIC_BASE)
     """Folder (such as `sft_text` writes) or hub id of the language policy to start from."""
@@ -73,15 +80,20 @@ class SideBySideConfig(MixedTrainingConfig, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.require(0.0 < self.robot_share < 1.0, "robot_share", "between 0 and 1, so that both kinds are run")
+        self.require(
+            0.0 < self.robot_share < 1.0,
+            "robot_share",
+            "between 0 and 1, so that both kinds are run",
+        )
         self.require(self.num_starts >= 2, "num_starts", "at least 2, one of each kind")
 
 
 def play_either(limits: ChatLimits) -> Agent:
-    """Return an agent that acts in simulators with the policy "robot" and in text environments with "language".
+    """Return an agent that acts in simulators with the policy "robot" and in text environments with
+    "language".
 
-    If several agents share a text environment, each acts with the policy of its name. An episode raises ConfigError if
-    there is no such policy.
+    If several agents share a text environment, each acts with the policy of its name. An episode
+    raises ConfigError if there is no such policy.
     """
 
     async def play(env: Any, policies: Any) -> Trajectory:
@@ -89,7 +101,8 @@ def play_either(limits: ChatLimits) -> Agent:
         if not isinstance(policies, Mapping) or not (is_text or ROBOT in policies):
             names = sorted(policies) if isinstance(policies, Mapping) else "all environments"
             raise ConfigError(
-                f"{env.episode.env.id!r} needs the policy {ROBOT!r}, but there is only one for {names}; train a Team "
+                f"{env.episode.env.id!r} needs the policy {ROBOT!r}, but there is only one for "
+                f"{names}; train a Team "
                 f"with the members {ROBOT!r} and {LANGUAGE!r}"
             )
         if not is_text:
@@ -103,15 +116,24 @@ def play_either(limits: ChatLimits) -> Agent:
 
 
 def decided_by(trajectory: Trajectory, name: str) -> Trajectory:
-    """Return the episode with `name` as the agent of decisions that have none; the policy of that name learns from them."""
+    """Return the episode with `name` as the agent of decisions that have none.
+
+    The policy of that name learns from them.
+    """
     steps = tuple(
-        msgspec.structs.replace(step, agent=name) if step.agent == DEFAULT_AGENT else step for step in trajectory.steps
+        msgspec.structs.replace(step, agent=name) if step.agent == DEFAULT_AGENT else step
+        for step in trajectory.steps
     )
     return msgspec.structs.replace(trajectory, steps=steps)
 
 
-def mixed(robot: Sequence[TaskStart], language: Sequence[TaskStart], robot_share: float, num: int) -> list[TaskStart]:
-    """Return `num` starts of both kinds in this proportion, at least one of each; starts repeat if there are too few."""
+def mixed(
+    robot: Sequence[TaskStart], language: Sequence[TaskStart], robot_share: float, num: int
+) -> list[TaskStart]:
+    """Return `num` starts of both kinds in this proportion, at least one of each.
+
+    Starts repeat if there are too few.
+    """
     num_robot = min(max(round(robot_share * num), 1), num - 1)
     return [
         *(robot[number % len(robot)] for number in range(num_robot)),
@@ -135,7 +157,9 @@ def starts_of(config: SideBySideConfig) -> list[TaskStart]:
 def team_of(config: SideBySideConfig) -> Team:
     """Make the team of both policies; each learns in every update from its own groups."""
     speaking = msgspec.structs.replace(
-        config.learner, optimizer=config.language_optimizer, entropy_coef=config.language_entropy_coef
+        config.learner,
+        optimizer=config.language_optimizer,
+        entropy_coef=config.language_entropy_coef,
     )
     return Team(
         {
@@ -159,7 +183,9 @@ async def main(command: Command[TrainingLaunch, SideBySideConfig]) -> int:
         chunk_bytes=4096,
         num_chunks=config.chat.max_turns,
     )
-    return await launch(command, starts_of(config), team_of(config), footprint, agent=play_either(config.chat))
+    return await launch(
+        command, starts_of(config), team_of(config), footprint, agent=play_either(config.chat)
+    )
 
 
 def cli() -> int:

@@ -1,7 +1,8 @@
 """SRPO on LIBERO: `python -m vla_rl.recipes.srpo_libero`.
 
-Runs LIBERO tasks in simulator processes with a small OpenVLA-OFT policy, rewards each failure by how near it came to the
-successes of the same update, and updates the policy. The run's folder holds metrics, checkpoints, videos and a trace.
+Runs LIBERO tasks in simulator processes with a small OpenVLA-OFT policy, rewards each failure by
+how near it came to the successes of the same update, and updates the policy. The run's folder holds
+metrics, checkpoints, videos and a trace.
 """
 
 import sys

@@ -1,7 +1,9 @@
-"""SRPO on a toy reaching task, in two minutes and without LIBERO: `python -m vla_rl.recipes.srpo_toy`.
+"""SRPO on a toy reaching task, in two minutes and without LIBERO:
+`python -m vla_rl.recipes.srpo_toy`.
 
-It has the graph, processes, policy architecture and learner of `srpo_libero`, on a cheap reaching task: move a hand into the
-square of the colour that the instruction names. The policy starts from random weights, and its success rate rises within
+It has the graph, processes, policy architecture and learner of `srpo_libero`, on a cheap reaching
+task: move a hand into the square of the colour that the instruction names. The policy starts from
+    random weights, and its success rate rises within
 minutes.
 """
 
@@ -21,11 +23,13 @@ from vla_rl.types import EnvSpec, derive_seed
 
 ACTION_DIM = 2
 NUM_BINS = 16
-"""Values of each action dimension. They are few and coarse, so that a random policy reaches a square now and then."""
+"""Values of each action dimension. They are few and coarse, so that a random policy reaches a
+square now and then."""
 
 STEP_SIZE = 0.25
-"""Distance of a full action. Small enough that the hand lands in a square more often than it jumps over it: with 0.4, a
-policy that ignores the image and still explores succeeds in at most 55 % of its episodes."""
+"""Distance of a full action. Small enough that the hand lands in a square more often than it jumps
+over it: with 0.4, a policy that ignores the image and still explores succeeds in at most 55 % of
+its episodes."""
 
 
 class SrpoToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
@@ -43,8 +47,9 @@ class SrpoToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """Colours to reach: 0 is red, 1 green, 2 blue, 3 yellow."""
 
     init_states: tuple[int, ...] = (11, 17, 18, 30)
-    """Numbers of the starts to use, 0 to 49. In the default ones the red square is in the same corner, about as far away
-    along x as along y, so minutes of training are enough; for others the policy must use the image and the instruction."""
+    """Numbers of the starts to use, 0 to 49. In the default ones the red square is in the same
+    corner, about as far away along x as along y, so minutes of training are enough; for others the
+    policy must use the image and the instruction."""
 
     chunk_size: int = 4
     """Control steps in one action chunk."""
@@ -76,7 +81,13 @@ def starts_of(config: SrpoToyConfig) -> list[TaskStart]:
 
 def policy_of(config: SrpoToyConfig) -> OpenVlaOft:
     """Create a small OpenVLA-OFT with random weights and one camera."""
-    shape = tiny(image_size=28, cameras=("image",), proprio=None, chunk_size=config.chunk_size, action_dim=ACTION_DIM)
+    shape = tiny(
+        image_size=28,
+        cameras=("image",),
+        proprio=None,
+        chunk_size=config.chunk_size,
+        action_dim=ACTION_DIM,
+    )
     shape = msgspec.structs.replace(shape, num_bins=NUM_BINS)
     return OpenVlaOft.create(shape, seed=derive_seed(config.run.seed, "policy"))
 

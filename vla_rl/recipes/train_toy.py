@@ -1,8 +1,10 @@
-"""Train an MLP policy on a small environment with any pipeline: `python -m vla_rl.recipes.train_toy --pipeline ppo`.
+"""Train an MLP policy on a small environment with any pipeline:
+`python -m vla_rl.recipes.train_toy --pipeline ppo`.
 
-`--env-id` (default: CartPole-v1) selects any gymnasium environment with a vector observation and a discrete or bounded
-action, or the reaching task `vla_rl/toy_reach-v0`. The policy starts from random weights, and a run takes a minute or less.
-Watch the return; with `--success-return 195`, successes are counted too.
+`--env-id` (default: CartPole-v1) selects any gymnasium environment with a vector observation and a
+discrete or bounded action, or the reaching task `vla_rl/toy_reach-v0`. The policy starts from
+random weights, and a run takes a minute or less. Watch the return; with `--success-return 195`,
+successes are counted too.
 """
 
 import sys
@@ -34,10 +36,16 @@ class TrainToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
     group_size: int = 8
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=4, max_staleness=1)
     learner: LearnerConfig = LearnerConfig(
-        optimizer=OptimizerConfig(lr=3e-3, warmup_steps=0), micro_batch=512, minibatch_trajectories=8, epochs=2
+        optimizer=OptimizerConfig(lr=3e-3, warmup_steps=0),
+        micro_batch=512,
+        minibatch_trajectories=8,
+        epochs=2,
     )
     critic: CriticConfig = CriticConfig(
-        optimizer=OptimizerConfig(lr=3e-3, warmup_steps=0), micro_batch=512, minibatch_trajectories=8, epochs=2
+        optimizer=OptimizerConfig(lr=3e-3, warmup_steps=0),
+        micro_batch=512,
+        minibatch_trajectories=8,
+        epochs=2,
     )
 
     env_id: str = "CartPole-v1"
@@ -53,7 +61,8 @@ class TrainToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """Control steps in one decision; they run open loop."""
 
     num_bins: int = 11
-    """Values (at least 2) that each dimension of a continuous action can take. Discrete actions ignore it."""
+    """Values (at least 2) that each dimension of a continuous action can take. Discrete actions
+    ignore it."""
 
     hidden: tuple[int, ...] = (64, 64)
     """Widths of the policy's hidden layers."""
@@ -62,8 +71,8 @@ class TrainToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """Factor for the environment's rewards; choose it so that returns are of order one."""
 
     success_return: float | None = None
-    """Smallest unscaled return that counts as a success, such as 195 of CartPole-v1's 200. None: success is unknown and
-    shown as '-'; watch the return instead."""
+    """Smallest unscaled return that counts as a success, such as 195 of CartPole-v1's 200. None:
+    success is unknown and shown as '-'; watch the return instead."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,7 +85,13 @@ def env_of(config: TrainToyConfig) -> EnvSpec:
     """Return the specification of the environment: its id and plain arguments."""
     if config.env_id == REACH:
         return EnvSpec(
-            id=REACH, kwargs={"task_id": 0, "action_dim": 2, "step_size": 0.4, "step_limit": config.step_limit}
+            id=REACH,
+            kwargs={
+                "task_id": 0,
+                "action_dim": 2,
+                "step_size": 0.4,
+                "step_limit": config.step_limit,
+            },
         )
     kwargs = {
         "env_id": config.env_id,
@@ -89,12 +104,17 @@ def env_of(config: TrainToyConfig) -> EnvSpec:
 
 def starts_of(config: TrainToyConfig) -> list[TaskStart]:
     """Return one start of the environment for each seed."""
-    seeds = [derive_seed(config.run.seed, "start", number) % 2**31 for number in range(config.num_starts)]
+    seeds = [
+        derive_seed(config.run.seed, "start", number) % 2**31 for number in range(config.num_starts)
+    ]
     return [TaskStart(env=env_of(config), task=config.env_id, seed=seed) for seed in seeds]
 
 
 def policy_of(config: TrainToyConfig) -> MlpPolicy:
-    """Create an MLP with random weights that fits the environment. Raises: ConfigError if gymnasium cannot make it."""
+    """Create an MLP with random weights that fits the environment.
+
+    Raises: ConfigError if gymnasium cannot make it.
+    """
     spec = env_of(config)
     try:
         env = gymnasium.make(spec.id, **spec.kwargs)

@@ -1,8 +1,9 @@
-"""Watch episodes of LIBERO: `python -m vla_rl.recipes.watch_libero --suite libero_object --policy expert --video out.mp4`.
+"""Watch episodes of LIBERO:
+`python -m vla_rl.recipes.watch_libero --suite libero_object --policy expert --video out.mp4`.
 
-Runs episodes with a scripted expert, with random actions or with the policy in a checkpoint folder, prints a table of
-successes and lengths, and writes a video with the instruction and the outcome below each frame. Without LIBERO's own assets
-it uses the stand-ins that ship with this package.
+Runs episodes with a scripted expert, with random actions or with the policy in a checkpoint folder,
+prints a table of successes and lengths, and writes a video with the instruction and the outcome
+below each frame. Without LIBERO's own assets it uses the stand-ins that ship with this package.
 """
 
 import asyncio
@@ -27,7 +28,14 @@ from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.assets import find_assets
 from vla_rl.envs.libero.experts import Expert
-from vla_rl.evaluation import check_starts, libero_env, libero_episode, play_each, result_of, within_range
+from vla_rl.evaluation import (
+    check_starts,
+    libero_env,
+    libero_episode,
+    play_each,
+    result_of,
+    within_range,
+)
 from vla_rl.evaluation.libero import Suite, require_for_libero, tasks_of
 from vla_rl.evaluation.pictures import Quality, assets_for, picture_size_for, quality_for
 from vla_rl.models.loading import CheckpointConfig, load_policy
@@ -55,7 +63,8 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Numbers of the suite's tasks. None: all of them."""
 
     policy: str = "expert"
-    """Policy that acts: expert (scripted, reads the hidden state), random, or the folder of a checkpoint."""
+    """Policy that acts: expert (scripted, reads the hidden state), random, or the folder of a
+    checkpoint."""
 
     episodes: int = 1
     """Number of episodes of each task."""
@@ -70,18 +79,21 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Take the checkpoint's most likely action; otherwise sample."""
 
     image_size: int | None = None
-    """Side of the camera images in pixels. None: the side that the checkpoint was trained with; 224 without a checkpoint."""
+    """Side of the camera images in pixels. None: the side that the checkpoint was trained with; 224
+    without a checkpoint."""
 
     assets: str | None = None
-    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; without it, stand-ins for the
-    policy that ships, which was trained on them, and LIBERO's own for any other (stand-ins if those are not installed)."""
+    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; without
+    it, stand-ins for the policy that ships, which was trained on them, and LIBERO's own for any
+    other (stand-ins if those are not installed)."""
 
     physics: Literal["exact", "fast"] = "exact"
-    """exact gives robosuite's results bit for bit; fast is quicker and equals them up to rounding."""
+    """exact gives robosuite's results bit for bit; fast is quicker and equals them up to
+    rounding."""
 
     quality: Quality | None = None
-    """exact renders what published policies saw; fast renders without smoothing and with a plain robot. None: the quality
-    that the checkpoint was trained with; exact without a checkpoint."""
+    """exact renders what published policies saw; fast renders without smoothing and with a plain
+    robot. None: the quality that the checkpoint was trained with; exact without a checkpoint."""
 
     seed: int = 0
     """Seed of random and sampled actions."""
@@ -89,7 +101,9 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         self.require(self.episodes >= 1, "episodes", "at least 1")
         self.require(len(self.init_states) > 0, "init_states", "at least one initial state")
-        self.require(self.video is None or self.video.suffix == ".mp4", "video", "a file that ends in .mp4")
+        self.require(
+            self.video is None or self.video.suffix == ".mp4", "video", "a file that ends in .mp4"
+        )
         is_known = not self.has_checkpoint or Path(self.policy).is_dir()
         self.require(is_known, "policy", "expert, random or the folder of a checkpoint")
         check_starts(self.suite, self.tasks, self.init_states)
@@ -109,7 +123,11 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
     @property
     def pictures(self) -> Quality:
         """Quality of the rendered images."""
-        return quality_for(self.policy, self.quality) if self.has_checkpoint else self.quality or "exact"
+        return (
+            quality_for(self.policy, self.quality)
+            if self.has_checkpoint
+            else self.quality or "exact"
+        )
 
     @property
     def chosen_assets(self) -> str | None:
@@ -119,7 +137,11 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
     @property
     def tasks(self) -> tuple[int, ...]:
         """Numbers of the tasks to run."""
-        return self.task_ids if self.task_ids is not None else tuple(range(len(tasks_of(self.suite, "suite"))))
+        return (
+            self.task_ids
+            if self.task_ids is not None
+            else tuple(range(len(tasks_of(self.suite, "suite"))))
+        )
 
 
 class Episode(msgspec.Struct, frozen=True):
@@ -131,14 +153,18 @@ class Episode(msgspec.Struct, frozen=True):
     is_success: bool
     num_steps: int
     frames: list[np.ndarray]
-    """uint8 [S, S, 3] each, before the first control step and after every one; empty without a video."""
+    """uint8 [S, S, 3] each, before the first control step and after every one; empty without a
+    video."""
 
     obstacle: str | None = None
     """Why the expert stood still at the end; None if it did not."""
 
 
 def play_expert(env: LiberoEnv, init_state_id: int, has_frames: bool) -> Episode:
-    """Run one episode with the scripted expert. It reads the hidden state, so the simulator is in this process."""
+    """Run one episode with the scripted expert.
+
+    It reads the hidden state, so the simulator is in this process.
+    """
     observation, info = env.reset(options={"init_state_id": init_state_id})
     expert = Expert(env.scene)
     env.render_every_step = has_frames
@@ -150,11 +176,21 @@ def play_expert(env: LiberoEnv, init_state_id: int, has_frames: bool) -> Episode
             frames.append(observation["image"])
         is_over = terminated or truncated
     success, num_steps = bool(info["is_success"]), int(info["num_steps"])
-    return Episode(env.task.key, env.task.instruction, init_state_id, success, num_steps, frames, expert.obstacle)
+    return Episode(
+        env.task.key,
+        env.task.instruction,
+        init_state_id,
+        success,
+        num_steps,
+        frames,
+        expert.obstacle,
+    )
 
 
 class RandomActions:
-    """A `PolicyEngine` that draws one action at a time, uniformly from -1 to 1 in each dimension."""
+    """A `PolicyEngine` that draws one action at a time, uniformly from -1 to 1 in each
+    dimension.
+    """
 
     weight_version = 0
 
@@ -162,7 +198,10 @@ class RandomActions:
         """Draw actions float32 [1, 7] from the seed of `sampling`."""
         actions = np.random.default_rng(sampling.seed).uniform(-1.0, 1.0, (1, 7)).astype(np.float32)
         return ActionChunk(
-            actions=actions, tokens=actions[0], log_probs=np.full(7, -np.log(2.0), np.float32), weight_version=0
+            actions=actions,
+            tokens=actions[0],
+            log_probs=np.full(7, -np.log(2.0), np.float32),
+            weight_version=0,
         )
 
 
@@ -180,7 +219,9 @@ async def main(command: Command[Launch, WatchConfig]) -> int:
     """Run every episode, then print the table and write the video."""
     config, console = command.config, Console()
     if command.launch.dry_run:
-        console.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
+        console.print(
+            Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json")
+        )
         console.print(f"{len(config.tasks) * config.episodes} episodes by {config.policy}")
         await _rehearse(config)
         console.print("everything that the command would read was found")
@@ -200,7 +241,11 @@ async def main(command: Command[Launch, WatchConfig]) -> int:
 
 async def _play_policy(config: WatchConfig, console: Console) -> list[Episode]:
     """Run the episodes as an evaluation does, in a simulator process, one after the other."""
-    specs = [_episode_spec(config, task_id, number) for task_id in config.tasks for number in range(config.episodes)]
+    specs = [
+        _episode_spec(config, task_id, number)
+        for task_id in config.tasks
+        for number in range(config.episodes)
+    ]
     agent = within_range(partial(embodied_agent, frames_every=None if config.video is None else 1))
     episodes: list[Episode] = []
 
@@ -209,9 +254,21 @@ async def _play_policy(config: WatchConfig, console: Console) -> list[Episode]:
         frames: list[np.ndarray] = []
         if config.video is not None:
             frames = [trajectory.steps[0].observation["image"]]
-            frames += [frame for step in trajectory.steps if step.frames is not None for frame in step.frames]
+            frames += [
+                frame
+                for step in trajectory.steps
+                if step.frames is not None
+                for frame in step.frames
+            ]
         episodes.append(
-            Episode(result.task, result.instruction, result.init_state_id, result.is_success, result.num_steps, frames)
+            Episode(
+                result.task,
+                result.instruction,
+                result.init_state_id,
+                result.is_success,
+                result.num_steps,
+                frames,
+            )
         )
         _report(episodes[-1], console)
 
@@ -219,7 +276,9 @@ async def _play_policy(config: WatchConfig, console: Console) -> list[Episode]:
         engine = await _engine(config, stack)
         runtime = await stack.enter_async_context(Runtime("watch"))
         envs = list({spec.task: spec.env for spec in specs}.values())
-        pool = await stack.enter_async_context(SimulatorPool(runtime, SimulatorConfig(), specs=envs))
+        pool = await stack.enter_async_context(
+            SimulatorPool(runtime, SimulatorConfig(), specs=envs)
+        )
         await play_each(pool, engine, agent, specs, done)
     return episodes
 
@@ -228,7 +287,10 @@ async def _rehearse(config: WatchConfig) -> None:
     """Read everything that the episodes would read. Raises: what they would raise."""
     await asyncio.to_thread(find_assets, config.chosen_assets)
     if config.has_checkpoint:
-        require_for_libero(await asyncio.to_thread(load_policy, config.policy, config, config.device), config.policy)
+        require_for_libero(
+            await asyncio.to_thread(load_policy, config.policy, config, config.device),
+            config.policy,
+        )
     specs = [_episode_spec(config, task_id, 0) for task_id in config.tasks]
     await open_each(distinct(spec.env for spec in specs), SimulatorConfig())
 
@@ -247,12 +309,18 @@ def _episode_spec(config: WatchConfig, task_id: int, number: int) -> EpisodeSpec
     sampling = Sampling(greedy=config.is_greedy)
     seed = derive_seed(config.seed, number)
     return libero_episode(
-        env, task_id * config.episodes + number, f"{config.suite}/{task_id}", state, sampling=sampling, seed=seed
+        env,
+        task_id * config.episodes + number,
+        f"{config.suite}/{task_id}",
+        state,
+        sampling=sampling,
+        seed=seed,
     )
 
 
 async def _play_expert(config: WatchConfig, console: Console) -> list[Episode]:
-    """Run the episodes in one thread of this process, because an environment renders in the thread that made it.
+    """Run the episodes in one thread of this process, because an environment renders in the thread
+    that made it.
 
     Ctrl-C stops after the current episode.
     """
@@ -264,7 +332,9 @@ async def _play_expert(config: WatchConfig, console: Console) -> list[Episode]:
                 for number in range(config.episodes):
                     state = config.init_states[number % len(config.init_states)]
                     has_frames = config.video is not None
-                    episodes.append(await loop.run_in_executor(thread, play_expert, env, state, has_frames))
+                    episodes.append(
+                        await loop.run_in_executor(thread, play_expert, env, state, has_frames)
+                    )
                     _report(episodes[-1], console)
             finally:
                 await loop.run_in_executor(thread, env.close)
@@ -286,12 +356,15 @@ def _report(episode: Episode, console: Console) -> None:
     outcome = "success" if episode.is_success else "failure"
     reason = "" if episode.is_success or episode.obstacle is None else f": {episode.obstacle}"
     console.print(
-        f"{episode.task} from {episode.init_state_id}: {outcome} after {episode.num_steps} control steps{reason}"
+        f"{episode.task} from {episode.init_state_id}: {outcome} after {episode.num_steps} "
+        f"control steps{reason}"
     )
 
 
 def _print_table(config: WatchConfig, episodes: list[Episode], console: Console) -> None:
-    table = Table("task", "instruction", "successes", "mean length", title=f"{config.suite}, {config.policy}")
+    table = Table(
+        "task", "instruction", "successes", "mean length", title=f"{config.suite}, {config.policy}"
+    )
     for task in dict.fromkeys(episode.task for episode in episodes):
         played = [episode for episode in episodes if episode.task == task]
         lengths = [episode.num_steps for episode in played if episode.is_success]
@@ -301,17 +374,24 @@ def _print_table(config: WatchConfig, episodes: list[Episode], console: Console)
     num_successes = sum(episode.is_success for episode in episodes)
     source = find_assets(config.chosen_assets).source
     console.print(
-        f"{num_successes} of {len(episodes)} episodes succeeded (assets: {source}, physics: {config.physics})"
+        f"{num_successes} of {len(episodes)} episodes succeeded (assets: {source}, physics: "
+        f"{config.physics})"
     )
 
 
 def _captioned(episodes: list[Episode]) -> Iterator[np.ndarray]:
-    """Yield each frame with the instruction and the progress below it; an episode's last frame stays for a second."""
+    """Yield each frame with the instruction and the progress below it.
+
+    An episode's last frame stays for a second.
+    """
     for episode in episodes:
         outcome = "success" if episode.is_success else "failure"
         for index, frame in enumerate(episode.frames):
             is_last = index == len(episode.frames) - 1
-            status = f"{outcome if is_last else index}  {episode.task}  initial state {episode.init_state_id}"
+            status = (
+                f"{outcome if is_last else index}  {episode.task}  initial state "
+                f"{episode.init_state_id}"
+            )
             captioned = with_caption(frame, episode.instruction, status)
             yield from [captioned] * (int(FRAMES_PER_S) if is_last else 1)
 

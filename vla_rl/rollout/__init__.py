@@ -1,4 +1,5 @@
-"""Rollout: run episodes as coroutines and hand over complete groups, as far ahead as staleness allows. No torch.
+"""Rollout: run episodes as coroutines and hand over complete groups, as far ahead as staleness
+allows. No torch.
 
 agents        `async def agent(env, policy) -> Trajectory`, and the embodied one
 chat          `chat_agent`, which acts in any text environment
@@ -16,7 +17,14 @@ from vla_rl.rollout.groups import GroupPlan, GroupSource, SourceState, TaskStart
 from vla_rl.rollout.ledger import EpisodeLedger, LedgerState
 from vla_rl.rollout.outstanding import GroupState
 from vla_rl.rollout.playing import EpisodeLost, play_episode
-from vla_rl.rollout.policies import AnyEngine, DecisionGauge, EngineTeam, EpisodePolicy, LanguageEngine, PolicyEngine
+from vla_rl.rollout.policies import (
+    AnyEngine,
+    DecisionGauge,
+    EngineTeam,
+    EpisodePolicy,
+    LanguageEngine,
+    PolicyEngine,
+)
 from vla_rl.rollout.scheduler import EpisodeScheduler, SchedulerState
 from vla_rl.rollout.staleness import StalenessPolicy
 

@@ -1,12 +1,14 @@
 """Dynamic batching: one batch at a time, made of the requests that wait when the runner is free.
 
-`DynamicBatcher` stands between many coroutines that each have one request and one function that answers whole batches.
-By default it waits for no further request: as soon as the runner is free it takes those that are there. What always holds:
+`DynamicBatcher` stands between many coroutines that each have one request and one function that
+answers whole batches. By default it waits for no further request: as soon as the runner is free it
+takes those that are there. What always holds:
 
-    - requests are taken in the order in which they came, at most `max_batch` at a time, one batch at a time;
+    - requests are taken in the order in which they came, at most `max_batch` at a time, one batch
+      at a time;
     - a waiter that was cancelled before its batch began is not in it;
-    - an exception of `run_batch` reaches all waiters of that batch and no others; a cancellation of what it awaits reaches
-      them as a RuntimeError.
+    - an exception of `run_batch` reaches all waiters of that batch and no others; a cancellation of
+      what it awaits reaches them as a RuntimeError.
 """
 
 import asyncio
@@ -27,7 +29,8 @@ class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
     """Counts of an engine's work since it was opened."""
 
     num_batches: int
-    """Batches of decisions, or, of a language policy, stretches of a few tokens of the replies that run together."""
+    """Batches of decisions, or, of a language policy, stretches of a few tokens of the replies that
+    run together."""
 
     num_requests: int
     """Requests that were put into a batch."""
@@ -39,13 +42,16 @@ class BatchStats(msgspec.Struct, frozen=True, kw_only=True):
     """Requests that are waiting for a batch now."""
 
     batch_sizes: dict[int, int]
-    """Number of batches by the number of requests in them; a reply is in several batches, one after the other."""
+    """Number of batches by the number of requests in them; a reply is in several batches, one after
+    the other."""
 
 
 class _Waiter(Generic[Request, Response]):
     __slots__ = ("answer", "arrived_at", "request")
 
-    def __init__(self, request: Request, answer: asyncio.Future[Response], arrived_at: float) -> None:
+    def __init__(
+        self, request: Request, answer: asyncio.Future[Response], arrived_at: float
+    ) -> None:
         self.request, self.answer, self.arrived_at = request, answer, arrived_at
 
 
@@ -53,12 +59,16 @@ class DynamicBatcher(Generic[Request, Response]):
     """Answers single requests by running batches of those that wait; owned by `async with`.
 
     Args:
-        run_batch: answers a list of requests with as many responses, in the same order. Never run twice at once.
+        run_batch: answers a list of requests with as many responses, in the same order. Never run
+            twice at once.
         max_batch: most requests in a batch.
-        max_wait_s: how long a free runner waits for a fuller batch, counted from the arrival of the oldest request. With 0
-            it starts as soon as it is free, which costs nothing if there are two episodes per row of a batch.
-        max_queue: most requests that wait for a batch; further callers wait for room before they queue, in order.
-        deterministic: batches of exactly one, so that no answer depends on the other requests that happened to wait.
+        max_wait_s: how long a free runner waits for a fuller batch, counted from the arrival of the
+            oldest request. With 0 it starts as soon as it is free, which costs nothing if there are
+            two episodes per row of a batch.
+        max_queue: most requests that wait for a batch; further callers wait for room before they
+            queue, in order.
+        deterministic: batches of exactly one, so that no answer depends on the other requests that
+            happened to wait.
         name: name of the runner's task.
     """
 
@@ -74,7 +84,8 @@ class DynamicBatcher(Generic[Request, Response]):
     ) -> None:
         if max_batch < 1 or max_queue < 1 or max_wait_s < 0:
             raise ValueError(
-                f"max_batch is {max_batch}, max_queue {max_queue}, max_wait_s {max_wait_s}; expected >= 1, >= 1 and >= 0"
+                f"max_batch is {max_batch}, max_queue {max_queue}, max_wait_s {max_wait_s}; "
+                "expected >= 1, >= 1 and >= 0"
             )
         self._run_batch, self._name = run_batch, name
         self._max_batch = 1 if deterministic else max_batch
@@ -91,7 +102,9 @@ class DynamicBatcher(Generic[Request, Response]):
 
     async def __aenter__(self) -> Self:
         if self._tasks is not None:
-            raise RuntimeError(f"batcher {self._name!r} is already open; make a new one for another use")
+            raise RuntimeError(
+                f"batcher {self._name!r} is already open; make a new one for another use"
+            )
         self._loop = asyncio.get_running_loop()
         self._opened_at = self._loop.time()
         self._tasks = asyncio.TaskGroup()
@@ -100,7 +113,10 @@ class DynamicBatcher(Generic[Request, Response]):
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         """Stop running batches; requests that still wait get a `RuntimeError`."""
         assert self._tasks is not None
@@ -113,9 +129,11 @@ class DynamicBatcher(Generic[Request, Response]):
             _fail(self._queue.values(), self._closed())
 
     async def submit(self, request: Request) -> Response:
-        """Return the response to `request` once a batch has answered it. Waits while the queue is full.
+        """Return the response to `request` once a batch has answered it. Waits while the queue is
+        full.
 
-        Raises: whatever `run_batch` raised for the batch this request was in; RuntimeError if the batcher is not open.
+        Raises: whatever `run_batch` raised for the batch this request was in; RuntimeError if the
+        batcher is not open.
         """
         await self._room.acquire()
         if self._runner is None or self._runner.done():
@@ -128,14 +146,17 @@ class DynamicBatcher(Generic[Request, Response]):
         try:
             return await answer
         finally:
-            if self._queue.pop(ticket, None) is not None:  # cancelled, or closed, before its batch began
+            # cancelled, or closed, before its batch began
+            if self._queue.pop(ticket, None) is not None:
                 self._room.release()
 
     def stats(self) -> BatchStats:
         """Return the counts since the batcher was opened; may be called from any thread."""
         batch_sizes = dict(self._batch_sizes)  # at once: the loop may count on meanwhile
         now = self._loop.time() if self._tasks is not None else 0.0
-        busy_s = self._busy_s + (now - self._running_since if self._running_since is not None else 0.0)
+        busy_s = self._busy_s + (
+            now - self._running_since if self._running_since is not None else 0.0
+        )
         return BatchStats(
             num_batches=sum(batch_sizes.values()),
             num_requests=sum(size * count for size, count in batch_sizes.items()),
@@ -145,7 +166,9 @@ class DynamicBatcher(Generic[Request, Response]):
         )
 
     def _closed(self) -> RuntimeError:
-        return RuntimeError(f"batcher {self._name!r} is not open; submit inside its `async with` block")
+        return RuntimeError(
+            f"batcher {self._name!r} is not open; submit inside its `async with` block"
+        )
 
     async def _run(self) -> None:
         while True:
@@ -169,7 +192,9 @@ class DynamicBatcher(Generic[Request, Response]):
             return
 
     def _take(self) -> list[_Waiter[Request, Response]]:
-        """Take the next batch from the queue, without the requests that were cancelled meanwhile."""
+        """Take the next batch from the queue, without the requests that were cancelled
+        meanwhile.
+        """
         batch: list[_Waiter[Request, Response]] = []
         while self._queue and len(batch) < self._max_batch:
             waiter = self._queue.pop(next(iter(self._queue)))
@@ -187,13 +212,15 @@ class DynamicBatcher(Generic[Request, Response]):
             responses = await self._run_batch([waiter.request for waiter in batch])
             if len(responses) != len(batch):
                 raise ValueError(
-                    f"run_batch returned {len(responses)} responses to {len(batch)} requests, expected one each"
+                    f"run_batch returned {len(responses)} responses to {len(batch)} requests, "
+                    "expected one each"
                 )
         except asyncio.CancelledError as error:
             if is_being_cancelled():
                 raise
             lost = RuntimeError(
-                f"a batch of {self._name!r} was lost: its runner was cancelled; close the batcher before what it runs on"
+                f"a batch of {self._name!r} was lost: its runner was cancelled; close the batcher "
+                "before what it runs on"
             )
             lost.__cause__ = error
             _fail(batch, lost)

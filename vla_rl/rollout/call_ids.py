@@ -1,4 +1,6 @@
-"""Unique ids of tool calls: a model's chat format numbers the calls of one reply only, a conversation has many replies."""
+"""Unique ids of tool calls: a model's chat format numbers the calls of one reply only, a
+conversation has many replies.
+"""
 
 from collections.abc import Sequence
 from itertools import count
@@ -9,11 +11,13 @@ from vla_rl.types import Message
 
 
 def with_unique_call_ids(reply: Message, earlier: Sequence[Message]) -> Message:
-    """Return `reply`, with tool calls numbered on from those of the conversation if their ids were used there.
+    """Return `reply`, with tool calls numbered on from those of the conversation if their ids were
+    used there.
 
     Args:
         reply: a reply whose own ids differ from each other.
-        earlier: the conversation that it answers. The same conversation and reply always give the same ids.
+        earlier: the conversation that it answers. The same conversation and reply always give the
+            same ids.
     """
     taken = {call.id for message in earlier for call in message.tool_calls}
     if taken.isdisjoint(call.id for call in reply.tool_calls):

@@ -2,8 +2,9 @@
 
     reset ─► generate ─► step ─► generate ─► ... ─► terminated, truncated, or a limit
 
-Every turn is one `Step`: the prompt, the reply, its log-probs and weight versions, and its reward. If several agents share
-the environment, each replies by its own policy and has its own conversation.
+Every turn is one `Step`: the prompt, the reply, its log-probs and weight versions, and its reward.
+If several agents share the environment, each replies by its own policy and has its own
+conversation.
 """
 
 import asyncio
@@ -42,26 +43,34 @@ class ChatLimits(Config, frozen=True, kw_only=True):
     """Most replies in an episode, of all agents together; >= 1."""
 
     max_tokens: int | None = None
-    """Most tokens of all replies of an episode together; the last reply is cut short. None: no limit."""
+    """Most tokens of all replies of an episode together; the last reply is cut short. None: no
+    limit."""
 
     max_reply: int | None = None
     """Most tokens of one reply; None: the engine's own limit."""
 
     reset_timeout_s: float = 120.0
-    """Most seconds for the environment to reset. There is nothing to train on yet, so exceeding it raises an EnvError."""
+    """Most seconds for the environment to reset. There is nothing to train on yet, so exceeding it
+    raises an EnvError."""
 
     reply_timeout_s: float | None = None
-    """Most seconds for one reply, with its wait for a place in the batch. If exceeded, the episode ends with the turns
-    before it. None: no limit."""
+    """Most seconds for one reply, with its wait for a place in the batch. If exceeded, the episode
+    ends with the turns before it. None: no limit."""
 
     step_timeout_s: float | None = 120.0
-    """Most seconds for the environment to answer a reply: tools, scorers. If exceeded, the episode ends and that turn's
-    reward is 0. None: no limit."""
+    """Most seconds for the environment to answer a reply: tools, scorers. If exceeded, the episode
+    ends and that turn's reward is 0. None: no limit."""
 
     def __post_init__(self) -> None:
         self.require(self.max_turns >= 1, "max_turns", "at least 1 turn")
-        self.require(self.max_tokens is None or self.max_tokens >= 1, "max_tokens", "at least 1 token, or none")
-        self.require(self.max_reply is None or self.max_reply >= 1, "max_reply", "at least 1 token, or none")
+        self.require(
+            self.max_tokens is None or self.max_tokens >= 1,
+            "max_tokens",
+            "at least 1 token, or none",
+        )
+        self.require(
+            self.max_reply is None or self.max_reply >= 1, "max_reply", "at least 1 token, or none"
+        )
         self.require(self.reset_timeout_s > 0, "reset_timeout_s", "above 0 seconds")
         for field in ("reply_timeout_s", "step_timeout_s"):
             value = getattr(self, field)
@@ -69,7 +78,10 @@ class ChatLimits(Config, frozen=True, kw_only=True):
 
 
 async def chat_agent(
-    env: TextEnv, policy: LanguagePolicy | Mapping[str, LanguagePolicy], *, limits: ChatLimits | None = None
+    env: TextEnv,
+    policy: LanguagePolicy | Mapping[str, LanguagePolicy],
+    *,
+    limits: ChatLimits | None = None,
 ) -> Trajectory:
     """Run one episode of a text environment.
 
@@ -80,13 +92,14 @@ async def chat_agent(
         policy: one for all agents, or one for each agent by its name.
         limits: when the conversation is cut off.
 
-    Returns: one step a turn, of all agents, in order; a reward that an agent gets later, through the others, is added to its
-        newest turn. `info` is that of the environment's last answer, with `num_turns`, `num_tokens` and `last_reply`, the
-        text of the last turn.
-    Raises: ContextOverflow if the very first prompt leaves no room; EnvError if the environment does not reset in time, or
-        names an agent that has no policy; TimeoutError if the very first reply does not come in time; PolicyError if the
-        engine aborts that reply, or any reply has no token. A later reply that is aborted ends the episode with the turns
-        before it, because half a reply cannot be trained on.
+    Returns: one step a turn, of all agents, in order; a reward that an agent gets later, through
+        the others, is added to its newest turn. `info` is that of the environment's last answer,
+        with `num_turns`, `num_tokens` and `last_reply`, the text of the last turn.
+    Raises: ContextOverflow if the very first prompt leaves no room; EnvError if the environment
+        does not reset in time, or names an agent that has no policy; TimeoutError if the very first
+        reply does not come in time; PolicyError if the engine aborts that reply, or any reply has
+        no token. A later reply that is aborted ends the episode with the turns before it, because
+        half a reply cannot be trained on.
     """
     episode = _Conversation(env, policy, limits or ChatLimits())
     return await episode.play()
@@ -95,7 +108,12 @@ async def chat_agent(
 class _Conversation:
     """One episode: the conversation of each agent, and the turns so far."""
 
-    def __init__(self, env: TextEnv, policy: LanguagePolicy | Mapping[str, LanguagePolicy], limits: ChatLimits) -> None:
+    def __init__(
+        self,
+        env: TextEnv,
+        policy: LanguagePolicy | Mapping[str, LanguagePolicy],
+        limits: ChatLimits,
+    ) -> None:
         self._env, self._policy, self._limits = env, policy, limits
         self._messages: dict[str, list[Message]] = {}
         self._tools: dict[str, tuple[ToolSpec, ...]] = {}
@@ -133,13 +151,16 @@ class _Conversation:
             start = await _within(limit, self._env.reset())
         except _TookTooLong as error:
             raise EnvError(
-                f"the environment of {self._env.episode.task} did not reset within reset_timeout_s={limit}; look at "
+                f"the environment of {self._env.episode.task} did not reset within "
+                f"reset_timeout_s={limit}; look at "
                 "what its reset waits for, or raise the limit"
             ) from error
         return self._hear(start)
 
     def _hear(self, said: TextStart | TextOutcome) -> str:
-        """Append messages to an agent's conversation, make it that agent's turn, and return its name."""
+        """Append messages to an agent's conversation, make it that agent's turn, and return its
+        name.
+        """
         self._messages.setdefault(said.agent, []).extend(said.messages)
         if said.tools:
             self._tools[said.agent] = said.tools
@@ -156,7 +177,10 @@ class _Conversation:
             budget = left if budget is None else min(budget, left)
         speaker = self._policy_of(agent)
         generation = speaker.generate(
-            self._messages[agent], tools=self._tools.get(agent, ()), max_tokens=budget, options=self._options
+            self._messages[agent],
+            tools=self._tools.get(agent, ()),
+            max_tokens=budget,
+            options=self._options,
         )
         try:
             reply = await _within(self._limits.reply_timeout_s, generation)
@@ -167,15 +191,18 @@ class _Conversation:
         except _TookTooLong as error:
             if not self._steps:
                 raise TimeoutError(
-                    f"the first reply did not come within reply_timeout_s={self._limits.reply_timeout_s}"
+                    "the first reply did not come within "
+                    f"reply_timeout_s={self._limits.reply_timeout_s}"
                 ) from error
             return StopReason.DEADLINE
         if reply.finish_reason == "aborted" and self._steps:
             return StopReason.ABORTED
         if reply.finish_reason == "aborted" or not len(reply.tokens):
             raise PolicyError(
-                f"a reply of {agent!r} has {len(reply.tokens)} tokens and finish_reason {reply.finish_reason!r}, expected a "
-                "complete one of at least one token; find out why the engine aborts replies, and have it repeat them"
+                f"a reply of {agent!r} has {len(reply.tokens)} tokens and finish_reason "
+                f"{reply.finish_reason!r}, expected a "
+                "complete one of at least one token; find out why the engine aborts replies, and "
+                "have it repeat them"
             )
         return reply
 
@@ -192,13 +219,18 @@ class _Conversation:
         self._steps.append(step_of(reply, agent, reward + self._owed.pop(agent, 0.0)))
 
     def _credit(self, credits: Mapping[str, float]) -> None:
-        """Add rewards for earlier actions to the agents' newest turns; those without a turn get it with their first."""
+        """Add rewards for earlier actions to the agents' newest turns.
+
+        Those without a turn get it with their first.
+        """
         for agent, earned in credits.items():
             if agent not in self._newest:
                 self._owed[agent] = self._owed.get(agent, 0.0) + earned
                 continue
             step = self._steps[self._newest[agent]]
-            self._steps[self._newest[agent]] = msgspec.structs.replace(step, rewards=step.rewards + np.float32(earned))
+            self._steps[self._newest[agent]] = msgspec.structs.replace(
+                step, rewards=step.rewards + np.float32(earned)
+            )
 
     def _ended(self, reason: StopReason) -> Trajectory:
         last = self._steps[-1]
@@ -222,14 +254,18 @@ class _Conversation:
             return self._policy
         if agent not in self._policy:
             raise ConfigError(
-                f"it is the turn of agent {agent!r}, but there are policies for {sorted(self._policy)}; expected one for "
+                f"it is the turn of agent {agent!r}, but there are policies for "
+                f"{sorted(self._policy)}; expected one for "
                 "each agent that the environment names"
             )
         return self._policy[agent]
 
 
 class _TookTooLong(Exception):
-    """A stage's own deadline passed; a TimeoutError raised by what it called is a different error."""
+    """A stage's own deadline passed.
+
+    A TimeoutError raised by what it called is a different error.
+    """
 
 
 async def _within(seconds: float | None, work: Awaitable[T]) -> T:

@@ -1,8 +1,10 @@
-"""The source of groups: a data set of starts, shuffled anew each epoch, without end, resumable at any point.
+"""The source of groups: a data set of starts, shuffled anew each epoch, without end, resumable at
+any point.
 
-A start is one task and one initial state; a group runs it `group_size` times, with different policy seeds and all else
-equal. What always holds: after N epochs every start was handed out N times; a start that was lost is handed out again before
-any other; two sources of the same starts and seed give the same groups, and a restored source continues where it was.
+A start is one task and one initial state; a group runs it `group_size` times, with different policy
+seeds and all else equal. What always holds: after N epochs every start was handed out N times; a
+start that was lost is handed out again before any other; two sources of the same starts and seed
+give the same groups, and a restored source continues where it was.
 """
 
 import hashlib
@@ -52,7 +54,10 @@ class ReturnedStart(msgspec.Struct, frozen=True, array_like=True):
 
 
 class SourceState(msgspec.Struct, frozen=True, kw_only=True):
-    """Position of a `GroupSource`, and what it hands out; a state of an older version has None for the latter."""
+    """Position of a `GroupSource`, and what it hands out.
+
+    A state of an older version has None for the latter.
+    """
 
     num_starts: int
     epoch: int
@@ -76,9 +81,11 @@ class GroupSource:
         group_size: episodes in a group.
         seed: seed of the shuffles and of the policy's decisions.
         sampling: how the policy acts in these episodes.
-        num_greedy: this many members of each group, the last ones, take the most likely action instead, as a baseline.
-        kinds: a name for each start; starts of different kinds take turns, as evenly as their numbers allow, so that
-            episodes of all kinds run at any time. None: the order of the shuffle.
+        num_greedy: this many members of each group, the last ones, take the most likely action
+            instead, as a baseline.
+        kinds: a name for each start; starts of different kinds take turns, as evenly as their
+            numbers allow, so that episodes of all kinds run at any time. None: the order of the
+            shuffle.
     """
 
     def __init__(
@@ -92,10 +99,13 @@ class GroupSource:
         kinds: Sequence[str] | None = None,
     ) -> None:
         if not starts:
-            raise ConfigError("there are no starts, expected at least one TaskStart to start episodes from")
+            raise ConfigError(
+                "there are no starts, expected at least one TaskStart to start episodes from"
+            )
         if group_size < 1 or not 0 <= num_greedy <= group_size:
             raise ConfigError(
-                f"groups have {group_size} members, {num_greedy} of them greedy: expected at least 1, and no more greedy "
+                f"groups have {group_size} members, {num_greedy} of them greedy: expected at "
+                "least 1, and no more greedy "
                 "members than a group has"
             )
         if kinds is not None and len(kinds) != len(starts):
@@ -120,7 +130,9 @@ class GroupSource:
         return self._epoch
 
     def next_group(self) -> GroupPlan:
-        """Return the next group: from a returned start if there is one, else from the next one of the epoch."""
+        """Return the next group: from a returned start if there is one, else from the next one of
+        the epoch.
+        """
         if self._returned:
             start_index = self._returned.popleft().start_index
         else:
@@ -131,7 +143,9 @@ class GroupSource:
                 self._order = self._shuffled(self._epoch)
         group_id = self._next_group_id
         self._next_group_id += 1
-        episodes = tuple(self._episode(start_index, group_id, member) for member in range(self._group_size))
+        episodes = tuple(
+            self._episode(start_index, group_id, member) for member in range(self._group_size)
+        )
         return GroupPlan(group_id=group_id, start_index=start_index, episodes=episodes)
 
     def give_back(self, plan: GroupPlan) -> None:
@@ -139,7 +153,9 @@ class GroupSource:
         self._returned.append(ReturnedStart(plan.start_index))
 
     def state(self) -> SourceState:
-        """Return the state to `restore` into a source of the same starts, kinds, group size and seed."""
+        """Return the state to `restore` into a source of the same starts, kinds, group size and
+        seed.
+        """
         return SourceState(
             num_starts=len(self._starts),
             epoch=self._epoch,
@@ -153,7 +169,10 @@ class GroupSource:
         )
 
     def restore(self, state: SourceState) -> None:
-        """Continue where `state` was taken. Raises: ConfigError if it is of a source that hands out other groups."""
+        """Continue where `state` was taken.
+
+        Raises: ConfigError if it is of a source that hands out other groups.
+        """
         own = self.state()
         differ = [
             f"{name} {saved!r}, now {getattr(own, name)!r}"
@@ -162,10 +181,16 @@ class GroupSource:
         ]
         if differ:
             raise ConfigError(
-                f"the checkpoint hands out other groups than this run would: it was saved with {'; '.join(differ)}. "
-                "Resume with the tasks, initial states, group size and seed of the checkpoint, or start a new run"
+                "the checkpoint hands out other groups than this run would: it was saved with "
+                f"{'; '.join(differ)}. "
+                "Resume with the tasks, initial states, group size and seed of the checkpoint, or "
+                "start a new run"
             )
-        self._epoch, self._position, self._next_group_id = state.epoch, state.position, state.next_group_id
+        self._epoch, self._position, self._next_group_id = (
+            state.epoch,
+            state.position,
+            state.next_group_id,
+        )
         self._returned = deque(state.returned)
         self._order = self._shuffled(state.epoch)
 
@@ -192,26 +217,38 @@ class GroupSource:
 
 
 def _digest_of(starts: Sequence[TaskStart], kinds: Sequence[str] | None) -> str:
-    """Digest the starts and their order; settings of the environment, such as the path of its files, may change."""
+    """Digest the starts and their order.
+
+    Settings of the environment, such as the path of its files, may change.
+    """
     played = [(start.env.id, start.task, start.seed, _plain(start.options)) for start in starts]
     return hashlib.blake2b(repr((played, kinds)).encode(), digest_size=8).hexdigest()
 
 
 def _plain(value: Any) -> Any:
-    """Return a value whose `repr` is the same in every process and differs for other values; objects give their type."""
+    """Return a value whose `repr` is the same in every process and differs for other values.
+
+    Objects give their type.
+    """
     if isinstance(value, Mapping):
         return sorted((repr(key), _plain(inner)) for key, inner in value.items())
     if isinstance(value, (list, tuple)):
         return [_plain(inner) for inner in value]
     if isinstance(value, np.ndarray):
-        return value.dtype.str, value.shape, hashlib.blake2b(np.ascontiguousarray(value).tobytes()).hexdigest()
+        return (
+            value.dtype.str,
+            value.shape,
+            hashlib.blake2b(np.ascontiguousarray(value).tobytes()).hexdigest(),
+        )
     if isinstance(value, (str, bytes, int, float, np.generic, NoneType)):
         return value.item() if isinstance(value, np.generic) else value
     return type(value).__qualname__
 
 
 def _taking_turns(order: Sequence[int], kinds: Sequence[str]) -> list[int]:
-    """Return the same starts, with each kind spread evenly over the epoch and in the order it had."""
+    """Return the same starts, with each kind spread evenly over the epoch and in the order
+    it had.
+    """
     of_kind: dict[str, list[int]] = {}
     for start in order:
         of_kind.setdefault(kinds[start], []).append(start)

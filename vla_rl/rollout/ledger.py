@@ -1,7 +1,8 @@
-"""Conservation, in episodes: dispatched = trained + filtered + dropped (by cause) + in flight + buffered.
+"""Conservation, in episodes: dispatched = trained + filtered + dropped (by cause) + in flight +
+buffered.
 
-The ledger counts the flows. Episodes in flight and buffered are counted where they are held, at the moment of the check, so
-that an episode that is lost or held twice is detected.
+The ledger counts the flows. Episodes in flight and buffered are counted where they are held, at the
+moment of the check, so that an episode that is lost or held twice is detected.
 """
 
 import msgspec
@@ -23,11 +24,18 @@ class EpisodeLedger:
 
     def __init__(self, state: LedgerState | None = None) -> None:
         state = state if state is not None else LedgerState()
-        self.num_dispatched, self.num_trained, self.num_filtered = state.dispatched, state.trained, state.filtered
+        self.num_dispatched, self.num_trained, self.num_filtered = (
+            state.dispatched,
+            state.trained,
+            state.filtered,
+        )
         self.dropped: dict[str, int] = dict(state.dropped)
 
     def dispatch(self, num_episodes: int) -> None:
-        """Count the episodes of a group that was admitted; another attempt at a lost episode is the same episode."""
+        """Count the episodes of a group that was admitted.
+
+        Another attempt at a lost episode is the same episode.
+        """
         self.num_dispatched += num_episodes
 
     def train(self, num_episodes: int) -> None:
@@ -43,8 +51,12 @@ class EpisodeLedger:
         self.dropped[cause] = self.dropped.get(cause, 0) + num_episodes
 
     def check(self, *, in_flight: int, buffered: int) -> None:
-        """Raise ConservationError, with the table, unless every dispatched episode is in exactly one place."""
-        accounted = self.num_trained + self.num_filtered + sum(self.dropped.values()) + in_flight + buffered
+        """Raise ConservationError, with the table, unless every dispatched episode is in exactly
+        one place.
+        """
+        accounted = (
+            self.num_trained + self.num_filtered + sum(self.dropped.values()) + in_flight + buffered
+        )
         if accounted != self.num_dispatched:
             raise ConservationError(
                 f"{self.num_dispatched} episodes were dispatched, {accounted} are accounted for:\n"

@@ -63,26 +63,37 @@ class RolloutMeter:
         self.staleness[version - group.dispatch_version] += 1
         self._window_staleness[version - group.dispatch_version] += 1
 
-    def report(self, now: float, depths: Mapping[str, int], dropped: Mapping[str, int]) -> dict[str, float]:
-        """Return the metrics since the last report; `depths` are queue lengths now, `dropped` the ledger's drops by cause.
+    def report(
+        self, now: float, depths: Mapping[str, int], dropped: Mapping[str, int]
+    ) -> dict[str, float]:
+        """Return the metrics since the last report; `depths` are queue lengths now, `dropped` the
+        ledger's drops by cause.
 
-        If there are several tasks, `rollout/success_rate/<task>` and `rollout/mean_return/<task>` are those of each
-        task with an episode since then. Success rates leave out the tasks whose infos never had the key `is_success`.
+        If there are several tasks, `rollout/success_rate/<task>` and `rollout/mean_return/<task>`
+        are those of each task with an episode since then. Success rates leave out the tasks whose
+        infos never had the key `is_success`.
         """
         seconds = max(now - self._since, 1e-9)
         self._counts["decisions"] = self.gauge.num_decisions
         new = self._counts - self._window
         asked_s = self.gauge.asked_s(now)
         groups = new["groups_kept"] + new["groups_filtered"]
-        metrics = {f"{name}_per_s": new[name] / seconds for name in ("episodes", "env_steps", "decisions")}
+        metrics = {
+            f"{name}_per_s": new[name] / seconds for name in ("episodes", "env_steps", "decisions")
+        }
         metrics["policy_busy_share"] = (asked_s - self._asked_s) / seconds
         metrics["filtered_share"] = new["groups_filtered"] / groups if groups else 0.0
         metrics |= self._outcomes()
         num_trained = self._window_staleness.total()
         if num_trained:
-            metrics["staleness/mean"] = sum(k * n for k, n in self._window_staleness.items()) / num_trained
+            metrics["staleness/mean"] = (
+                sum(k * n for k, n in self._window_staleness.items()) / num_trained
+            )
             metrics["staleness/max"] = max(self._window_staleness)
-            metrics |= {f"staleness/share_{k}": n / num_trained for k, n in sorted(self._window_staleness.items())}
+            metrics |= {
+                f"staleness/share_{k}": n / num_trained
+                for k, n in sorted(self._window_staleness.items())
+            }
         metrics |= {f"depth/{name}": depth for name, depth in depths.items()}
         metrics |= {f"lost/{kind}": count for kind, count in sorted(self.replays.items())}
         metrics |= {f"dropped/{cause}": count for cause, count in sorted(dropped.items())}
@@ -95,13 +106,23 @@ class RolloutMeter:
 
     def _outcomes(self) -> dict[str, float]:
         """Return success rates and mean returns since the last report."""
-        judged = {task: number for task, number in sorted(self._played.items()) if task in self._judged}
+        judged = {
+            task: number for task, number in sorted(self._played.items()) if task in self._judged
+        }
         metrics = {}
         if judged:
-            metrics["success_rate"] = sum(self._solved[task] for task in judged) / sum(judged.values())
+            metrics["success_rate"] = sum(self._solved[task] for task in judged) / sum(
+                judged.values()
+            )
         if self._played:
             metrics["mean_return"] = sum(self._returns.values()) / self._played.total()
         if len(self._tasks) > 1:
-            metrics |= {f"success_rate/{task}": self._solved[task] / number for task, number in judged.items()}
-            metrics |= {f"mean_return/{task}": self._returns[task] / n for task, n in sorted(self._played.items())}
+            metrics |= {
+                f"success_rate/{task}": self._solved[task] / number
+                for task, number in judged.items()
+            }
+            metrics |= {
+                f"mean_return/{task}": self._returns[task] / n
+                for task, n in sorted(self._played.items())
+            }
         return metrics

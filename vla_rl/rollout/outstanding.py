@@ -1,4 +1,6 @@
-"""The groups that were dispatched and have not left yet: episodes still to run, and members that were run."""
+"""The groups that were dispatched and have not left yet: episodes still to run, and members that
+were run.
+"""
 
 import heapq
 
@@ -49,9 +51,14 @@ class OutstandingGroups:
             self.begin_again(episode)
 
     def add_played(self, group: GroupState) -> Group | None:
-        """Add a saved group, whose finished members are not run again. Return the group if it is complete."""
+        """Add a saved group, whose finished members are not run again.
+
+        Return the group if it is complete.
+        """
         record = self._records[group.plan.group_id] = _Record(group.plan, group.dispatch_version)
-        record.finished = {trajectory.episode.member: trajectory for trajectory in group.trajectories}
+        record.finished = {
+            trajectory.episode.member: trajectory for trajectory in group.trajectories
+        }
         for episode in group.plan.episodes:
             if episode.member not in record.finished:
                 self.begin_again(episode)
@@ -73,7 +80,9 @@ class OutstandingGroups:
         return self._group(record) if len(record.finished) == len(record.plan.episodes) else None
 
     def remove(self, group_id: int) -> GroupPlan:
-        """Remove a group that was trained, filtered or dropped, with its episodes that have not started."""
+        """Remove a group that was trained, filtered or dropped, with its episodes that have not
+        started.
+        """
         record = self._records.pop(group_id)
         if len(record.finished) < len(record.plan.episodes):
             self._to_begin = [entry for entry in self._to_begin if entry[1].group_id != group_id]
@@ -83,7 +92,11 @@ class OutstandingGroups:
     def missing(self, group_id: int) -> list[int]:
         """Return the ids of a group's episodes that were not run yet."""
         record = self._records[group_id]
-        return [episode.episode_id for episode in record.plan.episodes if episode.member not in record.finished]
+        return [
+            episode.episode_id
+            for episode in record.plan.episodes
+            if episode.member not in record.finished
+        ]
 
     @property
     def num_to_begin(self) -> int:
@@ -91,7 +104,9 @@ class OutstandingGroups:
         return len(self._to_begin)
 
     def num_played(self) -> tuple[int, int]:
-        """Return how many episodes were run: those of complete groups, and those whose group still misses a member."""
+        """Return how many episodes were run: those of complete groups, and those whose group still
+        misses a member.
+        """
         complete = partial = 0
         for record in self._records.values():
             if len(record.finished) == len(record.plan.episodes):
@@ -103,11 +118,17 @@ class OutstandingGroups:
     def state(self) -> tuple[GroupState, ...]:
         """Return all outstanding groups, in order of dispatch."""
         return tuple(
-            GroupState(plan=record.plan, dispatch_version=record.dispatch_version, trajectories=record.in_order())
+            GroupState(
+                plan=record.plan,
+                dispatch_version=record.dispatch_version,
+                trajectories=record.in_order(),
+            )
             for record in self._records.values()
         )
 
     def _group(self, record: _Record) -> Group:
         return Group(
-            group_id=record.plan.group_id, trajectories=record.in_order(), dispatch_version=record.dispatch_version
+            group_id=record.plan.group_id,
+            trajectories=record.in_order(),
+            dispatch_version=record.dispatch_version,
         )

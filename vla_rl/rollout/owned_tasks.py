@@ -1,11 +1,15 @@
-"""Tasks that an object owns: leave their group with a single error raised as itself, and find out why one is cancelled."""
+"""Tasks that an object owns: leave their group with a single error raised as itself, and find out
+why one is cancelled.
+"""
 
 import asyncio
 from types import TracebackType
 
 
 def is_being_cancelled() -> bool:
-    """Return whether the running task was asked to end; if not, a CancelledError in it is an error of what it awaited."""
+    """Return whether the running task was asked to end; if not, a CancelledError in it is an error
+    of what it awaited.
+    """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -18,8 +22,9 @@ async def leave(
 ) -> None:
     """Leave `tasks` from the owner's `__aexit__`, waiting for all of them.
 
-    A single error, of a task or of the owner's block, is raised as it was, traceback and notes included, so that callers
-    catch it by its type; several are raised together as an `ExceptionGroup`.
+    A single error, of a task or of the owner's block, is raised as it was, traceback and notes
+    included, so that callers catch it by its type; several are raised together as an
+    `ExceptionGroup`.
     """
     only_error: Exception | None = None
     try:

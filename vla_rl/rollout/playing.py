@@ -1,4 +1,6 @@
-"""One attempt at one episode: lease an environment, run the agent, and separate lost episodes from errors."""
+"""One attempt at one episode: lease an environment, run the agent, and separate lost episodes from
+errors.
+"""
 
 import asyncio
 import inspect
@@ -27,7 +29,8 @@ class EpisodeLost(VlaRlError):
 def describe(episode: EpisodeSpec) -> str:
     """Describe an episode in words, with all that is needed to run it alone."""
     return (
-        f"episode {episode.episode_id} ({episode.task}, member {episode.member} of group {episode.group_id}, "
+        f"episode {episode.episode_id} ({episode.task}, member {episode.member} of group "
+        f"{episode.group_id}, "
         f"seed {episode.seed}, options {episode.options}, attempt {episode.attempt + 1})"
     )
 
@@ -43,10 +46,11 @@ async def play_episode(
 ) -> Trajectory:
     """Run `episode` once.
 
-    Raises: EpisodeLost if a process died or froze, or the episode took longer than `timeout_s` from its lease on;
-    RuntimeError if what the agent awaited was cancelled by another part; AgentError if the agent is not async, or returned
-    anything but the trajectory of this episode, with at least one step; all other errors of the agent or the environment,
-    with a note that names the episode.
+    Raises: EpisodeLost if a process died or froze, or the episode took longer than `timeout_s` from
+    its lease on; RuntimeError if what the agent awaited was cancelled by another part; AgentError
+    if the agent is not async, or returned anything but the trajectory of this episode, with at
+    least one step; all other errors of the agent or the environment, with a note that names the
+    episode.
     """
     policy = policy_for(engine, episode, gauge)
     deadline = asyncio.timeout(None)
@@ -57,14 +61,16 @@ async def play_episode(
             playing: Any = agent(env, policy)
             if not inspect.isawaitable(playing):
                 raise AgentError(
-                    f"the agent returned {_spelt(playing)} at once; expected `async def agent(env, policy)`"
+                    f"the agent returned {_spelt(playing)} at once; expected `async def "
+                    "agent(env, policy)`"
                 )
             returned: Any = await playing
     except asyncio.CancelledError as error:
         if is_being_cancelled():
             raise
         raise RuntimeError(
-            f"the agent raised CancelledError in {describe(episode)}, but the episode was not cancelled; catch it where the "
+            f"the agent raised CancelledError in {describe(episode)}, but the episode was not "
+            "cancelled; catch it where the "
             "agent awaits a task that it cancelled"
         ) from error
     except ActorDied as death:
@@ -73,7 +79,9 @@ async def play_episode(
         if not deadline.expired():
             error.add_note(f"while running {describe(episode)}")
             raise
-        raise EpisodeLost(episode, "timed_out", f"it took longer than episode_timeout_s={timeout_s}") from error
+        raise EpisodeLost(
+            episode, "timed_out", f"it took longer than episode_timeout_s={timeout_s}"
+        ) from error
     except ExceptionGroup as errors:  # of an agent that runs tasks of its own
         deaths, others = errors.split(ActorDied)
         if deaths is not None and others is None:
@@ -87,34 +95,50 @@ async def play_episode(
 
 
 def _checked(returned: Any, episode: EpisodeSpec) -> Trajectory:
-    """Return what the agent returned, if it is the trajectory of this episode. Raises: AgentError if it is not."""
+    """Return what the agent returned, if it is the trajectory of this episode.
+
+    Raises: AgentError if it is not.
+    """
     if not isinstance(returned, Trajectory):
         hint = "; is a `return` missing?" if returned is None else ""
-        raise AgentError(f"the agent returned {_spelt(returned)}, expected the Trajectory of {describe(episode)}{hint}")
+        raise AgentError(
+            f"the agent returned {_spelt(returned)}, expected the Trajectory of "
+            f"{describe(episode)}{hint}"
+        )
     if returned.episode.episode_id != episode.episode_id:
         raise AgentError(
-            f"the agent returned the Trajectory of episode {returned.episode.episode_id}, expected that of "
+            f"the agent returned the Trajectory of episode {returned.episode.episode_id}, "
+            "expected that of "
             f"{describe(episode)}; use env.episode"
         )
     if not returned.steps:
         raise AgentError(
-            f"the agent returned a Trajectory without steps for {describe(episode)}, expected at least one decision; an "
+            f"the agent returned a Trajectory without steps for {describe(episode)}, expected at "
+            "least one decision; an "
             "agent that cannot decide has to raise an error that explains why"
         )
     if not isinstance(returned.stop_reason, StopReason):
         raise AgentError(
-            f"the agent returned a Trajectory with stop_reason={returned.stop_reason!r} for {describe(episode)}, expected a "
+            f"the agent returned a Trajectory with stop_reason={returned.stop_reason!r} for "
+            f"{describe(episode)}, expected a "
             "StopReason, such as `stop_reason(outcome.terminated, outcome.info)` gives"
         )
     wrong = next((step for step in returned.steps if not isinstance(step, Step)), None)
     if wrong is not None:
-        raise AgentError(f"the agent returned {_spelt(wrong)} among the steps of {describe(episode)}, expected Steps")
+        raise AgentError(
+            f"the agent returned {_spelt(wrong)} among the steps of "
+            f"{describe(episode)}, expected Steps"
+        )
     return returned
 
 
 def _spelt(value: Any) -> str:
     text = repr(value)
-    return "None" if value is None else f"a {type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+    return (
+        "None"
+        if value is None
+        else f"a {type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
+    )
 
 
 def _lost_to(death: ActorDied, episode: EpisodeSpec) -> EpisodeLost:

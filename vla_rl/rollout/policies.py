@@ -41,12 +41,16 @@ class PolicyEngine(Protocol):
         ...
 
     async def act(self, observation: Observation, sampling: Sampling) -> ActionChunk:
-        """Choose an action chunk; the same observation, sampling (seed included) and weights give the same chunk."""
+        """Choose an action chunk; the same observation, sampling (seed included) and weights give
+        the same chunk.
+        """
         ...
 
 
 class LanguageEngine(Protocol):
-    """A policy that answers the conversations of any episode, and batches the requests that wait."""
+    """A policy that answers the conversations of any episode, and batches the requests
+    that wait.
+    """
 
     @property
     def weight_version(self) -> int:
@@ -62,12 +66,16 @@ class LanguageEngine(Protocol):
         max_tokens: int | None = None,
         options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        """Generate one reply; the same prompt, sampling (seed included), options and weights give the same one."""
+        """Generate one reply; the same prompt, sampling (seed included), options and weights give
+        the same one.
+        """
         ...
 
 
 class EngineTeam:
-    """Engines by the name of the agent that each acts for: several policies in one episode or in one run."""
+    """Engines by the name of the agent that each acts for: several policies in one episode or in
+    one run.
+    """
 
     def __init__(self, engines: Mapping[str, PolicyEngine | LanguageEngine]) -> None:
         if not engines:
@@ -99,8 +107,10 @@ class DecisionGauge:
         if not self._has_warned:
             self._has_warned = True
             logger.warning(
-                "episode %d (%s) has made %d decisions and has not ended; its environment (%s) sets terminated or truncated "
-                "at an end. max_episode_steps of gymnasium.register, or scheduler.episode_timeout_s, cuts episodes off",
+                "episode %d (%s) has made %d decisions and has not ended; its environment (%s) "
+                "sets terminated or truncated "
+                "at an end. max_episode_steps of gymnasium.register, or "
+                "scheduler.episode_timeout_s, cuts episodes off",
                 episode.episode_id,
                 episode.task,
                 LONG_EPISODE,
@@ -126,17 +136,22 @@ class DecisionGauge:
 
 
 class EpisodePolicy:
-    """The policy of one episode: decision k is sampled with a seed of its own, independent of timing.
+    """The policy of one episode: decision k is sampled with a seed of its own, independent of
+    timing.
 
     Args:
         engine: answers the decisions.
-        episode: its `sampling` and `policy_seed` are used; decision k has the seed `derive_seed(policy_seed, k)`, so a
-            repeated episode makes the same decisions from the same observations.
+        episode: its `sampling` and `policy_seed` are used; decision k has the seed
+            `derive_seed(policy_seed, k)`, so a repeated episode makes the same decisions from the
+            same observations.
         gauge: counts the decisions, shared by all episodes of a scheduler.
     """
 
     def __init__(
-        self, engine: PolicyEngine | LanguageEngine, episode: EpisodeSpec, gauge: DecisionGauge | None = None
+        self,
+        engine: PolicyEngine | LanguageEngine,
+        episode: EpisodeSpec,
+        gauge: DecisionGauge | None = None,
     ) -> None:
         self._engine, self._episode = engine, episode
         self._gauge = gauge if gauge is not None else DecisionGauge()
@@ -144,15 +159,17 @@ class EpisodePolicy:
         self._num_decisions = 0
 
     async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
-        """Choose an action chunk. Without `sampling`, the episode's own is used. The seed is always this decision's.
+        """Choose an action chunk. Without `sampling`, the episode's own is used. The seed is always
+        this decision's.
 
-        Raises: PolicyError for a log-prob that is NaN, infinite or above 0; AgentError if `observation` is the tuple that
-        `reset` returned.
+        Raises: PolicyError for a log-prob that is NaN, infinite or above 0; AgentError if
+        `observation` is the tuple that `reset` returned.
         """
         seen: Any = observation
         if isinstance(seen, tuple) and len(seen) == 2 and isinstance(seen[1], dict):
             raise AgentError(
-                "policy.act was given what env.reset returned, a tuple (observation, info); expected the observation alone: "
+                "policy.act was given what env.reset returned, a tuple (observation, info); "
+                "expected the observation alone: "
                 "`observation, info = await env.reset()`"
             )
         engine: PolicyEngine = self._engine  # type: ignore[assignment]  # the agent knows which of the two it is
@@ -171,29 +188,37 @@ class EpisodePolicy:
         max_tokens: int | None = None,
         options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        """Generate one reply. Without `sampling`, the episode's own is used. The seed is always this decision's.
+        """Generate one reply. Without `sampling`, the episode's own is used. The seed is always
+        this decision's.
 
-        Its tool calls get ids that differ from all earlier ones of the conversation, even if the chat format repeats them.
+        Its tool calls get ids that differ from all earlier ones of the conversation, even if the
+        chat format repeats them.
 
         Raises: PolicyError for a log-prob that is NaN, infinite or above 0.
         """
         engine: LanguageEngine = self._engine  # type: ignore[assignment]
         number = self._num_decisions
         with self._deciding(sampling) as chosen:
-            reply = await engine.generate(prompt, tools=tools, sampling=chosen, max_tokens=max_tokens, options=options)
+            reply = await engine.generate(
+                prompt, tools=tools, sampling=chosen, max_tokens=max_tokens, options=options
+            )
         self._require_possible(number, reply.log_probs, reply.tokens, engine.weight_version)
         earlier = () if isinstance(prompt, str | np.ndarray) else prompt
         message = with_unique_call_ids(reply.message, earlier)
         return msgspec.structs.replace(reply, message=message, temperature=chosen.temperature)
 
-    def _require_possible(self, number: int, log_probs: np.ndarray, tokens: np.ndarray, version: int) -> None:
+    def _require_possible(
+        self, number: int, log_probs: np.ndarray, tokens: np.ndarray, version: int
+    ) -> None:
         place = first_impossible(log_probs, tokens)
         if place is not None:
             episode = self._episode
             raise PolicyError(
                 f"the policy's log-prob of token {place} of decision {number} of episode "
-                f"{episode.episode_id} ({episode.task!r}) is {log_probs[place]}, with the weights after {version} updates; "
-                "expected finite log-probs of at most 0. Look for NaN or infinity in its weights and inputs, and whether it "
+                f"{episode.episode_id} ({episode.task!r}) is {log_probs[place]}, with the weights "
+                f"after {version} updates; "
+                "expected finite log-probs of at most 0. Look for NaN or infinity in its weights "
+                "and inputs, and whether it "
                 "reports natural logs."
             )
 
@@ -201,7 +226,9 @@ class EpisodePolicy:
     def _deciding(self, sampling: Sampling | None) -> Iterator[Sampling]:
         """Count a decision while it is made, and yield its sampling."""
         seed = derive_seed(self._episode.policy_seed, self._num_decisions)
-        chosen = msgspec.structs.replace(self._episode.sampling if sampling is None else sampling, seed=seed)
+        chosen = msgspec.structs.replace(
+            self._episode.sampling if sampling is None else sampling, seed=seed
+        )
         self._num_decisions += 1
         if self._num_decisions == LONG_EPISODE:
             self._gauge.note_long_episode(self._episode)
@@ -217,12 +244,16 @@ class EpisodePolicy:
 def policy_for(
     engine: AnyEngine, episode: EpisodeSpec, gauge: DecisionGauge | None = None
 ) -> EpisodePolicy | dict[str, EpisodePolicy]:
-    """Return the policy that an agent gets: one, or one by agent name, each with seeds of its own."""
+    """Return the policy that an agent gets: one, or one by agent name, each with seeds of
+    its own.
+    """
     if not isinstance(engine, EngineTeam):
         return EpisodePolicy(engine, episode, gauge)
     return {
         name: EpisodePolicy(
-            member, msgspec.structs.replace(episode, policy_seed=derive_seed(episode.policy_seed, name)), gauge
+            member,
+            msgspec.structs.replace(episode, policy_seed=derive_seed(episode.policy_seed, name)),
+            gauge,
         )
         for name, member in engine.engines.items()
     }

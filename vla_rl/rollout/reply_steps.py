@@ -8,8 +8,8 @@ from vla_rl.types import ActionChunk, Completion, Observation, Step
 def step_of(reply: Completion, agent: str, reward: float) -> Step:
     """Return one decision: the prompt as its observation, the whole reply as its action.
 
-    `observation["grammar"]` is the grammar that sampling was restricted to, if there was one: a learner computes the
-    log-probs of the same restricted distribution.
+    `observation["grammar"]` is the grammar that sampling was restricted to, if there was one: a
+    learner computes the log-probs of the same restricted distribution.
     """
     observation: Observation = {"prompt_tokens": reply.prompt_tokens}
     if reply.grammar is not None:
@@ -22,4 +22,6 @@ def step_of(reply: Completion, agent: str, reward: float) -> Step:
         weight_versions=reply.weight_versions,
         temperature=reply.temperature,
     )
-    return Step(observation=observation, chunk=chunk, rewards=np.array([reward], np.float32), agent=agent)
+    return Step(
+        observation=observation, chunk=chunk, rewards=np.array([reward], np.float32), agent=agent
+    )

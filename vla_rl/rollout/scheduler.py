@@ -1,14 +1,19 @@
-"""The episode scheduler: runs groups of episodes without end, as far ahead of the learner as staleness allows.
+"""The episode scheduler: runs groups of episodes without end, as far ahead of the learner as
+staleness allows.
 
         source ──► admit ──► episodes, one coroutine each ──► group complete ──► keep? ──► buffer ──► groups_for_update
                      ▲         agent(env, policy)                                  │                        │
                      └───────────── capacity given back ◄──────────────── filtered ┘ ◄───────── trained ────┘
 
-A finished episode is replaced at once, and a complete group is handed over at once. What always holds:
+A finished episode is replaced at once, and a complete group is handed over at once. What always
+holds:
 
-    - at most `pool.num_envs` episodes run; a group is admitted only if an environment would otherwise be idle;
-    - the buffer is bounded by the staleness policy: while it is full nothing is admitted, and environments are idle;
-    - an episode lost to a dead or frozen process is run again from the same task, state and seed, in the same group;
+    - at most `pool.num_envs` episodes run; a group is admitted only if an environment would
+      otherwise be idle;
+    - the buffer is bounded by the staleness policy: while it is full nothing is admitted, and
+      environments are idle;
+    - an episode lost to a dead or frozen process is run again from the same task, state and seed,
+      in the same group;
     - each dispatched episode is, at every update, in exactly one place (`EpisodeLedger`).
 """
 
@@ -40,13 +45,16 @@ WARN_EVERY: Final = 10
 
 
 class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a scheduler needs to continue, taken at one instant: a resume loses no start and repeats none."""
+    """All that a scheduler needs to continue, taken at one instant: a resume loses no start and
+    repeats none.
+    """
 
     version: int
     source: SourceState
     ledger: LedgerState
     groups: tuple[GroupState, ...]
-    """Outstanding groups: complete ones are buffered (or were in training), others continue with the missing members."""
+    """Outstanding groups: complete ones are buffered (or were in training), others continue with
+    the missing members."""
 
 
 class EpisodeScheduler:
@@ -54,18 +62,20 @@ class EpisodeScheduler:
 
     Args:
         pool: environments; one episode runs in each.
-        engine: the policy. Its `weight_version` is the learner's by the time `trained` is called: publish first.
+        engine: the policy. Its `weight_version` is the learner's by the time `trained` is called:
+            publish first.
         agent: runs one episode.
         source: the groups to run.
         config: sizes, staleness and the handling of faults.
-        keep: called with each complete group; if it returns False the group is filtered and replaced. It must depend on the
-            group alone.
-        on_episode: called with the trajectory of every episode that ended, before its group is complete.
-        num_updates: updates of the whole run, with those before a resume; episodes that none of them would train on are not
-            started. None: no end.
+        keep: called with each complete group; if it returns False the group is filtered and
+            replaced. It must depend on the group alone.
+        on_episode: called with the trajectory of every episode that ended, before its group is
+            complete.
+        num_updates: updates of the whole run, with those before a resume; episodes that none of
+            them would train on are not started. None: no end.
 
-    An error of the agent, the environment or `keep` cancels all other episodes. The `async with` block raises it unchanged,
-    with a note that names the episode.
+    An error of the agent, the environment or `keep` cancels all other episodes. The `async with`
+    block raises it unchanged, with a note that names the episode.
     """
 
     def __init__(
@@ -81,10 +91,20 @@ class EpisodeScheduler:
         num_updates: int | None = None,
     ) -> None:
         config.require_feasible(num_envs=pool.num_envs, group_size=source.group_size)
-        self._pool, self._engine, self._agent, self._source, self._config = pool, engine, agent, source, config
+        self._pool, self._engine, self._agent, self._source, self._config = (
+            pool,
+            engine,
+            agent,
+            source,
+            config,
+        )
         self._keep, self._on_episode, self._num_updates = keep, on_episode, num_updates
         self._staleness = self._new_staleness_policy(0)
-        self._groups, self._ledger, self._meter = OutstandingGroups(), EpisodeLedger(), RolloutMeter()
+        self._groups, self._ledger, self._meter = (
+            OutstandingGroups(),
+            EpisodeLedger(),
+            RolloutMeter(),
+        )
         self._ready: dict[int, Group] = {}
         self._handed: dict[int, list[Group]] = {}
         self._playing: dict[int, asyncio.Task[None]] = {}
@@ -97,10 +117,14 @@ class EpisodeScheduler:
     async def __aenter__(self) -> Self:
         """Start running episodes."""
         if self._tasks is not None:
-            raise RuntimeError("this scheduler was opened before; make a new one and restore the state of the old one")
+            raise RuntimeError(
+                "this scheduler was opened before; make a new one and restore the "
+                "state of the old one"
+            )
         if self._engine.weight_version < self.version:
             raise ConfigError(
-                f"the engine serves weight version {self._engine.weight_version}, the scheduler continues at "
+                f"the engine serves weight version {self._engine.weight_version}, the scheduler "
+                "continues at "
                 f"{self.version}; load the weights of the same checkpoint first"
             )
         self._meter.start(asyncio.get_running_loop().time())
@@ -111,9 +135,15 @@ class EpisodeScheduler:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
-        """Stop: cancel the episodes, the oldest first, and wait for them to end. `state` stays valid."""
+        """Stop: cancel the episodes, the oldest first, and wait for them to end.
+
+        `state` stays valid.
+        """
         assert self._tasks is not None
         self._is_open, self._is_left = False, True
         self._wake()
@@ -127,22 +157,26 @@ class EpisodeScheduler:
         return self._staleness.version
 
     async def groups_for_update(self, update: int) -> AsyncIterator[Group]:
-        """Yield the `groups_per_update` groups of an update, each as soon as it is complete and its turn has come.
+        """Yield the `groups_per_update` groups of an update, each as soon as it is complete and its
+        turn has come.
 
-        Updates are filled one after the other, up to `max_staleness` ahead of the one in training. Asking for the same
-        update again, after an iteration was interrupted, gives the same groups again and then the rest.
+        Updates are filled one after the other, up to `max_staleness` ahead of the one in training.
+        Asking for the same update again, after an iteration was interrupted, gives the same groups
+        again and then the rest.
 
         Args:
-            update: counted from 0; the update that makes version `update + 1` out of version `update`.
+            update: counted from 0; the update that makes version `update + 1` out of version
+                `update`.
 
-        Raises: ValueError if the update was trained already, or is not one of the run's `num_updates`; RuntimeError if the
-        scheduler is not open, or is closed.
+        Raises: ValueError if the update was trained already, or is not one of the run's
+        `num_updates`; RuntimeError if the scheduler is not open, or is closed.
         """
         if update < self.version:
             raise ValueError(f"update {update} was trained already, the next one is {self.version}")
         if self._num_updates is not None and update >= self._num_updates:
             raise ValueError(
-                f"update {update} is not one of the run's {self._num_updates}, counted from 0, and no episode is run for "
+                f"update {update} is not one of the run's {self._num_updates}, counted from 0, "
+                "and no episode is run for "
                 "it; stop there, or make the scheduler with more num_updates"
             )
         for place in range(self._config.groups_per_update):
@@ -154,24 +188,30 @@ class EpisodeScheduler:
             yield self._handed[update][place]
 
     def trained(self, groups: Sequence[Group], new_version: int) -> None:
-        """Report that the learner trained `new_version` on these groups and that the engine serves it.
+        """Report that the learner trained `new_version` on these groups and that the engine serves
+        it.
 
-        Raises: ConservationError if an episode is missing or held twice; ValueError if these are not the groups that were
-        handed over for this update, or the engine still serves older weights.
+        Raises: ConservationError if an episode is missing or held twice; ValueError if these are
+        not the groups that were handed over for this update, or the engine still serves older
+        weights.
         """
         handed = {group.group_id: group for group in self._handed.get(self.version, ())}
         if new_version != self.version + 1 or {group.group_id for group in groups} != handed.keys():
             raise ValueError(
-                f"trained on groups {sorted(group.group_id for group in groups)} to version {new_version}, expected version "
-                f"{self.version + 1} from the groups handed over for update {self.version}: {sorted(handed)}"
+                f"trained on groups {sorted(group.group_id for group in groups)} to version "
+                f"{new_version}, expected version "
+                f"{self.version + 1} from the groups handed over for update {self.version}: "
+                f"{sorted(handed)}"
             )
         if len(handed) < self._config.groups_per_update:
             raise ValueError(
-                f"update {self.version} has {len(handed)} of {self._config.groups_per_update} groups so far"
+                f"update {self.version} has {len(handed)} of {self._config.groups_per_update} "
+                "groups so far"
             )
         if self._engine.weight_version < new_version:
             raise ValueError(
-                f"the engine serves version {self._engine.weight_version}, expected {new_version}: publish the weights "
+                f"the engine serves version {self._engine.weight_version}, expected "
+                f"{new_version}: publish the weights "
                 "first, so that episodes dispatched from now on use them"
             )
         for group in handed.values():
@@ -186,9 +226,14 @@ class EpisodeScheduler:
         self._wake()
 
     def check_conservation(self) -> None:
-        """Compare the ledger with the episodes held. Raises: ConservationError, with the table, if they differ."""
+        """Compare the ledger with the episodes held.
+
+        Raises: ConservationError, with the table, if they differ.
+        """
         complete, partial = self._groups.num_played()
-        self._ledger.check(in_flight=self._groups.num_to_begin + len(self._playing) + partial, buffered=complete)
+        self._ledger.check(
+            in_flight=self._groups.num_to_begin + len(self._playing) + partial, buffered=complete
+        )
 
     def state(self) -> SchedulerState:
         """Return all that is needed to continue, as of now; also after the scheduler was closed."""
@@ -201,9 +246,11 @@ class EpisodeScheduler:
         )
 
     def restore(self, state: SchedulerState) -> None:
-        """Continue where `state` was taken; call it before `async with`. Groups that are too old to be trained are dropped.
+        """Continue where `state` was taken; call it before `async with`. Groups that are too old to
+        be trained are dropped.
 
-        Raises: RuntimeError if the scheduler is open; ConfigError if `state` does not fit the source.
+        Raises: RuntimeError if the scheduler is open; ConfigError if `state` does not fit the
+        source.
         """
         if self._tasks is not None:
             raise RuntimeError("restore a scheduler before it is opened")
@@ -225,7 +272,10 @@ class EpisodeScheduler:
         self.check_conservation()
 
     def metrics(self) -> dict[str, float]:
-        """Return rates since the last call, queue depths, and losses since the run started; keys begin with `rollout/`."""
+        """Return rates since the last call, queue depths, and losses since the run started.
+
+        Keys begin with `rollout/`.
+        """
         depths = {
             "episodes_playing": len(self._playing),
             "episodes_to_begin": self._groups.num_to_begin,
@@ -240,12 +290,15 @@ class EpisodeScheduler:
         """Describe in words what the update being filled waits for."""
         update = self._staleness.next_update
         missing = self._config.groups_per_update - len(self._handed.get(update, ()))
-        being_played = [group_id for group_id in self._staleness.awaited() if group_id not in self._ready]
+        being_played = [
+            group_id for group_id in self._staleness.awaited() if group_id not in self._ready
+        ]
         if not being_played:
             return f"update {self.version} to be trained"
         episodes = self._groups.missing(being_played[0])
         return (
-            f"{missing} of {self._config.groups_per_update} groups, the oldest of {len(being_played)} running is group "
+            f"{missing} of {self._config.groups_per_update} groups, the oldest of "
+            f"{len(being_played)} running is group "
             f"{being_played[0]}: episodes {', '.join(map(str, episodes))}"
         )
 
@@ -260,7 +313,9 @@ class EpisodeScheduler:
         )
 
     def _select_for(self, update: int) -> bool:
-        """Hand one more group to `update` if it is the one being filled and a group may be taken."""
+        """Hand one more group to `update` if it is the one being filled and a group may be
+        taken.
+        """
         if update != self._staleness.next_update:
             return False
         group_id = self._staleness.select()
@@ -272,7 +327,10 @@ class EpisodeScheduler:
         return True
 
     def _require_running(self) -> None:
-        """Raise instead of waiting for groups that will not come; a run that fails cancels its owner before it is left."""
+        """Raise instead of waiting for groups that will not come.
+
+        A run that fails cancels its owner before it is left.
+        """
         if self._tasks is None or self._is_left:
             raise RuntimeError(
                 "no group will come: the scheduler is not open; iterate inside its `async with`"
@@ -295,11 +353,16 @@ class EpisodeScheduler:
                 self._ledger.dispatch(len(plan.episodes))
                 continue
             assert self._tasks is not None
-            task = self._tasks.create_task(self._play(episode), name=f"episode {episode.episode_id}")
+            task = self._tasks.create_task(
+                self._play(episode), name=f"episode {episode.episode_id}"
+            )
             self._playing[episode.episode_id] = task
 
     async def _play(self, episode: EpisodeSpec) -> None:
-        """Run one episode and start the next. A cancelled episode stays in flight: it is run after a resume."""
+        """Run one episode and start the next.
+
+        A cancelled episode stays in flight: it is run after a resume.
+        """
         try:
             trajectory = await play_episode(
                 self._pool,
@@ -322,13 +385,20 @@ class EpisodeScheduler:
         self._fill()
 
     def _fails_the_run(self, error: Exception) -> bool:
-        """Return whether this is the first error; later ones, until all episodes have ended, become notes on it."""
+        """Return whether this is the first error.
+
+        Later ones, until all episodes have ended, become notes on it.
+        """
         if self._failure is not None:
-            if error is not self._failure:  # a batch that fails gives all its episodes the same error
-                self._failure.add_note(f"another episode failed too: {type(error).__name__}: {error}")
+            # a batch that fails gives all its episodes the same error
+            if error is not self._failure:
+                self._failure.add_note(
+                    f"another episode failed too: {type(error).__name__}: {error}"
+                )
             return False
         self._failure = error
-        self._is_open = False  # the task group cancels the others; no new episode may start meanwhile
+        # the task group cancels the others; no new episode may start meanwhile
+        self._is_open = False
         return True
 
     def _finish(self, trajectory: Trajectory) -> None:
@@ -365,8 +435,10 @@ class EpisodeScheduler:
             )
         if limit is not None and self._filtered_in_a_row >= limit:
             raise RuntimeError(
-                f"{limit} groups in a row were filtered and none was kept, so update {self._staleness.next_update} would "
-                "never be filled; loosen the filter, choose tasks that are sometimes solved, or raise max_filtered_in_a_row"
+                f"{limit} groups in a row were filtered and none was kept, so update "
+                f"{self._staleness.next_update} would "
+                "never be filled; loosen the filter, choose tasks that are sometimes solved, or "
+                "raise max_filtered_in_a_row"
             )
 
     def _play_again(self, loss: EpisodeLost) -> None:

@@ -1,8 +1,10 @@
-"""An event loop in which waiting takes no time: the clock jumps to the next timer instead of sleeping.
+"""An event loop in which waiting takes no time: the clock jumps to the next timer instead of
+sleeping.
 
-Code that takes the time only from its loop (`asyncio.sleep`, `asyncio.timeout`, `loop.time()`) runs unchanged, in the same
-order on every machine. Tests use it to simulate hours of scheduling, with faults, in seconds. It has no I/O and no threads;
-if every task waits and no timer is set, it raises an error instead of hanging.
+Code that takes the time only from its loop (`asyncio.sleep`, `asyncio.timeout`, `loop.time()`) runs
+unchanged, in the same order on every machine. Tests use it to simulate hours of scheduling, with
+faults, in seconds. It has no I/O and no threads; if every task waits and no timer is set, it raises
+an error instead of hanging.
 """
 
 import asyncio
@@ -23,7 +25,8 @@ class _JumpingClock(selectors.SelectSelector):
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
         if timeout is None:
             raise RuntimeError(
-                f"nothing will ever happen: at {self.now:.3f} s of simulated time every task waits and no timer is set"
+                f"nothing will ever happen: at {self.now:.3f} s of simulated time every task "
+                "waits and no timer is set"
             )
         if timeout > 0:
             self.now += timeout

@@ -1,14 +1,18 @@
-"""How far generation may run ahead of the learner: one plain object, without a task and without a clock.
+"""How far generation may run ahead of the learner: one plain object, without a task and without a
+clock.
 
 Two bounds, both met by delaying dispatch and neither by discarding groups:
 
-    in aggregate    groups outstanding + groups trained <= (max_staleness + version + 1) * groups_per_update
-                    (AReaL, arXiv:2505.24298, eq. 3), where outstanding groups are in flight, buffered or in training
-    per group       version it is trained at - version it was dispatched at <= max_staleness, queues included
+    in aggregate    groups outstanding + groups trained <= (max_staleness + version + 1) *
+                    groups_per_update (AReaL, arXiv:2505.24298, eq. 3), where outstanding groups are
+                    in flight, buffered or in training
+    per group       version it is trained at - version it was dispatched at <= max_staleness, queues
+    included
 
-A group dispatched at version d must be in one of the updates up to its deadline d + max_staleness. The first bound makes
-that possible for every group at the moment it is admitted. `select` keeps it possible: it takes the earliest dispatched of
-the complete groups, unless a running group with an earlier deadline would then miss it. In that case the update waits for
+A group dispatched at version d must be in one of the updates up to its deadline d + max_staleness.
+The first bound makes that possible for every group at the moment it is admitted. `select` keeps it
+possible: it takes the earliest dispatched of the complete groups, unless a running group with an
+    earlier deadline would then miss it. In that case the update waits for
 that group. A filtered group frees its capacity at once.
 """
 
@@ -19,14 +23,18 @@ from collections.abc import Iterable
 class StalenessPolicy:
     """Decides when a group may be admitted and which complete group an update takes next.
 
-    A group is admitted, then complete, then selected, then trained; or it leaves through `filtered` or `evict`.
+    A group is admitted, then complete, then selected, then trained; or it leaves through `filtered`
+    or `evict`.
 
     Args:
-        max_staleness: K, in updates. With 0 an update trains on groups that were dispatched after the update before it.
+        max_staleness: K, in updates. With 0 an update trains on groups that were dispatched after
+            the update before it.
         groups_per_update: B, the number of groups in every update.
-        in_order: select in order of `group_id`, waiting for the lowest, so that the order does not depend on timing.
+        in_order: select in order of `group_id`, waiting for the lowest, so that the order does not
+            depend on timing.
         max_outstanding: most groups outstanding; never more than the first bound allows.
-        num_updates: the last version; groups that no update would train on are not admitted. None: no last version.
+        num_updates: the last version; groups that no update would train on are not admitted. None:
+            no last version.
         version: updates trained so far.
     """
 
@@ -66,10 +74,14 @@ class StalenessPolicy:
         """Whether one more group may be dispatched now."""
         if self._num_updates is None:
             return self.num_outstanding < self._capacity
-        return self.num_outstanding < min(self._capacity, (self._num_updates - self.version) * self.groups_per_update)
+        return self.num_outstanding < min(
+            self._capacity, (self._num_updates - self.version) * self.groups_per_update
+        )
 
     def admit(self, group_id: int, dispatch_version: int | None = None) -> int:
-        """Count a group as outstanding and return its dispatch version: the learner's, unless the group is restored."""
+        """Count a group as outstanding and return its dispatch version: the learner's, unless the
+        group is restored.
+        """
         version = self.version if dispatch_version is None else dispatch_version
         self._dispatch_versions[group_id] = version
         self._unselected.setdefault(version, set()).add(group_id)
@@ -85,7 +97,9 @@ class StalenessPolicy:
         del self._dispatch_versions[group_id]
 
     def select(self) -> int | None:
-        """Return the group that `next_update` takes next, or None if it has to wait for a group that is still running."""
+        """Return the group that `next_update` takes next, or None if it has to wait for a group
+        that is still running.
+        """
         if not self._complete or not self._may_take(*self._complete[0]):
             return None
         _, group_id = heapq.heappop(self._complete)
@@ -96,7 +110,9 @@ class StalenessPolicy:
         return group_id
 
     def trained(self, group_ids: Iterable[int]) -> None:
-        """Remove the groups that an update was trained on, free their capacity and raise the version by one."""
+        """Remove the groups that an update was trained on, free their capacity and raise the
+        version by one.
+        """
         for group_id in group_ids:
             del self._dispatch_versions[group_id]
         self.version += 1
@@ -104,15 +120,18 @@ class StalenessPolicy:
     def evict(self) -> list[int]:
         """Drop the unselected groups that no schedule can train in time, and return their ids.
 
-        In normal operation there are none. There are some if a run is resumed with a smaller `max_staleness` or fewer groups
-        per update than it was saved with. Groups are scheduled by deadline, the earliest first (Moore and Hodgson), so as
-        few as possible are dropped.
+        In normal operation there are none. There are some if a run is resumed with a smaller
+        `max_staleness` or fewer groups per update than it was saved with. Groups are scheduled by
+        deadline, the earliest first (Moore and Hodgson), so as few as possible are dropped.
         """
         evicted: list[int] = []
         place = self._num_selected
         for version in sorted(self._unselected):
             for group_id in sorted(self._unselected[version]):
-                if self.next_update + place // self.groups_per_update <= version + self.max_staleness:
+                if (
+                    self.next_update + place // self.groups_per_update
+                    <= version + self.max_staleness
+                ):
                     place += 1
                 else:
                     evicted.append(group_id)
@@ -124,11 +143,20 @@ class StalenessPolicy:
         return evicted
 
     def awaited(self) -> list[int]:
-        """Return the unselected groups by dispatch version and id; the update being filled waits for the first of them."""
-        return [group_id for version in sorted(self._unselected) for group_id in sorted(self._unselected[version])]
+        """Return the unselected groups by dispatch version and id.
+
+        The update being filled waits for the first of them.
+        """
+        return [
+            group_id
+            for version in sorted(self._unselected)
+            for group_id in sorted(self._unselected[version])
+        ]
 
     def _may_take(self, dispatch_version: int, group_id: int) -> bool:
-        """Return whether all unselected groups can still be trained in time if this one is taken."""
+        """Return whether all unselected groups can still be trained in time if this one is
+        taken.
+        """
         if self._in_order and any(
             version < dispatch_version or (version == dispatch_version and min(ids) < group_id)
             for version, ids in self._unselected.items()

@@ -1,11 +1,13 @@
-"""Killable child processes for single calls, which contain the effects of tools, scorers and model-written code. No torch.
+"""Killable child processes for single calls, which contain the effects of tools, scorers and
+model-written code. No torch.
 
-    Sandbox          `await call("module:function", {...}, limits)`, `await run_program(source, stdin, limits)`
+    Sandbox          `await call("module:function", {...}, limits)`,
+                     `await run_program(source, stdin, limits)`
     ProcessLimits    time, CPU, memory, files, output, processes, network
     CallResult       the returned value and the output, or the limit that was exceeded
 
-One keeper process forks for every call, isolates it as far as the kernel allows, watches it, and kills it with all
-processes that it started.
+One keeper process forks for every call, isolates it as far as the kernel allows, watches it, and
+kills it with all processes that it started.
 """
 
 from vla_rl.sandbox.limits import ProcessLimits

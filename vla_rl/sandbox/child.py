@@ -25,17 +25,25 @@ _STATUS_FD: Final = 4
 _KEEPER_FD: Final = 5
 PROGRAM_FILE: Final = "program.py"
 NOT_ISOLATED: Final = b"\xc1not isolated: "
-"""Prefix of a reason that is sent instead of a result; msgpack does not use its first byte, so no result begins with it."""
+"""Prefix of a reason that is sent instead of a result; msgpack does not use its first byte, so no
+result begins with it."""
 
 _SPARE_PROCESSES: Final = 64
-_CLEAN_ENVIRONMENT: Final = {"PATH": "/usr/local/bin:/usr/bin:/bin", "LANG": "C.UTF-8", "OMP_NUM_THREADS": "1"}
+_CLEAN_ENVIRONMENT: Final = {
+    "PATH": "/usr/local/bin:/usr/bin:/bin",
+    "LANG": "C.UTF-8",
+    "OMP_NUM_THREADS": "1",
+}
 _NAME: Final = {"LOGNAME": "sandbox"}
-"""Environment that `getpass.getuser` reads; without it, it raises for a user without an entry in the user database."""
+"""Environment that `getpass.getuser` reads; without it, it raises for a user without an entry in
+the user database."""
 
 _MIB: Final = 1 << 20
 
 
-def run_call(call: FunctionCall | ProgramCall, folder: Path, fds: Sequence[int], isolation: Isolation) -> NoReturn:
+def run_call(
+    call: FunctionCall | ProgramCall, folder: Path, fds: Sequence[int], isolation: Isolation
+) -> NoReturn:
     """Run the call and exit; exit without running it if the isolation fails this time.
 
     Args:
@@ -52,7 +60,12 @@ def run_call(call: FunctionCall | ProgramCall, folder: Path, fds: Sequence[int],
         _settle_in(folder, call)
         _set_limits(call.limits, is_program=isinstance(call, ProgramCall), means=isolation.means)
         if isinstance(call, ProgramCall):
-            environment = {**_CLEAN_ENVIRONMENT, **_NAME, "HOME": str(folder), "TMPDIR": str(folder)}
+            environment = {
+                **_CLEAN_ENVIRONMENT,
+                **_NAME,
+                "HOME": str(folder),
+                "TMPDIR": str(folder),
+            }
             os.execve(sys.executable, [sys.executable, "-I", PROGRAM_FILE], environment)
         pid = os.getpid()
         answer = _answer_of(call)
@@ -77,13 +90,17 @@ def say_not_isolated(failure: NotIsolated, result_fd: int) -> NoReturn:
 
 
 def _take_over(fds: Sequence[int]) -> None:
-    """Move the streams to their descriptors and close all others; make the kernel kill this process if memory runs out."""
+    """Move the streams to their descriptors and close all others.
+
+    Make the kernel kill this process if memory runs out.
+    """
     # first to unused numbers, because one may have the number that another needs
     for number, fd in enumerate([fcntl.fcntl(fd, fcntl.F_DUPFD, 100) for fd in fds], start=1):
         os.dup2(fd, number, inheritable=number < RESULT_FD)
     for open_fd in map(int, os.listdir("/proc/self/fd")):
         if open_fd > _KEEPER_FD:
-            with contextlib.suppress(OSError):  # the descriptor of the listing itself is closed already
+            # the descriptor of the listing itself is closed already
+            with contextlib.suppress(OSError):
                 os.close(open_fd)
     signal.set_wakeup_fd(-1)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
@@ -105,7 +122,11 @@ def _settle_in(folder: Path, call: FunctionCall | ProgramCall) -> None:
 
 
 def _set_limits(limits: ProcessLimits, *, is_program: bool, means: frozenset[Means]) -> None:
-    held = 0 if is_program else int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    held = (
+        0
+        if is_program
+        else int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    )
     if "own_user" in means:
         others = 0
     elif "namespaces" in means:  # this user's other processes are not counted there
@@ -125,7 +146,10 @@ def _set_limits(limits: ProcessLimits, *, is_program: bool, means: frozenset[Mea
 
 
 def _answer_of(call: FunctionCall) -> bytes:
-    """Call the function and encode its value or its error. A value that cannot be encoded is an error too."""
+    """Call the function and encode its value or its error.
+
+    A value that cannot be encoded is an error too.
+    """
     try:
         module, _, name = call.path.partition(":")
         function = importlib.import_module(module)
@@ -134,7 +158,9 @@ def _answer_of(call: FunctionCall) -> bytes:
         arguments = call.arguments
         if call.is_converted:
             hints = get_type_hints(function, include_extras=True)
-            arguments = {name: msgspec.convert(value, hints[name]) for name, value in arguments.items()}
+            arguments = {
+                name: msgspec.convert(value, hints[name]) for name, value in arguments.items()
+            }
         return msgspec.msgpack.encode(Returned(value=function(**arguments)))  # type: ignore[operator]
     except (Exception, SystemExit) as error:
         return msgspec.msgpack.encode(Returned(error=f"{type(error).__name__}: {error}"[:4096]))

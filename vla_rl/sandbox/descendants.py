@@ -1,7 +1,8 @@
 """Find and kill all processes that a process started.
 
-A process and its parent are marked as subreapers: orphans below them become a child of one of them, even after a new session
-or a double fork. So all processes stay reachable through `/proc/<pid>/task/*/children`.
+A process and its parent are marked as subreapers: orphans below them become a child of one of them,
+even after a new session or a double fork. So all processes stay reachable through
+`/proc/<pid>/task/*/children`.
 """
 
 import contextlib
@@ -46,7 +47,8 @@ def descendants_of(pid: int, most: int = 1 << 20) -> list[int]:
 
 
 def kill_all_below(pid: int) -> None:
-    """Kill all descendants of a live process, and wait at most 10 s for their end, because dying takes their own CPU time.
+    """Kill all descendants of a live process, and wait at most 10 s for their end, because dying
+    takes their own CPU time.
 
     Each round stops the processes before it kills them, so that forking processes cannot outrun it.
     """
@@ -67,7 +69,10 @@ def kill_all_below(pid: int) -> None:
 
 
 def kill_with_all_below(pid: int) -> None:
-    """Kill a stuck child and all its descendants. It is stopped first, so that it starts no more processes."""
+    """Kill a stuck child and all its descendants.
+
+    It is stopped first, so that it starts no more processes.
+    """
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signal.SIGSTOP)
         kill_all_below(pid)
@@ -85,7 +90,10 @@ def num_processes_of(uid: int) -> int:
 
 
 def state_of(pid: int) -> str:
-    """Return the kernel's letter for the state of a process, such as R, S, T or Z; empty if it is gone."""
+    """Return the kernel's letter for the state of a process, such as R, S, T or Z.
+
+    Empty if it is gone.
+    """
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:

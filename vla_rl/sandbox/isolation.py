@@ -1,7 +1,7 @@
 """Isolation of a call from the rest of the machine, as far as this kernel and this user allow it.
 
-The means are independent of each other. The keeper tests at its start which of them are available. A call for which one of
-these fails later is not run.
+The means are independent of each other. The keeper tests at its start which of them are available.
+A call for which one of these fails later is not run.
 """
 
 import contextlib
@@ -31,7 +31,8 @@ from vla_rl.sandbox.seccomp import refuse_calls
 
 _TRIED_AFTER_S: Final = (0.0, 0.05, 0.1, 0.15)
 _MOMENTARY: Final = (errno.ENOSPC, errno.EUSERS, errno.EAGAIN, errno.ENOMEM)
-"""Errors of a kernel that is out of namespaces or memory for a moment, so that a retry may succeed."""
+"""Errors of a kernel that is out of namespaces or memory for a moment, so that a retry may
+succeed."""
 
 _ENTERED: Final = b"entered"
 
@@ -72,7 +73,8 @@ class Isolation:
             return fork_first_process(network=self._limits.network)
 
     def enter(self, streams: Sequence[int], status_fd: int, keeper_fd: int) -> None:
-        """Isolate this process, or a child that continues instead of it, from the rest of the machine.
+        """Isolate this process, or a child that continues instead of it, from the rest of the
+        machine.
 
         Raises: NotIsolated, in the process or in that child.
 
@@ -144,7 +146,9 @@ def _failure_of(means: frozenset[Means], folder: Path) -> _Failure | None:
 
 def _try(means: frozenset[Means], folder: Path) -> _Failure | None:
     """Isolate a child, which reports an error through a pipe."""
-    needed = [path for path in (sys.executable, *sys.path) if "own_user" in means and os.path.exists(path)]
+    needed = [
+        path for path in (sys.executable, *sys.path) if "own_user" in means and os.path.exists(path)
+    ]
     isolation = Isolation(means, folder, ProcessLimits(network=False, disk_mb=1))
     reader, writer = os.pipe()
     keeper = os.pidfd_open(os.getpid())
@@ -168,20 +172,27 @@ def _try(means: frozenset[Means], folder: Path) -> _Failure | None:
     return _Failure(last, "a process isolated so died")
 
 
-def _enter_and_end(isolation: Isolation, writer: int, keeper: int, needed: Sequence[str]) -> NoReturn:
+def _enter_and_end(
+    isolation: Isolation, writer: int, keeper: int, needed: Sequence[str]
+) -> NoReturn:
     try:
         isolation.enter((writer,), os.open(os.devnull, os.O_WRONLY), keeper)
         with _needed("own_user"):
             _require_readable(needed)
         os.write(writer, _ENTERED)
     except NotIsolated as failure:
-        os.write(writer, msgspec.json.encode(_Failure(failure.means, failure.reason, failure.errno)))
+        os.write(
+            writer, msgspec.json.encode(_Failure(failure.means, failure.reason, failure.errno))
+        )
     finally:  # no exception may return into the keeper's own code
         os._exit(0)
 
 
 def _require_readable(paths: Sequence[str]) -> None:
-    """Check that the call's own user can read the interpreter and all modules. Raises: OSError if not."""
+    """Check that the call's own user can read the interpreter and all modules.
+
+    Raises: OSError if not.
+    """
     for path in paths:
         try:
             os.close(os.open(path, os.O_RDONLY))

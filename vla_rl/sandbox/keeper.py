@@ -1,9 +1,11 @@
-"""The keeper of a sandbox: a process without threads that forks for every call and kills calls that exceed their limits.
+"""The keeper of a sandbox: a process without threads that forks for every call and kills calls that
+exceed their limits.
 
     sandbox ──requests──► keeper ──fork──► one child a call, in a session and a folder of its own
             ◄──answers───    └── watches deadlines, output, numbers of processes, memory and files
 
-It ends, with all its descendants, as soon as its socket is closed. Its reaper does this if the keeper cannot.
+It ends, with all its descendants, as soon as its socket is closed. Its reaper does this if the
+keeper cannot.
 """
 
 import contextlib
@@ -58,7 +60,10 @@ class Keeper:
         self._means: frozenset[Means] = frozenset()
 
     def run(self) -> None:
-        """Test the means of isolation, and serve until the other end is closed; then kill everything."""
+        """Test the means of isolation, and serve until the other end is closed.
+
+        Then kill everything.
+        """
         self._find_means()
         try:
             while True:
@@ -113,7 +118,9 @@ class Keeper:
         call: RunningCall = key.data
         if key.fd == call.pidfd:
             self._end(call)
-        elif key.fd in call.pipes and self._calls.get(call.call.id) is call and not call.read(key.fd):
+        elif (
+            key.fd in call.pipes and self._calls.get(call.call.id) is call and not call.read(key.fd)
+        ):
             self._selector.unregister(key.fd)
 
     def _end(self, call: RunningCall) -> None:

@@ -1,4 +1,6 @@
-"""The event loop's side of one keeper: its requests, its pending answers, and a shutdown that leaves nothing behind."""
+"""The event loop's side of one keeper: its requests, its pending answers, and a shutdown that
+leaves nothing behind.
+"""
 
 import asyncio
 import contextlib
@@ -18,7 +20,17 @@ from vla_rl.actors.waits import waiting
 from vla_rl.sandbox.descendants import kill_with_all_below
 from vla_rl.sandbox.means import Means
 from vla_rl.sandbox.preloading import IMPORT_TIMEOUT_S
-from vla_rl.sandbox.protocol import Answer, Cancel, Ended, Import, Imported, Ready, Start, Unframer, frame
+from vla_rl.sandbox.protocol import (
+    Answer,
+    Cancel,
+    Ended,
+    Import,
+    Imported,
+    Ready,
+    Start,
+    Unframer,
+    frame,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -35,11 +47,12 @@ STOPPED_AFTER_S: Final = 2.0
 class KeeperProcess:
     """A keeper and its reaper from their start to their end; `start` starts them.
 
-    The keeper ends every call by the call's own limits. If an answer takes longer, or a signal stops the keeper, it is
+    The keeper ends every call by the call's own limits. If an answer takes longer, or a signal
+    stops the keeper, it is
     stuck: it is killed with all its calls, and every caller gets an answer with the fault "died".
 
-    Invariant: when `stop` has returned, the two processes, all that they started, and their folder are gone. If this
-    process is killed, or another one kills the keeper, the reaper ensures that.
+    Invariant: when `stop` has returned, the two processes, all that they started, and their folder
+    are gone. If this process is killed, or another one kills the keeper, the reaper ensures that.
     """
 
     def __init__(
@@ -51,7 +64,12 @@ class KeeperProcess:
         imported: dict[str, bool],
         on_ready: Callable[[Ready], None],
     ) -> None:
-        self._process, self._writer, self._folder, self._imported = process, writer, folder, imported
+        self._process, self._writer, self._folder, self._imported = (
+            process,
+            writer,
+            folder,
+            imported,
+        )
         self._on_ready = on_ready
         self.pid: int | None = None
         """Pid of the process that forks; None until it is ready."""
@@ -77,17 +95,20 @@ class KeeperProcess:
 
         Args:
             environment: environment variables of the process and its calls.
-            imported: modules that a keeper imported, and whether it survived the import; updated here. The ones that it
-                survived are imported again.
+            imported: modules that a keeper imported, and whether it survived the import; updated
+                here. The ones that it survived are imported again.
             without: means of isolation not to use.
-            on_ready: called when the keeper accepts calls, with the result of its tests of this kernel.
+            on_ready: called when the keeper accepts calls, with the result of its tests of this
+                kernel.
         """
         await asyncio.to_thread(sweep, _FOLDERS)
         folder = OwnedFolder(_FOLDERS)
         ours, theirs = socket.socketpair()
         try:
             with theirs:
-                start = Start(theirs.fileno(), str(folder.path), folder.descriptor, os.getpid(), without)
+                start = Start(
+                    theirs.fileno(), str(folder.path), folder.descriptor, os.getpid(), without
+                )
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
@@ -122,7 +143,8 @@ class KeeperProcess:
         Args:
             number: number of the call.
             message: the framed call.
-            allowed_s: seconds allowed from now on; the time of imports, which delay all calls, is added.
+            allowed_s: seconds allowed from now on; the time of imports, which delay all calls, is
+                added.
         """
         future: asyncio.Future[Ended] = asyncio.get_running_loop().create_future()
         self._pending[number] = future
@@ -140,12 +162,15 @@ class KeeperProcess:
             del self._pending[number]
 
     async def stop(self) -> None:
-        """Close the socket, so that the keeper kills all calls and ends; kill a keeper that is stuck or does not end.
+        """Close the socket, so that the keeper kills all calls and ends; kill a keeper that is
+        stuck or does not end.
 
         If this is cancelled, the shutdown continues, and the next `stop` waits for it.
         """
         if self._ending is None:
-            self._ending = asyncio.get_running_loop().create_task(self._end(), name="end of a sandbox's keeper")
+            self._ending = asyncio.get_running_loop().create_task(
+                self._end(), name="end of a sandbox's keeper"
+            )
         await asyncio.shield(self._ending)
 
     async def _end(self) -> None:
@@ -233,5 +258,7 @@ class KeeperProcess:
     def _lose(self, words: str) -> None:
         for number, future in self._pending.items():
             if not future.done():
-                lost = Ended(id=number, fault="died", words=words, stdout=b"", stderr=b"", is_offline=False)
+                lost = Ended(
+                    id=number, fault="died", words=words, stdout=b"", stderr=b"", is_offline=False
+                )
                 future.set_result(lost)

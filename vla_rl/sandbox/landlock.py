@@ -1,10 +1,12 @@
-"""Landlock: a process restricts its own writing to chosen folders. Needs no privileges and does not restrict reading.
+"""Landlock: a process restricts its own writing to chosen folders. Needs no privileges and does not
+restrict reading.
 
     ABI 1 (Linux 5.13)   writing, making and removing files
     ABI 2, 3, 5          moving between folders, truncating, device ioctls
     ABI 6 (Linux 6.12)   signals to processes outside, abstract unix sockets of processes outside
 
-It does not cover modes, owners, extended attributes and times of files, nor unix sockets that have a path.
+It does not cover modes, owners, extended attributes and times of files, nor unix sockets that have
+a path.
 """
 
 import contextlib
@@ -16,12 +18,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from vla_rl.sandbox.linux import LANDLOCK_ADD_RULE, LANDLOCK_CREATE_RULESET, LANDLOCK_RESTRICT_SELF, syscall
+from vla_rl.sandbox.linux import (
+    LANDLOCK_ADD_RULE,
+    LANDLOCK_CREATE_RULESET,
+    LANDLOCK_RESTRICT_SELF,
+    syscall,
+)
 
 _VERSION: Final = 1
 _PATH_BENEATH: Final = 1
 _WRITE_FILE, _TRUNCATE, _IOCTL_DEV = 1 << 1, 1 << 14, 1 << 15
-_CHANGE_FOLDER: Final = 0b1_1111_1111 << 4  # REMOVE_DIR, REMOVE_FILE, MAKE_CHAR, _DIR, _REG, _SOCK, _FIFO, _BLOCK, _SYM
+# REMOVE_DIR, REMOVE_FILE, MAKE_CHAR, _DIR, _REG, _SOCK, _FIFO, _BLOCK, _SYM
+_CHANGE_FOLDER: Final = 0b1_1111_1111 << 4
 _REFER: Final = 1 << 13
 _SCOPE_ABSTRACT_SOCKETS, _SCOPE_SIGNALS = 1, 2
 _SINCE_ABI: Final = {2: _REFER, 3: _TRUNCATE, 5: _IOCTL_DEV}
@@ -43,7 +51,8 @@ def keeps_signals_inside() -> bool:
 
 
 def confine_writing(folders: Sequence[Path], *, network: bool) -> None:
-    """Let this process, and all that it starts, write only below some folders. It must have set no_new_privs before.
+    """Let this process, and all that it starts, write only below some folders. It must have set
+    no_new_privs before.
 
     Args:
         folders: the folders in which it may write; those that do not exist are left out.
@@ -54,11 +63,19 @@ def confine_writing(folders: Sequence[Path], *, network: bool) -> None:
     abi = landlock_abi()
     if abi == 0:
         raise OSError(errno.ENOSYS, "this kernel has no Landlock")
-    on_files = _WRITE_FILE | sum(right for since, right in _SINCE_ABI.items() if abi >= since and right != _REFER)
+    on_files = _WRITE_FILE | sum(
+        right for since, right in _SINCE_ABI.items() if abi >= since and right != _REFER
+    )
     on_folders = on_files | _CHANGE_FOLDER | (_REFER if abi >= 2 else 0)
-    scopes = (_SCOPE_SIGNALS | (0 if network else _SCOPE_ABSTRACT_SOCKETS)) if abi >= _SCOPES_SINCE_ABI else 0
+    scopes = (
+        (_SCOPE_SIGNALS | (0 if network else _SCOPE_ABSTRACT_SOCKETS))
+        if abi >= _SCOPES_SINCE_ABI
+        else 0
+    )
     attributes = struct.pack("=QQQ", on_folders, 0, scopes)  # file system, network, scopes
-    ruleset = syscall("landlock_create_ruleset", LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0)
+    ruleset = syscall(
+        "landlock_create_ruleset", LANDLOCK_CREATE_RULESET, attributes, len(attributes), 0
+    )
     try:
         for folder in folders:
             _allow(ruleset, folder, on_folders)

@@ -63,7 +63,8 @@ def prctl(option: int, *arguments: object) -> None:
 
 
 def fork_with(flags: int) -> int:
-    """Fork with new namespaces for the child, including the PID namespace, which a process cannot enter itself.
+    """Fork with new namespaces for the child, including the PID namespace, which a process cannot
+    enter itself.
 
     Returns: the same as `os.fork`. Raises: OSError.
 
@@ -86,7 +87,8 @@ def fork_with(flags: int) -> int:
 class OwnMounts:
     """A new mount namespace of this process. Raises: OSError.
 
-    All mounts are made through it: a mount that root makes outside of one is a mount of the whole machine.
+    All mounts are made through it: a mount that root makes outside of one is a mount of the whole
+    machine.
     """
 
     def __init__(self) -> None:
@@ -101,25 +103,43 @@ class OwnMounts:
         self._mount("none", "/", None, _MS_REC | _MS_PRIVATE)
         attributes = _MountAttributes(set=_MOUNT_ATTR_RDONLY)
         size = ctypes.sizeof(attributes)
-        syscall("mount_setattr", _MOUNT_SETATTR, _AT_FDCWD, b"/", _AT_RECURSIVE, ctypes.byref(attributes), size)
+        syscall(
+            "mount_setattr",
+            _MOUNT_SETATTR,
+            _AT_FDCWD,
+            b"/",
+            _AT_RECURSIVE,
+            ctypes.byref(attributes),
+            size,
+        )
         self._are_read_only = True
 
-    def add(self, source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    def add(
+        self, source: str, target: str, kind: str | None, flags: int, options: str | None = None
+    ) -> None:
         """Mount a file system, or a folder at a second place. Raises: OSError."""
         if not self._are_read_only:
             raise RuntimeError(
-                "mounts that are not private yet may spread to the whole machine; call make_read_only first."
+                "mounts that are not private yet may spread to the whole machine; call "
+                "make_read_only first."
             )
         self._mount(source, target, kind, flags, options)
 
-    def _mount(self, source: str, target: str, kind: str | None, flags: int, options: str | None = None) -> None:
+    def _mount(
+        self, source: str, target: str, kind: str | None, flags: int, options: str | None = None
+    ) -> None:
         kind_, options_ = (None if text is None else text.encode() for text in (kind, options))
-        status = _libc.mount(source.encode(), target.encode(), kind_, ctypes.c_ulong(flags), options_)
+        status = _libc.mount(
+            source.encode(), target.encode(), kind_, ctypes.c_ulong(flags), options_
+        )
         _check(f"mount of {target}", status)
 
 
 def set_capabilities(mask: int) -> None:
-    """Set the permitted, effective and inheritable capabilities of this process. Raises: OSError."""
+    """Set the permitted, effective and inheritable capabilities of this process.
+
+    Raises: OSError.
+    """
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     low, high = mask & 0xFFFFFFFF, mask >> 32
     _check("capset", _libc.capset(header, (ctypes.c_uint32 * 6)(low, low, low, high, high, high)))
@@ -133,8 +153,12 @@ def syscall(name: str, number: int, *arguments: object) -> int:
 
 
 def _as_words(*arguments: object) -> list[object]:
-    """Convert integers to 64 bits each: a variadic C function reads that many, but ctypes alone passes 32."""
-    return [ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments]
+    """Convert integers to 64 bits each: a variadic C function reads that many, but ctypes alone
+    passes 32.
+    """
+    return [
+        ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments
+    ]
 
 
 def _check(name: str, status: int) -> None:

@@ -1,7 +1,9 @@
-"""The means of isolation by name, and the effects on the machine that calls can have without some of them.
+"""The means of isolation by name, and the effects on the machine that calls can have without some
+of them.
 
 namespaces   its own processes, System V memory and network; all its processes die with the first
-mounts       all files read-only except its folder and /dev/shm, which are in memory and limited in size
+mounts       all files read-only except its folder and /dev/shm, which are in memory and limited in
+             size
 own_user     if root runs it: a user of its own
 landlock     it writes only in its folder, and signals only its own processes
 seccomp      no sockets without a network; no memory and no objects outside of its processes
@@ -16,7 +18,9 @@ ALL_MEANS: Final[frozenset[Means]] = frozenset(get_args(Means))
 
 
 def means_for(*, is_root: bool, without: tuple[Means, ...]) -> frozenset[Means]:
-    """Return the means to try: mounts need namespaces, and only root can give a call a user of its own."""
+    """Return the means to try: mounts need namespaces, and only root can give a call a user of its
+    own.
+    """
     means = ALL_MEANS.difference(without, () if is_root else ("own_user",))
     return means if "namespaces" in means else means - {"mounts"}
 
@@ -39,12 +43,16 @@ def open_to_calls(means: frozenset[Means], *, signals_are_confined: bool) -> lis
         found.append("write to devices that this user can write to")
     if means.isdisjoint(("mounts", "landlock")):
         found.append("fill the disk outside of their folders")
-    if means.isdisjoint(("namespaces", "own_user")) and not ("landlock" in means and signals_are_confined):
+    if means.isdisjoint(("namespaces", "own_user")) and not (
+        "landlock" in means and signals_are_confined
+    ):
         found.append("end this user's processes")
     if means.isdisjoint(("namespaces", "seccomp")):
         found.append("use the network, also with network=False")
     elif "seccomp" not in means:
-        found.append("connect to unix sockets, also with network=False, and keep memory that is not counted")
+        found.append(
+            "connect to unix sockets, also with network=False, and keep memory that is not counted"
+        )
     return found
 
 
@@ -57,8 +65,12 @@ def described(missing: Mapping[Means, str], found: list[str]) -> str:
     """
     reasons = ", ".join(f"{means} ({reason})" for means, reason in missing.items())
     if not found:
-        return f"sandboxed calls are isolated without {reasons}; the other means keep the same promises"
+        return (
+            f"sandboxed calls are isolated without {reasons}; the other means keep the same "
+            "promises"
+        )
     return (
-        f"sandboxed calls can {'; '.join(found)}, as they are isolated without {reasons}. Time, memory, output and the "
+        f"sandboxed calls can {'; '.join(found)}, as they are isolated without {reasons}. Time, "
+        "memory, output and the "
         "number of processes are limited all the same, and no process outlives its call"
     )

@@ -1,10 +1,11 @@
-"""Namespaces of one call: its own processes, memory objects, network, and a read-only view of all other files.
+"""Namespaces of one call: its own processes, memory objects, network, and a read-only view of all
+other files.
 
     keeper ──fork──► first process of the namespace ──fork──► the call
                        mounts, waits, reaps                     runs
 
-The kernel kills every process of the namespace with its first one, which asked to die with the keeper. So all of them die
-with the keeper, even if a program cancelled its own request.
+The kernel kills every process of the namespace with its first one, which asked to die with the
+keeper. So all of them die with the keeper, even if a program cancelled its own request.
 """
 
 import contextlib
@@ -51,7 +52,10 @@ def fork_first_process(*, network: bool) -> int:
 
 
 def map_user(uid: int, gid: int) -> None:
-    """Map this process to the same user inside its user namespace, if that is new. Raises: OSError."""
+    """Map this process to the same user inside its user namespace, if that is new.
+
+    Raises: OSError.
+    """
     if not Path("/proc/self/uid_map").read_text():
         Path("/proc/self/setgroups").write_text("deny")
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1")
@@ -59,7 +63,8 @@ def map_user(uid: int, gid: int) -> None:
 
 
 def make_files_read_only(folder: Path, *, disk_mb: int) -> None:
-    """Make all files read-only except those in `folder` and /dev/shm, which become parts of one empty file system in memory.
+    """Make all files read-only except those in `folder` and /dev/shm, which become parts of one
+    empty file system in memory.
 
     Raises: OSError.
 
@@ -79,7 +84,8 @@ def make_files_read_only(folder: Path, *, disk_mb: int) -> None:
             mounts.add(str(inside), str(folder), None, MS_BIND)
     else:
         mounts.add("sandbox", str(folder), "tmpfs", MS_NOSUID | MS_NODEV, options)
-    with contextlib.suppress(OSError):  # the kernel rejects it for an ordinary user if parts of /proc are covered
+    # the kernel rejects it for an ordinary user if parts of /proc are covered
+    with contextlib.suppress(OSError):
         mounts.add("proc", "/proc", "proc", MS_RDONLY | MS_NOSUID | MS_NODEV | MS_NOEXEC)
 
 
@@ -87,7 +93,8 @@ def die_with_parent(pidfd: int) -> None:
     """Ask to be killed when the parent dies; exit if it has died already.
 
     Args:
-        pidfd: the parent's pidfd, because the parent's pid reads 0 inside a namespace, dead or not; closed here.
+        pidfd: the parent's pidfd, because the parent's pid reads 0 inside a namespace, dead or not;
+            closed here.
     """
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if is_ready(pidfd):
@@ -96,7 +103,8 @@ def die_with_parent(pidfd: int) -> None:
 
 
 def fork_from_first_process(status_fd: int) -> None:
-    """Return in a child of the first process. The first process reports the child's end, and then ends the namespace.
+    """Return in a child of the first process. The first process reports the child's end, and then
+    ends the namespace.
 
     Args:
         status_fd: a pipe to the keeper, which `ended_as` reads.
@@ -113,6 +121,9 @@ def fork_from_first_process(status_fd: int) -> None:
 
 
 def ended_as(status_fd: int) -> int | None:
-    """Return the wait status of a call when its first process has ended; None if that was killed before the call ended."""
+    """Return the wait status of a call when its first process has ended.
+
+    None if that was killed before the call ended.
+    """
     told = os.read(status_fd, _STATUS.size)
     return int(_STATUS.unpack(told)[0]) if told else None

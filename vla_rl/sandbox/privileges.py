@@ -1,8 +1,9 @@
-"""The user of a sandboxed process: no capabilities, no way to gain any, and for root a user of its own.
+"""The user of a sandboxed process: no capabilities, no way to gain any, and for root a user of its
+own.
 
-Root's process changes to a user that no other process has. It can write only what every user may write and signal only its
-own processes, and its processes are counted separately. It can still read every file, so that it finds its interpreter and
-modules anywhere.
+Root's process changes to a user that no other process has. It can write only what every user may
+write and signal only its own processes, and its processes are counted separately. It can still read
+every file, so that it finds its interpreter and modules anywhere.
 """
 
 import errno
@@ -21,13 +22,17 @@ from vla_rl.sandbox.linux import (
     set_capabilities,
 )
 
-_CHOWN, _DAC_READ_SEARCH, _KILL, _SETGID, _SETUID, _SYS_ADMIN = 0, 2, 5, 6, 7, 21  # numbers of capabilities
+# numbers of capabilities
+_CHOWN, _DAC_READ_SEARCH, _KILL, _SETGID, _SETUID, _SYS_ADMIN = 0, 2, 5, 6, 7, 21
 _NEEDED: Final = sum(1 << number for number in (_CHOWN, _KILL, _SETGID, _SETUID))
 _FIRST_UNUSED_UID: Final = 1_000_000_000
 
 
 def give_up_privileges() -> None:
-    """Drop all capabilities, for this process and for all programs that it starts. Raises: OSError."""
+    """Drop all capabilities, for this process and for all programs that it starts.
+
+    Raises: OSError.
+    """
     set_capabilities(0)
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     prctl(PR_SET_DUMPABLE, 1)
@@ -39,12 +44,16 @@ def can_administer() -> bool:
 
 
 def unused_uid() -> int:
-    """Return a user that no other process has. Call it before the call has its own /proc, where process numbers differ."""
+    """Return a user that no other process has.
+
+    Call it before the call has its own /proc, where process numbers differ.
+    """
     return _FIRST_UNUSED_UID + int(os.readlink("/proc/self"))
 
 
 def become(uid: int, with_files: Iterable[Path | int]) -> None:
-    """Change to a user, with only its own group, that may read and search all files if this process may.
+    """Change to a user, with only its own group, that may read and search all files if this process
+    may.
 
     Raises: OSError, also if this process could not kill the processes of that user.
 
@@ -65,13 +74,16 @@ def become(uid: int, with_files: Iterable[Path | int]) -> None:
     os.setresuid(uid, uid, uid)
     set_capabilities(kept)
     if kept:
-        prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, _DAC_READ_SEARCH)  # so that it passes on to programs
+        # so that it passes on to programs
+        prctl(PR_CAP_AMBIENT, PR_CAP_AMBIENT_RAISE, _DAC_READ_SEARCH)
     prctl(PR_SET_NO_NEW_PRIVS, 1)
     prctl(PR_SET_DUMPABLE, 1)  # else its own files in /proc would belong to root
 
 
 def _is_mapped(uid: int) -> bool:
-    ranges = (map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines())
+    ranges = (
+        map(int, line.split()) for line in Path("/proc/self/uid_map").read_text().splitlines()
+    )
     return any(first <= uid < first + number for first, _, number in ranges)
 
 

@@ -1,10 +1,12 @@
-"""The parent process of a keeper: when the keeper or their owner ends, it kills the rest and removes their folder.
+"""The parent process of a keeper: when the keeper or their owner ends, it kills the rest and
+removes their folder.
 
     owner ──► reaper ──fork──► keeper ──fork──► calls, and all that they start
 
-It only waits for the two of them, so neither an import nor many calls can delay it. Orphans below it become its children. If
-it is stopped when the owner dies, the kernel resumes it (its parent-death signal is SIGCONT). If it is killed itself, the
-kernel kills the keeper and all calls; processes that a call without namespaces started are then left over.
+It only waits for the two of them, so neither an import nor many calls can delay it. Orphans below
+it become its children. If it is stopped when the owner dies, the kernel resumes it (its
+parent-death signal is SIGCONT). If it is killed itself, the kernel kills the keeper and all calls;
+processes that a call without namespaces started are then left over.
 """
 
 import contextlib
@@ -29,7 +31,10 @@ _SIGNALS_TO_END_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 def main() -> NoReturn:
-    """Run `python -m vla_rl.sandbox.reaper <Start as JSON>`; no process and no file is left when it has ended."""
+    """Run `python -m vla_rl.sandbox.reaper <Start as JSON>`.
+
+    No process and no file is left when it has ended.
+    """
     start = msgspec.json.decode(sys.argv[1], type=Start)
     become_subreaper()
     prctl(PR_SET_PDEATHSIG, signal.SIGCONT)

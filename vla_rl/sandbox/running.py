@@ -1,4 +1,6 @@
-"""One call that runs in a child of the keeper: its pipes, its deadline, its resources, and its end."""
+"""One call that runs in a child of the keeper: its pipes, its deadline, its resources, and
+its end.
+"""
 
 import contextlib
 import os
@@ -21,11 +23,13 @@ STREAMS: Final = ("stdout", "stderr", "returned")
 _READ_BYTES: Final = 1 << 16
 _MIB: Final = 1 << 20
 _MEASURE_EVERY_S: Final = 0.1
-"""Seconds between two sums of memory and files. A process that allocates at full speed takes about 100 MB meanwhile."""
+"""Seconds between two sums of memory and files. A process that allocates at full speed takes about
+100 MB meanwhile."""
 
 _CPU_SHARE: Final = 0.25
-"""Smallest share of its CPU limit that a call killed for CPU time has used. The kernel charges a whole tick to the process
-that runs at the end of the tick: beside a busy process it counted 1 s for 0.7 s."""
+"""Smallest share of its CPU limit that a call killed for CPU time has used. The kernel charges a
+whole tick to the process that runs at the end of the tick: beside a busy process it counted 1 s for
+0.7 s."""
 
 
 class RunningCall:
@@ -37,10 +41,13 @@ class RunningCall:
         means: the means of isolation.
     """
 
-    def __init__(self, call: FunctionCall | ProgramCall, folder: Path, means: frozenset[Means]) -> None:
+    def __init__(
+        self, call: FunctionCall | ProgramCall, folder: Path, means: frozenset[Means]
+    ) -> None:
         self.call = call
         self._folder = Path(tempfile.mkdtemp(prefix="call_", dir=folder))
-        held = memory_held(os.getpid()) if isinstance(call, FunctionCall) else 0  # the child starts with that much
+        # the child starts with that much
+        held = memory_held(os.getpid()) if isinstance(call, FunctionCall) else 0
         self._most_memory = held + call.limits.memory_mb * _MIB
         self._kept: dict[str, bytearray] = {name: bytearray() for name in STREAMS}
         self._fault: tuple[Fault, str] | None = None
@@ -68,7 +75,10 @@ class RunningCall:
         return pid
 
     def read(self, fd: int) -> bool:
-        """Read the content of a pipe; return False at its end. A call that printed too much is killed."""
+        """Read the content of a pipe; return False at its end.
+
+        A call that printed too much is killed.
+        """
         try:
             data = os.read(fd, _READ_BYTES)
         except BlockingIOError:
@@ -82,18 +92,23 @@ class RunningCall:
     def check(self, now: float) -> None:
         """Kill the call if its time is over, or if it has too many processes or holds too much.
 
-        A call that has ended is not killed: it may have ended in time while this process was busy with an import.
+        A call that has ended is not killed: it may have ended in time while this process was busy
+        with an import.
         """
         if self._fault is not None or self._has_ended():
             return
         limits = self.call.limits
-        is_first = "namespaces" in self._isolation.means  # the first process of a namespace, which waits for the call
+        # the first process of a namespace, which waits for the call
+        is_first = "namespaces" in self._isolation.means
         too_many = limits.max_processes + is_first
         below = descendants_of(self.pid, too_many)
         if now >= self.deadline:
             self.kill("timed_out", self._too_long())
         elif len(below) >= too_many:
-            self.kill("too_many_processes", f"it started more than {limits.max_processes} processes and was stopped")
+            self.kill(
+                "too_many_processes",
+                f"it started more than {limits.max_processes} processes and was stopped",
+            )
         elif now >= self._measured + _MEASURE_EVERY_S:
             self._measured = now
             self._check_usage(below if is_first else [self.pid, *below])
@@ -101,9 +116,13 @@ class RunningCall:
     def _check_usage(self, pids: list[int]) -> None:
         limits = self.call.limits
         if holds_more_memory(pids, self._most_memory):
-            self.kill("too_much_memory", f"it held more than {limits.memory_mb} MiB of memory in all and was stopped")
+            self.kill(
+                "too_much_memory",
+                f"it held more than {limits.memory_mb} MiB of memory in all and was stopped",
+            )
         elif (
-            "mounts" not in self._isolation.means and disk_used(self._folder, pids, MOST_FILES) > limits.disk_mb * _MIB
+            "mounts" not in self._isolation.means
+            and disk_used(self._folder, pids, MOST_FILES) > limits.disk_mb * _MIB
         ):
             words = f"it wrote more than {limits.disk_mb} MiB or {MOST_FILES} files and was stopped"
             self.kill("too_much_disk", words)
@@ -115,13 +134,16 @@ class RunningCall:
         """Kill the call with all its descendants. The first reason is kept."""
         self._fault = self._fault or (fault, words)
         with contextlib.suppress(ProcessLookupError):
-            if "namespaces" in self._isolation.means:  # the kernel kills a namespace with its first process
+            # the kernel kills a namespace with its first process
+            if "namespaces" in self._isolation.means:
                 os.kill(self.pid, signal.SIGKILL)
             else:
                 kill_with_all_below(self.pid)
 
     def ended(self) -> Ended:
-        """Reap the call after its pidfd has reported its end, remove its folder, and return how it ended."""
+        """Reap the call after its pidfd has reported its end, remove its folder, and return how it
+        ended.
+        """
         _, status, usage = os.wait4(self.pid, 0)
         told = ended_as(self._status_fd)
         os.close(self._status_fd)
@@ -143,14 +165,18 @@ class RunningCall:
             returned=bytes(self._kept["returned"]),
             stdout=bytes(self._kept["stdout"]),
             stderr=bytes(self._kept["stderr"]),
-            is_offline=not self.call.limits.network and not self._isolation.means.isdisjoint(("namespaces", "seccomp")),
+            is_offline=not self.call.limits.network
+            and not self._isolation.means.isdisjoint(("namespaces", "seccomp")),
             duration_s=duration_s,
         )
 
     def _check_amount(self, fd: int, most: int) -> None:
         if len(self._kept[self.pipes[fd]]) >= most and self._fault is None:
             verb = "returned" if self.pipes[fd] == "returned" else "printed"
-            self.kill("printed_too_much", f"it {verb} more than {self.call.limits.output_kb} KiB and was stopped")
+            self.kill(
+                "printed_too_much",
+                f"it {verb} more than {self.call.limits.output_kb} KiB and was stopped",
+            )
 
     def _kept_grows(self, fd: int) -> bool:
         """Read the rest of a pipe after the end; all processes that hold it are dead or dying."""
@@ -160,19 +186,35 @@ class RunningCall:
     def _too_long(self) -> str:
         return f"it took longer than {self.call.limits.timeout_s:g} s and was stopped"
 
-    def _fault_of(self, exit_code: int, duration_s: float, cpu_s: float) -> tuple[Fault, str] | None:
+    def _fault_of(
+        self, exit_code: int, duration_s: float, cpu_s: float
+    ) -> tuple[Fault, str] | None:
         limits = self.call.limits
         if exit_code == 0:
             return None
         if (told := bytes(self._kept["returned"])).startswith(NOT_ISOLATED):
             reason = told.removeprefix(NOT_ISOLATED).decode()
-            return ("not_isolated", f"it was not run, as the kernel did not isolate it this time ({reason})")
-        if exit_code == -signal.SIGKILL and duration_s >= limits.timeout_s:  # the kernel killed it first
+            return (
+                "not_isolated",
+                f"it was not run, as the kernel did not isolate it this time ({reason})",
+            )
+        # the kernel killed it first
+        if exit_code == -signal.SIGKILL and duration_s >= limits.timeout_s:
             return ("timed_out", self._too_long())
         if exit_code == -signal.SIGKILL and cpu_s >= _CPU_SHARE * limits.most_cpu_s:
-            return ("timed_out", f"it took longer than {limits.most_cpu_s} s of CPU time and was stopped")
+            return (
+                "timed_out",
+                f"it took longer than {limits.most_cpu_s} s of CPU time and was stopped",
+            )
         if exit_code < 0:
             name = signal.Signals(-exit_code).name
-            return ("died", f"its process was killed by {name}; its limit is {limits.memory_mb} MiB of memory")
+            return (
+                "died",
+                f"its process was killed by {name}; its limit is {limits.memory_mb} MiB of memory",
+            )
         last = bytes(self._kept["stderr"]).decode(errors="replace").strip().splitlines()[-1:]
-        return ("died", f"its process ended with exit code {exit_code}" + (f": {last[0][:500]}" if last else ""))
+        return (
+            "died",
+            "its process ended with "
+            f"exit code {exit_code}" + (f": {last[0][:500]}" if last else ""),
+        )

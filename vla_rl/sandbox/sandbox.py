@@ -1,4 +1,6 @@
-"""The event loop's side of the sandbox: calls that may hang, crash, print or fork, and always return."""
+"""The event loop's side of the sandbox: calls that may hang, crash, print or fork, and always
+return.
+"""
 
 import asyncio
 import itertools
@@ -23,39 +25,54 @@ from vla_rl.types import Config
 
 logger = logging.getLogger(__name__)
 
-_INHERITED: Final = ("PATH", "LANG", "LC_ALL", "HOME", "TMPDIR", "VIRTUAL_ENV", "HF_HOME", "LD_LIBRARY_PATH")
+_INHERITED: Final = (
+    "PATH",
+    "LANG",
+    "LC_ALL",
+    "HOME",
+    "TMPDIR",
+    "VIRTUAL_ENV",
+    "HF_HOME",
+    "LD_LIBRARY_PATH",
+)
 
 
 class SandboxConfig(Config, frozen=True, kw_only=True):
     """The processes that run the tools and scorers of text environments."""
 
     max_calls: int = 16
-    """Most calls that run at the same time. Further calls wait; their own time limit has not started then."""
+    """Most calls that run at the same time. Further calls wait; their own time limit has not
+    started then."""
 
     environment: dict[str, str] = msgspec.field(default_factory=dict)
-    """Environment variables of the processes, besides PATH, HOME and the like. No others are inherited, so that keys and
-    tokens in this process's environment stay private."""
+    """Environment variables of the processes, besides PATH, HOME and the like. No others are
+    inherited, so that keys and tokens in this process's environment stay private."""
 
     keeper_grace_s: float = 30.0
-    """Most seconds after a call's own `timeout_s` in which the keeper has to report its end. A keeper that takes longer is
+    """Most seconds after a call's own `timeout_s` in which the keeper has to report its end. A
+    keeper that takes longer is
     stuck: it is killed with all its calls, and the next call starts another."""
 
     without: tuple[Means, ...] = ()
-    """Means of isolation not to use: namespaces, mounts, own_user, landlock, seccomp. By default all that the kernel
-    supports are used. Exclude mounts, own_user and landlock if tools have to write outside of their folders."""
+    """Means of isolation not to use: namespaces, mounts, own_user, landlock, seccomp. By default
+    all that the kernel supports are used. Exclude mounts, own_user and landlock if tools have to
+    write outside of their folders."""
 
     def __post_init__(self) -> None:
         self.require(self.max_calls >= 1, "max_calls", ">= 1")
-        self.require(ALL_MEANS.issuperset(self.without), "without", f"only {', '.join(sorted(ALL_MEANS))}")
+        self.require(
+            ALL_MEANS.issuperset(self.without), "without", f"only {', '.join(sorted(ALL_MEANS))}"
+        )
         self.require(self.keeper_grace_s > 0, "keeper_grace_s", "> 0 seconds")
 
 
 RETRIES_AFTER_S: Final = (0.1, 0.2, 0.4, 0.8)
-"""Seconds before each retry of a call that did not run because the kernel could not isolate it: it may be out of namespaces
-for a moment."""
+"""Seconds before each retry of a call that did not run because the kernel could not isolate it: it
+may be out of namespaces for a moment."""
 
 UNSENDABLE: Final = (OverflowError, TypeError, ValueError, RecursionError, msgspec.MsgspecError)
-"""Errors of encoding: an integer beyond 64 bits, an object that is not a plain value, text that is not valid UTF-8."""
+"""Errors of encoding: an integer beyond 64 bits, an object that is not a plain value, text that is
+not valid UTF-8."""
 
 
 class CallResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,11 +97,13 @@ class CallResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sandbox:
-    """Runs functions and programs in processes of their own, with limits. `async with` starts nothing: the first call does.
+    """Runs functions and programs in processes of their own, with limits. `async with` starts
+    nothing: the first call does.
 
-    A call never raises an error of its function. A keeper that dies or is stuck is replaced; its calls are answered with the
-    fault "died". A call writes only in a folder of its own, and can read all that this user can read; actions that this
-    kernel and user cannot prevent are logged once.
+    A call never raises an error of its function. A keeper that dies or is stuck is replaced; its
+    calls are answered with the fault "died". A call writes only in a folder of its own, and can
+    read all that this user can read; actions that this kernel and user cannot prevent are logged
+    once.
     """
 
     def __init__(self, config: SandboxConfig | None = None) -> None:
@@ -98,7 +117,8 @@ class Sandbox:
         self._starting = asyncio.Lock()
         self._keeper: KeeperProcess | None = None
         self.missing: dict[Means, str] = {}
-        """Means of isolation that calls run without, each with the reason; known when the first call has ended."""
+        """Means of isolation that calls run without, each with the reason; known when the first
+        call has ended."""
         self._is_open = False
 
     async def __aenter__(self) -> Self:
@@ -106,7 +126,10 @@ class Sandbox:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._is_open = False
         async with self._starting:
@@ -129,9 +152,11 @@ class Sandbox:
     ) -> CallResult:
         """Call `module:function` with plain values by name, within `limits`.
 
-        With `is_converted` the arguments are converted to the type hints, such as a dict to a struct.
+        With `is_converted` the arguments are converted to the type hints, such as a dict to a
+        struct.
 
-        The module is imported once, in the keeper, and should start no threads. A call's time starts after the import.
+        The module is imported once, in the keeper, and should start no threads. A call's time
+        starts after the import.
         """
         limits = limits if limits is not None else ProcessLimits()
         await self.preload(path.partition(":")[0])
@@ -139,7 +164,9 @@ class Sandbox:
         try:
             message = frame(FunctionCall(number, path, arguments or {}, limits, is_converted))
         except UNSENDABLE as error:
-            return self._counted(CallResult(fault="raised", text=f"its arguments cannot be sent: {error}"))
+            return self._counted(
+                CallResult(fault="raised", text=f"its arguments cannot be sent: {error}")
+            )
         ended = await self._answer(number, message, limits)
         result = _result_of(ended)
         if ended.fault is not None:
@@ -150,21 +177,30 @@ class Sandbox:
             text = "its process ended without an answer"
             return self._counted(msgspec.structs.replace(result, fault="died", text=text))
         if returned.error is not None:
-            return self._counted(msgspec.structs.replace(result, fault="raised", text=returned.error))
+            return self._counted(
+                msgspec.structs.replace(result, fault="raised", text=returned.error)
+            )
         return self._counted(msgspec.structs.replace(result, value=returned.value))
 
-    async def run_program(self, source: str, stdin: str = "", limits: ProcessLimits | None = None) -> CallResult:
+    async def run_program(
+        self, source: str, stdin: str = "", limits: ProcessLimits | None = None
+    ) -> CallResult:
         """Run Python source in a new interpreter and an empty folder; without `limits`, offline."""
         limits = limits if limits is not None else ProcessLimits(network=False)
         number = next(self._numbers)
         try:
             message = frame(ProgramCall(number, source, stdin, limits))
         except UNSENDABLE as error:
-            return self._counted(CallResult(fault="raised", text=f"the program cannot be sent: {error}"))
+            return self._counted(
+                CallResult(fault="raised", text=f"the program cannot be sent: {error}")
+            )
         return self._counted(_result_of(await self._answer(number, message, limits)))
 
     async def preload(self, module: str) -> None:
-        """Import a module in the keeper, once; a module that kills the keeper is not tried again."""
+        """Import a module in the keeper, once.
+
+        A module that kills the keeper is not tried again.
+        """
         (await self._serving_keeper()).preload(module)
 
     async def _answer(self, number: int, message: bytes, limits: ProcessLimits) -> Ended:
@@ -199,8 +235,13 @@ class Sandbox:
             return self._keeper
 
     def _describe(self, ready: Ready) -> None:
-        """Log the actions that calls are not prevented from, unless they were logged for an earlier keeper."""
-        missing = {**dict.fromkeys(self._config.without, "left out by configuration"), **ready.refused}
+        """Log the actions that calls are not prevented from, unless they were logged for an earlier
+        keeper.
+        """
+        missing = {
+            **dict.fromkeys(self._config.without, "left out by configuration"),
+            **ready.refused,
+        }
         if missing != self.missing:
             self.missing = missing
             level = logging.WARNING if ready.open_to_calls else logging.INFO
@@ -219,7 +260,10 @@ class Sandbox:
 
 
 def function_path(function: Callable[..., Any]) -> str:
-    """Return `module:function`, for another process to import. Raises: TypeError if no other process can import it."""
+    """Return `module:function`, for another process to import.
+
+    Raises: TypeError if no other process can import it.
+    """
     try:
         return import_path(function)
     except TypeError as error:

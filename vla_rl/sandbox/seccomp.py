@@ -1,8 +1,10 @@
-"""A filter on system calls, for actions that namespaces and Landlock do not block. Needs no privileges.
+"""A filter on system calls, for actions that namespaces and Landlock do not block. Needs no
+privileges.
 
-Without a network a process gets no sockets: no network sockets, and no unix sockets, because one with a path is reachable
-from every network namespace. Memory that belongs to no process and no file system, and objects that outlive their processes,
-are always blocked. So is io_uring, which could create both without the calls that are filtered here.
+Without a network a process gets no sockets: no network sockets, and no unix sockets, because one
+with a path is reachable from every network namespace. Memory that belongs to no process and no file
+system, and objects that outlive their processes, are always blocked. So is io_uring, which could
+create both without the calls that are filtered here.
 """
 
 import ctypes
@@ -27,7 +29,8 @@ class _Machine(NamedTuple):
     audit_number: int
     socket: int
     refused: tuple[int, ...]
-    """memfd_create, memfd_secret; shmget, semget, msgget, mq_open; add_key, request_key, keyctl; io_uring_setup."""
+    """memfd_create, memfd_secret; shmget, semget, msgget, mq_open; add_key, request_key, keyctl;
+    io_uring_setup."""
 
 
 _MACHINES: Final = {
@@ -41,7 +44,8 @@ class _Program(ctypes.Structure):
 
 
 def refuse_calls(*, network: bool) -> None:
-    """Filter the system calls of this process and of all that it starts. It must have set no_new_privs before.
+    """Filter the system calls of this process and of all that it starts. It must have set
+    no_new_privs before.
 
     Args:
         network: False blocks all sockets except pairs, which are connected from the start.
@@ -64,7 +68,8 @@ def _filter(machine: _Machine, *, network: bool) -> bytes:
     code = [
         _instruction(_LOAD, _ARCHITECTURE),
         _instruction(_EQUAL, machine.audit_number, if_true=1),
-        _instruction(_RETURN, _REFUSE | errno.ENOSYS),  # 32-bit programs, which have other system call numbers
+        # 32-bit programs, which have other system call numbers
+        _instruction(_RETURN, _REFUSE | errno.ENOSYS),
         _instruction(_LOAD, _NUMBER),
         _instruction(_AT_LEAST, _X32_CALLS, if_false=1),
         _instruction(_RETURN, _REFUSE | errno.ENOSYS),

@@ -1,4 +1,7 @@
-"""The total memory and files of a call. The kernel's own limits apply to one process or one file only."""
+"""The total memory and files of a call.
+
+The kernel's own limits apply to one process or one file only.
+"""
 
 import contextlib
 import os
@@ -20,20 +23,22 @@ def memory_held(pid: int) -> int:
 
 
 def holds_more_memory(pids: Iterable[int], most: int) -> bool:
-    """Return whether processes hold more than `most` bytes together, without memory mapped from files.
+    """Return whether processes hold more than `most` bytes together, without memory mapped from
+    files.
 
-    A plain sum is cheap, but counts a page once for each process that shares it after a fork. Only if that sum is too large,
-    each page is divided among the processes, at ten times the cost.
+    A plain sum is cheap, but counts a page once for each process that shares it after a fork. Only
+    if that sum is too large, each page is divided among the processes, at ten times the cost.
     """
     pids = list(pids)
     return sum(map(memory_held, pids)) > most and sum(map(_proportional, pids)) > most
 
 
 def disk_used(folder: Path, pids: Iterable[int], most_files: int) -> float:
-    """Return the bytes of all files in a folder, and of removed files that a process still has open.
+    """Return the bytes of all files in a folder, and of removed files that a process still has
+    open.
 
-    Returns infinity for more than `most_files` files, and for a folder that cannot be read: one without permissions, or
-    nested too deeply for a path.
+    Returns infinity for more than `most_files` files, and for a folder that cannot be read: one
+    without permissions, or nested too deeply for a path.
     """
     sizes = dict[tuple[int, int], int]()
     ahead = [os.fspath(folder)]
@@ -68,7 +73,10 @@ def _removed_but_open(pid: int) -> dict[tuple[int, int], int]:
 
 
 def _proportional(pid: int) -> int:
-    """Return the same, with only its part of each shared page; `memory_held` if that cannot be read."""
+    """Return the same, with only its part of each shared page.
+
+    `memory_held` if that cannot be read.
+    """
     try:
         return _sum_of(Path(f"/proc/{pid}/smaps_rollup"), _SHARED_OUT)
     except OSError:
@@ -77,4 +85,6 @@ def _proportional(pid: int) -> int:
 
 def _sum_of(file: Path, names: tuple[bytes, ...]) -> int:
     """Sum the lines that begin with these names, given in KiB, and return bytes."""
-    return 1024 * sum(int(line.split()[1]) for line in file.read_bytes().splitlines() if line.startswith(names))
+    return 1024 * sum(
+        int(line.split()[1]) for line in file.read_bytes().splitlines() if line.startswith(names)
+    )

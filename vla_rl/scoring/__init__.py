@@ -1,7 +1,9 @@
-"""Scorers of final answers, by name or by a function of your own; code that may hang runs in a sandbox. No torch.
+"""Scorers of final answers, by name or by a function of your own; code that may hang runs in a
+sandbox. No torch.
 
 exact          the answer and nothing else
-match          the answer, ignoring case, punctuation and articles, as in question-answering benchmarks
+match          the answer, ignoring case, punctuation and articles, as in question-answering
+               benchmarks
 math           the same number, expression, set or interval (math-verify)
 code           a program that prints what its tests expect, in a sandbox
 module:name    `def name(reply: str, row: dict) -> float`, in any importable module

@@ -13,8 +13,9 @@ _PYTHON_TAGS: Final = frozenset({"python", "python3", "py"})
 
 
 def final_answer(reply: str) -> str:
-    """Return the final answer of a reply: the last `<answer>...</answer>`, `\\boxed{...}`, `#### ...` or `Answer: ...`, in
-    that order of preference; the whole reply if it has none of them."""
+    """Return the final answer of a reply: the last `<answer>...</answer>`, `\\boxed{...}`,
+    `#### ...` or `Answer: ...`, in that order of preference; the whole reply if it has none of
+    them."""
     if tags := _ANSWER_TAG.findall(reply):
         return str(tags[-1]).strip()
     if (boxed := last_boxed(reply)) is not None:
@@ -26,7 +27,10 @@ def final_answer(reply: str) -> str:
 
 
 def last_boxed(reply: str) -> str | None:
-    """Return the content of the last `\\boxed{...}`, with braces inside it; None if there is none, or it is not closed."""
+    """Return the content of the last `\\boxed{...}`, with braces inside it.
+
+    None if there is none, or it is not closed.
+    """
     start = reply.rfind("\\boxed{")
     if start < 0:
         return None
@@ -39,7 +43,9 @@ def last_boxed(reply: str) -> str | None:
 
 
 def last_program(reply: str) -> str:
-    """Return the last fenced block that is tagged as Python, else the last without a tag, else the whole reply."""
+    """Return the last fenced block that is tagged as Python, else the last without a tag, else the
+    whole reply.
+    """
     blocks = fenced_blocks(reply)
     python = [text for tag, text in blocks if tag in _PYTHON_TAGS]
     untagged = [text for tag, text in blocks if not tag]
@@ -47,10 +53,12 @@ def last_program(reply: str) -> str:
 
 
 def fenced_blocks(reply: str) -> list[tuple[str, str]]:
-    """Return tag, in lower case, and text of every closed fenced block, in order; "" if it has no tag.
+    """Return tag, in lower case, and text of every closed fenced block, in order; "" if it has no
+    tag.
 
-    A block ends at the first line that consists of at least as many backticks and at most a punctuation mark, or that ends
-    in them. The indentation of its opening is removed from its lines.
+    A block ends at the first line that consists of at least as many backticks and at most a
+    punctuation mark, or that ends in them. The indentation of its opening is removed from its
+    lines.
     """
     blocks: list[tuple[str, str]] = []
     opening: re.Match[str] | None = None
@@ -59,7 +67,9 @@ def fenced_blocks(reply: str) -> list[tuple[str, str]]:
         fence = _FENCE.fullmatch(line)
         if opening is None:
             opening, lines = fence, []
-        elif (closing := _CLOSING.fullmatch(line)) is not None and len(closing[2]) >= len(opening[2]):
+        elif (closing := _CLOSING.fullmatch(line)) is not None and len(closing[2]) >= len(
+            opening[2]
+        ):
             tag = opening[3].split()
             if closing[1].strip():
                 lines.append(closing[1].removeprefix(opening[1]))
@@ -71,13 +81,17 @@ def fenced_blocks(reply: str) -> list[tuple[str, str]]:
 
 
 def plain(text: str) -> str:
-    """Return a text in lower case, without punctuation, articles and double spaces (SQuAD, Rajpurkar et al. 2016)."""
+    """Return a text in lower case, without punctuation, articles and double spaces (SQuAD,
+    Rajpurkar et al. 2016).
+    """
     kept = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Return whether two outputs agree line by line, ignoring spaces at the ends of lines and empty lines at the end."""
+    """Return whether two outputs agree line by line, ignoring spaces at the ends of lines and empty
+    lines at the end.
+    """
     return [line.rstrip() for line in printed.rstrip().splitlines()] == [
         line.rstrip() for line in expected.rstrip().splitlines()
     ]

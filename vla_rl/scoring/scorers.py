@@ -18,8 +18,8 @@ class Score(msgspec.Struct, frozen=True, kw_only=True):
     """Value of the reply: 1 is right, 0 is wrong; a scorer of your own may return any number."""
 
     fault: Fault | None = None
-    """Fault that stopped the scorer, or the program that it ran. The value is then the share of tests passed before
-    (`code`), or 0 (all other scorers)."""
+    """Fault that stopped the scorer, or the program that it ran. The value is then the share of
+    tests passed before (`code`), or 0 (all other scorers)."""
 
     words: str = ""
     """Description of the error, or of the test that failed."""
@@ -44,7 +44,10 @@ class CodeTest(msgspec.Struct, frozen=True):
 
 
 def make_scorer(name: str, *, answer_field: str = "answer") -> Scorer:
-    """Return a scorer by its name, or by `module:function`. Raises: ConfigError, with the nearest name, if it is unknown."""
+    """Return a scorer by its name, or by `module:function`.
+
+    Raises: ConfigError, with the nearest name, if it is unknown.
+    """
     if ":" in name:
         return _own_scorer(name)
     makers = {"exact": _exact, "match": _match, "math": _math, "code": _code}
@@ -52,7 +55,8 @@ def make_scorer(name: str, *, answer_field: str = "answer") -> Scorer:
         near = difflib.get_close_matches(name, makers, n=1, cutoff=0.4)
         hint = f" did you mean {near[0]!r}?" if near else ""
         raise ConfigError(
-            f"scorer {name!r} is unknown;{hint} known are: {', '.join(makers)}, and any `module:function`."
+            f"scorer {name!r} is unknown;{hint} known are: {', '.join(makers)}, and any "
+            "`module:function`."
         )
     return makers[name](answer_field)
 
@@ -70,7 +74,9 @@ def _exact(answer_field: str) -> Scorer:
 def _match(answer_field: str) -> Scorer:
     async def match(sandbox: Sandbox, reply: str, row: dict[str, Any]) -> Score:
         answers = row[answer_field] if isinstance(row[answer_field], list) else [row[answer_field]]
-        return Score(value=float(plain(final_answer(reply)) in {plain(str(answer)) for answer in answers}))
+        return Score(
+            value=float(plain(final_answer(reply)) in {plain(str(answer)) for answer in answers})
+        )
 
     return match
 
@@ -78,7 +84,9 @@ def _match(answer_field: str) -> Scorer:
 def _math(answer_field: str) -> Scorer:
     async def math(sandbox: Sandbox, reply: str, row: dict[str, Any]) -> Score:
         arguments = {"reply": reply, "answer": str(row[answer_field])}
-        result = _isolated(await sandbox.call("vla_rl.scoring.math_answers:is_same_math", arguments, _MATH_LIMITS))
+        result = _isolated(
+            await sandbox.call("vla_rl.scoring.math_answers:is_same_math", arguments, _MATH_LIMITS)
+        )
         if result.fault == "raised" and result.text.startswith("ModuleNotFoundError"):
             raise ConfigError("the scorer 'math' needs math-verify; run `pip install math-verify`")
         if result.fault == "raised" and result.text.startswith("ValueError: the data set's answer"):
@@ -90,24 +98,31 @@ def _math(answer_field: str) -> Scorer:
 
 def _code(answer_field: str) -> Scorer:
     async def code(sandbox: Sandbox, reply: str, row: dict[str, Any]) -> Score:
-        """Return the share of the tests that pass, with the first failure. A program that hangs ends the tests; so does the
-        end of the budget."""
+        """Return the share of the tests that pass, with the first failure. A program that hangs
+        ends the tests; so does the end of the budget."""
         tests = code_tests(row, answer_field)
         program, num_passed, left_s = last_program(reply), 0, _CODE_BUDGET_S
         fault: Fault | None = None
         words = ""
         for number, test in enumerate(tests):
             if left_s <= 0.0:
-                fault, words = "timed_out", words or f"test {number}: the tests before it took {_CODE_BUDGET_S:g} s"
+                fault, words = (
+                    "timed_out",
+                    words or f"test {number}: the tests before it took {_CODE_BUDGET_S:g} s",
+                )
                 break
-            limits = msgspec.structs.replace(_CODE_LIMITS, timeout_s=min(_CODE_LIMITS.timeout_s, left_s))
+            limits = msgspec.structs.replace(
+                _CODE_LIMITS, timeout_s=min(_CODE_LIMITS.timeout_s, left_s)
+            )
             result = _isolated(await sandbox.run_program(program, test.stdin, limits))
             left_s -= result.duration_s
             if result.fault is None and same_output(result.stdout, test.stdout):
                 num_passed += 1
                 continue
             told = (
-                result.text if result.fault else f"it printed {result.stdout[:200]!r}, expected {test.stdout[:200]!r}"
+                result.text
+                if result.fault
+                else f"it printed {result.stdout[:200]!r}, expected {test.stdout[:200]!r}"
             )
             fault, words = fault or result.fault, words or f"test {number}: {told}"
             if result.fault not in (None, "died"):
@@ -118,23 +133,35 @@ def _code(answer_field: str) -> Scorer:
 
 
 def _isolated(result: CallResult) -> CallResult:
-    """Return the result of a call. Raises: EnvError if the kernel did not isolate it, because it then did not run."""
+    """Return the result of a call.
+
+    Raises: EnvError if the kernel did not isolate it, because it then did not run.
+    """
     if result.fault == "not_isolated":
         raise EnvError(
-            f"a scorer's process was not isolated ({result.text}); raise user.max_user_namespaces, or run fewer "
+            f"a scorer's process was not isolated ({result.text}); raise "
+            "user.max_user_namespaces, or run fewer "
             "conversations at a time"
         )
     return result
 
 
 def code_tests(row: dict[str, Any], answer_field: str) -> list[CodeTest]:
-    """Return the tests of a row for the scorer `code`. Raises: DataError if the field is not a list of tests."""
+    """Return the tests of a row for the scorer `code`.
+
+    Raises: DataError if the field is not a list of tests.
+    """
     try:
         tests = msgspec.convert(row[answer_field], list[CodeTest])
     except msgspec.ValidationError as error:
-        raise DataError(f"{answer_field!r} of a row is not a list of tests {{stdin, stdout}}: {error}") from error
+        raise DataError(
+            f"{answer_field!r} of a row is not a list of tests {{stdin, stdout}}: {error}"
+        ) from error
     if not tests:
-        raise DataError(f"{answer_field!r} of a row is an empty list, expected at least one test {{stdin, stdout}}")
+        raise DataError(
+            f"{answer_field!r} of a row is an empty list, expected at least one test "
+            f"{{stdin, stdout}}"
+        )
     return tests
 
 
@@ -142,7 +169,10 @@ def _own_scorer(path: str) -> Scorer:
     async def own(sandbox: Sandbox, reply: str, row: dict[str, Any]) -> Score:
         result = _isolated(await sandbox.call(path, {"reply": reply, "row": row}, _OWN_LIMITS))
         if result.fault == "raised":
-            raise EnvError(f"scorer {path!r} raised {result.text}; it is called as `(reply: str, row: dict) -> float`")
+            raise EnvError(
+                f"scorer {path!r} raised {result.text}; it is called as `(reply: str, "
+                "row: dict) -> float`"
+            )
         if result.fault is None and not isinstance(result.value, (int, float)):
             raise EnvError(f"scorer {path!r} returned {result.value!r}, expected a number")
         return Score(value=float(result.value or 0.0), fault=result.fault, words=result.text)

@@ -1,7 +1,8 @@
 """Assign simulators to episodes: a plain class with no task and no clock, driven by the pool.
 
-A simulator that has already built the environment of an episode saves its set-up, often seconds. So an episode prefers
-such a simulator, and a free simulator prefers such an episode; but no request is passed over more than `patience` times.
+A simulator that has already built the environment of an episode saves its set-up, often seconds. So
+an episode prefers such a simulator, and a free simulator prefers such an episode; but no request is
+passed over more than `patience` times.
 """
 
 from collections import deque
@@ -14,10 +15,12 @@ Request = TypeVar("Request")
 
 
 class Assignment(Generic[Simulator, Request]):
-    """Idle simulators on one side, waiting requests on the other; at any time at least one side is empty.
+    """Idle simulators on one side, waiting requests on the other; at any time at least one side is
+    empty.
 
     Args:
-        patience: how often the oldest request may be passed over by a younger one that fits the free simulator.
+        patience: how often the oldest request may be passed over by a younger one that fits the
+            free simulator.
     """
 
     def __init__(self, patience: int) -> None:
@@ -37,7 +40,8 @@ class Assignment(Generic[Simulator, Request]):
         return len(self._waiting)
 
     def ask(self, request: Request, spec: EnvSpec) -> Simulator | None:
-        """Take a simulator for the request: one that holds `spec`, else an empty one, else the longest idle.
+        """Take a simulator for the request: one that holds `spec`, else an empty one, else the
+        longest idle.
 
         Return None if all are busy; `offer` then returns the request when its turn has come.
         """
@@ -50,7 +54,10 @@ class Assignment(Generic[Simulator, Request]):
         return self._idle.pop(index)[0]
 
     def offer(self, simulator: Simulator, held: EnvSpec | None) -> Request | None:
-        """Return the waiting request for a free simulator and remove it from the list; None keeps the simulator idle."""
+        """Return the waiting request for a free simulator and remove it from the list.
+
+        None keeps the simulator idle.
+        """
         if not self._waiting:
             self._idle.append((simulator, held))
             return None

@@ -1,6 +1,8 @@
-"""Attributes and methods of an environment in another process: their values as plain values for sending.
+"""Attributes and methods of an environment in another process: their values as plain values for
+sending.
 
-Tuples, which a message would turn into lists, and gymnasium spaces are marked, so that they arrive unchanged.
+Tuples, which a message would turn into lists, and gymnasium spaces are marked, so that they arrive
+unchanged.
 """
 
 from typing import Any
@@ -12,18 +14,24 @@ from vla_rl.simulation.plain import as_plain
 from vla_rl.simulation.spaces import build_space, describe_space
 
 
-def call(env: gymnasium.Env[Any, Any], name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-    """Return the marked result of the method `name`, or the marked attribute, as `SyncVectorEnv.call` does.
+def call(
+    env: gymnasium.Env[Any, Any], name: str, args: list[Any], kwargs: dict[str, Any]
+) -> list[Any]:
+    """Return the marked result of the method `name`, or the marked attribute, as
+    `SyncVectorEnv.call` does.
 
-    Raises: AttributeError if neither the environment nor a wrapper has it; TypeError for a value that cannot be sent; any
-    error of the method.
+    Raises: AttributeError if neither the environment nor a wrapper has it; TypeError for a value
+    that cannot be sent; any error of the method.
     """
     found: Any = env.get_wrapper_attr(name)
     return marked(found(*args, **kwargs) if callable(found) else found, name)
 
 
 def marked(value: Any, name: str) -> list[Any]:
-    """Mark a value for sending to another process; `unmarked` restores it. Raises: TypeError for what cannot be sent."""
+    """Mark a value for sending to another process; `unmarked` restores it.
+
+    Raises: TypeError for what cannot be sent.
+    """
     if isinstance(value, spaces.Space):
         return ["space", describe_space(value)]
     if isinstance(value, list | tuple):

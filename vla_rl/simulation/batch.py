@@ -17,9 +17,9 @@ NUM_BATCHES = 4
 class SharedBatch:
     """Row i is the newest observation of environment i, in the layout of gymnasium's `batch_space`.
 
-    Arrays of one shape are in memory that the simulators open by `path` and write row by row; all other values arrive by
-    `put`. Whole numbers are stacked, texts become a tuple. The memory has room for several batches; the simulators write
-    into batch number `current`.
+    Arrays of one shape are in memory that the simulators open by `path` and write row by row; all
+    other values arrive by `put`. Whole numbers are stacked, texts become a tuple. The memory has
+    room for several batches; the simulators write into batch number `current`.
 
     Args:
         layout: layout of one environment's observation.
@@ -29,7 +29,8 @@ class SharedBatch:
     def __init__(self, layout: ObservationLayout, num_envs: int) -> None:
         self._layout, self._num_envs = layout, num_envs
         self._num_bytes = max(1, layout.batch_bytes(num_envs))
-        self._fd = os.memfd_create("vla_rl-batch", os.MFD_CLOEXEC)  # nameless: nothing is left behind
+        # nameless: nothing is left behind
+        self._fd = os.memfd_create("vla_rl-batch", os.MFD_CLOEXEC)
         os.ftruncate(self._fd, NUM_BATCHES * self._num_bytes)
         self._memory = mmap.mmap(self._fd, 0)
         self._batches = [self._batch_at(number) for number in range(NUM_BATCHES)]
@@ -37,7 +38,8 @@ class SharedBatch:
         self._others: list[Others] = [[None for _ in layout.others] for _ in range(num_envs)]
         self._free = deque(range(1, NUM_BATCHES))
         self.current = self._last_given = 0
-        """Number of the batch being written, and of the one given last; batch 0 is never given away."""
+        """Number of the batch being written, and of the one given last; batch 0 is never given
+        away."""
 
     @property
     def path(self) -> str:
@@ -45,7 +47,10 @@ class SharedBatch:
         return f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def close(self) -> None:
-        """Let no further process open the memory; it exists as long as a process or an array uses it."""
+        """Let no further process open the memory.
+
+        It exists as long as a process or an array uses it.
+        """
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
@@ -58,7 +63,9 @@ class SharedBatch:
     def row(self, index: int) -> Any:
         """Return a copy of one environment's observation."""
         arrays = self._layout.places(self._batches[self.current], self._num_envs)
-        return self._layout.assemble([array[index, ...].copy() for array in arrays], self._others[index])
+        return self._layout.assemble(
+            [array[index, ...].copy() for array in arrays], self._others[index]
+        )
 
     def get(self) -> Any:
         """Return batch 0, valid until `turn_page`; later rows are written into its arrays."""
@@ -70,7 +77,9 @@ class SharedBatch:
             self.current = self._free.pop()
 
     def keep_rows(self) -> None:
-        """Keep the rows of the batch that was given last, except those that are written from now on."""
+        """Keep the rows of the batch that was given last, except those that are written from now
+        on.
+        """
         if self.current != 0:  # its content was never given away
             self._free.append(self.current)
             self.current = 0
@@ -78,7 +87,10 @@ class SharedBatch:
             np.copyto(self._batches[0], self._batches[self._last_given])
 
     def give(self) -> Any:
-        """Return the batch, owned by its receiver. Its memory is written again only when its last array is gone."""
+        """Return the batch, owned by its receiver.
+
+        Its memory is written again only when its last array is gone.
+        """
         number, self.current = self.current, 0
         self._last_given = number
         if number == 0:
@@ -102,7 +114,9 @@ class SharedBatch:
 
 
 class _Lease(np.ndarray):
-    """The base of the arrays of a batch that was given away: when the last of them is gone, the batch is free again."""
+    """The base of the arrays of a batch that was given away: when the last of them is gone, the
+    batch is free again.
+    """
 
     _number: int
     _free: deque[int]

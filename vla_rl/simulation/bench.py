@@ -1,4 +1,6 @@
-"""Slots for the processes of a pool: a bench for each process, with a seat for each of its environments."""
+"""Slots for the processes of a pool: a bench for each process, with a seat for each of its
+environments.
+"""
 
 import asyncio
 import enum
@@ -18,7 +20,10 @@ class Place(enum.Enum):
 
 
 class Seat:
-    """A place for one environment. A lease keeps its first simulator, even if the bench gets another process."""
+    """A place for one environment.
+
+    A lease keeps its first simulator, even if the bench gets another process.
+    """
 
     def __init__(self, bench: "Bench", row: int) -> None:
         self.bench, self.row = bench, row
@@ -34,8 +39,8 @@ class Seat:
 class Bench:
     """A place for one process, and the state that its keeper acts on.
 
-    A process that must be replaced stays until its successor is up, or leaves first; either way it is stopped after the
-    last of its leases.
+    A process that must be replaced stays until its successor is up, or leaves first; either way it
+    is stopped after the last of its leases.
     """
 
     def __init__(self, index: int, num_seats: int) -> None:

@@ -1,4 +1,5 @@
-"""A gymnasium environment whose outputs are checked against its spaces; each fault of its code is reported as its own.
+"""A gymnasium environment whose outputs are checked against its spaces; each fault of its code is
+reported as its own.
 
 Used inside the simulator's process; knows nothing about processes or asyncio.
 """
@@ -40,7 +41,8 @@ class EnvDescription(msgspec.Struct, frozen=True, kw_only=True):
 
     render_mode: str | None
     render_key: str | None
-    """Key of the image in the observation that `render` also returns; None if the environment does not declare it."""
+    """Key of the image in the observation that `render` also returns; None if the environment does
+    not declare it."""
 
     metadata: dict[str, Any]
 
@@ -49,9 +51,11 @@ class EnvDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckedEnv:
-    """One environment built from its spec. Each method raises `EnvError` for a fault of the environment.
+    """One environment built from its spec. Each method raises `EnvError` for a fault of the
+    environment.
 
-    Each observation is checked for kind, shape and dtype, the first one of an episode also for the range of each number.
+    Each observation is checked for kind, shape and dtype, the first one of an episode also for the
+    range of each number.
     """
 
     def __init__(self, spec: EnvSpec) -> None:
@@ -71,11 +75,14 @@ class CheckedEnv:
             self.description = EnvDescription(
                 observation_space=describe_space(self._env.observation_space),
                 action_space=describe_space(self._env.action_space),
-                has_state=hasattr(self._simulator, "get_state") and hasattr(self._simulator, "set_state"),
+                has_state=hasattr(self._simulator, "get_state")
+                and hasattr(self._simulator, "set_state"),
                 render_mode=self._env.render_mode,
                 render_key=_render_key_of(self._env),
                 wrapper_classes=classes_of_wrappers(self._env),
-                metadata={key: value for key, value in self._env.metadata.items() if _is_plain(value)},
+                metadata={
+                    key: value for key, value in self._env.metadata.items() if _is_plain(value)
+                },
             )
         except EnvError:
             raise
@@ -116,7 +123,12 @@ class CheckedEnv:
             observation = as_plain(observation, "observation")
         if type(info) is not dict or info:
             info = self._valid_info("step", info)
-        if type(reward) is float and reward - reward == 0.0 and type(terminated) is bool and type(truncated) is bool:
+        if (
+            type(reward) is float
+            and reward - reward == 0.0
+            and type(terminated) is bool
+            and type(truncated) is bool
+        ):
             return observation, reward, terminated, truncated, info
         if not isinstance(reward, (float, int, np.number)) or not math.isfinite(reward):
             raise self._broken("step", f"reward {spell(reward)}, expected a finite number")
@@ -127,12 +139,15 @@ class CheckedEnv:
         return observation, float(reward), bool(terminated), bool(truncated), info
 
     def step_chunk(self, actions: np.ndarray, frames_every: int | None = None) -> ChunkOutcome:
-        """Run the rows until they are done or the episode ends; the observation after the last one is checked.
+        """Run the rows until they are done or the episode ends; the observation after the last one
+        is checked.
 
         A frame is kept after each `frames_every`-th control step since the reset (or `set_state`).
         """
         try:
-            answer = run_chunk(self._env, actions, frames_every=frames_every, num_steps_before=self._num_steps)
+            answer = run_chunk(
+                self._env, actions, frames_every=frames_every, num_steps_before=self._num_steps
+            )
         except EnvError:
             raise
         except Exception as error:
@@ -146,7 +161,9 @@ class CheckedEnv:
             rewards=rewards,
             terminated=terminated,
             truncated=truncated,
-            info=self._valid_info("step", {key: value for key, value in info.items() if key != "frames"}),
+            info=self._valid_info(
+                "step", {key: value for key, value in info.items() if key != "frames"}
+            ),
             frames=info.get("frames"),
             frames_key=self.description.render_key,
         )
@@ -167,7 +184,10 @@ class CheckedEnv:
         self._env.set_wrapper_attr(name, value)
 
     def get_state(self) -> Any:
-        """Return the simulator's state as plain values. Raises: TypeError if the environment does not support it."""
+        """Return the simulator's state as plain values.
+
+        Raises: TypeError if the environment does not support it.
+        """
         self._require_state()
         try:
             return as_plain(self._simulator.get_state(), "the state")
@@ -196,10 +216,15 @@ class CheckedEnv:
 
     def _require_state(self) -> None:
         if not self.description.has_state:
-            raise TypeError(f"{self.spec.id} has no get_state and set_state on its unwrapped class.")
+            raise TypeError(
+                f"{self.spec.id} has no get_state and set_state on its unwrapped class."
+            )
 
     def _valid(self, method: str, observation: Any) -> Any:
-        """Return the observation as plain values. Raises: EnvError if it is not what the space declares."""
+        """Return the observation as plain values.
+
+        Raises: EnvError if it is not what the space declares.
+        """
         if (problem := self._wrong(observation)) is not None:
             raise self._broken(method, problem)
         return observation if self._is_plain else as_plain(observation, "observation")
@@ -212,24 +237,38 @@ class CheckedEnv:
         try:
             plain: Info = as_plain(info, "info")
         except TypeError as error:
-            raise EnvError(f"{self.spec.id}: {method} returned an info that cannot be sent: {error}.") from None
+            raise EnvError(
+                f"{self.spec.id}: {method} returned an info that cannot be sent: {error}."
+            ) from None
         return plain
 
     def _broken(self, method: str, problem: str) -> EnvError:
-        return EnvError(f"{self.spec.id}: {method} returned {problem}; its spaces must describe what it returns.")
+        return EnvError(
+            f"{self.spec.id}: {method} returned {problem}; its spaces must describe "
+            "what it returns."
+        )
 
     def _fault(self, what: str, error: Exception) -> EnvError:
-        """Describe an error of the environment's code as its own fault; the traceback is that of the cause."""
+        """Describe an error of the environment's code as its own fault.
+
+        The traceback is that of the cause.
+        """
         arguments = f" with {self.spec.kwargs}" if self.spec.kwargs else ""
         return EnvError(f"{self.spec.id}{arguments} {what}: {error!r}")
 
 
 def _render_key_of(env: gymnasium.Env[Any, Any]) -> str | None:
-    """Return `render_key` of the unwrapped class. Raises: ValueError if the observation has no such key."""
+    """Return `render_key` of the unwrapped class.
+
+    Raises: ValueError if the observation has no such key.
+    """
     key: str | None = getattr(env.unwrapped, "render_key", None)
     keys = sorted(env.observation_space) if isinstance(env.observation_space, spaces.Dict) else []
     if key is not None and key not in keys:
-        raise ValueError(f"its render_key is {key!r}, expected a key of its observation, one of {keys}, or none at all")
+        raise ValueError(
+            f"its render_key is {key!r}, expected a key of its observation, one of "
+            f"{keys}, or none at all"
+        )
     return key
 
 

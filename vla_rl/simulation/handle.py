@@ -25,9 +25,10 @@ class EnvHandle:
         observation, info = await env.reset(seed=7)
         observation, reward, terminated, truncated, info = await env.step(action)
 
-    Arrays in observations are in memory shared with the simulator and read-only; each stays unchanged as long as it is
-    referenced. Raises `ActorDied` if the process dies (`ActorFrozen` if it does not answer in time), `EnvError` if the
-    environment breaks its contract, `ValueError` for an action outside its space.
+    Arrays in observations are in memory shared with the simulator and read-only; each stays
+    unchanged as long as it is referenced. Raises `ActorDied` if the process dies (`ActorFrozen` if
+    it does not answer in time), `EnvError` if the environment breaks its contract, `ValueError` for
+    an action outside its space.
     """
 
     def __init__(self, simulator: Simulator, spec: EnvSpec, description: EnvDescription) -> None:
@@ -42,7 +43,9 @@ class EnvHandle:
         self._gate = ActionGate(self.action_space, spec.id)
         self._is_closed = False
 
-    async def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, Info]:
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, Info]:
         """Begin an episode; return the observation and the info."""
         self._require_open()
         packed, info = await self._simulator.reset(seed, options)
@@ -54,21 +57,29 @@ class EnvHandle:
             self._require_open()
         action = self._gate.pack(self._gate.one(action))
         try:
-            packed, reward, terminated, truncated, info = await self._worker.step(self._index, action, 0)
+            packed, reward, terminated, truncated, info = await self._worker.step(
+                self._index, action, 0
+            )
         except (ActorDied, EnvError) as error:
             self._simulator.remember(error)
             raise
         return self._read(packed), reward, terminated, truncated, info
 
-    async def step_chunk(self, actions: np.ndarray, *, frames_every: int | None = None) -> ChunkOutcome:
-        """Run the rows of [H, D] open loop until they are done or the episode ends; one message each way.
+    async def step_chunk(
+        self, actions: np.ndarray, *, frames_every: int | None = None
+    ) -> ChunkOutcome:
+        """Run the rows of [H, D] open loop until they are done or the episode ends; one message
+        each way.
 
-        `frames_every` = k: `ChunkOutcome.frames` contains what the environment renders after each k-th control step of
-        the episode; the environment must have been made with `render_mode="rgb_array"`.
+        `frames_every` = k: `ChunkOutcome.frames` contains what the environment renders after each
+        k-th control step of the episode; the environment must have been made with
+        `render_mode="rgb_array"`.
         """
         self._require_open()
         actions = self._gate.chunk(actions)
-        answer = await self._simulator.ask(self._worker.step_chunk(self._index, actions, frames_every))
+        answer = await self._simulator.ask(
+            self._worker.step_chunk(self._index, actions, frames_every)
+        )
         packed, rewards, terminated, truncated, info, frames = answer
         return ChunkOutcome(
             observation=self._read(packed),
@@ -81,7 +92,9 @@ class EnvHandle:
         )
 
     async def render(self) -> Any:
-        """Return what the environment's render returns: an image if `render_mode` is "rgb_array"."""
+        """Return what the environment's render returns: an image if `render_mode` is
+        "rgb_array".
+        """
         self._require_open()
         return await self._simulator.ask(self._worker.render(self._index))
 
@@ -91,12 +104,18 @@ class EnvHandle:
         return await self._simulator.ask(self._worker.get_state(self._index))
 
     async def set_state(self, state: Any) -> Any:
-        """Continue from a state of this environment or of the same one elsewhere; return the observation there."""
+        """Continue from a state of this environment or of the same one elsewhere.
+
+        Return the observation there.
+        """
         self._require_open()
         return self._read(await self._simulator.ask(self._worker.set_state(self._index, state)))
 
     async def close(self) -> None:
-        """Close the environment, and end its process unless others share it. Closing again does nothing."""
+        """Close the environment, and end its process unless others share it.
+
+        Closing again does nothing.
+        """
         if not self._is_closed:
             self._is_closed = True
             await self._simulator.close()
@@ -113,7 +132,11 @@ class EnvHandle:
 
 @asynccontextmanager
 async def open_env(
-    runtime: Runtime, env: EnvSpec | str, config: SimulatorConfig | None = None, *, name: str | None = None
+    runtime: Runtime,
+    env: EnvSpec | str,
+    config: SimulatorConfig | None = None,
+    *,
+    name: str | None = None,
 ) -> AsyncIterator[EnvHandle]:
     """Open one environment in a process of its own; the process ends with the context.
 
@@ -123,7 +146,8 @@ async def open_env(
     Args:
         runtime: owns the process.
         env: a spec, or only the id.
-        config: timeouts and environment variables; the numbers of simulators and processes are ignored.
+        config: timeouts and environment variables; the numbers of simulators and processes are
+            ignored.
         name: name of the process in errors and logs.
 
     Raises: EnvError if the environment cannot be built, ActorDied if the process does not come up.

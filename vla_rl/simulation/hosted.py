@@ -1,4 +1,5 @@
-"""One environment inside a simulator's process: built, kept while the same one is wanted, closed if it is broken.
+"""One environment inside a simulator's process: built, kept while the same one is wanted, closed if
+it is broken.
 
 Knows nothing about messages; its results are packed for them.
 """
@@ -25,7 +26,10 @@ PackedChunk: TypeAlias = tuple[Packed, np.ndarray, bool, bool, Info, np.ndarray 
 
 
 class HostedEnv:
-    """One environment and its packer. A method that meets a fault of it raises `EnvError` and closes it."""
+    """One environment and its packer.
+
+    A method that meets a fault of it raises `EnvError` and closes it.
+    """
 
     def __init__(self) -> None:
         self._env: CheckedEnv | None = None
@@ -45,10 +49,14 @@ class HostedEnv:
         return self._env.description
 
     def write_rows(self, path: str, index: int, num_rows: int) -> None:
-        """Write observations into row `index` of a shared batch, until another environment is opened."""
+        """Write observations into row `index` of a shared batch, until another environment is
+        opened.
+        """
         self._packer = RowPacker(self._layout, path, index, num_rows)
 
-    def reset(self, seed: int | None, options: dict[str, Any] | None, batch: int) -> tuple[Packed, Info]:
+    def reset(
+        self, seed: int | None, options: dict[str, Any] | None, batch: int
+    ) -> tuple[Packed, Info]:
         """Begin an episode. `batch`: see `Packer`."""
         try:
             observation, info = self._opened().reset(seed, options)
@@ -75,7 +83,14 @@ class HostedEnv:
             self._abandon()
             raise
         packed = self._packer.pack(outcome.observation)
-        return packed, outcome.rewards, outcome.terminated, outcome.truncated, outcome.info, outcome.frames
+        return (
+            packed,
+            outcome.rewards,
+            outcome.terminated,
+            outcome.truncated,
+            outcome.info,
+            outcome.frames,
+        )
 
     def render(self) -> Any:
         """Return what the environment's render returns."""
@@ -86,7 +101,10 @@ class HostedEnv:
             raise
 
     def call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """Call a method as `attributes.call`. Its errors are the caller's, so the environment stays open."""
+        """Call a method as `attributes.call`.
+
+        Its errors are the caller's, so the environment stays open.
+        """
         return self._opened().call(name, args, kwargs)
 
     def set_attr(self, name: str, value: Any) -> None:
@@ -117,11 +135,17 @@ class HostedEnv:
 
     def _opened(self) -> CheckedEnv:
         if self._env is None:
-            raise EnvError("no environment is open here; the last one broke its contract or was closed. Open it again.")
+            raise EnvError(
+                "no environment is open here; the last one broke its contract or was "
+                "closed. Open it again."
+            )
         return self._env
 
     def _abandon(self) -> None:
-        """Close a broken environment; its first fault counts, so a second one while closing is only printed."""
+        """Close a broken environment.
+
+        Its first fault counts, so a second one while closing is only printed.
+        """
         try:
             self.close()
         except EnvError as error:

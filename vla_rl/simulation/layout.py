@@ -1,7 +1,8 @@
-"""Observations of one space as one block of bytes and a list of other values; both ends derive the layout from the space.
+"""Observations of one space as one block of bytes and a list of other values; both ends derive the
+layout from the space.
 
-The arrays are consecutive fields of one record in the block; values that are not arrays (texts, whole numbers) are in a
-short list beside it.
+The arrays are consecutive fields of one record in the block; values that are not arrays (texts,
+whole numbers) are in a short list beside it.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,13 +13,15 @@ from gymnasium import spaces
 
 _ALIGNMENT = 64
 _IN_PLACE_FROM = 4096
-"""Arrays of fewer bytes are copied out of a block, so that keeping one does not keep the whole block."""
+"""Arrays of fewer bytes are copied out of a block, so that keeping one does not keep the whole
+block."""
 
 Others: TypeAlias = list[Any]
 """Values that are not arrays, in the order of the space."""
 
 Packed: TypeAlias = tuple[np.ndarray | None, Others]
-"""An observation for sending: uint8 [num_bytes], or None if the arrays are elsewhere; and the other values."""
+"""An observation for sending: uint8 [num_bytes], or None if the arrays are elsewhere; and the other
+values."""
 
 ARRAYS = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
 """Spaces whose values are arrays of a known shape."""
@@ -43,11 +46,18 @@ class ObservationLayout:
         self._records: dict[int, np.dtype[Any]] = {}
         self.num_bytes = self._record.itemsize
         self._parts = [_part_of(self._record, name) for name in self._fields]
-        self._keys = [*space.spaces] if isinstance(space, spaces.Dict) and _holds_only_arrays(space) else None
-        """Keys of an observation that is a dict of arrays only: the most frequent case, with a faster path. Else None."""
+        self._keys = (
+            [*space.spaces]
+            if isinstance(space, spaces.Dict) and _holds_only_arrays(space)
+            else None
+        )
+        """Keys of an observation that is a dict of arrays only: the most frequent case, with a
+        faster path. Else None."""
 
     def places(self, block: Any, num_rows: int | None = None) -> list[np.ndarray]:
-        """Return the arrays in a block of `num_bytes`; with `num_rows`, [num_rows, ...] in a block of `batch_bytes`."""
+        """Return the arrays in a block of `num_bytes`; with `num_rows`, [num_rows, ...] in a block
+        of `batch_bytes`.
+        """
         record: np.ndarray = np.ndarray((), self._of_rows(num_rows), block)
         return [record[name] for name in self._fields]
 
@@ -69,11 +79,15 @@ class ObservationLayout:
         return others
 
     def read(self, block: np.ndarray, others: Others) -> Any:
-        """Return the observation. Its large arrays are views of the block; the small ones are read-only copies."""
+        """Return the observation.
+
+        Its large arrays are views of the block; the small ones are read-only copies.
+        """
         record: np.ndarray = np.ndarray((), self._record, block)
         content = block.data
         arrays: list[np.ndarray] = [
-            record[name] if in_place else np.ndarray(shape, dtype, content[begin:end].tobytes())  # bytes are read-only
+            # bytes are read-only
+            record[name] if in_place else np.ndarray(shape, dtype, content[begin:end].tobytes())
             for name, in_place, shape, dtype, begin, end in self._parts
         ]
         if self._keys is not None:
@@ -94,7 +108,10 @@ class ObservationLayout:
         return self._records[num_rows]
 
     def _compile(self, space: spaces.Space[Any]) -> tuple[_Take, _Build]:
-        """Return functions that split and build one part of the space; each array and other value is listed on the way."""
+        """Return functions that split and build one part of the space.
+
+        Each array and other value is listed on the way.
+        """
         if isinstance(space, spaces.Dict):
             return self._compile_dict(space)
         if isinstance(space, spaces.Tuple):
@@ -128,7 +145,9 @@ class ObservationLayout:
         return take_all, lambda arrays, others: tuple(build(arrays, others) for _, build in parts)
 
 
-def _record_of(array_spaces: list[spaces.Space[Any]], names: list[str], num_rows: int | None) -> np.dtype[Any]:
+def _record_of(
+    array_spaces: list[spaces.Space[Any]], names: list[str], num_rows: int | None
+) -> np.dtype[Any]:
     """Return a record dtype with one field for each array, [num_rows, ...] if a number is given."""
     rows = () if num_rows is None else (num_rows,)
     formats = [np.dtype((space.dtype, (*rows, *(space.shape or ())))) for space in array_spaces]
@@ -139,8 +158,12 @@ def _record_of(array_spaces: list[spaces.Space[Any]], names: list[str], num_rows
     return np.dtype({"names": names, "formats": formats, "offsets": offsets, "itemsize": end})
 
 
-def _part_of(record: np.dtype[Any], name: str) -> tuple[str, bool, tuple[int, ...], np.dtype[Any], int, int]:
-    """Return name, whether it is read in place, shape, dtype, and begin and end (bytes) of one array in the block."""
+def _part_of(
+    record: np.dtype[Any], name: str
+) -> tuple[str, bool, tuple[int, ...], np.dtype[Any], int, int]:
+    """Return name, whether it is read in place, shape, dtype, and begin and end (bytes) of one
+    array in the block.
+    """
     assert record.fields is not None
     part, begin = record.fields[name][:2]
     in_place = part.itemsize >= _IN_PLACE_FROM

@@ -1,12 +1,14 @@
-"""Timeouts that a simulator process learns from its own earlier calls: plain classes with no task and no clock.
+"""Timeouts that a simulator process learns from its own earlier calls: plain classes with no task
+and no clock.
 
-    timeout of a call = max(floor, factor * slowest call so far, per control step * control steps of the call)
+    timeout of a call = max(floor, factor * slowest call so far, per control step * control steps of
+    the call)
 
-`step_timeout_s` and `reset_timeout_s` have to suffice for the slowest simulator, and a step that never returns would cost
-all of that time. A process that has answered often enough shows what it needs. A timeout that fires may still be wrong,
-such as for a rare step that loads a new map, or if the whole machine stood still. So it makes all timeouts of the pool
-four times as long, also those of running calls, until they reach the configured ones: a repeated episode then gets
-through.
+`step_timeout_s` and `reset_timeout_s` have to suffice for the slowest simulator, and a step that
+never returns would cost all of that time. A process that has answered often enough shows what it
+needs. A timeout that fires may still be wrong, such as for a rare step that loads a new map, or if
+the whole machine stood still. So it makes all timeouts of the pool four times as long, also those
+of running calls, until they reach the configured ones: a repeated episode then gets through.
 """
 
 import logging
@@ -20,7 +22,8 @@ ENOUGH_RESETS: Final = 5
 """Calls from which a timeout is learned; before that the configured one holds."""
 
 REMEMBERED: Final = 200
-"""The slowest of at least this many calls counts, so that the first ones, which compile code, do not count for ever."""
+"""The slowest of at least this many calls counts, so that the first ones, which compile code, do
+not count for ever."""
 
 _LONGER: Final = 4.0
 
@@ -38,7 +41,10 @@ class Leniency:
         self._times = 1.0
 
     def timeout_s(self, slowest_s: float) -> float | None:
-        """Return the longest time (s) for work that took at most `slowest_s` so far; None if nothing is learned."""
+        """Return the longest time (s) for work that took at most `slowest_s` so far.
+
+        None if nothing is learned.
+        """
         if self.factor is None:
             return None
         timeout_s = self.factor * slowest_s
@@ -50,8 +56,15 @@ class Leniency:
 
     def describe(self) -> str:
         """Describe how a timeout follows from the measurements."""
-        longer = f" {self._times:g} times that, as others have fired before;" if self._times > 1.0 else ""
-        return f"learned_timeout_factor is {self.factor:g}, learned_timeout_floor_s {self.floor_s:g};{longer}"
+        longer = (
+            f" {self._times:g} times that, as others have fired before;"
+            if self._times > 1.0
+            else ""
+        )
+        return (
+            f"learned_timeout_factor is {self.factor:g}, learned_timeout_floor_s "
+            f"{self.floor_s:g};{longer}"
+        )
 
 
 class LearnedTimeout:
@@ -76,14 +89,25 @@ class LearnedTimeout:
     @property
     def slowest_s(self) -> float:
         """Longest time of one unit (s), in the last `REMEMBERED` calls or more."""
-        return self._slowest_s if self._slowest_s > self._slowest_before_s else self._slowest_before_s
+        return (
+            self._slowest_s if self._slowest_s > self._slowest_before_s else self._slowest_before_s
+        )
 
     def timeout_s(self, num_units: int) -> float | None:
-        """Return the longest time (s) for a call of `num_units`; None if too few calls were seen, or learning is off."""
-        return None if self._num_seen < self._enough else self._leniency.timeout_s(self.slowest_s * num_units)
+        """Return the longest time (s) for a call of `num_units`.
+
+        None if too few calls were seen, or learning is off.
+        """
+        return (
+            None
+            if self._num_seen < self._enough
+            else self._leniency.timeout_s(self.slowest_s * num_units)
+        )
 
     def note(self, num_units: int, seconds: float) -> None:
-        """Learn from a call of `num_units` that took `seconds`, without the wait behind other calls."""
+        """Learn from a call of `num_units` that took `seconds`, without the wait behind other
+        calls.
+        """
         self._num_seen += 1
         if self._num_seen % REMEMBERED == 0:
             self._slowest_before_s, self._slowest_s = self._slowest_s, 0.0
@@ -91,17 +115,27 @@ class LearnedTimeout:
             self._slowest_s = seconds / num_units
         if self._num_seen == self._enough and self._leniency.factor is not None:
             logger.info(
-                "simulator %s: a %s may take %.4g s: %s.", self._process, self._unit, self.timeout_s(1), self._why()
+                "simulator %s: a %s may take %.4g s: %s.",
+                self._process,
+                self._unit,
+                self.timeout_s(1),
+                self._why(),
             )
 
     def note_overdue(self, num_units: int) -> str:
-        """Record that a call was not answered in time; return the reason for that timeout, for the error message."""
+        """Record that a call was not answered in time.
+
+        Return the reason for that timeout, for the error message.
+        """
         why = self._why()
         self._leniency.note_overdue()
         return why
 
     def _why(self) -> str:
-        return f"{self._leniency.describe()} the slowest {self._unit} lately took {self.slowest_s:.3g} s"
+        return (
+            f"{self._leniency.describe()} the slowest {self._unit} lately took "
+            f"{self.slowest_s:.3g} s"
+        )
 
 
 class CallTimeout:
@@ -112,9 +146,15 @@ class CallTimeout:
         num_units: returns the units of a call with these arguments.
     """
 
-    def __init__(self, timeout: LearnedTimeout, num_units: Callable[[tuple[Any, ...]], int]) -> None:
+    def __init__(
+        self, timeout: LearnedTimeout, num_units: Callable[[tuple[Any, ...]], int]
+    ) -> None:
         self.num_units = num_units
-        self.limit_s, self.note, self.note_overdue = timeout.timeout_s, timeout.note, timeout.note_overdue
+        self.limit_s, self.note, self.note_overdue = (
+            timeout.timeout_s,
+            timeout.note,
+            timeout.note_overdue,
+        )
 
 
 class LearnedTimeouts:

@@ -10,10 +10,11 @@ from vla_rl.types import ChunkOutcome, EpisodeSpec, Info, Observation
 
 
 class LeasedEnv:
-    """One environment, bound to the task, start and seed of one episode. Implements `vla_rl.types.Env`.
+    """One environment, bound to the task, start and seed of one episode. Implements
+    `vla_rl.types.Env`.
 
-    Await its methods. After the lease they raise `RuntimeError`, because the simulator may be running another episode by
-    then.
+    Await its methods. After the lease they raise `RuntimeError`, because the simulator may be
+    running another episode by then.
     """
 
     def __init__(self, handle: EnvHandle, episode: EpisodeSpec) -> None:
@@ -27,10 +28,13 @@ class LeasedEnv:
 
     @property
     def handle(self) -> EnvHandle:
-        """The environment itself: its spaces, and resets to other states than the episode's start."""
+        """The environment itself: its spaces, and resets to other states than the
+        episode's start.
+        """
         if self._handle is None:
             raise RuntimeError(
-                f"the lease for episode {self._episode.episode_id} is over; its environment may serve another episode."
+                f"the lease for episode {self._episode.episode_id} is over; its environment may "
+                "serve another episode."
             )
         return self._handle
 
@@ -38,12 +42,17 @@ class LeasedEnv:
         """Bring the environment to the start of its episode."""
         return self.handle.reset(seed=self._episode.seed, options=self._episode.options)
 
-    def step(self, action: np.ndarray) -> Coroutine[Any, Any, tuple[Observation, float, bool, bool, Info]]:
+    def step(
+        self, action: np.ndarray
+    ) -> Coroutine[Any, Any, tuple[Observation, float, bool, bool, Info]]:
         """Run one control step; return observation, reward, terminated, truncated, info."""
         return self.handle.step(action)
 
-    def step_chunk(self, actions: np.ndarray, *, frames_every: int | None = None) -> Coroutine[Any, Any, ChunkOutcome]:
-        """Run the rows of [H, D] open loop until they are done or the episode ends; one message each way.
+    def step_chunk(
+        self, actions: np.ndarray, *, frames_every: int | None = None
+    ) -> Coroutine[Any, Any, ChunkOutcome]:
+        """Run the rows of [H, D] open loop until they are done or the episode ends; one message
+        each way.
 
         See `EnvHandle.step_chunk` for `frames_every`.
         """

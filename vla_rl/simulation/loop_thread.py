@@ -23,7 +23,9 @@ class LoopThread:
     def __init__(self, name: str) -> None:
         self._name = name
         self._stop = asyncio.Event()
-        self._ready: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, Runtime]] = concurrent.futures.Future()
+        self._ready: concurrent.futures.Future[tuple[asyncio.AbstractEventLoop, Runtime]] = (
+            concurrent.futures.Future()
+        )
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
         self._loop, self.runtime = self._ready.result()

@@ -1,4 +1,7 @@
-"""Make a gymnasium environment by its id; errors name an unknown id or argument and the nearest known one."""
+"""Make a gymnasium environment by its id.
+
+Errors name an unknown id or argument and the nearest known one.
+"""
 
 import difflib
 import importlib
@@ -28,38 +31,52 @@ def make_env(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
 
 
 def registered(env_id: str) -> Registered:
-    """Return gymnasium's entry for an id such as "module:id"; import the module first, or `vla_rl.envs` if there is none.
+    """Return gymnasium's entry for an id such as "module:id"; import the module first, or
+    `vla_rl.envs` if there is none.
 
-    Raises: EnvError if there is no such module or no such environment; any error of importing the module.
+    Raises: EnvError if there is no such module or no such environment; any error of importing the
+    module.
     """
     module, _, name = env_id.rpartition(":")
     try:
         importlib.import_module(module or "vla_rl.envs")
     except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):  # one that the module itself imports
+        # one that the module itself imports
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise EnvError(
-            f"{env_id} could not be made: there is no module {error.name!r}, expected the one that registers {name!r}, in "
+            f"{env_id} could not be made: there is no module {error.name!r}, expected the one "
+            f"that registers {name!r}, in "
             "the folder of the script or on PYTHONPATH"
         ) from None
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
-        raise EnvError(f"{env_id} could not be made: {_unregistered(module, name)} ({error})") from None
+        raise EnvError(
+            f"{env_id} could not be made: {_unregistered(module, name)} ({error})"
+        ) from None
 
 
 def creator_of(found: Registered) -> Callable[..., Any]:
-    """Return the class or function that makes a registered environment. Raises: EnvError if it has none."""
+    """Return the class or function that makes a registered environment.
+
+    Raises: EnvError if it has none.
+    """
     entry_point: Any = found.entry_point
     if entry_point is None:
-        raise EnvError(f"{found.id} could not be made: it is registered without an entry_point for one environment")
+        raise EnvError(
+            f"{found.id} could not be made: it is registered without an entry_point "
+            "for one environment"
+        )
     return load_env_creator(entry_point) if isinstance(entry_point, str) else entry_point
 
 
 def refuse_unknown_arguments(spec: EnvSpec, found: Registered) -> None:
     """Raise EnvError for an argument that the environment's constructor does not take."""
     try:
-        parameters: Mapping[str, inspect.Parameter] = inspect.signature(creator_of(found)).parameters
+        parameters: Mapping[str, inspect.Parameter] = inspect.signature(
+            creator_of(found)
+        ).parameters
     except (TypeError, ValueError):  # it cannot be inspected; making it will show the error
         return
     if any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
@@ -67,13 +84,21 @@ def refuse_unknown_arguments(spec: EnvSpec, found: Registered) -> None:
     for name in spec.kwargs:
         if name not in parameters and name not in FOR_GYMNASIUM:
             near = difflib.get_close_matches(name, parameters, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"its arguments: {', '.join(parameters) or 'none'}"
-            raise EnvError(f"{spec.id} with {spec.kwargs} could not be made: it has no argument {name!r}; {hint}")
+            hint = (
+                f"did you mean {near[0]!r}?"
+                if near
+                else f"its arguments: {', '.join(parameters) or 'none'}"
+            )
+            raise EnvError(
+                f"{spec.id} with {spec.kwargs} could not be made: it has no argument "
+                f"{name!r}; {hint}"
+            )
 
 
 def _unregistered(module: str, name: str) -> str:
     if module:
         return (
-            f"the module {module!r} registers no {name!r}; call gymnasium.register(id={name!r}, entry_point=...) in it"
+            f"the module {module!r} registers no {name!r}; call gymnasium.register(id={name!r}, "
+            "entry_point=...) in it"
         )
     return f"nothing registers {name!r}; write 'module:{name}', with your module that does"

@@ -5,11 +5,14 @@ from pathlib import Path
 _CGROUP = Path("/sys/fs/cgroup")
 
 _RECLAIMABLE = ("inactive_file", "active_file", "slab_reclaimable")
-"""Memory that counts as used by a control group, but that the kernel frees on demand: mostly cached files."""
+"""Memory that counts as used by a control group, but that the kernel frees on demand: mostly cached
+files."""
 
 
 def private_mb(pid: int) -> float:
-    """Return the resident memory of a process that is not shared (MiB), which its end would free; 0 if it has ended."""
+    """Return the resident memory of a process that is not shared (MiB), which its end would free; 0
+    if it has ended.
+    """
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -18,7 +21,9 @@ def private_mb(pid: int) -> float:
 
 
 def available_mb() -> float:
-    """Return the memory left for a new process (MiB): that of the machine, or less if our control group is limited."""
+    """Return the memory left for a new process (MiB): that of the machine, or less if our control
+    group is limited.
+    """
     lines = Path("/proc/meminfo").read_text().splitlines()
     left = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) / 1024
     limit, used = _CGROUP / "memory.max", _CGROUP / "memory.current"
@@ -28,6 +33,8 @@ def available_mb() -> float:
 
 
 def _reclaimable() -> int:
-    """Return the bytes that our control group could free at once, as MemAvailable counts them for the machine."""
+    """Return the bytes that our control group could free at once, as MemAvailable counts them for
+    the machine.
+    """
     pairs = (line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
     return sum(int(size) for name, size in pairs if name in _RECLAIMABLE)

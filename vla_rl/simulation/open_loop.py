@@ -1,9 +1,10 @@
 """Run an action chunk: H control steps chosen at once and executed open loop, one row each.
 
-Images between the first and the last row are unused, unless a wrapper reads them. An environment whose unwrapped class
-has `render_every_step: bool` may skip them while it is False; it renders anyway when the episode ends. Code that needs
-some of them (a video, a reward on whole trajectories) asks for frames, which are what `render` returns. If that is also
-an image of the observation, the unwrapped class names its key in `render_key: str`.
+Images between the first and the last row are unused, unless a wrapper reads them. An environment
+whose unwrapped class has `render_every_step: bool` may skip them while it is False; it renders
+anyway when the episode ends. Code that needs some of them (a video, a reward on whole trajectories)
+asks for frames, which are what `render` returns. If that is also an image of the observation, the
+unwrapped class names its key in `render_key: str`.
 """
 
 from typing import Any
@@ -18,24 +19,33 @@ from vla_rl.types import Info
 
 
 def run_chunk(
-    env: gymnasium.Env[Any, Any], actions: np.ndarray, *, frames_every: int | None = None, num_steps_before: int = 0
+    env: gymnasium.Env[Any, Any],
+    actions: np.ndarray,
+    *,
+    frames_every: int | None = None,
+    num_steps_before: int = 0,
 ) -> tuple[Any, np.ndarray, bool, bool, Info]:
     """Run the rows of `actions` until they are done or the episode ends.
 
     Args:
         env: reset, and not yet at its end.
         actions: [H, ...], H >= 1, each row an action of `env`.
-        frames_every: keep what `render` returns after each k-th control step of the episode; None for no frames.
-        num_steps_before: control steps of this episode before the chunk, from which `frames_every` counts.
+        frames_every: keep what `render` returns after each k-th control step of the episode; None
+            for no frames.
+        num_steps_before: control steps of this episode before the chunk, from which `frames_every`
+            counts.
 
-    Returns: the observation after the last executed row; float32 [N], one reward for each executed row; terminated;
-        truncated; the last row's info, with `num_executed` = N and, if frames were due, `frames`: uint8 [n, ...].
+    Returns: the observation after the last executed row; float32 [N], one reward for each executed
+        row; terminated; truncated; the last row's info, with `num_executed` = N and, if frames were
+        due, `frames`: uint8 [n, ...].
 
-    Raises: `ValueError` for a chunk without rows, or if frames are due and the environment renders none; `EnvError` if
-        `step` returns something else than gymnasium's five values.
+    Raises: `ValueError` for a chunk without rows, or if frames are due and the environment renders
+        none; `EnvError` if `step` returns something else than gymnasium's five values.
     """
     if frames_every is not None and frames_every < 1:
-        raise ValueError(f"frames_every is {frames_every}, expected >= 1 control steps, or None for no frames.")
+        raise ValueError(
+            f"frames_every is {frames_every}, expected >= 1 control steps, or None for no frames."
+        )
     if len(actions) < 1:
         raise ValueError(f"action chunk is {actions.shape}, expected at least one row.")
     simulator: Any = env.unwrapped
@@ -63,7 +73,10 @@ def run_chunk(
 
 
 def _parts_of(env: gymnasium.Env[Any, Any], answer: Any) -> tuple[Any, float, Any, Any, Any]:
-    """Return the values of `step`. Raises: EnvError if it is not a tuple of five, or its reward is not a number."""
+    """Return the values of `step`.
+
+    Raises: EnvError if it is not a tuple of five, or its reward is not a number.
+    """
     if not isinstance(answer, tuple) or len(answer) != 5:
         what = f"a tuple of {len(answer)}" if isinstance(answer, tuple) else spell(answer)
         expected = "a tuple (observation, reward, terminated, truncated, info)"
@@ -73,7 +86,9 @@ def _parts_of(env: gymnasium.Env[Any, Any], answer: Any) -> tuple[Any, float, An
         try:
             reward = float(reward)
         except (TypeError, ValueError):
-            raise EnvError(f"{_name_of(env)}: step returned the reward {spell(reward)}, expected a number") from None
+            raise EnvError(
+                f"{_name_of(env)}: step returned the reward {spell(reward)}, expected a number"
+            ) from None
     return observation, reward, terminated, truncated, info
 
 
@@ -85,7 +100,8 @@ def _frame(env: gymnasium.Env[Any, Any]) -> np.ndarray:
     picture: Any = env.render()
     if not isinstance(picture, np.ndarray):
         raise ValueError(
-            f"frames are wanted, but render returned {type(picture).__name__}; make the environment with "
+            f"frames are wanted, but render returned {type(picture).__name__}; make the "
+            "environment with "
             'render_mode="rgb_array".'
         )
     return picture

@@ -1,4 +1,6 @@
-"""Write a simulator's observations: into a block for each message, or into its rows of a shared batch."""
+"""Write a simulator's observations: into a block for each message, or into its rows of a shared
+batch.
+"""
 
 import mmap
 import os
@@ -16,12 +18,17 @@ class Packer(Protocol):
     """Converts a checked observation to the form in which it is sent."""
 
     def pack(self, observation: Any, batch: int = 0) -> Packed:
-        """Write the arrays before returning the packed form; `batch` is the number of the batch if there are several."""
+        """Write the arrays before returning the packed form.
+
+        `batch` is the number of the batch if there are several.
+        """
         ...
 
 
 class BlockPacker:
-    """Writes each observation into a block of its own, which the receiver reads in place as long as it is referenced."""
+    """Writes each observation into a block of its own, which the receiver reads in place as long as
+    it is referenced.
+    """
 
     def __init__(self, layout: ObservationLayout) -> None:
         self._layout = layout
@@ -40,11 +47,13 @@ class BlockPacker:
             places = self._layout.places(block.array)
             if isinstance(block, SharedBlock):
                 self._known.append((block, places))
-        return cast(np.ndarray, block), self._layout.write(observation, places)  # arrives as an array
+        # arrives as an array
+        return cast(np.ndarray, block), self._layout.write(observation, places)
 
 
 class RowPacker:
-    """Writes all observations into the same rows of a batch, whose owner chooses the batch in each request.
+    """Writes all observations into the same rows of a batch, whose owner chooses the batch in each
+    request.
 
     Args:
         path: path of the batch's memory, see `SharedBatch.path`.
@@ -59,8 +68,12 @@ class RowPacker:
             os.close(fd)
         self._layout = layout
         size = len(self._memory) // NUM_BATCHES
-        batches = [np.ndarray(size, np.uint8, self._memory, number * size) for number in range(NUM_BATCHES)]
-        self._rows = [[array[index, ...] for array in layout.places(batch, num_rows)] for batch in batches]
+        batches = [
+            np.ndarray(size, np.uint8, self._memory, number * size) for number in range(NUM_BATCHES)
+        ]
+        self._rows = [
+            [array[index, ...] for array in layout.places(batch, num_rows)] for batch in batches
+        ]
 
     def pack(self, observation: Any, batch: int = 0) -> Packed:
         """Implement `Packer.pack`."""

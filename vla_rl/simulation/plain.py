@@ -11,7 +11,8 @@ def as_plain(value: Any, name: str) -> Any:
     """Return the value with NumPy's scalars as Python's own.
 
     Args:
-        value: nested dicts (with keys of str or int), lists and tuples of numbers, strings, None and numeric arrays.
+        value: nested dicts (with keys of str or int), lists and tuples of numbers, strings, None
+            and numeric arrays.
         name: name of the value in errors.
 
     Raises: TypeError naming the part of any other type.
@@ -20,11 +21,14 @@ def as_plain(value: Any, name: str) -> Any:
     if kind in _AS_THEY_ARE:
         return value
     if kind is dict:
-        return {_plain_key(key, name): as_plain(part, f"{name}[{key!r}]") for key, part in value.items()}
+        return {
+            _plain_key(key, name): as_plain(part, f"{name}[{key!r}]") for key, part in value.items()
+        }
     if isinstance(value, np.ndarray):
         if value.dtype.kind not in "biufc":
             raise TypeError(
-                f"{name} is an array of {value.dtype}, expected numbers; only those can be sent between processes"
+                f"{name} is an array of {value.dtype}, expected numbers; only those can be sent "
+                "between processes"
             )
         return value
     if isinstance(value, np.generic):
@@ -35,7 +39,8 @@ def as_plain(value: Any, name: str) -> Any:
     if isinstance(value, dict):
         return as_plain(dict(value), name)
     raise TypeError(
-        f"{name} is a {kind.__name__}, expected numbers, strings, None, arrays, or dicts, lists and tuples of them: "
+        f"{name} is a {kind.__name__}, expected numbers, strings, None, arrays, or dicts, lists "
+        "and tuples of them: "
         "only those can be sent between processes"
     )
 

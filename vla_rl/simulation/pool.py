@@ -4,9 +4,10 @@
                                        │ its process died, froze, reached its episodes or its memory limit
                                        └──► its keeper replaces the process ──► back to Assignment
 
-One keeper task for each bench, in the pool's own task group, starts its process and replaces it. A lease whose process
-dies raises `ActorDied`, so that the scheduler runs the episode again; everything else is handled inside the pool. A
-process that reached a limit keeps running until its successor is up, and is replaced between two episodes.
+One keeper task for each bench, in the pool's own task group, starts its process and replaces it. A
+lease whose process dies raises `ActorDied`, so that the scheduler runs the episode again;
+everything else is handled inside the pool. A process that reached a limit keeps running until its
+successor is up, and is replaced between two episodes.
 """
 
 import asyncio
@@ -37,25 +38,36 @@ class SimulatorPool:
             async with pool.lease(episode) as env:
                 observation, info = await env.reset()
 
-    Entering starts all processes and waits until they are up. A lease waits for a free simulator; it prefers one that
-    already has the episode's environment. More deaths within the window than the configuration allows end the pool: each
-    waiting and later lease raises `EnvError` with the last of them. If the limits on open files or address space are too
-    low for the processes, entering raises `ConfigError`.
+    Entering starts all processes and waits until they are up. A lease waits for a free simulator;
+    it prefers one that already has the episode's environment. More deaths within the window than
+    the configuration allows end the pool: each waiting and later lease raises `EnvError` with the
+    last of them. If the limits on open files or address space are too low for the processes,
+    entering raises `ConfigError`.
 
     Args:
         runtime: owns the processes.
         config: number of processes, their timeouts and limits.
         name: prefix of the processes' names.
-        specs: environments that will be used, as far as they are known: built once if possible, and shared by all
-            forked processes (see `vla_rl.simulation.preparation`). Others can be used as well.
+        specs: environments that will be used, as far as they are known: built once if possible, and
+            shared by all forked processes (see `vla_rl.simulation.preparation`). Others can be used
+            as well.
     """
 
     def __init__(
-        self, runtime: Runtime, config: SimulatorConfig, name: str = "env", specs: Sequence[EnvSpec] = ()
+        self,
+        runtime: Runtime,
+        config: SimulatorConfig,
+        name: str = "env",
+        specs: Sequence[EnvSpec] = (),
     ) -> None:
         self._runtime, self._config, self._name, self._specs = runtime, config, name, tuple(specs)
-        self._benches = [Bench(index, size) for index, size in enumerate(config.envs_of_processes(config.num_envs))]
-        self._assignment: Assignment[Seat, asyncio.Future[Seat]] = Assignment(patience=2 * config.num_envs)
+        self._benches = [
+            Bench(index, size)
+            for index, size in enumerate(config.envs_of_processes(config.num_envs))
+        ]
+        self._assignment: Assignment[Seat, asyncio.Future[Seat]] = Assignment(
+            patience=2 * config.num_envs
+        )
         self._replacements = Replacements(config)
         self._leniency = config.leniency()
         self._starting = asyncio.Semaphore(config.concurrent_starts)
@@ -83,9 +95,14 @@ class SimulatorPool:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
-        self._turn_away(RuntimeError(f"the pool of simulators {self._name!r} is closed; open another one."))
+        self._turn_away(
+            RuntimeError(f"the pool of simulators {self._name!r} is closed; open another one.")
+        )
         for keeper in self._keepers:
             keeper.cancel()
         if isinstance(error, asyncio.CancelledError):
@@ -104,9 +121,15 @@ class SimulatorPool:
         return [bench.process.pid for bench in self._benches if bench.process is not None]
 
     def metrics(self) -> dict[str, float]:
-        """Return counts since the start, and the processes' current memory; keys read like paths."""
+        """Return counts since the start, and the processes' current memory.
+
+        Keys read like paths.
+        """
         sizes = [bench.process.private_mb() for bench in self._benches if bench.process is not None]
-        replaced = {f"simulation/replaced/{cause}": float(count) for cause, count in self._replacements.counts.items()}
+        replaced = {
+            f"simulation/replaced/{cause}": float(count)
+            for cause, count in self._replacements.counts.items()
+        }
         return {
             "simulation/leases": float(self._num_leases),
             "simulation/lease_wait_s": self._wait_s,
@@ -121,7 +144,8 @@ class SimulatorPool:
     async def lease(self, episode: EpisodeSpec) -> AsyncIterator[LeasedEnv]:
         """Lease an environment for this episode; leaving the context frees it, whatever its state.
 
-        Raises: EnvError if the environment cannot be built, or if more simulators died than the configuration allows.
+        Raises: EnvError if the environment cannot be built, or if more simulators died than the
+        configuration allows.
         """
         seat, handle = await self._open_seat(episode)
         env = LeasedEnv(handle, episode)
@@ -133,14 +157,21 @@ class SimulatorPool:
             self._give_back(seat, handle.process)
 
     async def _open_seat(self, episode: EpisodeSpec) -> tuple[Seat, EnvHandle]:
-        """Take a seat whose simulator has the environment ready; skip a simulator that has died since its last use."""
+        """Take a seat whose simulator has the environment ready.
+
+        Skip a simulator that has died since its last use.
+        """
         while True:
             seat, simulator = await self._take_seat(episode)
             try:
                 if simulator.process.is_alive():
-                    return seat, EnvHandle(simulator, episode.env, await simulator.open(episode.env))
+                    return seat, EnvHandle(
+                        simulator, episode.env, await simulator.open(episode.env)
+                    )
             except ActorDied:
-                pass  # the process records its death; the episode has not begun, so another simulator can run it
+                # the process records its death; the episode has not begun, so another simulator can
+                # run it
+                pass
             except BaseException:
                 self._give_back(seat, simulator.process)
                 raise
@@ -153,7 +184,8 @@ class SimulatorPool:
             seat = await self._next_seat(episode)
             if (simulator := seat.simulator) is not None:
                 break
-            seat.place = Place.KEEPER  # its process left while it was idle, or in this very turn of the loop
+            # its process left while it was idle, or in this very turn of the loop
+            seat.place = Place.KEEPER
         simulator.process.num_leases += 1
         self._num_leases += 1
         self._wait_s += asyncio.get_running_loop().time() - began
@@ -176,7 +208,9 @@ class SimulatorPool:
             raise
 
     def _give_back(self, seat: Seat, process: SimulatorProcess) -> None:
-        """Free a seat after a lease of this process, and check whether the process can still be used."""
+        """Free a seat after a lease of this process, and check whether the process can still be
+        used.
+        """
         process.num_leases -= 1
         if process is seat.bench.process:
             self._look_after(seat.bench, process)
@@ -185,7 +219,10 @@ class SimulatorPool:
         self._offer(seat)
 
     def _look_after(self, bench: Bench, process: SimulatorProcess) -> None:
-        """Have a process replaced if it must be; one that only reached a limit runs on meanwhile, if memory allows."""
+        """Have a process replaced if it must be.
+
+        One that only reached a limit runs on meanwhile, if memory allows.
+        """
         if (cause := self._replacements.cause(process)) is None:
             return
         if not process.is_alive():
@@ -214,7 +251,9 @@ class SimulatorPool:
         seat.place = Place.IDLE
 
     async def _keep(self, bench: Bench) -> None:
-        """Start the bench's process and replace it on request, until cancelled or until too many died."""
+        """Start the bench's process and replace it on request, until cancelled or until too many
+        died.
+        """
         try:
             if not await self._staff(bench):
                 return
@@ -231,7 +270,10 @@ class SimulatorPool:
             await bench.clear()
 
     async def _staff(self, bench: Bench) -> bool:
-        """Start a process on a bench, with the environments of its last one; return False if the pool has ended."""
+        """Start a process on a bench, with the environments of its last one.
+
+        Return False if the pool has ended.
+        """
         process = await self._start(bench)
         if process is None:
             return False
@@ -267,7 +309,8 @@ class SimulatorPool:
             try:
                 for simulator, held in zip(process.simulators, bench.held, strict=True):
                     if held is not None:
-                        with contextlib.suppress(EnvError, ActorDied):  # the next lease reports the fault
+                        # the next lease reports the fault
+                        with contextlib.suppress(EnvError, ActorDied):
                             await simulator.open(held)
             except BaseException:
                 await process.stop()
@@ -276,13 +319,17 @@ class SimulatorPool:
         return None
 
     def _note_death(self, cause: str, death: ActorDied) -> None:
-        """Count a death against the budget; beyond the budget end the pool: each waiting and later lease then raises."""
+        """Count a death against the budget.
+
+        Beyond the budget end the pool: each waiting and later lease then raises.
+        """
         if self._replacements.note_death(cause, death, asyncio.get_running_loop().time()):
             return
         config = self._config
         self._turn_away(
             EnvError(
-                f"more than {config.max_restarts} simulators of {self._name!r} died within {config.restart_window_s:g} s, "
+                f"more than {config.max_restarts} simulators of {self._name!r} died within "
+                f"{config.restart_window_s:g} s, "
                 f"the limit set by max_restarts; the last one: {death}"
             ),
             cause=death,

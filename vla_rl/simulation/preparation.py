@@ -1,8 +1,10 @@
-"""Prepare a fork server of simulators before its first fork: import the environments and build what they can share.
+"""Prepare a fork server of simulators before its first fork: import the environments and build what
+they can share.
 
-An environment's class may have `prepare`, a classmethod with the keyword arguments of its constructor. It builds costly
-data that is never written to again, without any OpenGL, and keeps it in its module; an instance made later with the same
-arguments, in a fork of this process, uses that data.
+An environment's class may have `prepare`, a classmethod with the keyword arguments of its
+constructor. It builds costly data that is never written to again, without any OpenGL, and keeps it
+in its module; an instance made later with the same arguments, in a fork of this process, uses that
+data.
 """
 
 from collections.abc import Iterable
@@ -21,7 +23,8 @@ _FOR_GYMNASIUM = ("max_episode_steps", "disable_env_checker")
 """Arguments that `gymnasium.make` does not pass on."""
 
 _DRIVERS = ("_dri.so", "libgallium", "libnvidia-eglcore", "libnvidia-glcore", "libcuda.so")
-"""Libraries of a process that has opened a display or a GPU; a later fork of it hangs when it renders."""
+"""Libraries of a process that has opened a display or a GPU; a later fork of it hangs when it
+renders."""
 
 
 def prepare_hook(specs: Iterable[EnvSpec]) -> PrepareHook:
@@ -32,7 +35,10 @@ def prepare_hook(specs: Iterable[EnvSpec]) -> PrepareHook:
 
 
 def prepare_envs(specs: list[dict[str, Any]]) -> None:
-    """Import the specs' environments, and call `prepare` if the class has it. Raises: EnvError naming the environment."""
+    """Import the specs' environments, and call `prepare` if the class has it.
+
+    Raises: EnvError naming the environment.
+    """
     # "could not be made", as when it is built without a preparation: the fault is the same
     for spec in specs:
         try:
@@ -54,11 +60,16 @@ def _prepare(env_id: str, kwargs: dict[str, Any]) -> None:
     refuse_threads("preparing it")
     if drivers := _loaded_drivers():
         raise RuntimeError(
-            f"preparing it loaded {', '.join(drivers)}: a process that has opened a display or a GPU cannot be forked; "
+            f"preparing it loaded {', '.join(drivers)}: a process that has opened a display or a "
+            "GPU cannot be forked; "
             'leave that to the constructor, or set start="spawn"'
         )
 
 
 def _loaded_drivers() -> list[str]:
-    names = {line.rsplit("/", 1)[-1] for line in Path("/proc/self/maps").read_text().splitlines() if ".so" in line}
+    names = {
+        line.rsplit("/", 1)[-1]
+        for line in Path("/proc/self/maps").read_text().splitlines()
+        if ".so" in line
+    }
     return sorted(name for name in names if any(driver in name for driver in _DRIVERS))

@@ -1,4 +1,6 @@
-"""One simulator process as its owner sees it: its environments, its use so far, and whether it is alive."""
+"""One simulator process as its owner sees it: its environments, its use so far, and whether it is
+alive.
+"""
 
 from collections.abc import Sequence
 
@@ -13,14 +15,23 @@ from vla_rl.simulation.worker import EnvWorker
 from vla_rl.types import EnvSpec
 
 _CALLS_OF_ONE_ENV = 16
-"""Places for unanswered calls of one environment: enough that the environments of a process do not wait for a place."""
+"""Places for unanswered calls of one environment: enough that the environments of a process do not
+wait for a place."""
 
 
 class SimulatorProcess:
-    """A child process with one `EnvWorker`. Made by `start`; its owner has to await `stop` in the end."""
+    """A child process with one `EnvWorker`.
+
+    Made by `start`; its owner has to await `stop` in the end.
+    """
 
     def __init__(
-        self, runtime: Runtime, worker: EnvWorker, name: str, num_envs: int, timeouts: LearnedTimeouts
+        self,
+        runtime: Runtime,
+        worker: EnvWorker,
+        name: str,
+        num_envs: int,
+        timeouts: LearnedTimeouts,
     ) -> None:
         self.worker = worker
         self.name = name
@@ -52,12 +63,14 @@ class SimulatorProcess:
         Args:
             runtime, name, config: its owner, its name, its limits.
             index: its number in the pool.
-            specs: environments of the pool, as far as they are known, which its fork server prepares.
+            specs: environments of the pool, as far as they are known, which its fork server
+                prepares.
             num_envs: number of environments in the process.
-            leniency: leniency of the learned timeouts that the pool's processes share; None for a single process.
+            leniency: leniency of the learned timeouts that the pool's processes share; None for a
+                single process.
 
-        Raises: ActorDied if it does not come up in time; EnvError if an environment cannot be prepared; ConfigError
-            for an unusable interpreter.
+        Raises: ActorDied if it does not come up in time; EnvError if an environment cannot be
+            prepared; ConfigError for an unusable interpreter.
         """
         await cls.prepare(runtime, config, specs)
         timeouts = LearnedTimeouts(name, leniency or config.leniency())
@@ -79,19 +92,26 @@ class SimulatorProcess:
 
     @staticmethod
     async def prepare(runtime: Runtime, config: SimulatorConfig, specs: Sequence[EnvSpec]) -> None:
-        """Check the interpreter, and start the process that the others are forked from. Raises: see `start`."""
+        """Check the interpreter, and start the process that the others are forked from.
+
+        Raises: see `start`.
+        """
         if config.python is not None:
             await check_interpreter(config.python, {"gymnasium": "gymnasium"})
         try:
             await runtime.prepare(config.placement_of(0, specs))
         except ActorFrozen as error:
             raise EnvError(
-                f"the environments were not prepared in time: {error}; raise prepare_timeout_s if they need longer"
+                f"the environments were not prepared in time: {error}; raise prepare_timeout_s if "
+                "they need longer"
             ) from error
 
     @property
     def death(self) -> ActorDied | None:
-        """How the process ended, as reported by a call or by its runtime; None while it is alive."""
+        """How the process ended, as reported by a call or by its runtime.
+
+        None while it is alive.
+        """
         return self._death or self._runtime.info(self.worker).end
 
     def note_death(self, death: ActorDied) -> None:
@@ -118,7 +138,10 @@ class SimulatorProcess:
         return private_mb(self.pid)
 
     async def stop(self) -> None:
-        """Close the environments and end the process; one that does not answer is killed. Stopping again does nothing."""
+        """Close the environments and end the process; one that does not answer is killed.
+
+        Stopping again does nothing.
+        """
         if self._is_stopped:
             return
         if self.is_alive():

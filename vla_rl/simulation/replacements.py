@@ -1,4 +1,6 @@
-"""Decide when a process of a pool must be replaced, count the replacements, and limit the deaths."""
+"""Decide when a process of a pool must be replaced, count the replacements, and limit the
+deaths.
+"""
 
 import logging
 from collections import Counter
@@ -14,7 +16,9 @@ _CAUSES = ("died", "frozen", "recycle_after_episodes", "rss_limit_mb")
 
 
 class Replacements:
-    """Checks processes against the limits of their pool's configuration, and counts the replaced ones by cause."""
+    """Checks processes against the limits of their pool's configuration, and counts the replaced
+    ones by cause.
+    """
 
     def __init__(self, config: SimulatorConfig) -> None:
         self._config = config
@@ -26,7 +30,10 @@ class Replacements:
         config = self._config
         if not process.is_alive():
             return "frozen" if isinstance(process.death, ActorFrozen) else "died"
-        if config.recycle_after_episodes is not None and process.num_episodes >= config.recycle_after_episodes:
+        if (
+            config.recycle_after_episodes is not None
+            and process.num_episodes >= config.recycle_after_episodes
+        ):
             return "recycle_after_episodes"
         if config.rss_limit_mb is not None and process.private_mb() > config.rss_limit_mb:
             return "rss_limit_mb"
@@ -35,11 +42,16 @@ class Replacements:
     def note_worn_out(self, process: SimulatorProcess, cause: str) -> None:
         """Count a living process that reached its number of episodes or its memory limit."""
         self.counts[cause] += 1
-        told = f"after {process.num_episodes} episodes, with {process.private_mb():.0f} MiB of its own"
+        told = (
+            f"after {process.num_episodes} episodes, with {process.private_mb():.0f} MiB of its own"
+        )
         logger.info("simulator %s is replaced (%s) %s.", process.name, cause, told)
 
     def note_death(self, cause: str, death: ActorDied, now: float) -> bool:
-        """Count a process that died or froze at `now` (s); return False if that exceeds the budget."""
+        """Count a process that died or froze at `now` (s).
+
+        Return False if that exceeds the budget.
+        """
         self.counts[cause] += 1
         logger.warning("a simulator is replaced: %s", death)
         return self._budget.spend(now)

@@ -16,7 +16,10 @@ class RestartBudget:
         self._times: deque[float] = deque()
 
     def spend(self, now: float) -> bool:
-        """Record a restart at `now` (seconds, never decreasing); return False if it exceeds the budget."""
+        """Record a restart at `now` (seconds, never decreasing).
+
+        Return False if it exceeds the budget.
+        """
         self._times.append(now)
         while self._times[0] <= now - self._window_s:
             self._times.popleft()

@@ -17,7 +17,8 @@ from vla_rl.types import Info
 T = TypeVar("T")
 
 Answer: TypeAlias = tuple[float, bool, bool, Info, dict[str, Any] | None]
-"""Reward, terminated, truncated, info; and `final_obs` with `final_info` if it was reset in the same step, else None."""
+"""Reward, terminated, truncated, info; and `final_obs` with `final_info` if it was reset in the
+same step, else None."""
 
 
 class RowGroup:
@@ -36,7 +37,9 @@ class RowGroup:
     async def share_batch(self, num_rows: int) -> None:
         """Let the process write into the batch from now on."""
         await all_of(
-            simulator.ask(simulator.worker.write_rows(number, self._batch.path, self.first + number, num_rows))
+            simulator.ask(
+                simulator.worker.write_rows(number, self._batch.path, self.first + number, num_rows)
+            )
             for number, simulator in enumerate(self.process.simulators)
         )
 
@@ -57,7 +60,9 @@ class RowGroup:
 
     async def set_attr(self, row: int, name: str, value: Any) -> None:
         """Set an attribute of one of the rows."""
-        await self._simulator(row).ask(self.process.worker.set_attr(row - self.first, name, marked(value, name)))
+        await self._simulator(row).ask(
+            self.process.worker.set_attr(row - self.first, name, marked(value, name))
+        )
 
     def begin_steps(self, actions: list[Any]) -> Awaitable[list[PackedStep]]:
         """Send one control step for all rows in one message; `end_steps` awaits the answer."""
@@ -78,11 +83,19 @@ class RowGroup:
         return answers
 
     async def step_singly(self, actions: list[Any]) -> list[Answer]:
-        """Run one control step in each row, with a message each; a row whose action is None begins its next episode."""
-        return await all_of(self._step(row, action) for row, action in enumerate(actions, self.first))
+        """Run one control step in each row, with a message each.
+
+        A row whose action is None begins its next episode.
+        """
+        return await all_of(
+            self._step(row, action) for row, action in enumerate(actions, self.first)
+        )
 
     async def begin_next(self, row: int, answer: Answer) -> Answer:
-        """Begin the next episode in a row whose episode ended; return the answer with the new info and the final values."""
+        """Begin the next episode in a row whose episode ended.
+
+        Return the answer with the new info and the final values.
+        """
         reward, terminated, truncated, info, _ = answer
         final = {"final_obs": self._batch.row(row), "final_info": info}
         return reward, terminated, truncated, await self.reset(row, None, None), final
@@ -101,7 +114,10 @@ class RowGroup:
 
 
 async def all_of(coroutines: Iterable[Awaitable[T]]) -> list[T]:
-    """Await all; return the results in order. A failure is raised when all have ended: no row is then half written."""
+    """Await all; return the results in order.
+
+    A failure is raised when all have ended: no row is then half written.
+    """
     results = await asyncio.gather(*coroutines, return_exceptions=True)
     for result in results:
         if isinstance(result, BaseException):

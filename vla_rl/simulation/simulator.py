@@ -15,8 +15,8 @@ T = TypeVar("T")
 
 
 class Simulator:
-    """Records which environment is built and intact in its place. To keep that true, calls of the process's worker go
-    through `ask`, or pass their errors to `remember`.
+    """Records which environment is built and intact in its place. To keep that true, calls of the
+    process's worker go through `ask`, or pass their errors to `remember`.
 
     Args:
         process: its process, which may have other environments too.
@@ -43,8 +43,12 @@ class Simulator:
             self._held = spec
         return self._description
 
-    async def reset(self, seed: int | None, options: dict[str, Any] | None, batch: int = 0) -> tuple[Packed, Info]:
-        """Begin an episode; `batch` is the number of the batch to write to, if its process shares batches."""
+    async def reset(
+        self, seed: int | None, options: dict[str, Any] | None, batch: int = 0
+    ) -> tuple[Packed, Info]:
+        """Begin an episode; `batch` is the number of the batch to write to, if its process shares
+        batches.
+        """
         return await self.ask(self.worker.reset(self.index, seed, options, batch))
 
     async def ask(self, call: Awaitable[T]) -> T:
@@ -56,7 +60,10 @@ class Simulator:
             raise
 
     def remember(self, error: ActorDied | EnvError) -> None:
-        """Record an error: a broken environment is built anew; a death is final for all environments in the process."""
+        """Record an error: a broken environment is built anew.
+
+        A death is final for all environments in the process.
+        """
         self._held = None
         if isinstance(error, ActorDied):
             self.process.note_death(error)

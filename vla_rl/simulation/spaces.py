@@ -1,8 +1,9 @@
 """Spaces as plain values, and cheap checks of values against them.
 
-A child process sends its environment's spaces to its parent (`describe_space`, `build_space`), and checks each
-observation with a function compiled once (`observation_check`): kind, shape and dtype of each part. The range of each
-number, which `Space.contains` would also check, is checked once per episode.
+A child process sends its environment's spaces to its parent (`describe_space`, `build_space`), and
+checks each observation with a function compiled once (`observation_check`): kind, shape and dtype
+of each part. The range of each number, which `Space.contains` would also check, is checked once per
+episode.
 """
 
 from collections.abc import Callable
@@ -15,7 +16,8 @@ SpaceDescription: TypeAlias = dict[str, Any]
 """A space as nested dicts of plain values and arrays; `kind` names its class."""
 
 Check: TypeAlias = Callable[[Any], str | None]
-"""Describes the fault of a value, as "<what it is>, expected <what it should be>"; None if there is none."""
+"""Describes the fault of a value, as "<what it is>, expected <what it should be>"; None if there is
+none."""
 
 
 def describe_space(space: spaces.Space[Any]) -> SpaceDescription:
@@ -24,20 +26,39 @@ def describe_space(space: spaces.Space[Any]) -> SpaceDescription:
         case spaces.Box():
             return {"kind": "Box", "low": space.low, "high": space.high, "dtype": str(space.dtype)}
         case spaces.Discrete():
-            return {"kind": "Discrete", "n": int(space.n), "start": int(space.start), "dtype": str(space.dtype)}
+            return {
+                "kind": "Discrete",
+                "n": int(space.n),
+                "start": int(space.start),
+                "dtype": str(space.dtype),
+            }
         case spaces.MultiDiscrete():
-            return {"kind": "MultiDiscrete", "nvec": space.nvec, "start": space.start, "dtype": str(space.dtype)}
+            return {
+                "kind": "MultiDiscrete",
+                "nvec": space.nvec,
+                "start": space.start,
+                "dtype": str(space.dtype),
+            }
         case spaces.MultiBinary():
             return {"kind": "MultiBinary", "shape": list(space.shape)}
         case spaces.Text():
             characters = "".join(sorted(space.character_set))
-            return {"kind": "Text", "max": space.max_length, "min": space.min_length, "charset": characters}
+            return {
+                "kind": "Text",
+                "max": space.max_length,
+                "min": space.min_length,
+                "charset": characters,
+            }
         case spaces.Dict():
-            return {"kind": "Dict", "spaces": {key: describe_space(part) for key, part in space.items()}}
+            return {
+                "kind": "Dict",
+                "spaces": {key: describe_space(part) for key, part in space.items()},
+            }
         case spaces.Tuple():
             return {"kind": "Tuple", "spaces": [describe_space(part) for part in space]}
     raise TypeError(
-        f"space {space} is a {type(space).__name__}, expected {_KNOWN}: others cannot be sent between processes."
+        f"space {space} is a {type(space).__name__}, expected {_KNOWN}: others cannot be sent "
+        "between processes."
     )
 
 
@@ -49,12 +70,16 @@ def build_space(description: SpaceDescription) -> spaces.Space[Any]:
     of: Any = description
     match description["kind"]:
         case "Box":
-            return spaces.Box(np.array(of["low"]), np.array(of["high"]), dtype=np.dtype(of["dtype"]).type)
+            return spaces.Box(
+                np.array(of["low"]), np.array(of["high"]), dtype=np.dtype(of["dtype"]).type
+            )
         case "Discrete":
             return spaces.Discrete(of["n"], start=of["start"], dtype=np.dtype(of["dtype"]).type)
         case "MultiDiscrete":
             dtype = np.dtype(of["dtype"]).type
-            return spaces.MultiDiscrete(np.array(of["nvec"]), dtype=dtype, start=np.array(of["start"]))
+            return spaces.MultiDiscrete(
+                np.array(of["nvec"]), dtype=dtype, start=np.array(of["start"])
+            )
         case "MultiBinary":
             return spaces.MultiBinary(tuple(of["shape"]))
         case "Text":
@@ -70,7 +95,10 @@ _ARRAYS = (spaces.Box, spaces.MultiDiscrete, spaces.MultiBinary)
 
 
 def observation_check(space: spaces.Space[Any], name: str = "observation") -> Check:
-    """Return a cheap check of values of `space`; `name` is the name of the value in its messages."""
+    """Return a cheap check of values of `space`.
+
+    `name` is the name of the value in its messages.
+    """
     match space:
         case spaces.Box() | spaces.MultiDiscrete() | spaces.MultiBinary():
             return _array_check(space, name)
@@ -85,7 +113,9 @@ def observation_check(space: spaces.Space[Any], name: str = "observation") -> Ch
 
 
 def holds_only_plain(space: spaces.Space[Any]) -> bool:
-    """Return whether checked values of this space are arrays, texts and dicts of them, which can be sent unchanged."""
+    """Return whether checked values of this space are arrays, texts and dicts of them, which can be
+    sent unchanged.
+    """
     if isinstance(space, spaces.Dict):
         return all(holds_only_plain(part) for part in space.values())
     return isinstance(space, spaces.Box | spaces.MultiDiscrete | spaces.MultiBinary | spaces.Text)
@@ -120,16 +150,29 @@ def _array_check(space: spaces.Space[Any], name: str) -> Check:
 
 def _dict_check(space: spaces.Dict, name: str) -> Check:
     whole = name == "observation"
-    arrays = [(key, part.shape, part.dtype) for key, part in space.items() if isinstance(part, _ARRAYS)]
-    others = [(key, observation_check(part, key)) for key, part in space.items() if not isinstance(part, _ARRAYS)]
-    parts = [(key, observation_check(part, key if whole else f"{name}.{key}")) for key, part in space.items()]
+    arrays = [
+        (key, part.shape, part.dtype) for key, part in space.items() if isinstance(part, _ARRAYS)
+    ]
+    others = [
+        (key, observation_check(part, key))
+        for key, part in space.items()
+        if not isinstance(part, _ARRAYS)
+    ]
+    parts = [
+        (key, observation_check(part, key if whole else f"{name}.{key}"))
+        for key, part in space.items()
+    ]
     expected = set(space.spaces)
 
     def check(value: Any) -> str | None:
         if type(value) is dict and value.keys() == expected:
             for key, shape, dtype in arrays:
                 array = value[key]
-                if type(array) is not np.ndarray or array.dtype is not dtype or array.shape != shape:
+                if (
+                    type(array) is not np.ndarray
+                    or array.dtype is not dtype
+                    or array.shape != shape
+                ):
                     break  # check again below, slower but with a message
             else:
                 if not others or all(part(value[key]) is None for key, part in others):
@@ -171,13 +214,20 @@ def _text_check(space: spaces.Text, name: str) -> Check:
 
 def _contains_check(space: spaces.Space[Any], name: str) -> Check:
     def check(value: Any) -> str | None:
-        return None if space.contains(value) else f"{name} is {spell(value)}, expected a value of {space}"
+        return (
+            None
+            if space.contains(value)
+            else f"{name} is {spell(value)}, expected a value of {space}"
+        )
 
     return check
 
 
 def out_of_space(space: spaces.Space[Any], value: Any, name: str = "observation") -> str | None:
-    """Check each number; return which part of `value` is out of range, or None. Kinds, shapes and dtypes must be right."""
+    """Check each number; return which part of `value` is out of range, or None.
+
+    Kinds, shapes and dtypes must be right.
+    """
     if isinstance(space, spaces.Dict):
         found = (out_of_space(part, value[key], key) for key, part in space.items())
         return next((problem for problem in found if problem), None)
@@ -187,7 +237,9 @@ def out_of_space(space: spaces.Space[Any], value: Any, name: str = "observation"
 
 
 def spell(value: Any) -> str:
-    """Return a short description of a value for errors: dtype and shape of an array, keys of a dict, else type and text."""
+    """Return a short description of a value for errors: dtype and shape of an array, keys of a
+    dict, else type and text.
+    """
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"
     if isinstance(value, dict):

@@ -1,4 +1,5 @@
-"""Simulator processes as a `VecEnv` of stable-baselines3, which is only imported here and not installed with vla_rl.
+"""Simulator processes as a `VecEnv` of stable-baselines3, which is only imported here and not
+installed with vla_rl.
 
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import VecMonitor
@@ -23,22 +24,29 @@ try:
     from stable_baselines3.common.vec_env.base_vec_env import VecEnv
 except ImportError as error:
     raise ImportError(
-        f"stable-baselines3 cannot be imported ({error}); run `pip install 'stable-baselines3>=2.7'`"
+        f"stable-baselines3 cannot be imported ({error}); run `pip install "
+        "'stable-baselines3>=2.7'`"
     ) from error
 
 
 def make_sb3_vec(env: EnvSpec | str, num_envs: int, **options: Any) -> "Sb3VecEnv":
-    """Make `num_envs` copies of one environment in processes of their own; `options` are those of `make_vec`."""
+    """Make `num_envs` copies of one environment in processes of their own.
+
+    `options` are those of `make_vec`.
+    """
     return Sb3VecEnv(make_vec(env, num_envs, autoreset_mode=AutoresetMode.SAME_STEP, **options))
 
 
 class Sb3VecEnv(VecEnv):  # type: ignore[misc]  # a class of a package that type checkers do not know here
-    """Returns what stable-baselines3's own `DummyVecEnv` returns for the same environments, seeds and actions."""
+    """Returns what stable-baselines3's own `DummyVecEnv` returns for the same environments, seeds
+    and actions.
+    """
 
     def __init__(self, envs: ProcessVectorEnv) -> None:
         if envs.autoreset_mode is not AutoresetMode.SAME_STEP:
             raise ValueError(
-                f"autoreset_mode is {envs.autoreset_mode}, expected SAME_STEP, as stable-baselines3 resets; use "
+                f"autoreset_mode is {envs.autoreset_mode}, expected SAME_STEP, as "
+                "stable-baselines3 resets; use "
                 "make_sb3_vec"
             )
         self._envs = envs
@@ -46,7 +54,10 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]  # a class of a package that type
         super().__init__(envs.num_envs, envs.single_observation_space, envs.single_action_space)
 
     def reset(self) -> Any:
-        """Begin an episode in all environments, with the seeds and options that were set; return the observations."""
+        """Begin an episode in all environments, with the seeds and options that were set.
+
+        Return the observations.
+        """
         options = [each or None for each in self._options]
         observations, infos = self._envs.reset_rows(range(self.num_envs), self._seeds, options)
         self.reset_infos = [infos[row] for row in range(self.num_envs)]
@@ -59,7 +70,10 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]  # a class of a package that type
         self._actions = actions
 
     def step_wait(self) -> tuple[Any, np.ndarray, np.ndarray, list[dict[str, Any]]]:
-        """Run one control step in all environments; an environment whose episode ends begins its next one."""
+        """Run one control step in all environments.
+
+        An environment whose episode ends begins its next one.
+        """
         observations, answers = self._envs.step_rows(self._actions)
         rewards, dones, infos = [], [], []
         for row, (reward, terminated, truncated, info, final) in enumerate(answers):
@@ -90,9 +104,13 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]  # a class of a package that type
         rows = [*self._get_indices(indices)]
         self._envs.set_attr_rows(rows, attr_name, [value] * len(rows))
 
-    def env_method(self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any) -> list[Any]:
+    def env_method(
+        self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any
+    ) -> list[Any]:
         """Return the results of a method of some environments, or of all."""
-        return self._envs.call_rows([*self._get_indices(indices)], method_name, *method_args, **method_kwargs)
+        return self._envs.call_rows(
+            [*self._get_indices(indices)], method_name, *method_args, **method_kwargs
+        )
 
     def env_is_wrapped(self, wrapper_class: type, indices: Any = None) -> list[bool]:
         """Return whether some environments, or all, have a wrapper of this class."""

@@ -31,27 +31,31 @@ def make_vec(
     config: SimulatorConfig | None = None,
     **kwargs: Any,
 ) -> "ProcessVectorEnv":
-    """Make `num_envs` copies of one environment, in processes of their own, as one `gymnasium.vector.VectorEnv`.
+    """Make `num_envs` copies of one environment, in processes of their own, as one
+    `gymnasium.vector.VectorEnv`.
 
         envs = make_vec("CartPole-v1", num_envs=4)
         observations, infos = envs.reset(seed=0)
-        observations, rewards, terminations, truncations, infos = envs.step(envs.action_space.sample())
-        envs.close()
+        observations, rewards, terminations, truncations, infos =
+        envs.step(envs.action_space.sample()) envs.close()
 
     Args:
         env: a spec, or only the id; any registered id, or `module:id`.
         num_envs: number of copies.
-        copy: return new arrays at each step; False returns the same arrays, overwritten by the next step.
+        copy: return new arrays at each step; False returns the same arrays, overwritten by the next
+            step.
         autoreset_mode: what happens after an episode's end; see gymnasium's `AutoresetMode`.
-        wrappers: wrappers of each copy, innermost first: classes or functions at the top of a module, or a
-            `functools.partial` of one with keyword arguments. They are imported and applied in the processes.
-        config: timeouts, environment variables, and how many copies share a process, which steps them all for one
-            message; its `num_envs` is ignored.
-        kwargs: arguments of the environment in addition to those of the spec, such as `render_mode="rgb_array"`.
+        wrappers: wrappers of each copy, innermost first: classes or functions at the top of a
+            module, or a `functools.partial` of one with keyword arguments. They are imported and
+            applied in the processes.
+        config: timeouts, environment variables, and how many copies share a process, which steps
+            them all for one message; its `num_envs` is ignored.
+        kwargs: arguments of the environment in addition to those of the spec, such as
+            `render_mode="rgb_array"`.
 
-    Raises: EnvError if the environment cannot be built, ActorDied if a process does not come up, ConfigError if this
-        process's limits on open files or address space are too low, TypeError for a wrapper that another process cannot
-        import.
+    Raises: EnvError if the environment cannot be built, ActorDied if a process does not come up,
+        ConfigError if this process's limits on open files or address space are too low, TypeError
+        for a wrapper that another process cannot import.
     """
     spec = EnvSpec(id=env) if isinstance(env, str) else env
     spec = msgspec.structs.replace(
@@ -59,32 +63,46 @@ def make_vec(
         kwargs={**spec.kwargs, **kwargs},
         wrappers=(*spec.wrappers, *(wrapper_spec(wrapper) for wrapper in wrappers)),
     )
-    return ProcessVectorEnv(spec, num_envs, copy, AutoresetMode(autoreset_mode), config or SimulatorConfig())
+    return ProcessVectorEnv(
+        spec, num_envs, copy, AutoresetMode(autoreset_mode), config or SimulatorConfig()
+    )
 
 
 class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
-    """See `make_vec`. Behaves as gymnasium's own vector environments do: seeds, infos, final observations, attributes.
+    """See `make_vec`. Behaves as gymnasium's own vector environments do: seeds, infos, final
+    observations, attributes.
 
-    Calls raise `ActorDied` or `ActorFrozen` if a process dies or does not answer, and `EnvError` if an environment breaks
-    its contract. All processes end with `close`, and at the latest with this process.
+    Calls raise `ActorDied` or `ActorFrozen` if a process dies or does not answer, and `EnvError` if
+    an environment breaks its contract. All processes end with `close`, and at the latest with this
+    process.
     """
 
     def __init__(
-        self, env: EnvSpec, num_envs: int, copy: bool, autoreset_mode: AutoresetMode, config: SimulatorConfig
+        self,
+        env: EnvSpec,
+        num_envs: int,
+        copy: bool,
+        autoreset_mode: AutoresetMode,
+        config: SimulatorConfig,
     ) -> None:
         if num_envs < 1:
             raise ValueError(f"num_envs is {num_envs}, expected >= 1.")
         self.num_envs, self.copy, self.autoreset_mode = num_envs, copy, autoreset_mode
         self._thread = LoopThread(f"vector env {env.id}")
         try:
-            self._rows = self._thread.call(EnvRows.start(self._thread.runtime, env, num_envs, config))
+            self._rows = self._thread.call(
+                EnvRows.start(self._thread.runtime, env, num_envs, config)
+            )
         except BaseException:
             self._thread.close()
             self.closed = True
             raise
         self._batch, description = self._rows.batch, self._rows.description
         self.metadata = {**description.metadata, "autoreset_mode": autoreset_mode}
-        self.render_mode, self.wrapper_classes = description.render_mode, description.wrapper_classes
+        self.render_mode, self.wrapper_classes = (
+            description.render_mode,
+            description.wrapper_classes,
+        )
         self.single_observation_space = build_space(description.observation_space)
         self.single_action_space = build_space(description.action_space)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -93,7 +111,10 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         self._must_reset = np.zeros(num_envs, np.bool_)
 
     def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
+        self,
+        *,
+        seed: int | Sequence[int | None] | None = None,
+        options: dict[str, Any] | None = None,
     ) -> tuple[Any, dict[str, Any]]:
         """Reset all environments, or those of `options["reset_mask"]` (bool [num_envs]).
 
@@ -108,16 +129,25 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         return observations, self._gathered(infos)
 
     def reset_rows(
-        self, rows: Sequence[int], seeds: Sequence[int | None], options: Sequence[dict[str, Any] | None]
+        self,
+        rows: Sequence[int],
+        seeds: Sequence[int | None],
+        options: Sequence[dict[str, Any] | None],
     ) -> tuple[Any, dict[int, dict[str, Any]]]:
-        """Reset some environments, each with its own seed and options; return all observations, and the infos by row."""
+        """Reset some environments, each with its own seed and options.
+
+        Return all observations, and the infos by row.
+        """
         self._choose_batch(is_whole=len(rows) == self.num_envs)
         infos = self._run(self._rows.reset(rows, seeds, options))
         self._must_reset[list(rows)] = False
         return self._observations(), infos
 
     def step(self, actions: Any) -> tuple[Any, np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Run one control step in all environments; those whose episode ended begin the next one as the mode says."""
+        """Run one control step in all environments.
+
+        Those whose episode ended begin the next one as the mode says.
+        """
         observations, answers = self.step_rows(actions)
         rewards, ends, cuts, last_infos, finals = zip(*answers, strict=True)
         infos: dict[str, Any] = {}
@@ -125,14 +155,23 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
             for index in range(self.num_envs):
                 for info in filter(None, (finals[index], last_infos[index])):
                     infos = self._add_info(infos, info, index)
-        return observations, np.array(rewards, np.float64), np.array(ends, np.bool_), np.array(cuts, np.bool_), infos
+        return (
+            observations,
+            np.array(rewards, np.float64),
+            np.array(ends, np.bool_),
+            np.array(cuts, np.bool_),
+            infos,
+        )
 
     def step_rows(self, actions: Any) -> tuple[Any, list[Answer]]:
-        """Run the same step; return the observations, and for each environment its reward, terminated, truncated, info,
-        and its final values if it began its next episode in this step."""
+        """Run the same step; return the observations, and for each environment its reward,
+        terminated, truncated, info, and its final values if it began its next episode in this
+        step."""
         if self.autoreset_mode is AutoresetMode.DISABLED and self._must_reset.any():
             ended = np.flatnonzero(self._must_reset).tolist()
-            raise gymnasium.error.ResetNeeded(f"the episodes of environments {ended} are over; reset them first.")
+            raise gymnasium.error.ResetNeeded(
+                f"the episodes of environments {ended} are over; reset them first."
+            )
         rows = self._packed_rows(actions)
         self._choose_batch(is_whole=True)
         resets_at_end = self.autoreset_mode is AutoresetMode.SAME_STEP
@@ -144,14 +183,22 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         return self._observations(), answers
 
     def _packed_rows(self, actions: Any) -> list[Any]:
-        """Return the packed action of each environment; None for those that begin their next episode."""
-        gate, resets = self._gate, self.autoreset_mode is AutoresetMode.NEXT_STEP and self._must_reset.any()
+        """Return the packed action of each environment.
+
+        None for those that begin their next episode.
+        """
+        gate, resets = (
+            self._gate,
+            self.autoreset_mode is AutoresetMode.NEXT_STEP and self._must_reset.any(),
+        )
         rows = None if resets else gate.packed_rows(actions)
         if rows is not None and len(rows) == self.num_envs:
             return rows
         return [
             None if resets and must_reset else gate.pack(gate.one(action))
-            for must_reset, action in zip(self._must_reset, iterate(self.action_space, actions), strict=True)
+            for must_reset, action in zip(
+                self._must_reset, iterate(self.action_space, actions), strict=True
+            )
         ]
 
     def render(self) -> tuple[Any, ...]:
@@ -159,10 +206,13 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         return tuple(self._run(self._rows.render(range(self.num_envs))))
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Return the results of a method of each environment or of a wrapper around it, or an attribute.
+        """Return the results of a method of each environment or of a wrapper around it, or an
+        attribute.
 
-        Arguments and results are plain values, arrays or spaces: others cannot be sent between processes.
-        Raises: AttributeError for an unknown name, TypeError for what cannot be sent, and what a method raises.
+        Arguments and results are plain values, arrays or spaces: others cannot be sent between
+        processes.
+        Raises: AttributeError for an unknown name, TypeError for what cannot be sent, and what a
+        method raises.
         """
         return tuple(self.call_rows(range(self.num_envs), name, *args, **kwargs))
 
@@ -171,10 +221,15 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         return self.call(name)
 
     def set_attr(self, name: str, values: list[Any] | tuple[Any, ...] | Any) -> None:
-        """Set an attribute of each environment: to its value in a list or tuple, or all to the same one."""
+        """Set an attribute of each environment: to its value in a list or tuple, or all to the same
+        one.
+        """
         each = list(values) if isinstance(values, list | tuple) else [values] * self.num_envs
         if len(each) != self.num_envs:
-            raise ValueError(f"{name} has {len(each)} values, expected one for each of {self.num_envs} environments.")
+            raise ValueError(
+                f"{name} has {len(each)} values, expected one for each of "
+                f"{self.num_envs} environments."
+            )
         self.set_attr_rows(range(self.num_envs), name, each)
 
     def call_rows(self, rows: Sequence[int], name: str, *args: Any, **kwargs: Any) -> list[Any]:
@@ -193,7 +248,10 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         return self._batch.give() if self.copy else self._batch.get()
 
     def _choose_batch(self, *, is_whole: bool) -> None:
-        """Choose where the next observations are written. If not `is_whole`, the other rows keep their earlier values."""
+        """Choose where the next observations are written.
+
+        If not `is_whole`, the other rows keep their earlier values.
+        """
         if not self.copy:
             return
         if is_whole:
@@ -204,14 +262,19 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
     def _run(self, coroutine: Coroutine[Any, Any, _T]) -> _T:
         if self.closed:
             coroutine.close()
-            raise gymnasium.error.ClosedEnvironmentError("this vector environment is closed; make another one.")
+            raise gymnasium.error.ClosedEnvironmentError(
+                "this vector environment is closed; make another one."
+            )
         return self._thread.call(coroutine)
 
     def _seeds(self, seed: int | Sequence[int | None] | None) -> list[int | None]:
         if seed is None or isinstance(seed, int | np.integer):
             return [None if seed is None else int(seed) + index for index in range(self.num_envs)]
         if len(seed) != self.num_envs:
-            raise ValueError(f"seed has {len(seed)} entries, expected one for each of {self.num_envs} environments.")
+            raise ValueError(
+                f"seed has {len(seed)} entries, expected one for each of "
+                f"{self.num_envs} environments."
+            )
         return list(seed)
 
     def _chosen(self, options: dict[str, Any] | None) -> tuple[np.ndarray, dict[str, Any] | None]:
@@ -225,7 +288,10 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
             or mask.dtype != np.bool_
             or not mask.any()
         ):
-            raise ValueError(f"reset_mask is {mask!r}, expected a bool array [{self.num_envs}] with at least one True.")
+            raise ValueError(
+                f"reset_mask is {mask!r}, expected a bool array [{self.num_envs}] "
+                "with at least one True."
+            )
         return mask, {key: value for key, value in options.items() if key != "reset_mask"}
 
     def _gathered(self, infos: dict[int, dict[str, Any]]) -> dict[str, Any]:

@@ -1,4 +1,6 @@
-"""The actor inside a simulator's process: it runs the environments of the process, one message at a time."""
+"""The actor inside a simulator's process: it runs the environments of the process, one message at a
+time.
+"""
 
 from typing import Any
 
@@ -14,10 +16,11 @@ from vla_rl.types import EnvSpec, Info
 
 
 class EnvWorker(Actor):
-    """Owns the environments of one process and runs them on request; `env` is the number of one, from 0.
+    """Owns the environments of one process and runs them on request; `env` is the number of one,
+    from 0.
 
-    Each environment is built, run and closed separately: a fault is raised in the call that met it, and the process
-    continues. While one of them works the others wait.
+    Each environment is built, run and closed separately: a fault is raised in the call that met it,
+    and the process continues. While one of them works the others wait.
 
     Args:
         num_envs: number of places for environments.
@@ -56,7 +59,10 @@ class EnvWorker(Actor):
         return self._envs[env].step(action, batch)
 
     async def step_all(self, actions: list[Any], batch: int) -> list[PackedStep]:
-        """Run one control step of each environment here, in order. Raises: the first fault, when all have run."""
+        """Run one control step of each environment here, in order.
+
+        Raises: the first fault, when all have run.
+        """
         steps, faults = [], []
         for env, action in zip(self._envs, actions, strict=True):
             try:
@@ -67,7 +73,9 @@ class EnvWorker(Actor):
             raise faults[0]
         return steps
 
-    async def step_chunk(self, env: int, actions: np.ndarray, frames_every: int | None) -> PackedChunk:
+    async def step_chunk(
+        self, env: int, actions: np.ndarray, frames_every: int | None
+    ) -> PackedChunk:
         """Run `HostedEnv.step_chunk`."""
         return self._envs[env].step_chunk(actions, frames_every)
 

@@ -1,4 +1,6 @@
-"""Wrappers of gymnasium for an environment in another process: named here, imported and applied there."""
+"""Wrappers of gymnasium for an environment in another process: named here, imported and applied
+there.
+"""
 
 import functools
 import importlib
@@ -18,10 +20,11 @@ CHECKS_ONLY: Final = (OrderEnforcing, PassiveEnvChecker)
 
 
 def wrapper_spec(wrapper: Callable[..., Any] | WrapperSpec) -> WrapperSpec:
-    """Name a wrapper class, a function that wraps, or a `functools.partial` of one with keyword arguments.
+    """Name a wrapper class, a function that wraps, or a `functools.partial` of one with keyword
+    arguments.
 
-    Raises: TypeError for a wrapper that another process cannot import, such as a lambda, and for arguments that cannot be
-    sent.
+    Raises: TypeError for a wrapper that another process cannot import, such as a lambda, and for
+    arguments that cannot be sent.
     """
     if isinstance(wrapper, WrapperSpec):
         return wrapper
@@ -29,24 +32,38 @@ def wrapper_spec(wrapper: Callable[..., Any] | WrapperSpec) -> WrapperSpec:
         return WrapperSpec(path=import_path(wrapper))
     path = import_path(wrapper.func)
     if wrapper.args:
-        raise TypeError(f"the partial of {path} has positional arguments, expected keywords only: {wrapper.args}")
-    return WrapperSpec(path=path, kwargs={key: as_plain(value, key) for key, value in wrapper.keywords.items()})
+        raise TypeError(
+            f"the partial of {path} has positional arguments, expected keywords only: "
+            f"{wrapper.args}"
+        )
+    return WrapperSpec(
+        path=path, kwargs={key: as_plain(value, key) for key, value in wrapper.keywords.items()}
+    )
 
 
-def wrapped(env: gymnasium.Env[Any, Any], wrappers: Iterable[WrapperSpec]) -> gymnasium.Env[Any, Any]:
-    """Return the environment in its wrappers, innermost first. Raises: EnvError for a path that does not name one."""
+def wrapped(
+    env: gymnasium.Env[Any, Any], wrappers: Iterable[WrapperSpec]
+) -> gymnasium.Env[Any, Any]:
+    """Return the environment in its wrappers, innermost first.
+
+    Raises: EnvError for a path that does not name one.
+    """
     for wrapper in wrappers:
         module, _, name = wrapper.path.partition(":")
         try:
             wrap: Any = functools.reduce(getattr, name.split("."), importlib.import_module(module))
         except (ImportError, AttributeError, ValueError) as error:
-            raise EnvError(f"the wrapper {wrapper.path!r} cannot be found, expected 'module:name': {error}") from error
+            raise EnvError(
+                f"the wrapper {wrapper.path!r} cannot be found, expected 'module:name': {error}"
+            ) from error
         env = wrap(env, **wrapper.kwargs)
     return env
 
 
 def shows_every_step(env: gymnasium.Env[Any, Any]) -> bool:
-    """Return whether a wrapper may look at any step of the environment inside it, or end the episode after it."""
+    """Return whether a wrapper may look at any step of the environment inside it, or end the
+    episode after it.
+    """
     while isinstance(env, gymnasium.Wrapper):
         if not isinstance(env, CHECKS_ONLY):
             return True

@@ -4,7 +4,8 @@ run            `train`: the whole run; `TrainingRun`: a run that is built and no
 parts          the parts of pipelines, made from a configuration
 team           one policy or several, with their engines and learners
 pools          simulators and text environments
-saving         checkpoints and metrics, in the order in which they reach the disk; resuming: resume from them
+saving         checkpoints and metrics, in the order in which they reach the disk; resuming: resume
+               from them
 stopping       signals; chaos: deliberate faults
 supervised     runs that learn from demonstrations instead
 """

@@ -21,19 +21,26 @@ CONTROL_ID: Final = "vla_rl/control-v0"
 
 def agent_of(config: LearningConfig) -> Agent:
     """Return the default agent: `chat_agent` in text environments, else `embodied_agent`."""
-    return partial(chat_agent, limits=config.chat) if isinstance(config, TextTrainingConfig) else embodied_agent
+    return (
+        partial(chat_agent, limits=config.chat)
+        if isinstance(config, TextTrainingConfig)
+        else embodied_agent
+    )
 
 
 async def recorded(agent: Agent, record_to: str | None, envs: Iterable[EnvSpec], run: str) -> Agent:
-    """Return the agent with its episodes recorded into a folder; without a folder, the agent itself.
+    """Return the agent with its episodes recorded into a folder; without a folder, the agent
+    itself.
 
     Args:
         agent: runs the episodes.
         record_to: folder of the data set; None does not record.
-        envs: environments of the episodes; their metadata give the control steps per second and the robot.
+        envs: environments of the episodes; their metadata give the control steps per second and the
+            robot.
         run: name that distinguishes these episodes from another run's in the same data set.
 
-    Raises: ConfigError if environments differ in rate or robot; DataError if the folder holds something else.
+    Raises: ConfigError if environments differ in rate or robot; DataError if the folder holds
+    something else.
     """
     if record_to is None:
         return agent
@@ -47,7 +54,10 @@ async def recorded(agent: Agent, record_to: str | None, envs: Iterable[EnvSpec],
 
 
 def check_recording(record_to: str | None, envs: Iterable[EnvSpec]) -> None:
-    """Check that episodes of `envs` can be recorded into a folder; writes nothing. Raises: as `recorded`."""
+    """Check that episodes of `envs` can be recorded into a folder; writes nothing.
+
+    Raises: as `recorded`.
+    """
     if record_to is not None:
         from vla_rl.data.lerobot import check_can_add
 
@@ -71,18 +81,24 @@ def said_by(envs: Iterable[EnvSpec], name: str) -> Any:
     said = {_metadata_of(env_id).get(name): env_id for env_id in ids}
     if len(said) > 1:
         raise ConfigError(
-            f"{name} differs: {said}, but a data set has only one; record these environments in separate runs"
+            f"{name} differs: {said}, but a data set has only one; record these environments in "
+            "separate runs"
         )
     return next(iter(said), None)
 
 
 def _shown_by(env: EnvSpec) -> str:
-    """Return the id of an environment; for `vla_rl/control-v0`, which wraps another, the wrapped environment's."""
+    """Return the id of an environment; for `vla_rl/control-v0`, which wraps another, the wrapped
+    environment's.
+    """
     return str(env.kwargs.get("env_id", env.id)) if env.id == CONTROL_ID else env.id
 
 
 def _metadata_of(env_id: str) -> Mapping[str, Any]:
-    """Return the metadata of a registered environment's class; empty if a function makes the environment."""
+    """Return the metadata of a registered environment's class.
+
+    Empty if a function makes the environment.
+    """
     from gymnasium import spec
     from gymnasium.envs.registration import load_env_creator
 

@@ -1,4 +1,6 @@
-"""Deliberate faults: kill and freeze simulators of a run at random, to test that the run survives them."""
+"""Deliberate faults: kill and freeze simulators of a run at random, to test that the run survives
+them.
+"""
 
 import asyncio
 import logging
@@ -12,7 +14,9 @@ logger = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def chaos(pids: Callable[[], Sequence[int]], every_s: float | None, seed: int) -> AsyncIterator[None]:
+async def chaos(
+    pids: Callable[[], Sequence[int]], every_s: float | None, seed: int
+) -> AsyncIterator[None]:
     """While the context is open, repeatedly kill (SIGKILL) or freeze (SIGSTOP) one of `pids()`.
 
     Args:

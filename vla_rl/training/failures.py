@@ -1,4 +1,6 @@
-"""Report a failed run, in the command line and in `train`, as one error with the frames of user code only."""
+"""Report a failed run, in the command line and in `train`, as one error with the frames of user
+code only.
+"""
 
 import functools
 import traceback
@@ -12,8 +14,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-def raises_one_error(run: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Decorate a coroutine function so that it raises the error itself, not a group of one, with a short traceback."""
+def raises_one_error(
+    run: Callable[P, Coroutine[Any, Any, T]],
+) -> Callable[P, Coroutine[Any, Any, T]]:
+    """Decorate a coroutine function so that it raises the error itself, not a group of one, with a
+    short traceback.
+    """
 
     @functools.wraps(run)
     async def reporting(*args: P.args, **kwargs: P.kwargs) -> T:
@@ -28,7 +34,9 @@ def raises_one_error(run: Callable[P, Coroutine[Any, Any, T]]) -> Callable[P, Co
 
 
 def only_error(error: Exception) -> Exception:
-    """Return the single error in a group, also in nested groups, or the group itself if its errors differ."""
+    """Return the single error in a group, also in nested groups, or the group itself if its errors
+    differ.
+    """
     if not isinstance(error, ExceptionGroup):
         return error
     members = _members_of(error)
@@ -52,9 +60,10 @@ def _members_of(group: ExceptionGroup[Exception]) -> list[Exception]:
 def explain(error: Exception) -> str:
     """Describe an error for the person who has to act on it.
 
-    For an error of vla_rl: its message and notes (an environment's own traceback is one of them), the lines of user code
-    that led to it, and its cause. For any other error, which is a bug somewhere: its traceback, shortened by
-    `vla_rl.tracebacks`. The errors of a group are described one after the other.
+    For an error of vla_rl: its message and notes (an environment's own traceback is one of them),
+    the lines of user code that led to it, and its cause. For any other error, which is a bug
+    somewhere: its traceback, shortened by `vla_rl.tracebacks`. The errors of a group are described
+        one after the other.
     """
     failure = only_error(error)
     shorten(failure)
@@ -71,11 +80,13 @@ def _explained(error: Exception) -> str:
     if error.__traceback__ is not None:
         lines += ["raised from:", *traceback.format_tb(error.__traceback__)]
     cause = error.__cause__
-    if isinstance(cause, VlaRlError) and str(cause) in str(error):  # a node's error contains its cause's message
+    # a node's error contains its cause's message
+    if isinstance(cause, VlaRlError) and str(cause) in str(error):
         lines += getattr(cause, "__notes__", ())
     elif isinstance(cause, VlaRlError):
         lines.append(_explained(cause).replace("error:", "because of", 1))
-    elif cause is not None and isinstance(error, CheckpointError | DataError):  # an error in a file, not in code
+    elif cause is not None and isinstance(error, CheckpointError | DataError):
+        # an error in a file, not in code
         lines.append(f"because of: {type(cause).__name__}: {cause}")
     elif cause is not None:
         lines += ["because of:", *traceback.format_exception(cause)]

@@ -1,4 +1,6 @@
-"""Connect a data set to an imitator: read samples on demand, augment batches, and put statistics into a policy."""
+"""Connect a data set to an imitator: read samples on demand, augment batches, and put statistics
+into a policy.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -20,7 +22,13 @@ from vla_rl.models.prismatic.folder import PublicFolder
 from vla_rl.models.prismatic.processor import PrismaticBatch, PrismaticProcessor
 from vla_rl.models.prismatic.public_config import Extension
 from vla_rl.models.prismatic.saving import read_tokenizer
-from vla_rl.models.prismatic.statistics import STATISTICS_FILE, Statistics, bounds_of, gripper_of, proprio_of
+from vla_rl.models.prismatic.statistics import (
+    STATISTICS_FILE,
+    Statistics,
+    bounds_of,
+    gripper_of,
+    proprio_of,
+)
 from vla_rl.types import Observation
 
 if TYPE_CHECKING:
@@ -28,11 +36,14 @@ if TYPE_CHECKING:
 
 
 class Samples:
-    """Samples of a data set, one for each control step of every episode: the observation, and the chunk from there on.
+    """Samples of a data set, one for each control step of every episode: the observation, and the
+    chunk from there on.
 
-    Frames are read when a sample is requested. A chunk that reaches beyond the episode is marked as shorter.
+    Frames are read when a sample is requested. A chunk that reaches beyond the episode is marked as
+    shorter.
 
-    Raises: DataError if the actions, gripper, cameras or states of an episode do not match the policy.
+    Raises: DataError if the actions, gripper, cameras or states of an episode do not match the
+    policy.
     """
 
     def __init__(self, episodes: Sequence[RecordedEpisode], policy: "VlaPolicy") -> None:
@@ -46,11 +57,17 @@ class Samples:
         return int(self._ends[-1])
 
     def demonstrations(self, indices: Sequence[int]) -> list[Demonstration]:
-        """Read the samples of these numbers; blocks meanwhile. Raises: DataError, naming the frame, if one is damaged."""
+        """Read the samples of these numbers; blocks meanwhile.
+
+        Raises: DataError, naming the frame, if one is damaged.
+        """
         return [self._demonstration(index) for index in indices]
 
     def read_one_of_each_episode(self) -> None:
-        """Read the first sample of every episode, with its images. Raises: DataError, naming what cannot be read."""
+        """Read the first sample of every episode, with its images.
+
+        Raises: DataError, naming what cannot be read.
+        """
         for episode in self._episodes:
             episode.observation(0, self._cameras)
 
@@ -61,7 +78,9 @@ class Samples:
         rest = episode.actions[step : step + self._chunk_size]
         chunk = np.zeros((self._chunk_size, episode.actions.shape[1]), np.float32)
         chunk[: len(rest)] = rest
-        return Demonstration(observation=episode.observation(step, self._cameras), actions=chunk, num_valid=len(rest))
+        return Demonstration(
+            observation=episode.observation(step, self._cameras), actions=chunk, num_valid=len(rest)
+        )
 
 
 def _require_fitting(episode: RecordedEpisode, policy: "VlaPolicy") -> None:
@@ -69,18 +88,22 @@ def _require_fitting(episode: RecordedEpisode, policy: "VlaPolicy") -> None:
     width = episode.actions.shape[1]
     if width != policy.config.action_dim:
         raise DataError(
-            f"{episode.name} has actions of {width} numbers, expected {policy.config.action_dim} for this policy; use the "
-            "data's own statistics (--statistics data) to train it for another robot, or use other data."
+            f"{episode.name} has actions of {width} numbers, expected {policy.config.action_dim} "
+            "for this policy; use the "
+            "data's own statistics (--statistics data) to train it for another robot, or use "
+            "other data."
         )
     if not episode.has_gripper and policy.config.action_bounds.gripper == "openvla":
         raise DataError(
-            f"the actions of {episode.name} have no gripper, but the policy treats their last number as one; use the "
+            f"the actions of {episode.name} have no gripper, but the policy treats their last "
+            "number as one; use the "
             "data's own statistics (--statistics data)."
         )
     lost = [camera for camera in policy.config.cameras if camera not in episode.frames]
     if lost:
         raise DataError(
-            f"{episode.name} has no pictures {lost[0]!r}, only {sorted(episode.frames)}; choose the policy's cameras "
+            f"{episode.name} has no pictures {lost[0]!r}, only {sorted(episode.frames)}; choose "
+            "the policy's cameras "
             "(--cameras), or map the data's names (--data.fields)."
         )
     proprio = _proprio_config(policy)
@@ -90,7 +113,8 @@ def _require_fitting(episode: RecordedEpisode, policy: "VlaPolicy") -> None:
     if vector is None or vector.shape[1] != len(proprio.low):
         found = "none" if vector is None else f"{vector.shape[1]} numbers"
         raise DataError(
-            f"{episode.name} has {found} of {proprio.key!r}, and the policy reads {len(proprio.low)}; use other data, or a "
+            f"{episode.name} has {found} of {proprio.key!r}, and the policy reads "
+            f"{len(proprio.low)}; use other data, or a "
             "policy without proprioception."
         )
 
@@ -98,7 +122,10 @@ def _require_fitting(episode: RecordedEpisode, policy: "VlaPolicy") -> None:
 def augmented_batches(
     policy: "VlaPolicy", config: AugmentationConfig, generator: torch.Generator
 ) -> Callable[[Sequence[Observation]], PrismaticBatch]:
-    """Return a `policy.prepare` that augments frames. Call it in one thread, because all batches draw from `generator`."""
+    """Return a `policy.prepare` that augments frames.
+
+    Call it in one thread, because all batches draw from `generator`.
+    """
     pipeline = training_pipeline(policy.config.images, config, generator)
     tokenizer = read_tokenizer(policy.config)
     processor = PrismaticProcessor(policy.config, tokenizer, _proprio_config(policy), pipeline)
@@ -109,20 +136,30 @@ def augmented_batches(
 def tiny_policy(
     head: Literal["tokens", "l1", "diffusion"], statistics: Mapping[str, Any] | None, seed: int
 ) -> "VlaPolicy":
-    """Create a small OpenVLA-OFT with random weights; `statistics` as of `statistics_of`, None for a range of -1 to 1."""
+    """Create a small OpenVLA-OFT with random weights.
+
+    `statistics` as of `statistics_of`, None for a range of -1 to 1.
+    """
     config = tiny(head=head)
     if statistics is not None:
         found = msgspec.convert(dict(statistics), Statistics)
         config = msgspec.structs.replace(
             config,
-            action_bounds=bounds_of(found, "bounds_q99", gripper=gripper_of(found, Extension()), epsilon=EPSILON),
+            action_bounds=bounds_of(
+                found, "bounds_q99", gripper=gripper_of(found, Extension()), epsilon=EPSILON
+            ),
             proprio=proprio_of(found, "bounds_q99", "state", "zero"),
         )
-    return OpenVlaOft.create(config, seed) if head == "tokens" else ContinuousOpenVlaOft.create(config, seed)
+    return (
+        OpenVlaOft.create(config, seed)
+        if head == "tokens"
+        else ContinuousOpenVlaOft.create(config, seed)
+    )
 
 
 def with_statistics(folder: PublicFolder, statistics: Mapping[str, Any], key: str) -> PublicFolder:
-    """Return a checkpoint folder with added action statistics. A policy loaded from it uses and saves them.
+    """Return a checkpoint folder with added action statistics. A policy loaded from it uses and
+    saves them.
 
     Args:
         folder: the checkpoint's folder.
@@ -130,12 +167,17 @@ def with_statistics(folder: PublicFolder, statistics: Mapping[str, Any], key: st
         key: their name in `dataset_statistics.json`, beside the old ones.
     """
     named = {**msgspec.json.decode(folder.files.get(STATISTICS_FILE, b"{}")), key: dict(statistics)}
-    files = {**folder.files, STATISTICS_FILE: msgspec.json.format(msgspec.json.encode(named), indent=2)}
+    files = {
+        **folder.files,
+        STATISTICS_FILE: msgspec.json.format(msgspec.json.encode(named), indent=2),
+    }
     found = msgspec.convert(dict(statistics), Statistics)
     extension = msgspec.structs.replace(
         folder.extension, norm_key=key, gripper=gripper_of(found, Extension()), epsilon=EPSILON
     )
-    return replace(folder, files=files, extension=extension, statistics={**folder.statistics, key: found})
+    return replace(
+        folder, files=files, extension=extension, statistics={**folder.statistics, key: found}
+    )
 
 
 def _proprio_config(policy: "VlaPolicy") -> ProprioConfig | None:

@@ -1,6 +1,8 @@
-"""Standard output and error that never fail: printing to a closed terminal or pipe, or to a full disk, raises nothing.
+"""Standard output and error that never fail: printing to a closed terminal or pipe, or to a full
+disk, raises nothing.
 
-Without this, a print ends a run of hours when the terminal closes or the disk of the log file is full.
+Without this, a print ends a run of hours when the terminal closes or the disk of the log file is
+full.
 """
 
 import contextlib
@@ -16,7 +18,9 @@ _GONE: Final = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF)
 
 @contextlib.contextmanager
 def lasting_output() -> Iterator[None]:
-    """While the context is open, drop output that cannot be printed, also what a stream without a reader still buffers."""
+    """While the context is open, drop output that cannot be printed, also what a stream without a
+    reader still buffers.
+    """
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast(TextIO, _Lasting(stream)) for stream in before)
     try:
@@ -28,7 +32,10 @@ def lasting_output() -> Iterator[None]:
 
 
 class _Lasting:
-    """A text stream whose `write` and `flush` never raise an OSError; everything else is the stream's own."""
+    """A text stream whose `write` and `flush` never raise an OSError.
+
+    Everything else is the stream's own.
+    """
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -51,10 +58,14 @@ class _Lasting:
             self._lost(error)
 
     def _lost(self, error: OSError) -> None:
-        """Redirect a stream without a reader to nowhere; its buffer would fail again, at the latest at the process's end."""
+        """Redirect a stream without a reader to nowhere.
+
+        Its buffer would fail again, at the latest at the process's end.
+        """
         if error.errno not in _GONE:
             return
-        with contextlib.suppress(OSError, ValueError):  # a stream of a test or a notebook has no descriptor
+        # a stream of a test or a notebook has no descriptor
+        with contextlib.suppress(OSError, ValueError):
             descriptor = self._stream.fileno()
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, descriptor)

@@ -1,4 +1,5 @@
-"""The parts that pipelines are made of: simulators, engine, learner, and, if needed, critic and reference.
+"""The parts that pipelines are made of: simulators, engine, learner, and, if needed, critic and
+reference.
 
     starts ─► GroupSource ─► EpisodeScheduler ◄─ SimulatorPool (processes)
                                 │      ▲ actions
@@ -7,8 +8,9 @@
                                 │        or VllmEngine      in processes of its own
                                 └ Critic, Reference
 
-Building the parts opens nothing, so a pipeline over them can be inspected. A critic or a reference policy is created when a
-pipeline first reads it. If a team learns, engine, learner, critic and reference are teams with the same interface.
+Building the parts opens nothing, so a pipeline over them can be inspected. A critic or a reference
+policy is created when a pipeline first reads it. If a team learns, engine, learner, critic and
+reference are teams with the same interface.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,7 +34,15 @@ from vla_rl.pipelines.parts import Stateful
 from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerState, TaskStart
 from vla_rl.training.pools import RunPool, kinds_of, pool_of
 from vla_rl.training.saving import CheckpointSaver, RunSnapshot
-from vla_rl.training.team import Member, RunEngines, RunModel, Team, engines_of, learners_of, members_of_run
+from vla_rl.training.team import (
+    Member,
+    RunEngines,
+    RunModel,
+    Team,
+    engines_of,
+    learners_of,
+    members_of_run,
+)
 from vla_rl.types import Agent, Group, Sampling, agents_of, derive_seed, parts_of
 
 
@@ -68,7 +78,12 @@ class TrainingParts:
         num_greedy = 1 if config.needs_greedy_baseline else 0
         kinds = kinds_of(starts) if isinstance(config, MixedTrainingConfig) else None
         source = GroupSource(
-            starts, config.episodes_per_group, seed, sampling=sampling, num_greedy=num_greedy, kinds=kinds
+            starts,
+            config.episodes_per_group,
+            seed,
+            sampling=sampling,
+            num_greedy=num_greedy,
+            kinds=kinds,
         )
         self.scheduler = EpisodeScheduler(
             self.pool,
@@ -80,7 +95,9 @@ class TrainingParts:
             on_episode=self.progress.episode_done,
             num_updates=config.run.updates,
         )
-        self.saver = CheckpointSaver(config.run.checkpoint_every, config.run.keep_checkpoints, first_update)
+        self.saver = CheckpointSaver(
+            config.run.checkpoint_every, config.run.keep_checkpoints, first_update
+        )
         self.collect = Collect(self.scheduler)
         self.learn = Learn(
             self.learner,
@@ -101,7 +118,8 @@ class TrainingParts:
         """Policy of the run. Raises: ConfigError if several policies learn."""
         if isinstance(self._model, Team):
             raise ConfigError(
-                f"pipeline {self.config.pipeline!r} needs a single policy, but this run has several, of the agents "
+                f"pipeline {self.config.pipeline!r} needs a single policy, but this run has "
+                "several, of the agents "
                 f"{sorted(self._model.members)}; use grpo or another pipeline for several policies"
             )
         return self._model
@@ -112,7 +130,12 @@ class TrainingParts:
         if self._critic is None:
             seed = derive_seed(self.config.run.seed, "critic")
             critics = {
-                name: Critic(member.model, self.lane, self.config.critic, derive_seed(seed, name) if name else seed)
+                name: Critic(
+                    member.model,
+                    self.lane,
+                    self.config.critic,
+                    derive_seed(seed, name) if name else seed,
+                )
                 for name, member in members_of_run(self._model).items()
             }
             self._critic = CriticTeam(critics) if isinstance(self._model, Team) else critics[""]
@@ -120,14 +143,23 @@ class TrainingParts:
 
     @property
     def reference(self) -> Reference | ReferenceTeam:
-        """Copy of the policy from the beginning of the run (not of its last resume), made at the first access."""
+        """Copy of the policy from the beginning of the run (not of its last resume), made at the
+        first access.
+        """
         if self._reference is None:
-            references = {name: self._copy_of(member) for name, member in members_of_run(self._model).items()}
-            self._reference = ReferenceTeam(references) if isinstance(self._model, Team) else references[""]
+            references = {
+                name: self._copy_of(member) for name, member in members_of_run(self._model).items()
+            }
+            self._reference = (
+                ReferenceTeam(references) if isinstance(self._model, Team) else references[""]
+            )
         return self._reference
 
     def engine_metrics(self) -> dict[str, float]:
-        """Return the metrics of engines in their own processes; an engine in this process has none."""
+        """Return the metrics of engines in their own processes.
+
+        An engine in this process has none.
+        """
         if isinstance(self.engine, RunEngines):
             metrics: dict[str, float] = {}
             for name, engine in self.engine.owned.items():
@@ -137,7 +169,9 @@ class TrainingParts:
         return {} if isinstance(self.engine, TorchEngine) else self.engine.metrics()
 
     def remember(self, name: str, what: Stateful, state_type: Any) -> None:
-        """Save the state of `what` in every checkpoint, as `state_type`, and restore it on a resume."""
+        """Save the state of `what` in every checkpoint, as `state_type`, and restore it on a
+        resume.
+        """
         self._remembered[name] = (what, state_type)
 
     def write_videos_to(self, run: RunDirectory) -> VideoRecorder:
@@ -152,7 +186,9 @@ class TrainingParts:
 
     def _policy_busy_share(self) -> float:
         """Return the busy share of the busiest engine."""
-        engines = self.engine.owned.values() if isinstance(self.engine, RunEngines) else [self.engine]
+        engines = (
+            self.engine.owned.values() if isinstance(self.engine, RunEngines) else [self.engine]
+        )
         return max(engine.stats().busy_share for engine in engines)
 
     async def snapshot(self) -> RunSnapshot:
@@ -173,9 +209,15 @@ class TrainingParts:
 
 
 def device_of(config: RunConfig) -> torch.device:
-    """Return the device that a run computes on. Raises: ConfigError if a GPU is requested and there is none."""
+    """Return the device that a run computes on.
+
+    Raises: ConfigError if a GPU is requested and there is none.
+    """
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("RunConfig.device is 'cuda', but torch sees no GPU; expected 'cpu' or 'auto' on this machine")
+        raise ConfigError(
+            "RunConfig.device is 'cuda', but torch sees no GPU; expected 'cpu' or "
+            "'auto' on this machine"
+        )
     if config.device == "auto" and not torch.cuda.is_available():
         print("no GPU: the policy and the learner compute on the CPU", flush=True)
     return torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
@@ -193,7 +235,9 @@ def kept_groups(config: FilterConfig) -> Callable[[Group], bool] | None:
     def is_kept(group: Group) -> bool:
         members = group.trajectories
         if needs_success:
-            require_known_success(group, "filter.accuracy_bounds or filter.drop_equal filters groups by success")
+            require_known_success(
+                group, "filter.accuracy_bounds or filter.drop_equal filters groups by success"
+            )
         if not within_accuracy(group.success_rate, *config.accuracy_bounds):
             return False
         if config.drop_truncated and any(is_cut_short(member) for member in members):
@@ -204,7 +248,9 @@ def kept_groups(config: FilterConfig) -> Callable[[Group], bool] | None:
             return not has_equal_rewards([float(member.is_success) for member in members])
         # with several agents, it is enough that one has a learning signal
         return not all(
-            has_equal_rewards([part.trajectory.undiscounted_return for part in parts_of(members, agent)])
+            has_equal_rewards(
+                [part.trajectory.undiscounted_return for part in parts_of(members, agent)]
+            )
             for agent in agents_of(members)
         )
 

@@ -1,4 +1,6 @@
-"""Environments of a run: simulators in their own processes, text environments in this one, or both."""
+"""Environments of a run: simulators in their own processes, text environments in this one,
+or both.
+"""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -8,7 +10,12 @@ from typing import Any, Protocol, Self
 from vla_rl.actors import Runtime
 from vla_rl.envs.text import TextEnvPool, is_text_task
 from vla_rl.errors import ConfigError
-from vla_rl.pipelines.config import LearningConfig, MixedTrainingConfig, TextTrainingConfig, TrainingConfig
+from vla_rl.pipelines.config import (
+    LearningConfig,
+    MixedTrainingConfig,
+    TextTrainingConfig,
+    TrainingConfig,
+)
 from vla_rl.rollout import TaskStart
 from vla_rl.simulation import SimulatorPool
 from vla_rl.types import EnvPool, EpisodeSpec
@@ -20,7 +27,10 @@ class RunPool(EnvPool, Protocol):
     async def __aenter__(self) -> Self: ...
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None: ...
 
     def metrics(self) -> Mapping[str, float]:
@@ -29,10 +39,11 @@ class RunPool(EnvPool, Protocol):
 
 
 class MixedPool:
-    """Simulators and text environments as one pool; each episode leases an environment of its own kind.
+    """Simulators and text environments as one pool; each episode leases an environment of its own
+    kind.
 
-    An episode waits for its kind even if the other kind is free, so let the starts take turns (`GroupSource.kinds`), or
-    all running episodes may be of one kind.
+    An episode waits for its kind even if the other kind is free, so let the starts take turns
+    (`GroupSource.kinds`), or all running episodes may be of one kind.
 
     Args:
         simulators, text: pools, opened and closed by this one.
@@ -50,7 +61,10 @@ class MixedPool:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         await self._open.__aexit__(kind, error, traceback)
 
@@ -61,7 +75,11 @@ class MixedPool:
 
     def lease(self, episode: EpisodeSpec) -> AbstractAsyncContextManager[Any]:
         """Lease an environment for this episode: a `TextEnv` for a text task, else a simulator."""
-        return self._text.lease(episode) if is_text_task(episode.env) else self.simulators.lease(episode)
+        return (
+            self._text.lease(episode)
+            if is_text_task(episode.env)
+            else self.simulators.lease(episode)
+        )
 
     def metrics(self) -> Mapping[str, float]:
         """Return the metrics of both pools."""
@@ -69,18 +87,24 @@ class MixedPool:
 
 
 def pool_of(config: LearningConfig, runtime: Runtime, starts: Sequence[TaskStart]) -> RunPool:
-    """Make the pool for a configuration. Raises: ConfigError if the configuration has no environments."""
+    """Make the pool for a configuration.
+
+    Raises: ConfigError if the configuration has no environments.
+    """
     if isinstance(config, MixedTrainingConfig):
         text = [start.env for start in starts if is_text_task(start.env)]
         others = [start.env for start in starts if not is_text_task(start.env)]
-        return MixedPool(SimulatorPool(runtime, config.simulators, specs=others), TextEnvPool(config.text, text))
+        return MixedPool(
+            SimulatorPool(runtime, config.simulators, specs=others), TextEnvPool(config.text, text)
+        )
     specs = [start.env for start in starts]
     if isinstance(config, TextTrainingConfig):
         return TextEnvPool(config.text, specs)
     if isinstance(config, TrainingConfig):
         return SimulatorPool(runtime, config.simulators, specs=specs)
     raise ConfigError(
-        f"a {type(config).__name__} has no settings for environments; use TrainingConfig for simulators, TextTrainingConfig "
+        f"a {type(config).__name__} has no settings for environments; use TrainingConfig for "
+        "simulators, TextTrainingConfig "
         "for text environments, or MixedTrainingConfig for both"
     )
 

@@ -32,23 +32,28 @@ logger = logging.getLogger(__name__)
 
 
 class EpisodeRecorder:
-    """Records every control step of an agent's episodes, with observations at each step instead of each chunk.
+    """Records every control step of an agent's episodes, with observations at each step instead of
+    each chunk.
 
-    The trajectory is the same; episodes take longer, because simulators render more images. An episode that the data set
-    holds already is not written again; a warning counts those. A thread writes one episode at a time, and an episode ends
-    when it is written. An episode that finds no room on a full disk is left out with a warning, and the next one is tried.
-    Conversations with a text environment are not recorded.
+    The trajectory is the same; episodes take longer, because simulators render more images. An
+    episode that the data set holds already is not written again; a warning counts those. A thread
+    writes one episode at a time, and an episode ends when it is written. An episode that finds no
+    room on a full disk is left out with a warning, and the next one is tried. Conversations with a
+    text environment are not recorded.
 
     Args:
         writer: the data set.
-        run: name that distinguishes these episodes from another run's in the same data set, such as a digest of settings.
+        run: name that distinguishes these episodes from another run's in the same data set, such as
+            a digest of settings.
     """
 
     def __init__(self, writer: LeRobotWriter, run: str = "") -> None:
         self._writer, self._run = writer, run
         self.num_left_out = 0
         """Number of episodes that the data set held already."""
-        self._failures = FailureStreak("recording episodes", "that episode is not in the data set, the next is tried")
+        self._failures = FailureStreak(
+            "recording episodes", "that episode is not in the data set, the next is tried"
+        )
         self._turn = asyncio.Lock()
 
     @property
@@ -66,12 +71,16 @@ class EpisodeRecorder:
             trajectory: Any = await agent(watched, policy)
             if isinstance(trajectory, Trajectory):  # the scheduler rejects anything else
                 async with self._turn:
-                    await run_to_its_end(self._write, trajectory, watched.seen[:-1], watched.actions)
+                    await run_to_its_end(
+                        self._write, trajectory, watched.seen[:-1], watched.actions
+                    )
             return trajectory  # type: ignore[no-any-return]
 
         return play
 
-    def _write(self, trajectory: Trajectory, seen: Sequence[Observation], actions: Sequence[np.ndarray]) -> None:
+    def _write(
+        self, trajectory: Trajectory, seen: Sequence[Observation], actions: Sequence[np.ndarray]
+    ) -> None:
         episode = recorded_episode(trajectory, seen, actions, self._run)
         if episode.name in self._writer.names:
             self.num_left_out += 1
@@ -108,12 +117,22 @@ class _Watched:
 
     async def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
         outcome = await self.step_chunk(action[None])
-        return outcome.observation, float(outcome.rewards[0]), outcome.terminated, outcome.truncated, outcome.info
+        return (
+            outcome.observation,
+            float(outcome.rewards[0]),
+            outcome.terminated,
+            outcome.truncated,
+            outcome.info,
+        )
 
-    async def step_chunk(self, actions: np.ndarray, *, frames_every: int | None = None) -> ChunkOutcome:
+    async def step_chunk(
+        self, actions: np.ndarray, *, frames_every: int | None = None
+    ) -> ChunkOutcome:
         rewards, frames = [], []
         for number in range(len(actions)):
-            outcome = await self._env.step_chunk(actions[number : number + 1], frames_every=frames_every)
+            outcome = await self._env.step_chunk(
+                actions[number : number + 1], frames_every=frames_every
+            )
             self.seen.append(owned_copy(outcome.observation))
             self.actions.append(actions[number])
             rewards.append(owned_copy(outcome.rewards))
@@ -121,12 +140,17 @@ class _Watched:
             if outcome.terminated or outcome.truncated:
                 break
         return msgspec.structs.replace(
-            outcome, rewards=np.concatenate(rewards), frames=np.concatenate(frames) if frames else None
+            outcome,
+            rewards=np.concatenate(rewards),
+            frames=np.concatenate(frames) if frames else None,
         )
 
 
 def recorded_episode(
-    trajectory: Trajectory, seen: Sequence[Observation], actions: Sequence[np.ndarray], run: str = ""
+    trajectory: Trajectory,
+    seen: Sequence[Observation],
+    actions: Sequence[np.ndarray],
+    run: str = "",
 ) -> RecordedEpisode:
     """Return an episode with the observation before each control step.
 
@@ -138,7 +162,10 @@ def recorded_episode(
     """
     first = seen[0]
     is_picture = {
-        key: isinstance(value, np.ndarray) and value.dtype == np.uint8 and value.ndim == 3 and value.shape[2] == 3
+        key: isinstance(value, np.ndarray)
+        and value.dtype == np.uint8
+        and value.ndim == 3
+        and value.shape[2] == 3
         for key, value in first.items()
     }
     vectors = [
@@ -148,7 +175,8 @@ def recorded_episode(
     ]
     episode = trajectory.episode
     return RecordedEpisode(
-        name=f"{episode_name(episode)} weights {trajectory.oldest_version}" + (f" run {run}" if run else ""),
+        name=f"{episode_name(episode)} weights "
+        f"{trajectory.oldest_version}" + (f" run {run}" if run else ""),
         instruction=str(first.get("instruction", episode.task)),
         actions=np.stack(actions).astype(np.float32),
         vectors={key: np.stack([step[key] for step in seen]).astype(np.float32) for key in vectors},
@@ -170,7 +198,11 @@ def _picture(seen: Sequence[Observation], key: str, step: int) -> np.ndarray:
 
 
 def episode_name(episode: EpisodeSpec) -> str:
-    """Return the episode's name, which is the same in another run of the same seed, such as after a resume."""
+    """Return the episode's name, which is the same in another run of the same seed, such as after a
+    resume.
+    """
     options = " ".join(f"{key} {value}" for key, value in sorted(episode.options.items()))
-    scene = f" scene {episode.env.kwargs['scene_seed']}" if "scene_seed" in episode.env.kwargs else ""
+    scene = (
+        f" scene {episode.env.kwargs['scene_seed']}" if "scene_seed" in episode.env.kwargs else ""
+    )
     return f"{episode.task} {options}{scene} seed {episode.policy_seed}"

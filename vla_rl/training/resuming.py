@@ -7,7 +7,12 @@ from typing import TypeVar
 
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.evaluation.held_out import Judge
-from vla_rl.learning.checkpoint_folders import list_checkpoints, renamed_checkpoints, set_aside_after, update_in_name
+from vla_rl.learning.checkpoint_folders import (
+    list_checkpoints,
+    renamed_checkpoints,
+    set_aside_after,
+    update_in_name,
+)
 from vla_rl.observe import RunDirectory
 
 T = TypeVar("T")
@@ -16,18 +21,22 @@ T = TypeVar("T")
 async def checkpoint_to_resume(
     run: RunDirectory, name: str | None, read: Callable[[Path], Awaitable[T]]
 ) -> tuple[Path, T] | None:
-    """Return the checkpoint to resume from, and what `read` returns for it; None if the run has no checkpoint yet.
+    """Return the checkpoint to resume from, and what `read` returns for it; None if the run has no
+    checkpoint yet.
 
     Args:
         run: the run's directory.
-        name: the checkpoint's folder, such as `update-000012`; None for the newest complete one, with a printed line
-            about each newer one that is damaged.
+        name: the checkpoint's folder, such as `update-000012`; None for the newest complete one,
+            with a printed line about each newer one that is damaged.
         read: reads a folder, such as `load_checkpoint`.
 
-    Raises: ConfigError if there is no checkpoint `name`; CheckpointError if the named one, or every one, is damaged.
+    Raises: ConfigError if there is no checkpoint `name`; CheckpointError if the named one, or every
+    one, is damaged.
     """
     for folder, version in renamed_checkpoints(run.checkpoints).items():
-        print(f"{folder} is not used: its content is of update {version}, unlike its name", flush=True)
+        print(
+            f"{folder} is not used: its content is of update {version}, unlike its name", flush=True
+        )
     folders = list_checkpoints(run.checkpoints)
     if name is not None:
         return await _named(run, name, folders, read)
@@ -50,8 +59,11 @@ async def checkpoint_to_resume(
     return None
 
 
-async def leave_later(run: RunDirectory, folder: Path | None, version: int, judge: Judge | None) -> None:
-    """Set aside the checkpoints and results of later weights, which a run resumed from `folder` makes again.
+async def leave_later(
+    run: RunDirectory, folder: Path | None, version: int, judge: Judge | None
+) -> None:
+    """Set aside the checkpoints and results of later weights, which a run resumed from `folder`
+    makes again.
 
     Prints a line about each checkpoint, or that there is none.
 
@@ -66,7 +78,9 @@ async def leave_later(run: RunDirectory, folder: Path | None, version: int, judg
         try:
             await asyncio.to_thread(judge.leave_later, run, version)
         except OSError as error:
-            raise ConfigError(f"the results in {run.path} cannot be written: {error}; make room first") from error
+            raise ConfigError(
+                f"the results in {run.path} cannot be written: {error}; make room first"
+            ) from error
 
 
 async def _named(

@@ -3,7 +3,8 @@
     TrainingParts ─► pipeline ─► customise ─► graph ─► executor ─► updates ─► metrics, trace, live view
                                                                        └► run directory: checkpoints, videos
 
-To train on something else, pass other starts, another model, agent or pipeline; the README shows each.
+To train on something else, pass other starts, another model, agent or pipeline; the README shows
+each.
 """
 
 import asyncio
@@ -42,7 +43,8 @@ from vla_rl.training.team import RunModel, Team
 from vla_rl.types import Agent, derive_seed
 
 Customise: TypeAlias = Callable[[Pipeline], Pipeline]
-"""Changes a pipeline before it is built: `lambda p: p.replace_node("reward", my_reward, reads="groups")`."""
+"""Changes a pipeline before it is built:
+`lambda p: p.replace_node("reward", my_reward, reads="groups")`."""
 
 
 @dataclass(frozen=True)
@@ -71,33 +73,42 @@ async def train(
     about: Mapping[str, str] | None = None,
     judge: Judge | None = None,
 ) -> Outcome:
-    """Train `model` in place from `starts` until `config.run.updates` updates are made or a signal stops the run in order.
+    """Train `model` in place from `starts` until `config.run.updates` updates are made or a signal
+    stops the run in order.
 
     Args:
         config: the pipeline and its settings, sizes, seeds and the run's files.
         starts: environments, tasks and initial states of the episodes.
         model: the policy, or a `Team` of policies.
-        agent: runs one episode; None: that of `agent_of`. Its episodes are recorded if `config.run.record_to` is set.
+        agent: runs one episode; None: that of `agent_of`. Its episodes are recorded if
+            `config.run.record_to` is set.
         customise: changes the pipeline before it is built.
-        resume: directory of an earlier run, to resume from its newest complete checkpoint, or from the beginning if it
-            ended before its first.
-        resume_from: name of another checkpoint to resume from, such as `update-000012`; newer ones are set aside.
-        about: facts that results depend on besides the configuration, such as the assets that were found; for `about.json`.
+        resume: directory of an earlier run, to resume from its newest complete checkpoint, or from
+            the beginning if it ended before its first.
+        resume_from: name of another checkpoint to resume from, such as `update-000012`; newer ones
+            are set aside.
+        about: facts that results depend on besides the configuration, such as the assets that were
+            found; for `about.json`.
         judge: evaluates the policy before the first update and after the last.
 
-    Raises: ConfigError, GraphError before anything starts; CheckpointError if every checkpoint is damaged, or the last
-        one cannot be written; RunDirectoryGone if the directory was removed meanwhile; what an environment, agent or
-        node raised. Before that, everything is closed in order and the weights are saved, unless the learner itself
-        failed. A task's failure is raised as the error itself, with the traceback of your own code only, unless the
-        environment variable VLA_RL_TRACEBACK is `full`.
+    Raises: ConfigError, GraphError before anything starts; CheckpointError if every checkpoint is
+        damaged, or the last one cannot be written; RunDirectoryGone if the directory was removed
+        meanwhile; what an environment, agent or node raised. Before that, everything is closed in
+        order and the weights are saved, unless the learner itself failed. A task's failure is
+        raised as the error itself, with the traceback of your own code only, unless the environment
+        variable VLA_RL_TRACEBACK is `full`.
     """
     check_arguments(config, starts, agent)
     if config.run.wandb_project is not None:
         await asyncio.to_thread(import_wandb, config.run.wandb_project)
     played_by = [msgspec.structs.replace(config, run=RunConfig(seed=config.run.seed)), about]
     envs = [start.env for start in starts]
-    agent = await recorded(agent or agent_of(config), config.run.record_to, envs, digest_of_run(played_by))
-    make = partial(TrainingRun, config, starts, model, agent=agent, customise=customise, judge=judge)
+    agent = await recorded(
+        agent or agent_of(config), config.run.record_to, envs, digest_of_run(played_by)
+    )
+    make = partial(
+        TrainingRun, config, starts, model, agent=agent, customise=customise, judge=judge
+    )
     if resume is None:
         training = make()
         run = RunDirectory.create(Path(config.run.root), config.run.name, config, about or {})
@@ -114,7 +125,8 @@ async def train(
 
 
 class TrainingRun:
-    """A pipeline over the parts of a run, not started. Building one opens nothing, so its graph can be inspected.
+    """A pipeline over the parts of a run, not started. Building one opens nothing, so its graph can
+    be inspected.
 
     Args: those of `train`, and `first_update`, the update that the run begins with.
     """
@@ -135,7 +147,8 @@ class TrainingRun:
         self.graph: TaskGraph = customised(make_pipeline(self._parts), customise).build()
         if config.overlong.max_length is not None and "overlong" not in self.graph.nodes:
             raise ConfigError(
-                f"overlong.max_length is {config.overlong.max_length}, but pipeline {config.pipeline!r} has no node "
+                f"overlong.max_length is {config.overlong.max_length}, but pipeline "
+                f"{config.pipeline!r} has no node "
                 "'overlong' to penalise long replies; use dapo, or insert that node"
             )
 
@@ -147,13 +160,21 @@ class TrainingRun:
     async def execute(
         self, run: RunDirectory, checkpoint: Checkpoint | None = None, *, is_resumed: bool = False
     ) -> Outcome:
-        """Make the updates and write all files into `run`, an earlier run's if `is_resumed`; start at `checkpoint` if given.
+        """Make the updates and write all files into `run`, an earlier run's if `is_resumed`; start
+        at `checkpoint` if given.
 
         Call it once.
         """
         parts = self._parts
-        with lasting_output(), Watchdog(stall_after_s=self._config.run.stall_warning_s), StopSignal() as stop:
-            print(f"run {run.path}: starting {parts.pool.num_envs} {what_plays(self._config)}", flush=True)
+        with (
+            lasting_output(),
+            Watchdog(stall_after_s=self._config.run.stall_warning_s),
+            StopSignal() as stop,
+        ):
+            print(
+                f"run {run.path}: starting {parts.pool.num_envs} {what_plays(self._config)}",
+                flush=True,
+            )
             async with parts.runtime, parts.lane:
                 if checkpoint is not None:
                     await parts.restore(checkpoint)
@@ -171,7 +192,10 @@ class TrainingRun:
                     await asyncio.to_thread(videos.close)
                     await parts.saver.discard()
             progress, ledger = parts.progress.snapshot(), parts.scheduler.state().ledger
-            dropped = {cause: number - before.dropped.get(cause, 0) for cause, number in ledger.dropped.items()}
+            dropped = {
+                cause: number - before.dropped.get(cause, 0)
+                for cause, number in ledger.dropped.items()
+            }
             print_summary(progress, ledger.filtered - before.filtered, dropped)
             return Outcome(run, progress, was_stopped=stop.is_asked, stopped_by=stop.received)
 
@@ -192,21 +216,35 @@ class TrainingRun:
                 raise gone
 
     async def _save_before_raising(self, error: BaseException, run: RunDirectory) -> None:
-        """Save the weights before `error` ends the run. A note of the error names the folder, or the reason why not."""
+        """Save the weights before `error` ends the run.
+
+        A note of the error names the folder, or the reason why not.
+        """
         parts = self._parts
-        is_of_learner = isinstance(error, NodeFailed) and self.graph.nodes[error.node].node_type is NodeType.MODEL_TRAIN
+        is_of_learner = (
+            isinstance(error, NodeFailed)
+            and self.graph.nodes[error.node].node_type is NodeType.MODEL_TRAIN
+        )
         if is_of_learner or not parts.learn.is_between_updates:
             newest = await asyncio.to_thread(newest_name, run.checkpoints)
-            error.add_note(f"the learner itself failed, so nothing was saved; the newest checkpoint is: {newest}")
+            error.add_note(
+                "the learner itself failed, so nothing was saved; the newest "
+                f"checkpoint is: {newest}"
+            )
             return
         if parts.saver.saved_version == parts.scheduler.version:
             return
         try:
             folder = await parts.saver.save(await parts.snapshot())
         except Exception as failure:  # the error that ended the run has to be raised, not this one
-            error.add_note(f"the progress since update {parts.saver.saved_version} could not be saved: {failure}")
+            error.add_note(
+                f"the progress since update {parts.saver.saved_version} could not be "
+                f"saved: {failure}"
+            )
         else:
-            error.add_note(f"the progress until then was saved in {folder}; continue with --resume {run.path}")
+            error.add_note(
+                f"the progress until then was saved in {folder}; continue with --resume {run.path}"
+            )
 
     async def _make_updates(self, run: RunDirectory, record: RunRecord) -> None:
         parts, last = self._parts, self._config.run.updates
@@ -233,7 +271,8 @@ class TrainingRun:
             try:
                 async with parts.scheduler, updates:
                     async for update in updates:
-                        # carried through, so that a finished update has its line of metrics also on Ctrl-C
+                        # carried through, so that a finished update has its line of metrics also on
+                        # Ctrl-C
                         _, is_cancelled = await carried_through(self._note(update, record, view))
                         if is_cancelled:
                             raise asyncio.CancelledError
@@ -256,7 +295,8 @@ class TrainingRun:
         lag = await parts.runtime.loop_lag()
         is_latest = report is not None and report.weight_version == update.index + 1
         return {
-            **(report.metrics if report is not None and is_latest else {}),  # an update that was cut short lacks them
+            # an update that was cut short lacks them
+            **(report.metrics if report is not None and is_latest else {}),
             **update.metrics,
             **parts.scheduler.metrics(),
             **parts.pool.metrics(),

@@ -1,6 +1,8 @@
-"""Record each update: its line of metrics, then its trace. A full disk delays the record and never ends a run.
+"""Record each update: its line of metrics, then its trace. A full disk delays the record and never
+ends a run.
 
-If the run directory was removed, it is made again so that the weights can be saved, and then the run ends.
+If the run directory was removed, it is made again so that the weights can be saved, and then the
+run ends.
 """
 
 import asyncio
@@ -30,10 +32,12 @@ class RunRecord:
         config: the run's configuration, for a directory that has to be made again.
         graph: graph of an update.
         first: first update of the run.
-        checkpoint: checkpoint that the run resumes from; the lines of metrics in it are written first.
+        checkpoint: checkpoint that the run resumes from; the lines of metrics in it are written
+            first.
         is_resumed: whether the directory is an earlier run's.
 
-    Raises: ConfigError if wandb is requested and not installed, or the files of an earlier run cannot be written.
+    Raises: ConfigError if wandb is requested and not installed, or the files of an earlier run
+    cannot be written.
     """
 
     def __init__(
@@ -48,7 +52,9 @@ class RunRecord:
     ) -> None:
         self._run, self._config = run, config
         try:
-            self._log = MetricLog.open(run, config.run.wandb_project, resumed_at=first if is_resumed else None)
+            self._log = MetricLog.open(
+                run, config.run.wandb_project, resumed_at=first if is_resumed else None
+            )
         except OSError as error:
             raise ConfigError(
                 f"the metrics of {run.path} cannot be written: {error}; make room, or resume later"
@@ -66,34 +72,51 @@ class RunRecord:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         self._trace.close()
         self._log.close()
 
     def unwritten(self) -> bytes:
-        """Write the waiting lines of metrics to the disk; return those that find no room. Blocks."""
+        """Write the waiting lines of metrics to the disk; return those that find no room.
+
+        Blocks.
+        """
         return self._log.secured()
 
     async def note(self, update: Update, metrics: dict[str, float]) -> None:
-        """Record an update. Raises: RunDirectoryGone, after the directory was made again and the update recorded in it."""
+        """Record an update.
+
+        Raises: RunDirectoryGone, after the directory was made again and the update recorded in it.
+        """
         gone = await self.find_directory()
         await asyncio.to_thread(self._log.write, update.index + 1, metrics)
-        traced = msgspec.structs.replace(update, values=Values())  # an update that waits for room must hold no tensors
+        # an update that waits for room must hold no tensors
+        traced = msgspec.structs.replace(update, values=Values())
         await asyncio.to_thread(self._trace.put, f"update {update.index + 1}", traced)
         if gone is not None:
             raise gone
 
     async def find_directory(self) -> RunDirectoryGone | None:
-        """Check that the run directory still exists. If not, make it again and return the error to raise."""
+        """Check that the run directory still exists.
+
+        If not, make it again and return the error to raise.
+        """
         return await asyncio.to_thread(self._find_directory)
 
     def _find_directory(self) -> RunDirectoryGone | None:
         if self._run.is_there():
             return None
-        message = f"the run directory {self._run.path} was removed during the run, and its files are lost"
+        message = (
+            f"the run directory {self._run.path} was removed during the run, and its files are lost"
+        )
         try:
             self._run.make_again(self._config)
         except OSError as error:
             return RunDirectoryGone(f"{message}; it cannot be made again: {error}")
-        return RunDirectoryGone(f"{message}; it was made again to save the weights, and the run ends here")
+        return RunDirectoryGone(
+            f"{message}; it was made again to save the weights, and the run ends here"
+        )

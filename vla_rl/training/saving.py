@@ -1,10 +1,12 @@
-"""The checkpoints of a run: when they are due, how they are written, and how a full disk delays them.
+"""The checkpoints of a run: when they are due, how they are written, and how a full disk delays
+them.
 
     node `checkpoint`: prepare ─► line of the update in metrics.jsonl ─► commit
                        (all bytes)                                      (a rename)
 
-A checkpoint appears only after the metrics of all its updates are on disk, in metrics.jsonl or in the checkpoint itself.
-Therefore a run that is killed at any instant and resumed has a line for every update.
+A checkpoint appears only after the metrics of all its updates are on disk, in metrics.jsonl or in
+the checkpoint itself. Therefore a run that is killed at any instant and resumed has a line for
+every update.
 """
 
 import logging
@@ -31,7 +33,8 @@ class RunSnapshot(msgspec.Struct, frozen=True):
 
 
 class CheckpointSaver:
-    """Saves checkpoints during a run. If one cannot be written, this is reported and tried again after each update.
+    """Saves checkpoints during a run. If one cannot be written, this is reported and tried again
+    after each update.
 
     Args:
         every: updates between checkpoints.
@@ -49,7 +52,9 @@ class CheckpointSaver:
         self._is_overdue = False
 
     def save_to(self, root: Path, unwritten: Callable[[], bytes]) -> None:
-        """Save below `root`, with the lines of metrics that `unwritten` returns, which found no room in their file."""
+        """Save below `root`, with the lines of metrics that `unwritten` returns, which found no
+        room in their file.
+        """
         self._root, self._unwritten = root, unwritten
 
     def is_due(self, version: int) -> bool:
@@ -57,14 +62,20 @@ class CheckpointSaver:
         return self._is_overdue or version % self._every == 0
 
     async def prepare(self, snapshot: RunSnapshot) -> None:
-        """Write a checkpoint except for the final rename, which `commit` does. If the disk is full, log a warning."""
+        """Write a checkpoint except for the final rename, which `commit` does.
+
+        If the disk is full, log a warning.
+        """
         try:
             self._prepared[snapshot.learner.weight_version] = await self._prepare(snapshot)
         except CheckpointError as error:
             self._postpone(error)
 
     async def commit(self, version: int) -> None:
-        """Make the checkpoint of an update visible, if one was prepared. If the disk is full, log a warning."""
+        """Make the checkpoint of an update visible, if one was prepared.
+
+        If the disk is full, log a warning.
+        """
         prepared = self._prepared.pop(version, None)
         if prepared is None:
             return
@@ -100,5 +111,9 @@ class CheckpointSaver:
         if not self._is_overdue:
             assert self._root is not None
             newest = newest_name(self._root)
-            logger.warning("%s The newest checkpoint is: %s. It is tried again after each update", error, newest)
+            logger.warning(
+                "%s The newest checkpoint is: %s. It is tried again after each update",
+                error,
+                newest,
+            )
         self._is_overdue = True

@@ -1,4 +1,7 @@
-"""Ctrl-C, SIGTERM and a terminal that closes (SIGHUP) stop a run in order; a second Ctrl-C or SIGTERM ends it at once."""
+"""Ctrl-C, SIGTERM and a terminal that closes (SIGHUP) stop a run in order.
+
+A second Ctrl-C or SIGTERM ends it at once.
+"""
 
 import asyncio
 import contextlib
@@ -17,9 +20,10 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 class StopSignal:
     """Listens for signals while its block is open.
 
-    A second SIGINT or SIGTERM ends the process without clean-up. Its children die with it, and the memory they share has no
-    name, so nothing is left behind. A second SIGHUP does not end it: closing a terminal sends it more than once, and often
-    a SIGTERM after it. A SIGHUP that the process ignores, such as under `nohup`, stays ignored.
+    A second SIGINT or SIGTERM ends the process without clean-up. Its children die with it, and the
+    memory they share has no name, so nothing is left behind. A second SIGHUP does not end it:
+    closing a terminal sends it more than once, and often a SIGTERM after it. A SIGHUP that the
+    process ignores, such as under `nohup`, stays ignored.
 
     Args:
         then: what stopping in order does, for the printed line.
@@ -35,13 +39,18 @@ class StopSignal:
     def __enter__(self) -> Self:
         loop = asyncio.get_running_loop()
         is_ignored = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-        self._handled = [number for number in _SIGNALS if number is not signal.SIGHUP or not is_ignored]
+        self._handled = [
+            number for number in _SIGNALS if number is not signal.SIGHUP or not is_ignored
+        ]
         for number in self._handled:
             loop.add_signal_handler(number, self._received, number)
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         loop = asyncio.get_running_loop()
         for number in self._handled:
@@ -51,7 +60,9 @@ class StopSignal:
 
     @property
     def exit_status(self) -> int:
-        """Exit status that a shell expects after a signal, 128 plus its number; 0 without a signal."""
+        """Exit status that a shell expects after a signal, 128 plus its number; 0 without
+        a signal.
+        """
         return 0 if self.received is None else 128 + self.received
 
     @property
@@ -82,7 +93,10 @@ class StopSignal:
         if self._may_force and number is not signal.SIGHUP:
             _say(f"{number.name} again: stopping at once")
             os._exit(128 + number)
-        is_first, self._may_force = not self.is_asked, self._may_force or number is not signal.SIGHUP
+        is_first, self._may_force = (
+            not self.is_asked,
+            self._may_force or number is not signal.SIGHUP,
+        )
         if not is_first:
             return
         self.received = number

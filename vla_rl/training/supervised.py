@@ -2,7 +2,8 @@
 
 <out>-000500, <out>-001000    at regular intervals; a full disk is a warning
 <out>                         at the end; a full disk is an error
-<out>-000731                  after the last update, if Ctrl-C, SIGTERM, a closed terminal or unreadable data ended it
+<out>-000731                  after the last update, if Ctrl-C, SIGTERM, a closed terminal or
+                              unreadable data ended it
 """
 
 import asyncio
@@ -32,7 +33,8 @@ async def teach(
     save_every: int | None = None,
     description: str = "imitating",
 ) -> int:
-    """Make all updates and save the weights; return the exit status: 0, or that of the signal that stopped them.
+    """Make all updates and save the weights; return the exit status: 0, or that of the signal that
+    stopped them.
 
     Args:
         updates: number of updates.
@@ -43,8 +45,8 @@ async def teach(
         save_every: updates between saves on the way; None saves only at the end.
         description: text of the progress bar.
 
-    Raises: CheckpointError if the last weights cannot be written; what `batch` raises, after the weights so far were
-        saved; what `learn` raises.
+    Raises: CheckpointError if the last weights cannot be written; what `batch` raises, after the
+        weights so far were saved; what `learn` raises.
     """
     with lasting_output(), StopSignal("saving the weights so far") as stop:
         done = 0
@@ -62,7 +64,11 @@ async def teach(
                 await _save_on_the_way(save, folder_after(out, done))
         folder = out if done == updates else folder_after(out, done)
         await save(folder)
-        print(f"saved to {folder}" + ("" if done == updates else f", after {done} of {updates} updates"), flush=True)
+        print(
+            f"saved to {folder}"
+            + ("" if done == updates else f", after {done} of {updates} updates"),
+            flush=True,
+        )
         return stop.exit_status
 
 
@@ -81,7 +87,10 @@ async def _save_on_the_way(save: Callable[[Path], Awaitable[None]], folder: Path
 async def _save_before_raising(
     error: Exception, save: Callable[[Path], Awaitable[None]], folder: Path, done: int
 ) -> None:
-    """Save the weights if there was an update. A note of the error names the folder, or the reason why not."""
+    """Save the weights if there was an update.
+
+    A note of the error names the folder, or the reason why not.
+    """
     if done == 0:
         return
     try:

@@ -1,10 +1,12 @@
-"""The policies of a run: one for all agents, or a team with one for each agent, each with its own engine and learner.
+"""The policies of a run: one for all agents, or a team with one for each agent, each with its own
+engine and learner.
 
-    Team({"solver": Member(model), "checker": Member(other)})      pairs, debates: agents that share episodes
-    Team({"robot": Member(vla), "language": Member(llm)})          kinds of episodes that share a run
+    Team({"solver": Member(model), "checker": Member(other)})      pairs, debates: agents that share
+    episodes Team({"robot": Member(vla), "language": Member(llm)})          kinds of episodes that
+    share a run
 
-All members compute on the run's device lane and have the same weight version; groups, buffer and graph are the same as
-with one policy.
+All members compute on the run's device lane and have the same weight version; groups, buffer and
+graph are the same as with one policy.
 """
 
 from collections.abc import Mapping
@@ -30,7 +32,10 @@ RunModel: TypeAlias = PolicyModel[Any] | LanguageModel[Any]
 
 @dataclass(frozen=True)
 class Member:
-    """One policy of a team. Raises: ConfigError if it lacks methods that engines and learners call."""
+    """One policy of a team.
+
+    Raises: ConfigError if it lacks methods that engines and learners call.
+    """
 
     model: RunModel
 
@@ -38,16 +43,20 @@ class Member:
     """Settings of its engine. None: those of the run."""
 
     learner: LearnerConfig | None = None
-    """Settings of its learner. None: those of the run. The loss must be one that the run's pipeline supports."""
+    """Settings of its learner. None: those of the run. The loss must be one that the run's pipeline
+    supports."""
 
     def __post_init__(self) -> None:
         if isinstance(self.model, type):
-            raise ConfigError(f"the policy is the class {self.model.__name__}, expected an instance of it")
+            raise ConfigError(
+                f"the policy is the class {self.model.__name__}, expected an instance of it"
+            )
         protocol = LanguageModel if hasattr(self.model, "render") else PolicyModel
         missing = missing_methods(self.model, protocol)
         if missing:
             raise ConfigError(
-                f"{type(self.model).__name__} lacks {', '.join(missing)} of vla_rl.engines.{protocol.__name__}; "
+                f"{type(self.model).__name__} lacks {', '.join(missing)} of "
+                f"vla_rl.engines.{protocol.__name__}; "
                 "vla_rl.models.mlp.MlpPolicy is a small complete example"
             )
         fault = unfit_for_learning(self.model)
@@ -66,11 +75,14 @@ class Team:
     """Members by the name of the agent that each acts for."""
 
     updates_per_turn: int | None = None
-    """Consecutive updates in which one member learns while the others are frozen. None: all members learn in each update."""
+    """Consecutive updates in which one member learns while the others are frozen. None: all members
+    learn in each update."""
 
     def __post_init__(self) -> None:
         if not self.members:
-            raise ConfigError("the team has no members, expected one for each agent of the environments")
+            raise ConfigError(
+                "the team has no members, expected one for each agent of the environments"
+            )
 
 
 class RunEngines(EngineTeam):
@@ -93,7 +105,10 @@ class RunEngines(EngineTeam):
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         await self._open.__aexit__(kind, error, traceback)
 
@@ -111,8 +126,14 @@ def members_of_run(model: RunModel | Team) -> dict[str, Member]:
 def engines_of(
     config: LearningConfig, model: RunModel | Team, lane: DeviceLane, weight_version: int
 ) -> "RunEngines | TorchEngine | VllmEngine":
-    """Make the engine, or engines, that a run acts with. Raises: ConfigError if one cannot serve its policy."""
-    engines = {name: _engine_of(config, member, lane, weight_version) for name, member in members_of_run(model).items()}
+    """Make the engine, or engines, that a run acts with.
+
+    Raises: ConfigError if one cannot serve its policy.
+    """
+    engines = {
+        name: _engine_of(config, member, lane, weight_version)
+        for name, member in members_of_run(model).items()
+    }
     return RunEngines(engines) if isinstance(model, Team) else engines[""]
 
 
@@ -123,7 +144,10 @@ def learners_of(
     engine: "RunEngines | TorchEngine | VllmEngine",
     weight_version: int,
 ) -> Learner | LearnerTeam:
-    """Make the learner, or learners, of a run; each publishes its weights to its policy's engine."""
+    """Make the learner, or learners, of a run.
+
+    Each publishes its weights to its policy's engine.
+    """
     sinks = engine.owned if isinstance(engine, RunEngines) else {"": engine}
     learners = {
         name: Learner(
@@ -135,11 +159,15 @@ def learners_of(
         )
         for name, member in members_of_run(model).items()
     }
-    return LearnerTeam(learners, model.updates_per_turn) if isinstance(model, Team) else learners[""]
+    return (
+        LearnerTeam(learners, model.updates_per_turn) if isinstance(model, Team) else learners[""]
+    )
 
 
 def bytes_of(model: RunModel | Team) -> tuple[int, int]:
-    """Return the bytes of the weights of all policies of a run, and of what their learners store besides."""
+    """Return the bytes of the weights of all policies of a run, and of what their learners store
+    besides.
+    """
     networks = [member.model.network for member in members_of_run(model).values()]
     weights = sum(parameter.nbytes for network in networks for parameter in network.parameters())
     return weights, sum(training_bytes(network) for network in networks)
@@ -152,13 +180,17 @@ def _engine_of(
     engine.require(
         engine.is_deterministic == config.engine.is_deterministic,
         "is_deterministic",
-        f"{config.engine.is_deterministic}, as for the run's engine, because one alone is not reproducible",
+        f"{config.engine.is_deterministic}, as for the run's engine, because one alone is not "
+        "reproducible",
     )
     if engine.kind == "vllm":
         from vla_rl.engines.vllm import VllmEngine
         from vla_rl.models.serving import serve
 
-        return VllmEngine(serve(member.model, max_context=engine.max_context), lane, engine, weight_version)
-    # in the middle of an update the learner's weights are no version to act with, so updates of several steps need a copy
+        return VllmEngine(
+            serve(member.model, max_context=engine.max_context), lane, engine, weight_version
+        )
+    # in the middle of an update the learner's weights are no version to act with, so updates of
+    # several steps need a copy
     acting = member.model if learner.steps_once_per_update else member.model.copy()
     return TorchEngine(acting, lane, engine, weight_version)

@@ -1,4 +1,5 @@
-"""The types that every part of vla_rl shares: observations, messages, episodes, trajectories, handles, the config base.
+"""The types that every part of vla_rl shares: observations, messages, episodes, trajectories,
+handles, the config base.
 
 Fast to import: no torch, no simulator, no model.
 """

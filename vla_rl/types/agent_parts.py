@@ -2,8 +2,8 @@
 
     solver ─► solver ─► checker ─► solver       the part of "solver": decisions 0, 1, 3
 
-Advantages are computed and policies are trained on such parts: each agent is compared with itself, and trained on its own
-decisions.
+Advantages are computed and policies are trained on such parts: each agent is compared with itself,
+and trained on its own decisions.
 """
 
 from collections.abc import Iterable, Sequence
@@ -23,22 +23,30 @@ class AgentPart(msgspec.Struct, frozen=True, kw_only=True):
     """Positions of its decisions in the whole episode, in order."""
 
     trajectory: Trajectory
-    """The episode with only its decisions. If another agent decided last, this agent had no decision left, so its part
-    counts as ended and not as cut off."""
+    """The episode with only its decisions. If another agent decided last, this agent had no
+    decision left, so its part counts as ended and not as cut off."""
 
 
 def agents_of(trajectories: Iterable[Trajectory]) -> list[str]:
-    """Return the names of the agents with at least one decision, in order of their first decisions."""
-    return list(dict.fromkeys(step.agent for trajectory in trajectories for step in trajectory.steps))
+    """Return the names of the agents with at least one decision, in order of their first
+    decisions.
+    """
+    return list(
+        dict.fromkeys(step.agent for trajectory in trajectories for step in trajectory.steps)
+    )
 
 
 def parts_of(trajectories: Sequence[Trajectory], agent: str) -> list[AgentPart]:
     """Return the part of one agent in each episode in which it has a decision, in their order."""
     parts = []
     for row, trajectory in enumerate(trajectories):
-        decisions = tuple(number for number, step in enumerate(trajectory.steps) if step.agent == agent)
+        decisions = tuple(
+            number for number, step in enumerate(trajectory.steps) if step.agent == agent
+        )
         if decisions:
-            parts.append(AgentPart(row=row, decisions=decisions, trajectory=_alone(trajectory, decisions)))
+            parts.append(
+                AgentPart(row=row, decisions=decisions, trajectory=_alone(trajectory, decisions))
+            )
     return parts
 
 

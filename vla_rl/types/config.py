@@ -12,9 +12,12 @@ from vla_rl.errors import ConfigError
 from vla_rl.types.struct import ExplainsFields
 
 
-class Config(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A configuration. Subclasses repeat `frozen=True, kw_only=True` (msgspec does not inherit the second) and check their
-    values in `__post_init__` with `require`. It cannot be changed after it is built.
+class Config(
+    msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True, forbid_unknown_fields=True
+):
+    """A configuration. Subclasses repeat `frozen=True, kw_only=True` (msgspec does not inherit the
+    second) and check their values in `__post_init__` with `require`. It cannot be changed after it
+    is built.
 
     The type of every field, and the values of a `Literal`, are checked before `__post_init__`.
 
@@ -38,7 +41,9 @@ class Config(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True
         self._require_types()
 
     def require(self, condition: bool, field: str, expected: str) -> None:
-        """Raise `ConfigError`, with the field, its value and what was expected, unless `condition` holds."""
+        """Raise `ConfigError`, with the field, its value and what was expected, unless `condition`
+        holds.
+        """
         if not condition:
             value: Any = getattr(self, field)
             raise ConfigError(f"{type(self).__name__}.{field} is {value!r}, expected {expected}")
@@ -47,17 +52,28 @@ class Config(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True
         for field, hint, choices in _types_of(type(self)):
             value: Any = getattr(self, field)
             if choices and value not in choices:
-                near = difflib.get_close_matches(str(value), [each for each in choices if isinstance(each, str)], n=1)
+                near = difflib.get_close_matches(
+                    str(value), [each for each in choices if isinstance(each, str)], n=1
+                )
                 nearest = f"; did you mean {near[0]!r}?" if near else ""
                 self.require(False, field, f"one of {', '.join(map(repr, choices))}{nearest}")
             if not choices and not _is_of(value, hint):
                 shown = f"a {type(value).__name__}" if isinstance(value, Config) else repr(value)
-                raise ConfigError(f"{type(self).__name__}.{field} is {shown}, expected {_spelt(hint)}")
+                raise ConfigError(
+                    f"{type(self).__name__}.{field} is {shown}, expected {_spelt(hint)}"
+                )
 
 
 def _is_of(value: Any, hint: Any) -> bool:
-    """Return whether `value` is of the type `hint`. Integers are valid floats, and NumPy's numbers are valid numbers."""
-    configs = [member for member in (hint, *get_args(hint)) if isinstance(member, type) and issubclass(member, Config)]
+    """Return whether `value` is of the type `hint`.
+
+    Integers are valid floats, and NumPy's numbers are valid numbers.
+    """
+    configs = [
+        member
+        for member in (hint, *get_args(hint))
+        if isinstance(member, type) and issubclass(member, Config)
+    ]
     if configs and isinstance(value, Config | dict):  # msgspec would build a config from a dict
         return isinstance(value, tuple(configs))
     try:
@@ -80,7 +96,11 @@ def _spelt(hint: Any) -> str:
         return " or ".join(map(_spelt, members))
     if get_origin(hint) is tuple and members[-1:] == (...,):
         return f"a list of {_spelt(members[0])}"
-    return hint.__name__ if isinstance(hint, type) and not members else str(hint).replace("typing.", "")
+    return (
+        hint.__name__
+        if isinstance(hint, type) and not members
+        else str(hint).replace("typing.", "")
+    )
 
 
 @functools.cache
@@ -90,11 +110,16 @@ def _types_of(config: type[Config]) -> tuple[tuple[str, Any, tuple[Any, ...]], .
         hints = get_type_hints(config)
     except NameError:  # a type that only type checkers can import: the fields are not checked then
         return ()
-    return tuple((field, hints[field], _choices_in(hints[field])) for field in config.__struct_fields__)
+    return tuple(
+        (field, hints[field], _choices_in(hints[field])) for field in config.__struct_fields__
+    )
 
 
 def _choices_in(hint: Any) -> tuple[Any, ...]:
-    """Return the values of a `Literal`, or of a union of them and None; empty for any other type."""
+    """Return the values of a `Literal`, or of a union of them and None.
+
+    Empty for any other type.
+    """
     if get_origin(hint) is Literal:
         return get_args(hint)
     if get_origin(hint) not in (Union, UnionType):

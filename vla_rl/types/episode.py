@@ -1,4 +1,6 @@
-"""The specification of an episode: enough to run the same episode again, in any process on any host."""
+"""The specification of an episode: enough to run the same episode again, in any process on any
+host.
+"""
 
 from typing import Any
 
@@ -8,7 +10,10 @@ from vla_rl.types.struct import ExplainsFields
 
 
 class WrapperSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """A wrapper of an environment by name and plain values; `vla_rl.simulation.wrapper_spec` makes it from a class."""
+    """A wrapper of an environment by name and plain values.
+
+    `vla_rl.simulation.wrapper_spec` makes it from a class.
+    """
 
     path: str
     """`module:name` of the class, or of a function that takes an environment and returns one."""
@@ -24,7 +29,8 @@ class EnvSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=Tru
     """A gymnasium id, such as `vla_rl/libero_goal-v0`."""
 
     kwargs: dict[str, Any] = {}
-    """Keyword arguments of `gymnasium.make`: numbers, strings, booleans, lists and dicts of them."""
+    """Keyword arguments of `gymnasium.make`: numbers, strings, booleans, lists and dicts of
+    them."""
 
     wrappers: tuple[WrapperSpec, ...] = ()
     """Wrappers applied in the process that builds the environment, the first one innermost."""
@@ -40,12 +46,16 @@ class Sampling(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=Tr
     """Take the most likely action; `temperature` still scales the reported log-probs."""
 
     seed: int = 0
-    """Seed of this one decision. The same seed, weights and observation give the same action. A seed that an agent passes to
-    its policy is replaced by the decision's own, so that members of a group decide differently."""
+    """Seed of this one decision. The same seed, weights and observation give the same action. A
+    seed that an agent passes to its policy is replaced by the decision's own, so that members of a
+    group decide differently."""
 
 
 class EpisodeSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """One episode to run. Two specs that differ only in `episode_id`, `member` and `policy_seed` have the same start."""
+    """One episode to run.
+
+    Two specs that differ only in `episode_id`, `member` and `policy_seed` have the same start.
+    """
 
     episode_id: int
     """Number of the episode, unique in a run, counted from 0."""
@@ -65,7 +75,8 @@ class EpisodeSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only
     """Seed of the environment: everything random about the start and the dynamics."""
 
     policy_seed: int
-    """Seed from which each decision's `Sampling.seed` is derived; differs between members of a group."""
+    """Seed from which each decision's `Sampling.seed` is derived; differs between members of a
+    group."""
 
     options: dict[str, Any] = {}
     """`options` of the environment's reset, such as `{"init_state_id": 7}`."""

@@ -1,9 +1,11 @@
-"""The types that language agents and text environments exchange: messages, tools, completions, turns.
+"""The types that language agents and text environments exchange: messages, tools, completions,
+turns.
 
     reset ─► TextStart ─► generate ─► Completion.message ─► step ─► TextOutcome ─► generate ─► ...
 
-A conversation belongs to an agent, by name. If several agents share an environment, each has its own conversation and its
-own policy; the environment names the agent whose turn it is and the messages to append to its conversation.
+A conversation belongs to an agent, by name. If several agents share an environment, each has its
+own conversation and its own policy; the environment names the agent whose turn it is and the
+messages to append to its conversation.
 """
 
 from collections.abc import Sequence
@@ -20,7 +22,8 @@ DEFAULT_AGENT = "policy"
 """Name of the agent if there is only one."""
 
 FinishReason: TypeAlias = Literal["stop", "length", "aborted"]
-"""Why generation ended: the model ended it, `max_tokens` or the context was full, or the request was aborted."""
+"""Why generation ended: the model ended it, `max_tokens` or the context was full, or the request
+was aborted."""
 
 
 class ToolCall(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
@@ -32,7 +35,8 @@ class ToolCall(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=Tr
     name: str
 
     arguments: str
-    """JSON text as the model wrote it. It is not checked: it may violate the schema, and need not be an object."""
+    """JSON text as the model wrote it. It is not checked: it may violate the schema, and need not
+    be an object."""
 
 
 class Message(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
@@ -50,11 +54,12 @@ class Message(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=Tru
     """Id of the call that a tool's message answers."""
 
     name: str | None = None
-    """Name of the tool that answers; in other messages the name of the speaker, if several share a role."""
+    """Name of the tool that answers; in other messages the name of the speaker, if several share a
+    role."""
 
     call_errors: tuple[str, ...] = ()
-    """Errors of an assistant's tool calls that could not be parsed, each a sentence that the environment can reply with. The
-    text of such a call stays in `content`."""
+    """Errors of an assistant's tool calls that could not be parsed, each a sentence that the
+    environment can reply with. The text of such a call stays in `content`."""
 
 
 Prompt: TypeAlias = Sequence[Message] | str | np.ndarray
@@ -70,8 +75,8 @@ class ToolSpec(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=Tr
     """JSON schema of the arguments, which are an object."""
 
     is_strict: bool = False
-    """Restrict sampling so that the arguments of every call satisfy `parameters`; a schema that cannot be enforced raises an
-    error."""
+    """Restrict sampling so that the arguments of every call satisfy `parameters`; a schema that
+    cannot be enforced raises an error."""
 
 
 class TokenReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -97,8 +102,8 @@ class Completion(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
     """int64 [T], the sampled tokens, with the token that ended the turn."""
 
     log_probs: np.ndarray
-    """float32 [T], natural log of each token's probability under the weights that chose it, after temperature and under
-    `grammar`."""
+    """float32 [T], natural log of each token's probability under the weights that chose it, after
+    temperature and under `grammar`."""
 
     weight_versions: np.ndarray
     """int64 [T], number of updates applied to the weights that chose each token."""
@@ -106,10 +111,12 @@ class Completion(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
     finish_reason: FinishReason
 
     temperature: float | None = None
-    """Temperature of `log_probs`, recorded by the policy that an agent gets; None: that of the episode's own sampling."""
+    """Temperature of `log_probs`, recorded by the policy that an agent gets; None: that of the
+    episode's own sampling."""
 
     grammar: str | None = None
-    """Grammar that sampling was restricted to, in llguidance's dialect of Lark; None: every token could be sampled."""
+    """Grammar that sampling was restricted to, in llguidance's dialect of Lark; None: every token
+    could be sampled."""
 
     stopped_by: str | None = None
     """The stop text of `ReplyOptions.stop` that ended the reply."""
@@ -130,12 +137,14 @@ class LanguagePolicy(Protocol):
         max_tokens: int | None = None,
         options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        """Generate one reply. Without `sampling`, the episode's own is used. The seed is always this decision's.
+        """Generate one reply. Without `sampling`, the episode's own is used. The seed is always
+        this decision's.
 
-        Without `max_tokens`, the engine's own limit applies. Cancelling the call aborts the generation.
+        Without `max_tokens`, the engine's own limit applies. Cancelling the call aborts the
+        generation.
 
-        Raises: ContextOverflow if the prompt leaves no room for a reply; ValueError for a prompt or options that are not
-        supported, such as a schema that no grammar can express.
+        Raises: ContextOverflow if the prompt leaves no room for a reply; ValueError for a prompt or
+        options that are not supported, such as a schema that no grammar can express.
         """
         ...
 
@@ -187,8 +196,9 @@ class TextOutcome(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only
 
 
 class TextEnv(Protocol):
-    """One text environment, leased for one episode. Its methods run in the event loop; work that may hang, crash or be
-    hostile (tools, code, scorers) runs in child processes that can be killed."""
+    """One text environment, leased for one episode. Its methods run in the event loop; work that
+    may hang, crash or be hostile (tools, code, scorers) runs in child processes that can be
+    killed."""
 
     @property
     def episode(self) -> EpisodeSpec:

@@ -27,10 +27,14 @@ class Env(Protocol):
         """Run one control step. Return observation, reward, terminated, truncated and info."""
         ...
 
-    async def step_chunk(self, actions: np.ndarray, *, frames_every: int | None = None) -> ChunkOutcome:
-        """Run the rows of float32 [H, D] open loop until all have run or the episode ends; one message each way.
+    async def step_chunk(
+        self, actions: np.ndarray, *, frames_every: int | None = None
+    ) -> ChunkOutcome:
+        """Run the rows of float32 [H, D] open loop until all have run or the episode ends; one
+        message each way.
 
-        With `frames_every` = k, `ChunkOutcome.frames` holds a frame after every k-th control step of the episode.
+        With `frames_every` = k, `ChunkOutcome.frames` holds a frame after every k-th control step
+        of the episode.
         """
         ...
 
@@ -39,7 +43,10 @@ class Policy(Protocol):
     """A policy that chooses actions; it batches the requests that wait."""
 
     async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
-        """Choose an action chunk. Without `sampling`, the episode's own is used. The seed is always this decision's."""
+        """Choose an action chunk.
+
+        Without `sampling`, the episode's own is used. The seed is always this decision's.
+        """
         ...
 
 
@@ -52,15 +59,18 @@ class EnvPool(Protocol):
         ...
 
     def lease(self, episode: EpisodeSpec) -> AbstractAsyncContextManager[Any]:
-        """Lease an environment (`Env`, or `TextEnv`) for this episode; leaving the context frees it, in any state.
+        """Lease an environment (`Env`, or `TextEnv`) for this episode; leaving the context frees
+        it, in any state.
 
-        The environment's methods raise `ActorDied` if its process dies or freezes, `EnvError` if it breaks its contract.
+        The environment's methods raise `ActorDied` if its process dies or freezes, `EnvError` if it
+        breaks its contract.
         """
         ...
 
 
 Agent: TypeAlias = Callable[[Any, Any], Awaitable[Trajectory]]
-"""An agent, `async def agent(env, policy) -> Trajectory`: robots, chat, tools, several policies in one episode.
+"""An agent, `async def agent(env, policy) -> Trajectory`: robots, chat, tools, several policies in
+one episode.
 
-It gets an `Env` and a `Policy`, or a `TextEnv` and a `LanguagePolicy`, or one policy by agent name if several agents share
-an episode."""
+It gets an `Env` and a `Policy`, or a `TextEnv` and a `LanguagePolicy`, or one policy by agent name
+if several agents share an episode."""

@@ -1,8 +1,9 @@
-"""The options of one reply, besides its sampling: its format, its stop texts, the tools it may call.
+"""The options of one reply, besides its sampling: its format, its stop texts, the tools it may
+call.
 
-A format restricts sampling: tokens that would break it get probability 0 and the others are renormalised. The log-probs of
-such a reply are those of the restricted distribution. `Completion.grammar` records the restriction, so that a learner
-computes the same log-probs.
+A format restricts sampling: tokens that would break it get probability 0 and the others are
+renormalised. The log-probs of such a reply are those of the restricted distribution.
+`Completion.grammar` records the restriction, so that a learner computes the same log-probs.
 """
 
 from typing import Any, Literal, TypeAlias
@@ -47,7 +48,8 @@ class ToolRule(msgspec.Struct, frozen=True, kw_only=True):
     """The tools that a reply may or must call."""
 
     mode: Literal["auto", "none", "required"] = "auto"
-    """`auto`: the model decides. `none`: the reply is read as text. `required`: the reply is one or more calls."""
+    """`auto`: the model decides. `none`: the reply is read as text. `required`: the reply is one or
+    more calls."""
 
     names: tuple[str, ...] = ()
     """Tools that may be called; empty: all tools of the request."""
@@ -60,15 +62,18 @@ class ReplyOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Rules for one reply."""
 
     format: ReplyFormat | None = None
-    """Format of the reply's text; None: any. If `tools` allows tool calls, the reply may also be one of them."""
+    """Format of the reply's text; None: any. If `tools` allows tool calls, the reply may also be
+    one of them."""
 
     stop: tuple[str, ...] = ()
-    """Texts that end the reply. The message holds the text before the first of them; the tokens include it."""
+    """Texts that end the reply. The message holds the text before the first of them; the tokens
+    include it."""
 
     tools: ToolRule = ToolRule()
 
     top_log_probs: int | None = None
-    """Report the text of every token, and this many of the most likely tokens at its position; None: no report."""
+    """Report the text of every token, and this many of the most likely tokens at its position;
+    None: no report."""
 
 
 ANY_REPLY = ReplyOptions()

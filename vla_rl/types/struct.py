@@ -1,4 +1,6 @@
-"""The metaclass of classes that users build by keyword: it reports a wrong keyword with the class and the nearest field."""
+"""The metaclass of classes that users build by keyword: it reports a wrong keyword with the class
+and the nearest field.
+"""
 
 import difflib
 from typing import TYPE_CHECKING, Any
@@ -7,9 +9,12 @@ import msgspec
 
 
 class ExplainsFields(msgspec.StructMeta):
-    """Metaclass of a `msgspec.Struct` whose errors name the class and the field that was probably meant."""
+    """Metaclass of a `msgspec.Struct` whose errors name the class and the field that was probably
+    meant.
+    """
 
-    if not TYPE_CHECKING:  # type checkers know the fields, which this signature would hide from them
+    # type checkers know the fields, which this signature would hide from them
+    if not TYPE_CHECKING:
 
         def __call__(cls, *args: Any, **fields: Any) -> Any:
             try:
@@ -27,7 +32,10 @@ def _misfit(cls: type[msgspec.Struct], args: tuple[Any, ...], given: dict[str, A
     names = [field.name for field in fields]
     if args:
         number = "1 argument" if len(args) == 1 else f"{len(args)} arguments"
-        return f"{cls.__name__} got {number} without a name, expected keywords only: {', '.join(names)}"
+        return (
+            f"{cls.__name__} got {number} without a name, expected keywords only: "
+            f"{', '.join(names)}"
+        )
     for name in given:
         if name not in names:
             near = difflib.get_close_matches(name, names, n=1)

@@ -12,7 +12,10 @@ from vla_rl.types.struct import ExplainsFields
 
 
 class StopReason(enum.Enum):
-    """Why an episode ended. An episode that was cut off would have continued: only then a value bootstraps."""
+    """Why an episode ended.
+
+    An episode that was cut off would have continued: only then a value bootstraps.
+    """
 
     SUCCESS = "success"
     """The task ended the episode, and was solved."""
@@ -24,7 +27,8 @@ class StopReason(enum.Enum):
     """The environment's own limit ended the episode, and the task was solved by then."""
 
     TIME_LIMIT = "time_limit"
-    """The environment's own limit, of control steps or of turns, ended the episode without success."""
+    """The environment's own limit, of control steps or of turns, ended the episode without
+    success."""
 
     TURN_LIMIT = "turn_limit"
     """The agent's limit of turns ended the episode."""
@@ -57,25 +61,32 @@ class StopReason(enum.Enum):
 
 
 class ActionChunk(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """H future control steps of D dimensions from one policy call, and the record of their sampling."""
+    """H future control steps of D dimensions from one policy call, and the record of their
+    sampling.
+    """
 
     actions: np.ndarray
     """float32 [H, D], in the units of the environment's action space."""
 
     tokens: np.ndarray
-    """int64 [T] ids or float32 [T] numbers that were sampled; T = H * D for one token a number, in time-major order."""
+    """int64 [T] ids or float32 [T] numbers that were sampled; T = H * D for one token a number, in
+    time-major order."""
 
     log_probs: np.ndarray
-    """float32 [T], natural log of each token's probability under the weights that acted, after temperature."""
+    """float32 [T], natural log of each token's probability under the weights that acted, after
+    temperature."""
 
     weight_version: int
-    """Number of updates applied to the weights that acted, set by the engine; that of the oldest token if they differ."""
+    """Number of updates applied to the weights that acted, set by the engine; that of the oldest
+    token if they differ."""
 
     weight_versions: np.ndarray | None = None
-    """int64 [T], weight version of each token, from an engine whose weights may change within an answer."""
+    """int64 [T], weight version of each token, from an engine whose weights may change within an
+    answer."""
 
     temperature: float | None = None
-    """Temperature of `log_probs`, recorded by the policy that an agent gets; None: that of the episode's own sampling."""
+    """Temperature of `log_probs`, recorded by the policy that an agent gets; None: that of the
+    episode's own sampling."""
 
 
 class ChunkOutcome(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
@@ -85,15 +96,17 @@ class ChunkOutcome(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_onl
     """Observation after the last executed row."""
 
     rewards: np.ndarray
-    """float32 [N], one for each executed control step, 1 <= N <= H; N < H only if the episode ended."""
+    """float32 [N], one for each executed control step, 1 <= N <= H; N < H only if the episode
+    ended."""
 
     terminated: bool
     truncated: bool
     info: Info
 
     frames: np.ndarray | None = None
-    """uint8 [n, S, S, 3], the environment's rendering (LIBERO: its fixed camera) after every k-th control step of the
-    episode, for those steps that are in this chunk; None if there are none or none were requested."""
+    """uint8 [n, S, S, 3], the environment's rendering (LIBERO: its fixed camera) after every k-th
+    control step of the episode, for those steps that are in this chunk; None if there are none or
+    none were requested."""
 
     frames_key: str | None = None
     """Observation key of that image, such as `image`; None if the environment does not name it."""
@@ -139,7 +152,9 @@ class Trajectory(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
 
     @property
     def is_success_known(self) -> bool:
-        """Whether success is known: the info has the key `is_success`, or the stop reason is a success."""
+        """Whether success is known: the info has the key `is_success`, or the stop reason is a
+        success.
+        """
         return self.is_success or "is_success" in self.info
 
     @property
@@ -154,7 +169,9 @@ class Trajectory(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
 
     @property
     def returns_by_agent(self) -> dict[str, float]:
-        """Return the same for each agent with a decision, by name, in order of their first decisions."""
+        """Return the same for each agent with a decision, by name, in order of their first
+        decisions.
+        """
         earned: dict[str, float] = {}
         for step in self.steps:
             earned[step.agent] = earned.get(step.agent, 0.0) + float(step.rewards.sum())
@@ -169,7 +186,9 @@ class Trajectory(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
     def newest_version(self) -> int:
         """Weight version of the newest token."""
         return max(
-            step.chunk.weight_version if step.chunk.weight_versions is None else int(step.chunk.weight_versions.max())
+            step.chunk.weight_version
+            if step.chunk.weight_versions is None
+            else int(step.chunk.weight_versions.max())
             for step in self.steps
         )
 
@@ -180,7 +199,8 @@ class Group(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True)
     group_id: int
     trajectories: tuple[Trajectory, ...]
     dispatch_version: int
-    """Weight version when the group was admitted; its staleness is counted from here, queues included."""
+    """Weight version when the group was admitted; its staleness is counted from here, queues
+    included."""
 
     @property
     def task(self) -> str:
@@ -190,4 +210,6 @@ class Group(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True)
     @property
     def success_rate(self) -> float:
         """Share of the members that solved the task."""
-        return sum(trajectory.is_success for trajectory in self.trajectories) / len(self.trajectories)
+        return sum(trajectory.is_success for trajectory in self.trajectories) / len(
+            self.trajectories
+        )

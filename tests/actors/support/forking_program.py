@@ -9,7 +9,9 @@ from sample_actors import Counter
 
 from vla_rl.actors import ChildProcess, ForkServer, PrepareHook, Runtime
 
-PLACEMENT = ChildProcess(fork_from=ForkServer(prepare=(PrepareHook("hooks:remember", {"word": "hello"}),)))
+PLACEMENT = ChildProcess(
+    fork_from=ForkServer(prepare=(PrepareHook("hooks:remember", {"word": "hello"}),))
+)
 
 
 async def main() -> None:

@@ -100,13 +100,18 @@ class Heir(Actor):
         return sorted(found)
 
     async def hold_the_interpreter(self) -> None:
-        """Block every thread of this process, as code that never lets go of the interpreter does."""
+        """Block every thread of this process, as code that never lets go of the
+        interpreter does.
+        """
         import ctypes
 
         ctypes.PyDLL(None).sleep(3600)
 
     async def compute_with_the_interpreter_held(self, cpu_s: float) -> int:
-        """Use that much CPU time inside of one call that never lets go of the interpreter; how many calls it took."""
+        """Use that much CPU time inside of one call that never lets go of the interpreter.
+
+        How many calls it took.
+        """
         began, size, num_calls = time.process_time(), 1 << 18, 0
         while time.process_time() - began < cpu_s:
             num_calls += 1

@@ -134,7 +134,8 @@ class Counter(Actor):
         time.sleep(seconds)  # noqa: ASYNC251  it is meant to block its loop
 
     async def work(self, seconds: float) -> None:
-        for _ in range(round(seconds / 0.02)):  # in pieces, so that a time in which it is stopped is none of it
+        # in pieces, so that a time in which it is stopped is none of it
+        for _ in range(round(seconds / 0.02)):
             time.sleep(0.02)  # noqa: ASYNC251
 
     async def environment(self, name: str) -> str | None:

@@ -1,8 +1,8 @@
-"""A program with actors whose processes a test stops: `standing_program.py [DEADLINE_S]`, and a line on stdin for each round
-of calls: how long each call is to take (s).
+"""A program with actors whose processes a test stops: `standing_program.py [DEADLINE_S]`, and a
+line on stdin for each round of calls: how long each call is to take (s).
 
-Prints the pids of all its processes once. For each round it prints a line when it has made the calls, and then how every
-actor answered: its pid, or the name of the error.
+Prints the pids of all its processes once. For each round it prints a line when it has made the
+calls, and then how every actor answered: its pid, or the name of the error.
 """
 
 import asyncio
@@ -34,7 +34,9 @@ async def main() -> None:
         ]
         print(os.getpid(), *(runtime.info(counter).pid for counter in counters), flush=True)
         while takes_s := await asyncio.to_thread(sys.stdin.readline):
-            calls = [asyncio.create_task(answer_of(counter, float(takes_s))) for counter in counters]
+            calls = [
+                asyncio.create_task(answer_of(counter, float(takes_s))) for counter in counters
+            ]
             await asyncio.sleep(0)  # they are on their way
             print("calling", flush=True)
             print(*(await asyncio.gather(*calls)), flush=True)

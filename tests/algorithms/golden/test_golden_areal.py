@@ -1,4 +1,6 @@
-"""Ours beside AReaL's functions, which were run: the same numbers, and where they are meant to differ, by how much."""
+"""Ours beside AReaL's functions, which were run: the same numbers, and where they are meant to
+differ, by how much.
+"""
 
 import numpy as np
 import pytest
@@ -19,11 +21,15 @@ from vla_rl.algorithms.losses import chosen_tokens, clipped_value_loss
 AREAL = Golden("areal")
 CLIPS = {"clip_low": 0.1, "clip_high": 0.15}
 LOSSES = {
-    "ppo/decoupled/token": PolicyLossConfig(name="decoupled_ppo", **CLIPS, dual_clip=1.2, behavior_weight_cap=1.15),
+    "ppo/decoupled/token": PolicyLossConfig(
+        name="decoupled_ppo", **CLIPS, dual_clip=1.2, behavior_weight_cap=1.15
+    ),
     "ppo/decoupled/sequence": PolicyLossConfig(
         name="decoupled_ppo", **CLIPS, level="sequence", behavior_weight_cap=1.15
     ),
-    "ppo/truncated/token": PolicyLossConfig(**CLIPS, correction=CorrectionConfig(truncate="token", truncate_at=1.15)),
+    "ppo/truncated/token": PolicyLossConfig(
+        **CLIPS, correction=CorrectionConfig(truncate="token", truncate_at=1.15)
+    ),
     "sapo/token": PolicyLossConfig(name="sapo"),
     "sapo/sequence": PolicyLossConfig(name="sapo", level="sequence"),
 }
@@ -41,7 +47,9 @@ DIFFERENT = {
 
 
 def test_every_case_is_compared_or_said_to_differ() -> None:
-    assert all_compared(AREAL, LOSSES, [WITHOUT_REJECTION], M2PO, VALUES, KL, GROUPS, GAE, DIFFERENT)
+    assert all_compared(
+        AREAL, LOSSES, [WITHOUT_REJECTION], M2PO, VALUES, KL, GROUPS, GAE, DIFFERENT
+    )
 
 
 @pytest.mark.parametrize("case", LOSSES)
@@ -54,7 +62,11 @@ def test_without_rejection_the_sequence_ratio_is_gspos_around_the_trainers_own_l
     proximal = AREAL.batch(WITHOUT_REJECTION)["proximal_log_prob"]
     config = PolicyLossConfig(name="gspo", **CLIPS)
     AREAL.assert_same_policy_loss(
-        WITHOUT_REJECTION, config, "token_mean", advantage="advantage_by_sequence", behavior_log_prob=proximal
+        WITHOUT_REJECTION,
+        config,
+        "token_mean",
+        advantage="advantage_by_sequence",
+        behavior_log_prob=proximal,
     )
 
 
@@ -62,7 +74,9 @@ def test_without_rejection_the_sequence_ratio_is_gspos_around_the_trainers_own_l
 def test_m2po_drops_the_tokens_that_areal_drops_but_for_the_last(case: str) -> None:
     batch, threshold = AREAL.batch(case), AREAL.options(case)["m2_threshold"]
     config = PolicyLossConfig(name="m2po", max_second_moment=threshold)
-    ours = batch["mask"] & ~chosen_tokens(config, AREAL.token_batch(case, batch["proximal_log_prob"]))
+    ours = batch["mask"] & ~chosen_tokens(
+        config, AREAL.token_batch(case, batch["proximal_log_prob"])
+    )
     theirs = AREAL.output(case, "kept")
     if case in M2PO:
         assert torch.equal(ours, theirs)
@@ -100,7 +114,10 @@ def test_estimates_of_the_divergence_are_those_of_areal(case: str) -> None:
 def test_an_estimate_may_be_larger_than_areals_bound_of_10(name: str) -> None:
     case = f"kl/{name}/far"
     batch = AREAL.batch(case)
-    ours, theirs = KL_ESTIMATORS[name](batch["log_prob"], batch["reference_log_prob"]), AREAL.output(case, "estimates")
+    ours, theirs = (
+        KL_ESTIMATORS[name](batch["log_prob"], batch["reference_log_prob"]),
+        AREAL.output(case, "estimates"),
+    )
     torch.testing.assert_close(ours.clamp(-10.0, 10.0), theirs)
     assert float(ours.abs().max()) > 10.0
 
@@ -110,7 +127,9 @@ def test_advantages_of_groups_are_those_of_areal(case: str) -> None:
     rewards = AREAL.batch(case)["rewards"][:6].numpy()
     batch = RewardBatch(rewards=rewards, group=np.repeat([0, 1, 2], 2))
     AREAL.assert_close(
-        case, "advantage", advantage_estimator(AdvantageConfig(name=GROUPS[case]))(batch).advantage[:, 0]
+        case,
+        "advantage",
+        advantage_estimator(AdvantageConfig(name=GROUPS[case]))(batch).advantage[:, 0],
     )
 
 
@@ -123,7 +142,9 @@ def test_gae_is_that_of_areal(case: str) -> None:
         values=batch["old_values"],
         is_terminated=np.ones(len(batch["rewards"]), dtype=bool),
     )
-    found = advantage_estimator(AdvantageConfig(name="gae", gamma=0.9, lam=0.8, whiten=GAE[case]))(given)
+    found = advantage_estimator(AdvantageConfig(name="gae", gamma=0.9, lam=0.8, whiten=GAE[case]))(
+        given
+    )
     on = torch.from_numpy(batch["mask"])
     AREAL.assert_close(case, "advantages", found.advantage, on)
     AREAL.assert_close(case, "returns", found.returns, on)

@@ -8,9 +8,13 @@ from vla_rl.algorithms import AdvantageConfig, PolicyLossConfig, RewardBatch, ad
 PRIME = Golden("prime_rl")
 LOSSES = {
     "loss/dppo": PolicyLossConfig(name="dppo"),
-    "loss/dppo/narrow": PolicyLossConfig(name="dppo", probability_low=0.05, probability_high=0.08, penalty_coef=0.5),
+    "loss/dppo/narrow": PolicyLossConfig(
+        name="dppo", probability_low=0.05, probability_high=0.08, penalty_coef=0.5
+    ),
     "loss/ipo": PolicyLossConfig(name="ipo"),
-    "loss/ipo/narrow": PolicyLossConfig(name="ipo", probability_low=0.05, probability_high=0.05, penalty_coef=0.5),
+    "loss/ipo/narrow": PolicyLossConfig(
+        name="ipo", probability_low=0.05, probability_high=0.05, penalty_coef=0.5
+    ),
 }
 ADVANTAGES = {"advantage/grpo": "dr_grpo", "advantage/max_rl": "max_rl"}
 
@@ -20,7 +24,9 @@ def test_every_case_is_compared() -> None:
 
 
 @pytest.mark.parametrize("case", LOSSES)
-def test_policy_losses_and_their_gradients_are_those_of_prime_rl_with_its_defaults_and_others(case: str) -> None:
+def test_policy_losses_and_their_gradients_are_those_of_prime_rl_with_its_defaults_and_others(
+    case: str,
+) -> None:
     PRIME.assert_same_policy_loss(case, LOSSES[case], "token_mean")
 
 

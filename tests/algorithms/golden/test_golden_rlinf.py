@@ -1,4 +1,6 @@
-"""Ours beside RLinf's functions, which were run: the same numbers, and where they are meant to differ, by how much."""
+"""Ours beside RLinf's functions, which were run: the same numbers, and where they are meant to
+differ, by how much.
+"""
 
 import math
 
@@ -32,8 +34,14 @@ EQUAL = ["gae/normalised=False", "grpo", "value", *KL, *MODES]
 DIFFERENT = {
     "gae/normalised=True": "RLinf divides by std + 1e-5, we by the root of var + 1e-8",
     "reinpp": "RLinf whitens by the variance over n, we over n - 1",
-    **{f"ppo/{level}": "RLinf's mean is over control steps or chunks, ours over their tokens" for level in LEVELS},
-    **{f"decoupled/{level}": "the same, and RLinf's is over those that are kept" for level in LEVELS},
+    **{
+        f"ppo/{level}": "RLinf's mean is over control steps or chunks, ours over their tokens"
+        for level in LEVELS
+    },
+    **{
+        f"decoupled/{level}": "the same, and RLinf's is over those that are kept"
+        for level in LEVELS
+    },
 }
 
 
@@ -44,7 +52,10 @@ def test_every_case_is_compared_or_said_to_differ() -> None:
 @pytest.mark.parametrize("is_whitened", [False, True])
 def test_gae_is_that_of_rlinf_and_whitening_all_but(is_whitened: bool) -> None:
     case = f"gae/normalised={is_whitened}"
-    batch, options = {name: value.numpy() for name, value in RLINF.batch(case).items()}, RLINF.options(case)
+    batch, options = (
+        {name: value.numpy() for name, value in RLINF.batch(case).items()},
+        RLINF.options(case),
+    )
     given = RewardBatch(
         rewards=batch["rewards"],
         step_rewards=batch["reward_by_token"],
@@ -64,8 +75,12 @@ def test_gae_is_that_of_rlinf_and_whitening_all_but(is_whitened: bool) -> None:
     RLINF.assert_close(case, "advantage", whitened * math.sqrt(std**2 + 1e-8) / (std + 1e-5), on)
 
 
-@pytest.mark.parametrize(("case", "name", "factor"), [("grpo", "grpo", 1.0), ("reinpp", "reinforce_plus_plus", None)])
-def test_advantages_from_outcomes_are_those_of_rlinf(case: str, name: str, factor: float | None) -> None:
+@pytest.mark.parametrize(
+    ("case", "name", "factor"), [("grpo", "grpo", 1.0), ("reinpp", "reinforce_plus_plus", None)]
+)
+def test_advantages_from_outcomes_are_those_of_rlinf(
+    case: str, name: str, factor: float | None
+) -> None:
     batch = {key: value.numpy()[:6] for key, value in RLINF.batch(case).items()}
     mask = batch["mask"] if case == "grpo" else np.ones_like(batch["mask"])
     given = RewardBatch(rewards=batch["rewards"], group=np.repeat([0, 1, 2], 2), mask=mask)
@@ -76,17 +91,31 @@ def test_advantages_from_outcomes_are_those_of_rlinf(case: str, name: str, facto
 
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("name", ["ppo", "decoupled"])
-def test_policy_losses_are_those_of_rlinf_once_the_means_are_over_the_same(name: str, level: str) -> None:
-    """Sums over tokens of ours, divided by RLinf's count: control steps or chunks, of decoupled losses those kept."""
+def test_policy_losses_are_those_of_rlinf_once_the_means_are_over_the_same(
+    name: str, level: str
+) -> None:
+    """Sums over tokens of ours, divided by RLinf's count: control steps or chunks, of decoupled
+    losses those kept.
+    """
     case = f"{name}/{level}"
     batch = RLINF.batch(case)
     is_chunk, num_rows = level == "chunk_level", len(batch["log_prob"])
-    steps = batch["step_mask"].all(1, keepdim=True).expand_as(batch["step_mask"]) if is_chunk else batch["step_mask"]
+    steps = (
+        batch["step_mask"].all(1, keepdim=True).expand_as(batch["step_mask"])
+        if is_chunk
+        else batch["step_mask"]
+    )
     mask = steps.repeat_interleave(2, dim=1)
-    advantage = batch["advantage_by_chunk"][:, None] if is_chunk else batch["advantage_by_step"].repeat_interleave(2, 1)
+    advantage = (
+        batch["advantage_by_chunk"][:, None]
+        if is_chunk
+        else batch["advantage_by_step"].repeat_interleave(2, 1)
+    )
     config = PolicyLossConfig(name="ppo", level=LEVELS[level], **CLIPS)
     if name == "decoupled":
-        config = PolicyLossConfig(name="decoupled_ppo", level=LEVELS[level], behavior_weight_cap=1.15, **CLIPS)
+        config = PolicyLossConfig(
+            name="decoupled_ppo", level=LEVELS[level], behavior_weight_cap=1.15, **CLIPS
+        )
     loss = policy_loss(config)
 
     def losses(log_prob: torch.Tensor) -> tuple[torch.Tensor, Diagnostics]:
@@ -101,12 +130,15 @@ def test_policy_losses_are_those_of_rlinf_once_the_means_are_over_the_same(name:
             )
         )
 
-    # tokens that share a ratio are one of RLinf's units; at the token level its mean of plain PPO is over control steps
+    # tokens that share a ratio are one of RLinf's units; at the token level its mean of plain PPO
+    # is over control steps
     size = {"token_level": 2 if name == "ppo" else 1, "action_level": 2, "chunk_level": 6}[level]
     dropped = float(losses(batch["log_prob"])[1].num_dropped)
     assert (dropped > 0.0) is (name == "decoupled")
     num_units = (float(mask.sum()) - dropped) / size
-    RLINF.assert_same_loss(case, lambda log_prob: losses(log_prob)[0].sum() / num_units, batch["log_prob"])
+    RLINF.assert_same_loss(
+        case, lambda log_prob: losses(log_prob)[0].sum() / num_units, batch["log_prob"]
+    )
 
 
 def test_the_critics_loss_is_that_of_rlinf() -> None:
@@ -126,7 +158,9 @@ def test_estimates_of_the_divergence_and_their_gradients_are_those_of_rlinf(case
     batch, estimator = RLINF.batch(case), KL_ESTIMATORS[case.split("/")[1]]
 
     def total(log_prob: torch.Tensor) -> torch.Tensor:
-        return torch.where(batch["mask"], estimator(log_prob, batch["reference_log_prob"]), 0.0).sum()
+        return torch.where(
+            batch["mask"], estimator(log_prob, batch["reference_log_prob"]), 0.0
+        ).sum()
 
     RLINF.assert_same_loss(case, total, batch["log_prob"])
 
@@ -134,4 +168,6 @@ def test_estimates_of_the_divergence_and_their_gradients_are_those_of_rlinf(case
 @pytest.mark.parametrize("case", MODES)
 def test_aggregations_are_those_of_rlinf(case: str) -> None:
     batch, reduce = RLINF.batch(case), aggregation(MODES[case])
-    RLINF.assert_same_loss(case, lambda losses: reduced_over(reduce, losses, batch["mask"]), batch["advantage"])
+    RLINF.assert_same_loss(
+        case, lambda losses: reduced_over(reduce, losses, batch["mask"]), batch["advantage"]
+    )

@@ -1,16 +1,26 @@
-"""Ours beside siiRL's CPGD, which was run: the same numbers, and where they are meant to differ, by how much."""
+"""Ours beside siiRL's CPGD, which was run: the same numbers, and where they are meant to differ, by
+how much.
+"""
 
 import pytest
 import torch
 from golden import Golden, all_compared
 
-from vla_rl.algorithms import AdvantageConfig, PolicyLossConfig, RewardBatch, advantage_estimator, policy_loss
+from vla_rl.algorithms import (
+    AdvantageConfig,
+    PolicyLossConfig,
+    RewardBatch,
+    advantage_estimator,
+    policy_loss,
+)
 
 SIIRL = Golden("siirl")
 ADVANTAGES = {"advantage/STD_weight": "grpo", "advantage/naive": "dr_grpo"}
 DIFFERENT = {
-    "loss/cpgd": "we take the log-ratio where siiRL takes the log-prob: another value, the same gradient",
-    "advantage/clip_filter_like_weight": "we count groups above and below the line, siiRL trajectories above it",
+    "loss/cpgd": "we take the log-ratio where siiRL takes the log-prob: another value, the same "
+    "gradient",
+    "advantage/clip_filter_like_weight": "we count groups above and below the line, siiRL "
+    "trajectories above it",
 }
 
 
@@ -20,7 +30,9 @@ def test_every_case_is_compared_or_said_to_differ() -> None:
 
 def given(case: str) -> RewardBatch:
     batch = SIIRL.batch(case)
-    return RewardBatch(rewards=batch["rewards"].numpy(), group=batch["group"].numpy(), mask=batch["mask"].numpy())
+    return RewardBatch(
+        rewards=batch["rewards"].numpy(), group=batch["group"].numpy(), mask=batch["mask"].numpy()
+    )
 
 
 @pytest.mark.parametrize("case", ADVANTAGES)
@@ -29,7 +41,9 @@ def test_advantages_are_those_of_siirl(case: str) -> None:
     SIIRL.assert_close(case, "advantage", found.advantage)
 
 
-def test_the_filter_like_weight_is_one_where_every_group_teaches_and_siirls_is_trajectories_to_groups() -> None:
+def test_the_filter_like_weight_is_one_where_every_group_teaches_and_siirls_is_trajectories_to_groups() -> (
+    None
+):
     case = "advantage/clip_filter_like_weight"
     ours = advantage_estimator(AdvantageConfig(name="cpgd_filter"))(given(case)).advantage
     SIIRL.assert_close(case, "advantage", ours * (7 / 3))
@@ -43,5 +57,8 @@ def test_cpgds_gradient_is_that_of_siirl_and_its_loss_is_zero_where_the_policies
     value = loss(batch)[0].sum() / batch.mask.sum()
     (gradient,) = torch.autograd.grad(value, log_prob)
     SIIRL.assert_close(case, "gradient", gradient)
-    shift = torch.where(batch.mask, batch.advantage * batch.behavior_log_prob, 0.0).sum() / batch.mask.sum()
+    shift = (
+        torch.where(batch.mask, batch.advantage * batch.behavior_log_prob, 0.0).sum()
+        / batch.mask.sum()
+    )
     SIIRL.assert_close(case, "loss", (value - shift).detach())

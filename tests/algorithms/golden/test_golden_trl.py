@@ -18,12 +18,18 @@ LOSSES: dict[str, tuple[PolicyLossConfig, str]] = {
     "loss/cispo": (PolicyLossConfig(name="cispo", clip_low=1.0, clip_high=0.2), "token_mean"),
     "loss/sapo": (PolicyLossConfig(name="sapo"), "seq_mean_token_mean"),
     "loss/gspo": (PolicyLossConfig(name="gspo", **CLIPS), "seq_mean_token_mean"),
-    "loss/reference": (PolicyLossConfig(**CLIPS, kl=KlLossConfig(coef=0.3, estimator="k3")), "seq_mean_token_mean"),
+    "loss/reference": (
+        PolicyLossConfig(**CLIPS, kl=KlLossConfig(coef=0.3, estimator="k3")),
+        "seq_mean_token_mean",
+    ),
     "loss/reference_weighted": (
         PolicyLossConfig(**CLIPS, kl=KlLossConfig(coef=0.3, estimator="importance_weighted_k3")),
         "seq_mean_token_mean",
     ),
-    "loss/opsm": (PolicyLossConfig(name="opsm", **CLIPS, max_sequence_kl=0.02), "seq_mean_token_mean"),
+    "loss/opsm": (
+        PolicyLossConfig(name="opsm", **CLIPS, max_sequence_kl=0.02),
+        "seq_mean_token_mean",
+    ),
     "loss/opsm_corrected": (
         PolicyLossConfig(name="opsm", **CLIPS, max_sequence_kl=0.02, correction=TRUNCATE),
         "seq_mean_token_mean",
@@ -40,4 +46,6 @@ def test_every_case_is_compared() -> None:
 def test_policy_losses_and_their_gradients_are_those_of_trl(case: str) -> None:
     config, mode = LOSSES[case]
     length = 12.0 if mode == "seq_mean_token_sum_norm" else None
-    TRL.assert_same_policy_loss(case, config, mode, advantage=TRL.options(case)["advantage"], length=length)
+    TRL.assert_same_policy_loss(
+        case, config, mode, advantage=TRL.options(case)["advantage"], length=length
+    )

@@ -28,7 +28,8 @@ def near(steps: float) -> float:
 
 
 def test_a_failure_that_stops_half_way_has_retraced_half_and_a_little() -> None:
-    # the success moves by 1 each moment, so that is the width; the last two moments are 1 and 2 away from where it stopped
+    # the success moves by 1 each moment, so that is the width; the last two moments are 1 and 2
+    # away from where it stopped
     assert share([0, 1, 2, 3], [0, 1, 1, 1]) == pytest.approx((1 + 1 + near(1) + near(2)) / 4)
     assert share([0, 1, 2, 3], [0, 1, 2, 3]) == pytest.approx(1.0)
 
@@ -39,7 +40,8 @@ def test_a_slower_or_a_hesitant_failure_loses_nothing() -> None:
 
 
 def test_what_is_done_in_the_wrong_order_does_not_count_twice() -> None:
-    # backwards, only one moment can be matched exactly, the others are 10 or 20 widths of 10 away: 1 and 2 of them
+    # backwards, only one moment can be matched exactly, the others are 10 or 20 widths of 10 away:
+    # 1 and 2 of them
     assert share([0, 10, 20], [20, 10, 0]) == pytest.approx((1 + near(1) + near(1)) / 3)
 
 
@@ -60,7 +62,8 @@ def test_a_reward_does_not_depend_on_the_other_failures() -> None:
 def test_the_width_is_the_usual_step_of_the_successes() -> None:
     # steps 1, 3, 0 and 2, 2, 8: the positive ones are 1, 2, 2, 3, 8
     assert usual_step(moments([0, 1, 4, 4], [0, 2, 4, 12]), moments([0, 0, 0, 0])) == 2.0
-    # successes of one moment: distances between them; one success: distance from the failures; nothing at all: 1
+    # successes of one moment: distances between them; one success: distance from the failures;
+    # nothing at all: 1
     assert usual_step(moments([0], [3]), moments([9])) == 3.0
     assert usual_step(moments([0]), moments([9])) == 9.0
     assert usual_step(moments([0]), moments([0])) == 1.0
@@ -77,7 +80,8 @@ def test_the_fast_sum_equals_trying_every_order(seed: int, num_moments: int) -> 
         if first == num_moments:
             return 0.0
         return max(
-            near(float(np.linalg.norm(failure[t] - reference[first])) / width) + best(reference, first + 1, t)
+            near(float(np.linalg.norm(failure[t] - reference[first])) / width)
+            + best(reference, first + 1, t)
             for t in range(start, num_moments)
         )
 

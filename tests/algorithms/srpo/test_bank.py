@@ -1,4 +1,6 @@
-"""The carry-over bank: bounded, oldest out, asked only for tasks that nobody solved, and saved as plain arrays."""
+"""The carry-over bank: bounded, oldest out, asked only for tasks that nobody solved, and saved as
+plain arrays.
+"""
 
 import msgspec
 import numpy as np
@@ -24,7 +26,10 @@ NOBODY = np.array([False, False, False])
 
 def test_the_oldest_success_of_a_task_goes_first_and_failures_are_never_kept() -> None:
     kept = filled(size=2).references(["a", "b", "c"], NOBODY)
-    assert {task: row.ravel().tolist() for task, row in kept.items()} == {"a": [4.0, 5.0], "b": [2.0]}
+    assert {task: row.ravel().tolist() for task, row in kept.items()} == {
+        "a": [4.0, 5.0],
+        "b": [2.0],
+    }
     assert filled(size=3).references(["a"], NOBODY[:1])["a"].ravel().tolist() == [1.0, 4.0, 5.0]
 
 
@@ -41,7 +46,8 @@ def test_a_bank_of_size_zero_keeps_nothing() -> None:
 
 
 def test_the_metrics_show_how_old_the_references_are() -> None:
-    # kept are: task a from update 5 twice, task b from update 3; at update 7 that is 2, 2 and 4 updates ago
+    # kept are: task a from update 5 twice, task b from update 3; at update 7 that is 2, 2 and 4
+    # updates ago
     assert filled().metrics(7) == {
         "reward/bank_size": 3.0,
         "reward/bank_age_mean": pytest.approx(8 / 3),
@@ -75,7 +81,10 @@ def test_the_bank_owns_what_it_keeps() -> None:
     bank.add(0, mine, np.array([True]), ["a"])
     mine[:] = 9.0
     assert bank.references(["a"], NOBODY[:1])["a"].ravel().tolist() == [1.0]
-    assert all(isinstance(value, np.ndarray) for value in msgspec.structs.asdict(bank.state()["a"]).values())
+    assert all(
+        isinstance(value, np.ndarray)
+        for value in msgspec.structs.asdict(bank.state()["a"]).values()
+    )
 
 
 def test_a_negative_size_is_refused() -> None:

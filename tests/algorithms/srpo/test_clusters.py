@@ -1,4 +1,6 @@
-"""References: several ways to succeed, the radius from the data, and what the released settings make of them."""
+"""References: several ways to succeed, the radius from the data, and what the released settings
+make of them.
+"""
 
 import numpy as np
 import pytest
@@ -64,4 +66,6 @@ def test_released_clusters_form_only_for_near_duplicates() -> None:
     found = released_centres(np.array([[0.0], [0.1], [10.0], [10.1]]))
     np.testing.assert_allclose(np.sort(found[:, 0]), [0.05, 10.05])
     many_dimensions = np.random.default_rng(0).normal(size=(8, 1408))
-    np.testing.assert_allclose(released_centres(many_dimensions), many_dimensions.mean(axis=0, keepdims=True))
+    np.testing.assert_allclose(
+        released_centres(many_dimensions), many_dimensions.mean(axis=0, keepdims=True)
+    )

@@ -1,4 +1,6 @@
-"""The released rule against a second reading of the released code, written in plain Python from its description."""
+"""The released rule against a second reading of the released code, written in plain Python from its
+description.
+"""
 
 import math
 
@@ -9,11 +11,17 @@ from vla_rl.algorithms import SrpoConfig, srpo_rewards
 from vla_rl.algorithms.srpo.released import released_rewards
 
 
-def released_reward(embeddings: list[list[float]], successes: list[bool], tasks: list[str]) -> list[float]:
+def released_reward(
+    embeddings: list[list[float]], successes: list[bool], tasks: list[str]
+) -> list[float]:
     """Rewards of one batch, step by step as the released function goes."""
     scores = [0.0] * len(embeddings)
     for task in set(tasks):
-        rows = [i for i in range(len(tasks)) if tasks[i] == task and any(x != 0.0 for x in embeddings[i])]
+        rows = [
+            i
+            for i in range(len(tasks))
+            if tasks[i] == task and any(x != 0.0 for x in embeddings[i])
+        ]
         won, lost = [i for i in rows if successes[i]], [i for i in rows if not successes[i]]
         for i in won:
             scores[i] = 1.0
@@ -35,8 +43,11 @@ def centres_of(points: list[list[float]]) -> list[list[float]]:
         math.sqrt(sum((x - m) ** 2 for x in column) / len(column)) or 1.0
         for column, m in zip(columns, means, strict=True)
     ]
-    scaled = [[(x - m) / s for x, m, s in zip(point, means, spreads, strict=True)] for point in points]
-    # DBSCAN with min_samples 2: whoever has a neighbour within 0.5 belongs to a cluster, and neighbours share theirs
+    scaled = [
+        [(x - m) / s for x, m, s in zip(point, means, spreads, strict=True)] for point in points
+    ]
+    # DBSCAN with min_samples 2: whoever has a neighbour within 0.5 belongs to a cluster, and
+    # neighbours share theirs
     cluster = list(range(len(points)))
     for i in range(len(points)):
         for j in range(i):
@@ -44,7 +55,10 @@ def centres_of(points: list[list[float]]) -> list[list[float]]:
                 cluster = [cluster[j] if c == cluster[i] else c for c in cluster]
     members = [[k for k in range(len(points)) if cluster[k] == c] for c in sorted(set(cluster))]
     clusters = [rows for rows in members if len(rows) >= 2] or [list(range(len(points)))]
-    return [[sum(points[k][d] for k in rows) / len(rows) for d in range(len(means))] for rows in clusters]
+    return [
+        [sum(points[k][d] for k in rows) / len(rows) for d in range(len(means))]
+        for rows in clusters
+    ]
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -56,7 +70,10 @@ def test_the_released_rule_equals_the_released_function(seed: int, spread: float
     points = rng.integers(0, 2, (num, 1)) * 4.0 + spread * rng.normal(size=(num, dims))
     points[rng.random(num) < 0.1] = 0.0
     embeddings = points.astype(np.float32)
-    successes, tasks = rng.random(num) < 0.5, [f"libero_goal_task_{k}" for k in rng.integers(0, 2, num)]
+    successes, tasks = (
+        rng.random(num) < 0.5,
+        [f"libero_goal_task_{k}" for k in rng.integers(0, 2, num)],
+    )
     expected = released_reward(embeddings.astype(float).tolist(), successes.tolist(), tasks)
     rewards = srpo_rewards(embeddings, successes, tasks, SrpoConfig(rule="released"))
     np.testing.assert_allclose(rewards, expected, atol=1e-6)

@@ -16,7 +16,9 @@ ALL = [PAPER, RELEASED, ALIGNED]
 
 def rewards_of(points, successes, config, tasks=None, **more):
     tasks = ["task"] * len(points) if tasks is None else tasks
-    return srpo_rewards(np.array(points, dtype=np.float32), np.array(successes, dtype=bool), tasks, config, **more)
+    return srpo_rewards(
+        np.array(points, dtype=np.float32), np.array(successes, dtype=bool), tasks, config, **more
+    )
 
 
 def sigmoid(x: float) -> float:
@@ -24,7 +26,8 @@ def sigmoid(x: float) -> float:
 
 
 def test_the_paper_rule_by_hand() -> None:
-    # one reference at 1; distances 1, 2, 3 squared: 1, 4, 9; mean 14/3; variance 98/9 (population), std 3.299832
+    # one reference at 1; distances 1, 2, 3 squared: 1, 4, 9; mean 14/3; variance 98/9 (population),
+    # std 3.299832
     rewards = rewards_of([[1.0], [2.0], [3.0], [4.0]], [1, 0, 0, 0], PAPER)
     std = math.sqrt(98 / 9)
     expected = [1.0, *(0.8 * sigmoid(-(d - 14 / 3) / std) for d in (1.0, 4.0, 9.0))]
@@ -35,7 +38,9 @@ def test_the_paper_rule_by_hand() -> None:
 def test_the_released_rule_by_hand() -> None:
     rewards = rewards_of([[1.0], [2.0], [3.0], [5.0]], [1, 0, 0, 0], RELEASED)
     # distances 1, 2, 4 become 0, 1/3, 1
-    np.testing.assert_allclose(rewards, [1.0, 0.595984, 0.6 * sigmoid(10 * (0.5 - 1 / 3)), 0.004016], atol=1e-6)
+    np.testing.assert_allclose(
+        rewards, [1.0, 0.595984, 0.6 * sigmoid(10 * (0.5 - 1 / 3)), 0.004016], atol=1e-6
+    )
 
 
 @pytest.mark.parametrize(("config", "reward"), [(PAPER, 0.4), (RELEASED, 0.3)])
@@ -49,7 +54,9 @@ def test_a_single_failure_and_equally_far_failures_get_the_middle(config, reward
 def test_without_a_success_failures_get_nothing_and_without_a_failure_all_get_one(config) -> None:
     assert rewards_of([[1.0], [2.0]], [0, 0], config).tolist() == [0.0, 0.0]
     assert rewards_of([[1.0], [2.0]], [1, 1], config).tolist() == [1.0, 1.0]
-    assert srpo_rewards(np.empty((0, 0, 0), np.float32), np.empty(0, bool), [], config).shape == (0,)
+    assert srpo_rewards(np.empty((0, 0, 0), np.float32), np.empty(0, bool), [], config).shape == (
+        0,
+    )
 
 
 @pytest.mark.parametrize("config", ALL)
@@ -88,13 +95,20 @@ def test_under_the_released_rule_an_embedding_of_zeros_scores_nothing_and_is_no_
 @pytest.mark.parametrize("rule", ["paper", "aligned"])
 def test_alpha_weighs_the_failures_and_zero_is_the_plain_success_reward(rule) -> None:
     points, successes = [[1.0], [2.0], [3.0]], [1, 0, 0]
-    half, whole = (rewards_of(points, successes, SrpoConfig(rule=rule, alpha=alpha)) for alpha in (0.5, 1.0))
+    half, whole = (
+        rewards_of(points, successes, SrpoConfig(rule=rule, alpha=alpha)) for alpha in (0.5, 1.0)
+    )
     np.testing.assert_allclose(half[1:] * 2, whole[1:], rtol=1e-6)
-    assert rewards_of(points, successes, SrpoConfig(rule=rule, alpha=0.0)).tolist() == [1.0, 0.0, 0.0]
+    assert rewards_of(points, successes, SrpoConfig(rule=rule, alpha=0.0)).tolist() == [
+        1.0,
+        0.0,
+        0.0,
+    ]
 
 
 def test_even_with_alpha_one_no_failure_earns_what_a_success_does() -> None:
-    # of 400 failures 399 are far and one is at the reference: its z-score is sqrt(399), sigmoid 1 - 2e-9, 1.0 in float32
+    # of 400 failures 399 are far and one is at the reference: its z-score is sqrt(399), sigmoid 1 -
+    # 2e-9, 1.0 in float32
     points = [[0.0], [0.0], *[[1.0]] * 399]
     for rule in ("paper", "aligned"):
         rewards = rewards_of(points, [1] + [0] * 400, SrpoConfig(rule=rule, alpha=1.0))
@@ -110,7 +124,9 @@ def test_even_with_alpha_one_no_failure_earns_what_a_success_does() -> None:
     rule=st.sampled_from(["paper", "released", "aligned"]),
     clusters=st.sampled_from(["k_distance", "hdbscan"]),
 )
-def test_rewards_do_not_depend_on_the_order_to_the_last_bit(seed, num, moments, rule, clusters) -> None:
+def test_rewards_do_not_depend_on_the_order_to_the_last_bit(
+    seed, num, moments, rule, clusters
+) -> None:
     rng = np.random.default_rng(seed)
     points = rng.normal(size=(num, moments, 3)).astype(np.float32)
     successes = rng.random(num) < 0.5
@@ -163,8 +179,13 @@ def test_inputs_of_different_lengths_are_refused() -> None:
 
 def test_successes_carried_over_from_another_encoder_are_refused() -> None:
     carried = {"a": np.zeros((1, 8, 4), np.float32)}
-    with pytest.raises(ValueError, match=r"carried over for task 'a' are \[8, 4\], this update's embeddings \[1, 3\]"):
-        srpo_rewards(np.zeros((2, 3), np.float32), np.zeros(2, bool), ["a", "a"], PAPER, carried=carried)
+    with pytest.raises(
+        ValueError,
+        match=r"carried over for task 'a' are \[8, 4\], this update's embeddings \[1, 3\]",
+    ):
+        srpo_rewards(
+            np.zeros((2, 3), np.float32), np.zeros(2, bool), ["a", "a"], PAPER, carried=carried
+        )
 
 
 @pytest.mark.parametrize(

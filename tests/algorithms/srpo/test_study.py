@@ -1,4 +1,6 @@
-"""The study of SRPO's rewards: its measures by hand, its files, and what it says of the recorded episodes."""
+"""The study of SRPO's rewards: its measures by hand, its files, and what it says of the recorded
+episodes.
+"""
 
 from pathlib import Path
 
@@ -11,8 +13,12 @@ from benchmarks.srpo_reward.study import batch_of, figures_of, interleaved, scor
 from vla_rl.algorithms import EmbeddingConfig, ObservationEncoder
 
 
-def episode(start: int, furthest: float, is_success: bool = False, task: str = "t", kind: str = "lost") -> Episode:
-    frames = np.random.default_rng(int(100 * furthest) + start).integers(0, 256, (4, 16, 16, 3), dtype=np.uint8)
+def episode(
+    start: int, furthest: float, is_success: bool = False, task: str = "t", kind: str = "lost"
+) -> Episode:
+    frames = np.random.default_rng(int(100 * furthest) + start).integers(
+        0, 256, (4, 16, 16, 3), dtype=np.uint8
+    )
     return Episode(
         task=task,
         init_state_id=start,
@@ -36,11 +42,14 @@ def a_batch():
 
 def test_rewards_that_rank_failures_by_progress_score_one() -> None:
     found = score(a_batch(), np.array([1.0, 0.2, 0.5, 0.8, 1.0, 0.3, 0.6]))
-    assert (found.spearman, found.spearman_in_group, found.distinct_failures) == pytest.approx((1.0, 1.0, 1.0))
+    assert (found.spearman, found.spearman_in_group, found.distinct_failures) == pytest.approx(
+        (1.0, 1.0, 1.0)
+    )
 
 
 def test_the_measures_by_hand() -> None:
-    # progress of the failures .2 .5 .8 .3 .6 has ranks 1 3 5 2 4; rewards .1 .2 .3 .4 .4 have ranks 1 2 3 4.5 4.5
+    # progress of the failures .2 .5 .8 .3 .6 has ranks 1 3 5 2 4; rewards .1 .2 .3 .4 .4 have ranks
+    # 1 2 3 4.5 4.5
     found = score(a_batch(), np.array([1.0, 0.1, 0.2, 0.3, 1.0, 0.4, 0.4]))
     truth, ranks = np.array([1, 3, 5, 2, 4]) - 3.0, np.array([1, 2, 3, 4.5, 4.5]) - 3.0
     assert found.spearman == pytest.approx(truth @ ranks / np.sqrt(truth @ truth * (ranks @ ranks)))
@@ -64,7 +73,9 @@ def test_a_group_is_a_task_a_start_and_a_kind_of_player() -> None:
     groups = as_groups(made)
     found = [[round(member.furthest, 3) for member in members] for _, members in groups]
     assert found == [[0.2, 0.5], [0.3], [0.4], [0.6]]
-    ids = [trajectory.episode.episode_id for group, _ in groups for trajectory in group.trajectories]
+    ids = [
+        trajectory.episode.episode_id for group, _ in groups for trajectory in group.trajectories
+    ]
     assert ids == [0, 1, 2, 3, 4]
 
 
@@ -86,12 +97,19 @@ def test_episodes_come_back_from_disk_nearly_as_they_were(tmp_path: Path) -> Non
     smooth = np.linspace(0, 255, 32, dtype=np.uint8)[:, None, None] * np.ones((1, 32, 3), np.uint8)
     made = [
         msgspec.structs.replace(each, frames=np.stack([smooth // 2 + shade] * 4))
-        for each, shade in ((episode(0, 0.5), 0), (episode(1, 1.0, is_success=True, kind="policy"), 60))
+        for each, shade in (
+            (episode(0, 0.5), 0),
+            (episode(1, 1.0, is_success=True, kind="policy"), 60),
+        )
     ]
     assert save_episodes(made, tmp_path) == sum(file.stat().st_size for file in tmp_path.iterdir())
     found = load_episodes(tmp_path)
     for ours, theirs in zip(found, made, strict=True):
-        assert (ours.task, ours.init_state_id, ours.kind) == (theirs.task, theirs.init_state_id, theirs.kind)
+        assert (ours.task, ours.init_state_id, ours.kind) == (
+            theirs.task,
+            theirs.init_state_id,
+            theirs.kind,
+        )
         assert (ours.is_success, ours.furthest) == (theirs.is_success, theirs.furthest)
         assert ours.states.tolist() == theirs.states.tolist()
         assert np.abs(ours.frames.astype(int) - theirs.frames).mean() < 4.0
@@ -102,10 +120,13 @@ def test_missing_episodes_say_how_to_record_them(tmp_path: Path) -> None:
         load_episodes(tmp_path)
 
 
-async def test_on_the_recorded_episodes_ours_ranks_failures_better_than_the_rules_it_stands_beside() -> None:
+async def test_on_the_recorded_episodes_ours_ranks_failures_better_than_the_rules_it_stands_beside() -> (
+    None
+):
     batch = batch_of(load_episodes())
     scores = {
-        name: await scores_of(batch, ObservationEncoder(EmbeddingConfig(encoder=name))) for name in ("pixels", "state")
+        name: await scores_of(batch, ObservationEncoder(EmbeddingConfig(encoder=name)))
+        for name in ("pixels", "state")
     }
     figures = figures_of(scores)
     assert figures["spearman_ours"] > 0.5

@@ -1,4 +1,6 @@
-"""What other projects' functions gave when they were run (tests/algorithms/golden/README.md), and how ours is compared."""
+"""What other projects' functions gave when they were run (tests/algorithms/golden/README.md), and
+how ours is compared.
+"""
 
 import json
 from collections.abc import Callable, Iterable
@@ -20,7 +22,9 @@ class Golden:
     """The cases of one project."""
 
     def __init__(self, project: str) -> None:
-        self._cases: dict[str, dict[str, Any]] = json.loads((FOLDER / f"{project}.json").read_text())["cases"]
+        self._cases: dict[str, dict[str, Any]] = json.loads(
+            (FOLDER / f"{project}.json").read_text()
+        )["cases"]
         self._arrays = _arrays(project)
 
     @property
@@ -46,7 +50,9 @@ class Golden:
             if key.startswith(prefix)
         }
         numbers = {key: value for key, value in inputs.items() if value.is_floating_point()}
-        return inputs | {key: value.float().double() if rounded else value for key, value in numbers.items()}
+        return inputs | {
+            key: value.float().double() if rounded else value for key, value in numbers.items()
+        }
 
     def tolerance(self, case: str) -> dict[str, float]:
         """How near ours has to be."""
@@ -61,7 +67,9 @@ class Golden:
             theirs, found = theirs[on], found[on]
         torch.testing.assert_close(found, theirs, **self.tolerance(case))
 
-    def assert_same_loss(self, case: str, loss: Callable[[Tensor], Tensor], at: Tensor, factor: float = 1.0) -> None:
+    def assert_same_loss(
+        self, case: str, loss: Callable[[Tensor], Tensor], at: Tensor, factor: float = 1.0
+    ) -> None:
         """A loss and its gradient are theirs, times `factor`."""
         leaf = at.clone().requires_grad_()
         found = loss(leaf) * factor
@@ -69,7 +77,9 @@ class Golden:
         self.assert_close(case, "loss", found.detach())
         self.assert_close(case, "gradient", gradient)
 
-    def token_batch(self, case: str, log_prob: Tensor, advantage: str = "advantage", **fields: Any) -> TokenBatch:
+    def token_batch(
+        self, case: str, log_prob: Tensor, advantage: str = "advantage", **fields: Any
+    ) -> TokenBatch:
         """The ragged batch, with the current policy's log-probs."""
         batch = self.batch(case)
         given: dict[str, Any] = {
@@ -102,7 +112,9 @@ class Golden:
         self.assert_same_loss(case, reduced, self.batch(case)["log_prob"], factor)
 
 
-def reduced_over(reduce: Aggregation, losses: Tensor, mask: Tensor, length: float | None = None) -> Tensor:
+def reduced_over(
+    reduce: Aggregation, losses: Tensor, mask: Tensor, length: float | None = None
+) -> Tensor:
     """Losses by the tokens of a mask."""
     return reduce(losses, mask, count_denominators(mask, length=length))
 

@@ -32,8 +32,11 @@ def batch_of(ratios: tuple[float, ...], advantages: tuple[float, ...], **others:
     )
 
 
-def random_batch(rows: int = 4, tokens: int = 6, seed: int = 0, spread: float = 0.3, **others: Any) -> TokenBatch:
-    """Log-probs around -1, ratios around 1, advantages of both signs, a fifth of the tokens masked; float64.
+def random_batch(
+    rows: int = 4, tokens: int = 6, seed: int = 0, spread: float = 0.3, **others: Any
+) -> TokenBatch:
+    """Log-probs around -1, ratios around 1, advantages of both signs, a fifth of the tokens masked;
+    float64.
 
     The first token of every row is unmasked; `others` replaces or adds fields.
     """
@@ -64,7 +67,9 @@ def gradient(loss: PolicyLoss, batch: TokenBatch) -> Tensor:
     return result
 
 
-def finite_differences(function: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-6) -> Tensor:
+def finite_differences(
+    function: Callable[[Tensor], Tensor], at: Tensor, step: float = 1e-6
+) -> Tensor:
     """The gradient of a scalar function by central differences."""
     point = at.detach().clone()
     result = torch.zeros_like(point)

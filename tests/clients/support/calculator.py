@@ -1,4 +1,5 @@
-"""A small real language policy that adds: it calls tools, answers in JSON, and follows the ReAct format, as it is asked to.
+"""A small real language policy that adds: it calls tools, answers in JSON, and follows the ReAct
+format, as it is asked to.
 
 Its tokens are bytes. It stops at stop texts in the middle of what it would say, as an engine does.
 """
@@ -23,7 +24,8 @@ from vla_rl.types import (
 
 QUESTION = re.compile(r"(\d+) plus (\d+)")
 REACT = (
-    "Thought: I have to add.\nAction: add\nAction Input: {a}, {b}\nObservation: 99\nThought: I know.\nFinal Answer: 99"
+    "Thought: I have to add.\nAction: add\nAction Input: {a}, {b}\nObservation: 99\nThought: I "
+    "know.\nFinal Answer: 99"
 )
 
 
@@ -56,7 +58,9 @@ class Calculator:
             finish_reason="length" if is_cut else "stop",
             temperature=1.0,
             stopped_by=None if is_cut else stopped_by,
-            report=None if options.top_log_probs is None else reports(tokens, options.top_log_probs),
+            report=None
+            if options.top_log_probs is None
+            else reports(tokens, options.top_log_probs),
         )
 
     def _reply(self, prompt: Prompt, tools: Sequence[ToolSpec], options: ReplyOptions) -> Message:
@@ -74,7 +78,9 @@ class Calculator:
         if "add" in names and asked and not is_answered:
             return call_of("add", tools, answer, a, b)
         if options.format is not None:
-            return Message(role="assistant", content=json.dumps({"sum": int(re.findall(r"-?\d+", answer)[-1])}))
+            return Message(
+                role="assistant", content=json.dumps({"sum": int(re.findall(r"-?\d+", answer)[-1])})
+            )
         if "Action Input:" in text:
             seen = re.findall(r"Observation: (\d+)", text)
             said = f"I know.\nFinal Answer: {seen[-1]}" if seen else REACT.format(a=a, b=b)
@@ -89,7 +95,9 @@ def call_of(name: str, tools: Sequence[ToolSpec], answer: str, a: str, b: str) -
     (tool,) = [tool for tool in tools if tool.name == name]
     known = {"a": int(a), "b": int(b), "sum": int(a) + int(b)}
     arguments = {field: known.get(field, 0) for field in tool.parameters.get("properties", {})}
-    return Message(role="assistant", tool_calls=(ToolCall(id="0", name=name, arguments=json.dumps(arguments)),))
+    return Message(
+        role="assistant", tool_calls=(ToolCall(id="0", name=name, arguments=json.dumps(arguments)),)
+    )
 
 
 def text_of(prompt: Prompt) -> str:

@@ -1,4 +1,6 @@
-"""A v1 environment with a tool server, as users of verifiers 0.3 and later write them: nothing here knows of vla_rl."""
+"""A v1 environment with a tool server, as users of verifiers 0.3 and later write them: nothing here
+knows of vla_rl.
+"""
 
 import verifiers.v1 as vf
 
@@ -29,7 +31,10 @@ class DoubleTaskset(vf.Taskset[DoubleTask, vf.TasksetConfig]):
 
     def load(self) -> list[DoubleTask]:
         return [
-            DoubleTask(DoubleData(idx=row, prompt=f"What is twice {row}?", answer=str(2 * row)), self.config.task)
+            DoubleTask(
+                DoubleData(idx=row, prompt=f"What is twice {row}?", answer=str(2 * row)),
+                self.config.task,
+            )
             for row in range(20, 23)
         ]
 

@@ -1,4 +1,6 @@
-"""A v1 environment in which two agents play against each other, as users of verifiers 0.3 and later write them."""
+"""A v1 environment in which two agents play against each other, as users of verifiers 0.3 and later
+write them.
+"""
 
 import verifiers.v1 as vf
 

@@ -21,7 +21,13 @@ def is_right(completion, answer, **kwargs) -> float:  # type: ignore[no-untyped-
 
 
 def load_environment(num_rows: int = 3, **kwargs) -> vf.Environment:  # type: ignore[no-untyped-def]
-    rows = [{"question": f"{row}+{row}=?", "answer": str(2 * row)} for row in range(1, num_rows + 1)]
+    rows = [
+        {"question": f"{row}+{row}=?", "answer": str(2 * row)} for row in range(1, num_rows + 1)
+    ]
     return vf.ToolEnv(
-        dataset=Dataset.from_list(rows), rubric=vf.Rubric(funcs=[is_right]), tools=[add], max_turns=4, **kwargs
+        dataset=Dataset.from_list(rows),
+        rubric=vf.Rubric(funcs=[is_right]),
+        tools=[add],
+        max_turns=4,
+        **kwargs,
     )

@@ -29,7 +29,10 @@ class SumTaskset(vf.Taskset[SumTask, SumConfig]):
     def load(self) -> list[SumTask]:
         return [
             SumTask(
-                SumData(idx=row, prompt=f"{row}+{row}=?", system_prompt="Add.", answer=str(2 * row)), self.config.task
+                SumData(
+                    idx=row, prompt=f"{row}+{row}=?", system_prompt="Add.", answer=str(2 * row)
+                ),
+                self.config.task,
             )
             for row in range(1, self.config.num_rows + 1)
         ]

@@ -1,4 +1,5 @@
-"""Runs one environment in every vector mode, in a process that begins without OpenGL, and prints a line for each.
+"""Runs one environment in every vector mode, in a process that begins without OpenGL, and prints a
+line for each.
 
     python vector_modes.py <env id> <keywords as JSON> <contexts of async, such as fork,spawn>
 
@@ -34,14 +35,24 @@ def digest_of(envs: Any) -> str:
 
 
 def main(env_id: str, kwargs: dict[str, Any], contexts: list[str]) -> None:
-    """The modes in turn; the one that draws in this process comes last, as no other could be forked after it."""
+    """The modes in turn; the one that draws in this process comes last, as no other could be forked
+    after it.
+    """
     for context in contexts:
         envs = gymnasium.make_vec(
-            env_id, NUM_ENVS, vectorization_mode="async", vector_kwargs={"context": context}, **kwargs
+            env_id,
+            NUM_ENVS,
+            vectorization_mode="async",
+            vector_kwargs={"context": context},
+            **kwargs,
         )
         print(context, digest_of(envs), flush=True)
     print("ours", digest_of(make_vec(EnvSpec(id=env_id, kwargs=kwargs), NUM_ENVS)), flush=True)
-    print("sync", digest_of(gymnasium.make_vec(env_id, NUM_ENVS, vectorization_mode="sync", **kwargs)), flush=True)
+    print(
+        "sync",
+        digest_of(gymnasium.make_vec(env_id, NUM_ENVS, vectorization_mode="sync", **kwargs)),
+        flush=True,
+    )
 
 
 if __name__ == "__main__":

@@ -18,7 +18,9 @@ def frames(seed: int, num: int, size: int = 12) -> np.ndarray:
     return np.random.default_rng(seed).integers(0, 256, (num, size, size, 3), dtype=np.uint8)
 
 
-def made_episode(name: str, num_steps: int = 5, seed: int = 0, instruction: str = "push the plate") -> RecordedEpisode:
+def made_episode(
+    name: str, num_steps: int = 5, seed: int = 0, instruction: str = "push the plate"
+) -> RecordedEpisode:
     """An episode of random numbers and frames."""
     rng = np.random.default_rng(seed)
     image, wrist = frames(seed, num_steps), frames(seed + 100, num_steps)
@@ -37,7 +39,10 @@ def made_episode(name: str, num_steps: int = 5, seed: int = 0, instruction: str 
 def hdf5(
     path: Path, demos: dict[str, np.ndarray], *, instruction: str | None = "push the plate"
 ) -> dict[str, np.ndarray]:
-    """LIBERO's layout; `demos` are their actions [T, 7]. Returns the frames of the fixed camera, as stored."""
+    """LIBERO's layout; `demos` are their actions [T, 7].
+
+    Returns the frames of the fixed camera, as stored.
+    """
     stored = {}
     path.parent.mkdir(parents=True, exist_ok=True)
     with h5py.File(path, "w") as file:
@@ -80,20 +85,35 @@ def columns_of(episode: int, num: int, first: int, task: int) -> dict[str, list[
 
 
 FEATURES = {
-    "observation.images.image": {"dtype": "image", "shape": [12, 12, 3], "names": ["height", "width", "channel"]},
-    "observation.images.image2": {"dtype": "image", "shape": [12, 12, 3], "names": ["height", "width", "channel"]},
+    "observation.images.image": {
+        "dtype": "image",
+        "shape": [12, 12, 3],
+        "names": ["height", "width", "channel"],
+    },
+    "observation.images.image2": {
+        "dtype": "image",
+        "shape": [12, 12, 3],
+        "names": ["height", "width", "channel"],
+    },
     "observation.state": {"dtype": "float32", "shape": [8], "names": ["state"]},
     "action": {"dtype": "float32", "shape": [7], "names": ["actions"]},
     **{
         name: {"dtype": kind, "shape": [1], "names": None}
-        for name, kind in {"timestamp": "float32", "frame_index": "int64", "episode_index": "int64"}.items()
+        for name, kind in {
+            "timestamp": "float32",
+            "frame_index": "int64",
+            "episode_index": "int64",
+        }.items()
     },
 }
 TASKS = {0: "open the drawer", 1: "close the drawer"}
 
 
 def published(root: Path, lengths: tuple[int, ...] = (3, 4), **changed: Any) -> Path:
-    """A v3.0 data set: all episodes in one file of two-row groups, task k % 2; `changed` replaces fields of info.json."""
+    """A v3.0 data set: all episodes in one file of two-row groups, task k % 2.
+
+    `changed` replaces fields of info.json.
+    """
     info = {
         "codebase_version": "v3.0",
         "robot_type": "panda",

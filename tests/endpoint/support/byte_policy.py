@@ -26,7 +26,8 @@ TEMPLATE = "<{role}>{content}{calls}"
 
 
 class BytePolicy:
-    """Prompts are `<role>text` for each message, each ended by a newline; replies are `says`, one after the other.
+    """Prompts are `<role>text` for each message, each ended by a newline; replies are `says`, one
+    after the other.
 
     Args:
         says: messages, or texts.
@@ -35,7 +36,10 @@ class BytePolicy:
     """
 
     def __init__(self, *says: str | Message, context_size: int = 1 << 16, version: int = 7) -> None:
-        self._says = [Message(role="assistant", content=said) if isinstance(said, str) else said for said in says]
+        self._says = [
+            Message(role="assistant", content=said) if isinstance(said, str) else said
+            for said in says
+        ]
         self._context_size, self._version = context_size, version
         self.heard: list[tuple[tuple[Message, ...], tuple[ToolSpec, ...], int | None]] = []
         self.options: list[ReplyOptions] = []
@@ -53,7 +57,9 @@ class BytePolicy:
         max_tokens: int | None = None,
         options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        self.heard.append((tuple(prompt) if isinstance(prompt, list | tuple) else (), tuple(tools), max_tokens))
+        self.heard.append(
+            (tuple(prompt) if isinstance(prompt, list | tuple) else (), tuple(tools), max_tokens)
+        )
         self.options.append(options)
         self.asked.set()
         read = self.prompt_of(prompt)
@@ -67,7 +73,9 @@ class BytePolicy:
             finally:
                 self.given_up.set()
         message = self._says.pop(0)
-        tokens = as_tokens(message.content + "".join(call.name for call in message.tool_calls) + END.decode())
+        tokens = as_tokens(
+            message.content + "".join(call.name for call in message.tool_calls) + END.decode()
+        )
         if max_tokens is not None:
             tokens = tokens[:max_tokens]
         return Completion(
@@ -78,7 +86,9 @@ class BytePolicy:
             weight_versions=self._version + np.arange(len(tokens)),
             finish_reason="length" if len(tokens) == max_tokens else "stop",
             temperature=0.5,
-            report=None if options.top_log_probs is None else report_of(tokens, options.top_log_probs),
+            report=None
+            if options.top_log_probs is None
+            else report_of(tokens, options.top_log_probs),
         )
 
     @staticmethod
@@ -104,7 +114,9 @@ def report_of(tokens: np.ndarray, num_alternatives: int) -> tuple[TokenReport, .
     return tuple(TokenReport(text=bytes([token]), alternatives=others) for token in tokens.tolist())
 
 
-EPISODE = EpisodeSpec(episode_id=3, group_id=0, member=0, env=EnvSpec(id="asks"), task="asks", seed=0, policy_seed=0)
+EPISODE = EpisodeSpec(
+    episode_id=3, group_id=0, member=0, env=EnvSpec(id="asks"), task="asks", seed=0, policy_seed=0
+)
 
 
 class AskOnce:
@@ -124,5 +136,9 @@ class AskOnce:
         self.answers.append(message.content)
         is_right = message.content == "42"
         return TextOutcome(
-            messages=(), reward=float(is_right), terminated=True, truncated=False, info={"is_success": is_right}
+            messages=(),
+            reward=float(is_right),
+            terminated=True,
+            truncated=False,
+            info={"is_success": is_right},
         )

@@ -14,11 +14,15 @@ def client_of(session: Session, **kwargs: Any) -> AsyncOpenAI:
     return AsyncOpenAI(base_url=session.base_url, api_key=session.api_key, max_retries=0, **kwargs)
 
 
-async def request(endpoint: Endpoint, method: str, path: str, key: str, body: bytes | None = None) -> tuple[int, Any]:
+async def request(
+    endpoint: Endpoint, method: str, path: str, key: str, body: bytes | None = None
+) -> tuple[int, Any]:
     """Status and JSON body."""
     headers = {"Authorization": f"Bearer {key}"}
     async with (
         aiohttp.ClientSession() as client,
-        client.request(method, f"{endpoint.base_url}{path}", data=body, headers=headers) as response,
+        client.request(
+            method, f"{endpoint.base_url}{path}", data=body, headers=headers
+        ) as response,
     ):
         return response.status, await response.json()

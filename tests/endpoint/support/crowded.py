@@ -1,6 +1,7 @@
 """A process with few file descriptors that serves an endpoint and then starts an actor.
 
-It prints its port, waits for a line, starts the actor and answers a request; each step is one line of its output.
+It prints its port, waits for a line, starts the actor and answers a request; each step is one line
+of its output.
 """
 
 import asyncio
@@ -26,7 +27,9 @@ class Worker(Actor):
 async def main() -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with Runtime() as runtime:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + NUM_FREE, hard))
+        resource.setrlimit(
+            resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")) + NUM_FREE, hard)
+        )
         async with Endpoint() as endpoint:
             print(endpoint.base_url.split(":")[2].split("/")[0], flush=True)
             await asyncio.to_thread(sys.stdin.readline)

@@ -23,7 +23,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _vllm_leaves_nothing_for_others() -> Iterator[None]:
-    """vLLM leaves ZeroMQ contexts of its clients to the garbage collector, which complains of them: here, not elsewhere."""
+    """vLLM leaves ZeroMQ contexts of its clients to the garbage collector, which complains of them:
+    here, not elsewhere.
+    """
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)

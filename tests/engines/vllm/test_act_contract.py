@@ -1,6 +1,8 @@
-"""What an engine that acts promises, whichever it is: the same tests on the torch engine and on vLLM, for both policies.
+"""What an engine that acts promises, whichever it is: the same tests on the torch engine and on
+vLLM, for both policies.
 
-The learner's own network is the oracle: every log-prob that an engine reports is recomputed by it, in float32.
+The learner's own network is the oracle: every log-prob that an engine reports is recomputed by it,
+in float32.
 """
 
 import asyncio
@@ -57,13 +59,18 @@ class Acting:
     loop_scope="module",
     params=[
         *("torch oft", "torch tokens", "vllm oft", "vllm tokens"),
-        *(pytest.param(f"vllm tokens {mode}", marks=pytest.mark.proof) for mode in ("keep", "restart")),
+        *(
+            pytest.param(f"vllm tokens {mode}", marks=pytest.mark.proof)
+            for mode in ("keep", "restart")
+        ),
     ],
 )
 async def acting(request: pytest.FixtureRequest) -> AsyncIterator[Acting]:
     kind, family, *update_mode = request.param.split()
     policy: Any = oft_policy() if family == "oft" else token_policy()
-    config = EngineConfig(vllm=VllmConfig(update_mode=update_mode[0] if update_mode else None, verify_checksums=True))
+    config = EngineConfig(
+        vllm=VllmConfig(update_mode=update_mode[0] if update_mode else None, verify_checksums=True)
+    )
     async with DeviceLane(1) as lane:
         make: Any = (
             (lambda: TorchEngine(policy.copy(), lane, config, BEGINNING))
@@ -85,13 +92,17 @@ async def test_a_decision_is_a_chunk_with_its_tokens_log_probs_and_version(actin
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0, 1.6])
-async def test_log_probs_are_those_of_the_learner_after_temperature(acting: Acting, temperature: float) -> None:
+async def test_log_probs_are_those_of_the_learner_after_temperature(
+    acting: Acting, temperature: float
+) -> None:
     for seed in range(4):
         chunk = await acting.act(seed, temperature=temperature, seed=seed)
         assert acting.gap(seed, chunk, temperature) < TOLERANCE
 
 
-async def test_greedy_takes_the_most_likely_tokens_and_scores_them_at_the_temperature(acting: Acting) -> None:
+async def test_greedy_takes_the_most_likely_tokens_and_scores_them_at_the_temperature(
+    acting: Acting,
+) -> None:
     policy = acting.policy
     with torch.inference_mode():
         best, _ = policy.sample(policy.prepare([observe(2)]), [Sampling(greedy=True)])
@@ -101,7 +112,9 @@ async def test_greedy_takes_the_most_likely_tokens_and_scores_them_at_the_temper
         assert acting.gap(2, chunk, temperature) < TOLERANCE
 
 
-async def test_the_same_seed_gives_the_same_chunk_whoever_is_asked_beside_it(acting: Acting) -> None:
+async def test_the_same_seed_gives_the_same_chunk_whoever_is_asked_beside_it(
+    acting: Acting,
+) -> None:
     alone = [await acting.act(seed, seed=seed) for seed in range(6)]
     together = await asyncio.gather(*(acting.act(seed, seed=seed) for seed in range(6)))
     for one, other in zip(alone, together, strict=True):
@@ -112,18 +125,27 @@ async def test_the_same_seed_gives_the_same_chunk_whoever_is_asked_beside_it(act
 
 
 async def test_samples_follow_the_distribution(acting: Acting) -> None:
-    """Mean of -log p over draws is the entropy: 24 draws of every token, compared within four standard errors."""
+    """Mean of -log p over draws is the entropy: 24 draws of every token, compared within four
+    standard errors.
+    """
     chunks = await asyncio.gather(*(acting.act(0, seed=seed) for seed in range(24)))
     policy = acting.policy
-    drawn = np.array([-chunk.log_probs[0] for chunk in chunks])  # the first token: the same distribution in every draw
+    # the first token: the same distribution in every draw
+    drawn = np.array([-chunk.log_probs[0] for chunk in chunks])
     with torch.inference_mode():
         _, entropies = policy.log_probs(
-            policy.prepare([observe(0)]), torch.from_numpy(chunks[0].tokens)[None], torch.tensor([1.0])
+            policy.prepare([observe(0)]),
+            torch.from_numpy(chunks[0].tokens)[None],
+            torch.tensor([1.0]),
         )
-    assert abs(drawn.mean() - float(entropies[0, 0])) < 4.0 * drawn.std() / np.sqrt(len(drawn)) + 1e-3
+    assert (
+        abs(drawn.mean() - float(entropies[0, 0])) < 4.0 * drawn.std() / np.sqrt(len(drawn)) + 1e-3
+    )
 
 
-async def test_an_observation_that_does_not_fit_fails_its_caller_and_nobody_else(acting: Acting) -> None:
+async def test_an_observation_that_does_not_fit_fails_its_caller_and_nobody_else(
+    acting: Acting,
+) -> None:
     wrong = observe(0) | {"image": np.zeros((4, 4, 4), np.uint8)}
     with pytest.raises(ValueError, match=r"observation\['image'\]"):
         await acting.engine.act(wrong, Sampling())
@@ -188,7 +210,10 @@ async def test_weights_of_another_policy_are_refused_and_nothing_is_applied(acti
     del missing.network.projector.fc2
     misshapen = acting.first.copy()
     misshapen.network.projector.fc2.bias = torch.nn.Parameter(torch.zeros(3))
-    for broken, message in ((missing, "2 missing"), (misshapen, r"fc2.bias is torch.float32 \[3\]")):
+    for broken, message in (
+        (missing, "2 missing"),
+        (misshapen, r"fc2.bias is torch.float32 \[3\]"),
+    ):
         with pytest.raises(CheckpointError, match=message):
             await acting.lane.run(acting.engine.adopt, broken.network, version + 1)
     assert acting.engine.weight_version == version

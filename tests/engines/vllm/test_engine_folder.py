@@ -28,10 +28,14 @@ def temporary() -> Iterator[Path]:
         yield Path(name)
 
 
-def test_a_folder_outlives_its_owner_only_until_the_next_one(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_outlives_its_owner_only_until_the_next_one(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TMPDIR", str(temporary))
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
-    with subprocess.Popen([sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as owner:
+    with subprocess.Popen(
+        [sys.executable, "-c", OWNER], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as owner:
         assert owner.stdout is not None
         theirs = Path(owner.stdout.readline().decode().strip())
         with engine_folder() as ours:
@@ -45,10 +49,15 @@ def test_a_folder_outlives_its_owner_only_until_the_next_one(temporary: Path, mo
     assert list(temporary.iterdir()) == []
 
 
-def test_a_path_that_is_too_long_for_sockets_is_refused(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_path_that_is_too_long_for_sockets_is_refused(
+    temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     long = temporary / ("x" * 60)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
-    with pytest.raises(ConfigError, match="expected at most 70; set TMPDIR to a shorter one"), engine_folder():
+    with (
+        pytest.raises(ConfigError, match="expected at most 70; set TMPDIR to a shorter one"),
+        engine_folder(),
+    ):
         pass
     assert list(long.iterdir()) == []

@@ -1,4 +1,6 @@
-"""What an engine that speaks promises, whichever it is: the same tests on the torch engine and on vLLM."""
+"""What an engine that speaks promises, whichever it is: the same tests on the torch engine and on
+vLLM.
+"""
 
 import asyncio
 import json
@@ -63,12 +65,18 @@ class Speaking:
         return gap(self.policy, completion, temperature)
 
 
-def gap(policy: CausalLanguageModel, completion: Completion, temperature: float, begin: int = 0) -> float:
+def gap(
+    policy: CausalLanguageModel, completion: Completion, temperature: float, begin: int = 0
+) -> float:
     """Largest difference from the learner's log-probs, from token `begin` of the reply on."""
-    grammars = () if completion.grammar is None else ((0, len(completion.tokens), completion.grammar),)
+    grammars = (
+        () if completion.grammar is None else ((0, len(completion.tokens), completion.grammar),)
+    )
     batch = policy.prepare([{"prompt_tokens": completion.prompt_tokens, "grammars": grammars}])
     with torch.inference_mode():
-        log_probs, _ = policy.log_probs(batch, torch.from_numpy(completion.tokens)[None], torch.tensor([temperature]))
+        log_probs, _ = policy.log_probs(
+            batch, torch.from_numpy(completion.tokens)[None], torch.tensor([temperature])
+        )
     return float((log_probs[0] - torch.from_numpy(completion.log_probs)).abs()[begin:].max())
 
 
@@ -86,7 +94,9 @@ async def speaking(request: pytest.FixtureRequest) -> AsyncIterator[Speaking]:
             yield Speaking(engine, lane, policy)
 
 
-async def test_a_reply_is_a_message_with_its_tokens_log_probs_and_versions(speaking: Speaking) -> None:
+async def test_a_reply_is_a_message_with_its_tokens_log_probs_and_versions(
+    speaking: Speaking,
+) -> None:
     completion = await speaking.say(seed=1)
     policy, length = speaking.policy, len(completion.tokens)
     assert 1 <= length <= MAX_REPLY
@@ -101,8 +111,12 @@ async def test_a_reply_is_a_message_with_its_tokens_log_probs_and_versions(speak
 
 
 @pytest.mark.parametrize("temperature", [0.8, 1.0, 1.5])
-async def test_log_probs_are_those_of_the_learner_after_temperature(speaking: Speaking, temperature: float) -> None:
-    completions = await asyncio.gather(*(speaking.say(seed=seed, temperature=temperature) for seed in range(4)))
+async def test_log_probs_are_those_of_the_learner_after_temperature(
+    speaking: Speaking, temperature: float
+) -> None:
+    completions = await asyncio.gather(
+        *(speaking.say(seed=seed, temperature=temperature) for seed in range(4))
+    )
     assert max(speaking.gap(completion, temperature) for completion in completions) < TOLERANCE
     greedy = await speaking.say(greedy=True, temperature=temperature)
     assert speaking.gap(greedy, temperature) < TOLERANCE
@@ -124,7 +138,9 @@ async def test_a_conversation_goes_on_from_what_was_said(speaking: Speaking) -> 
 
 async def test_tools_are_part_of_the_prompt(speaking: Speaking) -> None:
     tool = ToolSpec(name="add", description="adds", parameters={"type": "object"})
-    completion = await speaking.engine.generate(ASKED, tools=(tool,), sampling=Sampling(), max_tokens=2)
+    completion = await speaking.engine.generate(
+        ASKED, tools=(tool,), sampling=Sampling(), max_tokens=2
+    )
     np.testing.assert_array_equal(completion.prompt_tokens, speaking.policy.render(ASKED, (tool,)))
     assert len(completion.tokens) <= 2
 
@@ -139,10 +155,14 @@ async def test_a_prompt_without_room_for_a_reply_is_refused(speaking: Speaking) 
 SUM = JsonFormat(
     schema={
         "type": "object",
-        "properties": {"sum": {"type": "integer", "minimum": 0, "maximum": 9}, "is_odd": {"type": "boolean"}},
+        "properties": {
+            "sum": {"type": "integer", "minimum": 0, "maximum": 9},
+            "is_odd": {"type": "boolean"},
+        },
         "required": ["sum", "is_odd"],
         "additionalProperties": False,
-        "x-guidance": {"item_separator": ",", "key_separator": ":"},  # random weights would choose much white space
+        # random weights would choose much white space
+        "x-guidance": {"item_separator": ",", "key_separator": ":"},
     }
 )
 ADD = ToolSpec(
@@ -160,7 +180,9 @@ ADD = ToolSpec(
 
 async def ask(speaking: Speaking, options: ReplyOptions, **asked: Any) -> Completion:
     sampling = Sampling(seed=asked.pop("seed", 1), temperature=asked.pop("temperature", 1.0))
-    completion: Completion = await speaking.engine.generate(ASKED, sampling=sampling, options=options, **asked)
+    completion: Completion = await speaking.engine.generate(
+        ASKED, sampling=sampling, options=options, **asked
+    )
     return completion
 
 
@@ -169,9 +191,14 @@ async def test_a_reply_under_a_schema_satisfies_it_with_the_log_probs_that_the_l
     speaking: Speaking, temperature: float
 ) -> None:
     replies = await asyncio.gather(
-        *(ask(speaking, ReplyOptions(format=SUM), seed=seed, temperature=temperature) for seed in range(6))
+        *(
+            ask(speaking, ReplyOptions(format=SUM), seed=seed, temperature=temperature)
+            for seed in range(6)
+        )
     )
-    whole = [json.loads(reply.message.content) for reply in replies if reply.finish_reason == "stop"]
+    whole = [
+        json.loads(reply.message.content) for reply in replies if reply.finish_reason == "stop"
+    ]
     assert whole
     for said in whole:
         assert set(said) == {"sum", "is_odd"}
@@ -192,25 +219,35 @@ async def test_a_reply_under_a_schema_satisfies_it_with_the_log_probs_that_the_l
         (GrammarFormat(lark='start: "<" word ">"\nword: /[x-z]+/ | "1" word'), "<1*[x-z]+>"),
     ],
 )
-async def test_a_reply_has_the_form_that_was_asked_for(speaking: Speaking, form: ReplyFormat, pattern: str) -> None:
+async def test_a_reply_has_the_form_that_was_asked_for(
+    speaking: Speaking, form: ReplyFormat, pattern: str
+) -> None:
     for seed in range(4):
         reply = await ask(speaking, ReplyOptions(format=form), seed=seed)
         assert reply.finish_reason == "length" or re.fullmatch(pattern, reply.message.content)
         assert speaking.gap(reply) < TOLERANCE
 
 
-async def test_a_tool_that_has_to_be_called_is_called_once_with_arguments_of_its_schema(speaking: Speaking) -> None:
+async def test_a_tool_that_has_to_be_called_is_called_once_with_arguments_of_its_schema(
+    speaking: Speaking,
+) -> None:
     rule = ToolRule(mode="required", names=("add",), max_calls=1)
     for seed in range(4):
-        reply = await ask(speaking, ReplyOptions(tools=rule), seed=seed, tools=(ADD,), max_tokens=MAX_REPLY)
+        reply = await ask(
+            speaking, ReplyOptions(tools=rule), seed=seed, tools=(ADD,), max_tokens=MAX_REPLY
+        )
         assert speaking.gap(reply) < TOLERANCE
         if reply.finish_reason == "stop":
             (call,) = reply.message.tool_calls
             assert call.name == "add"
-            assert json.loads(call.arguments) in [{"left": left, "right": right} for left in (1, 2) for right in (3, 4)]
+            assert json.loads(call.arguments) in [
+                {"left": left, "right": right} for left in (1, 2) for right in (3, 4)
+            ]
 
 
-async def test_a_schema_that_no_grammar_can_express_is_refused_and_others_are_not_disturbed(speaking: Speaking) -> None:
+async def test_a_schema_that_no_grammar_can_express_is_refused_and_others_are_not_disturbed(
+    speaking: Speaking,
+) -> None:
     other = asyncio.create_task(speaking.say(seed=1))
     with pytest.raises(ValueError, match=r"Unimplemented keys: \[\"not\"\]"):
         await ask(speaking, ReplyOptions(format=JsonFormat(schema={"not": {}})))
@@ -232,7 +269,9 @@ async def test_a_stop_text_ends_a_reply_and_its_tokens_are_kept(speaking: Speaki
         await ask(speaking, ReplyOptions(stop=("",)))
 
 
-async def test_the_likeliest_tokens_are_reported_beside_those_that_were_sampled(speaking: Speaking) -> None:
+async def test_the_likeliest_tokens_are_reported_beside_those_that_were_sampled(
+    speaking: Speaking,
+) -> None:
     reply = await ask(speaking, ReplyOptions(top_log_probs=3), seed=3)
     assert reply.report is not None
     assert len(reply.report) == len(reply.tokens)
@@ -252,12 +291,17 @@ async def test_the_likeliest_tokens_are_reported_beside_those_that_were_sampled(
 
 async def test_text_and_tokens_are_continued_as_they_are(speaking: Speaking) -> None:
     text = await speaking.engine.generate("what is 3", sampling=Sampling(seed=1))
-    tokens = await speaking.engine.generate(speaking.policy.tokenize("what is 3"), sampling=Sampling(seed=1))
+    tokens = await speaking.engine.generate(
+        speaking.policy.tokenize("what is 3"), sampling=Sampling(seed=1)
+    )
     assert (
-        text.prompt_tokens.tolist() == tokens.prompt_tokens.tolist() == speaking.policy.tokenize("what is 3").tolist()
+        text.prompt_tokens.tolist()
+        == tokens.prompt_tokens.tolist()
+        == speaking.policy.tokenize("what is 3").tolist()
     )
     assert text.tokens.tolist() == tokens.tokens.tolist()
-    assert text.message.content == speaking.policy.decode(text.tokens)  # neither parsed nor stripped
+    # neither parsed nor stripped
+    assert text.message.content == speaking.policy.decode(text.tokens)
     assert speaking.gap(text) < TOLERANCE
 
 
@@ -275,8 +319,12 @@ async def test_an_engine_that_speaks_does_not_act(speaking: Speaking) -> None:
         await speaking.engine.act({})
 
 
-async def test_replies_that_run_go_on_with_new_weights_and_every_token_names_its_own(speaking: Speaking) -> None:
-    """What a token was sampled from is the network of its version, over a conversation read by that network alone."""
+async def test_replies_that_run_go_on_with_new_weights_and_every_token_names_its_own(
+    speaking: Speaking,
+) -> None:
+    """What a token was sampled from is the network of its version, over a conversation read by that
+    network alone.
+    """
     by_version = {5: moved(speaking.first, 1), 6: moved(speaking.first, 2)}
     replies: list[Completion] = []
     another, is_over = asyncio.Condition(), asyncio.Event()
@@ -286,7 +334,9 @@ async def test_replies_that_run_go_on_with_new_weights_and_every_token_names_its
 
     async def talk(number: int) -> None:
         while not is_over.is_set():
-            options = ReplyOptions(format=RegexFormat(pattern="[a-z ]{40}")) if number % 2 else ANY_REPLY
+            options = (
+                ReplyOptions(format=RegexFormat(pattern="[a-z ]{40}")) if number % 2 else ANY_REPLY
+            )
             reply = await ask(speaking, options, seed=len(replies) * 8 + number)
             async with another:
                 replies.append(reply)

@@ -1,4 +1,6 @@
-"""Engines that fail in the middle of an update, of a start or of a sleep: none of them is asked with weights it has not."""
+"""Engines that fail in the middle of an update, of a start or of a sleep: none of them is asked
+with weights it has not.
+"""
 
 import asyncio
 import logging
@@ -93,7 +95,9 @@ async def test_an_engine_that_is_stopped_in_the_middle_of_an_update_is_killed_in
     assert await asyncio.to_thread(frozen.llm.process.wait) == -9
 
 
-async def test_callers_of_an_engine_that_is_stopped_while_it_answers_or_is_idle_get_its_death(start: Start) -> None:
+async def test_callers_of_an_engine_that_is_stopped_while_it_answers_or_is_idle_get_its_death(
+    start: Start,
+) -> None:
     asked, idle = await start(), await start()
     asked.llm.stops_at.add("ask")
     idle.llm.process.send_signal(signal.SIGSTOP)
@@ -105,7 +109,9 @@ async def test_callers_of_an_engine_that_is_stopped_while_it_answers_or_is_idle_
         await idle.ask(EngineRequest([1, 2, 3]), Sampling())
 
 
-async def test_an_engine_that_gives_no_token_in_time_is_killed_though_its_process_runs(start: Start) -> None:
+async def test_an_engine_that_gives_no_token_in_time_is_killed_though_its_process_runs(
+    start: Start,
+) -> None:
     replica = await start()
     replica._config = VllmConfig(health_timeout_s=0.1)
     replica.llm.hangs_at.add("ask")
@@ -127,7 +133,9 @@ class Starting(FakeReplica):
         return asyncio.create_task(Keeper(lambda: self, publication, CONFIG, lambda: None).open())
 
 
-@pytest.mark.parametrize(("startup_s", "cause"), [(300.0, "was stopped by a signal"), (0.2, "startup_s = 0.2")])
+@pytest.mark.parametrize(
+    ("startup_s", "cause"), [(300.0, "was stopped by a signal"), (0.2, "startup_s = 0.2")]
+)
 async def test_an_engine_that_is_stopped_or_too_slow_while_it_starts_is_killed(
     publication: Publication, startup_s: float, cause: str
 ) -> None:
@@ -166,7 +174,9 @@ async def test_an_update_that_is_cancelled_while_it_is_applied_leaves_no_engine_
     applying, quick = asyncio.Event(), await start()
     stuck = await start()
     stuck.__class__ = Stuck
-    publishing = asyncio.create_task(publication.publish(publication.write(weights(2), 2), [quick, stuck], began=0.0))
+    publishing = asyncio.create_task(
+        publication.publish(publication.write(weights(2), 2), [quick, stuck], began=0.0)
+    )
     await applying.wait()
     while quick.weight_version != 2:  # noqa: ASYNC110  nothing tells
         await asyncio.sleep(0)
@@ -184,14 +194,21 @@ async def test_weights_that_an_engine_refuses_are_applied_nowhere_and_their_memo
     second.llm.fails.add("stage_weights")
     for version in (2, 3):
         with pytest.raises(CheckpointError, match=r"rejects the weights: .*out of memory"):
-            await publication.publish(publication.write(weights(version), version), [first, second], began=0.0)
-        assert (content(publication.current), publication.current and publication.current.version) == (1.0, 1)
+            await publication.publish(
+                publication.write(weights(version), version), [first, second], began=0.0
+            )
+        assert (
+            content(publication.current),
+            publication.current and publication.current.version,
+        ) == (1.0, 1)
     assert (first.is_ready, second.is_ready) == (True, True)
     assert "pause" not in first.llm.done
 
 
 @pytest.mark.parametrize("step", ["process_id", "stage_weights", "apply_weights", "ask"])
-async def test_an_engine_that_cannot_begin_says_so_as_a_death(publication: Publication, step: str) -> None:
+async def test_an_engine_that_cannot_begin_says_so_as_a_death(
+    publication: Publication, step: str
+) -> None:
     replica = FakeReplica("engine", CONFIG)
     replica.llm.fails.add(step)
     keeper = Keeper(lambda: replica, publication, CONFIG, lambda: None)
@@ -220,7 +237,9 @@ async def test_an_engine_that_is_given_up_is_logged_as_an_error(
     assert "its place stays empty" in record.getMessage()
 
 
-async def test_an_engine_that_dies_asleep_is_replaced_only_once_it_may_wake(publication: Publication) -> None:
+async def test_an_engine_that_dies_asleep_is_replaced_only_once_it_may_wake(
+    publication: Publication,
+) -> None:
     made: list[FakeReplica] = []
 
     def make() -> FakeReplica:
@@ -251,7 +270,9 @@ async def test_an_engine_that_dies_asleep_is_replaced_only_once_it_may_wake(publ
     await keeper.close()
 
 
-async def test_an_engine_whose_start_ends_while_the_others_sleep_sleeps_too(publication: Publication) -> None:
+async def test_an_engine_whose_start_ends_while_the_others_sleep_sleeps_too(
+    publication: Publication,
+) -> None:
     replica = FakeReplica("engine", CONFIG)
     keeper = Keeper(lambda: replica, publication, CONFIG, lambda: None)
     async with publication.turn:

@@ -1,4 +1,6 @@
-"""Engines that die, freeze, start again and go: nobody waits for ever, and nobody is answered by old weights."""
+"""Engines that die, freeze, start again and go: nobody waits for ever, and nobody is answered by
+old weights.
+"""
 
 import asyncio
 import contextlib
@@ -72,13 +74,17 @@ async def team() -> AsyncIterator[Team]:
     policy = oft_policy()
     hour = 3600.0  # no deadline finds an engine that stands still
     config = EngineConfig(
-        vllm=VllmConfig(num_engines=2, update_mode="drain", health_every_s=hour, update_timeout_s=hour)
+        vllm=VllmConfig(
+            num_engines=2, update_mode="drain", health_every_s=hour, update_timeout_s=hour
+        )
     )
     async with DeviceLane(1) as lane, VllmEngine(serve(policy), lane, config) as engine:
         yield Team(engine, lane, policy)
 
 
-async def test_requests_go_to_the_least_loaded_engine(team: Team, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_requests_go_to_the_least_loaded_engine(
+    team: Team, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked, all_asked, encode = [], asyncio.Event(), AsyncLLM.encode
 
     async def answer_once_all_have_asked(llm: AsyncLLM, *args: object) -> AsyncIterator[object]:
@@ -104,7 +110,9 @@ async def test_every_engine_gets_new_weights_or_none_does(team: Team) -> None:
     assert len(set(checksums.values())) == 1
 
 
-async def test_a_killed_engine_loses_nobodys_request_and_comes_back_with_the_weights_of_now(team: Team) -> None:
+async def test_a_killed_engine_loses_nobodys_request_and_comes_back_with_the_weights_of_now(
+    team: Team,
+) -> None:
     victim, survivor = team.engine.pids
     restarts = team.engine.num_restarts
     os.kill(victim, signal.SIGKILL)
@@ -118,10 +126,15 @@ async def test_a_killed_engine_loses_nobodys_request_and_comes_back_with_the_wei
     team.answers.clear()
     await asyncio.gather(*(team.ask(number) for number in range(8)))
     assert {chunk.weight_version for _, chunk in team.answers} == {2}
-    assert max(log_prob_gap(policy, observe(number), chunk, 1.0) for number, chunk in team.answers) < 1e-5
+    assert (
+        max(log_prob_gap(policy, observe(number), chunk, 1.0) for number, chunk in team.answers)
+        < 1e-5
+    )
 
 
-async def test_an_engine_that_is_stopped_in_an_update_is_replaced_and_loses_nobodys_request(team: Team) -> None:
+async def test_an_engine_that_is_stopped_in_an_update_is_replaced_and_loses_nobodys_request(
+    team: Team,
+) -> None:
     frozen, other = team.engine.pids
     restarts = team.engine.num_restarts
     policy = moved(oft_policy(), 3)
@@ -135,7 +148,10 @@ async def test_an_engine_that_is_stopped_in_an_update_is_replaced_and_loses_nobo
     team.answers.clear()
     await asyncio.gather(*(team.ask(number) for number in range(8)))
     assert {chunk.weight_version for _, chunk in team.answers} == {3}
-    assert max(log_prob_gap(policy, observe(number), chunk, 1.0) for number, chunk in team.answers) < 1e-5
+    assert (
+        max(log_prob_gap(policy, observe(number), chunk, 1.0) for number, chunk in team.answers)
+        < 1e-5
+    )
 
 
 async def test_ctrl_c_and_a_closed_terminal_leave_engines_to_their_parent(team: Team) -> None:
@@ -179,7 +195,8 @@ async def test_callers_of_an_engine_that_stays_dead_are_told_before_anything_of_
             assert log_prob_gap(newer, observe(0), chunk, 1.0) < 1e-5
             with pytest.raises(ConfigError, match="can_sleep is False"):
                 await engine.sleep()
-            stats = await asyncio.to_thread(engine.stats)  # as a live view asks, in a thread of its own
+            # as a live view asks, in a thread of its own
+            stats = await asyncio.to_thread(engine.stats)
             assert 0.0 < stats.busy_share < 1.0
             (pid,) = engine.pids
             os.kill(pid, signal.SIGSTOP)
@@ -190,9 +207,13 @@ async def test_callers_of_an_engine_that_stays_dead_are_told_before_anything_of_
                 outcomes = await asyncio.gather(*asking, return_exceptions=True)
             may_close.set()
             assert [type(outcome) for outcome in outcomes] == [ActorDied] * 8
-            with pytest.raises(ActorDied, match=r"in a row, the last one: its process (is gone|was killed by SIGKILL)"):
+            with pytest.raises(
+                ActorDied,
+                match=r"in a row, the last one: its process (is gone|was killed by SIGKILL)",
+            ):
                 await engine.act(observe(0))
-            await lane.run(engine.adopt, policy.network, 6)  # nobody is there to take them: remembered
+            # nobody is there to take them: remembered
+            await lane.run(engine.adopt, policy.network, 6)
             assert engine.weight_version == 6
         await lane.run(engine.adopt, policy.network, 7)  # after it was closed as well
         assert engine.weight_version == 7
@@ -249,10 +270,13 @@ if __name__ == "__main__":
             start_new_session=True,
         )
         with parent:
-            while len(loaded := those_with_torch(parent.pid)) < 2:  # the first runs before the second is started
+            # the first runs before the second is started
+            while len(loaded := those_with_torch(parent.pid)) < 2:
                 assert parent.poll() is None
                 await asyncio.sleep(0.02)
-            pidfds = [os.pidfd_open(pid) for pid in processes_of_session(parent.pid) if pid != parent.pid]
+            pidfds = [
+                os.pidfd_open(pid) for pid in processes_of_session(parent.pid) if pid != parent.pid
+            ]
             os.kill(max(loaded, key=lambda pid: psutil.Process(pid).create_time()), signal.SIGSTOP)
             parent.kill()
         try:

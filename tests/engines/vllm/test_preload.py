@@ -24,7 +24,11 @@ AS_ENGINE = "--multiprocessing-fork"  # an argument by which multiprocessing sta
 
 
 def start(folder: Path, *arguments: str, parent: int | None = None) -> "subprocess.Popen[str]":
-    own = {"PYTHONPATH": str(STARTUP_PATH), PARENT: str(parent or os.getpid()), "VLLM_RPC_BASE_PATH": str(folder)}
+    own = {
+        "PYTHONPATH": str(STARTUP_PATH),
+        PARENT: str(parent or os.getpid()),
+        "VLLM_RPC_BASE_PATH": str(folder),
+    }
     return subprocess.Popen(
         [sys.executable, "-c", LOOK_AROUND, *arguments],
         env={**os.environ, **own},
@@ -40,7 +44,12 @@ def test_an_engine_process_keeps_its_files_in_the_folder_and_leaves_signals_of_t
     with start(tmp_path, AS_ENGINE) as process:
         out, _ = process.communicate("\n")
     # processes that it starts have it as their parent
-    assert json.loads(out) == [process.pid, process.pid, str(tmp_path), [signal.SIGHUP, signal.SIGINT]]
+    assert json.loads(out) == [
+        process.pid,
+        process.pid,
+        str(tmp_path),
+        [signal.SIGHUP, signal.SIGINT],
+    ]
 
 
 def test_a_process_that_vllm_did_not_start_is_left_as_it_is(tmp_path: Path) -> None:
@@ -49,7 +58,9 @@ def test_a_process_that_vllm_did_not_start_is_left_as_it_is(tmp_path: Path) -> N
     assert json.loads(out) == [process.pid, os.getpid(), tempfile.gettempdir(), []]
 
 
-def test_an_engine_process_whose_parent_died_before_its_first_line_runs_no_other(tmp_path: Path) -> None:
+def test_an_engine_process_whose_parent_died_before_its_first_line_runs_no_other(
+    tmp_path: Path,
+) -> None:
     with start(tmp_path, AS_ENGINE, parent=os.getppid()) as process:  # not the one that it has
         assert process.communicate("\n") == ("", None)
     assert process.returncode == 1
@@ -57,7 +68,9 @@ def test_an_engine_process_whose_parent_died_before_its_first_line_runs_no_other
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("is_stopped", [False, True])
-async def test_an_engine_process_is_killed_with_the_thread_that_started_it(tmp_path: Path, is_stopped: bool) -> None:
+async def test_an_engine_process_is_killed_with_the_thread_that_started_it(
+    tmp_path: Path, is_stopped: bool
+) -> None:
     thread = EngineThread("engine")
     with await thread.run(lambda: start(tmp_path, AS_ENGINE)) as process:
         assert process.stdout is not None

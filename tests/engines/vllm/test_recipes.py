@@ -18,9 +18,13 @@ pytestmark = [
 ]
 
 
-@pytest.mark.parametrize("arguments", [["--engine", "vllm"], ["--engine=vllm"], ["--engine.kind", "vllm"]])
+@pytest.mark.parametrize(
+    "arguments", [["--engine", "vllm"], ["--engine=vllm"], ["--engine.kind", "vllm"]]
+)
 def test_the_engine_is_chosen_by_one_word(arguments: list[str]) -> None:
-    command = parse_command(TrainingLaunch, SrpoToyConfig, "", [*arguments, "--engine.vllm.num-engines", "2"])
+    command = parse_command(
+        TrainingLaunch, SrpoToyConfig, "", [*arguments, "--engine.vllm.num-engines", "2"]
+    )
     assert command.config.engine == EngineConfig(kind="vllm", vllm=VllmConfig(num_engines=2))
 
 
@@ -32,12 +36,23 @@ def test_an_unknown_engine_is_refused_with_those_there_are(capsys: CaptureFixtur
 
 @pytest.mark.needs_vllm
 async def test_a_recipe_trains_with_engine_processes(tmp_path: Path) -> None:
-    arguments = ["--engine", "vllm", "--run.updates", "3", "--run.root", str(tmp_path), "--simulators.num-envs", "2"]
+    arguments = [
+        "--engine",
+        "vllm",
+        "--run.updates",
+        "3",
+        "--run.root",
+        str(tmp_path),
+        "--simulators.num-envs",
+        "2",
+    ]
     arguments += ["--group-size", "4", "--scheduler.groups-per-update", "1"]
     config = parse_command(TrainingLaunch, SrpoToyConfig, "", arguments).config
     outcome = await train(config, starts_of(config), policy_of(config))
     assert not outcome.was_stopped
-    rows = [json.loads(line) for line in (outcome.run.path / "metrics.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line) for line in (outcome.run.path / "metrics.jsonl").read_text().splitlines()
+    ]
     assert len(rows) == 3
     # the engine's log-probs are the learner's, as far as the same weights chose the tokens
     gaps = [row["update/log_prob_gap_max"] for row in rows if "update/log_prob_gap_max" in row]

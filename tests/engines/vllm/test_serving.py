@@ -20,11 +20,14 @@ PAD = 1024
 """The id after the tiny vocabulary stands where something else is put in."""
 
 
-def test_a_request_for_a_chunk_has_features_prompt_placeholders_and_stop_token_in_their_places() -> None:
+def test_a_request_for_a_chunk_has_features_prompt_placeholders_and_stop_token_in_their_places() -> (
+    None
+):
     policy = oft_policy()
     request = serve(policy).request(observe(0))
     prompt = policy.prepare([observe(0)]).prompts[0].tolist()
-    # two cameras of 2 x 2 patches and one token of proprioception; 8 x 7 placeholders; the stop token is 2
+    # two cameras of 2 x 2 patches and one token of proprioception; 8 x 7 placeholders; the stop
+    # token is 2
     assert request.token_ids == [prompt[0], *[PAD] * 9, *prompt[1:], *[PAD] * 56, 2]
     assert (request.feature_start, request.num_features) == (1, 9)
     assert request.features["images"].dtype == torch.uint8
@@ -41,14 +44,19 @@ def test_a_request_for_single_tokens_ends_with_its_prompt() -> None:
 
 
 def test_only_action_tokens_may_be_sampled_where_the_policy_says_so() -> None:
-    assert list(serve(token_policy(vocabulary="actions")).layout.allowed_tokens or ()) == list(range(1024 - 256, 1024))
+    assert list(serve(token_policy(vocabulary="actions")).layout.allowed_tokens or ()) == list(
+        range(1024 - 256, 1024)
+    )
     assert serve(token_policy()).layout.allowed_tokens is None
 
 
 def test_the_wire_has_every_weight_once_and_adapters_merged() -> None:
     policy = oft_policy()
     adapted = policy.adapted(LoraConfig(rank=2), seed=0)
-    assert serve(adapted).tensors(adapted.network).keys() == serve(policy).tensors(policy.network).keys()
+    assert (
+        serve(adapted).tensors(adapted.network).keys()
+        == serve(policy).tensors(policy.network).keys()
+    )
     assert not [name for name in serve(adapted).tensors(adapted.network) if "lora" in name]
 
 
@@ -73,7 +81,11 @@ def test_a_picture_of_another_kind_is_refused_by_name() -> None:
 
 def test_policies_that_no_engine_computes_as_the_learner_does_are_refused() -> None:
     with pytest.raises(ConfigError, match="cannot serve MlpPolicy"):
-        serve(MlpPolicy.create(MlpConfig(state_size=4, action_low=(0.0,), action_high=(1.0,), num_bins=2), seed=0))
+        serve(
+            MlpPolicy.create(
+                MlpConfig(state_size=4, action_low=(0.0,), action_high=(1.0,), num_bins=2), seed=0
+            )
+        )
     with pytest.raises(ConfigError, match="has_film"):
         serve(OpenVlaOft.create(tiny(image_size=28, has_film=True), seed=0))
     shape = tiny(image_size=28)
@@ -82,17 +94,28 @@ def test_policies_that_no_engine_computes_as_the_learner_does_are_refused() -> N
         serve(OpenVlaOft.create(msgspec.structs.replace(shape, llm=llm), seed=0))
 
 
-async def test_attention_heads_that_vllm_has_no_cpu_kernel_for_are_refused_before_a_process_starts() -> None:
+async def test_attention_heads_that_vllm_has_no_cpu_kernel_for_are_refused_before_a_process_starts() -> (
+    None
+):
     policy = tiny_speaker(TinyConfig(hidden_size=64, num_heads=4), ["open the drawer"], seed=0)
     async with DeviceLane(1) as lane:
         with pytest.raises(
-            ConfigError, match="no CPU kernel for attention heads of 16 numbers, expected one of 32, 64"
+            ConfigError,
+            match="no CPU kernel for attention heads of 16 numbers, expected one of 32, 64",
         ):
             VllmEngine(serve(policy), lane, EngineConfig())
 
 
 @pytest.mark.parametrize(
-    "field", ["num_engines", "max_requests", "attempts", "health_every_s", "update_timeout_s", "drain_timeout_s"]
+    "field",
+    [
+        "num_engines",
+        "max_requests",
+        "attempts",
+        "health_every_s",
+        "update_timeout_s",
+        "drain_timeout_s",
+    ],
 )
 def test_a_size_or_time_of_nothing_is_refused(field: str) -> None:
     with pytest.raises(ConfigError, match=field):
@@ -108,7 +131,9 @@ async def test_engines_refuse_what_they_cannot_do_before_they_start() -> None:
     from vla_rl.engines.vllm import VllmEngine
 
     async with DeviceLane(1) as lane:
-        with pytest.raises(ConfigError, match="is_deterministic is True, expected False with engine 'vllm'"):
+        with pytest.raises(
+            ConfigError, match="is_deterministic is True, expected False with engine 'vllm'"
+        ):
             VllmEngine(serve(oft_policy()), lane, EngineConfig(is_deterministic=True))
         with pytest.raises(ConfigError, match="a CPU build of vLLM cannot sleep"):
             VllmEngine(serve(oft_policy()), lane, EngineConfig(vllm=VllmConfig(can_sleep=True)))

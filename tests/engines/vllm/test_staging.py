@@ -55,11 +55,16 @@ def test_one_version_can_be_read_while_the_next_is_written() -> None:
     [
         (lambda weights: weights.pop("b"), r"1 missing \['b'\]"),
         (lambda weights: weights.update(d=torch.ones(1)), r"1 unknown \['d'\]"),
-        (lambda weights: weights.update(a=torch.ones(5, 3)), r"a is torch.float32 \[5, 3\], expected float32 \[3, 5\]"),
+        (
+            lambda weights: weights.update(a=torch.ones(5, 3)),
+            r"a is torch.float32 \[5, 3\], expected float32 \[3, 5\]",
+        ),
         (lambda weights: weights.update(a=torch.ones(3, 5).double()), r"a is torch.float64"),
     ],
 )
-def test_weights_that_do_not_fit_are_refused_before_a_byte_is_written(change: object, message: str) -> None:
+def test_weights_that_do_not_fit_are_refused_before_a_byte_is_written(
+    change: object, message: str
+) -> None:
     stage = Stage(tensors(1))
     staged = stage.write(tensors(1), version=1)
     wrong = tensors(2)
@@ -77,13 +82,17 @@ def test_what_engines_are_told_travels_as_plain_bytes() -> None:
 
 
 def test_weights_of_a_cpu_cannot_go_through_a_gpu() -> None:
-    with pytest.raises(ConfigError, match="weights_through is 'gpu', but the learner's weights are on cpu"):
+    with pytest.raises(
+        ConfigError, match="weights_through is 'gpu', but the learner's weights are on cpu"
+    ):
         Stage(tensors(1), route="gpu")
 
 
 def test_memory_of_a_gpu_that_an_engine_does_not_see_is_refused() -> None:
     staged = StagedWeights(GpuMemory("GPU-0", 64, b"", 64, 0, b"", 0, b"", False), 1, ())
-    with pytest.raises(CheckpointError, match=r"lie on GPU GPU-0, .* set weights_through to 'host'"):
+    with pytest.raises(
+        CheckpointError, match=r"lie on GPU GPU-0, .* set weights_through to 'host'"
+    ):
         MappedWeights(staged)
 
 
@@ -114,7 +123,11 @@ for line in iter(sys.stdin.buffer.readline, b""):
 def test_another_process_reads_version_after_version(device: str, route: WeightRoute) -> None:
     stage = Stage({name: tensor.to(device) for name, tensor in tensors(0).items()}, route)
     with subprocess.Popen(
-        [sys.executable, "-c", READER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1
+        [sys.executable, "-c", READER],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
     ) as reader:
         assert reader.stdin is not None
         assert reader.stdout is not None

@@ -66,7 +66,9 @@ def start_sleeper() -> "subprocess.Popen[bytes]":
     return subprocess.Popen(SLEEPER)
 
 
-async def test_a_process_that_is_stopped_is_named_and_one_that_sleeps_is_not(thread: EngineThread) -> None:
+async def test_a_process_that_is_stopped_is_named_and_one_that_sleeps_is_not(
+    thread: EngineThread,
+) -> None:
     with await thread.run(start_sleeper) as sleeps, await thread.run(start_sleeper) as stopped:
         assert sorted(thread.processes()) == sorted([sleeps.pid, stopped.pid])
         frozen: asyncio.Future[int] = asyncio.get_running_loop().create_future()
@@ -85,7 +87,10 @@ async def test_a_process_that_is_stopped_is_named_and_one_that_sleeps_is_not(thr
 
 async def test_ctrl_z_and_fg_of_observer_and_engine_raise_no_alarm_and_use_up_no_deadline() -> None:
     with subprocess.Popen(  # noqa: ASYNC220
-        [sys.executable, "-c", OBSERVER, str(DEADLINE_S)], stdout=subprocess.PIPE, text=True, process_group=0
+        [sys.executable, "-c", OBSERVER, str(DEADLINE_S)],
+        stdout=subprocess.PIPE,
+        text=True,
+        process_group=0,
     ) as observer:
         assert observer.stdout is not None
         engine = int(observer.stdout.readline())

@@ -38,7 +38,8 @@ def test_a_time_limit_truncates_and_a_fall_terminates() -> None:
     env = ControlEnv("CartPole-v1", step_limit=100)
     env.reset(seed=0)
     while True:
-        _, _, terminated, truncated, info = env.step(np.array([1.0], np.float32))  # always to the right: it falls
+        # always to the right: it falls
+        _, _, terminated, truncated, info = env.step(np.array([1.0], np.float32))
         if terminated or truncated:
             break
     assert (terminated, truncated) == (True, False)
@@ -46,7 +47,10 @@ def test_a_time_limit_truncates_and_a_fall_terminates() -> None:
 
 
 def end_of(env: ControlEnv, push: float | None = None) -> tuple[bool, bool, StopReason, int]:
-    """How an episode from seed 0 ends: terminated, truncated, the reason, and its length; balanced, or always pushed."""
+    """How an episode from seed 0 ends: terminated, truncated, the reason, and its length.
+
+    Balanced, or always pushed.
+    """
     env.reset(seed=0)
     num_steps = 0
     while True:
@@ -58,9 +62,12 @@ def end_of(env: ControlEnv, push: float | None = None) -> tuple[bool, bool, Stop
 
 
 @pytest.mark.parametrize("success_return", [5.0, 3.0])
-def test_a_return_that_succeeds_at_the_time_limit_is_a_success_and_still_cut_off(success_return: float) -> None:
+def test_a_return_that_succeeds_at_the_time_limit_is_a_success_and_still_cut_off(
+    success_return: float,
+) -> None:
     end = end_of(ControlEnv("CartPole-v1", step_limit=5, success_return=success_return))
-    assert end == (False, True, StopReason.SUCCESS_AT_LIMIT, 5)  # the pole stands: its value goes on
+    # the pole stands: its value goes on
+    assert end == (False, True, StopReason.SUCCESS_AT_LIMIT, 5)
     assert end[2].is_success
     assert end[2].is_cut_off
 
@@ -77,9 +84,13 @@ def test_a_return_that_fails_at_the_time_limit_is_cut_off() -> None:
 def test_an_end_of_the_task_at_the_very_step_of_the_limit_is_an_end(
     success_return: float | None, reason: StopReason
 ) -> None:
-    free = end_of(ControlEnv("CartPole-v1", step_limit=100, success_return=success_return), push=1.0)
+    free = end_of(
+        ControlEnv("CartPole-v1", step_limit=100, success_return=success_return), push=1.0
+    )
     assert free == (True, False, reason, 8)  # it falls at the eighth step
-    limited = end_of(ControlEnv("CartPole-v1", step_limit=8, success_return=success_return), push=1.0)
+    limited = end_of(
+        ControlEnv("CartPole-v1", step_limit=8, success_return=success_return), push=1.0
+    )
     assert (limited[0], limited[2], limited[3]) == (True, reason, 8)
     assert not limited[2].is_cut_off
 

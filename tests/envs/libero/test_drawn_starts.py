@@ -1,4 +1,6 @@
-"""Starts that are drawn: fixed by their number alone, spread over the task's regions, solved like any other."""
+"""Starts that are drawn: fixed by their number alone, spread over the task's regions, solved like
+any other.
+"""
 
 from typing import Any
 
@@ -21,7 +23,9 @@ def place_of(env: LiberoEnv, body: str) -> np.ndarray:
     return position
 
 
-def test_a_drawn_start_is_fixed_by_its_number_whatever_was_played_before(object_env: LiberoEnv) -> None:
+def test_a_drawn_start_is_fixed_by_its_number_whatever_was_played_before(
+    object_env: LiberoEnv,
+) -> None:
     before = start(object_env, 77)
     object_env.reset(options={"init_state_id": 3})
     object_env.step(IDLE)
@@ -30,7 +34,9 @@ def test_a_drawn_start_is_fixed_by_its_number_whatever_was_played_before(object_
     np.testing.assert_array_equal(again["body_pos"], before["body_pos"])
 
 
-def test_a_scene_of_another_seed_gives_the_same_drawn_start(goal_env: LiberoEnv, assets: str) -> None:
+def test_a_scene_of_another_seed_gives_the_same_drawn_start(
+    goal_env: LiberoEnv, assets: str
+) -> None:
     other = LiberoEnv("libero_goal", task_id=7, image_size=32, scene_seed=5, assets=assets)
     try:
         ours, theirs = start(goal_env, 60), start(other, 60)
@@ -46,7 +52,8 @@ def test_objects_and_robot_stand_elsewhere_in_every_drawn_start(object_env: Libe
         start(object_env, number)
         places.append(place_of(object_env, "cream_cheese_1_main"))
         hands.append(object_env.scene.sample.proprio[:3].copy())
-    assert np.ptp([place[:2] for place in places], axis=0).min() > 0.002  # m; the task's region has sides of 5 mm
+    # m; the task's region has sides of 5 mm
+    assert np.ptp([place[:2] for place in places], axis=0).min() > 0.002
     assert np.ptp(hands, axis=0).max() > 0.01  # m
     assert np.ptp([place[2] for place in places]) < 0.005  # it lies on the floor every time
 
@@ -70,5 +77,7 @@ def test_the_expert_solves_a_drawn_start(object_env: LiberoEnv) -> None:
 
 @pytest.mark.parametrize("number", [-1, 1 << 31, "three"])
 def test_a_number_that_is_no_start_is_refused(object_env: LiberoEnv, number: Any) -> None:
-    with pytest.raises(ValueError, match=r"expected 0 to 49, or up to 2147483647 for a start that is drawn"):
+    with pytest.raises(
+        ValueError, match=r"expected 0 to 49, or up to 2147483647 for a start that is drawn"
+    ):
         object_env.reset(options={"init_state_id": number})

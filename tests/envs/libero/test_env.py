@@ -1,4 +1,6 @@
-"""`LiberoEnv` on real assets: equal to robosuite, the same start everywhere, honest about endings and bad input."""
+"""`LiberoEnv` on real assets: equal to robosuite, the same start everywhere, honest about endings
+and bad input.
+"""
 
 import subprocess
 from pathlib import Path
@@ -19,14 +21,20 @@ EXPERT_EPISODE = Path(__file__).parent / "support" / "expert_episode.npy"
 IDLE = np.array([0, 0, 0, 0, 0, 0, -1], np.float32)
 
 
-def _play(env: LiberoEnv, actions: np.ndarray, init_state_id: int = INIT_STATE_ID) -> list[dict[str, Any]]:
+def _play(
+    env: LiberoEnv, actions: np.ndarray, init_state_id: int = INIT_STATE_ID
+) -> list[dict[str, Any]]:
     observations = [env.reset(options={"init_state_id": init_state_id})[0]]
     return observations + [env.step(action)[0] for action in actions]
 
 
 def _open_the_stove(env: LiberoEnv) -> None:
     """Turn the knob of `libero_goal` task 7 by hand to just before it lights, with some speed."""
-    joint = next(j for j in range(env.scene.model.njnt) if env.scene.model.joint(j).name == "flat_stove_1_button")
+    joint = next(
+        j
+        for j in range(env.scene.model.njnt)
+        if env.scene.model.joint(j).name == "flat_stove_1_button"
+    )
     env.scene.data.qpos[env.scene.model.jnt_qposadr[joint]] = 0.49
     env.scene.data.qvel[env.scene.model.jnt_dofadr[joint]] = 2.0
 
@@ -44,7 +52,8 @@ def test_a_used_environment_and_one_in_another_process_play_the_same_episode(
     np.testing.assert_array_equal([o["state"] for o in ours], theirs["state"])
     np.testing.assert_array_equal([o["image"] for o in ours], theirs["image"])
     np.testing.assert_array_equal(object_env.scene.get_state()["physics"], theirs["physics"])
-    # the other process: no torch, nothing in the home folder, no log file, nothing on stderr, no question on stdin
+    # the other process: no torch, nothing in the home folder, no log file, nothing on stderr, no
+    # question on stdin
     assert stdout.strip().splitlines()[-1] == "heavy=[] written_at_home=[] log_handlers=[]"
     assert stderr == ""
 
@@ -70,7 +79,8 @@ def test_a_saved_state_goes_on_to_the_same_bits(object_env: LiberoEnv, actions: 
 def test_a_state_of_another_task_is_refused(object_env: LiberoEnv, goal_env: LiberoEnv) -> None:
     goal_env.reset(options={"init_state_id": 0})
     with pytest.raises(
-        ValueError, match="the state is one of libero_goal/7, this environment has the task libero_object/1"
+        ValueError,
+        match="the state is one of libero_goal/7, this environment has the task libero_object/1",
     ):
         object_env.set_state(goal_env.get_state())
 
@@ -93,14 +103,18 @@ def test_a_state_of_another_scene_or_physics_is_refused_and_changes_nothing(
     try:
         other.reset(options={"init_state_id": 5})
         before = other.get_state()
-        with pytest.raises(ValueError, match=f"{message}.*make this environment with the same value"):
+        with pytest.raises(
+            ValueError, match=f"{message}.*make this environment with the same value"
+        ):
             other.set_state(saved)
         np.testing.assert_equal(other.get_state(), before)
     finally:
         other.close()
 
 
-def test_a_chunk_renders_its_last_row_only_and_that_row_is_the_same(object_env: LiberoEnv, actions: Path) -> None:
+def test_a_chunk_renders_its_last_row_only_and_that_row_is_the_same(
+    object_env: LiberoEnv, actions: Path
+) -> None:
     rows = np.load(actions)[:3]
     every = _play(object_env, rows)
     start = object_env.reset(options={"init_state_id": INIT_STATE_ID})[0]
@@ -117,7 +131,9 @@ def test_a_chunk_renders_its_last_row_only_and_that_row_is_the_same(object_env: 
     np.testing.assert_equal(last, every[3])
 
 
-def test_frames_of_chunks_are_the_pictures_of_every_kth_step(object_env: LiberoEnv, actions: Path) -> None:
+def test_frames_of_chunks_are_the_pictures_of_every_kth_step(
+    object_env: LiberoEnv, actions: Path
+) -> None:
     rows = np.load(actions)[:6]
     every = _play(object_env, rows)
     object_env.reset(options={"init_state_id": INIT_STATE_ID})
@@ -132,7 +148,12 @@ def test_frames_are_of_the_camera_that_is_asked_for(assets: str, actions: Path) 
     env = CheckedEnv(
         EnvSpec(
             id="vla_rl/libero-v0",
-            kwargs={"suite": "libero_object", "task_id": 1, "image_size": 96, "render_key": "wrist_image"},
+            kwargs={
+                "suite": "libero_object",
+                "task_id": 1,
+                "image_size": 96,
+                "render_key": "wrist_image",
+            },
         )
     )
     rows = np.load(actions)[:4]
@@ -170,7 +191,13 @@ def test_success_ends_the_episode_with_a_reward_of_one_and_a_picture(goal_env: L
         observation, reward, terminated, truncated, info = goal_env.step(IDLE)
     finally:
         goal_env.render_every_step = True
-    assert (reward, terminated, truncated, info["is_success"], info["num_steps"]) == (1.0, True, False, True, 1)
+    assert (reward, terminated, truncated, info["is_success"], info["num_steps"]) == (
+        1.0,
+        True,
+        False,
+        True,
+        1,
+    )
     assert not np.array_equal(observation["image"], start["image"])
     with pytest.raises(RuntimeError, match="the episode has ended; call reset first"):
         goal_env.step(IDLE)
@@ -187,7 +214,12 @@ def test_the_step_limit_truncates_with_a_picture_of_the_end(object_env: LiberoEn
     finally:
         object_env.step_limit = limit
     assert limit == 280
-    assert (rewards.tolist(), terminated, truncated, info["num_executed"]) == ([0.0, 0.0], False, True, 2)
+    assert (rewards.tolist(), terminated, truncated, info["num_executed"]) == (
+        [0.0, 0.0],
+        False,
+        True,
+        2,
+    )
     assert not info["is_success"]
 
 
@@ -226,7 +258,9 @@ def test_building_and_playing_leave_numpys_global_generator_alone(object_env: Li
         (np.full(7, 1.01, np.float32), ValueError, r"expected numbers in \[-1, 1\]"),
     ],
 )
-def test_a_bad_action_is_refused(object_env: LiberoEnv, action: Any, error: type[Exception], message: str) -> None:
+def test_a_bad_action_is_refused(
+    object_env: LiberoEnv, action: Any, error: type[Exception], message: str
+) -> None:
     object_env.reset(options={"init_state_id": 0})
     with pytest.raises(error, match=message):
         object_env.step(action)
@@ -241,7 +275,9 @@ def test_a_bad_action_is_refused(object_env: LiberoEnv, action: Any, error: type
         ({"init_state": 3}, r"reset options \['init_state'\] are unknown"),
     ],
 )
-def test_a_bad_reset_option_is_refused(object_env: LiberoEnv, options: dict[str, Any], message: str) -> None:
+def test_a_bad_reset_option_is_refused(
+    object_env: LiberoEnv, options: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         object_env.reset(options=options)
 
@@ -252,16 +288,36 @@ def test_a_bad_reset_option_is_refused(object_env: LiberoEnv, options: dict[str,
         ({"suite": "libero_gaol"}, "did you mean 'libero_goal'"),
         ({"suite": "libero_goal", "task_id": 10}, "task_id is 10, expected 0 to 9"),
         ({"suite": "libero_goal", "task_id": True}, "task_id is True, expected 0 to 9"),
-        ({"suite": "libero_goal", "scene_seed": True}, "scene_seed is True, expected a whole number >= 0"),
-        ({"suite": "libero_goal", "scenes": "publish"}, "scenes is 'publish', expected one of 'same', 'published'"),
-        ({"suite": "libero_goal", "image_size": 8}, "image_size is 8, expected a whole number >= 16"),
-        ({"suite": "libero_goal", "step_limit": 0}, "step_limit is 0, expected a whole number >= 1"),
+        (
+            {"suite": "libero_goal", "scene_seed": True},
+            "scene_seed is True, expected a whole number >= 0",
+        ),
+        (
+            {"suite": "libero_goal", "scenes": "publish"},
+            "scenes is 'publish', expected one of 'same', 'published'",
+        ),
+        (
+            {"suite": "libero_goal", "image_size": 8},
+            "image_size is 8, expected a whole number >= 16",
+        ),
+        (
+            {"suite": "libero_goal", "step_limit": 0},
+            "step_limit is 0, expected a whole number >= 1",
+        ),
         ({"suite": "libero_goal", "render_mode": "human"}, "render_mode is 'human'"),
-        ({"suite": "libero_goal", "physics": "faster"}, "physics is 'faster', expected one of 'exact', 'fast'"),
-        ({"suite": "libero_goal", "quality": "low"}, "quality is 'low', expected one of 'exact', 'fast'"),
+        (
+            {"suite": "libero_goal", "physics": "faster"},
+            "physics is 'faster', expected one of 'exact', 'fast'",
+        ),
+        (
+            {"suite": "libero_goal", "quality": "low"},
+            "quality is 'low', expected one of 'exact', 'fast'",
+        ),
     ],
 )
-def test_a_bad_argument_is_refused_before_anything_is_built(arguments: dict[str, Any], message: str) -> None:
+def test_a_bad_argument_is_refused_before_anything_is_built(
+    arguments: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         LiberoEnv(**arguments)
 

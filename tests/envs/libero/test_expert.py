@@ -13,7 +13,9 @@ from vla_rl.envs.libero.init_states import read_init_states
 from vla_rl.envs.libero.scene import Scene
 
 
-def test_the_expert_puts_the_cream_cheese_into_the_basket_in_spite_of_noise(object_env: LiberoEnv) -> None:
+def test_the_expert_puts_the_cream_cheese_into_the_basket_in_spite_of_noise(
+    object_env: LiberoEnv,
+) -> None:
     object_env.reset(options={"init_state_id": 7})
     expert, noise = Expert(object_env.scene), CorrelatedNoise(0.25, np.random.default_rng(1))
     object_env.render_every_step = False
@@ -31,12 +33,15 @@ def test_the_expert_puts_the_cream_cheese_into_the_basket_in_spite_of_noise(obje
 def test_an_expert_without_a_grasp_stands_still_and_says_why(
     object_env: LiberoEnv, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(grasps, "MAX_WIDTH_M", 0.01)  # the cream cheese is a box of 36 by 56 by 15 mm
+    # the cream cheese is a box of 36 by 56 by 15 mm
+    monkeypatch.setattr(grasps, "MAX_WIDTH_M", 0.01)
     object_env.reset(options={"init_state_id": 7})
     expert = Expert(object_env.scene)
     assert expert.obstacle is None
     np.testing.assert_array_equal(expert.act(), [0, 0, 0, 0, 0, 0, -1])
-    assert str(expert.obstacle).startswith("cream_cheese_1 cannot be grasped from above as it lies: it is wider than ")
+    assert str(expert.obstacle).startswith(
+        "cream_cheese_1 cannot be grasped from above as it lies: it is wider than "
+    )
     expert.begin()
     assert expert.obstacle is None
 
@@ -48,7 +53,10 @@ def test_an_expert_says_that_it_cannot_put_a_mug_under_the_roof_of_a_microwave()
         scene.begin(read_init_states(task.init_states_file)[0])
         expert = Expert(scene)
         expert.act()
-        assert expert.obstacle == "microwave_1_heating_region has a roof, and no program puts things in from the side"
+        assert (
+            expert.obstacle == "microwave_1_heating_region has a roof, and no program puts "
+            "things in from the side"
+        )
     finally:
         scene.close()
 
@@ -80,7 +88,8 @@ def test_a_demonstration_holds_what_was_seen_before_each_action_and_the_clean_ac
 def test_noise_is_correlated_and_smaller_on_rotations() -> None:
     noise = CorrelatedNoise(0.25, np.random.default_rng(0))
     values = np.array([noise.add_to(np.zeros(7, np.float32)) for _ in range(20000)])
-    # n <- 0.7 n + 0.7 * 0.25 * randn has standard deviation 0.175 / sqrt(1 - 0.49) = 0.245, and 0.3 of it on rotations
+    # n <- 0.7 n + 0.7 * 0.25 * randn has standard deviation 0.175 / sqrt(1 - 0.49) = 0.245, and 0.3
+    # of it on rotations
     np.testing.assert_allclose(values[:, :3].std(0), 0.245, rtol=0.05)
     np.testing.assert_allclose(values[:, 3:6].std(0), 0.0735, rtol=0.05)
     assert np.corrcoef(values[1:, 0], values[:-1, 0])[0, 1] == pytest.approx(0.7, abs=0.03)

@@ -4,14 +4,21 @@ import numpy as np
 import pytest
 
 from vla_rl.envs.libero.experts.clearance import highest_between, lowest_height
-from vla_rl.envs.libero.experts.grasps import choose_grasp, nearest_half_turn, pinch_grasps, rim_grasps
+from vla_rl.envs.libero.experts.grasps import (
+    choose_grasp,
+    nearest_half_turn,
+    pinch_grasps,
+    rim_grasps,
+)
 from vla_rl.envs.libero.experts.hand import command, nearest_turn, pointing, pointing_down
 
 NOTHING = np.empty((0, 3))
 
 
 def box(
-    half: tuple[float, float, float], yaw: float = 0.0, middle: tuple[float, float, float] = (0, 0, 0)
+    half: tuple[float, float, float],
+    yaw: float = 0.0,
+    middle: tuple[float, float, float] = (0, 0, 0),
 ) -> np.ndarray:
     """float64 [1, 8, 3], the corners of a box turned about the vertical."""
     signs = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)])
@@ -29,7 +36,9 @@ def ring(radius: float, height: float) -> np.ndarray:
 
 def test_a_carton_is_grasped_across_its_narrow_side() -> None:
     # 4 x 10 cm, turned by 30 degrees (one of the tried yaws): 4 cm apart, across the carton
-    grasp = choose_grasp(pinch_grasps(box((0.02, 0.05, 0.02), np.pi / 6)), NOTHING, 0.0, lambda _: 0.0)
+    grasp = choose_grasp(
+        pinch_grasps(box((0.02, 0.05, 0.02), np.pi / 6)), NOTHING, 0.0, lambda _: 0.0
+    )
     assert grasp is not None
     assert grasp.width_m == pytest.approx(0.04)
     assert grasp.yaw == pytest.approx(np.pi / 6)
@@ -47,7 +56,9 @@ def test_a_tube_is_grasped_across_its_wall_all_around() -> None:
         assert np.linalg.norm(grasp.position[:2]) == pytest.approx(0.05, abs=0.001)
         assert grasp.position[2] == pytest.approx(0.06 - 0.018)
         outwards = grasp.position[:2] / 0.05
-        assert abs(outwards @ [np.cos(grasp.yaw), np.sin(grasp.yaw)]) == pytest.approx(1.0, abs=0.01)
+        assert abs(outwards @ [np.cos(grasp.yaw), np.sin(grasp.yaw)]) == pytest.approx(
+            1.0, abs=0.01
+        )
 
 
 def test_a_full_cylinder_has_no_wall() -> None:
@@ -56,11 +67,16 @@ def test_a_full_cylinder_has_no_wall() -> None:
 
 
 def test_a_neighbour_decides_on_which_side_a_bowl_is_grasped() -> None:
-    wall = np.array([[0.09, y, z] for y in np.linspace(-0.2, 0.2, 41) for z in np.linspace(0, 0.2, 21)])
+    wall = np.array(
+        [[0.09, y, z] for y in np.linspace(-0.2, 0.2, 41) for z in np.linspace(0, 0.2, 21)]
+    )
     grasp = choose_grasp(rim_grasps(ring(0.05, 0.06)), wall, 0.0, lambda _: 0.0)
     assert grasp is not None
-    # the palm reaches 10.8 cm along the fingers and 3.6 cm across: at x = 9 cm there is room only for what is far from it
-    assert grasp.position[0] + abs(np.cos(grasp.yaw)) * 0.108 + abs(np.sin(grasp.yaw)) * 0.036 < 0.095
+    # the palm reaches 10.8 cm along the fingers and 3.6 cm across: at x = 9 cm there is room only
+    # for what is far from it
+    assert (
+        grasp.position[0] + abs(np.cos(grasp.yaw)) * 0.108 + abs(np.sin(grasp.yaw)) * 0.036 < 0.095
+    )
 
 
 def test_the_palm_stays_above_what_is_below_it() -> None:
@@ -79,7 +95,9 @@ def test_the_hand_points_where_it_is_told_and_turns_the_short_way() -> None:
     np.testing.assert_allclose(rotation[:, 2], [0, -1, 0])
     np.testing.assert_allclose(rotation[:, 0], [0, 0, 1], atol=1e-12)
     assert np.linalg.det(rotation) == pytest.approx(1.0)
-    np.testing.assert_allclose(nearest_turn(pointing_down(np.pi), pointing_down(0.0)), pointing_down(0.0), atol=1e-12)
+    np.testing.assert_allclose(
+        nearest_turn(pointing_down(np.pi), pointing_down(0.0)), pointing_down(0.0), atol=1e-12
+    )
     assert nearest_half_turn(3.0) == pytest.approx(3.0 - np.pi)
 
 

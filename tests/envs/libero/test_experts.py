@@ -31,13 +31,17 @@ def solve(suite: str, task_id: int, init_state_id: int, assets: str) -> None:
 
 
 @pytest.mark.parametrize(("suite", "task_id", "init_state_id"), EPISODES)
-def test_the_expert_solves_a_task_with_stand_ins(suite: str, task_id: int, init_state_id: int) -> None:
+def test_the_expert_solves_a_task_with_stand_ins(
+    suite: str, task_id: int, init_state_id: int
+) -> None:
     solve(suite, task_id, init_state_id, "stand-ins")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("suite", "task_id", "init_state_id"), SLOW_EPISODES)
-def test_the_expert_solves_a_harder_task_with_stand_ins(suite: str, task_id: int, init_state_id: int) -> None:
+def test_the_expert_solves_a_harder_task_with_stand_ins(
+    suite: str, task_id: int, init_state_id: int
+) -> None:
     solve(suite, task_id, init_state_id, "stand-ins")
 
 
@@ -81,5 +85,7 @@ async def test_the_expert_is_a_policy_like_any_other(
 
 
 async def test_an_observation_without_suggestion_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"the observation has \['state'\], expected expert_action"):
+    with pytest.raises(
+        ValueError, match=r"the observation has \['state'\], expected expert_action"
+    ):
         await ExpertPolicy().act({"state": np.zeros(8, np.float32)})

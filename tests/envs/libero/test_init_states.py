@@ -1,4 +1,6 @@
-"""Initial states are read from every form that LIBERO's family has, and nothing that is in the files is run."""
+"""Initial states are read from every form that LIBERO's family has, and nothing that is in the
+files is run.
+"""
 
 import pickle
 import zipfile
@@ -20,8 +22,12 @@ def _saved(path: Path, program: bytes) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("suite", "width"), [("libero_spatial", 92), ("libero_object", 110), ("libero_goal", 79)])
-def test_initial_states_are_50_rows_of_time_positions_and_velocities(suite: str, width: int) -> None:
+@pytest.mark.parametrize(
+    ("suite", "width"), [("libero_spatial", 92), ("libero_object", 110), ("libero_goal", 79)]
+)
+def test_initial_states_are_50_rows_of_time_positions_and_velocities(
+    suite: str, width: int
+) -> None:
     states = read_init_states(find_task(suite, 0).init_states_file)
     assert states.dtype == np.float64
     assert states.shape == (50, width)
@@ -30,7 +36,9 @@ def test_initial_states_are_50_rows_of_time_positions_and_velocities(suite: str,
 
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize("states", [STATES, STATES[:1], STATES[0]], ids=["two", "one", "one axis"])
-def test_both_pickle_protocols_of_the_family_are_read(tmp_path: Path, protocol: int, states: np.ndarray) -> None:
+def test_both_pickle_protocols_of_the_family_are_read(
+    tmp_path: Path, protocol: int, states: np.ndarray
+) -> None:
     path = _saved(tmp_path / "some.pruned_init", pickle.dumps(states, protocol=protocol))
     np.testing.assert_array_equal(read_init_states(path), np.atleast_2d(states))
 
@@ -40,13 +48,16 @@ def test_states_beside_no_pickle_are_found_by_the_name_of_the_task(tmp_path: Pat
     found = find_init_states(tmp_path / "turn_on_the_stove", "libero_goal/7")
     np.testing.assert_array_equal(read_init_states(found), STATES)
     with pytest.raises(
-        FileNotFoundError, match=r"libero_goal/3 has no initial states, expected .*open.* with the ending"
+        FileNotFoundError,
+        match=r"libero_goal/3 has no initial states, expected .*open.* with the ending",
     ):
         find_init_states(tmp_path / "open", "libero_goal/3")
 
 
 @pytest.mark.parametrize("protocol", [2, 4])
-def test_initial_states_are_read_without_running_what_is_in_them(tmp_path: Path, protocol: int) -> None:
+def test_initial_states_are_read_without_running_what_is_in_them(
+    tmp_path: Path, protocol: int
+) -> None:
     class Bomb:
         def __reduce__(self) -> tuple[object, tuple[str, str]]:
             return open, (str(tmp_path / "exploded"), "w")
@@ -64,7 +75,13 @@ def test_initial_states_are_read_without_running_what_is_in_them(tmp_path: Path,
 @pytest.mark.parametrize("protocol", [2, 4])
 @pytest.mark.parametrize(
     "other",
-    [STATES.astype(np.float32), STATES.astype(">f8"), np.asfortranarray(STATES), STATES.reshape(1, 2, 3), [1.0, 2.0]],
+    [
+        STATES.astype(np.float32),
+        STATES.astype(">f8"),
+        np.asfortranarray(STATES),
+        STATES.reshape(1, 2, 3),
+        [1.0, 2.0],
+    ],
     ids=["float32", "big-endian", "column by column", "three axes", "a list"],
 )
 def test_another_kind_of_array_is_refused(tmp_path: Path, protocol: int, other: object) -> None:
@@ -82,7 +99,9 @@ def test_a_file_without_a_state_is_refused(tmp_path: Path) -> None:
 def test_a_shape_that_does_not_fit_the_bytes_is_refused(tmp_path: Path) -> None:
     program = pickle.dumps(STATES, protocol=4)
     assert program.count(b"K\x02K\x03\x86") == 1  # the shape: two small numbers, made a tuple
-    path = _saved(tmp_path / "other.pruned_init", program.replace(b"K\x02K\x03\x86", b"K\x02K\x04\x86"))
+    path = _saved(
+        tmp_path / "other.pruned_init", program.replace(b"K\x02K\x03\x86", b"K\x02K\x04\x86")
+    )
     with pytest.raises(ValueError, match=r"holds 48 bytes for an array of shape \(2, 4\)"):
         read_init_states(path)
 

@@ -1,4 +1,6 @@
-"""The quality "fast": a plainer picture of the same scene, and nothing left of it in the model afterwards."""
+"""The quality "fast": a plainer picture of the same scene, and nothing left of it in the model
+afterwards.
+"""
 
 from collections.abc import Iterator
 
@@ -18,24 +20,31 @@ def fast_env(assets: str) -> Iterator[LiberoEnv]:
     env.close()
 
 
-def test_a_fast_picture_shows_the_same_scene_with_a_plainer_robot(object_env: LiberoEnv, fast_env: LiberoEnv) -> None:
+def test_a_fast_picture_shows_the_same_scene_with_a_plainer_robot(
+    object_env: LiberoEnv, fast_env: LiberoEnv
+) -> None:
     exact, _ = object_env.reset(options={"init_state_id": 3})
     fast, info = fast_env.reset(options={"init_state_id": 3})
     assert (info["physics"], info["quality"]) == ("fast", "fast")
     for camera in ("image", "wrist_image"):
         difference = np.abs(exact[camera].astype(int) - fast[camera]).max(axis=2)
-        assert 0.0 < (difference > 40).mean() < 0.15  # edges and the robot; the floor and the objects are the same
+        # edges and the robot; the floor and the objects are the same
+        assert 0.0 < (difference > 40).mean() < 0.15
     # the robot is in the picture: bright pixels in the upper half, where the hand is in both
     hand = exact["image"][:48, 30:66].mean()
     assert abs(fast["image"][:48, 30:66].mean() - hand) < 0.25 * hand
 
 
-def test_a_closed_environment_leaves_the_kept_model_as_it_was(fast_env: LiberoEnv, object_env: LiberoEnv) -> None:
+def test_a_closed_environment_leaves_the_kept_model_as_it_was(
+    fast_env: LiberoEnv, object_env: LiberoEnv
+) -> None:
     scene = fast_env.scene
     assert scene.model.vis.quality.offsamples == 0
     fast_env.close()
     for name in LOOKS:
-        np.testing.assert_array_equal(getattr(scene.model, name), getattr(object_env.scene.model, name))
+        np.testing.assert_array_equal(
+            getattr(scene.model, name), getattr(object_env.scene.model, name)
+        )
     assert scene.model.vis.quality.offsamples == object_env.scene.model.vis.quality.offsamples
     again = LiberoEnv("libero_object", task_id=1, image_size=96)
     assert again.scene is scene

@@ -13,7 +13,13 @@ from vla_rl.types import EnvSpec, EpisodeSpec
 
 SPEC = EnvSpec(
     id="vla_rl/libero_object-v0",
-    kwargs={"task_id": 1, "assets": "stand-ins", "quality": "fast", "physics": "fast", "num_settle_steps": 2},
+    kwargs={
+        "task_id": 1,
+        "assets": "stand-ins",
+        "quality": "fast",
+        "physics": "fast",
+        "num_settle_steps": 2,
+    },
 )
 UP = np.array([0, 0, 1, 0, 0, 0, -1], np.float32)
 
@@ -30,19 +36,24 @@ async def play(pool: SimulatorPool, number: int, meet: asyncio.Barrier) -> tuple
         return env.handle.process.pid, (await env.step(UP))[0]
 
 
-async def test_two_forks_of_one_scene_draw_the_same_episode_with_little_memory_of_their_own() -> None:
+async def test_two_forks_of_one_scene_draw_the_same_episode_with_little_memory_of_their_own() -> (
+    None
+):
     async with (
         asyncio.timeout(590),
         Runtime(name="test") as runtime,
         SimulatorPool(runtime, SimulatorConfig(num_envs=2), specs=[SPEC]) as pool,
     ):
         meet = asyncio.Barrier(2)
-        (one, seen_by_one), (two, seen_by_two) = await asyncio.gather(*(play(pool, k, meet) for k in range(2)))
+        (one, seen_by_one), (two, seen_by_two) = await asyncio.gather(
+            *(play(pool, k, meet) for k in range(2))
+        )
         assert one != two
         for key in ("image", "wrist_image", "state"):
             np.testing.assert_array_equal(seen_by_one[key], seen_by_two[key])
         assert seen_by_one["image"].std() > 10  # a picture, and not a black one
-        # with the scene and its simulator in each of them it is 600; Mesa's software renderer is most of what is left
+        # with the scene and its simulator in each of them it is 600; Mesa's software renderer is
+        # most of what is left
         assert pool.metrics()["simulation/private_mb_max"] < 170
 
 

@@ -1,4 +1,6 @@
-"""What is refused before a simulation starts: another MuJoCo, no way to draw, assets that lack a file."""
+"""What is refused before a simulation starts: another MuJoCo, no way to draw, assets that lack a
+file.
+"""
 
 import os
 import shutil
@@ -17,12 +19,17 @@ from vla_rl.errors import EnvError
 
 
 def test_a_killed_process_leaves_no_folder_that_the_next_one_does_not_use(tmp_path: Path) -> None:
-    code = "import os; from vla_rl.envs.libero.libero_code import load_libero; load_libero('libero'); os._exit(9)"
+    code = (
+        "import os; from vla_rl.envs.libero.libero_code import load_libero; "
+        "load_libero('libero'); os._exit(9)"
+    )
     environment = {key: value for key, value in os.environ.items() if key != "LIBERO_CONFIG_PATH"}
     cache = Path(tempfile.gettempdir()) / f"vla_rl-{os.getuid()}"
     warm = {"NUMBA_CACHE_DIR": str(cache / "numba"), "TMPDIR": str(tmp_path)}
     for _ in range(2):
-        done = subprocess.run([sys.executable, "-c", code], env={**environment, **warm}, timeout=500, check=False)
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**environment, **warm}, timeout=500, check=False
+        )
         assert done.returncode == 9
     assert [folder.name for folder in tmp_path.iterdir()] == [f"vla_rl-{os.getuid()}"]
     (folder,) = (tmp_path / f"vla_rl-{os.getuid()}").glob("libero-*")
@@ -30,13 +37,20 @@ def test_a_killed_process_leaves_no_folder_that_the_next_one_does_not_use(tmp_pa
 
 
 def _choose_graphics(**variables: str) -> subprocess.CompletedProcess[str]:
-    environment = {k: v for k, v in os.environ.items() if k not in ("MUJOCO_GL", "PYOPENGL_PLATFORM")}
+    environment = {
+        k: v for k, v in os.environ.items() if k not in ("MUJOCO_GL", "PYOPENGL_PLATFORM")
+    }
     code = (
         "from vla_rl.envs.libero.graphics import choose_graphics, make_context;"
-        "print(choose_graphics()); context = make_context(64); context.make_current(); context.free()"
+        "print(choose_graphics()); context = make_context(64); context.make_current(); "
+        "context.free()"
     )
     return subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False, env={**environment, **variables}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**environment, **variables},
     )
 
 
@@ -87,17 +101,23 @@ NO_OPENGL = {"MUJOCO_GL": "egl", "MUJOCO_EGL_DEVICE_ID": "99"}
 def _run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     environment = {**os.environ, **variables}
     command = [sys.executable, "-c", code]
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=500)
+    return subprocess.run(
+        command, capture_output=True, text=True, check=False, env=environment, timeout=500
+    )
 
 
 def test_an_environment_that_cannot_draw_says_so_at_its_first_picture() -> None:
     done = _run(
-        "from vla_rl.envs.libero import LiberoEnv; env = LiberoEnv('libero_object', assets='stand-ins');"
+        "from vla_rl.envs.libero import LiberoEnv; env = LiberoEnv('libero_object', "
+        "assets='stand-ins');"
         "print('made'); env.reset()",
         **NO_OPENGL,
     )
     assert (done.returncode, done.stdout) == (1, "made\n")
-    assert "EnvError: no off-screen OpenGL works here (egl: MUJOCO_EGL_DEVICE_ID is '99'" in done.stderr
+    assert (
+        "EnvError: no off-screen OpenGL works here "
+        "(egl: MUJOCO_EGL_DEVICE_ID is '99'" in done.stderr
+    )
 
 
 def test_a_simulator_process_that_cannot_draw_says_so_before_an_episode() -> None:
@@ -137,7 +157,10 @@ env.reset(seed=0)
 
 
 def test_drawing_on_a_screen_is_refused() -> None:
-    assert "MUJOCO_GL is 'glfw', expected 'egl' or 'osmesa'" in _choose_graphics(MUJOCO_GL="glfw").stderr
+    assert (
+        "MUJOCO_GL is 'glfw', expected "
+        "'egl' or 'osmesa'" in _choose_graphics(MUJOCO_GL="glfw").stderr
+    )
 
 
 def test_a_missing_asset_file_is_named(assets: str, tmp_path: Path) -> None:
@@ -146,10 +169,13 @@ def test_a_missing_asset_file_is_named(assets: str, tmp_path: Path) -> None:
     for entry in Path(assets).iterdir():
         if entry.name != "stable_hope_objects":
             (copy / entry.name).symlink_to(entry)
-    shutil.copytree(Path(assets) / "stable_hope_objects", copy / "stable_hope_objects", symlinks=True)
+    shutil.copytree(
+        Path(assets) / "stable_hope_objects", copy / "stable_hope_objects", symlinks=True
+    )
     (copy / "stable_hope_objects" / "milk" / "milk.xml").unlink()
     with pytest.raises(
-        FileNotFoundError, match=r"are incomplete: libero_object/7 needs .*milk\.xml.*VLA_RL_LIBERO_ASSETS"
+        FileNotFoundError,
+        match=r"are incomplete: libero_object/7 needs .*milk\.xml.*VLA_RL_LIBERO_ASSETS",
     ):
         LiberoEnv("libero_object", task_id=7, assets=copy)
 

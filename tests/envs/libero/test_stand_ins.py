@@ -28,8 +28,16 @@ from vla_rl.envs.libero.stand_ins.shapes import octagon, ring, turned
 SHIPPED = Path(vla_rl.__file__).parent / "assets" / "libero_stand_ins"
 SUITES = ("libero_object", "libero_spatial", "libero_goal", "libero_10")
 TASKS = [task for suite in SUITES for task in list_tasks(suite)]
-IN_THE_SUITE = ("libero_object/0", "libero_spatial/5", "libero_goal/7", "libero_10/2", "libero_10/8", "libero_10/9")
-"""Of each kind of scene one, and those with drawers, moka pots and the microwave; the others are proofs."""
+IN_THE_SUITE = (
+    "libero_object/0",
+    "libero_spatial/5",
+    "libero_goal/7",
+    "libero_10/2",
+    "libero_10/8",
+    "libero_10/9",
+)
+"""Of each kind of scene one, and those with drawers, moka pots and the microwave; the others are
+proofs."""
 ITEMS = {item.name: item for item in all_items()}
 
 
@@ -39,7 +47,11 @@ def quiet(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_shipped_tree_is_what_the_code_generates() -> None:
-    shipped = {str(path.relative_to(SHIPPED)): path.read_bytes() for path in SHIPPED.rglob("*") if path.is_file()}
+    shipped = {
+        str(path.relative_to(SHIPPED)): path.read_bytes()
+        for path in SHIPPED.rglob("*")
+        if path.is_file()
+    }
     generated = stand_in_files()
     assert shipped.keys() == generated.keys()
     assert [name for name, content in generated.items() if shipped[name] != content] == [], (
@@ -49,7 +61,14 @@ def test_the_shipped_tree_is_what_the_code_generates() -> None:
 
 
 def test_the_command_writes_the_tree_and_says_how_much_it_was(tmp_path: Path) -> None:
-    command = [sys.executable, "-W", "error", "-m", "vla_rl.envs.libero.stand_ins", str(tmp_path / "tree")]
+    command = [
+        sys.executable,
+        "-W",
+        "error",
+        "-m",
+        "vla_rl.envs.libero.stand_ins",
+        str(tmp_path / "tree"),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert done.stdout.startswith(f"{len(stand_in_files())} files, ")
     assert (tmp_path / "tree" / "scenes" / "libero_floor_base_style.xml").is_file()
@@ -57,7 +76,12 @@ def test_the_command_writes_the_tree_and_says_how_much_it_was(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     "task",
-    [pytest.param(task, id=task.key, marks=[] if task.key in IN_THE_SUITE else [pytest.mark.proof]) for task in TASKS],
+    [
+        pytest.param(
+            task, id=task.key, marks=[] if task.key in IN_THE_SUITE else [pytest.mark.proof]
+        )
+        for task in TASKS
+    ],
 )
 def test_a_task_fits_its_initial_states_and_comes_to_rest_unsolved(task: Task) -> None:
     scene = Scene(task, find_assets(STAND_INS).path, scene_seed=0)
@@ -89,12 +113,26 @@ def test_the_bowl_settles_on_the_ramekin(init_state_id: int) -> None:
 @pytest.mark.parametrize(
     ("suite", "task_id", "joints"),
     [
-        ("libero_goal", 0, ["wooden_cabinet_1_top_level", "wooden_cabinet_1_bottom_level", "flat_stove_1_button"]),
-        ("libero_10", 3, ["white_cabinet_1_top_level", "white_cabinet_1_middle_level", "white_cabinet_1_bottom_level"]),
+        (
+            "libero_goal",
+            0,
+            ["wooden_cabinet_1_top_level", "wooden_cabinet_1_bottom_level", "flat_stove_1_button"],
+        ),
+        (
+            "libero_10",
+            3,
+            [
+                "white_cabinet_1_top_level",
+                "white_cabinet_1_middle_level",
+                "white_cabinet_1_bottom_level",
+            ],
+        ),
         ("libero_10", 9, ["microwave_1_microjoint"]),
     ],
 )
-def test_drawers_door_and_knob_reach_what_liberos_goals_ask(suite: str, task_id: int, joints: list[str]) -> None:
+def test_drawers_door_and_knob_reach_what_liberos_goals_ask(
+    suite: str, task_id: int, joints: list[str]
+) -> None:
     scene = Scene(find_task(suite, task_id), find_assets(STAND_INS).path, scene_seed=0)
     try:
         for name in joints:
@@ -125,7 +163,10 @@ def test_what_is_touched_is_boxes_and_what_is_seen_weighs_nothing(item: Item) ->
 
 @pytest.mark.parametrize("item", ITEMS.values(), ids=ITEMS.keys())
 def test_what_is_seen_lies_where_it_is_touched(item: Item) -> None:
-    """Within 11 mm on every side, so that a policy can trust its eyes; a spout and a cabinet's foot may stick out."""
+    """Within 11 mm on every side, so that a policy can trust its eyes.
+
+    A spout and a cabinet's foot may stick out.
+    """
     mujoco, model = load_simulator().mujoco, _model(item)
     data = mujoco.MjData(model)
     mujoco.mj_forward(model, data)
@@ -141,18 +182,28 @@ def test_the_moka_pot_is_as_wide_as_liberos_own_so_it_just_fits_between_the_fing
     mujoco.mj_forward(model, data)
     signs = np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)])
     touched = np.flatnonzero(model.geom_group == 0)
-    corners = [data.geom_xpos[g] + (model.geom_size[g] * signs) @ data.geom_xmat[g].reshape(3, 3).T for g in touched]
+    corners = [
+        data.geom_xpos[g] + (model.geom_size[g] * signs) @ data.geom_xmat[g].reshape(3, 3).T
+        for g in touched
+    ]
     yaws = np.radians(np.arange(180))
     along = np.concatenate(corners)[:, :2] @ np.stack([np.cos(yaws), np.sin(yaws)])
     narrowest_m = float(np.ptp(along, axis=0).min())
-    assert narrowest_m == pytest.approx(0.0759, abs=0.0005)  # LIBERO's own, measured in the same way
+    # LIBERO's own, measured in the same way
+    assert narrowest_m == pytest.approx(0.0759, abs=0.0005)
     assert narrowest_m < MAX_WIDTH_M < 0.08  # the fingers open to 80 mm
 
 
 @pytest.mark.parametrize(
     ("name", "fingers_along"),
     [
-        *(("alphabet_soup", "x"), ("ketchup", "x"), ("milk", "x"), ("bbq_sauce", "y"), ("cream_cheese", "y")),
+        *(
+            ("alphabet_soup", "x"),
+            ("ketchup", "x"),
+            ("milk", "x"),
+            ("bbq_sauce", "y"),
+            ("cream_cheese", "y"),
+        ),
         *(("wine_bottle", "x"), ("porcelain_mug", "x"), ("moka_pot", "y"), ("black_book", "x")),
     ],
 )
@@ -180,12 +231,15 @@ def test_a_turned_surface_looks_outwards() -> None:
     points = np.array(surface.vertices) * 1e-4
     a, b, c = (points[[face[i] for face in surface.faces]] for i in range(3))
     volume = np.einsum("ij,ij->i", a, np.cross(b, c)).sum() / 6
-    # an eight-sided prism of circumradius 10 mm: 2 sqrt(2) r^2 h; corners are rounded to tenths of a millimetre
+    # an eight-sided prism of circumradius 10 mm: 2 sqrt(2) r^2 h; corners are rounded to tenths of
+    # a millimetre
     assert volume == pytest.approx(2 * np.sqrt(2) * 0.01**2 * 0.02, rel=0.01)
 
 
 def test_textures_are_pictures() -> None:
-    pictures = {name: content for name, content in stand_in_files().items() if name.endswith(".png")}
+    pictures = {
+        name: content for name, content in stand_in_files().items() if name.endswith(".png")
+    }
     assert len(pictures) == 8
     for content in pictures.values():
         decoded = cv2.imdecode(np.frombuffer(content, np.uint8), cv2.IMREAD_COLOR)
@@ -210,12 +264,17 @@ def _bounds(model: Any, data: Any, group: int) -> tuple[np.ndarray, np.ndarray]:
     """Corners of the axis-aligned box around all geoms of a group."""
     corners = []
     for geom in np.flatnonzero(model.geom_group == group):
-        rotation, (center, half) = data.geom_xmat[geom].reshape(3, 3), model.geom_aabb[geom].reshape(2, 3)
+        rotation, (center, half) = (
+            data.geom_xmat[geom].reshape(3, 3),
+            model.geom_aabb[geom].reshape(2, 3),
+        )
         if model.geom_dataid[geom] >= 0:
             mesh = model.mesh(model.geom_dataid[geom])
             points = model.mesh_vert[mesh.vertadr[0] : mesh.vertadr[0] + mesh.vertnum[0]]
         else:
-            points = center + half * np.array([[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)])
+            points = center + half * np.array(
+                [[x, y, z] for x in (-1, 1) for y in (-1, 1) for z in (-1, 1)]
+            )
         corners.append(data.geom_xpos[geom] + points @ rotation.T)
     everything = np.concatenate(corners)
     return everything.min(0), everything.max(0)

@@ -1,4 +1,6 @@
-"""The control step of our own against robosuite's, and the start of an episode against a scene that was just built."""
+"""The control step of our own against robosuite's, and the start of an episode against a scene that
+was just built.
+"""
 
 import subprocess
 import time
@@ -34,7 +36,9 @@ def published_env(assets: str) -> Iterator[LiberoEnv]:
     env.close()
 
 
-def _states(scene: Scene, suite: str, task_id: int, actions: np.ndarray) -> tuple[list[np.ndarray], list[bool]]:
+def _states(
+    scene: Scene, suite: str, task_id: int, actions: np.ndarray
+) -> tuple[list[np.ndarray], list[bool]]:
     """MuJoCo's whole state after settling and after each action, and whether the goal held."""
     scene.begin(read_init_states(find_task(suite, task_id).init_states_file)[INIT_STATE_ID])
     for _ in range(10):
@@ -47,7 +51,9 @@ def _states(scene: Scene, suite: str, task_id: int, actions: np.ndarray) -> tupl
 
 
 @pytest.mark.parametrize("name", ["grasp", "spatial", "ten"])
-def test_every_bit_of_every_control_step_is_robosuites(name: str, plays: list[dict[str, Any]], theirs: Any) -> None:
+def test_every_bit_of_every_control_step_is_robosuites(
+    name: str, plays: list[dict[str, Any]], theirs: Any
+) -> None:
     play = next(play for play in plays if play["name"] == name)
     task = find_task(play["suite"], play["task_id"])
     scene = Scene(task, Path(play["assets"]), scene_seed=0)
@@ -69,10 +75,13 @@ def test_trial_k_of_a_published_evaluation_has_the_fixtures_of_robosuites_kth_re
         published_env.reset(options={"init_state_id": INIT_STATE_ID})
         for row in np.load(actions)[:12]:
             published_env.step(row)
-        np.testing.assert_array_equal(published_env.scene.get_state()["physics"], theirs["trial_physics"][-1])
+        np.testing.assert_array_equal(
+            published_env.scene.get_state()["physics"], theirs["trial_physics"][-1]
+        )
         published_env.reset(options={"init_state_id": 1})
     goal_env.reset(options={"init_state_id": 0})
-    published_env.reset(options={"init_state_id": 0})  # the first trial is that of an environment of its own
+    # the first trial is that of an environment of its own
+    published_env.reset(options={"init_state_id": 0})
     np.testing.assert_equal(published_env.scene.get_state(), goal_env.scene.get_state())
 
 
@@ -91,12 +100,20 @@ def test_observations_and_both_pictures_equal_robosuites_own_bit_by_bit(
 ) -> None:
     ours = [goal_env.reset(options={"init_state_id": INIT_STATE_ID})[0]]
     ours += [goal_env.step(action)[0] for action in np.load(actions)[:12]]
-    for ours_key, their_key in (("state", "state"), ("image", "image"), ("wrist_image", "wrist_image")):
+    for ours_key, their_key in (
+        ("state", "state"),
+        ("image", "image"),
+        ("wrist_image", "wrist_image"),
+    ):
         np.testing.assert_array_equal([o[ours_key] for o in ours], theirs[f"pictures_{their_key}"])
-    np.testing.assert_array_equal(goal_env.scene.get_state()["physics"], theirs["pictures_physics"][-1])
+    np.testing.assert_array_equal(
+        goal_env.scene.get_state()["physics"], theirs["pictures_physics"][-1]
+    )
 
 
-def test_fast_physics_succeeds_at_the_same_step_and_stays_within_its_bound(object_env: LiberoEnv, theirs: Any) -> None:
+def test_fast_physics_succeeds_at_the_same_step_and_stays_within_its_bound(
+    object_env: LiberoEnv, theirs: Any
+) -> None:
     scene, num_qpos = object_env.scene, object_env.scene.model.nq
     scene.physics = "fast"
     try:
@@ -120,7 +137,8 @@ def test_a_used_scene_begins_like_one_that_was_just_built(assets: str) -> None:
         np.testing.assert_array_equal(_states(used, "libero_goal", 3, actions)[0], expected)
         np.testing.assert_equal(used.get_state(), fresh.get_state())
         other = Scene(task, Path(assets), seed + 1)
-        assert not np.array_equal(other.model.body_pos, used.model.body_pos)  # the cabinet stands elsewhere
+        # the cabinet stands elsewhere
+        assert not np.array_equal(other.model.body_pos, used.model.body_pos)
         other.close()
     finally:
         used.close()

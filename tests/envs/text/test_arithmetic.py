@@ -1,4 +1,6 @@
-"""The arithmetic tasks: problems from the seed, one operation a call, an answer that is checked, credit for two."""
+"""The arithmetic tasks: problems from the seed, one operation a call, an answer that is checked,
+credit for two.
+"""
 
 import json
 
@@ -13,14 +15,20 @@ from vla_rl.types import EnvSpec, Message, TextEnv, TextOutcome, ToolCall
 
 def call(expression: str) -> Message:
     arguments = json.dumps({"e": expression})
-    return Message(role="assistant", tool_calls=(ToolCall(id="1", name="calc", arguments=arguments),))
+    return Message(
+        role="assistant", tool_calls=(ToolCall(id="1", name="calc", arguments=arguments),)
+    )
 
 
-async def work_out(env: TextEnv, seed: int, *, num_operators: int = 2, operators: str = "+-") -> list[TextOutcome]:
+async def work_out(
+    env: TextEnv, seed: int, *, num_operators: int = 2, operators: str = "+-"
+) -> list[TextOutcome]:
     """Call the calculator once for each operation."""
     problem = draw_problem(seed, num_operators=num_operators, num_digits=2, operators=operators)
     outcomes = [await env.step(call(operation)) for operation, _ in problem.steps]
-    assert [outcome.messages[0].content for outcome in outcomes] == [str(value) for _, value in problem.steps]
+    assert [outcome.messages[0].content for outcome in outcomes] == [
+        str(value) for _, value in problem.steps
+    ]
     return outcomes
 
 
@@ -35,8 +43,14 @@ def test_a_problem_has_the_value_that_the_usual_rules_give(operators: str) -> No
 
 
 def test_the_seed_is_the_problem() -> None:
-    problems = [draw_problem(seed, num_operators=2, num_digits=2, operators="+-").text for seed in range(100)]
-    assert problems == [draw_problem(seed, num_operators=2, num_digits=2, operators="+-").text for seed in range(100)]
+    problems = [
+        draw_problem(seed, num_operators=2, num_digits=2, operators="+-").text
+        for seed in range(100)
+    ]
+    assert problems == [
+        draw_problem(seed, num_operators=2, num_digits=2, operators="+-").text
+        for seed in range(100)
+    ]
     assert len(set(problems)) == 100
 
 
@@ -69,13 +83,19 @@ async def test_a_sum_worked_out_with_the_calculator_is_a_success() -> None:
         assert outcome.info["num_calculations"] == 2
 
 
-async def test_a_right_answer_without_the_calculator_is_no_success_unless_that_is_asked_for() -> None:
+async def test_a_right_answer_without_the_calculator_is_no_success_unless_that_is_asked_for() -> (
+    None
+):
     answer = str(draw_problem(3, num_operators=2, num_digits=2, operators="+-").value)
     async with TextEnvPool() as pool:
         async with pool.lease(spec_of("text/arithmetic", seed=3)) as env:
             await env.reset()
             outcome = await env.step(say(answer))
-            assert (outcome.reward, outcome.info["is_right"], outcome.info["is_success"]) == (0.0, True, False)
+            assert (outcome.reward, outcome.info["is_right"], outcome.info["is_success"]) == (
+                0.0,
+                True,
+                False,
+            )
         async with pool.lease(spec_of("text/arithmetic", seed=3, min_tool_calls=0)) as env:
             await env.reset()
             assert (await env.step(say(answer))).reward == 1.0
@@ -92,7 +112,9 @@ async def test_anything_but_the_number_is_wrong(reply: str) -> None:
 
 async def test_difficulty_is_in_the_arguments() -> None:
     async with TextEnvPool() as pool:
-        spec = spec_of("text/arithmetic", seed=1, num_operators=4, num_digits=3, operators="*", max_turns=5)
+        spec = spec_of(
+            "text/arithmetic", seed=1, num_operators=4, num_digits=3, operators="*", max_turns=5
+        )
         async with pool.lease(spec) as env:
             text = (await env.reset()).messages[0].content
             assert text.count("*") == 4
@@ -103,7 +125,14 @@ async def test_difficulty_is_in_the_arguments() -> None:
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{"num_operators": 0}, {"num_digits": 9}, {"operators": "+/"}, {"operators": ""}, {"credit": "none"}]
+    "kwargs",
+    [
+        {"num_operators": 0},
+        {"num_digits": 9},
+        {"operators": "+/"},
+        {"operators": ""},
+        {"credit": "none"},
+    ],
 )
 def test_a_difficulty_that_cannot_be_drawn_is_refused(kwargs: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
@@ -111,7 +140,10 @@ def test_a_difficulty_that_cannot_be_drawn_is_refused(kwargs: dict[str, object])
 
 
 async def play_pair(*replies: str, **kwargs: object) -> list[TextOutcome]:
-    async with TextEnvPool() as pool, pool.lease(spec_of("text/arithmetic_pair", seed=5, **kwargs)) as env:
+    async with (
+        TextEnvPool() as pool,
+        pool.lease(spec_of("text/arithmetic_pair", seed=5, **kwargs)) as env,
+    ):
         start = await env.reset()
         assert start.agent == "solver"
         return [await env.step(say(reply)) for reply in replies]
@@ -124,7 +156,11 @@ TEXT = draw_problem(5, num_operators=1, num_digits=2, operators="+-").text
 async def test_solver_and_checker_take_turns_in_conversations_of_their_own() -> None:
     outcomes = await play_pair("1", "n", RIGHT, "y")
     assert [outcome.agent for outcome in outcomes] == ["checker", "solver", "checker", "checker"]
-    assert [outcome.messages[0].content for outcome in outcomes[:3]] == [f"{TEXT}=1?", "n", f"{TEXT}={RIGHT}?"]
+    assert [outcome.messages[0].content for outcome in outcomes[:3]] == [
+        f"{TEXT}=1?",
+        "n",
+        f"{TEXT}={RIGHT}?",
+    ]
     assert outcomes[0].tools[0].name == "calc"
 
 

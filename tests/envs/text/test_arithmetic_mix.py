@@ -1,4 +1,6 @@
-"""Conversations that the small base is taught: right without mistakes, and what follows one is what the calculator says."""
+"""Conversations that the small base is taught: right without mistakes, and what follows one is what
+the calculator says.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -11,7 +13,9 @@ SUMS = {"num_operators": 2, "num_digits": 1, "operators": "+-"}
 
 
 def solves(chat: Sequence[Message]) -> bool:
-    """As the environment judges: the right number, after as many calculations as there are operators."""
+    """As the environment judges: the right number, after as many calculations as there are
+    operators.
+    """
     left, *rest = chat[0].content.removesuffix("=?").replace("-", " -").replace("+", " +").split()
     value = int(left) + sum(int(part) for part in rest)
     return chat[-1].content == str(value) and sum(message.role == "tool" for message in chat) >= 2

@@ -20,7 +20,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(folder: Path, *arguments: str) -> list[str]:
-    done = subprocess.run([sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=110)
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=folder, capture_output=True, text=True, timeout=110
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -59,7 +61,12 @@ def test_every_environment_of_the_table_is_registered_and_takes_what_it_says() -
     from vla_rl.envs.text.registry import text_task_class
 
     rows = re.findall(r"^\| `(text/\w+)` \| .* \| (.*) \|$", PAGE.read_text(), re.MULTILINE)
-    assert [name for name, _ in rows] == ["text/arithmetic", "text/arithmetic_pair", "text/question", "text/search"]
+    assert [name for name, _ in rows] == [
+        "text/arithmetic",
+        "text/arithmetic_pair",
+        "text/question",
+        "text/search",
+    ]
     for name, arguments in rows:
         known = inspect.signature(text_task_class(name)).parameters
         assert set(re.findall(r"`(\w+)`", arguments)) <= set(known), name

@@ -1,4 +1,7 @@
-"""An episode answers whatever a model writes, counts it, and ends at its limits; a broken task ends the run."""
+"""An episode answers whatever a model writes, counts it, and ends at its limits.
+
+A broken task ends the run.
+"""
 
 import asyncio
 from typing import Any
@@ -6,7 +9,13 @@ from typing import Any
 import pytest
 from text_episodes import ask_tool, say, spec_of
 
-from vla_rl.envs.text import TextEnvPool, TextPoolConfig, make_text_task, register_text_task, text_task_ids
+from vla_rl.envs.text import (
+    TextEnvPool,
+    TextPoolConfig,
+    make_text_task,
+    register_text_task,
+    text_task_ids,
+)
 from vla_rl.errors import ActorFrozen, ConfigError, EnvError
 from vla_rl.types import EnvPool, EnvSpec, TextEnv, WrapperSpec
 
@@ -19,9 +28,18 @@ async def test_a_conversation_goes_on_until_the_task_says_it_is_done() -> None:
         assert start.messages[0].content == "seed 4, options {'row': 2}"
         assert len(start.tools) == 8
         first = await env.step(say("hello"))
-        assert (first.messages[0].content, first.reward, first.terminated) == ("you said hello", 0.25, False)
+        assert (first.messages[0].content, first.reward, first.terminated) == (
+            "you said hello",
+            0.25,
+            False,
+        )
         last = await env.step(say("bye"))
-        assert (last.reward, last.terminated, last.info["stop"], last.info["last"]) == (1.0, True, "finished", "bye")
+        assert (last.reward, last.terminated, last.info["stop"], last.info["last"]) == (
+            1.0,
+            True,
+            "finished",
+            "bye",
+        )
         assert last.info["rewards"] == {"policy": 1.25}
         assert last.info["num_turns"] == 2
 
@@ -30,7 +48,10 @@ async def test_calls_of_one_reply_run_together_and_are_answered_in_order() -> No
     async with TextEnvPool() as pool, pool.lease(spec_of(ECHO)) as env:
         await env.reset()
         calls = ask_tool(
-            ("weather", '{"city": "Graz"}'), ("no", "{}"), ("words", '{"count": 1}'), errors=("not closed",)
+            ("weather", '{"city": "Graz"}'),
+            ("no", "{}"),
+            ("words", '{"count": 1}'),
+            errors=("not closed",),
         )
         outcome = await env.step(calls)
         assert [message.role for message in outcome.messages] == ["tool"] * 4
@@ -55,23 +76,39 @@ async def test_an_unreadable_call_is_no_final_answer() -> None:
     ("limits", "replies", "stop"),
     [
         ({"max_turns": 2}, [say("a"), say("b")], "max_turns"),
-        ({"max_tool_calls": 1}, [ask_tool(("broken", "{}")), ask_tool(("broken", "{}"))], "max_tool_calls"),
+        (
+            {"max_tool_calls": 1},
+            [ask_tool(("broken", "{}")), ask_tool(("broken", "{}"))],
+            "max_tool_calls",
+        ),
         ({"max_characters": 300}, [say("a"), say("b" * 300)], "max_characters"),
     ],
 )
-async def test_a_limit_cuts_an_episode_off(limits: dict[str, int], replies: list[Any], stop: str) -> None:
-    async with TextEnvPool() as pool, pool.lease(spec_of(ECHO, num_replies=9, limits=limits)) as env:
+async def test_a_limit_cuts_an_episode_off(
+    limits: dict[str, int], replies: list[Any], stop: str
+) -> None:
+    async with (
+        TextEnvPool() as pool,
+        pool.lease(spec_of(ECHO, num_replies=9, limits=limits)) as env,
+    ):
         await env.reset()
         outcomes = [await env.step(reply) for reply in replies]
         assert not outcomes[0].truncated
-        assert (outcomes[-1].truncated, outcomes[-1].terminated, outcomes[-1].info["stop"]) == (True, False, stop)
+        assert (outcomes[-1].truncated, outcomes[-1].terminated, outcomes[-1].info["stop"]) == (
+            True,
+            False,
+            stop,
+        )
         assert outcomes[-1].info["is_success"] is False
         with pytest.raises(RuntimeError, match="is over"):
             await env.step(say("more"))
 
 
 async def test_a_right_answer_in_the_last_turn_counts() -> None:
-    async with TextEnvPool() as pool, pool.lease(spec_of(ECHO, num_replies=1, limits={"max_turns": 1})) as env:
+    async with (
+        TextEnvPool() as pool,
+        pool.lease(spec_of(ECHO, num_replies=1, limits={"max_turns": 1})) as env,
+    ):
         await env.reset()
         outcome = await env.step(say("a"))
         assert (outcome.terminated, outcome.truncated) == (True, False)
@@ -84,7 +121,11 @@ async def test_a_right_answer_in_the_last_turn_counts() -> None:
         ("setup hangs", ActorFrozen, "setup took longer than setup_timeout_s=0.05"),
         ("setup says nothing", EnvError, "MisbehavingTask.setup returned no message"),
         ("setup gives a number", EnvError, "setup returned int, expected Ask or a text"),
-        ("a tool without a name", EnvError, "has a tool that cannot be used: a tool is named '<lambda>'"),
+        (
+            "a tool without a name",
+            EnvError,
+            "has a tool that cannot be used: a tool is named '<lambda>'",
+        ),
         ("reply raises", EnvError, "MisbehavingTask.reply raised LookupError: no row"),
         ("reply hangs", ActorFrozen, "reply took longer than reply_timeout_s=0.05"),
         ("reply gives a text", EnvError, "reply returned str, expected Ask or Done"),
@@ -92,8 +133,13 @@ async def test_a_right_answer_in_the_last_turn_counts() -> None:
         ("reply pays a stranger", EnvError, "rewards agent 'stranger'"),
     ],
 )
-async def test_a_task_that_breaks_its_contract_is_named(fault: str, error: type[Exception], told: str) -> None:
-    async with TextEnvPool() as pool, pool.lease(spec_of("sample_tasks:MisbehavingTask", fault=fault)) as env:
+async def test_a_task_that_breaks_its_contract_is_named(
+    fault: str, error: type[Exception], told: str
+) -> None:
+    async with (
+        TextEnvPool() as pool,
+        pool.lease(spec_of("sample_tasks:MisbehavingTask", fault=fault)) as env,
+    ):
 
         async def play() -> None:
             await env.reset()
@@ -143,7 +189,9 @@ async def test_a_pool_that_is_not_open_says_so() -> None:
 
 
 async def test_wrong_names_and_arguments_are_refused_when_a_pool_is_opened() -> None:
-    with pytest.raises(ConfigError, match=r"'text/arithmetics' is unknown; did you mean 'text/arithmetic'\?"):
+    with pytest.raises(
+        ConfigError, match=r"'text/arithmetics' is unknown; did you mean 'text/arithmetic'\?"
+    ):
         await TextEnvPool(specs=[EnvSpec(id="text/arithmetics")]).__aenter__()
 
 
@@ -151,23 +199,39 @@ async def test_wrong_names_and_arguments_are_refused_when_a_pool_is_opened() -> 
     ("env_id", "kwargs", "told"),
     [
         ("text/arithmetic", {"num_digit": 2}, r"takes no 'num_digit'; did you mean 'num_digits'\?"),
-        ("text/arithmetic", {"num_digits": "2"}, "'num_digits' of 'text/arithmetic' is '2': Expected `int`, got `str`"),
-        ("text/question", {}, "cannot be made from {}: .*missing 1 required positional argument: 'data'"),
-        ("text/question", {"data": "x", "scorer": "mat"}, r"scorer 'mat' is unknown; did you mean 'math'\?"),
+        (
+            "text/arithmetic",
+            {"num_digits": "2"},
+            "'num_digits' of 'text/arithmetic' is '2': Expected `int`, got `str`",
+        ),
+        (
+            "text/question",
+            {},
+            "cannot be made from {}: .*missing 1 required positional argument: 'data'",
+        ),
+        (
+            "text/question",
+            {"data": "x", "scorer": "mat"},
+            r"scorer 'mat' is unknown; did you mean 'math'\?",
+        ),
         ("sample_tasks:EchoTasks", {}, r"has no TextTask 'EchoTasks'; did you mean 'EchoTask'\?"),
         ("sample_tools:words", {}, "has no TextTask 'words'"),
         ("no_such_module:Task", {}, "module 'no_such_module' cannot be found"),
         (ECHO, {"limits": {"max_turn": 1}}, "Object contains unknown field `max_turn`"),
     ],
 )
-def test_a_task_is_made_from_plain_values_that_are_checked(env_id: str, kwargs: dict[str, Any], told: str) -> None:
+def test_a_task_is_made_from_plain_values_that_are_checked(
+    env_id: str, kwargs: dict[str, Any], told: str
+) -> None:
     with pytest.raises(ConfigError, match=told):
         make_text_task(EnvSpec(id=env_id, kwargs=kwargs))
 
 
 def test_a_wrapper_of_gymnasium_around_a_text_environment_is_refused() -> None:
     wrapper = WrapperSpec(path="gymnasium.wrappers:TimeLimit", kwargs={"max_episode_steps": 3})
-    with pytest.raises(ConfigError, match="is a text environment, which takes no wrappers of gymnasium"):
+    with pytest.raises(
+        ConfigError, match="is a text environment, which takes no wrappers of gymnasium"
+    ):
         make_text_task(EnvSpec(id=ECHO, wrappers=(wrapper,)))
 
 
@@ -178,7 +242,9 @@ def test_arguments_become_what_the_type_hints_say() -> None:
 
 
 def test_a_name_belongs_to_one_task() -> None:
-    assert {"text/arithmetic", "text/arithmetic_pair", "text/question", "text/search"} <= set(text_task_ids())
+    assert {"text/arithmetic", "text/arithmetic_pair", "text/question", "text/search"} <= set(
+        text_task_ids()
+    )
     register_text_task("text/echo", ECHO)
     register_text_task("text/echo", ECHO)
     with pytest.raises(ValueError, match="'text/echo' is 'sample_tasks:EchoTask' already"):

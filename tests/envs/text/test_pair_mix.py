@@ -1,4 +1,6 @@
-"""What the base of a pair is taught: each role's own conversations, right without mistakes, and half right with them."""
+"""What the base of a pair is taught: each role's own conversations, right without mistakes, and
+half right with them.
+"""
 
 import itertools
 
@@ -38,14 +40,23 @@ def test_without_mistakes_solver_and_checker_are_always_right() -> None:
     for number in range(200):
         chat = made(number, 0.0)
         assert all(is_right(chat, number))
-        num_calls = 2 if number % 2 else 1  # the checker takes the proposal away from what it worked out
+        # the checker takes the proposal away from what it worked out
+        num_calls = 2 if number % 2 else 1
         for messages in rounds_of(chat):
-            assert [message.role for message in messages] == ["user", *["assistant", "tool"] * num_calls, "assistant"]
+            assert [message.role for message in messages] == [
+                "user",
+                *["assistant", "tool"] * num_calls,
+                "assistant",
+            ]
 
 
 def test_with_mistakes_both_are_right_about_half_of_the_time() -> None:
     for role in (0, 1):
-        verdicts = [right for number in range(role, 800, 2) for right in is_right(made(number, 0.35), number)]
+        verdicts = [
+            right
+            for number in range(role, 800, 2)
+            for right in is_right(made(number, 0.35), number)
+        ]
         assert 0.4 < sum(verdicts) / len(verdicts) < 0.9
 
 

@@ -1,4 +1,6 @@
-"""Questions from a data set: rows by number, prompts as text or messages, a search tool, every fault with its row."""
+"""Questions from a data set: rows by number, prompts as text or messages, a search tool, every
+fault with its row.
+"""
 
 import json
 from pathlib import Path
@@ -13,7 +15,10 @@ from vla_rl.errors import DataError
 
 ROWS = [
     {"prompt": "6x7?", "answer": "42"},
-    {"prompt": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1?"}], "answer": "2"},
+    {
+        "prompt": [{"role": "system", "content": "be brief"}, {"role": "user", "content": "1+1?"}],
+        "answer": "2",
+    },
     {"prompt": 7, "answer": "7"},
 ]
 DOCUMENTS = [
@@ -34,7 +39,10 @@ def write(path: Path, rows: list[dict[str, Any]]) -> str:
 
 
 async def test_a_row_is_asked_answered_and_scored(data: str) -> None:
-    async with TextEnvPool() as pool, pool.lease(spec_of("text/question", options={"row": 0}, data=data)) as env:
+    async with (
+        TextEnvPool() as pool,
+        pool.lease(spec_of("text/question", options={"row": 0}, data=data)) as env,
+    ):
         start = await env.reset()
         assert [(message.role, message.content) for message in start.messages] == [("user", "6x7?")]
         assert start.tools == ()
@@ -43,11 +51,17 @@ async def test_a_row_is_asked_answered_and_scored(data: str) -> None:
         assert outcome.info["score"] == 1.0
 
 
-async def test_the_seed_chooses_where_no_row_is_named_and_the_system_speaks_first(data: str) -> None:
+async def test_the_seed_chooses_where_no_row_is_named_and_the_system_speaks_first(
+    data: str,
+) -> None:
     spec = spec_of("text/question", seed=4, data=data, system="Answer with a number.")
     async with TextEnvPool() as pool, pool.lease(spec) as env:
         start = await env.reset()
-        assert [message.content for message in start.messages] == ["Answer with a number.", "be brief", "1+1?"]
+        assert [message.content for message in start.messages] == [
+            "Answer with a number.",
+            "be brief",
+            "1+1?",
+        ]
         assert (await env.step(say("3"))).info["is_success"] is False
 
 
@@ -57,7 +71,11 @@ async def test_the_seed_chooses_where_no_row_is_named_and_the_system_speaks_firs
         ({"row": 3}, {}, "row 3 of .*rows.jsonl, expected a number from 0 to 2"),
         ({"row": "a"}, {}, "row 'a' of"),
         ({"row": 2}, {}, "'prompt' of row 2 of .* is neither a text nor a list of messages"),
-        ({}, {"answer_field": "gold"}, r"row 0 \(line 1\) has no 'gold'; it has: 'prompt', 'answer'"),
+        (
+            {},
+            {"answer_field": "gold"},
+            r"row 0 \(line 1\) has no 'gold'; it has: 'prompt', 'answer'",
+        ),
         ({}, {"data": "nowhere.jsonl"}, "nowhere.jsonl is no file"),
     ],
 )
@@ -85,14 +103,17 @@ def test_a_search_gives_the_nearest_documents_first(tmp_path: Path) -> None:
 
 async def test_an_answer_is_searched_for_in_several_turns(data: str, tmp_path: Path) -> None:
     questions = write(
-        tmp_path / "questions.jsonl", [{"prompt": "Which river is in Graz?", "answer": ["Mur", "the Mur"]}]
+        tmp_path / "questions.jsonl",
+        [{"prompt": "Which river is in Graz?", "answer": ["Mur", "the Mur"]}],
     )
     documents = write(tmp_path / "documents.jsonl", DOCUMENTS)
     spec = spec_of("text/search", data=questions, documents=documents, max_results=1)
     async with TextEnvPool() as pool, pool.lease(spec) as env:
         start = await env.reset()
         assert [tool.name for tool in start.tools] == ["search"]
-        found = await env.step(ask_tool(("search", '{"query": "Graz river"}'), ("search", '{"query": "zebra"}')))
+        found = await env.step(
+            ask_tool(("search", '{"query": "Graz river"}'), ("search", '{"query": "zebra"}'))
+        )
         assert [message.content for message in found.messages] == [
             "Graz\nGraz lies on the river Mur.",
             "nothing was found",
@@ -101,9 +122,14 @@ async def test_an_answer_is_searched_for_in_several_turns(data: str, tmp_path: P
 
 
 async def test_a_row_that_the_scorer_cannot_compare_with_is_named(tmp_path: Path) -> None:
-    data = write(tmp_path / "tests.jsonl", [{"prompt": "1?", "answer": "1"}, {"prompt": "2?", "answer": "print"}])
+    data = write(
+        tmp_path / "tests.jsonl",
+        [{"prompt": "1?", "answer": "1"}, {"prompt": "2?", "answer": "print"}],
+    )
     spec = spec_of("text/question", options={"row": 1}, data=data, scorer="code")
     async with TextEnvPool() as pool, pool.lease(spec) as env:
         await env.reset()
-        with pytest.raises(DataError, match=r"'answer' of row 1 of .*tests\.jsonl: .* is not a list of tests"):
+        with pytest.raises(
+            DataError, match=r"'answer' of row 1 of .*tests\.jsonl: .* is not a list of tests"
+        ):
             await env.step(say("print(2)"))

@@ -1,4 +1,7 @@
-"""A function with type hints and a docstring is a tool; whatever a model or the tool does wrong is in the answer."""
+"""A function with type hints and a docstring is a tool.
+
+Whatever a model or the tool does wrong is in the answer.
+"""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
@@ -47,7 +50,9 @@ def test_the_schema_comes_from_the_hints_and_the_words_from_the_docstring() -> N
 async def test_a_call_gives_text_as_it_is_and_all_else_as_json(toolbox: Toolbox) -> None:
     answer = await toolbox.aexecute("weather", '{"city": "Graz", "days": 2}')
     assert (answer.text, answer.fault) == ('{"city":"Graz","degrees":[20,20],"unit":"C"}', None)
-    assert (await toolbox.aexecute("weather", {"city": "Graz"})).text == '{"city":"Graz","degrees":[20],"unit":"C"}'
+    assert (
+        await toolbox.aexecute("weather", {"city": "Graz"})
+    ).text == '{"city":"Graz","degrees":[20],"unit":"C"}'
     assert (await toolbox.aexecute("words", {"count": 2})).text == "word word "
 
 
@@ -158,7 +163,9 @@ async def with_object(x: Callable[[], None]) -> str:
         (with_object, "has a type hint that JSON cannot represent"),
     ],
 )
-def test_a_function_that_is_no_tool_is_refused_with_what_it_lacks(function: Callable[..., Any], told: str) -> None:
+def test_a_function_that_is_no_tool_is_refused_with_what_it_lacks(
+    function: Callable[..., Any], told: str
+) -> None:
     with pytest.raises(TypeError, match=told):
         Toolbox([function], Sandbox())
 

@@ -29,7 +29,9 @@ def test_the_optimal_action_needs_exactly_the_optimal_number_of_steps(seed: int)
 
 
 def test_no_action_is_faster_than_the_optimum() -> None:
-    """From (0, 0) the right square begins at 0.7 - 0.2 = 0.5 on both axes: three steps of 0.2 at full speed, never two."""
+    """From (0, 0) the right square begins at 0.7 - 0.2 = 0.5 on both axes: three steps of 0.2 at
+    full speed, never two.
+    """
     env = make(task_id=0)
     env.reset(seed=0)
     state = env.get_state()
@@ -73,7 +75,11 @@ def test_the_time_limit_truncates() -> None:
     env = make(step_limit=3)
     env.reset(seed=0)
     still = np.zeros(7, np.float32)
-    assert [env.step(still)[2:4] for _ in range(3)] == [(False, False), (False, False), (False, True)]
+    assert [env.step(still)[2:4] for _ in range(3)] == [
+        (False, False),
+        (False, False),
+        (False, True),
+    ]
     with pytest.raises(gymnasium.error.ResetNeeded):
         env.step(still)
 
@@ -88,13 +94,17 @@ def test_an_init_state_is_the_same_whatever_the_seed_and_differs_from_the_next()
     assert not np.array_equal(first["state"], other["state"])
 
 
-@pytest.mark.parametrize("options", [{"init_state_id": 50}, {"init_state_id": -1}, {"initial_state": 1}])
+@pytest.mark.parametrize(
+    "options", [{"init_state_id": 50}, {"init_state_id": -1}, {"initial_state": 1}]
+)
 def test_an_unknown_start_is_refused(options: dict[str, int]) -> None:
     with pytest.raises(ValueError, match="expected"):
         make().reset(options=options)
 
 
-@pytest.mark.parametrize("kwargs", [{"task_id": 4}, {"action_dim": 1}, {"step_size": 0.0}, {"step_limit": 0}])
+@pytest.mark.parametrize(
+    "kwargs", [{"task_id": 4}, {"action_dim": 1}, {"step_size": 0.0}, {"step_limit": 0}]
+)
 def test_arguments_out_of_range_are_refused(kwargs: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected"):
         ToyReachEnv(**kwargs)

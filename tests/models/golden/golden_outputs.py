@@ -42,6 +42,8 @@ def require_close(ours: torch.Tensor | np.ndarray, theirs: np.ndarray, atol: flo
 
 
 def uncropped(policy: Any) -> Any:
-    """The same policy for frames of 224 pixels that the projects were given without their LIBERO steps."""
+    """The same policy for frames of 224 pixels that the projects were given without their LIBERO
+    steps.
+    """
     config = msgspec.structs.replace(policy.config, images="bicubic")
     return type(policy)(config, policy.network, policy.tokenizer)

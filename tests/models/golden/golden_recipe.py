@@ -1,7 +1,8 @@
 """Make the weights, frames and files of the golden checkpoint from names and seeds, by numpy alone.
 
-The reference projects and our own code built the same checkpoint from this recipe, so the golden arrays hold outputs only.
-`README.md` says how they were made. It draws from `Generator.random` alone, which gives the same numbers under every numpy.
+The reference projects and our own code built the same checkpoint from this recipe, so the golden
+arrays hold outputs only. `README.md` says how they were made. It draws from `Generator.random`
+alone, which gives the same numbers under every numpy.
 """
 
 import json
@@ -35,7 +36,9 @@ LLAMA_EXCERPT = Path(__file__).parents[1] / "prismatic" / "data" / "llama_vocabu
 
 
 def tensor(name: str, shape: Sequence[int]) -> np.ndarray:
-    """The float32 weight of that name: uniform noise whose seed is the CRC-32 of the name, scaled by what it is."""
+    """The float32 weight of that name: uniform noise whose seed is the CRC-32 of the name, scaled
+    by what it is.
+    """
     generator = np.random.Generator(np.random.PCG64([SEED, zlib.crc32(name.encode())]))
     noise = (2.0 * generator.random(tuple(shape)) - 1.0) * math.sqrt(3.0)  # mean 0, variance 1
     if name.endswith("scale_factor"):
@@ -46,7 +49,8 @@ def tensor(name: str, shape: Sequence[int]) -> np.ndarray:
         return (1.0 + 0.1 * noise).astype(np.float32)
     if len(shape) == 3 or "embed_tokens" in name:  # class and register tokens, positions, words
         return (0.5 * noise).astype(np.float32)
-    gain = 2.0 if name.rpartition(".")[0].endswith(("q_proj", "k_proj", "qkv")) else 1.0  # attention that is not flat
+    # attention that is not flat
+    gain = 2.0 if name.rpartition(".")[0].endswith(("q_proj", "k_proj", "qkv")) else 1.0
     return (gain / math.sqrt(math.prod(shape[1:])) * noise).astype(np.float32)
 
 
@@ -60,7 +64,9 @@ def frame(seed: int, height: int = IMAGE_SIZE, width: int = IMAGE_SIZE) -> np.nd
     generator = np.random.Generator(np.random.PCG64([SEED, seed]))
     blocks = (generator.random((-(-height // 16), -(-width // 16), 3)) * 128.0).astype(np.uint8)
     coarse = np.repeat(np.repeat(blocks, 16, axis=0), 16, axis=1)[:height, :width]
-    ramp = (np.arange(height)[:, None] + np.arange(width)[None, :])[..., None] * 64 // (height + width)
+    ramp = (
+        (np.arange(height)[:, None] + np.arange(width)[None, :])[..., None] * 64 // (height + width)
+    )
     noise = (generator.random((height, width, 3)) * 64.0).astype(np.uint8)
     return (coarse + ramp + noise).astype(np.uint8)
 
@@ -85,16 +91,46 @@ def given_tokens(seed: int, number: int) -> np.ndarray:
 
 def statistics() -> dict[str, Any]:
     """One data set's statistics with every field of the public files; the gripper is not scaled."""
-    low = [-0.7454732114076613, -0.6616071462631226, -0.9375, -0.1071428582072258, -0.2067857, -0.1842857152223587, 0.0]
-    high = [0.9375, 0.8758928775787354, 0.9321428537368774, 0.1039285734295845, 0.1767857, 0.14571428298950195, 1.0]
+    low = [
+        -0.7454732114076613,
+        -0.6616071462631226,
+        -0.9375,
+        -0.1071428582072258,
+        -0.2067857,
+        -0.1842857152223587,
+        0.0,
+    ]
+    high = [
+        0.9375,
+        0.8758928775787354,
+        0.9321428537368774,
+        0.1039285734295845,
+        0.1767857,
+        0.14571428298950195,
+        1.0,
+    ]
     ends = {"min": [x - 0.25 for x in low], "max": [x + 0.25 for x in high]}
-    action = {"mean": low, "std": high, **ends, "q01": low, "q99": high, "mask": [True] * 6 + [False]}
+    action = {
+        "mean": low,
+        "std": high,
+        **ends,
+        "q01": low,
+        "q99": high,
+        "mask": [True] * 6 + [False],
+    }
     proprio = {"mean": [0.0] * 8, "std": [1.0] * 8, "min": [-2.0] * 8, "max": [2.0] * 8}
     proprio |= {
         "q01": [-1.0, -0.8, -1.2, -1.0, -0.9, -1.1, -0.5, -0.6],
         "q99": [1.0, 0.9, 1.1, 1.3, 0.7, 1.0, 0.6, 0.5],
     }
-    return {NORM_KEY: {"action": action, "proprio": proprio, "num_transitions": 100, "num_trajectories": 3}}
+    return {
+        NORM_KEY: {
+            "action": action,
+            "proprio": proprio,
+            "num_transitions": 100,
+            "num_trajectories": 3,
+        }
+    }
 
 
 def config() -> dict[str, Any]:
@@ -133,7 +169,10 @@ def config() -> dict[str, Any]:
 
 def preprocessor() -> dict[str, Any]:
     """`preprocessor_config.json` with the values of the public ones."""
-    dino = {"mean": [0.484375, 0.455078125, 0.40625], "std": [0.228515625, 0.2236328125, 0.224609375]}
+    dino = {
+        "mean": [0.484375, 0.455078125, 0.40625],
+        "std": [0.228515625, 0.2236328125, 0.224609375],
+    }
     siglip = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5]}
     size = [IMAGE_SIZE, IMAGE_SIZE]
     resize = {"antialias": True, "interpolation": 3, "max_size": None, "size": size}
@@ -155,11 +194,19 @@ def preprocessor() -> dict[str, Any]:
 
 
 def tokenizer() -> dict[str, Any]:
-    """`tokenizer.json` of Llama 2: the pieces that the two prompts need, and made-up ones at all other ids."""
+    """`tokenizer.json` of Llama 2: the pieces that the two prompts need, and made-up ones at all
+    other ids.
+    """
     pieces = json.loads(LLAMA_EXCERPT.read_text())
     taken = set(pieces["vocab"].values())
     made_up = {f"<piece {index}>": index for index in range(VOCABULARY) if index not in taken}
-    padding = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    padding = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     special = ((0, "<unk>"), (1, "<s>"), (2, "</s>"), (VOCABULARY, "<PAD>"))
     return {
         "version": "1.0",
@@ -176,8 +223,14 @@ def tokenizer() -> dict[str, Any]:
         "pre_tokenizer": None,
         "post_processor": {
             "type": "TemplateProcessing",
-            "single": [{"SpecialToken": {"id": "<s>", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
-            "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+            "single": [
+                {"SpecialToken": {"id": "<s>", "type_id": 0}},
+                {"Sequence": {"id": "A", "type_id": 0}},
+            ],
+            "pair": [
+                {"Sequence": {"id": "A", "type_id": 0}},
+                {"Sequence": {"id": "B", "type_id": 1}},
+            ],
             "special_tokens": {"<s>": {"id": "<s>", "ids": [1], "tokens": ["<s>"]}},
         },
         "decoder": None,

@@ -1,4 +1,6 @@
-"""Augmentation does to frames what OpenVLA's fine-tuning does, computed again here in float64 NumPy and `colorsys`."""
+"""Augmentation does to frames what OpenVLA's fine-tuning does, computed again here in float64 NumPy
+and `colorsys`.
+"""
 
 import colorsys
 
@@ -7,7 +9,13 @@ import pytest
 import torch
 
 from vla_rl.errors import ConfigError
-from vla_rl.models.images.augmentation import AugmentationConfig, Draws, augment, draw, training_pipeline
+from vla_rl.models.images.augmentation import (
+    AugmentationConfig,
+    Draws,
+    augment,
+    draw,
+    training_pipeline,
+)
 from vla_rl.models.images.names import ImagePipelineName
 from vla_rl.models.images.pipeline import image_pipeline
 
@@ -21,8 +29,18 @@ def images(num: int, seed: int = 0) -> torch.Tensor:
 
 def draws(**changed: float) -> Draws:
     """For one frame; what is not named changes nothing."""
-    neutral = {"top": 0.5, "left": 0.5, "brightness": 0.0, "contrast": 1.0, "saturation": 1.0, "hue": 0.0, **changed}
-    return Draws(**{name: torch.tensor([value], dtype=torch.float32) for name, value in neutral.items()})
+    neutral = {
+        "top": 0.5,
+        "left": 0.5,
+        "brightness": 0.0,
+        "contrast": 1.0,
+        "saturation": 1.0,
+        "hue": 0.0,
+        **changed,
+    }
+    return Draws(
+        **{name: torch.tensor([value], dtype=torch.float32) for name, value in neutral.items()}
+    )
 
 
 def crop(values: np.ndarray, top: float, left: float, area: float) -> np.ndarray:
@@ -70,7 +88,17 @@ def oracle(image: np.ndarray, drawn: Draws, area: float | None) -> np.ndarray:
         ({"saturation": 1.2}, None),
         ({"hue": 0.05}, None),
         ({"hue": -0.05}, None),
-        ({"top": 0.3, "left": 0.8, "brightness": 0.1, "contrast": 0.85, "saturation": 1.15, "hue": -0.04}, 0.9),
+        (
+            {
+                "top": 0.3,
+                "left": 0.8,
+                "brightness": 0.1,
+                "contrast": 0.85,
+                "saturation": 1.15,
+                "hue": -0.04,
+            },
+            0.9,
+        ),
     ],
 )
 def test_every_step_is_that_of_the_reference(changed: dict[str, float], area: float | None) -> None:
@@ -85,7 +113,11 @@ def test_every_step_is_that_of_the_reference(changed: dict[str, float], area: fl
 def test_the_middle_crop_is_the_one_of_acting() -> None:
     from vla_rl.models.images.resampling import centre_crop
 
-    got = augment(images(3), Draws(*[torch.full((3,), value) for value in (0.5, 0.5, 0.0, 1.0, 1.0, 0.0)]), 0.9)
+    got = augment(
+        images(3),
+        Draws(*[torch.full((3,), value) for value in (0.5, 0.5, 0.0, 1.0, 1.0, 0.0)]),
+        0.9,
+    )
     assert (got.int() - centre_crop(images(3)).int()).abs().max() <= 1
 
 
@@ -117,7 +149,9 @@ def test_a_policy_that_sees_whole_frames_is_not_trained_on_crops(name: ImagePipe
 
 
 @pytest.mark.parametrize("name", ["exact", "crop"])
-def test_a_policy_that_sees_the_middle_of_a_frame_is_trained_on_random_crops(name: ImagePipelineName) -> None:
+def test_a_policy_that_sees_the_middle_of_a_frame_is_trained_on_random_crops(
+    name: ImagePipelineName,
+) -> None:
     frames, train = images(2), training_pipeline(name, STILL, torch.Generator().manual_seed(0))
     assert not torch.equal(train(frames, SIZE), train(frames, SIZE))
 

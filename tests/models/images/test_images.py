@@ -1,4 +1,6 @@
-"""The image path of the public checkpoints: what TensorFlow makes of pictures, in its own recorded answers."""
+"""The image path of the public checkpoints: what TensorFlow makes of pictures, in its own recorded
+answers.
+"""
 
 import math
 from pathlib import Path
@@ -21,7 +23,9 @@ def picture(kind: str, height: int, width: int) -> np.ndarray:
         return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
     if kind == "waves":
         return np.stack([x * 2 % 256, y * 3 % 256, (x + y) % 256], axis=-1).astype(np.uint8)
-    return np.where((x < width // 2)[..., None], np.array([255, 0, 10]), np.array([0, 40, 200])).astype(np.uint8)
+    return np.where(
+        (x < width // 2)[..., None], np.array([255, 0, 10]), np.array([0, 40, 200])
+    ).astype(np.uint8)
 
 
 def batch_of(*pictures: np.ndarray) -> Tensor:
@@ -29,17 +33,24 @@ def batch_of(*pictures: np.ndarray) -> Tensor:
 
 
 TENSORFLOW = np.load(Path(__file__).parent / "data" / "tensorflow_images.npz")
-"""Answers of TensorFlow 2.21 on pictures of `picture`, by what was done to which: `decode_image(encode_jpeg(quality))`;
-`resize` (lanczos3, antialiased, rounded); `crop_and_resize` to 0.9 of the area."""
+"""Answers of TensorFlow 2.21 on pictures of `picture`, by what was done to which:
+`decode_image(encode_jpeg(quality))`; `resize` (lanczos3, antialiased, rounded); `crop_and_resize`
+to 0.9 of the area."""
 
 
 @pytest.mark.parametrize("size", [(64, 48), (37, 61), (9, 17), (1, 1)])
 @pytest.mark.parametrize("quality", [95, 50, 10])
 def test_a_jpeg_round_trip_gives_tensorflows_bytes(size: tuple[int, int], quality: int) -> None:
     kinds = ("noise", "waves", "edge")
-    ours = jpeg_round_trip(batch_of(*(picture(kind, *size) for kind in kinds)), quality).permute(0, 2, 3, 1).numpy()
+    ours = (
+        jpeg_round_trip(batch_of(*(picture(kind, *size) for kind in kinds)), quality)
+        .permute(0, 2, 3, 1)
+        .numpy()
+    )
     for mine, kind in zip(ours, kinds, strict=True):
-        np.testing.assert_array_equal(mine, TENSORFLOW[f"jpeg {kind} {size[0]} {size[1]} {quality}"])
+        np.testing.assert_array_equal(
+            mine, TENSORFLOW[f"jpeg {kind} {size[0]} {size[1]} {quality}"]
+        )
 
 
 def test_other_images_are_refused() -> None:
@@ -64,7 +75,11 @@ def oracle_lanczos3(image: np.ndarray, size: int) -> np.ndarray:
         return out
 
     def kernel(x: float) -> float:
-        return 1.0 if x == 0 else 3 * math.sin(math.pi * x) * math.sin(math.pi * x / 3) / (math.pi * x) ** 2
+        return (
+            1.0
+            if x == 0
+            else 3 * math.sin(math.pi * x) * math.sin(math.pi * x / 3) / (math.pi * x) ** 2
+        )
 
     wide = along_rows(image.astype(np.float64).transpose(1, 0, 2)).transpose(1, 0, 2)
     return np.clip(along_rows(wide), 0.0, 255.0)
@@ -94,9 +109,13 @@ def test_lanczos3_is_what_it_is_defined_as(kind: str) -> None:
 
 
 def test_the_crop_keeps_nine_tenths_of_the_area_and_samples_its_corners() -> None:
-    """On a ramp, bilinear sampling is exact: sample i stands at offset + i * side * (S - 1) / (S - 1)."""
+    """On a ramp, bilinear sampling is exact: sample i stands at offset + i * side * (S - 1) / (S -
+    1).
+    """
     size = 33
-    ramp = np.repeat(np.linspace(0, 255, size).round().astype(np.uint8)[None, :, None], size, axis=0).repeat(3, axis=2)
+    ramp = np.repeat(
+        np.linspace(0, 255, size).round().astype(np.uint8)[None, :, None], size, axis=0
+    ).repeat(3, axis=2)
     ours = centre_crop(batch_of(ramp))[0, 0, 5].numpy()
     side = math.sqrt(0.9)
     place = (1 - side) / 2 * (size - 1) + np.arange(size) * side

@@ -1,4 +1,6 @@
-"""The image pipelines give the bytes of the reference projects' own code (see `golden/README.md`)."""
+"""The image pipelines give the bytes of the reference projects' own code (see
+`golden/README.md`).
+"""
 
 import hashlib
 from pathlib import Path
@@ -23,13 +25,19 @@ FRAMES = {
 
 @pytest.mark.parametrize("frame", FRAMES)
 @pytest.mark.parametrize(
-    ("name", "project"), [("bicubic_float", "rlinf"), ("bicubic_pillow", "official"), ("crop", "robotwin")]
+    ("name", "project"),
+    [("bicubic_float", "rlinf"), ("bicubic_pillow", "official"), ("crop", "robotwin")],
 )
 def test_a_pipeline_gives_the_bytes_of_the_project_it_is_named_for(
     name: ImagePipelineName, project: str, frame: str
 ) -> None:
     batch = torch.from_numpy(FRAMES[frame]).permute(2, 0, 1)[None]
-    ours = image_pipeline(name)(batch, golden_recipe.IMAGE_SIZE)[0].permute(1, 2, 0).contiguous().numpy()
+    ours = (
+        image_pipeline(name)(batch, golden_recipe.IMAGE_SIZE)[0]
+        .permute(1, 2, 0)
+        .contiguous()
+        .numpy()
+    )
     np.testing.assert_array_equal(ours[::7, ::7], GOLDEN[f"{project}_{frame}"])
     assert hashlib.sha256(ours).digest() == GOLDEN[f"{project}_{frame}_digest"].tobytes()
 

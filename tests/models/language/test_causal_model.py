@@ -1,4 +1,6 @@
-"""Causal models of several families: the same numbers however they are asked, and folders that transformers loads alone."""
+"""Causal models of several families: the same numbers however they are asked, and folders that
+transformers loads alone.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,14 @@ from vla_rl.errors import CheckpointError
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.models.language.tiny import write_tokenizer
 
-SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, vocab_size=300, context_size=256)
+SHAPE = TinyConfig(
+    hidden_size=32,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=64,
+    vocab_size=300,
+    context_size=256,
+)
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
     "hidden_size": 32,
@@ -36,9 +45,13 @@ def written(folder: Path, network: Any) -> Path:
 def family(name: str, folder: Path) -> CausalLanguageModel:
     torch.manual_seed(0)
     if name == "llama":
-        network: Any = transformers.LlamaForCausalLM(transformers.LlamaConfig(**SIZES, tie_word_embeddings=False))
+        network: Any = transformers.LlamaForCausalLM(
+            transformers.LlamaConfig(**SIZES, tie_word_embeddings=False)
+        )
     elif name == "qwen2":
-        network = transformers.Qwen2ForCausalLM(transformers.Qwen2Config(**SIZES, tie_word_embeddings=True))
+        network = transformers.Qwen2ForCausalLM(
+            transformers.Qwen2Config(**SIZES, tie_word_embeddings=True)
+        )
     else:
         network = transformers.Qwen3ForCausalLM(
             transformers.Qwen3Config(**SIZES, head_dim=16, tie_word_embeddings=True)
@@ -51,7 +64,9 @@ def policy(request: pytest.FixtureRequest, tmp_path: Path) -> CausalLanguageMode
     return family(request.param, tmp_path)
 
 
-def test_reading_on_in_a_slot_gives_the_logits_of_reading_all_at_once(policy: CausalLanguageModel) -> None:
+def test_reading_on_in_a_slot_gives_the_logits_of_reading_all_at_once(
+    policy: CausalLanguageModel,
+) -> None:
     rows = [[5, 6, 7, 8, 9], [10, 11], [12, 13, 14]]
     memory = policy.key_values(4)
     network: Any = policy.network
@@ -62,17 +77,23 @@ def test_reading_on_in_a_slot_gives_the_logits_of_reading_all_at_once(policy: Ca
         torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_slots_are_copied_and_exchanged_with_all_that_they_hold(policy: CausalLanguageModel) -> None:
+def test_slots_are_copied_and_exchanged_with_all_that_they_hold(
+    policy: CausalLanguageModel,
+) -> None:
     memory = policy.key_values(3)
     alone = policy.extend(policy.key_values(1), [0], [0], [[5, 6, 7, 8]])
     policy.extend(memory, [0, 1], [0, 0], [[5, 6, 7], [9, 9, 9]])
     memory.copy_prefix(0, 2, 2)
-    torch.testing.assert_close(policy.extend(memory, [2], [2], [[7, 8]]), alone, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        policy.extend(memory, [2], [2], [[7, 8]]), alone, rtol=1e-4, atol=1e-5
+    )
     memory.swap(0, 1)
     torch.testing.assert_close(policy.extend(memory, [1], [3], [[8]]), alone, rtol=1e-4, atol=1e-5)
 
 
-def test_log_probs_depend_neither_on_padding_nor_on_the_rows_beside(policy: CausalLanguageModel) -> None:
+def test_log_probs_depend_neither_on_padding_nor_on_the_rows_beside(
+    policy: CausalLanguageModel,
+) -> None:
     prompts = [np.array([5, 6, 7]), np.array([8]), np.array([9, 10, 11, 12, 13])]
     replies = [[20, 21], [22, 23, 24, 25], [26]]
     padded = torch.zeros(3, 4, dtype=torch.long)
@@ -81,9 +102,13 @@ def test_log_probs_depend_neither_on_padding_nor_on_the_rows_beside(policy: Caus
     batch = policy.prepare([{"prompt_tokens": prompt} for prompt in prompts])
     together, _ = policy.log_probs(batch, padded, torch.tensor([1.0, 0.5, 2.0]))
     network: Any = policy.network
-    for number, (prompt, reply, temperature) in enumerate(zip(prompts, replies, (1.0, 0.5, 2.0), strict=True)):
+    for number, (prompt, reply, temperature) in enumerate(
+        zip(prompts, replies, (1.0, 0.5, 2.0), strict=True)
+    ):
         logits = network(torch.tensor([[*prompt, *reply]])).logits[0, len(prompt) - 1 : -1]
-        expected = torch.log_softmax(logits / temperature, dim=-1).gather(1, torch.tensor(reply)[:, None])[:, 0]
+        expected = torch.log_softmax(logits / temperature, dim=-1).gather(
+            1, torch.tensor(reply)[:, None]
+        )[:, 0]
         torch.testing.assert_close(together[number, : len(reply)], expected, rtol=1e-4, atol=1e-5)
 
 
@@ -95,7 +120,9 @@ def test_features_are_those_of_each_prompts_last_token(policy: CausalLanguageMod
     torch.testing.assert_close(together[1], alone[0], rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_saved_is_loaded_by_transformers_alone_and_by_us(policy: CausalLanguageModel, tmp_path: Path) -> None:
+def test_what_is_saved_is_loaded_by_transformers_alone_and_by_us(
+    policy: CausalLanguageModel, tmp_path: Path
+) -> None:
     folder = tmp_path / "saved"
     policy.save(folder)
     network = transformers.AutoModelForCausalLM.from_pretrained(folder)
@@ -121,7 +148,9 @@ def test_tensors_of_another_model_are_refused_by_name() -> None:
     policy = tiny(SHAPE, ["a"], seed=0)
     tensors = policy.checkpoint_tensors()
     tensors["extra"] = tensors.pop("model.norm.weight")
-    with pytest.raises(CheckpointError, match=r"missing \['model.norm.weight'\], unknown \['extra'\]"):
+    with pytest.raises(
+        CheckpointError, match=r"missing \['model.norm.weight'\], unknown \['extra'\]"
+    ):
         policy.load_checkpoint_tensors(tensors)
 
 
@@ -143,7 +172,9 @@ def test_layers_that_forget_are_refused(tmp_path: Path) -> None:
 def test_a_folder_that_is_none_says_so(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"is not a folder"):
         CausalLanguageModel.load(tmp_path / "nothing")
-    with pytest.raises(CheckpointError, match=r"not a causal language model that transformers can load"):
+    with pytest.raises(
+        CheckpointError, match=r"not a causal language model that transformers can load"
+    ):
         CausalLanguageModel.load(tmp_path)
 
 
@@ -156,7 +187,9 @@ def test_a_folder_that_is_none_says_so(tmp_path: Path) -> None:
         ({"prompt_tokens": np.array([300])}, r"holds token 300, expected 0 to 299"),
     ],
 )
-def test_an_observation_that_is_no_prompt_is_refused(observation: dict[str, Any], fault: str) -> None:
+def test_an_observation_that_is_no_prompt_is_refused(
+    observation: dict[str, Any], fault: str
+) -> None:
     policy = tiny(SHAPE, ["a"], seed=0)
     with pytest.raises(ValueError, match=fault):
         policy.prepare([observation])

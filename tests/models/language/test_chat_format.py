@@ -1,4 +1,6 @@
-"""Replies to messages: tool calls as Hermes' models write them, and what is wrong with those that cannot be read."""
+"""Replies to messages: tool calls as Hermes' models write them, and what is wrong with those that
+cannot be read.
+"""
 
 import numpy as np
 import pytest
@@ -11,9 +13,19 @@ from vla_rl.types import Message, ToolCall, ToolSpec
 ADD = ToolSpec(
     name="add",
     description="Add two numbers.",
-    parameters={"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}},
+    parameters={
+        "type": "object",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+    },
 )
-SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, vocab_size=300, context_size=256)
+SHAPE = TinyConfig(
+    hidden_size=32,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=64,
+    vocab_size=300,
+    context_size=256,
+)
 
 
 @pytest.fixture(scope="module")
@@ -48,7 +60,9 @@ def test_calls_are_taken_out_of_the_text_and_their_arguments_stay_as_they_were_w
         ('<tool_call>{"name": "add"}', "not ended with </tool_call>"),
     ],
 )
-def test_a_call_that_cannot_be_read_stays_in_the_text_and_is_said_to_be_wrong(text: str, fault: str) -> None:
+def test_a_call_that_cannot_be_read_stays_in_the_text_and_is_said_to_be_wrong(
+    text: str, fault: str
+) -> None:
     message = parse_reply("Well. " + text)
     assert message.tool_calls == ()
     assert message.content == "Well. " + text
@@ -66,15 +80,20 @@ def test_a_readable_call_beside_an_unreadable_one_counts() -> None:
 def test_a_prompt_is_what_the_tokenizers_own_template_makes(policy: CausalLanguageModel) -> None:
     messages = (
         Message(role="user", content="what is 1 + 2?"),
-        Message(role="assistant", tool_calls=(ToolCall(id="call_0", name="add", arguments='{"a": 1, "b": 2}'),)),
+        Message(
+            role="assistant",
+            tool_calls=(ToolCall(id="call_0", name="add", arguments='{"a": 1, "b": 2}'),),
+        ),
         Message(role="tool", content="3", tool_call_id="call_0", name="add"),
     )
     text = policy.text_of(messages, (ADD,))
     assert text == (
-        '<|im_start|>system\n\n<tools>\n{"name": "add", "description": "Add two numbers.", "parameters": {"type": "object", '
+        '<|im_start|>system\n\n<tools>\n{"name": "add", "description": "Add two numbers.", '
+        '"parameters": {"type": "object", '
         '"properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}}}\n</tools><|im_end|>\n'
         "<|im_start|>user\nwhat is 1 + 2?<|im_end|>\n"
-        '<|im_start|>assistant\n<tool_call>{"name": "add", "arguments": {"a": 1, "b": 2}}</tool_call><|im_end|>\n'
+        '<|im_start|>assistant\n<tool_call>{"name": "add", "arguments": {"a": 1, "b": '
+        "2}}</tool_call><|im_end|>\n"
         "<|im_start|>tool\n3<|im_end|>\n"
     )
     prompt = policy.render(messages, (ADD,))
@@ -83,9 +102,14 @@ def test_a_prompt_is_what_the_tokenizers_own_template_makes(policy: CausalLangua
     assert policy.parse(policy.decode(prompt[len(whole) :])).content == "<|im_start|>assistant"
 
 
-def test_a_reply_read_back_and_written_again_has_the_same_tokens(policy: CausalLanguageModel) -> None:
+def test_a_reply_read_back_and_written_again_has_the_same_tokens(
+    policy: CausalLanguageModel,
+) -> None:
     question = (Message(role="user", content="what is 1 + 2?"),)
-    call = Message(role="assistant", tool_calls=(ToolCall(id="call_0", name="add", arguments='{"a": 1, "b": 2}'),))
+    call = Message(
+        role="assistant",
+        tool_calls=(ToolCall(id="call_0", name="add", arguments='{"a": 1, "b": 2}'),),
+    )
     prompt, whole = policy.render(question), policy.render_whole((*question, call))
     reply = whole[len(prompt) :]
     stop = int(np.flatnonzero(np.isin(reply, list(policy.stop_tokens)))[0])

@@ -1,4 +1,6 @@
-"""Conversations to learn from: what the assistant said teaches, to the token that ends its turn, and nothing else does."""
+"""Conversations to learn from: what the assistant said teaches, to the token that ends its turn,
+and nothing else does.
+"""
 
 import numpy as np
 import pytest
@@ -9,7 +11,14 @@ from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.models.language.demonstrations import chat_demonstration
 from vla_rl.types import Message
 
-SHAPE = TinyConfig(hidden_size=32, num_layers=2, num_heads=2, intermediate_size=64, vocab_size=300, context_size=256)
+SHAPE = TinyConfig(
+    hidden_size=32,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=64,
+    vocab_size=300,
+    context_size=256,
+)
 CHAT = (
     Message(role="user", content="one?"),
     Message(role="assistant", content="two"),
@@ -27,7 +36,11 @@ def test_only_the_assistants_own_tokens_teach(policy: CausalLanguageModel) -> No
     lesson = chat_demonstration(policy, CHAT)
     assert lesson.teaches is not None
     tokens = lesson.actions[0]
-    ends = [place for place in range(1, len(tokens) + 1) if place == len(tokens) or not lesson.teaches[place]]
+    ends = [
+        place
+        for place in range(1, len(tokens) + 1)
+        if place == len(tokens) or not lesson.teaches[place]
+    ]
     first = policy.parse(policy.decode(tokens[: ends[0]]))
     assert first.content == "two"
     starts = np.flatnonzero(np.diff(lesson.teaches.astype(int)) == 1)
@@ -41,9 +54,13 @@ def test_a_conversation_in_which_nobody_answers_is_refused(policy: CausalLanguag
         chat_demonstration(policy, CHAT[:1])
 
 
-async def test_conversations_of_different_lengths_are_learnt_together(policy: CausalLanguageModel) -> None:
+async def test_conversations_of_different_lengths_are_learnt_together(
+    policy: CausalLanguageModel,
+) -> None:
     lessons = [chat_demonstration(policy, CHAT), chat_demonstration(policy, CHAT[:2])]
-    config = ImitationConfig(optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0), micro_batch_tokens=40)
+    config = ImitationConfig(
+        optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0), micro_batch_tokens=40
+    )
     async with DeviceLane(1) as lane:
         imitator = Imitator(policy, lane, config)
         losses = [(await imitator.update(lessons)).metrics["imitation/loss"] for _ in range(25)]

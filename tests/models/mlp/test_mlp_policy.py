@@ -11,7 +11,12 @@ from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.types import Observation, Sampling
 
 SHAPE = MlpConfig(
-    state_size=3, action_low=(-2.0, 0.0), action_high=(2.0, 1.0), num_bins=5, chunk_size=2, state_scale=(1.0, 2.0, 4.0)
+    state_size=3,
+    action_low=(-2.0, 0.0),
+    action_high=(2.0, 1.0),
+    num_bins=5,
+    chunk_size=2,
+    state_scale=(1.0, 2.0, 4.0),
 )
 
 
@@ -26,7 +31,9 @@ def policy() -> MlpPolicy:
 
 def test_what_was_sampled_has_the_log_probs_that_were_reported(policy: MlpPolicy) -> None:
     batch = policy.prepare([observe(seed) for seed in range(4)])
-    tokens, log_probs = policy.sample(batch, [Sampling(temperature=1.7, seed=seed) for seed in range(4)])
+    tokens, log_probs = policy.sample(
+        batch, [Sampling(temperature=1.7, seed=seed) for seed in range(4)]
+    )
     found, entropy = policy.log_probs(batch, tokens, torch.full((4,), 1.7))
     assert tokens.shape == log_probs.shape == (4, 4)
     torch.testing.assert_close(found, log_probs)
@@ -37,7 +44,9 @@ def test_what_was_sampled_has_the_log_probs_that_were_reported(policy: MlpPolicy
 def test_a_row_does_not_depend_on_the_others(policy: MlpPolicy) -> None:
     observations = [observe(seed) for seed in range(6)]
     together = policy.network(policy.prepare(observations))
-    alone = torch.cat([policy.network(policy.prepare([observation])) for observation in observations])
+    alone = torch.cat(
+        [policy.network(policy.prepare([observation])) for observation in observations]
+    )
     torch.testing.assert_close(together, alone, atol=1e-6, rtol=1e-5)
 
 
@@ -47,20 +56,27 @@ def test_bins_are_evenly_spaced_and_hold_both_ends(policy: MlpPolicy) -> None:
     np.testing.assert_allclose(actions, [[[-2.0, 0.0], [2.0, 1.0]], [[0.0, 0.25], [1.0, 0.5]]])
     assert actions.dtype == np.float32
     np.testing.assert_array_equal(policy.encode(actions), tokens)
-    np.testing.assert_array_equal(policy.encode(actions + 0.1), tokens)  # the nearest bin; they are 1.0 and 0.25 apart
+    # the nearest bin; they are 1.0 and 0.25 apart
+    np.testing.assert_array_equal(policy.encode(actions + 0.1), tokens)
 
 
 def test_a_discrete_choice_is_one_dimension_with_a_bin_each() -> None:
-    policy = MlpPolicy.create(MlpConfig(state_size=1, action_low=(0.0,), action_high=(3.0,), num_bins=4), seed=0)
+    policy = MlpPolicy.create(
+        MlpConfig(state_size=1, action_low=(0.0,), action_high=(3.0,), num_bins=4), seed=0
+    )
     assert policy.decode(np.array([[0], [1], [2], [3]]))[:, 0, 0].tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_the_state_is_scaled_before_the_network_sees_it(policy: MlpPolicy) -> None:
     plain = MlpPolicy.create(
-        MlpConfig(state_size=3, action_low=(-2.0, 0.0), action_high=(2.0, 1.0), num_bins=5, chunk_size=2), seed=0
+        MlpConfig(
+            state_size=3, action_low=(-2.0, 0.0), action_high=(2.0, 1.0), num_bins=5, chunk_size=2
+        ),
+        seed=0,
     )
     torch.testing.assert_close(
-        policy.network(torch.tensor([[3.0, 2.0, 8.0]])), plain.network(torch.tensor([[3.0, 1.0, 2.0]]))
+        policy.network(torch.tensor([[3.0, 2.0, 8.0]])),
+        plain.network(torch.tensor([[3.0, 1.0, 2.0]])),
     )
 
 
@@ -114,6 +130,12 @@ def test_a_state_of_another_length_is_refused(policy: MlpPolicy) -> None:
     ],
 )
 def test_shapes_that_cannot_be_are_refused(change: dict[str, object], message: str) -> None:
-    fields = {"state_size": 3, "action_low": (-2.0, 0.0), "action_high": (2.0, 1.0), "num_bins": 5, **change}
+    fields = {
+        "state_size": 3,
+        "action_low": (-2.0, 0.0),
+        "action_high": (2.0, 1.0),
+        "num_bins": 5,
+        **change,
+    }
     with pytest.raises(ConfigError, match=message):
         MlpConfig(**fields)  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""OpenVLA, one token after the other: equal to the libraries alone, to itself in batches, and to what it saved."""
+"""OpenVLA, one token after the other: equal to the libraries alone, to itself in batches, and to
+what it saved.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,7 +17,11 @@ from vla_rl.models.openvla_oft.config import TINY_TOKENIZER, tiny
 from vla_rl.types import Sampling
 
 MakeObservation = Callable[..., dict[str, Any]]
-INSTRUCTIONS = ("push", "turn on the stove", "pick up the black bowl on the stove and place it on the plate")
+INSTRUCTIONS = (
+    "push",
+    "turn on the stove",
+    "pick up the black bowl on the stove and place it on the plate",
+)
 
 
 @pytest.fixture(scope="module")
@@ -46,17 +52,23 @@ def test_greedy_tokens_and_their_log_probs_are_what_the_libraries_alone_give(
             torch.testing.assert_close(log_probs[row], expected, atol=1e-5, rtol=0)
 
 
-def test_learning_sees_the_log_probs_that_acting_reported(policy: OpenVla, make_observation: MakeObservation) -> None:
+def test_learning_sees_the_log_probs_that_acting_reported(
+    policy: OpenVla, make_observation: MakeObservation
+) -> None:
     observations = [make_observation(index, text) for index, text in enumerate(INSTRUCTIONS)]
     samplings = [Sampling(temperature=1.6, seed=seed) for seed in range(3)]
     with torch.no_grad():
         tokens, acted = policy.sample(policy.prepare(observations), samplings)
-        learned, entropy = policy.log_probs(policy.prepare(observations), tokens, torch.full((3,), 1.6))
+        learned, entropy = policy.log_probs(
+            policy.prepare(observations), tokens, torch.full((3,), 1.6)
+        )
     torch.testing.assert_close(learned, acted, atol=1e-5, rtol=0)
     assert entropy.min().item() > 0.0
 
 
-def test_a_row_depends_on_its_own_seed_and_observation_only(policy: OpenVla, make_observation: MakeObservation) -> None:
+def test_a_row_depends_on_its_own_seed_and_observation_only(
+    policy: OpenVla, make_observation: MakeObservation
+) -> None:
     observations = [make_observation(index, text) for index, text in enumerate(INSTRUCTIONS)]
     samplings = [Sampling(temperature=1.6, seed=seed) for seed in range(3)]
     with torch.no_grad():
@@ -66,7 +78,9 @@ def test_a_row_depends_on_its_own_seed_and_observation_only(policy: OpenVla, mak
             assert torch.equal(alone[0], together[row])
 
 
-def test_a_later_token_does_not_change_an_earlier_logit(policy: OpenVla, make_observation: MakeObservation) -> None:
+def test_a_later_token_does_not_change_an_earlier_logit(
+    policy: OpenVla, make_observation: MakeObservation
+) -> None:
     batch = policy.prepare([make_observation(0)])
     tokens = torch.full((1, 7), 900)
     changed = tokens.clone()
@@ -101,7 +115,13 @@ def test_probabilities_over_the_action_tokens_alone_are_a_setting(
 
 @pytest.mark.parametrize(
     ("dialect", "vocabulary"),
-    [(None, "all"), ("openvla_oft", "all"), ("simplevla", "all"), ("rlinf", "actions"), ("rlinf_official", "actions")],
+    [
+        (None, "all"),
+        ("openvla_oft", "all"),
+        ("simplevla", "all"),
+        ("rlinf", "actions"),
+        ("rlinf_official", "actions"),
+    ],
 )
 def test_a_dialect_decides_over_which_ids_probabilities_are_normalised(
     dialect: Any, vocabulary: str, folder: Path, tmp_path: Path
@@ -121,18 +141,26 @@ def test_an_argument_overrides_the_vocabulary_of_the_dialect_and_of_a_saved_poli
     assert policy.config.vocabulary == vocabulary
     policy.save(tmp_path / "again")
     assert OpenVla.load(tmp_path / "again").config.vocabulary == vocabulary
-    assert OpenVla.load(tmp_path / "again", vocabulary=other[vocabulary]).config.vocabulary == other[vocabulary]
+    assert (
+        OpenVla.load(tmp_path / "again", vocabulary=other[vocabulary]).config.vocabulary
+        == other[vocabulary]
+    )
 
 
 def test_one_decision_is_one_control_step(policy: OpenVla) -> None:
     actions = policy.decode(np.full((2, 7), 900))
     assert actions.shape == (2, 1, 7)
-    assert policy.encode(actions).tolist() == np.full((2, 7), 900).tolist() or actions[0, 0, 6] in (-1.0, 1.0)
+    assert policy.encode(actions).tolist() == np.full((2, 7), 900).tolist() or actions[0, 0, 6] in (
+        -1.0,
+        1.0,
+    )
     with pytest.raises(ValueError, match=r"expected \[B, 1, 7\]"):
         policy.encode(np.zeros((2, 8, 7)))
 
 
-def test_everything_but_our_own_file_comes_back_byte_for_byte(policy: OpenVla, folder: Path, tmp_path: Path) -> None:
+def test_everything_but_our_own_file_comes_back_byte_for_byte(
+    policy: OpenVla, folder: Path, tmp_path: Path
+) -> None:
     policy.save(tmp_path / "again")
     for path in folder.iterdir():
         if path.name != "vla_rl.json":
@@ -144,5 +172,7 @@ def test_two_cameras_are_refused() -> None:
     shape = tiny(image_size=28)
     with pytest.raises(ConfigError, match="one camera"):
         OpenVlaConfig(
-            cameras=("image", "wrist_image"), tokenizer_file=shape.tokenizer_file, action_bounds=shape.action_bounds
+            cameras=("image", "wrist_image"),
+            tokenizer_file=shape.tokenizer_file,
+            action_bounds=shape.action_bounds,
         )

@@ -20,7 +20,9 @@ from vla_rl.models.openvla_oft import LIBERO_BOUNDS, ActionBounds, ActionTokeniz
         (1.5, 31744, 254 / 255),
     ],
 )
-def test_numbers_become_the_tokens_that_the_public_checkpoints_use(action: float, token: int, decoded: float) -> None:
+def test_numbers_become_the_tokens_that_the_public_checkpoints_use(
+    action: float, token: int, decoded: float
+) -> None:
     tokens = ActionTokenizer(32000, 256, unit_bounds(1))
     assert tokens.encode([[action]]).tolist() == [[token]]
     np.testing.assert_allclose(tokens.decode(np.array([[token]])), [[decoded]], atol=1e-7)
@@ -40,15 +42,21 @@ def test_larger_token_ids_are_smaller_actions() -> None:
 
 def test_ids_that_are_no_action_decode_to_the_nearest_bin() -> None:
     tokens = ActionTokenizer(32000, 256, unit_bounds(1))
-    assert tokens.decode(np.array([[5], [32063]])).tolist() == tokens.decode(np.array([[31744], [31999]])).tolist()
+    assert (
+        tokens.decode(np.array([[5], [32063]])).tolist()
+        == tokens.decode(np.array([[31744], [31999]])).tolist()
+    )
 
 
 def test_scaled_dimensions_span_their_bounds_and_others_are_taken_as_they_are() -> None:
     bounds = ActionBounds(low=(10.0, 0.0), high=(20.0, 1.0), is_scaled=(True, False))
     tokens = ActionTokenizer(1024, 256, bounds)
-    # the middle of [10, 20] is 0 for the model, whose token is 1024 - 128; 0.5 unscaled is 1024 - 192
+    # the middle of [10, 20] is 0 for the model, whose token is 1024 - 128; 0.5 unscaled is 1024 -
+    # 192
     assert tokens.encode([[15.0, 0.5]]).tolist() == [[896, 832]]
-    np.testing.assert_allclose(tokens.decode(np.array([[896, 832]])), [[15.0, 128 / 255]], atol=1e-6)
+    np.testing.assert_allclose(
+        tokens.decode(np.array([[896, 832]])), [[15.0, 128 / 255]], atol=1e-6
+    )
 
 
 def test_the_openvla_gripper_is_zero_to_close_and_libero_wants_plus_one() -> None:
@@ -65,7 +73,9 @@ def test_unnormalisation_is_done_in_float64() -> None:
     bounds = LIBERO_BOUNDS["libero_spatial"]
     tokens = ActionTokenizer(32000, 256, bounds)
     centre = np.float64(2 * 200 + 1) / 255 - 1  # bin 200 of 0..254
-    expected = 0.5 * (centre + 1) * (np.array(bounds.high[:6]) - np.array(bounds.low[:6])) + np.array(bounds.low[:6])
+    expected = 0.5 * (centre + 1) * (
+        np.array(bounds.high[:6]) - np.array(bounds.low[:6])
+    ) + np.array(bounds.low[:6])
     decoded = tokens.decode(np.full((1, 7), 32000 - 201))[0, :6]
     np.testing.assert_array_equal(decoded, expected.astype(np.float32))
 

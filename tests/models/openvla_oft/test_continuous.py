@@ -1,4 +1,6 @@
-"""Continuous heads: the public parts beside the weights, likelihoods that are minus the L1 error, and denoising."""
+"""Continuous heads: the public parts beside the weights, likelihoods that are minus the L1 error,
+and denoising.
+"""
 
 import math
 import shutil
@@ -57,11 +59,15 @@ def test_a_public_checkpoint_acts_as_the_libraries_alone_say(folder: Path) -> No
     torch.testing.assert_close(numbers.view(8, 7), expected, atol=2e-5, rtol=0)
 
 
-def test_a_public_diffusion_head_sees_the_noise_that_the_libraries_alone_say(tmp_path: Path) -> None:
+def test_a_public_diffusion_head_sees_the_noise_that_the_libraries_alone_say(
+    tmp_path: Path,
+) -> None:
     parts = public_checkpoint.Parts(seed=2)
     public_checkpoint.write(tmp_path / "diffusion", parts, TINY_TOKENIZER)
     parts.write_parts(tmp_path / "diffusion", diffusion=True)
-    policy = ContinuousOpenVlaOft.load(tmp_path / "diffusion", head="diffusion", norm_key="libero_goal")
+    policy = ContinuousOpenVlaOft.load(
+        tmp_path / "diffusion", head="diffusion", norm_key="libero_goal"
+    )
     observation, noisy = observation_of(), torch.randn(1, 8, 7)
     batch = policy.prepare([observation])
     assert batch.proprio is not None
@@ -69,7 +75,9 @@ def test_a_public_diffusion_head_sees_the_noise_that_the_libraries_alone_say(tmp
     for step in (0, 37):
         with torch.no_grad():
             found = policy.network.predict_noise(batch, noisy, torch.tensor([step]))[0]
-            hidden = parts.read(list(batch.images[0]), prompt, batch.proprio[0], 56, noisy=(noisy.flatten(), step))
+            hidden = parts.read(
+                list(batch.images[0]), prompt, batch.proprio[0], 56, noisy=(noisy.flatten(), step)
+            )
             expected = parts.regress(hidden, action_dim=7)
         torch.testing.assert_close(found, expected, atol=3e-5, rtol=0)
 
@@ -89,9 +97,13 @@ def test_a_saved_one_loads_to_the_same_numbers(folder: Path, tmp_path: Path) -> 
     assert again.config.head == "l1"
     batch = policy.prepare([observation_of()])
     with torch.no_grad():
-        first, second = (model.sample(batch, [Sampling(greedy=True)])[0] for model in (policy, again))
+        first, second = (
+            model.sample(batch, [Sampling(greedy=True)])[0] for model in (policy, again)
+        )
     assert torch.equal(first, second)
-    assert (tmp_path / "again" / "config.json").read_bytes() == (folder / "config.json").read_bytes()
+    assert (tmp_path / "again" / "config.json").read_bytes() == (
+        folder / "config.json"
+    ).read_bytes()
 
 
 @pytest.mark.parametrize(
@@ -101,15 +113,24 @@ def test_a_saved_one_loads_to_the_same_numbers(folder: Path, tmp_path: Path) -> 
         ("diffusion", ["action_head", "noisy_action_projector", "proprio_projector"]),
     ],
 )
-def test_a_continuous_policy_is_saved_in_the_authors_parts(head: Any, parts: list[str], tmp_path: Path) -> None:
+def test_a_continuous_policy_is_saved_in_the_authors_parts(
+    head: Any, parts: list[str], tmp_path: Path
+) -> None:
     policy = ContinuousOpenVlaOft.create(tiny(image_size=28, head=head), seed=0)
     policy.save(tmp_path / "ours")
     assert sorted(path.name for path in (tmp_path / "ours").glob("*.pt")) == [
         f"{part}--latest_checkpoint.pt" for part in parts
     ]
     main = load_file(tmp_path / "ours" / "model.safetensors")
-    assert {name.partition(".")[0] for name in main} == {"vision_backbone", "projector", "language_model"}
-    again, tensors = ContinuousOpenVlaOft.load(tmp_path / "ours").checkpoint_tensors(), policy.checkpoint_tensors()
+    assert {name.partition(".")[0] for name in main} == {
+        "vision_backbone",
+        "projector",
+        "language_model",
+    }
+    again, tensors = (
+        ContinuousOpenVlaOft.load(tmp_path / "ours").checkpoint_tensors(),
+        policy.checkpoint_tensors(),
+    )
     assert again.keys() == tensors.keys()
     assert all(torch.equal(tensor, again[name]) for name, tensor in tensors.items())
 
@@ -126,20 +147,33 @@ def test_a_part_that_would_run_code_is_refused(folder: Path, tmp_path: Path) -> 
     for path in folder.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     torch.save({"fc1": print}, tmp_path / "action_head--150000_checkpoint.pt")
-    with pytest.raises(CheckpointError, match="holds more than tensors by name; expected a state dict"):
+    with pytest.raises(
+        CheckpointError, match="holds more than tensors by name; expected a state dict"
+    ):
         ContinuousOpenVlaOft.load(tmp_path, norm_key="libero_goal")
 
 
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda whole: whole[: len(whole) // 2], r"is not a whole PyTorch file \(\d+ bytes\); download it again"),
+        (
+            lambda whole: whole[: len(whole) // 2],
+            r"is not a whole PyTorch file \(\d+ bytes\); download it again",
+        ),
         (lambda whole: b"", r"is not a whole PyTorch file \(0 bytes\); download it again"),
-        (lambda whole: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "is a Git LFS pointer"),
-        (lambda whole: whole.replace(b"layer_norm1", b"\xff\xfe\xfd_norm1"), "cannot be read: .*; download it again"),
+        (
+            lambda whole: b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n",
+            "is a Git LFS pointer",
+        ),
+        (
+            lambda whole: whole.replace(b"layer_norm1", b"\xff\xfe\xfd_norm1"),
+            "cannot be read: .*; download it again",
+        ),
     ],
 )
-def test_a_damaged_part_is_named(damage: Callable[[bytes], bytes], message: str, folder: Path, tmp_path: Path) -> None:
+def test_a_damaged_part_is_named(
+    damage: Callable[[bytes], bytes], message: str, folder: Path, tmp_path: Path
+) -> None:
     shutil.copytree(folder, tmp_path / "l1")
     part = tmp_path / "l1" / "action_head--150000_checkpoint.pt"
     part.write_bytes(damage(part.read_bytes()))
@@ -152,13 +186,17 @@ def test_a_token_policy_refuses_a_continuous_configuration() -> None:
         OpenVlaOft.create(tiny(image_size=28, head="l1"), seed=0)
 
 
-def test_the_likelihood_at_temperature_one_is_minus_the_absolute_error(make_observation: MakeObservation) -> None:
+def test_the_likelihood_at_temperature_one_is_minus_the_absolute_error(
+    make_observation: MakeObservation,
+) -> None:
     policy = ContinuousOpenVlaOft.create(tiny(image_size=28, head="l1"), seed=0)
     batch = policy.prepare([make_observation(0)])
     with torch.no_grad():
         centre, _ = policy.sample(batch, [Sampling(greedy=True)])
         log_probs, entropy = policy.log_probs(batch, centre + 0.25, torch.ones(1))
-    torch.testing.assert_close(log_probs, torch.full((1, 56), -0.25 - math.log(2.0)), atol=1e-5, rtol=0)
+    torch.testing.assert_close(
+        log_probs, torch.full((1, 56), -0.25 - math.log(2.0)), atol=1e-5, rtol=0
+    )
     torch.testing.assert_close(entropy, torch.full((1, 56), 1.0 + math.log(2.0)), atol=1e-6, rtol=0)
 
 
@@ -169,7 +207,9 @@ def test_sampled_numbers_scatter_by_the_temperature(make_observation: MakeObserv
     with torch.no_grad():
         batch = policy.prepare(observations)
         centre, _ = policy.sample(batch, [Sampling(greedy=True)] * 64)
-        numbers, acted = policy.sample(batch, [Sampling(temperature=0.1, seed=seed) for seed in range(64)])
+        numbers, acted = policy.sample(
+            batch, [Sampling(temperature=0.1, seed=seed) for seed in range(64)]
+        )
         learned, _ = policy.log_probs(batch, numbers, torch.full((64,), 0.1))
     assert (numbers - centre).abs().mean().item() == pytest.approx(0.1, rel=0.05)
     torch.testing.assert_close(learned, acted, atol=1e-4, rtol=0)
@@ -179,13 +219,19 @@ def test_sampled_numbers_scatter_by_the_temperature(make_observation: MakeObserv
 async def test_imitation_brings_the_l1_head_towards_what_was_shown(
     has_film: bool, make_observation: MakeObservation
 ) -> None:
-    before, after, _ = await imitate(tiny(image_size=28, chunk_size=2, head="l1", has_film=has_film), make_observation)
+    before, after, _ = await imitate(
+        tiny(image_size=28, chunk_size=2, head="l1", has_film=has_film), make_observation
+    )
     assert after["imitation/l1"] < 0.5 * before["imitation/l1"]
 
 
-async def test_imitation_teaches_the_diffusion_head_to_see_the_noise(make_observation: MakeObservation) -> None:
+async def test_imitation_teaches_the_diffusion_head_to_see_the_noise(
+    make_observation: MakeObservation,
+) -> None:
     torch.manual_seed(0)  # of the noise that imitation adds
-    *_, losses = await imitate(tiny(image_size=28, chunk_size=2, head="diffusion"), make_observation)
+    *_, losses = await imitate(
+        tiny(image_size=28, chunk_size=2, head="diffusion"), make_observation
+    )
     assert losses[0] > 0.9  # what guessing no noise at all costs is its variance, 1
     assert np.mean(losses[-5:]) < 0.5
 
@@ -196,7 +242,11 @@ async def imitate(
     """25 updates on 8 chunks of 0.5: greedy errors before and after, and the losses."""
     policy = ContinuousOpenVlaOft.create(config, seed=0)
     shown = [
-        Demonstration(observation=make_observation(seed), actions=np.full((2, 7), 0.5, np.float32), num_valid=2)
+        Demonstration(
+            observation=make_observation(seed),
+            actions=np.full((2, 7), 0.5, np.float32),
+            num_valid=2,
+        )
         for seed in range(8)
     ]
     optimizer = OptimizerConfig(lr=2e-3, warmup_steps=0)
@@ -229,9 +279,13 @@ def test_one_step_of_denoising_by_the_true_noise_leaves_the_noise_of_the_step_be
 
 def test_the_instruction_modulates_the_towers_under_film(make_observation: MakeObservation) -> None:
     policy = ContinuousOpenVlaOft.create(tiny(image_size=28, head="l1", has_film=True), seed=0)
-    one, other = (policy.prepare([make_observation(0, text)]) for text in ("push", "turn on the stove"))
+    one, other = (
+        policy.prepare([make_observation(0, text)]) for text in ("push", "turn on the stove")
+    )
     seen: list[torch.Tensor] = []
-    policy.network.projector.register_forward_hook(lambda _module, inputs, _output: seen.append(inputs[0]))
+    policy.network.projector.register_forward_hook(
+        lambda _module, inputs, _output: seen.append(inputs[0])
+    )
     with torch.no_grad():
         for batch in (one, other):
             policy.network.read(batch)
@@ -245,7 +299,9 @@ def test_the_instruction_modulates_the_towers_under_film(make_observation: MakeO
 
 @pytest.mark.parametrize("has_film", [False, True])
 def test_pictures_are_looked_at_once_for_all_denoising_steps(has_film: bool) -> None:
-    policy = ContinuousOpenVlaOft.create(tiny(image_size=28, head="diffusion", has_film=has_film), seed=0)
+    policy = ContinuousOpenVlaOft.create(
+        tiny(image_size=28, head="diffusion", has_film=has_film), seed=0
+    )
     looks: list[int] = []
     policy.network.projector.register_forward_hook(lambda *_: looks.append(1))
     batch = policy.prepare([observation_of()])
@@ -254,4 +310,6 @@ def test_pictures_are_looked_at_once_for_all_denoising_steps(has_film: bool) -> 
         assert len(looks) == 1
         noisy, steps = torch.zeros(1, 8, 7), torch.tensor([3])
         again = policy.network.predict_noise(batch, noisy, steps)
-        torch.testing.assert_close(policy.network.predict_noise(batch, noisy, steps, policy.network.see(batch)), again)
+        torch.testing.assert_close(
+            policy.network.predict_noise(batch, noisy, steps, policy.network.see(batch)), again
+        )

@@ -1,4 +1,6 @@
-"""The 7B network on the meta device: each published name with its shape, and the published sizes of its parts."""
+"""The 7B network on the meta device: each published name with its shape, and the published sizes of
+its parts.
+"""
 
 from typing import Any
 
@@ -14,7 +16,9 @@ from vla_rl.models.prismatic.public_config import public_name
 def full_size(**fields: Any) -> OpenVlaOftNetwork:
     bounds = LIBERO_BOUNDS["libero_10"]
     with torch.device("meta"):
-        return OpenVlaOftNetwork(OpenVlaOftConfig(tokenizer_file=str(TINY_TOKENIZER), action_bounds=bounds, **fields))
+        return OpenVlaOftNetwork(
+            OpenVlaOftConfig(tokenizer_file=str(TINY_TOKENIZER), action_bounds=bounds, **fields)
+        )
 
 
 def linear(name: str, size_out: int, size_in: int) -> dict[str, tuple[int, ...]]:
@@ -25,7 +29,9 @@ def norm(name: str, size: int) -> dict[str, tuple[int, ...]]:
     return {f"{name}.weight": (size,), f"{name}.bias": (size,)}
 
 
-def tower(prefix: str, width: int, inner: int, depth: int, layer_scale: bool) -> dict[str, tuple[int, ...]]:
+def tower(
+    prefix: str, width: int, inner: int, depth: int, layer_scale: bool
+) -> dict[str, tuple[int, ...]]:
     """A ViT of 16 x 16 patches of 14 pixels."""
     shapes: dict[str, tuple[int, ...]] = {
         f"{prefix}.pos_embed": (1, 256, width),
@@ -36,8 +42,14 @@ def tower(prefix: str, width: int, inner: int, depth: int, layer_scale: bool) ->
     for index in range(depth):
         block = f"{prefix}.blocks.{index}"
         shapes |= {**norm(f"{block}.norm1", width), **norm(f"{block}.norm2", width)}
-        shapes |= {**linear(f"{block}.attn.qkv", 3 * width, width), **linear(f"{block}.attn.proj", width, width)}
-        shapes |= {**linear(f"{block}.mlp.fc1", inner, width), **linear(f"{block}.mlp.fc2", width, inner)}
+        shapes |= {
+            **linear(f"{block}.attn.qkv", 3 * width, width),
+            **linear(f"{block}.attn.proj", width, width),
+        }
+        shapes |= {
+            **linear(f"{block}.mlp.fc1", inner, width),
+            **linear(f"{block}.mlp.fc2", width, inner),
+        }
         if layer_scale:
             shapes |= {f"{block}.ls1.scale_factor": (width,), f"{block}.ls2.scale_factor": (width,)}
     return shapes
@@ -69,12 +81,16 @@ def published() -> dict[str, tuple[int, ...]]:
         shapes |= {f"{layer}.self_attn.{name}_proj.weight": (4096, 4096) for name in "qkvo"}
         shapes |= {f"{layer}.mlp.{name}_proj.weight": (11008, 4096) for name in ("gate", "up")}
         shapes |= {f"{layer}.mlp.down_proj.weight": (4096, 11008)}
-        shapes |= {f"{layer}.{name}_layernorm.weight": (4096,) for name in ("input", "post_attention")}
+        shapes |= {
+            f"{layer}.{name}_layernorm.weight": (4096,) for name in ("input", "post_attention")
+        }
     return shapes
 
 
 def test_each_of_982_names_has_its_published_shape() -> None:
-    found = {public_name(name): tuple(tensor.shape) for name, tensor in full_size().state_dict().items()}
+    found = {
+        public_name(name): tuple(tensor.shape) for name, tensor in full_size().state_dict().items()
+    }
     assert len(found) == 982
     assert found == published()
 

@@ -1,4 +1,6 @@
-"""The public checkpoint layout: its names, a strict round trip, and clear words about what is wrong with a folder."""
+"""The public checkpoint layout: its names, a strict round trip, and clear words about what is wrong
+with a folder.
+"""
 
 import json
 from pathlib import Path
@@ -22,7 +24,9 @@ def saved(policy: OpenVlaOft, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_the_full_size_network_has_the_public_names_and_shapes(config: OpenVlaOftConfig) -> None:
-    full = OpenVlaOftConfig(tokenizer_file=config.tokenizer_file, action_bounds=LIBERO_BOUNDS["libero_10"])
+    full = OpenVlaOftConfig(
+        tokenizer_file=config.tokenizer_file, action_bounds=LIBERO_BOUNDS["libero_10"]
+    )
     with torch.device("meta"):
         network = OpenVlaOftNetwork(full)
     assert len(network.state_dict()) == 982
@@ -43,7 +47,9 @@ def test_names_on_disk_are_the_public_ones(saved: Path) -> None:
     assert not any("gamma" in name or "inv_freq" in name or "constants" in name for name in names)
 
 
-def test_a_saved_policy_loads_to_the_last_bit_and_saves_to_the_same_bytes(saved: Path, tmp_path: Path) -> None:
+def test_a_saved_policy_loads_to_the_last_bit_and_saves_to_the_same_bytes(
+    saved: Path, tmp_path: Path
+) -> None:
     loaded = OpenVlaOft.load(saved)
     loaded.save(tmp_path / "again")
     for name in ("config.json", "tokenizer.json", TENSOR_FILE):
@@ -52,7 +58,9 @@ def test_a_saved_policy_loads_to_the_last_bit_and_saves_to_the_same_bytes(saved:
 
 def test_the_config_survives(policy: OpenVlaOft, saved: Path) -> None:
     loaded = OpenVlaOft.load(saved).config
-    assert loaded == msgspec.structs.replace(policy.config, tokenizer_file=str(saved / "tokenizer.json"))
+    assert loaded == msgspec.structs.replace(
+        policy.config, tokenizer_file=str(saved / "tokenizer.json")
+    )
 
 
 def test_missing_unknown_and_misshapen_tensors_are_named(saved: Path, policy: OpenVlaOft) -> None:
@@ -91,18 +99,27 @@ def test_a_truncated_tensor_file_is_refused(saved: Path, tmp_path: Path) -> None
         OpenVlaOft.load(tmp_path)
 
 
-def test_tensors_written_by_others_in_the_public_layout_load(saved: Path, tmp_path: Path, policy: OpenVlaOft) -> None:
+def test_tensors_written_by_others_in_the_public_layout_load(
+    saved: Path, tmp_path: Path, policy: OpenVlaOft
+) -> None:
     """Without our manifest and with a config that holds more than we know, as public folders do."""
     public = json.loads((saved / "config.json").read_text())
-    public |= {"auto_map": {"AutoConfig": "x.py"}, "hf_llm_id": "meta-llama/Llama-2-7b-hf", "torch_dtype": "float32"}
+    public |= {
+        "auto_map": {"AutoConfig": "x.py"},
+        "hf_llm_id": "meta-llama/Llama-2-7b-hf",
+        "torch_dtype": "float32",
+    }
     (tmp_path / "config.json").write_text(json.dumps(public))
     for name in ("tokenizer.json", "vla_rl.json"):
         (tmp_path / name).write_bytes((saved / name).read_bytes())
     save_file(
-        {name: tensor.contiguous() for name, tensor in policy.checkpoint_tensors().items()}, tmp_path / TENSOR_FILE
+        {name: tensor.contiguous() for name, tensor in policy.checkpoint_tensors().items()},
+        tmp_path / TENSOR_FILE,
     )
     loaded = OpenVlaOft.load(tmp_path).checkpoint_tensors()
-    assert all(torch.equal(tensor, loaded[name]) for name, tensor in policy.checkpoint_tensors().items())
+    assert all(
+        torch.equal(tensor, loaded[name]) for name, tensor in policy.checkpoint_tensors().items()
+    )
 
 
 def test_saving_over_something_is_refused(saved: Path, policy: OpenVlaOft) -> None:

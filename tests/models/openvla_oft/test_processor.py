@@ -1,4 +1,6 @@
-"""From observations to batches: prompts, frames, proprioception, and clear words about what does not fit."""
+"""From observations to batches: prompts, frames, proprioception, and clear words about what does
+not fit.
+"""
 
 import subprocess
 import sys
@@ -25,7 +27,10 @@ def tokenizer() -> Tokenizer:
 
 
 def test_the_prompt_is_openvlas_question_in_lower_case() -> None:
-    assert prompt_of("Turn on the Stove") == "In: What action should the robot take to turn on the stove?\nOut: "
+    assert (
+        prompt_of("Turn on the Stove") == "In: What action should the robot take to turn on "
+        "the stove?\nOut: "
+    )
 
 
 def test_the_tiny_tokenizer_begins_with_bos_and_takes_any_text(tokenizer: Tokenizer) -> None:
@@ -36,7 +41,9 @@ def test_the_tiny_tokenizer_begins_with_bos_and_takes_any_text(tokenizer: Tokeni
         assert tokenizer.decode(ids) == text
 
 
-def test_the_tiny_tokenizer_leaves_room_for_the_action_tokens(tokenizer: Tokenizer, config: OpenVlaOftConfig) -> None:
+def test_the_tiny_tokenizer_leaves_room_for_the_action_tokens(
+    tokenizer: Tokenizer, config: OpenVlaOftConfig
+) -> None:
     assert tokenizer.get_vocab_size() <= config.llm.vocab_size - config.num_bins
 
 
@@ -56,7 +63,9 @@ def test_frames_stay_uint8_and_take_the_size_of_the_towers(
     assert batch.images.shape == (2, 2, 3, 28, 28)
 
 
-def test_frames_of_the_right_size_are_not_touched(policy: OpenVlaOft, make_observation: MakeObservation) -> None:
+def test_frames_of_the_right_size_are_not_touched(
+    policy: OpenVlaOft, make_observation: MakeObservation
+) -> None:
     observation = make_observation(0)
     observation["image"] = np.ascontiguousarray(observation["image"][:28, :28])
     observation["wrist_image"] = np.ascontiguousarray(observation["wrist_image"][:28, :28])
@@ -65,7 +74,9 @@ def test_frames_of_the_right_size_are_not_touched(policy: OpenVlaOft, make_obser
     np.testing.assert_array_equal(images[0, 1].permute(1, 2, 0).numpy(), observation["wrist_image"])
 
 
-def test_frames_of_different_sizes_fit_into_one_batch(policy: OpenVlaOft, make_observation: MakeObservation) -> None:
+def test_frames_of_different_sizes_fit_into_one_batch(
+    policy: OpenVlaOft, make_observation: MakeObservation
+) -> None:
     small, large = make_observation(0), make_observation(1)
     small["image"] = np.ascontiguousarray(small["image"][:30, :30])
     together = policy.prepare([small, large])
@@ -73,7 +84,9 @@ def test_frames_of_different_sizes_fit_into_one_batch(policy: OpenVlaOft, make_o
     assert torch.equal(together.images[1], policy.prepare([large]).images[0])
 
 
-def test_prompts_are_padded_on_the_right(policy: OpenVlaOft, make_observation: MakeObservation) -> None:
+def test_prompts_are_padded_on_the_right(
+    policy: OpenVlaOft, make_observation: MakeObservation
+) -> None:
     short, long = "push", "put both moka pots on the stove"
     batch = policy.prepare([make_observation(0, short), make_observation(0, long)])
     lengths = batch.prompt_lengths.tolist()
@@ -82,22 +95,35 @@ def test_prompts_are_padded_on_the_right(policy: OpenVlaOft, make_observation: M
     assert set(batch.prompts[0, lengths[0] :].tolist()) == {policy.config.llm.pad_token_id}
 
 
-def test_proprioception_is_scaled_by_its_bounds_and_clipped(config: OpenVlaOftConfig, tokenizer: Tokenizer) -> None:
+def test_proprioception_is_scaled_by_its_bounds_and_clipped(
+    config: OpenVlaOftConfig, tokenizer: Tokenizer
+) -> None:
     proprio = ProprioConfig(key="arm", low=(0.0, -10.0, 0.0), high=(4.0, 10.0, 1.0))
     processor = PrismaticProcessor(config, tokenizer, proprio)
     frame = np.zeros((28, 28, 3), np.uint8)
-    observation = {"image": frame, "wrist_image": frame, "instruction": "go", "arm": np.array([1.0, 0.0, 7.0])}
+    observation = {
+        "image": frame,
+        "wrist_image": frame,
+        "instruction": "go",
+        "arm": np.array([1.0, 0.0, 7.0]),
+    }
     scaled = processor.prepare([observation], torch.device("cpu")).proprio
     assert scaled is not None
     np.testing.assert_allclose(scaled.numpy(), [[-0.5, 0.0, 1.0]], atol=1e-6)
 
 
-@pytest.mark.parametrize(("constant", "expected"), [("zero", [0.0, 0.0, 0.0, 0.5]), ("ends", [-1.0, -1.0, 1.0, 0.5])])
+@pytest.mark.parametrize(
+    ("constant", "expected"), [("zero", [0.0, 0.0, 0.0, 0.5]), ("ends", [-1.0, -1.0, 1.0, 0.5])]
+)
 def test_a_dimension_that_never_changed_is_zero_or_one_of_the_ends(
     constant: Any, expected: list[float], config: OpenVlaOftConfig, tokenizer: Tokenizer
 ) -> None:
-    """Values at, below and above the constant, worked out by hand: 2 (x - low) / 1e-8 - 1 is -1, far below, far above."""
-    proprio = ProprioConfig(low=(0.25, 0.25, 0.25, 0.0), high=(0.25, 0.25, 0.25, 1.0), constant=constant)
+    """Values at, below and above the constant, worked out by hand: 2 (x - low) / 1e-8 - 1 is -1,
+    far below, far above.
+    """
+    proprio = ProprioConfig(
+        low=(0.25, 0.25, 0.25, 0.0), high=(0.25, 0.25, 0.25, 1.0), constant=constant
+    )
     processor = PrismaticProcessor(config, tokenizer, proprio)
     frame = np.zeros((28, 28, 3), np.uint8)
     state = np.array([0.25, 0.249, 0.251, 0.75], np.float32)
@@ -116,10 +142,22 @@ def test_the_dino_constants_are_those_rounded_to_bfloat16() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "complaint"),
     [
-        ("image", np.zeros((3, 28, 28), np.uint8), r"observation\['image'\] is uint8 \[3, 28, 28\], expected uint8"),
-        ("image", np.zeros((28, 28, 3), np.float32), r"is float32 \[28, 28, 3\], expected uint8 \[H, W, 3\]"),
+        (
+            "image",
+            np.zeros((3, 28, 28), np.uint8),
+            r"observation\['image'\] is uint8 \[3, 28, 28\], expected uint8",
+        ),
+        (
+            "image",
+            np.zeros((28, 28, 3), np.float32),
+            r"is float32 \[28, 28, 3\], expected uint8 \[H, W, 3\]",
+        ),
         ("wrist_image", None, r"observation\['wrist_image'\] is NoneType"),
-        ("state", np.zeros(7, np.float32), r"observation\['state'\] is float32 \[7\], expected float32 \[8\]"),
+        (
+            "state",
+            np.zeros(7, np.float32),
+            r"observation\['state'\] is float32 \[7\], expected float32 \[8\]",
+        ),
         ("instruction", 3, r"observation\['instruction'\] is int, expected the task in words"),
     ],
 )

@@ -1,5 +1,5 @@
-"""Checkpoints as OpenVLA-OFT's code leaves them for ALOHA: FiLM in a part, chunks of 25, 14 joints, three cameras, least and
-greatest values. The oracle (`public_film`) is timm and peft alone."""
+"""Checkpoints as OpenVLA-OFT's code leaves them for ALOHA: FiLM in a part, chunks of 25, 14 joints,
+three cameras, least and greatest values. The oracle (`public_film`) is timm and peft alone."""
 
 import json
 import re
@@ -30,7 +30,10 @@ OTHER_INSTRUCTION = "put the bowl on the stove"
 
 def statistics() -> dict[str, Any]:
     """Joint positions: every number is scaled, the grippers' too."""
-    low, high = [-1.0 - 0.1 * joint for joint in range(NUM_JOINTS)], [2.0 + 0.1 * joint for joint in range(NUM_JOINTS)]
+    low, high = (
+        [-1.0 - 0.1 * joint for joint in range(NUM_JOINTS)],
+        [2.0 + 0.1 * joint for joint in range(NUM_JOINTS)],
+    )
     ends = {"min": low, "max": high, "q01": [0.5 * x for x in low], "q99": [0.5 * x for x in high]}
     return {"action": {**ends, "mask": [True] * NUM_JOINTS}, "proprio": ends}
 
@@ -65,29 +68,44 @@ def folder(public: Path, tmp_path: Path) -> Path:
 
 
 def load(folder: Path, **arguments: Any) -> ContinuousOpenVlaOft:
-    said = {"norm_key": "aloha_fold", "normalization": "bounds", "cameras": CAMERAS, "chunk_size": CHUNK}
+    said = {
+        "norm_key": "aloha_fold",
+        "normalization": "bounds",
+        "cameras": CAMERAS,
+        "chunk_size": CHUNK,
+    }
     return ContinuousOpenVlaOft.load(folder, **{**said, **arguments})
 
 
 def observation_of(instruction: str = INSTRUCTION) -> dict[str, Any]:
     rng = np.random.default_rng(3)
     frames = {camera: rng.integers(0, 256, (28, 28, 3), dtype=np.uint8) for camera in CAMERAS}
-    return {**frames, "state": rng.uniform(-1, 1, NUM_JOINTS).astype(np.float32), "instruction": instruction}
+    return {
+        **frames,
+        "state": rng.uniform(-1, 1, NUM_JOINTS).astype(np.float32),
+        "instruction": instruction,
+    }
 
 
 def decided(policy: ContinuousOpenVlaOft, *observations: dict[str, Any]) -> torch.Tensor:
     with torch.no_grad():
-        numbers, _ = policy.sample(policy.prepare(observations), [Sampling(greedy=True)] * len(observations))
+        numbers, _ = policy.sample(
+            policy.prepare(observations), [Sampling(greedy=True)] * len(observations)
+        )
     return numbers.view(len(observations), CHUNK, NUM_JOINTS)
 
 
-def expected(parts: public_checkpoint.Parts, policy: ContinuousOpenVlaOft, observation: dict[str, Any]) -> torch.Tensor:
+def expected(
+    parts: public_checkpoint.Parts, policy: ContinuousOpenVlaOft, observation: dict[str, Any]
+) -> torch.Tensor:
     batch = policy.prepare([observation])
     assert batch.proprio is not None
     prompt = public_checkpoint.prompt_ids(TINY_TOKENIZER, observation["instruction"])
     public_film.condition_on(parts, prompt)
     with torch.no_grad():
-        hidden = parts.read(list(batch.images[0]), prompt, batch.proprio[0], num_numbers=CHUNK * NUM_JOINTS)
+        hidden = parts.read(
+            list(batch.images[0]), prompt, batch.proprio[0], num_numbers=CHUNK * NUM_JOINTS
+        )
         return parts.regress(hidden, action_dim=NUM_JOINTS)
 
 
@@ -98,7 +116,9 @@ def test_a_public_checkpoint_with_film_acts_as_the_libraries_alone_say(
     for instruction in (INSTRUCTION, OTHER_INSTRUCTION):
         observation = observation_of(instruction)
         numbers = decided(policy, observation)[0]
-        torch.testing.assert_close(numbers, expected(oracle, policy, observation), atol=5e-5, rtol=0)
+        torch.testing.assert_close(
+            numbers, expected(oracle, policy, observation), atol=5e-5, rtol=0
+        )
 
 
 def test_without_its_part_it_would_act_otherwise(folder: Path) -> None:
@@ -117,8 +137,12 @@ def test_prompts_of_other_lengths_in_a_batch_do_not_blur_the_condition(public: P
 
 def test_its_actions_are_joints_between_the_least_and_greatest_values(public: Path) -> None:
     bounds = load(public).config.action_bounds
-    assert (bounds.low, bounds.high) == (tuple(statistics()["action"]["min"]), tuple(statistics()["action"]["max"]))
-    assert bounds.gripper == "signed"  # the last joint is scaled like the others, so nothing of it is turned round
+    assert (bounds.low, bounds.high) == (
+        tuple(statistics()["action"]["min"]),
+        tuple(statistics()["action"]["max"]),
+    )
+    # the last joint is scaled like the others, so nothing of it is turned round
+    assert bounds.gripper == "signed"
     assert bounds.epsilon == 1e-8
     chunk = load(public).decode(np.full((1, CHUNK * NUM_JOINTS), 0.5, np.float32))[0]
     np.testing.assert_allclose(chunk, np.broadcast_to([0.25 * low + 0.75 * high for low, high in zip(
@@ -135,16 +159,28 @@ def test_what_is_saved_is_what_the_authors_code_looks_for(
         assert (tmp_path / "ours" / name).read_bytes() == (public / name).read_bytes(), name
     theirs = parts_of()
     public_film.put_film(theirs, rank=32)
-    part = torch.load(tmp_path / "ours" / "vision_backbone--latest_checkpoint.pt", weights_only=True)
+    part = torch.load(
+        tmp_path / "ours" / "vision_backbone--latest_checkpoint.pt", weights_only=True
+    )
     assert part.keys() == public_film.film_part(theirs).keys()
-    assert all(tensor.any() for name, tensor in part.items() if ".lora_A." in name)  # else they could never be trained
+    # else they could never be trained
+    assert all(tensor.any() for name, tensor in part.items() if ".lora_A." in name)
     for name, tower in (("featurizer", theirs.dino), ("fused_featurizer", theirs.siglip)):
         prefix = f"vision_backbone.{name}."
-        state = {key.removeprefix(prefix): tensor for key, tensor in part.items() if key.startswith(prefix)}
-        tower.load_state_dict({key.replace(".scale_factor", ".gamma"): tensor for key, tensor in state.items()})
+        state = {
+            key.removeprefix(prefix): tensor
+            for key, tensor in part.items()
+            if key.startswith(prefix)
+        }
+        tower.load_state_dict(
+            {key.replace(".scale_factor", ".gamma"): tensor for key, tensor in state.items()}
+        )
     observation = observation_of()
     torch.testing.assert_close(
-        expected(theirs, policy, observation), expected(oracle, policy, observation), atol=5e-5, rtol=0
+        expected(theirs, policy, observation),
+        expected(oracle, policy, observation),
+        atol=5e-5,
+        rtol=0,
     )
     for name in ("action_head", "proprio_projector"):
         before = torch.load(public / f"{name}--150000_checkpoint.pt", weights_only=True)
@@ -164,7 +200,9 @@ def test_a_saved_one_needs_no_arguments_and_decides_the_same(public: Path, tmp_p
         assert path.read_bytes() == (tmp_path / "twice" / path.name).read_bytes(), path.name
 
 
-def test_adapters_of_our_own_are_kept_and_can_be_merged_for_others(public: Path, tmp_path: Path) -> None:
+def test_adapters_of_our_own_are_kept_and_can_be_merged_for_others(
+    public: Path, tmp_path: Path
+) -> None:
     adapted = load(public).adapted(LoraConfig(rank=4, alpha=8), seed=0)
     with torch.no_grad():
         for name, parameter in adapted.network.named_parameters():
@@ -174,7 +212,9 @@ def test_adapters_of_our_own_are_kept_and_can_be_merged_for_others(public: Path,
     adapted.merged().save(tmp_path / "merged")
     decision = decided(adapted, observation_of())
     again = ContinuousOpenVlaOft.load(tmp_path / "adapted").checkpoint_tensors()
-    assert all(torch.equal(tensor, again[name]) for name, tensor in adapted.checkpoint_tensors().items())
+    assert all(
+        torch.equal(tensor, again[name]) for name, tensor in adapted.checkpoint_tensors().items()
+    )
     merged = decided(ContinuousOpenVlaOft.load(tmp_path / "merged"), observation_of())
     torch.testing.assert_close(merged, decision, atol=5e-5, rtol=0)
 
@@ -189,7 +229,9 @@ def test_the_page_on_checkpoints_loads_it(public: Path) -> None:
 
 
 def test_recipes_load_it_by_their_options(public: Path) -> None:
-    said = CheckpointFormat(norm_key="aloha_fold", normalization="bounds", cameras=CAMERAS, chunk_size=CHUNK)
+    said = CheckpointFormat(
+        norm_key="aloha_fold", normalization="bounds", cameras=CAMERAS, chunk_size=CHUNK
+    )
     policy = load_policy(str(public), said, "cpu")
     assert torch.equal(decided(policy, observation_of()), decided(load(public), observation_of()))
 
@@ -207,11 +249,15 @@ def test_a_part_in_float32_beside_weights_in_bfloat16_takes_their_dtype(
         save_file({name: tensor.bfloat16() for name, tensor in load_file(file).items()}, file)
     policy = load(folder)
     film = {
-        name: tensor for name, tensor in policy.network.state_dict().items() if name.startswith(("film.", "vision_"))
+        name: tensor
+        for name, tensor in policy.network.state_dict().items()
+        if name.startswith(("film.", "vision_"))
     }
     assert {tensor.dtype for tensor in film.values()} == {torch.bfloat16}
     numbers = decided(policy, observation_of())[0]
-    torch.testing.assert_close(numbers, expected(oracle, policy, observation_of()), atol=0.1, rtol=0)
+    torch.testing.assert_close(
+        numbers, expected(oracle, policy, observation_of()), atol=0.1, rtol=0
+    )
 
 
 def test_names_with_both_prefixes_are_the_same_names(folder: Path) -> None:
@@ -219,7 +265,10 @@ def test_names_with_both_prefixes_are_the_same_names(folder: Path) -> None:
     path = folder / "vision_backbone--100000_checkpoint.pt"
     part = torch.load(path, weights_only=True)
     torch.save({f"vision_backbone.{name}": tensor for name, tensor in part.items()}, path)
-    assert all(torch.equal(tensor, before[name]) for name, tensor in load(folder).checkpoint_tensors().items())
+    assert all(
+        torch.equal(tensor, before[name])
+        for name, tensor in load(folder).checkpoint_tensors().items()
+    )
 
 
 def test_towers_that_are_replaced_are_not_read(folder: Path) -> None:
@@ -233,7 +282,9 @@ def test_towers_that_are_replaced_are_not_read(folder: Path) -> None:
 
 
 def test_a_chunk_that_the_folder_does_not_say_has_to_be_said(public: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"actions of 14 numbers are not LIBERO's; set chunk_size \(25"):
+    with pytest.raises(
+        CheckpointError, match=r"actions of 14 numbers are not LIBERO's; set chunk_size \(25"
+    ):
         load(public, chunk_size=None)
     with pytest.raises(ConfigError, match=r"chunk_size is 0, expected at least 1"):
         load(public, chunk_size=0)
@@ -248,47 +299,72 @@ def test_a_chunk_that_the_folder_does_say_cannot_be_another(public: Path, tmp_pa
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda part: part.pop("vision_backbone.featurizer.blocks.1.block.norm1.bias"), r"lack 1 tensors, .*norm1\.bias"),
-        (lambda part: part.pop("vision_backbone.featurizer.blocks.2.shift.bias"), r"lack 1 tensors, .*er\.2\.shift\.bias"),
         (
-            lambda part: part.pop("vision_backbone.featurizer.blocks.0.block.attn.qkv.lora_A.default.weight"),
+            lambda part: part.pop("vision_backbone.featurizer.blocks.1.block.norm1.bias"),
+            r"lack 1 tensors, .*norm1\.bias",
+        ),
+        (
+            lambda part: part.pop("vision_backbone.featurizer.blocks.2.shift.bias"),
+            r"lack 1 tensors, .*er\.2\.shift\.bias",
+        ),
+        (
+            lambda part: part.pop(
+                "vision_backbone.featurizer.blocks.0.block.attn.qkv.lora_A.default.weight"
+            ),
             r"half an adapter for vision_backbone\.featurizer\.blocks\.0\.block\.attn\.qkv",
         ),
         (
-            lambda part: part.update({"vision_backbone.featurizer.blocks.0.norm1.bias": torch.zeros(24)}),
+            lambda part: part.update(
+                {"vision_backbone.featurizer.blocks.0.norm1.bias": torch.zeros(24)}
+            ),
             r"holds vision_backbone\.featurizer\.blocks\.0\.norm1\.bias twice",
         ),
         (
-            lambda part: part.update({"vision_backbone.featurizer.blocks.0.lora_magnitude_vector": torch.zeros(1)}),
+            lambda part: part.update(
+                {"vision_backbone.featurizer.blocks.0.lora_magnitude_vector": torch.zeros(1)}
+            ),
             r"holds .*lora_magnitude_vector; expected adapters of the plain kind",
         ),
         (
-            lambda part: part.update({"vision_backbone.featurizer.norm.lora_A.other.weight": torch.zeros(1, 1)}),
+            lambda part: part.update(
+                {"vision_backbone.featurizer.norm.lora_A.other.weight": torch.zeros(1, 1)}
+            ),
             "has the adapters default, other; expected one",
         ),
         (
             lambda part: part.update(
-                {f"vision_backbone.other.lora_{half}.default.weight": torch.zeros(1, 1) for half in "AB"}
+                {
+                    f"vision_backbone.other.lora_{half}.default.weight": torch.zeros(1, 1)
+                    for half in "AB"
+                }
             ),
             r"an adapter for vision_backbone\.other, which it does not hold",
         ),
         (lambda part: part.update({3: torch.zeros(1)}), "holds no tensors by name"),
-        (lambda part: part.update(other=torch.zeros(1)), "holds other; expected the towers featurizer and fused_featurizer"),
+        (lambda part: part.update(other=torch.zeros(1)), "holds other; expected the towers"),
         (
-            lambda part: part.update({"vision_backbone.featurizer.blocks.0.block.norm3.bias": torch.zeros(1)}),
+            lambda part: part.update(
+                {"vision_backbone.featurizer.blocks.0.block.norm3.bias": torch.zeros(1)}
+            ),
             r"1 unknown: vision_backbone\.featurizer\.blocks\.0\.norm3\.bias",
         ),
         (
-            lambda part: part.update({"vision_backbone.featurizer.blocks.0.scale.bias": torch.zeros(3)}),
+            lambda part: part.update(
+                {"vision_backbone.featurizer.blocks.0.scale.bias": torch.zeros(3)}
+            ),
             r"film\.featurizer\.0\.scale\.bias \[3\] instead of \[24\]",
         ),
         (
-            lambda part: part.update({"vision_backbone.featurizer.blocks.0.shift.bias": torch.full((24,), float("nan"))}),
+            lambda part: part.update(
+                {"vision_backbone.featurizer.blocks.0.shift.bias": torch.full((24,), float("nan"))}
+            ),
             r"film\.featurizer\.0\.shift\.bias .* not finite",
         ),
     ],
-)  # fmt: skip
-def test_a_part_with_holes_or_strangers_is_refused_by_name(change: Any, message: str, folder: Path) -> None:
+)
+def test_a_part_with_holes_or_strangers_is_refused_by_name(
+    change: Any, message: str, folder: Path
+) -> None:
     path = folder / "vision_backbone--100000_checkpoint.pt"
     part = torch.load(path, weights_only=True)
     change(part)
@@ -300,7 +376,9 @@ def test_a_part_with_holes_or_strangers_is_refused_by_name(change: Any, message:
 def test_an_adapter_of_another_shape_is_refused(folder: Path) -> None:
     path = folder / "vision_backbone--100000_checkpoint.pt"
     part = torch.load(path, weights_only=True)
-    part["vision_backbone.featurizer.blocks.0.block.attn.qkv.lora_A.default.weight"] = torch.zeros(24, 5)
+    part["vision_backbone.featurizer.blocks.0.block.attn.qkv.lora_A.default.weight"] = torch.zeros(
+        24, 5
+    )
     torch.save(part, path)
     with pytest.raises(CheckpointError, match="has an adapter of another shape"):
         load(folder)
@@ -313,7 +391,9 @@ def test_what_stands_twice_is_refused(folder: Path) -> None:
     ):
         index = json.loads((folder / "model.safetensors.index.json").read_text())
         save_file({name: torch.zeros(1)}, folder / "more.safetensors")
-        index["weight_map"] = {key: file for key, file in index["weight_map"].items() if file != "more.safetensors"}
+        index["weight_map"] = {
+            key: file for key, file in index["weight_map"].items() if file != "more.safetensors"
+        }
         index["weight_map"][name] = "more.safetensors"
         (folder / "model.safetensors.index.json").write_text(json.dumps(index))
         with pytest.raises(CheckpointError, match=message):
@@ -323,19 +403,26 @@ def test_what_stands_twice_is_refused(folder: Path) -> None:
 def test_a_part_that_nobody_knows_is_refused(folder: Path) -> None:
     torch.save({}, folder / "dist_head--150000_checkpoint.pt")
     with pytest.raises(
-        CheckpointError, match=r"has dist_head--150000_checkpoint\.pt beside its weights, which is none"
+        CheckpointError,
+        match=r"has dist_head--150000_checkpoint\.pt beside its weights, which is none",
     ):
         load(folder)
 
 
 def test_a_head_for_another_number_of_joints_is_refused(folder: Path) -> None:
     public_checkpoint.Parts(seed=1, proprio_dim=NUM_JOINTS).write_parts(folder)
-    with pytest.raises(CheckpointError, match=r"action_head\.model\.fc2\.weight \[7, 32\] instead of \[14, 32\]"):
+    with pytest.raises(
+        CheckpointError, match=r"action_head\.model\.fc2\.weight \[7, 32\] instead of \[14, 32\]"
+    ):
         load(folder)
 
 
 def test_other_classes_leave_no_part_out_in_silence(folder: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"has an action head, action_head--150000_checkpoint\.pt"):
+    with pytest.raises(
+        CheckpointError, match=r"has an action head, action_head--150000_checkpoint\.pt"
+    ):
         OpenVlaOft.load(folder, norm_key="aloha_fold", chunk_size=CHUNK)
-    with pytest.raises(CheckpointError, match=r"action_head--150000_checkpoint\.pt, .* OpenVLA-OFT"):
+    with pytest.raises(
+        CheckpointError, match=r"action_head--150000_checkpoint\.pt, .* OpenVLA-OFT"
+    ):
         OpenVla.load(folder, norm_key="aloha_fold")

@@ -1,4 +1,6 @@
-"""OpenVLA-OFT with action tokens as it is published, one or two pictures, held against timm and transformers alone."""
+"""OpenVLA-OFT with action tokens as it is published, one or two pictures, held against timm and
+transformers alone.
+"""
 
 from pathlib import Path
 from typing import Any
@@ -29,12 +31,16 @@ def folder(parts: public_checkpoint.Parts, tmp_path_factory: pytest.TempPathFact
 
 def observation_of(instruction: str) -> dict[str, Any]:
     rng = np.random.default_rng(len(instruction))
-    frames = {key: rng.integers(0, 256, (28, 28, 3), dtype=np.uint8) for key in ("image", "wrist_image")}
+    frames = {
+        key: rng.integers(0, 256, (28, 28, 3), dtype=np.uint8) for key in ("image", "wrist_image")
+    }
     return {**frames, "state": rng.uniform(-1, 1, 8).astype(np.float32), "instruction": instruction}
 
 
 def decided(policy: OpenVlaOft, parts: public_checkpoint.Parts) -> None:
-    """Greedy tokens and log-probs of both prompts in one batch are those of each alone, by the libraries."""
+    """Greedy tokens and log-probs of both prompts in one batch are those of each alone, by the
+    libraries.
+    """
     observations = [observation_of(instruction) for instruction in INSTRUCTIONS]
     batch = policy.prepare(observations)
     with torch.no_grad():
@@ -68,10 +74,13 @@ def test_a_proprio_projector_may_stand_beside_the_weights_of_a_token_policy(
 
 def test_a_dialect_without_a_stop_token_decides_otherwise(folder: Path) -> None:
     official, bare = (
-        OpenVlaOft.load(folder, norm_key="libero_goal", dialect=name) for name in ("rlinf_official", "rlinf")
+        OpenVlaOft.load(folder, norm_key="libero_goal", dialect=name)
+        for name in ("rlinf_official", "rlinf")
     )
     observation = observation_of(INSTRUCTIONS[1])
     with torch.no_grad():
         one, other = (policy.network(policy.prepare([observation])) for policy in (official, bare))
-    assert bare.config.llm.rope_inv_freq_dtype == official.config.llm.rope_inv_freq_dtype == "bfloat16"
+    assert (
+        bare.config.llm.rope_inv_freq_dtype == official.config.llm.rope_inv_freq_dtype == "bfloat16"
+    )
     assert (one - other).abs().max() > 1e-3

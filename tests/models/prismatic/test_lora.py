@@ -1,4 +1,6 @@
-"""Adapters: nothing changes at first, only they are trained, and merged they act as they did beside the weights."""
+"""Adapters: nothing changes at first, only they are trained, and merged they act as they did beside
+the weights.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +20,9 @@ MakeObservation = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def adapted() -> OpenVlaOft:
-    return OpenVlaOft.create(tiny(image_size=28), seed=0).adapted(LoraConfig(rank=4, alpha=8), seed=1)
+    return OpenVlaOft.create(tiny(image_size=28), seed=0).adapted(
+        LoraConfig(rank=4, alpha=8), seed=1
+    )
 
 
 def shake(policy: OpenVlaOft) -> None:
@@ -29,7 +33,9 @@ def shake(policy: OpenVlaOft) -> None:
             parameter.data.copy_(0.05 * torch.randn(parameter.shape, generator=generator))
 
 
-def test_new_adapters_change_nothing(adapted: OpenVlaOft, make_observation: MakeObservation) -> None:
+def test_new_adapters_change_nothing(
+    adapted: OpenVlaOft, make_observation: MakeObservation
+) -> None:
     plain = OpenVlaOft.create(tiny(image_size=28), seed=0)
     batch = plain.prepare([make_observation(0)])
     with torch.no_grad():
@@ -37,7 +43,9 @@ def test_new_adapters_change_nothing(adapted: OpenVlaOft, make_observation: Make
 
 
 def test_only_adapters_and_what_stands_beside_the_trunk_are_trained(adapted: OpenVlaOft) -> None:
-    trained = {name for name, parameter in adapted.network.named_parameters() if parameter.requires_grad}
+    trained = {
+        name for name, parameter in adapted.network.named_parameters() if parameter.requires_grad
+    }
     assert all(".lora_" in name or name.startswith("proprio_projector.") for name in trained)
     assert any("language_model.model.layers.0.self_attn.q_proj.lora_A" in name for name in trained)
     assert any("vision_backbone.featurizer.blocks.0.attn.qkv.lora_B" in name for name in trained)
@@ -53,10 +61,14 @@ AUTHORS_OWN = {
 
 
 def adapted_layers(policy: OpenVlaOft | OpenVla) -> set[str]:
-    return {name.partition(".lora_A.")[0] for name in policy.checkpoint_tensors() if ".lora_A." in name}
+    return {
+        name.partition(".lora_A.")[0] for name in policy.checkpoint_tensors() if ".lora_A." in name
+    }
 
 
-def test_all_linear_adds_the_output_head_and_the_patches_to_our_own_set(adapted: OpenVlaOft) -> None:
+def test_all_linear_adds_the_output_head_and_the_patches_to_our_own_set(
+    adapted: OpenVlaOft,
+) -> None:
     policy = OpenVlaOft.create(tiny(image_size=28), seed=0)
     wide = policy.adapted(LoraConfig(rank=4, alpha=8, targets="all-linear"), seed=1)
     assert adapted_layers(wide) - adapted_layers(adapted) == AUTHORS_OWN
@@ -69,11 +81,18 @@ def test_an_adapted_output_head_and_its_merged_weights_give_the_same_tokens(
 ) -> None:
     shape = tiny(image_size=28, cameras=("image",), proprio=None)
     if family is OpenVla:
-        shared = {name: getattr(shape, name) for name in OpenVlaConfig.__struct_fields__ if hasattr(shape, name)}
+        shared = {
+            name: getattr(shape, name)
+            for name in OpenVlaConfig.__struct_fields__
+            if hasattr(shape, name)
+        }
         shape = OpenVlaConfig(**shared)
     policy = family.create(shape, seed=0)
     wide = policy.adapted(LoraConfig(rank=4, alpha=8, targets="all-linear"), seed=1)
-    batch, tokens = policy.prepare([make_observation(0)]), torch.full((1, 7 * shape.chunk_size), 900)
+    batch, tokens = (
+        policy.prepare([make_observation(0)]),
+        torch.full((1, 7 * shape.chunk_size), 900),
+    )
 
     def scores(of: Any) -> torch.Tensor:
         with torch.no_grad():
@@ -98,13 +117,19 @@ def test_targets_may_be_layers_by_name_and_nothing_else() -> None:
     policy = OpenVlaOft.create(tiny(image_size=28), seed=0)
     named = ("language_model.model.layers.0.self_attn.q_proj", "projector.fc2")
     assert adapted_layers(policy.adapted(LoraConfig(rank=2, targets=named), seed=0)) == set(named)
-    with pytest.raises(ConfigError, match=r"names projector\.fc9, which is not a linear layer or convolution"):
+    with pytest.raises(
+        ConfigError, match=r"names projector\.fc9, which is not a linear layer or convolution"
+    ):
         policy.adapted(LoraConfig(targets=("projector.fc9",)), seed=0)
-    with pytest.raises(ConfigError, match="targets is 'all', expected 'hidden', 'all-linear' or a list of str"):
+    with pytest.raises(
+        ConfigError, match="targets is 'all', expected 'hidden', 'all-linear' or a list of str"
+    ):
         LoraConfig(targets="all")  # type: ignore[arg-type]
 
 
-def test_a_policy_that_was_saved_with_adapters_goes_on_training_them_alone(adapted: OpenVlaOft, tmp_path: Path) -> None:
+def test_a_policy_that_was_saved_with_adapters_goes_on_training_them_alone(
+    adapted: OpenVlaOft, tmp_path: Path
+) -> None:
     adapted.save(tmp_path / "adapted")
     learns = [
         {name for name, parameter in policy.network.named_parameters() if parameter.requires_grad}
@@ -146,15 +171,23 @@ def test_adapters_of_another_shape_go_on_where_the_first_ones_were(
     assert again.config.lora == LoraConfig(rank=2, alpha=4)
     batch = adapted.prepare([make_observation(0)])
     with torch.no_grad():
-        torch.testing.assert_close(again.network(batch), adapted.network(batch), atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            again.network(batch), adapted.network(batch), atol=1e-4, rtol=1e-4
+        )
 
 
 def test_a_continuous_head_is_trained_whole(make_observation: MakeObservation) -> None:
     policy = ContinuousOpenVlaOft.create(tiny(image_size=28, head="l1"), seed=0)
     adapted = policy.adapted(LoraConfig(rank=4, alpha=8), seed=0)
-    trained = {name for name, parameter in adapted.network.named_parameters() if parameter.requires_grad}
-    assert {f"action_head.{name}" for name, _ in policy.network.action_head.named_parameters()} <= trained
+    trained = {
+        name for name, parameter in adapted.network.named_parameters() if parameter.requires_grad
+    }
+    assert {
+        f"action_head.{name}" for name, _ in policy.network.action_head.named_parameters()
+    } <= trained
     batch = policy.prepare([make_observation(0)])
     with torch.no_grad():
-        greedy = [model.sample(batch, [Sampling(greedy=True)])[0] for model in (policy, adapted.merged())]
+        greedy = [
+            model.sample(batch, [Sampling(greedy=True)])[0] for model in (policy, adapted.merged())
+        ]
     torch.testing.assert_close(greedy[0], greedy[1], atol=1e-5, rtol=0)

@@ -1,4 +1,6 @@
-"""Adapters that peft saved: put on their base, merged or trained on, as OpenVLA-OFT's own code merges them."""
+"""Adapters that peft saved: put on their base, merged or trained on, as OpenVLA-OFT's own code
+merges them.
+"""
 
 import json
 import shutil
@@ -35,7 +37,9 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
-    """A folder of OpenVLA-OFT's training without merging: an adapter, parts, and the processor's files."""
+    """A folder of OpenVLA-OFT's training without merging: an adapter, parts, and the processor's
+    files.
+    """
     folder = golden_checkpoint.write(tmp_path_factory.mktemp("trained") / "run", HEAD, PROPRIO)
     golden_checkpoint.write_adapter(folder / "lora_adapter", base)
     for name in ("config.json", "vla_rl.json", "model.safetensors"):
@@ -49,21 +53,32 @@ def adapter(tmp_path: Path, trained: Path) -> Path:
 
 
 @torch.no_grad()
-def test_an_adapter_of_openvla_ofts_training_acts_as_its_authors_merge_it(base: Path, trained: Path) -> None:
+def test_an_adapter_of_openvla_ofts_training_acts_as_its_authors_merge_it(
+    base: Path, trained: Path
+) -> None:
     arrays = golden("adapter")
-    for policy in (ContinuousOpenVlaOft.load(trained), ContinuousOpenVlaOft.load(base, adapter=trained)):
+    for policy in (
+        ContinuousOpenVlaOft.load(trained),
+        ContinuousOpenVlaOft.load(base, adapter=trained),
+    ):
         assert policy.config.lora is None
         whole = uncropped(policy)
         batch = whole.prepare(observations(224))
         require_close(whole.network.read(batch), stacked(arrays, "l1_hidden"))
         numbers, _ = whole.sample(batch, GREEDY)
-        require_close(whole.decode(numbers.numpy())[..., :6], stacked(arrays, "l1_actions")[..., :6])
+        require_close(
+            whole.decode(numbers.numpy())[..., :6], stacked(arrays, "l1_actions")[..., :6]
+        )
 
 
 @pytest.mark.parametrize(("use", "atol"), [("merge", 1e-5), ("train", 5e-5)])
 @torch.no_grad()
-def test_an_adapter_on_the_output_head_changes_the_logits(use: Any, atol: float, base: Path, adapter: Path) -> None:
-    """Kept beside the weights it is added in another order, so the last bits of float32 differ more."""
+def test_an_adapter_on_the_output_head_changes_the_logits(
+    use: Any, atol: float, base: Path, adapter: Path
+) -> None:
+    """Kept beside the weights it is added in another order, so the last bits of float32 differ
+    more.
+    """
     arrays = golden("adapter")
     policy = uncropped(OpenVlaOft.load(base, adapter=adapter, adapter_use=use))
     batch = policy.prepare(observations(224))
@@ -73,8 +88,12 @@ def test_an_adapter_on_the_output_head_changes_the_logits(use: Any, atol: float,
 
 
 @torch.no_grad()
-def test_an_adapter_that_is_kept_acts_as_it_does_merged_and_alone_is_trained(trained: Path, tmp_path: Path) -> None:
-    merged, kept = (ContinuousOpenVlaOft.load(trained, adapter_use=use) for use in ("merge", "train"))
+def test_an_adapter_that_is_kept_acts_as_it_does_merged_and_alone_is_trained(
+    trained: Path, tmp_path: Path
+) -> None:
+    merged, kept = (
+        ContinuousOpenVlaOft.load(trained, adapter_use=use) for use in ("merge", "train")
+    )
     assert kept.config.lora == LoraConfig(rank=32, alpha=16, targets="all-linear")
     batch = kept.prepare(observations(224))
     expected = merged.network.read(batch)
@@ -84,11 +103,16 @@ def test_an_adapter_that_is_kept_acts_as_it_does_merged_and_alone_is_trained(tra
     again = ContinuousOpenVlaOft.load(tmp_path / "kept")
     assert torch.equal(again.network.read(batch), kept.network.read(batch))
     for policy in (kept, again):
-        learns = {name for name, parameter in policy.network.named_parameters() if parameter.requires_grad}
+        learns = {
+            name for name, parameter in policy.network.named_parameters() if parameter.requires_grad
+        }
         assert "language_model.lm_head.lora_A.default.weight" in learns
         assert "vision_backbone.featurizer.patch_embed.proj.lora_B.default.weight" in learns
         assert "action_head.model.fc1.weight" in learns
-        assert all(".lora_" in name or name.startswith(("action_head.", "proprio_projector.")) for name in learns)
+        assert all(
+            ".lora_" in name or name.startswith(("action_head.", "proprio_projector."))
+            for name in learns
+        )
 
 
 def test_what_stands_beside_an_adapter_comes_before_what_its_base_has(
@@ -102,32 +126,47 @@ def test_what_stands_beside_an_adapter_comes_before_what_its_base_has(
     assert policy.config.action_bounds.low == (-0.5,) * 7
     policy.save(tmp_path / "merged")
     names = {path.name for path in (tmp_path / "merged").iterdir()}
-    assert {"config.json", "tokenizer.json", "model.safetensors", "action_head--latest_checkpoint.pt"} <= names
+    assert {
+        "config.json",
+        "tokenizer.json",
+        "model.safetensors",
+        "action_head--latest_checkpoint.pt",
+    } <= names
     assert not names & {"adapter_config.json", "adapter_model.safetensors"}
     assert ContinuousOpenVlaOft.load(tmp_path / "merged").config.action_bounds.low == (-0.5,) * 7
 
 
-def test_weights_that_hold_their_adapter_already_are_taken_as_they_are(base: Path, tmp_path: Path) -> None:
+def test_weights_that_hold_their_adapter_already_are_taken_as_they_are(
+    base: Path, tmp_path: Path
+) -> None:
     folder = shutil.copytree(base, tmp_path / "published")
     golden_checkpoint.write_adapter(folder / "lora_adapter")
-    tensors, plain = OpenVlaOft.load(folder).checkpoint_tensors(), OpenVlaOft.load(base).checkpoint_tensors()
+    tensors, plain = (
+        OpenVlaOft.load(folder).checkpoint_tensors(),
+        OpenVlaOft.load(base).checkpoint_tensors(),
+    )
     assert all(torch.equal(tensor, plain[name]) for name, tensor in tensors.items())
     for named in (folder, folder / "lora_adapter"):
-        with pytest.raises(CheckpointError, match=r"have the adapter in its lora_adapter merged in already"):
+        with pytest.raises(
+            CheckpointError, match=r"have the adapter in its lora_adapter merged in already"
+        ):
             OpenVlaOft.load(folder, adapter=named)
 
 
 def test_a_base_on_the_machine_of_the_training_is_asked_for(base: Path, tmp_path: Path) -> None:
     alone = golden_checkpoint.write_adapter(tmp_path / "adapter", "/mnt/checkpoints/openvla-7b")
     with pytest.raises(
-        CheckpointError, match=r"trained on '/mnt/checkpoints/openvla-7b', .* name the adapter beside it"
+        CheckpointError,
+        match=r"trained on '/mnt/checkpoints/openvla-7b', .* name the adapter beside it",
     ):
         OpenVlaOft.load(alone)
     OpenVlaOft.load(base, adapter=alone)
 
 
 def test_openvla_takes_an_adapter_too(base: Path, adapter: Path) -> None:
-    merged, kept = (OpenVla.load(base, adapter=adapter, adapter_use=use) for use in ("merge", "train"))
+    merged, kept = (
+        OpenVla.load(base, adapter=adapter, adapter_use=use) for use in ("merge", "train")
+    )
     batch = merged.prepare(observations(224))
     with torch.no_grad():
         (tokens, log_probs), again = merged.sample(batch, GREEDY), kept.sample(batch, GREEDY)
@@ -135,14 +174,23 @@ def test_openvla_takes_an_adapter_too(base: Path, adapter: Path) -> None:
     torch.testing.assert_close(log_probs, again[1], atol=1e-5, rtol=0)
 
 
-def test_towers_with_film_are_those_of_their_part(base: Path, trained: Path, tmp_path: Path) -> None:
-    """While FiLM stands around the towers, peft saves their adapters under names that a base without FiLM does not have."""
+def test_towers_with_film_are_those_of_their_part(
+    base: Path, trained: Path, tmp_path: Path
+) -> None:
+    """While FiLM stands around the towers, peft saves their adapters under names that a base
+    without FiLM does not have.
+    """
     folder = golden_checkpoint.write(tmp_path / "film", HEAD, PROPRIO, FILM)
     expected = ContinuousOpenVlaOft.load(folder).checkpoint_tensors()
     (folder / "model.safetensors").unlink()
-    saved = load_file(shutil.copytree(trained / "lora_adapter", folder / "lora_adapter") / "adapter_model.safetensors")
+    saved = load_file(
+        shutil.copytree(trained / "lora_adapter", folder / "lora_adapter")
+        / "adapter_model.safetensors"
+    )
     renamed = {
-        name.replace(".vision_backbone.", ".vision_backbone.vision_backbone.").replace(".attn.", ".block.attn."): tensor
+        name.replace(".vision_backbone.", ".vision_backbone.vision_backbone.").replace(
+            ".attn.", ".block.attn."
+        ): tensor
         for name, tensor in saved.items()
     }
     save_file(renamed, folder / "lora_adapter" / "adapter_model.safetensors")
@@ -150,12 +198,16 @@ def test_towers_with_film_are_those_of_their_part(base: Path, trained: Path, tmp
     for name, tensor in ContinuousOpenVlaOft.load(folder).checkpoint_tensors().items():
         is_seen_through = name.startswith(("vision_backbone.", "film."))
         assert torch.equal(tensor, (expected if is_seen_through else merged)[name]), name
-    with pytest.raises(CheckpointError, match="has FiLM, whose part holds the towers' adapters merged in"):
+    with pytest.raises(
+        CheckpointError, match="has FiLM, whose part holds the towers' adapters merged in"
+    ):
         ContinuousOpenVlaOft.load(folder, adapter_use="train")
 
 
 @pytest.mark.parametrize("is_safe", [True, False])
-@pytest.mark.parametrize("targets", [["q_proj", "v_proj", "lm_head"], ["proj", "qkv", "fc1", "fc2", "fc3", "k_proj"]])
+@pytest.mark.parametrize(
+    "targets", [["q_proj", "v_proj", "lm_head"], ["proj", "qkv", "fc1", "fc2", "fc3", "k_proj"]]
+)
 @torch.no_grad()
 def test_an_adapter_saved_by_peft_is_put_where_peft_puts_it(
     is_safe: bool, targets: list[str], make_observation: MakeObservation, tmp_path: Path
@@ -165,7 +217,8 @@ def test_an_adapter_saved_by_peft_is_put_where_peft_puts_it(
     public_checkpoint.write(tmp_path / "base", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
     theirs = OpenVlaOft.load(tmp_path / "base", norm_key="libero_goal")
     wrapped = peft.get_peft_model(
-        theirs.network, peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, init_lora_weights=False)
+        theirs.network,
+        peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, init_lora_weights=False),
     )
     with warnings.catch_warnings():  # peft says that it saves the output head's own weight, too
         warnings.simplefilter("ignore", UserWarning)
@@ -177,7 +230,9 @@ def test_an_adapter_saved_by_peft_is_put_where_peft_puts_it(
     batch = theirs.prepare([make_observation(0)])
     expected = theirs.network(batch)
     for use in ("merge", "train"):
-        ours = OpenVlaOft.load(tmp_path / "base", norm_key="libero_goal", adapter=tmp_path / "adapter", adapter_use=use)
+        ours = OpenVlaOft.load(
+            tmp_path / "base", norm_key="libero_goal", adapter=tmp_path / "adapter", adapter_use=use
+        )
         torch.testing.assert_close(ours.network(batch), expected, atol=2e-5, rtol=0)
     assert ours.config.lora is not None
     assert isinstance(ours.config.lora.targets, tuple)
@@ -187,7 +242,10 @@ def test_an_adapter_saved_by_peft_is_put_where_peft_puts_it(
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"use_dora": True}, r"has peft_type 'LORA', bias 'none', use_dora True; expected plain LoRA"),
+        (
+            {"use_dora": True},
+            r"has peft_type 'LORA', bias 'none', use_dora True; expected plain LoRA",
+        ),
         ({"rank_pattern": {"qkv": 8}}, "rank_pattern"),
         ({"modules_to_save": ["value_head"]}, "modules_to_save"),
         ({"bias": "all"}, "bias 'all'"),
@@ -196,7 +254,9 @@ def test_an_adapter_saved_by_peft_is_put_where_peft_puts_it(
         ({"r": 8}, "has 49 adapters, expected some, all of rank 8"),
     ],
 )
-def test_an_adapter_of_another_kind_is_named(changes: dict[str, Any], message: str, base: Path, adapter: Path) -> None:
+def test_an_adapter_of_another_kind_is_named(
+    changes: dict[str, Any], message: str, base: Path, adapter: Path
+) -> None:
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps({**config, **changes}))
     with pytest.raises(CheckpointError, match=message):
@@ -209,7 +269,10 @@ QKV = "base_model.model.vision_backbone.featurizer.blocks.0.attn.qkv"
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({f"{QKV}.lora_A.weight": None}, r"half an adapter for vision_backbone\.featurizer\.blocks\.0\.attn\.qkv"),
+        (
+            {f"{QKV}.lora_A.weight": None},
+            r"half an adapter for vision_backbone\.featurizer\.blocks\.0\.attn\.qkv",
+        ),
         (
             {f"{QKV}.lora_A.weight": torch.zeros(32, 23)},
             r"fits a weight of shape \[72, 23\]; that of .* has \[72, 24\]",
@@ -217,17 +280,27 @@ QKV = "base_model.model.vision_backbone.featurizer.blocks.0.attn.qkv"
         ({f"{QKV}.lora_A.weight": torch.zeros(16, 24)}, "whose halves do not fit each other"),
         ({f"{QKV}.lora_magnitude_vector": torch.zeros(72)}, "expected adapters of the plain kind"),
         (
-            {f"{QKV}2.lora_{half}.weight": torch.zeros(shape) for half, shape in (("A", (32, 24)), ("B", (72, 32)))},
+            {
+                f"{QKV}2.lora_{half}.weight": torch.zeros(shape)
+                for half, shape in (("A", (32, 24)), ("B", (72, 32)))
+            },
             r"belongs to vision_backbone\.featurizer\.blocks\.0\.attn\.qkv2, which .* does not have",
         ),
-        ({"qkv.lora_A.weight": torch.zeros(32, 24)}, r"holds qkv\.lora_A\.weight; expected names that begin with"),
+        (
+            {"qkv.lora_A.weight": torch.zeros(32, 24)},
+            r"holds qkv\.lora_A\.weight; expected names that begin with",
+        ),
     ],
 )
 def test_adapters_that_do_not_fit_are_named(
     changes: dict[str, torch.Tensor | None], message: str, base: Path, adapter: Path
 ) -> None:
     file = adapter / "adapter_model.safetensors"
-    tensors = {name: tensor for name, tensor in {**load_file(file), **changes}.items() if tensor is not None}
+    tensors = {
+        name: tensor
+        for name, tensor in {**load_file(file), **changes}.items()
+        if tensor is not None
+    }
     save_file(tensors, file)
     with pytest.raises(CheckpointError, match=message):
         OpenVlaOft.load(base, adapter=adapter)
@@ -236,18 +309,28 @@ def test_adapters_that_do_not_fit_are_named(
 def test_an_adapter_that_is_not_there_is_named(base: Path, adapter: Path, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"has no adapter to train .* name one \(adapter\)"):
         OpenVlaOft.load(base, adapter_use="train")
-    with pytest.raises(CheckpointError, match=r"has no adapter; expected adapter_config\.json in it, or"):
+    with pytest.raises(
+        CheckpointError, match=r"has no adapter; expected adapter_config\.json in it, or"
+    ):
         OpenVlaOft.load(base, adapter=base)
-    with pytest.raises(CheckpointError, match=r"was read without the adapter .*; name it when it is read"):
+    with pytest.raises(
+        CheckpointError, match=r"was read without the adapter .*; name it when it is read"
+    ):
         OpenVlaOft.load(open_folder(base), adapter=adapter)
     (adapter / "adapter_model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"has adapter_config\.json, but no adapter_model\.safetensors or"):
+    with pytest.raises(
+        CheckpointError, match=r"has adapter_config\.json, but no adapter_model\.safetensors or"
+    ):
         OpenVlaOft.load(base, adapter=adapter)
 
 
 @pytest.fixture
-def hub(base: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Path]:
-    """Repositories by id; a stand-in for the hub's client copies what the patterns ask for, and nothing else."""
+def hub(
+    base: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> dict[str, Path]:
+    """Repositories by id; a stand-in for the hub's client copies what the patterns ask for, and
+    nothing else.
+    """
     merged = shutil.copytree(base, tmp_path / "hub" / "merged")
     golden_checkpoint.write_adapter(merged / "lora_adapter")
     repositories = {"openvla/openvla-7b": base, "lab/adapter": trained, "lab/merged": merged}
@@ -255,7 +338,9 @@ def hub(base: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     def snapshot(hub_id: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
         source, local = repositories[hub_id], tmp_path / "cache" / hub_id
         names = [str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()]
-        for name in filter_repo_objects(names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns):
+        for name in filter_repo_objects(
+            names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
+        ):
             (local / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source / name, local / name)
         return str(local)
@@ -264,7 +349,9 @@ def hub(base: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     return repositories
 
 
-def test_an_adapter_is_fetched_where_there_are_no_weights_without_it(hub: dict[str, Path], trained: Path) -> None:
+def test_an_adapter_is_fetched_where_there_are_no_weights_without_it(
+    hub: dict[str, Path], trained: Path
+) -> None:
     OpenVlaOft.load("lab/merged")
     assert not (downloaded("lab/merged", without=["*"]) / "lora_adapter").exists()
     config = trained / "lora_adapter" / "adapter_config.json"

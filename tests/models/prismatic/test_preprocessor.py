@@ -1,4 +1,7 @@
-"""`preprocessor_config.json`: its colour constants are used; other sizes, filters and crops are refused by name."""
+"""`preprocessor_config.json`: its colour constants are used.
+
+Other sizes, filters and crops are refused by name.
+"""
 
 import json
 from pathlib import Path
@@ -21,7 +24,9 @@ HALF = {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5], "inplace": False}
 
 def written(folder: Path, **changes: Any) -> Path:
     fields = {**golden_recipe.preprocessor(), **changes}
-    (folder / PREPROCESSOR_FILE).write_text(json.dumps({name: x for name, x in fields.items() if x != "missing"}))
+    (folder / PREPROCESSOR_FILE).write_text(
+        json.dumps({name: x for name, x in fields.items() if x != "missing"})
+    )
     return folder
 
 
@@ -34,15 +39,21 @@ def test_the_public_file_has_the_constants_that_are_the_default_here(tmp_path: P
     "changes",
     [
         {"tvf_normalize_params": [IMAGENET, HALF]},
-        {"tvf_normalize_params": "missing"},  # then the file's processor computes them from means and stds
+        # then the file's processor computes them from means and stds
+        {"tvf_normalize_params": "missing"},
     ],
 )
-def test_other_colour_constants_are_what_the_towers_see_by(changes: dict[str, Any], tmp_path: Path) -> None:
+def test_other_colour_constants_are_what_the_towers_see_by(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
     public_checkpoint.write(tmp_path / "public", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
     square = [28, 28]
     sizes = {
         "input_sizes": [[3, *square]] * 2,
-        "tvf_resize_params": [{"size": square, "interpolation": 3, "antialias": True, "max_size": None}] * 2,
+        "tvf_resize_params": [
+            {"size": square, "interpolation": 3, "antialias": True, "max_size": None}
+        ]
+        * 2,
         "tvf_crop_params": [{"output_size": square}] * 2,
     }
     policy = OpenVla.load(written(tmp_path / "public", **sizes, **changes), norm_key="libero_goal")
@@ -51,7 +62,9 @@ def test_other_colour_constants_are_what_the_towers_see_by(changes: dict[str, An
     for loaded in (policy, OpenVla.load(tmp_path / "again")):
         seen: dict[str, torch.Tensor] = {}
 
-        def look(tower: torch.nn.Module, pixels: torch.Tensor, name: str, seen: Any = seen) -> torch.Tensor:
+        def look(
+            tower: torch.nn.Module, pixels: torch.Tensor, name: str, seen: Any = seen
+        ) -> torch.Tensor:
             seen[name] = pixels
             return torch.zeros(1, 4, 24)
 
@@ -70,18 +83,48 @@ def changed(name: str, tower: int, **fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"image_resize_strategy": "letterbox"}, r"image_resize_strategy is 'letterbox', expected 'resize-naive'"),
+        (
+            {"image_resize_strategy": "letterbox"},
+            r"image_resize_strategy is 'letterbox', expected 'resize-naive'",
+        ),
         ({"tvf_do_letterbox": True}, "tvf_do_letterbox is True, expected False"),
         ({"use_fused_vision_backbone": False}, "use_fused_vision_backbone is False, expected True"),
-        ({"input_sizes": [[3, 384, 384]] * 2}, r"input_sizes is \[\[3, 384, 384\], .*expected \[\[3, 224, 224\]"),
-        ({"interpolations": ["bicubic", "bilinear"]}, r"interpolations is \['bicubic', 'bilinear'\]"),
-        (changed("tvf_resize_params", 1, interpolation=2), r"tvf_resize_params\[1\]\.interpolation is 2, expected 3"),
-        (changed("tvf_resize_params", 0, antialias=False), r"tvf_resize_params\[0\]\.antialias is False"),
-        (changed("tvf_resize_params", 0, size=224), r"tvf_resize_params\[0\]\.size is 224, expected \[224, 224\]"),
-        (changed("tvf_crop_params", 1, output_size=[200, 200]), r"tvf_crop_params\[1\]\.output_size is \[200, 200\]"),
-        ({"tvf_crop_params": [{"output_size": 224}]}, "the length of tvf_crop_params is 1, expected 2"),
-        (changed("tvf_normalize_params", 0, std=[0.0, 1.0, 1.0]), r"stds is .*, expected numbers above 0"),
-        ({"tvf_normalize_params": [{"mean": [0.5] * 3}]}, "cannot be read as the settings of an image processor"),
+        (
+            {"input_sizes": [[3, 384, 384]] * 2},
+            r"input_sizes is \[\[3, 384, 384\], .*expected \[\[3, 224, 224\]",
+        ),
+        (
+            {"interpolations": ["bicubic", "bilinear"]},
+            r"interpolations is \['bicubic', 'bilinear'\]",
+        ),
+        (
+            changed("tvf_resize_params", 1, interpolation=2),
+            r"tvf_resize_params\[1\]\.interpolation is 2, expected 3",
+        ),
+        (
+            changed("tvf_resize_params", 0, antialias=False),
+            r"tvf_resize_params\[0\]\.antialias is False",
+        ),
+        (
+            changed("tvf_resize_params", 0, size=224),
+            r"tvf_resize_params\[0\]\.size is 224, expected \[224, 224\]",
+        ),
+        (
+            changed("tvf_crop_params", 1, output_size=[200, 200]),
+            r"tvf_crop_params\[1\]\.output_size is \[200, 200\]",
+        ),
+        (
+            {"tvf_crop_params": [{"output_size": 224}]},
+            "the length of tvf_crop_params is 1, expected 2",
+        ),
+        (
+            changed("tvf_normalize_params", 0, std=[0.0, 1.0, 1.0]),
+            r"stds is .*, expected numbers above 0",
+        ),
+        (
+            {"tvf_normalize_params": [{"mean": [0.5] * 3}]},
+            "cannot be read as the settings of an image processor",
+        ),
     ],
 )
 def test_pictures_that_would_be_made_otherwise_are_refused_by_name(

@@ -1,4 +1,6 @@
-"""What a public folder may bring: code, damage, a hub's links, statistics twice, more than there is room for."""
+"""What a public folder may bring: code, damage, a hub's links, statistics twice, more than there is
+room for.
+"""
 
 import hashlib
 import json
@@ -46,7 +48,12 @@ def changed(path: Path, **fields: Any) -> None:
 def test_code_in_a_folder_is_carried_along_and_never_run(folder: Path, tmp_path: Path) -> None:
     trap = tmp_path / "was run"
     code = f"import pathlib\npathlib.Path({str(trap)!r}).touch()\n"
-    for name in ("modeling_prismatic.py", "configuration_prismatic.py", "processing_prismatic.py", "__init__.py"):
+    for name in (
+        "modeling_prismatic.py",
+        "configuration_prismatic.py",
+        "processing_prismatic.py",
+        "__init__.py",
+    ):
         (folder / name).write_text(code)
     load(folder).save(tmp_path / "ours")
     assert not trap.exists()
@@ -83,16 +90,25 @@ def test_a_state_that_is_scaled_in_part_is_refused(folder: Path) -> None:
     public_checkpoint.Parts(seed=0).write_parts(folder)
     statistics = public_checkpoint.statistics()
     statistics["proprio"]["mask"] = [True] * 7 + [False]
-    (folder / "dataset_statistics.json").write_text(json.dumps({"libero_goal_no_noops": statistics}))
-    with pytest.raises(CheckpointError, match=r"the proprio statistics have the mask \(True, .* False\)"):
+    (folder / "dataset_statistics.json").write_text(
+        json.dumps({"libero_goal_no_noops": statistics})
+    )
+    with pytest.raises(
+        CheckpointError, match=r"the proprio statistics have the mask \(True, .* False\)"
+    ):
         ContinuousOpenVlaOft.load(folder, norm_key="libero_goal")
 
 
-def test_a_device_without_room_is_named_before_anything_is_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(weights.psutil, "virtual_memory", lambda: SimpleNamespace(available=100_000))
+def test_a_device_without_room_is_named_before_anything_is_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        weights.psutil, "virtual_memory", lambda: SimpleNamespace(available=100_000)
+    )
     monkeypatch.setattr(weights, "_all_tensors", lambda *_: pytest.fail("a tensor was read"))
     with pytest.raises(
-        CheckpointError, match=r"the weights need 0\.0 GB, but 0\.0 GB are available; choose another device"
+        CheckpointError,
+        match=r"the weights need 0\.0 GB, but 0\.0 GB are available; choose another device",
     ):
         load(folder)
 
@@ -132,14 +148,18 @@ def test_a_trunk_that_would_compute_otherwise_is_refused(
 
 
 def test_a_tower_that_timm_does_not_know_is_named(folder: Path) -> None:
-    changed(folder / "config.json", timm_model_ids=["vit_of_nobody", "vit_so400m_patch14_siglip_224"])
+    changed(
+        folder / "config.json", timm_model_ids=["vit_of_nobody", "vit_so400m_patch14_siglip_224"]
+    )
     with pytest.raises(ConfigError, match="timm cannot build the vision tower 'vit_of_nobody'"):
         load(folder)
 
 
 @pytest.fixture
 def hub(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A repository as the hub's client keeps it: files under their digests, and links to them from a snapshot."""
+    """A repository as the hub's client keeps it: files under their digests, and links to them from
+    a snapshot.
+    """
     import huggingface_hub.constants
 
     root = tmp_path / "hub" / f"models--{HUB_ID.replace('/', '--')}"
@@ -158,11 +178,17 @@ def hub(written: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return snapshot
 
 
-def test_a_hub_id_that_was_fetched_before_is_read_from_its_folder(hub: Path, written: Path, tmp_path: Path) -> None:
+def test_a_hub_id_that_was_fetched_before_is_read_from_its_folder(
+    hub: Path, written: Path, tmp_path: Path
+) -> None:
     policy, expected = load(HUB_ID), load(written).checkpoint_tensors()
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in policy.checkpoint_tensors().items())
+    assert all(
+        torch.equal(tensor, expected[name]) for name, tensor in policy.checkpoint_tensors().items()
+    )
     policy.save(tmp_path / "ours")
-    assert (tmp_path / "ours" / "config.json").read_bytes() == (written / "config.json").read_bytes()
+    assert (tmp_path / "ours" / "config.json").read_bytes() == (
+        written / "config.json"
+    ).read_bytes()
 
 
 def test_a_bit_that_flipped_in_a_file_of_the_hub_is_found(hub: Path) -> None:
@@ -170,7 +196,9 @@ def test_a_bit_that_flipped_in_a_file_of_the_hub_is_found(hub: Path) -> None:
     damaged = bytearray(blob.read_bytes())
     damaged[-3] ^= 1
     blob.write_bytes(damaged)
-    with pytest.raises(CheckpointError, match=r"differs from what was published .* remove .* and fetch it again"):
+    with pytest.raises(
+        CheckpointError, match=r"differs from what was published .* remove .* and fetch it again"
+    ):
         load(HUB_ID)
 
 
@@ -194,9 +222,15 @@ def test_frames_that_are_enlarged_are_said_once_and_empty_ones_refused(
     with caplog.at_level(logging.WARNING):
         policy.prepare([small])
         policy.prepare([small])
-    assert [record.getMessage() for record in caplog.records if "enlarged" in record.getMessage()] == [
-        "frames of 13 x 28 pixels are enlarged to 28 x 28, so the policy sees blurred pictures; render larger ones unless "
+    assert [
+        record.getMessage() for record in caplog.records if "enlarged" in record.getMessage()
+    ] == [
+        "frames of 13 x 28 pixels are enlarged to 28 x 28, so the policy sees blurred pictures; "
+        "render larger ones unless "
         "it was trained with these."
     ]
-    with pytest.raises(ValueError, match=r"observation\['image'\] is uint8 \[0, 28, 3\], expected uint8 \[H, W, 3\]"):
+    with pytest.raises(
+        ValueError,
+        match=r"observation\['image'\] is uint8 \[0, 28, 3\], expected uint8 \[H, W, 3\]",
+    ):
         policy.prepare([{"image": np.zeros((0, 28, 3), np.uint8), "instruction": "push"}])

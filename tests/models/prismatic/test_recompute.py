@@ -19,7 +19,11 @@ Policy = OpenVla | OpenVlaOft
 @pytest.fixture(params=["openvla", "openvla_oft", "adapters"])
 def policy(request: pytest.FixtureRequest, config: OpenVlaOftConfig) -> Policy:
     if request.param == "openvla":
-        shared = {name: getattr(config, name) for name in OpenVlaConfig.__struct_fields__ if hasattr(config, name)}
+        shared = {
+            name: getattr(config, name)
+            for name in OpenVlaConfig.__struct_fields__
+            if hasattr(config, name)
+        }
         return OpenVla.create(OpenVlaConfig(**{**shared, "cameras": ("image",)}), seed=0)
     oft = OpenVlaOft.create(config, seed=0)
     return oft.adapted(LoraConfig(rank=4), seed=1) if request.param == "adapters" else oft
@@ -40,18 +44,24 @@ def gradients(policy: Policy, observation: dict[str, Any]) -> tuple[dict[str, Te
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         log_probs, _ = policy.log_probs(batch, tokens, torch.ones(4))
     torch.autograd.backward(log_probs.sum())
-    found = {name: p.grad.clone() for name, p in policy.network.named_parameters() if p.grad is not None}
+    found = {
+        name: p.grad.clone() for name, p in policy.network.named_parameters() if p.grad is not None
+    }
     return found, sum(kept.values())
 
 
-def test_gradients_are_the_same_and_less_is_kept(policy: Policy, make_observation: MakeObservation) -> None:
+def test_gradients_are_the_same_and_less_is_kept(
+    policy: Policy, make_observation: MakeObservation
+) -> None:
     observation = make_observation(0)
     expected, all_bytes = gradients(policy, observation)
     policy.recompute_activations()
     found, bytes_kept = gradients(policy, observation)
     assert found.keys() == expected.keys()
     assert all(torch.equal(found[name], gradient) for name, gradient in expected.items())
-    parameters = sum(parameter.untyped_storage().nbytes() for parameter in policy.network.parameters())
+    parameters = sum(
+        parameter.untyped_storage().nbytes() for parameter in policy.network.parameters()
+    )
     assert bytes_kept < 0.5 * all_bytes, (bytes_kept, all_bytes, parameters)
 
 

@@ -35,16 +35,25 @@ Policy = OpenVla | OpenVlaOft | ContinuousOpenVlaOft
 @pytest.fixture(params=["openvla", "tokens", "adapters", "l1", "diffusion"])
 def any_policy(request: pytest.FixtureRequest, config: OpenVlaOftConfig) -> Policy:
     if request.param == "openvla":
-        shared = {name: getattr(config, name) for name in OpenVlaConfig.__struct_fields__ if hasattr(config, name)}
+        shared = {
+            name: getattr(config, name)
+            for name in OpenVlaConfig.__struct_fields__
+            if hasattr(config, name)
+        }
         return OpenVla.create(OpenVlaConfig(**{**shared, "cameras": ("image",)}), seed=0)
     if request.param in ("l1", "diffusion"):
-        return ContinuousOpenVlaOft.create(msgspec.structs.replace(config, head=request.param), seed=0)
+        return ContinuousOpenVlaOft.create(
+            msgspec.structs.replace(config, head=request.param), seed=0
+        )
     oft = OpenVlaOft.create(config, seed=0)
     return oft.adapted(LoraConfig(rank=4), seed=1) if request.param == "adapters" else oft
 
 
 class Recordings:
-    """Recordings for a CPU: a replay computes again from, and into, the same places. Notes the rows of each."""
+    """Recordings for a CPU: a replay computes again from, and into, the same places.
+
+    Notes the rows of each.
+    """
 
     def __init__(self) -> None:
         self.rows: list[int] = []
@@ -71,12 +80,16 @@ def is_diffusion(policy: Policy) -> bool:
 
 
 def act(policy: Policy, observations: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
-    samplings = [Sampling(temperature=1.3, seed=seed, greedy=seed == 1) for seed in range(len(observations))]
+    samplings = [
+        Sampling(temperature=1.3, seed=seed, greedy=seed == 1) for seed in range(len(observations))
+    ]
     with torch.inference_mode():
         return policy.sample(policy.prepare(observations), samplings)
 
 
-def test_decisions_are_the_same_for_any_number_of_rows(any_policy: Policy, make_observation: MakeObservation) -> None:
+def test_decisions_are_the_same_for_any_number_of_rows(
+    any_policy: Policy, make_observation: MakeObservation
+) -> None:
     observations = [make_observation(seed) for seed in range(5)]
     expected = [act(any_policy, observations[:rows]) for rows in (1, 2, 3, 5)]
     recordings = Recordings()
@@ -92,8 +105,13 @@ def test_decisions_are_the_same_for_any_number_of_rows(any_policy: Policy, make_
     assert len(recordings.rows) == (8 if is_diffusion(any_policy) else 4)
 
 
-def test_prompts_of_like_length_share_a_recording(any_policy: Policy, make_observation: MakeObservation) -> None:
-    short, longer = make_observation(0, "stop"), make_observation(1, "turn on the stove and put the pot on it")
+def test_prompts_of_like_length_share_a_recording(
+    any_policy: Policy, make_observation: MakeObservation
+) -> None:
+    short, longer = (
+        make_observation(0, "stop"),
+        make_observation(1, "turn on the stove and put the pot on it"),
+    )
     expected = [act(any_policy, rows) for rows in ([short], [longer], [short, longer])]
     recordings = Recordings()
     any_policy.replay_acting(True, recordings)
@@ -104,7 +122,9 @@ def test_prompts_of_like_length_share_a_recording(any_policy: Policy, make_obser
     assert len(recordings.rows) <= (6 if is_diffusion(any_policy) else 3)
 
 
-def test_an_answer_is_not_overwritten_by_the_next(policy: OpenVlaOft, make_observation: MakeObservation) -> None:
+def test_an_answer_is_not_overwritten_by_the_next(
+    policy: OpenVlaOft, make_observation: MakeObservation
+) -> None:
     replaying = policy.copy()
     replaying.replay_acting(True, Recordings())
     first = act(replaying, [make_observation(0)])
@@ -117,13 +137,16 @@ def test_learning_is_never_replayed(policy: OpenVlaOft, make_observation: MakeOb
     replaying, recordings = policy.copy(), Recordings()
     replaying.replay_acting(True, recordings)
     batch = replaying.prepare([make_observation(0)])
-    tokens, _ = replaying.sample(batch, [Sampling(seed=0)])  # with gradients: they are the caller's to switch off
+    # with gradients: they are the caller's to switch off
+    tokens, _ = replaying.sample(batch, [Sampling(seed=0)])
     log_probs, _ = replaying.log_probs(batch, tokens, torch.ones(1))
     assert log_probs.requires_grad
     assert recordings.rows == []
 
 
-def test_a_copy_replays_its_own_weights(policy: OpenVlaOft, make_observation: MakeObservation) -> None:
+def test_a_copy_replays_its_own_weights(
+    policy: OpenVlaOft, make_observation: MakeObservation
+) -> None:
     first, recordings = policy.copy(), Recordings()
     first.replay_acting(True, recordings)
     expected = act(first, [make_observation(0)])
@@ -141,7 +164,9 @@ def test_a_policy_says_that_it_can_be_replayed(policy: OpenVlaOft) -> None:
 
 
 class HostWaits(TorchDispatchMode):
-    """Collects what a CUDA graph cannot hold: constants made on the host, and numbers read on it."""
+    """Collects what a CUDA graph cannot hold: constants made on the host, and numbers read
+    on it.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -160,7 +185,8 @@ def test_what_is_recorded_waits_for_nothing_on_the_host(
 ) -> None:
     # on the meta device there are shapes only: whoever reads a number of a tensor fails
     batch = any_policy.prepare([make_observation(seed) for seed in range(3)])
-    act(any_policy, [make_observation(0)])  # what is looked at once, such as the direction of attention
+    # what is looked at once, such as the direction of attention
+    act(any_policy, [make_observation(0)])
     any_policy.network.to("meta")
     recorded: list[str] = []
 
@@ -171,7 +197,8 @@ def test_what_is_recorded_waits_for_nothing_on_the_host(
         assert waits.found == []
         return recording
 
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)  # as it is while a graph is recorded
+    # as it is while a graph is recorded
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     any_policy.replay_acting(True, watched)
     with torch.inference_mode():
         on_meta, rows = batch.to(torch.device("meta")), torch.zeros(3, device="meta")
@@ -183,7 +210,9 @@ def test_what_is_recorded_waits_for_nothing_on_the_host(
         elif any_policy.config.head == "l1":
             any_policy._acting(any_policy._centre, on_meta)
         else:
-            chunk = torch.zeros(3, any_policy.config.chunk_size, any_policy.config.action_dim, device="meta")
+            chunk = torch.zeros(
+                3, any_policy.config.chunk_size, any_policy.config.action_dim, device="meta"
+            )
             (seen,) = any_policy._acting(any_policy._seen, on_meta)
             any_policy._acting(any_policy._noise, on_meta, chunk, rows.long(), seen)
     assert len(recorded) == (2 if is_diffusion(any_policy) else 1)
@@ -214,7 +243,17 @@ def test_weights_that_change_in_place_are_seen_and_moved_ones_are_recorded_again
 
 
 def test_few_rows_are_idle() -> None:
-    assert [filled_up(rows) for rows in (1, 2, 3, 4, 5, 8, 9, 16, 63)] == [1, 2, 4, 4, 8, 8, 12, 16, 64]
+    assert [filled_up(rows) for rows in (1, 2, 3, 4, 5, 8, 9, 16, 63)] == [
+        1,
+        2,
+        4,
+        4,
+        8,
+        8,
+        12,
+        16,
+        64,
+    ]
 
 
 def test_shapes_that_were_not_asked_for_longest_are_forgotten() -> None:
@@ -282,5 +321,7 @@ def test_graphs_on_a_gpu_decide_as_kernels_do_while_a_thread_prepares(
 @needs_gpu
 def test_a_call_that_waits_for_the_gpu_is_named_with_what_to_do() -> None:
     call = ReplayedCall(torch.nn.Linear(1, 1).to("cuda"), CudaRecorder())
-    with pytest.raises(ConfigError, match=r"cannot be recorded as a CUDA graph .*--engine\.no-cuda-graphs"):
+    with pytest.raises(
+        ConfigError, match=r"cannot be recorded as a CUDA graph .*--engine\.no-cuda-graphs"
+    ):
         call(lambda rows: (rows * rows.sum().item(),), torch.ones(2, 2, device="cuda"))

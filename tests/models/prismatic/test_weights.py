@@ -1,4 +1,6 @@
-"""Reading public checkpoints: strict names, shards, damage, statistics, memory, and exact positions."""
+"""Reading public checkpoints: strict names, shards, damage, statistics, memory, and exact
+positions.
+"""
 
 import copy
 import json
@@ -58,7 +60,10 @@ def test_missing_unknown_and_misshapen_tensors_are_named_together(folder: Path) 
     tensors = load_file(folder / SHARD)
     index = json.loads((folder / "model.safetensors.index.json").read_text())
     index["weight_map"]["language_model.extra"] = SHARD
-    del index["weight_map"]["language_model.lm_head.weight"], tensors["language_model.lm_head.weight"]
+    del (
+        index["weight_map"]["language_model.lm_head.weight"],
+        tensors["language_model.lm_head.weight"],
+    )
     tensors |= {"language_model.extra": torch.zeros(1), "projector.fc3.bias": torch.zeros(5)}
     save_file(tensors, folder / SHARD)
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -100,7 +105,9 @@ def test_statistics_in_their_own_file_come_with_those_of_the_config(folder: Path
 
 def test_least_and_greatest_values_are_the_other_normalization(folder: Path) -> None:
     quantiles = OpenVla.load(folder, norm_key="libero_goal").config.action_bounds
-    extremes = OpenVla.load(folder, norm_key="libero_goal", normalization="bounds").config.action_bounds
+    extremes = OpenVla.load(
+        folder, norm_key="libero_goal", normalization="bounds"
+    ).config.action_bounds
     assert quantiles.low[0] == pytest.approx(-0.1)
     assert extremes.low[0] == pytest.approx(-1.1)
     assert extremes.high[0] == pytest.approx(1.2)
@@ -114,14 +121,19 @@ def test_a_saved_policy_knows_its_normalization(folder: Path, tmp_path: Path) ->
 
 def test_a_saved_policy_is_of_its_family_whoever_loads_it(folder: Path, tmp_path: Path) -> None:
     load(folder).save(tmp_path / "ours")
-    with pytest.raises(CheckpointError, match="holds a policy of the family 'openvla', expected 'openvla_oft'"):
+    with pytest.raises(
+        CheckpointError, match="holds a policy of the family 'openvla', expected 'openvla_oft'"
+    ):
         OpenVlaOft.load(tmp_path / "ours")
 
 
-def test_an_action_head_beside_the_weights_of_a_token_policy_is_not_left_out_in_silence(folder: Path) -> None:
+def test_an_action_head_beside_the_weights_of_a_token_policy_is_not_left_out_in_silence(
+    folder: Path,
+) -> None:
     torch.save({}, folder / "action_head--1000_checkpoint.pt")
     with pytest.raises(
-        CheckpointError, match=r"has an action head, action_head--1000_checkpoint\.pt, so its actions are no"
+        CheckpointError,
+        match=r"has an action head, action_head--1000_checkpoint\.pt, so its actions are no",
     ):
         OpenVlaOft.load(folder, norm_key="libero_goal")
 
@@ -154,12 +166,16 @@ def test_nothing_is_written_into_the_loaded_folder(folder: Path) -> None:
 def test_weights_are_cast_while_positions_stay_float32(folder: Path) -> None:
     policy = OpenVla.load(folder, norm_key="libero_goal", dtype=torch.bfloat16)
     assert {tensor.dtype for tensor in policy.checkpoint_tensors().values()} == {torch.bfloat16}
-    exact = OpenVla.load(folder, norm_key="libero_goal").network.language_model.model.rotary_emb.inv_freq
+    exact = OpenVla.load(
+        folder, norm_key="libero_goal"
+    ).network.language_model.model.rotary_emb.inv_freq
     assert torch.equal(policy.network.language_model.model.rotary_emb.inv_freq, exact)
 
 
 def test_no_cast_rounds_the_positions() -> None:
-    trunk = build_trunk(LlmConfig(hidden_size=32, intermediate_size=48, num_layers=1, num_heads=2), is_causal=False)
+    trunk = build_trunk(
+        LlmConfig(hidden_size=32, intermediate_size=48, num_layers=1, num_heads=2), is_causal=False
+    )
     exact = trunk.model.rotary_emb.inv_freq.clone()
     for cast in (trunk.bfloat16, trunk.half, trunk.float, lambda: trunk.to(torch.bfloat16)):
         cast()
@@ -167,10 +183,14 @@ def test_no_cast_rounds_the_positions() -> None:
 
 
 def test_no_wrapping_rounds_the_positions(tmp_path: Path) -> None:
-    """As a trainer wraps a network: copied, under DDP, and sharded by FSDP2 with bfloat16 to compute with."""
+    """As a trainer wraps a network: copied, under DDP, and sharded by FSDP2 with bfloat16 to
+    compute with.
+    """
     policy = OpenVlaOft.create(tiny(image_size=28), seed=0)
     exact = policy.network.language_model.model.rotary_emb.inv_freq.clone()
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1)
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
+    )
     try:
         copied = copy.deepcopy(policy.network).bfloat16()
         parallel = nn.parallel.DistributedDataParallel(copied)
@@ -186,7 +206,13 @@ def test_no_wrapping_rounds_the_positions(tmp_path: Path) -> None:
 
 
 def test_rounded_positions_are_a_setting() -> None:
-    config = LlmConfig(hidden_size=32, intermediate_size=48, num_layers=1, num_heads=2, rope_inv_freq_dtype="bfloat16")
+    config = LlmConfig(
+        hidden_size=32,
+        intermediate_size=48,
+        num_layers=1,
+        num_heads=2,
+        rope_inv_freq_dtype="bfloat16",
+    )
     frequencies = build_trunk(config, is_causal=False).model.rotary_emb.inv_freq
     assert frequencies.dtype is torch.float32
     assert torch.equal(frequencies, frequencies.bfloat16().float())
@@ -208,7 +234,12 @@ def test_a_causal_trunk_is_refused_at_the_first_decision() -> None:
     import numpy as np
 
     frame = np.zeros((28, 28, 3), np.uint8)
-    observation = {"image": frame, "wrist_image": frame, "state": np.zeros(8, np.float32), "instruction": "push"}
+    observation = {
+        "image": frame,
+        "wrist_image": frame,
+        "state": np.zeros(8, np.float32),
+        "instruction": "push",
+    }
     with pytest.raises(ConfigError, match="attends causally"):
         policy.network(policy.prepare([observation]))
 
@@ -220,16 +251,25 @@ def test_a_trunk_that_looks_both_ways_passes() -> None:
 
 
 def test_loading_holds_the_file_about_once(folder: Path) -> None:
-    """What loading adds to the peak memory of a process that has loaded a small one: under 1.15 times the file."""
+    """What loading adds to the peak memory of a process that has loaded a small one: under 1.15
+    times the file.
+    """
     small = shutil.copytree(folder, folder.parent / "small")
     config = json.loads((folder / "config.json").read_text())
-    config["text_config"] |= {"hidden_size": 1024, "intermediate_size": 8192, "num_hidden_layers": 4}
+    config["text_config"] |= {
+        "hidden_size": 1024,
+        "intermediate_size": 8192,
+        "num_hidden_layers": 4,
+    }
     (folder / "config.json").write_text(json.dumps(config))
     for path in folder.glob("model*"):
         path.unlink()
     with torch.device("meta"):
         network = OpenVlaNetwork(config_of(open_folder(folder), "libero_goal", "bounds_q99"))
-    tensors = {public_name(name): torch.zeros(tensor.shape) for name, tensor in network.state_dict().items()}
+    tensors = {
+        public_name(name): torch.zeros(tensor.shape)
+        for name, tensor in network.state_dict().items()
+    }
     save_file(tensors, folder / "model.safetensors")
     size = (folder / "model.safetensors").stat().st_size
     script = r"""
@@ -244,6 +284,8 @@ OpenVla.load(sys.argv[2], norm_key="libero_goal")
 print(memory("VmHWM") - before)
 """
     command = [sys.executable, "-c", script, str(small), str(folder)]
-    added = int(subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout)
+    added = int(
+        subprocess.run(command, capture_output=True, text=True, check=True, timeout=100).stdout
+    )
     assert size > 300e6
     assert 0.9 * size < added < 1.15 * size, added / size

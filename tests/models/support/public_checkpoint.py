@@ -1,6 +1,8 @@
-"""Writes a tiny checkpoint in the public OpenVLA layout without any of the project's model code, and runs it plainly.
+"""Writes a tiny checkpoint in the public OpenVLA layout without any of the project's model code,
+and runs it plainly.
 
-Only timm, transformers, tokenizers and safetensors: what the reference code is made of. Serves as the oracle.
+Only timm, transformers, tokenizers and safetensors: what the reference code is made of. Serves as
+the oracle.
 """
 
 import json
@@ -25,7 +27,9 @@ SIGLIP = ((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 class Parts:
     """The modules of one checkpoint, straight from the libraries."""
 
-    def __init__(self, seed: int, image_size: int = 28, action_dim: int = 7, proprio_dim: int = 8) -> None:
+    def __init__(
+        self, seed: int, image_size: int = 28, action_dim: int = 7, proprio_dim: int = 8
+    ) -> None:
         torch.manual_seed(seed)
         make = dict(pretrained=False, num_classes=0, img_size=image_size, **OVERRIDES)
         self.dino, self.siglip = (timm.create_model(name, **make).eval() for name in TOWERS)
@@ -34,14 +38,20 @@ class Parts:
             nn.init.uniform_(block.ls2.gamma, 0.5, 1.5)
         vision = 2 * OVERRIDES["embed_dim"]
         self.projector = nn.ModuleDict(
-            {"fc1": nn.Linear(vision, 4 * vision), "fc2": nn.Linear(4 * vision, WIDTH), "fc3": nn.Linear(WIDTH, WIDTH)}
+            {
+                "fc1": nn.Linear(vision, 4 * vision),
+                "fc2": nn.Linear(4 * vision, WIDTH),
+                "fc3": nn.Linear(WIDTH, WIDTH),
+            }
         )
         config = LlamaConfig(
             vocab_size=VOCABULARY + 64, hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=2,
             num_attention_heads=2, rms_norm_eps=1e-6, pad_token_id=VOCABULARY,
         )  # fmt: skip
         self.llm = LlamaForCausalLM(config).eval()
-        self.proprio = nn.ModuleDict({"fc1": nn.Linear(proprio_dim, WIDTH), "fc2": nn.Linear(WIDTH, WIDTH)})
+        self.proprio = nn.ModuleDict(
+            {"fc1": nn.Linear(proprio_dim, WIDTH), "fc2": nn.Linear(WIDTH, WIDTH)}
+        )
         self.head = nn.ModuleDict(
             {
                 "norm1": nn.LayerNorm(action_dim * WIDTH), "fc1": nn.Linear(action_dim * WIDTH, WIDTH),
@@ -62,7 +72,9 @@ class Parts:
             ("language_model.", self.llm),
         ):
             for name, tensor in module.state_dict().items():
-                public = name.replace("ls1.gamma", "ls1.scale_factor").replace("ls2.gamma", "ls2.scale_factor")
+                public = name.replace("ls1.gamma", "ls1.scale_factor").replace(
+                    "ls2.gamma", "ls2.scale_factor"
+                )
                 found[prefix + public] = tensor.contiguous()
         return found
 
@@ -70,12 +82,16 @@ class Parts:
         """uint8 [3, S, S] to projected patches [1, P, WIDTH]."""
         features = []
         for tower, (mean, std) in ((self.dino, DINO), (self.siglip, SIGLIP)):
-            pixels = (image.float() / 255.0 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(std).view(3, 1, 1)
+            pixels = (image.float() / 255.0 - torch.tensor(mean).view(3, 1, 1)) / torch.tensor(
+                std
+            ).view(3, 1, 1)
             (seen,) = tower.get_intermediate_layers(pixels[None], n={len(tower.blocks) - 2})
             features.append(seen)
         hidden = torch.cat(features, dim=-1)
         gelu = nn.functional.gelu
-        return self.projector["fc3"](gelu(self.projector["fc2"](gelu(self.projector["fc1"](hidden)))))
+        return self.projector["fc3"](
+            gelu(self.projector["fc2"](gelu(self.projector["fc1"](hidden))))
+        )
 
     def read(
         self,
@@ -85,7 +101,8 @@ class Parts:
         num_numbers: int,
         noisy: tuple[Tensor, int] | None = None,
     ) -> Tensor:
-        """OpenVLA-OFT's hidden states where the action is read, [num_numbers, WIDTH], with an additive mask of zeros.
+        """OpenVLA-OFT's hidden states where the action is read, [num_numbers, WIDTH], with an
+        additive mask of zeros.
 
         `noisy` are the numbers of a noisy chunk and its denoising step, under diffusion.
         """
@@ -98,13 +115,17 @@ class Parts:
         if noisy is not None:
             numbers, step = noisy
             half = WIDTH // 2
-            angles = [step * math.exp(-math.log(10_000) * index / (half - 1)) for index in range(half)]
+            angles = [
+                step * math.exp(-math.log(10_000) * index / (half - 1)) for index in range(half)
+            ]
             seen.append(torch.tensor([[[*map(math.sin, angles), *map(math.cos, angles)]]]))
             placeholders = two_layers(self.noisy, numbers.reshape(1, num_numbers, 1))
         sequence = torch.cat([words[:, :1], *seen, words[:, 1:], placeholders, stop], dim=1)
         length = sequence.shape[1]
         self.llm.set_attn_implementation("eager")
-        hidden = self.llm.model(inputs_embeds=sequence, attention_mask=torch.zeros(1, 1, length, length))[0]
+        hidden = self.llm.model(
+            inputs_embeds=sequence, attention_mask=torch.zeros(1, 1, length, length)
+        )[0]
         self.llm.set_attn_implementation("sdpa")
         first = length - 1 - num_numbers - 1
         return hidden[0, first : first + num_numbers]
@@ -119,7 +140,9 @@ class Parts:
         return head["fc2"](head["norm2"](x))
 
     def write_parts(self, folder: Path, *, diffusion: bool = False) -> None:
-        """The head and the projectors as the reference saves them: state dicts under DDP's prefix."""
+        """The head and the projectors as the reference saves them: state dicts under DDP's
+        prefix.
+        """
         head = {
             "layer_norm1": self.head["norm1"], "fc1": self.head["fc1"], "layer_norm2": self.head["norm2"],
             "fc2": self.head["fc2"],
@@ -127,7 +150,11 @@ class Parts:
             **{f"mlp_resnet_blocks.{i}.ffn.1": linear for i, linear in enumerate(self.head["linears"])},
         }  # fmt: skip
         inside = "noise_predictor.mlp_resnet" if diffusion else "model"
-        tensors = {f"module.{inside}.{n}.{leaf}": t for n, m in head.items() for leaf, t in m.state_dict().items()}
+        tensors = {
+            f"module.{inside}.{n}.{leaf}": t
+            for n, m in head.items()
+            for leaf, t in m.state_dict().items()
+        }
         torch.save(tensors, folder / "action_head--150000_checkpoint.pt")
         proprio = {f"module.{name}": tensor for name, tensor in self.proprio.state_dict().items()}
         torch.save(proprio, folder / "proprio_projector--150000_checkpoint.pt")
@@ -135,8 +162,12 @@ class Parts:
             noisy = {f"module.{name}": tensor for name, tensor in self.noisy.state_dict().items()}
             torch.save(noisy, folder / "noisy_action_projector--150000_checkpoint.pt")
 
-    def generate(self, image: Tensor, prompt: list[int], num_tokens: int) -> tuple[list[int], Tensor]:
-        """Greedy ids one after the other, the whole sequence anew each time, and the logits [num_tokens, V]."""
+    def generate(
+        self, image: Tensor, prompt: list[int], num_tokens: int
+    ) -> tuple[list[int], Tensor]:
+        """Greedy ids one after the other, the whole sequence anew each time, and the logits
+        [num_tokens, V].
+        """
         embed, ids, logits = self.llm.get_input_embeddings(), list(prompt), []
         patches = self.patches(image)
         for _ in range(num_tokens):
@@ -174,8 +205,12 @@ def statistics(action_dim: int = 7) -> dict[str, Any]:
     }
 
 
-def write(folder: Path, parts: Parts, tokenizer_file: Path, *, shards: int = 2, image_size: int = 28) -> None:
-    """Write the folder as the public ones are: config, tokenizer, preprocessor, shards and their index."""
+def write(
+    folder: Path, parts: Parts, tokenizer_file: Path, *, shards: int = 2, image_size: int = 28
+) -> None:
+    """Write the folder as the public ones are: config, tokenizer, preprocessor, shards and their
+    index.
+    """
     folder.mkdir(parents=True)
     config = {
         "architectures": ["OpenVLAForActionPrediction"],
@@ -205,11 +240,17 @@ def write(folder: Path, parts: Parts, tokenizer_file: Path, *, shards: int = 2, 
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n")
     (folder / "tokenizer.json").write_text(public_tokenizer(tokenizer_file))
-    (folder / "preprocessor_config.json").write_text(json.dumps({"tvf_crop_params": [{"output_size": [28, 28]}] * 2}))
-    (folder / "dataset_statistics.json").write_text(json.dumps({"libero_goal_no_noops": statistics()}, indent=2))
+    (folder / "preprocessor_config.json").write_text(
+        json.dumps({"tvf_crop_params": [{"output_size": [28, 28]}] * 2})
+    )
+    (folder / "dataset_statistics.json").write_text(
+        json.dumps({"libero_goal_no_noops": statistics()}, indent=2)
+    )
     # nothing in the public layout says that the towers are tiny
     (folder / "vla_rl.json").write_text(
-        json.dumps({"featurizer_overrides": OVERRIDES, "fused_featurizer_overrides": OVERRIDES}, indent=2)
+        json.dumps(
+            {"featurizer_overrides": OVERRIDES, "fused_featurizer_overrides": OVERRIDES}, indent=2
+        )
     )
     tensors = parts.tensors()
     names = list(tensors)
@@ -226,11 +267,19 @@ def write(folder: Path, parts: Parts, tokenizer_file: Path, *, shards: int = 2, 
 
 
 def public_tokenizer(tokenizer_file: Path) -> str:
-    """A `tokenizer.json` whose pieces fill the vocabulary, with the padding token behind them, as in the public ones."""
+    """A `tokenizer.json` whose pieces fill the vocabulary, with the padding token behind them, as
+    in the public ones.
+    """
     tokenizer = json.loads(tokenizer_file.read_text())
     pieces = tokenizer["model"]["vocab"]
     pieces |= {f"<piece {index}>": index for index in range(len(pieces), VOCABULARY)}
-    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    flags = {
+        "single_word": False,
+        "lstrip": False,
+        "rstrip": False,
+        "normalized": False,
+        "special": True,
+    }
     tokenizer["added_tokens"].append({"id": VOCABULARY, "content": "<PAD>", **flags})
     return json.dumps(tokenizer, ensure_ascii=False)
 

@@ -1,6 +1,8 @@
-"""Towers with FiLM as OpenVLA-OFT's code makes and keeps them, with peft and timm alone: adapters first, FiLM around them.
+"""Towers with FiLM as OpenVLA-OFT's code makes and keeps them, with peft and timm alone: adapters
+first, FiLM around them.
 
-Like `public_checkpoint`, whose towers it changes, it knows none of the project's model code and serves as the oracle.
+Like `public_checkpoint`, whose towers it changes, it knows none of the project's model code and
+serves as the oracle.
 """
 
 from pathlib import Path
@@ -20,7 +22,10 @@ class FilmBlock(nn.Module):
     def __init__(self, block: nn.Module, width: int) -> None:
         super().__init__()
         self.block = block
-        self.scale, self.shift = nn.Linear(public_checkpoint.WIDTH, width), nn.Linear(public_checkpoint.WIDTH, width)
+        self.scale, self.shift = (
+            nn.Linear(public_checkpoint.WIDTH, width),
+            nn.Linear(public_checkpoint.WIDTH, width),
+        )
 
     def forward(self, x: Tensor, **_: Any) -> Tensor:
         block: Any = self.block
@@ -30,11 +35,23 @@ class FilmBlock(nn.Module):
 
 
 def put_film(parts: public_checkpoint.Parts, rank: int) -> None:
-    """Adapters on every linear layer of both towers, as if they had been trained, and FiLM around every block."""
-    lora = {"r": rank, "lora_alpha": min(rank, 16), "lora_dropout": 0.0, "init_lora_weights": "gaussian"}
+    """Adapters on every linear layer of both towers, as if they had been trained, and FiLM around
+    every block.
+    """
+    lora = {
+        "r": rank,
+        "lora_alpha": min(rank, 16),
+        "lora_dropout": 0.0,
+        "init_lora_weights": "gaussian",
+    }
     for tower in (parts.dino, parts.siglip):
-        # "all-linear" gathers last names and matches by them: `proj` also names the convolution that cuts the patches
-        linear = {name.rpartition(".")[2] for name, module in tower.named_modules() if isinstance(module, nn.Linear)}
+        # "all-linear" gathers last names and matches by them: `proj` also names the convolution
+        # that cuts the patches
+        linear = {
+            name.rpartition(".")[2]
+            for name, module in tower.named_modules()
+            if isinstance(module, nn.Linear)
+        }
         inject_adapter_in_model(LoraConfig(target_modules=sorted(linear), **lora), tower, "default")
         for name, parameter in tower.named_parameters():
             if ".lora_B." in name:
@@ -44,7 +61,9 @@ def put_film(parts: public_checkpoint.Parts, rank: int) -> None:
 
 
 def condition_on(parts: public_checkpoint.Parts, prompt: list[int]) -> None:
-    """Tell all blocks the mean embedding of the words that are no actions: the prompt and the stop token."""
+    """Tell all blocks the mean embedding of the words that are no actions: the prompt and the stop
+    token.
+    """
     condition = parts.llm.get_input_embeddings()(torch.tensor([*prompt, 2])).mean(dim=0)
     for tower in (parts.dino, parts.siglip):
         for block in tower.blocks:

@@ -1,4 +1,6 @@
-"""A V-JEPA 2 checkpoint of a few thousand parameters, on disk as transformers writes it; and made trajectories."""
+"""A V-JEPA 2 checkpoint of a few thousand parameters, on disk as transformers writes it; and made
+trajectories.
+"""
 
 import sys
 from pathlib import Path

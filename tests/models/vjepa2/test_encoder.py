@@ -1,4 +1,6 @@
-"""V-JEPA 2 from a folder on disk: what it computes, when it loads, where its weights are, and what it refuses."""
+"""V-JEPA 2 from a folder on disk: what it computes, when it loads, where its weights are, and what
+it refuses.
+"""
 
 import json
 import shutil
@@ -26,21 +28,28 @@ async def lane() -> AsyncIterator[DeviceLane]:
 
 
 def config_of(folder: str, **fields: Any) -> VJepa2Config:
-    return VJepa2Config(folder=folder, num_frames=8, image_size=32, **{"precision": "float32", **fields})
+    return VJepa2Config(
+        folder=folder, num_frames=8, image_size=32, **{"precision": "float32", **fields}
+    )
 
 
 def encoder_of(folder: str, lane: DeviceLane, **fields: Any) -> VJepa2Encoder:
     return VJepa2Encoder(config_of(folder, **fields), "image", lane, CPU)
 
 
-async def test_an_embedding_is_the_mean_of_what_transformers_computes(vjepa2_folder: str, lane: DeviceLane) -> None:
+async def test_an_embedding_is_the_mean_of_what_transformers_computes(
+    vjepa2_folder: str, lane: DeviceLane
+) -> None:
     from transformers import VJEPA2Model
 
     trajectories = [with_frames(12, seed=0), with_frames(5, seed=1)]
     embeddings = await encoder_of(vjepa2_folder, lane).embed(trajectories)
     model = VJEPA2Model.from_pretrained(vjepa2_folder, crop_size=32, frames_per_clip=8).eval()
     for trajectory, embedding in zip(trajectories, embeddings, strict=True):
-        frames = [*(step.observation["image"] for step in trajectory.steps), trajectory.final_observation["image"]]
+        frames = [
+            *(step.observation["image"] for step in trajectory.steps),
+            trajectory.final_observation["image"],
+        ]
         pixels = preprocess(torch.from_numpy(sample_frames(frames, 8, "cyclic")), 32)[None]
         with torch.no_grad():
             tokens = model(pixels, skip_predictor=True).last_hidden_state
@@ -49,10 +58,14 @@ async def test_an_embedding_is_the_mean_of_what_transformers_computes(vjepa2_fol
         np.testing.assert_allclose(embedding[0], tokens[0].mean(0).numpy(), atol=1e-6)
 
 
-async def test_moments_are_means_over_stretches_of_time(vjepa2_folder: str, lane: DeviceLane) -> None:
+async def test_moments_are_means_over_stretches_of_time(
+    vjepa2_folder: str, lane: DeviceLane
+) -> None:
     trajectories = [with_frames(9, seed=3)]
     whole = await encoder_of(vjepa2_folder, lane, short_videos="stretched").embed(trajectories)
-    parts = await encoder_of(vjepa2_folder, lane, short_videos="stretched", num_moments=4).embed(trajectories)
+    parts = await encoder_of(vjepa2_folder, lane, short_videos="stretched", num_moments=4).embed(
+        trajectories
+    )
     assert parts.shape == (1, 4, 48)
     np.testing.assert_allclose(parts.mean(axis=1), whole[:, 0], atol=1e-6)
     assert np.abs(parts[0, 0] - parts[0, 3]).max() > 1e-4
@@ -62,7 +75,10 @@ async def test_the_number_of_videos_in_a_batch_changes_memory_and_not_the_embedd
     vjepa2_folder: str, lane: DeviceLane
 ) -> None:
     trajectories = [with_frames(4 + k, size=24 + k, seed=k, episode_id=k) for k in range(5)]
-    one, two = [await encoder_of(vjepa2_folder, lane, videos_per_batch=size).embed(trajectories) for size in (1, 2)]
+    one, two = [
+        await encoder_of(vjepa2_folder, lane, videos_per_batch=size).embed(trajectories)
+        for size in (1, 2)
+    ]
     assert one.shape == (5, 1, 48)
     np.testing.assert_allclose(one, two, atol=1e-5)
     assert len({row.tobytes() for row in one}) == 5
@@ -101,7 +117,9 @@ async def test_offloaded_weights_are_on_the_device_only_while_they_compute(
     vjepa2_folder: str, lane: DeviceLane, offload: bool
 ) -> None:
     device = torch.device("cpu", 0)
-    encoder = Travelling(config_of(vjepa2_folder, offload=offload, videos_per_batch=2), "image", lane, device)
+    encoder = Travelling(
+        config_of(vjepa2_folder, offload=offload, videos_per_batch=2), "image", lane, device
+    )
     for _ in range(2):
         await encoder.embed([with_frames(3, seed=seed) for seed in range(3)])
     # two batches a call, then back
@@ -112,10 +130,14 @@ async def test_offloaded_weights_are_on_the_device_only_while_they_compute(
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 async def test_offloading_leaves_nothing_on_the_gpu(vjepa2_folder: str, lane: DeviceLane) -> None:
     before = torch.cuda.memory_allocated()
-    encoder = VJepa2Encoder(config_of(vjepa2_folder, offload=True), "image", lane, torch.device("cuda"))
+    encoder = VJepa2Encoder(
+        config_of(vjepa2_folder, offload=True), "image", lane, torch.device("cuda")
+    )
     on_gpu = await encoder.embed([with_frames(3)])
     assert torch.cuda.memory_allocated() == before
-    np.testing.assert_allclose(on_gpu, await encoder_of(vjepa2_folder, lane).embed([with_frames(3)]), atol=1e-3)
+    np.testing.assert_allclose(
+        on_gpu, await encoder_of(vjepa2_folder, lane).embed([with_frames(3)]), atol=1e-3
+    )
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16", "float16"])
@@ -125,14 +147,18 @@ def test_weights_have_the_stated_precision(vjepa2_folder: str, precision: str) -
     assert not any(parameter.requires_grad for parameter in encoder.parameters())
 
 
-async def test_half_precision_gives_nearly_the_same_embedding(vjepa2_folder: str, lane: DeviceLane) -> None:
+async def test_half_precision_gives_nearly_the_same_embedding(
+    vjepa2_folder: str, lane: DeviceLane
+) -> None:
     exact = await encoder_of(vjepa2_folder, lane).embed([with_frames(9)])
     half = await encoder_of(vjepa2_folder, lane, precision="bfloat16").embed([with_frames(9)])
     assert half.dtype == np.float32
     assert 0.0 < np.abs(half - exact).max() < 0.05 * np.abs(exact).max()
 
 
-def test_a_folder_that_is_not_vjepa2_is_refused_before_anything_starts(tmp_path: Path, lane: DeviceLane) -> None:
+def test_a_folder_that_is_not_vjepa2_is_refused_before_anything_starts(
+    tmp_path: Path, lane: DeviceLane
+) -> None:
     with pytest.raises(ConfigError, match="there is no such folder; expected one"):
         encoder_of(str(tmp_path / "nowhere"), lane)
     with pytest.raises(ConfigError, match=r"holds no config\.json; expected a V-JEPA 2 checkpoint"):
@@ -145,14 +171,18 @@ def test_a_folder_that_is_not_vjepa2_is_refused_before_anything_starts(tmp_path:
         encoder_of(str(tmp_path), lane)
 
 
-def test_a_checkpoint_without_some_of_its_weights_is_refused(vjepa2_folder: str, tmp_path: Path) -> None:
+def test_a_checkpoint_without_some_of_its_weights_is_refused(
+    vjepa2_folder: str, tmp_path: Path
+) -> None:
     from safetensors.torch import load_file, save_file
 
     tensors = load_file(Path(vjepa2_folder) / "model.safetensors")
     del tensors["encoder.layer.1.mlp.fc1.weight"]
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_bytes((Path(vjepa2_folder) / "config.json").read_bytes())
-    with pytest.raises(ConfigError, match=r"lacks 1 tensors of its encoder, the first is 'encoder.layer.1.mlp.fc1"):
+    with pytest.raises(
+        ConfigError, match=r"lacks 1 tensors of its encoder, the first is 'encoder.layer.1.mlp.fc1"
+    ):
         load_encoder(config_of(str(tmp_path)))
 
 
@@ -165,10 +195,14 @@ async def test_a_trajectory_without_usable_images_is_refused_by_its_episode(
     vjepa2_folder: str, lane: DeviceLane
 ) -> None:
     encoder = encoder_of(vjepa2_folder, lane)
-    with pytest.raises(ValueError, match="episode 7 cannot be embedded: its observation has no 'image'"):
+    with pytest.raises(
+        ValueError, match="episode 7 cannot be embedded: its observation has no 'image'"
+    ):
         await encoder.embed([with_frames(3), with_states(1, 2, episode_id=7)])
     empty = trajectory_of([{"image": np.zeros((0, 8, 3), np.uint8)}], 8)
-    with pytest.raises(ValueError, match=r"episode 8 cannot be embedded: 'image' is uint8 \[0, 8, 3\]"):
+    with pytest.raises(
+        ValueError, match=r"episode 8 cannot be embedded: 'image' is uint8 \[0, 8, 3\]"
+    ):
         await encoder.embed([empty])
 
 
@@ -181,7 +215,9 @@ async def test_embeddings_that_are_not_finite_are_refused_by_their_episode(
     tensors["encoder.layernorm.bias"][0] = float("nan")
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_bytes((Path(vjepa2_folder) / "config.json").read_bytes())
-    with pytest.raises(ValueError, match="episode 4 cannot be embedded: its embedding is not finite"):
+    with pytest.raises(
+        ValueError, match="episode 4 cannot be embedded: its embedding is not finite"
+    ):
         await encoder_of(str(tmp_path), lane).embed([with_frames(3, episode_id=4)])
 
 

@@ -1,4 +1,6 @@
-"""Which frames V-JEPA 2 sees, and that it sees them exactly as transformers' own processor would show them."""
+"""Which frames V-JEPA 2 sees, and that it sees them exactly as transformers' own processor would
+show them.
+"""
 
 import numpy as np
 import pytest
@@ -39,12 +41,18 @@ def test_a_video_of_zero_frames_is_refused() -> None:
     ("height", "width", "image_size"),
     [(84, 84, 32), (84, 84, 96), (128, 100, 64), (60, 90, 112), (64, 77, 80), (256, 256, 384)],
 )
-def test_frames_are_prepared_as_the_processor_of_transformers_does(height: int, width: int, image_size: int) -> None:
+def test_frames_are_prepared_as_the_processor_of_transformers_does(
+    height: int, width: int, image_size: int
+) -> None:
     from transformers.models.vjepa2.video_processing_vjepa2 import VJEPA2VideoProcessor
 
-    frames = torch.from_numpy(np.random.default_rng(0).integers(0, 256, (2, height, width, 3), dtype=np.uint8))
+    frames = torch.from_numpy(
+        np.random.default_rng(0).integers(0, 256, (2, height, width, 3), dtype=np.uint8)
+    )
     processor = VJEPA2VideoProcessor(crop_size=image_size)
-    theirs = processor(frames.permute(0, 3, 1, 2), return_tensors="pt", do_sample_frames=False)["pixel_values_videos"]
+    theirs = processor(frames.permute(0, 3, 1, 2), return_tensors="pt", do_sample_frames=False)[
+        "pixel_values_videos"
+    ]
     assert torch.equal(preprocess(frames, image_size), theirs[0])
 
 

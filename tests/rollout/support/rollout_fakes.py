@@ -1,4 +1,6 @@
-"""Small real environments, pools and engines for the scheduler; what they do takes time on the loop's clock."""
+"""Small real environments, pools and engines for the scheduler; what they do takes time on the
+loop's clock.
+"""
 
 import asyncio
 import hashlib
@@ -10,7 +12,14 @@ from typing import NamedTuple
 import numpy as np
 
 from vla_rl.errors import ActorDied, ActorFrozen
-from vla_rl.rollout import DynamicBatcher, EpisodeScheduler, GroupSource, SchedulerConfig, TaskStart, embodied_agent
+from vla_rl.rollout import (
+    DynamicBatcher,
+    EpisodeScheduler,
+    GroupSource,
+    SchedulerConfig,
+    TaskStart,
+    embodied_agent,
+)
 from vla_rl.types import (
     ActionChunk,
     Agent,
@@ -30,10 +39,17 @@ REWARDS = np.zeros(2, dtype=np.float32)
 
 
 class CountingEngine:
-    """Answers with an action computed from the observation, the decision's seed and the weight version alone."""
+    """Answers with an action computed from the observation, the decision's seed and the weight
+    version alone.
+    """
 
     def __init__(
-        self, *, max_batch: int = 16, call_s: float = 0.02, row_s: float = 0.0005, deterministic: bool = False
+        self,
+        *,
+        max_batch: int = 16,
+        call_s: float = 0.02,
+        row_s: float = 0.0005,
+        deterministic: bool = False,
     ):
         self.weight_version = 0
         self.call_s, self.row_s = call_s, row_s
@@ -52,9 +68,13 @@ class CountingEngine:
         return [self._chunk(observation, sampling) for observation, sampling in requests]
 
     def _chunk(self, observation: Observation, sampling: Sampling) -> ActionChunk:
-        number = (sampling.seed // 7 + int(observation["state"][0]) * 31 + self.weight_version) % 1009
+        number = (
+            sampling.seed // 7 + int(observation["state"][0]) * 31 + self.weight_version
+        ) % 1009
         actions = np.full((2, 1), number, dtype=np.float32)
-        return ActionChunk(actions=actions, tokens=TOKENS, log_probs=LOG_PROBS, weight_version=self.weight_version)
+        return ActionChunk(
+            actions=actions, tokens=TOKENS, log_probs=LOG_PROBS, weight_version=self.weight_version
+        )
 
 
 class Faults(NamedTuple):
@@ -66,9 +86,14 @@ class Faults(NamedTuple):
 
 
 class CountdownEnv:
-    """An episode whose length and success follow from its seed and its actions; every step takes its time."""
+    """An episode whose length and success follow from its seed and its actions.
 
-    def __init__(self, episode: EpisodeSpec, pool: "LatencyPool", fault: str, fault_step: int) -> None:
+    Every step takes its time.
+    """
+
+    def __init__(
+        self, episode: EpisodeSpec, pool: "LatencyPool", fault: str, fault_step: int
+    ) -> None:
         self.episode = episode
         self._pool, self._fault, self._fault_step = pool, fault, fault_step
         self._state = episode.seed % 1009
@@ -81,9 +106,17 @@ class CountdownEnv:
 
     async def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
         outcome = await self.step_chunk(action[None])
-        return outcome.observation, float(outcome.rewards.sum()), outcome.terminated, outcome.truncated, outcome.info
+        return (
+            outcome.observation,
+            float(outcome.rewards.sum()),
+            outcome.terminated,
+            outcome.truncated,
+            outcome.info,
+        )
 
-    async def step_chunk(self, actions: np.ndarray, *, frames_every: int | None = None) -> ChunkOutcome:
+    async def step_chunk(
+        self, actions: np.ndarray, *, frames_every: int | None = None
+    ) -> ChunkOutcome:
         if self._num_steps == self._fault_step:
             if self._fault == "death":
                 raise ActorDied("env-0", 4711, "SIGKILL", ["a last word"])
@@ -105,7 +138,10 @@ class CountdownEnv:
 
 
 class LatencyPool:
-    """Environments with random latencies; faults strike leases at random, and the slot is fresh afterwards."""
+    """Environments with random latencies.
+
+    Faults strike leases at random, and the slot is fresh afterwards.
+    """
 
     def __init__(
         self,
@@ -157,7 +193,10 @@ class LatencyPool:
 
 def starts(count: int) -> list[TaskStart]:
     """Starts that differ in their seed; start i is `task-i`."""
-    return [TaskStart(env=EnvSpec(id="fake-v0"), task=f"task-{i}", seed=i, options={"i": i}) for i in range(count)]
+    return [
+        TaskStart(env=EnvSpec(id="fake-v0"), task=f"task-{i}", seed=i, options={"i": i})
+        for i in range(count)
+    ]
 
 
 def source(count: int = 10, group_size: int = 4, seed: int = 0) -> GroupSource:
@@ -213,9 +252,22 @@ def fingerprint(groups: list[Group]) -> str:
     for group in groups:
         for trajectory in group.trajectories:
             spec = trajectory.episode
-            digest.update(repr((spec.episode_id, spec.seed, spec.policy_seed, trajectory.stop_reason)).encode())
+            digest.update(
+                repr(
+                    (spec.episode_id, spec.seed, spec.policy_seed, trajectory.stop_reason)
+                ).encode()
+            )
             for step in trajectory.steps:
-                arrays = (step.observation["state"], step.chunk.actions, step.chunk.tokens, step.chunk.log_probs)
-                digest.update(b"".join(np.ascontiguousarray(array).tobytes() for array in (*arrays, step.rewards)))
+                arrays = (
+                    step.observation["state"],
+                    step.chunk.actions,
+                    step.chunk.tokens,
+                    step.chunk.log_probs,
+                )
+                digest.update(
+                    b"".join(
+                        np.ascontiguousarray(array).tobytes() for array in (*arrays, step.rewards)
+                    )
+                )
                 digest.update(str(step.chunk.weight_version).encode())
     return digest.hexdigest()

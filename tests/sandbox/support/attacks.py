@@ -1,7 +1,8 @@
 """Attacks of a sandboxed call on the rest of the machine, and what came of them, seen from outside.
 
-`python attacks.py <SandboxConfig as JSON>` makes a world outside, runs every attack as a program and as a function, and
-prints one JSON object: whether each attack got through, what came of each limit, and the means that were missing.
+`python attacks.py <SandboxConfig as JSON>` makes a world outside, runs every attack as a program
+and as a function, and prints one JSON object: whether each attack got through, what came of each
+limit, and the means that were missing.
 """
 
 import asyncio
@@ -137,7 +138,8 @@ def was_reached(one: socket.socket) -> bool:
 
 @contextlib.contextmanager
 def world_outside() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """Make a world for one attack: what the attack knows of it, and a dictionary that holds what got through afterwards.
+    """Make a world for one attack: what the attack knows of it, and a dictionary that holds what
+    got through afterwards.
 
     Everything is as open as a careless user leaves it: every user may enter the folder.
     """
@@ -172,8 +174,10 @@ def world_outside() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
         got_through |= {
             "write files outside of its folder": (folder / "checkpoint").read_text() != "whole"
             or (folder / "new").exists(),
-            "remove or rename files outside": not (folder / "removed").exists() or not (folder / "moved").exists(),
-            "change modes and times of files outside": mode.st_mode & 0o777 != 0o644 or mode.st_mtime == 0,
+            "remove or rename files outside": not (folder / "removed").exists()
+            or not (folder / "moved").exists(),
+            "change modes and times of files outside": mode.st_mode & 0o777 != 0o644
+            or mode.st_mtime == 0,
             "leave files in /dev/shm": left.exists(),
             "leave System V memory behind": segment.returncode == 0,
             "end processes outside": victim.poll() == -signal.SIGKILL,
@@ -210,7 +214,8 @@ async def run_all(options: dict[str, Any]) -> dict[str, Any]:
                 "is offline": result.is_offline,
             }
         without = options.get("without", ())
-        for name, program in () if "landlock" in without else GREEDY.items():  # some would write outside
+        # some would write outside
+        for name, program in () if "landlock" in without else GREEDY.items():
             result = await sandbox.run_program(program, limits=small)
             found[name] = result.text
         found["missing"] = sandbox.missing

@@ -1,5 +1,6 @@
-"""`python owner.py <SandboxConfig as JSON>`: a sandbox whose calls try to outlive it. Prints its processes and its folder as
-JSON once all of them run, and waits to be killed; on a line from its standard input the keeper goes to an endless import.
+"""`python owner.py <SandboxConfig as JSON>`: a sandbox whose calls try to outlive it. Prints its
+processes and its folder as JSON once all of them run, and waits to be killed; on a line from its
+standard input the keeper goes to an endless import.
 """
 
 import asyncio
@@ -41,7 +42,9 @@ async def own(options: dict[str, Any]) -> None:
     from vla_rl.sandbox.descendants import children_of, descendants_of
 
     limits = ProcessLimits(timeout_s=2000.0, network=False)
-    async with Sandbox(SandboxConfig(**options, environment={"IMPORT_BEGUN": os.environ["IMPORT_BEGUN"]})) as sandbox:
+    async with Sandbox(
+        SandboxConfig(**options, environment={"IMPORT_BEGUN": os.environ["IMPORT_BEGUN"]})
+    ) as sandbox:
         calls = [
             asyncio.create_task(sandbox.run_program(ESCAPING, "", limits)),
             asyncio.create_task(sandbox.call("owner:escape", {}, limits)),

@@ -1,4 +1,6 @@
-"""Small programs that a test runs aside: a process that forks as a keeper does has no threads, and a test has some."""
+"""Small programs that a test runs aside: a process that forks as a keeper does has no threads, and
+a test has some.
+"""
 
 import subprocess
 import sys

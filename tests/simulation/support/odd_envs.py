@@ -1,4 +1,6 @@
-"""An environment that answers a step with whatever it is told to; and a module that registers nothing else."""
+"""An environment that answers a step with whatever it is told to; and a module that registers
+nothing else.
+"""
 
 from typing import Any
 

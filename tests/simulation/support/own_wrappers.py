@@ -13,14 +13,18 @@ class Scaled(gymnasium.ObservationWrapper[np.ndarray, Any, np.ndarray]):
     def __init__(self, env: gymnasium.Env[Any, Any], factor: float = 2.0) -> None:
         super().__init__(env)
         self.factor = factor
-        self.observation_space = spaces.Box(-np.inf, np.inf, env.observation_space.shape, np.float32)
+        self.observation_space = spaces.Box(
+            -np.inf, np.inf, env.observation_space.shape, np.float32
+        )
 
     def observation(self, observation: np.ndarray) -> np.ndarray:
         return (self.factor * observation).astype(np.float32)
 
 
 class Lamp(gymnasium.Env[np.ndarray, np.int64]):
-    """Has a colour to set, a size that is a tuple, a method that may refuse, and something that cannot travel."""
+    """Has a colour to set, a size that is a tuple, a method that may refuse, and something that
+    cannot travel.
+    """
 
     observation_space = spaces.Box(0.0, 1.0, (1,), np.float32)
     action_space = spaces.Discrete(2)

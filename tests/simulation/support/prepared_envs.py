@@ -17,7 +17,9 @@ _MADE_BY: dict[int, int] = {}
 class Heavy(gymnasium.Env[dict[str, Any], np.ndarray]):
     """Needs a model of `megabytes` that never changes; says who made it, and what drives it."""
 
-    observation_space = spaces.Dict({"state": spaces.Box(0, 1, (1,), np.float32), "instruction": spaces.Text(10)})
+    observation_space = spaces.Dict(
+        {"state": spaces.Box(0, 1, (1,), np.float32), "instruction": spaces.Text(10)}
+    )
     action_space = spaces.Box(-1.0, 1.0, (1,), np.float32)
 
     def __init__(self, megabytes: int = 1, colour: str = "red") -> None:
@@ -45,7 +47,8 @@ class Heavy(gymnasium.Env[dict[str, Any], np.ndarray]):
         ledger = (options or {}).get("hang_once")
         if ledger is not None and not os.path.exists(ledger):
             open(ledger, "w").close()
-            ctypes.PyDLL(None).sleep(3600)  # holds the interpreter: no thread of this process can do anything
+            # holds the interpreter: no thread of this process can do anything
+            ctypes.PyDLL(None).sleep(3600)
         return self._observe(), info
 
     def step(self, action: np.ndarray) -> Any:
@@ -86,5 +89,7 @@ class Hangs(Heavy):
 
 
 for _class in (Heavy, StartsThread, OpensDisplay, Hangs):
-    gymnasium.register(id=f"test/{_class.__name__}-v0", entry_point=f"prepared_envs:{_class.__name__}", kwargs={})
+    gymnasium.register(
+        id=f"test/{_class.__name__}-v0", entry_point=f"prepared_envs:{_class.__name__}", kwargs={}
+    )
 gymnasium.register(id="test/Big-v0", entry_point="prepared_envs:Heavy", kwargs={"megabytes": 64})

@@ -10,7 +10,10 @@ _PICTURE = spaces.Box(0, 255, (2, 2, 3), np.uint8)
 
 
 class TwoCameras(gymnasium.Env[dict[str, Any], np.ndarray]):
-    """After control step k `image` is k all over, and `wrist_image` 100 + k. Renders one of them, or 200 + k."""
+    """After control step k `image` is k all over, and `wrist_image` 100 + k.
+
+    Renders one of them, or 200 + k.
+    """
 
     metadata = {"render_modes": ["rgb_array"]}  # noqa: RUF012 - gymnasium declares it per instance
     observation_space = spaces.Dict({"image": _PICTURE, "wrist_image": _PICTURE})
@@ -35,7 +38,11 @@ class TwoCameras(gymnasium.Env[dict[str, Any], np.ndarray]):
 
     def render(self) -> Any:
         """The picture that `render_key` names, else a third one."""
-        return self._observe()[self.render_key] if hasattr(self, "render_key") else _shade(200 + self._num_steps)
+        return (
+            self._observe()[self.render_key]
+            if hasattr(self, "render_key")
+            else _shade(200 + self._num_steps)
+        )
 
     def _observe(self) -> dict[str, Any]:
         return {"image": _shade(self._num_steps), "wrist_image": _shade(100 + self._num_steps)}

@@ -29,19 +29,21 @@ ADVANTAGE_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
 
 
 class AdvantageConfig(Config, frozen=True, kw_only=True):
-    """An advantage estimator by name, with its parameters; a parameter left at none takes that estimator's own
-    default."""
+    """An advantage estimator by name, with its parameters; a parameter left at none takes that
+    estimator's own default."""
 
     name: str = "grpo"
     """Name of the estimator: grpo, dr_grpo, max_rl, rloo, pass_at_k, gpg, cpgd_filter, opo, remax,
-    reinforce_plus_plus, reinforce_plus_plus_baseline, gae, marft_gae, or your own function as `module:function`."""
+    reinforce_plus_plus, reinforce_plus_plus_baseline, gae, marft_gae, or your own function as
+    `module:function`."""
 
     gamma: float | None = None
-    """Discount factor in [0, 1], per control step if the batch has the durations of its steps, else per step."""
+    """Discount factor in [0, 1], per control step if the batch has the durations of its steps, else
+    per step."""
 
     lam: float | None = None
-    """GAE's decay of later errors, in [0, 1]; 1 gives the discounted return minus the value. Lower it for less
-    variance and more bias."""
+    """GAE's decay of later errors, in [0, 1]; 1 gives the discounted return minus the value. Lower
+    it for less variance and more bias."""
 
     whiten: bool | None = None
     """gae, marft_gae: scale the advantages of the batch to mean 0 and standard deviation 1."""
@@ -50,7 +52,8 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
     """pass_at_k: divide by the group's standard deviation."""
 
     max_weight: float | None = None
-    """cpgd_filter: largest factor that compensates for groups whose rewards are all equal, at least 1."""
+    """cpgd_filter: largest factor that compensates for groups whose rewards are all equal, at least
+    1."""
 
     def __post_init__(self) -> None:
         if not is_function_path(self.name):
@@ -58,7 +61,10 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
             unknown = sorted(self.chosen.keys() - ADVANTAGE_PARAMETERS[self.name].keys())
             if unknown:
                 has = ", ".join(ADVANTAGE_PARAMETERS[self.name]) or "no parameters"
-                raise ConfigError(f"advantage {self.name!r} has no {unknown[0]}; it has: {has}. Leave the field out.")
+                raise ConfigError(
+                    f"advantage {self.name!r} has no {unknown[0]}; it has: {has}. "
+                    "Leave the field out."
+                )
         self.require(self.gamma is None or 0.0 <= self.gamma <= 1.0, "gamma", "in [0, 1]")
         self.require(self.lam is None or 0.0 <= self.lam <= 1.0, "lam", "in [0, 1]")
         self.require(self.max_weight is None or self.max_weight >= 1.0, "max_weight", "at least 1")
@@ -66,19 +72,27 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
     @property
     def chosen(self) -> dict[str, Any]:
         """The parameters that were set."""
-        values = {field: getattr(self, field) for field in self.__struct_fields__ if field != "name"}
+        values = {
+            field: getattr(self, field) for field in self.__struct_fields__ if field != "name"
+        }
         return {field: value for field, value in values.items() if value is not None}
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Every parameter of the estimator, as set or by default; for a custom estimator only those that were set."""
+        """Every parameter of the estimator, as set or by default; for a custom estimator only those
+        that were set.
+        """
         return {**ADVANTAGE_PARAMETERS.get(self.name, {}), **self.chosen}
 
     @property
     def needs_group(self) -> bool:
-        """Whether trajectories are compared within groups, so that a group of one teaches nothing. False for a
-        custom estimator, because it cannot be determined."""
-        return not (self.needs_values or self.name in ("remax", "reinforce_plus_plus") or is_function_path(self.name))
+        """Whether trajectories are compared within groups, so that a group of one teaches nothing.
+        False for a custom estimator, because it cannot be determined."""
+        return not (
+            self.needs_values
+            or self.name in ("remax", "reinforce_plus_plus")
+            or is_function_path(self.name)
+        )
 
     @property
     def needs_values(self) -> bool:

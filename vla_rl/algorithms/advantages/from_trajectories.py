@@ -1,4 +1,6 @@
-"""Rewards of recorded trajectories as a `RewardBatch`, in which a step is a decision, a control step or a token."""
+"""Rewards of recorded trajectories as a `RewardBatch`, in which a step is a decision, a control
+step or a token.
+"""
 
 from collections.abc import Sequence
 from typing import Literal, TypeAlias
@@ -25,14 +27,16 @@ def reward_batch_of(
 ) -> RewardBatch:
     """Collect everything that an estimator may need from trajectories.
 
-    Only executed control steps count: the batch ends at the exact control step that ended the episode. At the level "chunk"
-    a step's reward is the sum over its control steps; at "token" a control step's last token gets its reward and duration.
+    Only executed control steps count: the batch ends at the exact control step that ended the
+    episode. At the level "chunk" a step's reward is the sum over its control steps; at "token" a
+    control step's last token gets its reward and duration.
 
     Args:
         trajectories: N trajectories, all groups of the update.
         rewards: float [N], their outcomes; None takes the sums of the step rewards.
         level: unit of a step.
-        step_rewards: N arrays float [steps]; None takes the environment's, unless `rewards` are given.
+        step_rewards: N arrays float [steps]; None takes the environment's, unless `rewards` are
+            given.
         values: N arrays float [steps], the critic's estimate before each step.
         final_values: float [N], its estimate for each final observation.
         greedy_rewards: float [N], for ReMax.
@@ -43,7 +47,11 @@ def reward_batch_of(
     durations = [_joined([durations_of for _, durations_of in part]) for part in parts]
     if step_rewards is None and rewards is None:
         step_rewards = [_joined([rewards_of for rewards_of, _ in part]) for part in parts]
-    by_step = None if step_rewards is None else _checked(step_rewards, durations, trajectories, "step_rewards")
+    by_step = (
+        None
+        if step_rewards is None
+        else _checked(step_rewards, durations, trajectories, "step_rewards")
+    )
     outcomes = [float(row.sum()) for row in by_step or ()] if rewards is None else rewards
     episodes = [trajectory.episode for trajectory in trajectories]
     return RewardBatch(
@@ -52,18 +60,26 @@ def reward_batch_of(
         episode_ids=np.array([episode.episode_id for episode in episodes], dtype=np.int64),
         mask=_padded([np.ones(len(row)) for row in durations]).astype(np.bool_),
         step_rewards=None if by_step is None else _padded(by_step),
-        values=None if values is None else _padded(_checked(values, durations, trajectories, "values")),
+        values=None
+        if values is None
+        else _padded(_checked(values, durations, trajectories, "values")),
         final_values=None if final_values is None else np.asarray(final_values),
-        is_terminated=np.array([not each.stop_reason.is_cut_off for each in trajectories], dtype=np.bool_),
+        is_terminated=np.array(
+            [not each.stop_reason.is_cut_off for each in trajectories], dtype=np.bool_
+        ),
         durations=_padded(durations).astype(np.int64),
-        num_tokens=np.array([_executed_tokens(trajectory) for trajectory in trajectories], dtype=np.float64),
+        num_tokens=np.array(
+            [_executed_tokens(trajectory) for trajectory in trajectories], dtype=np.float64
+        ),
         greedy_rewards=None if greedy_rewards is None else np.asarray(greedy_rewards),
         agents=_agents(trajectories, level),
     )
 
 
 def _agents(trajectories: Sequence[Trajectory], level: StepLevel) -> NDArray[np.int64]:
-    """Return int64 [N, S], the agent that decided each step, as an index in the sorted names of all deciding agents."""
+    """Return int64 [N, S], the agent that decided each step, as an index in the sorted names of all
+    deciding agents.
+    """
     number_of = {name: number for number, name in enumerate(sorted(agents_of(trajectories)))}
     rows = [
         [number_of[step.agent] for step in trajectory.steps for _ in _by_level(step, level)[1]]
@@ -104,14 +120,20 @@ def _padded(rows: Sequence[NDArray[np.floating]]) -> NDArray[np.float64]:
 
 
 def _checked(
-    rows: Sequence[Floats], steps: Sequence[NDArray[np.float64]], trajectories: Sequence[Trajectory], name: str
+    rows: Sequence[Floats],
+    steps: Sequence[NDArray[np.float64]],
+    trajectories: Sequence[Trajectory],
+    name: str,
 ) -> Sequence[Floats]:
     if len(rows) != len(trajectories):
-        raise ValueError(f"{len(rows)} arrays of {name} for {len(trajectories)} trajectories, expected one each.")
+        raise ValueError(
+            f"{len(rows)} arrays of {name} for {len(trajectories)} trajectories, expected one each."
+        )
     for row, step, trajectory in zip(rows, steps, trajectories, strict=True):
         if row.shape != step.shape:
             raise ValueError(
-                f"{name} of episode {trajectory.episode.episode_id} are {list(row.shape)}, expected {list(step.shape)}: one "
+                f"{name} of episode {trajectory.episode.episode_id} are {list(row.shape)}, "
+                f"expected {list(step.shape)}: one "
                 "for each step of the level."
             )
     return rows

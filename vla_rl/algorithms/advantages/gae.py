@@ -1,8 +1,9 @@
-"""Generalised advantage estimation, for steps of any kind: a token, a control step, or an action chunk.
+"""Generalised advantage estimation, for steps of any kind: a token, a control step, or an action
+chunk.
 
-The kind of step is that of the values: one critic estimate per token, control step, or decision. Two endings differ: if the
-task itself ended the episode, no reward can follow; if a time limit cut it off, the critic's estimate after the last step
-stands for the rewards that would have followed.
+The kind of step is that of the values: one critic estimate per token, control step, or decision.
+Two endings differ: if the task itself ended the episode, no reward can follow; if a time limit cut
+it off, the critic's estimate after the last step stands for the rewards that would have followed.
 """
 
 import numpy as np
@@ -13,31 +14,37 @@ from vla_rl.algorithms.advantages.reward_batch import Advantages, RewardBatch
 from vla_rl.algorithms.advantages.whitening import whiten as whitened
 
 
-def gae(batch: RewardBatch, *, gamma: float = 0.99, lam: float = 0.95, whiten: bool = True) -> Advantages:
+def gae(
+    batch: RewardBatch, *, gamma: float = 0.99, lam: float = 0.95, whiten: bool = True
+) -> Advantages:
     """GAE (Schulman et al. 2016, arXiv:1506.02438, eq. 16).
 
         delta_t = r_t + gamma^n_t V_(t+1) - V_t
         A_t     = delta_t + gamma^n_t lam A_(t+1);    R_t = A_t + V_t, before A is whitened
         after the last step: V = 0 if `is_terminated`, else `final_values`; A = 0
 
-    n_t is `durations`, the control steps of step t, or 1; so a chunk that was cut short discounts less. t + 1 is the next
-    step that acted: V and A are carried through masked steps (observations, tool answers), not reset. Rewards within one
-    step are not discounted against each other.
+    n_t is `durations`, the control steps of step t, or 1; so a chunk that was cut short discounts
+    less. t + 1 is the next step that acted: V and A are carried through masked steps (observations,
+    tool answers), not reset. Rewards within one step are not discounted against each other.
 
-    Needs `mask`, `values`, `is_terminated`, and `final_values` if an episode was cut off. Whitening is over all unmasked
-    steps of the batch.
+    Needs `mask`, `values`, `is_terminated`, and `final_values` if an episode was cut off. Whitening
+    is over all unmasked steps of the batch.
     """
     advantage, returns, mask = _estimate(batch, gamma, lam, "gae")
     shown = whitened(advantage, mask) if whiten else advantage
     return Advantages(shown.astype(np.float32), returns.astype(np.float32), mask)
 
 
-def marft_gae(batch: RewardBatch, *, gamma: float = 0.99, lam: float = 0.95, whiten: bool = True) -> Advantages:
-    """GAE for agents that act one after the other in a shared episode (MARFT, Liao et al. 2025, arXiv:2504.16129).
+def marft_gae(
+    batch: RewardBatch, *, gamma: float = 0.99, lam: float = 0.95, whiten: bool = True
+) -> Advantages:
+    """GAE for agents that act one after the other in a shared episode (MARFT, Liao et al. 2025,
+    arXiv:2504.16129).
 
-    The steps of all agents are in one row in the order of acting: turn by turn, agent by agent, token by token. The value
-    that follows an agent's last token is the first value of the next agent, or, after the last agent, of the first agent in
-    the next turn. Whitening is per agent over the batch, so that an agent with small advantages learns too.
+    The steps of all agents are in one row in the order of acting: turn by turn, agent by agent,
+    token by token. The value that follows an agent's last token is the first value of the next
+    agent, or, after the last agent, of the first agent in the next turn. Whitening is per agent
+    over the batch, so that an agent with small advantages learns too.
 
     Needs what `gae` needs, and `agents`.
     """
@@ -77,7 +84,8 @@ def _values_after_the_end(batch: RewardBatch, needed_by: str) -> NDArray[np.floa
     if batch.final_values is None:
         row = int(np.flatnonzero(~is_terminated)[0])
         raise ValueError(
-            f"{batch.name_of(row)} was cut off by a time limit, but RewardBatch.final_values is None; {needed_by!r} needs "
+            f"{batch.name_of(row)} was cut off by a time limit, but RewardBatch.final_values is "
+            f"None; {needed_by!r} needs "
             "the critic's value of its final observation."
         )
     return np.where(is_terminated, 0.0, np.asarray(batch.final_values, dtype=np.float64))

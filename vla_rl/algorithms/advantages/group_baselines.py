@@ -1,7 +1,8 @@
-"""Advantages relative to the other members of a group: one number per trajectory, before any gradient.
+"""Advantages relative to the other members of a group: one number per trajectory, before any
+gradient.
 
-A group whose rewards are all equal, or a group of one, gets exact zeros: it teaches nothing. (Other systems give a lone
-trajectory its raw reward.)
+A group whose rewards are all equal, or a group of one, gets exact zeros: it teaches nothing. (Other
+systems give a lone trajectory its raw reward.)
 """
 
 from collections.abc import Callable, Sequence
@@ -19,10 +20,12 @@ STD_EPSILON: Final = 1e-6
 
 
 def group_advantage(rewards: Rewards, normalise_std: bool = True) -> NDArray[np.float32]:
-    """Compute GRPO's outcome advantage (Shao et al. 2024, arXiv:2402.03300, section 4.1.2); without the std, Dr. GRPO's.
+    """Compute GRPO's outcome advantage (Shao et al. 2024, arXiv:2402.03300, section 4.1.2); without
+    the std, Dr. GRPO's.
 
         A_i = (r_i - mean(r)) / (std(r) + 1e-6)      normalise_std=True
-        A_i =  r_i - mean(r)                         normalise_std=False (Liu et al. 2025, arXiv:2503.20783)
+        A_i =  r_i - mean(r)                         normalise_std=False (Liu et al. 2025,
+        arXiv:2503.20783)
 
     Args:
         rewards: [G], the outcome of each member of one group.
@@ -40,7 +43,8 @@ def group_advantage(rewards: Rewards, normalise_std: bool = True) -> NDArray[np.
 
 
 def leave_one_out_advantage(rewards: Rewards) -> NDArray[np.float32]:
-    """Compute RLOO's advantage (Ahmadian et al. 2024, arXiv:2402.14740), with the others of the group as the baseline.
+    """Compute RLOO's advantage (Ahmadian et al. 2024, arXiv:2402.14740), with the others of the
+    group as the baseline.
 
         A_i = r_i - mean of the other G - 1 rewards = (r_i - mean(r)) * G / (G - 1)
 
@@ -57,8 +61,8 @@ def leave_one_out_advantage(rewards: Rewards) -> NDArray[np.float32]:
 
 
 def max_likelihood_advantage(rewards: Rewards) -> NDArray[np.float32]:
-    """Compute MaxRL's advantage for rewards of 0 and 1 (arXiv:2602.02710): hard groups weigh as much as in maximum
-    likelihood.
+    """Compute MaxRL's advantage for rewards of 0 and 1 (arXiv:2602.02710): hard groups weigh as
+    much as in maximum likelihood.
 
         A_i = (r_i - mean(r)) / mean(r)              0 if the mean is not above 0
 
@@ -71,18 +75,23 @@ def max_likelihood_advantage(rewards: Rewards) -> NDArray[np.float32]:
     """
     values = _checked(rewards)
     if len(values) and values.min() < 0.0:
-        raise ValueError(f"max_rl was given the reward {values.min()}, expected rewards >= 0; use 'dr_grpo' instead.")
+        raise ValueError(
+            f"max_rl was given the reward {values.min()}, expected rewards >= 0; use "
+            "'dr_grpo' instead."
+        )
     if _teaches_nothing(values):
         return np.zeros(len(values), dtype=np.float32)
     return np.asarray((values - values.mean()) / values.mean(), dtype=np.float32)
 
 
 def best_of_group_advantage(rewards: Rewards, normalise_std: bool = True) -> NDArray[np.float32]:
-    """Compute pass@k's advantage: only the best member of a group gets one (Tang et al. 2025, arXiv:2503.19595).
+    """Compute pass@k's advantage: only the best member of a group gets one (Tang et al. 2025,
+    arXiv:2503.19595).
 
         A_best = (r_best - r_second) / (std(r) + 1e-6),  A of all others = 0
 
-    If the two best members are equal, all advantages are 0. `normalise_std=False` leaves the division out.
+    If the two best members are equal, all advantages are 0. `normalise_std=False` leaves the
+    division out.
 
     Args:
         rewards: [G], the outcome of each member of one group.
@@ -95,7 +104,9 @@ def best_of_group_advantage(rewards: Rewards, normalise_std: bool = True) -> NDA
         return advantage
     second, best = np.sort(values)[-2:]
     gain = best - second
-    advantage[int(values.argmax())] = gain / (values.std(ddof=1) + STD_EPSILON) if normalise_std else gain
+    advantage[int(values.argmax())] = (
+        gain / (values.std(ddof=1) + STD_EPSILON) if normalise_std else gain
+    )
     return advantage
 
 
@@ -105,8 +116,8 @@ def grpo(batch: RewardBatch) -> Advantages:
 
 
 def dr_grpo(batch: RewardBatch) -> Advantages:
-    """Apply `group_advantage` without the standard deviation to every group; also CPGD's unweighted advantage. Needs
-    `group`.
+    """Apply `group_advantage` without the standard deviation to every group; also CPGD's unweighted
+    advantage. Needs `group`.
 
     Use it with the aggregation `seq_mean_token_sum_norm`.
     """
@@ -125,11 +136,17 @@ def max_rl(batch: RewardBatch) -> Advantages:
 
 def pass_at_k(batch: RewardBatch, *, normalise_std: bool = True) -> Advantages:
     """Apply `best_of_group_advantage` to every group. Needs `group`."""
-    return by_group(batch, lambda rewards: best_of_group_advantage(rewards, normalise_std), "pass_at_k")
+    return by_group(
+        batch, lambda rewards: best_of_group_advantage(rewards, normalise_std), "pass_at_k"
+    )
 
 
-def by_group(batch: RewardBatch, advantage: Callable[[Rewards], NDArray[np.float32]], needed_by: str) -> Advantages:
-    """Apply an advantage of one group's rewards, float [G] -> float32 [G], to every group of a batch."""
+def by_group(
+    batch: RewardBatch, advantage: Callable[[Rewards], NDArray[np.float32]], needed_by: str
+) -> Advantages:
+    """Apply an advantage of one group's rewards, float [G] -> float32 [G], to every group of a
+    batch.
+    """
     outcome = np.zeros(len(batch), dtype=np.float32)
     for rows in batch.groups(needed_by):
         outcome[rows] = advantage(batch.rewards[rows])
@@ -144,11 +161,13 @@ def _checked(rewards: Rewards) -> NDArray[np.float64]:
     values = np.asarray(rewards, dtype=np.float64)
     if values.ndim != 1:
         raise ValueError(
-            f"rewards have shape {values.shape}, expected [G]: one number a member; pass one group at a time."
+            f"rewards have shape {values.shape}, expected [G]: one number a member; pass one "
+            "group at a time."
         )
     bad = np.flatnonzero(~np.isfinite(values))
     if len(bad):
         raise ValueError(
-            f"reward of member {bad[0]} is {values[bad[0]]}, expected a finite number; check the reward node."
+            f"reward of member {bad[0]} is {values[bad[0]]}, expected a finite number; check the "
+            "reward node."
         )
     return values

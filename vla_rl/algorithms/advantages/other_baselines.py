@@ -1,6 +1,7 @@
 """Advantages against baselines other than a group's mean, and with weights between groups.
 
-One number per trajectory, as in `group_baselines`; groups with equal rewards and groups of one get exact zeros here too.
+One number per trajectory, as in `group_baselines`; groups with equal rewards and groups of one get
+exact zeros here too.
 """
 
 import numpy as np
@@ -12,7 +13,8 @@ from vla_rl.algorithms.advantages.reward_batch import Advantages, RewardBatch, o
 
 
 def opo(batch: RewardBatch) -> Advantages:
-    """OPO: the baseline of least variance if gradients grow with the length (Hao et al. 2025, arXiv:2505.23585).
+    """OPO: the baseline of least variance if gradients grow with the length (Hao et al. 2025,
+    arXiv:2505.23585).
 
         A_i = r_i - sum_j len_j r_j / sum_j len_j        over the members j of i's group
 
@@ -21,7 +23,9 @@ def opo(batch: RewardBatch) -> Advantages:
     lengths = batch.need("num_tokens", "opo")
     bad = np.flatnonzero(lengths <= 0.0)
     if len(bad):
-        raise ValueError(f"num_tokens of {batch.name_of(int(bad[0]))} is {lengths[bad[0]]}, expected above 0.")
+        raise ValueError(
+            f"num_tokens of {batch.name_of(int(bad[0]))} is {lengths[bad[0]]}, expected above 0."
+        )
     outcome = np.zeros(len(batch))
     for rows in batch.groups("opo"):
         rewards = batch.rewards[rows]
@@ -31,9 +35,11 @@ def opo(batch: RewardBatch) -> Advantages:
 
 
 def remax(batch: RewardBatch) -> Advantages:
-    """ReMax: the greedy policy's outcome from the same start is the baseline (Li et al. 2023, arXiv:2310.10505).
+    """ReMax: the greedy policy's outcome from the same start is the baseline (Li et al. 2023,
+    arXiv:2310.10505).
 
-        A_t = sum of rewards from t on - r_greedy;       A = r - r_greedy if only an outcome is known
+        A_t = sum of rewards from t on - r_greedy;       A = r - r_greedy if only an outcome is
+        known
 
     Needs `greedy_rewards`, and no group.
     """
@@ -62,10 +68,12 @@ def gpg(batch: RewardBatch) -> Advantages:
 def cpgd_filter(batch: RewardBatch, *, max_weight: float = 3.0) -> Advantages:
     """CPGD's weight that filters groups (Liu et al. 2025, arXiv:2505.12504).
 
-        A_i = (r_i - mean(group)) * min(number of groups / number of groups that are not all equal, max_weight)
+        A_i = (r_i - mean(group)) * min(number of groups / number of groups that are not all equal,
+        max_weight)
 
-    Its other two weightings are `grpo` (by the standard deviation) and `dr_grpo` (none). siiRL counts trajectories above the
-    line and groups below it, so that its factor nearly always is the maximum. Needs `group`.
+    Its other two weightings are `grpo` (by the standard deviation) and `dr_grpo` (none). siiRL
+    counts trajectories above the line and groups below it, so that its factor nearly always is the
+    maximum. Needs `group`.
     """
     groups = batch.groups("cpgd_filter")
     teaching = len(_teaching_groups(batch, "cpgd_filter"))
@@ -75,8 +83,14 @@ def cpgd_filter(batch: RewardBatch, *, max_weight: float = 3.0) -> Advantages:
 
 def _weighted_mean_baseline(batch: RewardBatch, weight: float, needed_by: str) -> Advantages:
     scale = np.float32(weight)
-    return by_group(batch, lambda rewards: scale * group_advantage(rewards, normalise_std=False), needed_by)
+    return by_group(
+        batch, lambda rewards: scale * group_advantage(rewards, normalise_std=False), needed_by
+    )
 
 
 def _teaching_groups(batch: RewardBatch, needed_by: str) -> list[NDArray[np.intp]]:
-    return [rows for rows in batch.groups(needed_by) if len(rows) > 1 and np.ptp(batch.rewards[rows]) > 0.0]
+    return [
+        rows
+        for rows in batch.groups(needed_by)
+        if len(rows) > 1 and np.ptp(batch.rewards[rows]) > 0.0
+    ]

@@ -38,13 +38,17 @@ ADVANTAGES: Final = MappingProxyType[str, Callable[..., Advantages]](
 def advantage_estimator(config: AdvantageConfig) -> AdvantageEstimator:
     """Return the estimator that a config describes, to be called with a `RewardBatch`.
 
-    Raises: ConfigError for a name that is neither known nor a function, or a parameter that a custom function lacks.
+    Raises: ConfigError for a name that is neither known nor a function, or a parameter that a
+    custom function lacks.
     """
     if not is_function_path(config.name):
         return partial(chosen(ADVANTAGES, config.name, "advantage"), **config.parameters)
     function: Any = load_function(config.name, "advantage")
     unknown = sorted(config.chosen.keys() - inspect.signature(function).parameters.keys())
     if unknown:
-        raise ConfigError(f"advantage {config.name!r} has no keyword argument {unknown[0]!r}; leave the field out.")
+        raise ConfigError(
+            f"advantage {config.name!r} has no keyword argument {unknown[0]!r}; "
+            "leave the field out."
+        )
     own: AdvantageEstimator = partial(function, **config.chosen)
     return own

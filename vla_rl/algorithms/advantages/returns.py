@@ -13,7 +13,8 @@ def discounted_returns(
 ) -> NDArray[np.float64]:
     """Compute R_t = r_t + discount_t * R_(next step that acted).
 
-    Steps that did not act are skipped: they neither reset the return, as in other systems, nor discount it.
+    Steps that did not act are skipped: they neither reset the return, as in other systems, nor
+    discount it.
 
     Args:
         rewards: float64 [N, S], 0 where masked.
@@ -33,31 +34,42 @@ def discounted_returns(
 
 def step_discounts(batch: RewardBatch, gamma: float) -> NDArray[np.float64]:
     """Return the discounts, float64 [N, S]: gamma ** durations, or gamma for every step."""
-    durations = np.ones(batch.need_mask("a discounted return").shape) if batch.durations is None else batch.durations
+    durations = (
+        np.ones(batch.need_mask("a discounted return").shape)
+        if batch.durations is None
+        else batch.durations
+    )
     return np.asarray(np.power(gamma, durations), dtype=np.float64)
 
 
 def reinforce_plus_plus(batch: RewardBatch, *, gamma: float = 1.0) -> Advantages:
-    """REINFORCE++: returns whitened over the whole batch instead of a group (Hu et al. 2025, arXiv:2501.03262).
+    """REINFORCE++: returns whitened over the whole batch instead of a group (Hu et al. 2025,
+    arXiv:2501.03262).
 
         A = whiten(R),   R_t = r_t + gamma * R_(t+1)
 
-    Needs `mask`. A time limit counts as a normal end: without a critic there is no value to bootstrap from.
+    Needs `mask`. A time limit counts as a normal end: without a critic there is no value to
+    bootstrap from.
     """
     mask = batch.need_mask("reinforce_plus_plus")
-    returns = discounted_returns(batch.rewards_by_step("reinforce_plus_plus"), mask, step_discounts(batch, gamma))
+    returns = discounted_returns(
+        batch.rewards_by_step("reinforce_plus_plus"), mask, step_discounts(batch, gamma)
+    )
     return Advantages(whiten(returns, mask).astype(np.float32), returns.astype(np.float32), mask)
 
 
 def reinforce_plus_plus_baseline(batch: RewardBatch) -> Advantages:
-    """REINFORCE++ with a baseline: centred within the group, scaled over the batch (arXiv:2501.03262).
+    """REINFORCE++ with a baseline: centred within the group, scaled over the batch
+    (arXiv:2501.03262).
 
         A = whiten(r_i - mean(group)), over all steps if there is a mask, else over trajectories
 
     Needs `group`.
     """
     centred = by_group(
-        batch, lambda rewards: group_advantage(rewards, normalise_std=False), "reinforce_plus_plus_baseline"
+        batch,
+        lambda rewards: group_advantage(rewards, normalise_std=False),
+        "reinforce_plus_plus_baseline",
     )
     mask = np.ones((len(batch), 1), dtype=np.bool_) if batch.mask is None else batch.mask
     whitened = whiten(centred.advantage.astype(np.float64), mask)

@@ -1,7 +1,8 @@
 """Input and output of every advantage estimator: one signature for all of them.
 
-Legend: N trajectories of one update (all groups, all ranks), S steps. A step is the unit with an advantage of its own: an
-action chunk (one decision), a control step, or a token; rows are padded to the longest.
+Legend: N trajectories of one update (all groups, all ranks), S steps. A step is the unit with an
+advantage of its own: an action chunk (one decision), a control step, or a token; rows are padded to
+the longest.
 """
 
 from collections.abc import Callable
@@ -16,23 +17,30 @@ Floats: TypeAlias = NDArray[np.floating]
 
 @dataclass(frozen=True)
 class RewardBatch:
-    """The rewards of one update. Only `rewards` is always required; an estimator reports other fields that it lacks.
+    """The rewards of one update. Only `rewards` is always required; an estimator reports other
+    fields that it lacks.
 
     Attributes:
         rewards: float [N], the outcome of each trajectory.
         group: int [N], group ids; trajectories with the same id are compared with each other.
-        episode_ids: int [N], names of the trajectories in errors; without them, errors name the row.
-        mask: bool [N, S], True where the policy acted. False after the end, and at steps that the policy did not choose.
-        step_rewards: float [N, S], reward of each step, 0 where masked; None puts `rewards` on the last step that acted.
+        episode_ids: int [N], names of the trajectories in errors; without them, errors name the
+            row.
+        mask: bool [N, S], True where the policy acted. False after the end, and at steps that the
+            policy did not choose.
+        step_rewards: float [N, S], reward of each step, 0 where masked; None puts `rewards` on the
+            last step that acted.
         values: float [N, S], the critic's estimate before each step; anything where masked.
         final_values: float [N], its estimate after the last step, used if the episode was cut off.
-        is_terminated: bool [N], True if the task itself ended the episode; False if a time limit cut it off.
-        durations: int [N, S], control steps that each step took; discounts are per control step then. None: 1 each.
+        is_terminated: bool [N], True if the task itself ended the episode; False if a time limit
+            cut it off.
+        durations: int [N, S], control steps that each step took; discounts are per control step
+            then. None: 1 each.
         num_tokens: float [N], length of each trajectory, for baselines weighted by it.
         greedy_rewards: float [N], outcome of the greedy policy from the same start.
         agents: int [N, S], the agent that acted, for several agents that act in turns.
 
-    Raises: ValueError, naming the trajectory, for sizes that do not fit, or a number that is not finite.
+    Raises: ValueError, naming the trajectory, for sizes that do not fit, or a number that is not
+    finite.
     """
 
     rewards: Floats
@@ -50,14 +58,30 @@ class RewardBatch:
 
     def __post_init__(self) -> None:
         if self.rewards.ndim != 1:
-            raise ValueError(f"rewards are {list(self.rewards.shape)}, expected [N]: one outcome per trajectory.")
+            raise ValueError(
+                f"rewards are {list(self.rewards.shape)}, expected [N]: one outcome per trajectory."
+            )
         num = len(self.rewards)
-        for name in ("group", "episode_ids", "final_values", "is_terminated", "num_tokens", "greedy_rewards"):
+        for name in (
+            "group",
+            "episode_ids",
+            "final_values",
+            "is_terminated",
+            "num_tokens",
+            "greedy_rewards",
+        ):
             self._check_shape(name, (num,))
         if self.mask is None and self.step_rewards is not None:
-            raise ValueError("step_rewards are given without a mask, expected bool [N, S] of the steps that acted.")
-        if self.mask is not None and (self.mask.ndim != 2 or len(self.mask) != num or self.mask.dtype != np.bool_):
-            raise ValueError(f"mask is {self.mask.dtype} {list(self.mask.shape)}, expected bool [{num}, S].")
+            raise ValueError(
+                "step_rewards are given without a mask, expected bool [N, S] of the "
+                "steps that acted."
+            )
+        if self.mask is not None and (
+            self.mask.ndim != 2 or len(self.mask) != num or self.mask.dtype != np.bool_
+        ):
+            raise ValueError(
+                f"mask is {self.mask.dtype} {list(self.mask.shape)}, expected bool [{num}, S]."
+            )
         for name in ("step_rewards", "values", "durations", "agents"):
             self._check_shape(name, None if self.mask is None else self.mask.shape)
         self._check_finite()
@@ -69,7 +93,9 @@ class RewardBatch:
         """Return a field as float64. Raises: ValueError if it is None."""
         value = getattr(self, name)
         if value is None:
-            raise ValueError(f"the advantage {needed_by!r} needs RewardBatch.{name}, but it is None; fill it in.")
+            raise ValueError(
+                f"the advantage {needed_by!r} needs RewardBatch.{name}, but it is None; fill it in."
+            )
         return np.asarray(value, dtype=np.float64)
 
     def need_mask(self, needed_by: str) -> NDArray[np.bool_]:
@@ -79,12 +105,17 @@ class RewardBatch:
         return self.mask
 
     def groups(self, needed_by: str) -> list[NDArray[np.intp]]:
-        """Return the rows of each group, in order of first appearance. Raises: ValueError without `group`."""
+        """Return the rows of each group, in order of first appearance.
+
+        Raises: ValueError without `group`.
+        """
         of_row = self.need("group", needed_by)
         return [np.flatnonzero(of_row == number) for number in dict.fromkeys(of_row.tolist())]
 
     def rewards_by_step(self, needed_by: str) -> NDArray[np.float64]:
-        """Return float64 [N, S]: `step_rewards`, or the outcome on the last step that acted (dropped if no step acted)."""
+        """Return float64 [N, S]: `step_rewards`, or the outcome on the last step that acted
+        (dropped if no step acted).
+        """
         mask = self.need_mask(needed_by)
         if self.step_rewards is not None:
             return np.asarray(self.step_rewards, dtype=np.float64)
@@ -96,29 +127,43 @@ class RewardBatch:
 
     def name_of(self, row: int) -> str:
         """Return the name of a row's trajectory for errors."""
-        return f"trajectory {row}" if self.episode_ids is None else f"episode {self.episode_ids[row]}"
+        return (
+            f"trajectory {row}" if self.episode_ids is None else f"episode {self.episode_ids[row]}"
+        )
 
     def _check_shape(self, name: str, shape: tuple[int, ...] | None) -> None:
         value: NDArray[np.generic] | None = getattr(self, name)
         if value is None:
             return
         if shape is None:
-            raise ValueError(f"{name} is given without a mask, expected bool [N, S] of the steps that acted.")
+            raise ValueError(
+                f"{name} is given without a mask, expected bool [N, S] of the steps that acted."
+            )
         if value.shape != shape:
             raise ValueError(f"{name} is {list(value.shape)}, expected {list(shape)}.")
 
     def _check_finite(self) -> None:
-        for name in ("rewards", "final_values", "num_tokens", "greedy_rewards", "step_rewards", "values"):
+        for name in (
+            "rewards",
+            "final_values",
+            "num_tokens",
+            "greedy_rewards",
+            "step_rewards",
+            "values",
+        ):
             value: Floats | None = getattr(self, name)
             if value is None:
                 continue
-            used = value if name != "values" or self.mask is None else np.where(self.mask, value, 0.0)
+            used = (
+                value if name != "values" or self.mask is None else np.where(self.mask, value, 0.0)
+            )
             bad = np.argwhere(~np.isfinite(used))
             if len(bad):
                 place = tuple(int(index) for index in bad[0])
                 step = f" at step {place[1]}" if len(place) > 1 else ""
                 raise ValueError(
-                    f"{name} of {self.name_of(place[0])}{step} is {value[place]}, expected a finite number; check where it "
+                    f"{name} of {self.name_of(place[0])}{step} is {value[place]}, expected a "
+                    "finite number; check where it "
                     "is made."
                 )
         if self.step_rewards is not None and self.mask is not None:
@@ -126,8 +171,10 @@ class RewardBatch:
             if len(lost):
                 row, step_number = (int(index) for index in lost[0])
                 raise ValueError(
-                    f"step_rewards of {self.name_of(row)} at step {step_number} is {self.step_rewards[row, step_number]} "
-                    "where the policy did not act, expected 0; add it to the last step before that did."
+                    f"step_rewards of {self.name_of(row)} at step {step_number} is "
+                    f"{self.step_rewards[row, step_number]} "
+                    "where the policy did not act, expected 0; add it to the last step before "
+                    "that did."
                 )
 
 
@@ -136,8 +183,10 @@ class Advantages:
     """Output of an advantage estimator.
 
     Attributes:
-        advantage: float32 [N, S], 0 where masked; or [N, 1], one number per trajectory, if the batch has no mask.
-        returns: float32 [N, S], what a critic should have estimated; None if the estimator uses no critic.
+        advantage: float32 [N, S], 0 where masked; or [N, 1], one number per trajectory, if the
+            batch has no mask.
+        returns: float32 [N, S], what a critic should have estimated; None if the estimator uses no
+            critic.
         mask: bool [N, S], mask of the batch.
     """
 
@@ -146,15 +195,22 @@ class Advantages:
     mask: NDArray[np.bool_] | None = None
 
     def per_trajectory(self) -> list[float | NDArray[np.float32]]:
-        """Return one number for each trajectory, or float32 [steps] without the padding after its last step."""
+        """Return one number for each trajectory, or float32 [steps] without the padding after its
+        last step.
+        """
         if self.mask is None:
             return [float(row[0]) for row in self.advantage]
         return [row[: _length(acted)] for row, acted in zip(self.advantage, self.mask, strict=True)]
 
     def returns_per_trajectory(self) -> list[NDArray[np.float32]]:
-        """Return the critic's targets, float32 [steps] for each trajectory. Raises: ValueError if there are none."""
+        """Return the critic's targets, float32 [steps] for each trajectory.
+
+        Raises: ValueError if there are none.
+        """
         if self.returns is None or self.mask is None:
-            raise ValueError("this advantage has no returns, expected them from 'gae' or 'marft_gae'.")
+            raise ValueError(
+                "this advantage has no returns, expected them from 'gae' or 'marft_gae'."
+            )
         return [row[: _length(acted)] for row, acted in zip(self.returns, self.mask, strict=True)]
 
 
@@ -162,7 +218,9 @@ AdvantageEstimator: TypeAlias = Callable[[RewardBatch], Advantages]
 
 
 def outcome_advantages(batch: RewardBatch, outcome: NDArray[np.floating]) -> Advantages:
-    """Give every step of a trajectory the same advantage: float [N] -> [N, S], 0 where masked, or [N, 1]."""
+    """Give every step of a trajectory the same advantage: float [N] -> [N, S], 0 where masked, or
+    [N, 1].
+    """
     column = np.asarray(outcome, dtype=np.float32)[:, None]
     if batch.mask is None:
         return Advantages(column)

@@ -17,7 +17,8 @@ def clipped_surrogate(
     dual_clip: float | None = None,
     level: RatioLevel = "token",
 ) -> tuple[Tensor, Diagnostics]:
-    """Compute PPO's clipped objective, negated to be a loss (Schulman et al. 2017, arXiv:1707.06347, eq. 7).
+    """Compute PPO's clipped objective, negated to be a loss (Schulman et al. 2017,
+    arXiv:1707.06347, eq. 7).
 
         loss = max(-A * rho, -A * clamp(rho, 1 - clip_low, 1 + clip_high))
         loss = min(loss, -A * dual_clip)   where A < 0 (Ye et al. 2020, arXiv:1912.09729)
@@ -27,11 +28,12 @@ def clipped_surrogate(
     Args:
         batch: rho = exp(log_prob - behavior_log_prob), at `level`.
         clip_low, clip_high: trust region of the ratio, [1 - clip_low, 1 + clip_high].
-        dual_clip: bound c > 1 on the loss of tokens with a negative advantage and a large ratio; None turns it off.
+        dual_clip: bound c > 1 on the loss of tokens with a negative advantage and a large ratio;
+            None turns it off.
         level: unit whose ratio is clipped; see `ratios`.
 
-    Returns: losses [B, T] with exact zeros where masked, and diagnostics; `clip_fraction` counts the tokens whose loss a
-    clip changed; these have no gradient.
+    Returns: losses [B, T] with exact zeros where masked, and diagnostics; `clip_fraction` counts
+    the tokens whose loss a clip changed; these have no gradient.
     """
     rho = ratios(batch, level)
     advantage, ratio = batch.masked_advantage, rho.ratio
@@ -41,4 +43,6 @@ def clipped_surrogate(
         losses = torch.where(advantage < 0.0, torch.minimum(losses, -advantage * dual_clip), losses)
     clipped = (losses != unclipped).detach()
     losses = torch.where(batch.mask, losses * rho.share, 0.0)
-    return losses, diagnose(rho.token_log_ratio, batch.mask, level_log_ratio=rho.log_ratio, clipped=clipped)
+    return losses, diagnose(
+        rho.token_log_ratio, batch.mask, level_log_ratio=rho.log_ratio, clipped=clipped
+    )

@@ -1,7 +1,9 @@
-"""Configuration of policy losses: a loss by name, with its parameters. Importing it does not import torch.
+"""Configuration of policy losses: a loss by name, with its parameters. Importing it does not import
+torch.
 
-Each loss has its own parameters. A field left at None takes the default of that loss (`PARAMETERS`); a field that
-the chosen loss does not have is rejected, so that no setting is silently ignored.
+Each loss has its own parameters. A field left at None takes the default of that loss
+(`PARAMETERS`); a field that the chosen loss does not have is rejected, so that no setting is
+silently ignored.
 """
 
 from collections.abc import Mapping
@@ -14,8 +16,8 @@ from vla_rl.errors import ConfigError
 from vla_rl.types import Config
 
 RatioLevel: TypeAlias = Literal["token", "action", "chunk", "sequence"]
-"""Unit whose probability ratio is clipped: one token, all tokens of one control step, all tokens of one row (an
-action chunk), or the whole sequence, length-normalised."""
+"""Unit whose probability ratio is clipped: one token, all tokens of one control step, all tokens of
+one row (an action chunk), or the whole sequence, length-normalised."""
 
 _CLIP: Final = {"clip_low": 0.2, "clip_high": 0.28}
 _COVARIANCE: Final = {"covariance_share": 2e-4}
@@ -42,33 +44,38 @@ PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
 """The parameters of each loss, with its defaults."""
 
 WITHOUT_TRUST_REGION: Final = frozenset({"gpg", "kl_cov"})
-"""Losses without a trust region: nothing limits how far they move the policy away from the weights that chose the
-data."""
+"""Losses without a trust region: nothing limits how far they move the policy away from the weights
+that chose the data."""
 
 
 class PolicyLossConfig(Config, frozen=True, kw_only=True):
-    """A policy loss by name, with its parameters; a parameter left at none takes that loss' own default."""
+    """A policy loss by name, with its parameters.
+
+    A parameter left at none takes that loss' own default.
+    """
 
     name: str = "ppo"
-    """Name of the loss: ppo, decoupled_ppo, gspo, gmpo, cispo, sapo, cpgd, gpg, clip_cov, kl_cov, dppo, ipo, icepop,
-    opsm, m2po, or your own function as `module:function`."""
+    """Name of the loss: ppo, decoupled_ppo, gspo, gmpo, cispo, sapo, cpgd, gpg, clip_cov, kl_cov,
+    dppo, ipo, icepop, opsm, m2po, or your own function as `module:function`."""
 
     level: RatioLevel | None = None
     """Unit whose probability ratio is clipped: token, action (one control step), chunk, or sequence
     (length-normalised)."""
 
     clip_low: float | None = None
-    """The ratio is clipped below 1 minus this value. gmpo: lower bound of the log-ratio, as a positive number."""
+    """The ratio is clipped below 1 minus this value. gmpo: lower bound of the log-ratio, as a
+    positive number."""
 
     clip_high: float | None = None
     """The ratio is clipped above 1 plus this value. gmpo: upper bound of the log-ratio."""
 
     dual_clip: float | None = None
-    """Bound, above 1, on the loss of tokens with a negative advantage and a large ratio; none turns it off."""
+    """Bound, above 1, on the loss of tokens with a negative advantage and a large ratio; none turns
+    it off."""
 
     behavior_weight_cap: float | None = None
-    """decoupled_ppo: drop tokens whose weight proximal / behavior is above this; at the levels action and chunk,
-    drop the whole control step or chunk."""
+    """decoupled_ppo: drop tokens whose weight proximal / behavior is above this; at the levels
+    action and chunk, drop the whole control step or chunk."""
 
     temperature_positive: float | None = None
     """sapo: steepness of the soft gate for tokens with a positive advantage."""
@@ -89,7 +96,8 @@ class PolicyLossConfig(Config, frozen=True, kw_only=True):
     """clip_cov: only tokens with a covariance below this may be clipped."""
 
     penalty_coef: float | None = None
-    """kl_cov: weight of |log-ratio| on the chosen tokens. dppo, ipo: weight of the squared log-ratio on all tokens."""
+    """kl_cov: weight of |log-ratio| on the chosen tokens. dppo, ipo: weight of the squared
+    log-ratio on all tokens."""
 
     probability_low: float | None = None
     """dppo, ipo: drop a token if its probability fell by more than this; 1 keeps every token."""
@@ -104,11 +112,12 @@ class PolicyLossConfig(Config, frozen=True, kw_only=True):
     """icepop: drop tokens whose ratio is above this."""
 
     max_sequence_kl: float | None = None
-    """opsm: drop a sequence with a negative advantage if the sampler's log-prob minus the current one, averaged over
-    its tokens, exceeds this, in nats. TRL suggests 0.5."""
+    """opsm: drop a sequence with a negative advantage if the sampler's log-prob minus the current
+    one, averaged over its tokens, exceeds this, in nats. TRL suggests 0.5."""
 
     max_second_moment: float | None = None
-    """m2po: drop tokens, those with the largest |log-ratio| first, until the mean squared log-ratio is at most this."""
+    """m2po: drop tokens, those with the largest |log-ratio| first, until the mean squared log-ratio
+    is at most this."""
 
     allow_unbounded: bool = False
     """Accept a loss without a trust region even if generation runs ahead of the learner."""
@@ -122,10 +131,14 @@ class PolicyLossConfig(Config, frozen=True, kw_only=True):
             unknown = sorted(self.chosen.keys() - PARAMETERS[self.name].keys())
             if unknown:
                 has = ", ".join(PARAMETERS[self.name]) or "no parameters"
-                raise ConfigError(f"policy loss {self.name!r} has no {unknown[0]}; it has: {has}. Leave the field out.")
+                raise ConfigError(
+                    f"policy loss {self.name!r} has no {unknown[0]}; it has: {has}. "
+                    "Leave the field out."
+                )
         if self.correction.is_active and self.name == "decoupled_ppo":
             raise ConfigError(
-                "PolicyLossConfig.correction is active with decoupled_ppo, expected one of them: both weigh by proximal / "
+                "PolicyLossConfig.correction is active with decoupled_ppo, expected one of them: "
+                "both weigh by proximal / "
                 "behavior, which would count it twice. Use name='ppo' with the correction."
             )
         self._check_ranges()
@@ -138,7 +151,9 @@ class PolicyLossConfig(Config, frozen=True, kw_only=True):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Every parameter of the loss, as set or by default; for a custom loss only those that were set."""
+        """Every parameter of the loss, as set or by default; for a custom loss only those that were
+        set.
+        """
         return {**PARAMETERS.get(self.name, {}), **self.chosen}
 
     @property
@@ -153,8 +168,8 @@ class PolicyLossConfig(Config, frozen=True, kw_only=True):
 
     @property
     def has_terms_without_advantage(self) -> bool:
-        """Whether the loss may have a gradient if every advantage is 0; True for a custom loss, because it cannot be
-        determined."""
+        """Whether the loss may have a gradient if every advantage is 0; True for a custom loss,
+        because it cannot be determined."""
         values = self.parameters
         drifts = bool(values.get("drift_coef") or values.get("penalty_coef"))
         return self.needs_reference or drifts or is_function_path(self.name)
@@ -171,7 +186,9 @@ class PolicyLossConfig(Config, frozen=True, kw_only=True):
 
     @property
     def needs_chosen_tokens(self) -> bool:
-        """Whether a micro-batch that is only part of a mini-batch needs `TokenBatch.chosen_tokens`."""
+        """Whether a micro-batch that is only part of a mini-batch needs
+        `TokenBatch.chosen_tokens`.
+        """
         return self.name in ("clip_cov", "kl_cov", "m2po")
 
     def _check_ranges(self) -> None:
@@ -188,7 +205,9 @@ class PolicyLossConfig(Config, frozen=True, kw_only=True):
             self.require(value is None or value > 0.0, field, "above 0")
         for low, high in (("covariance_low", "covariance_high"), ("weight_low", "weight_high")):
             if low in values and not values[low] <= values[high]:  # NaN neither
-                raise ConfigError(f"{low} = {values[low]} and {high} = {values[high]}, expected {low} <= {high}.")
+                raise ConfigError(
+                    f"{low} = {values[low]} and {high} = {values[high]}, expected {low} <= {high}."
+                )
         share = values.get("covariance_share")
         self.require(share is None or share <= 1.0, "covariance_share", "a share in [0, 1]")
 
@@ -214,12 +233,13 @@ _NOT_NEGATIVE: Final = (
 def policy_loss_for(
     config: PolicyLossConfig, max_staleness: int, *, steps_once_per_update: bool = True
 ) -> PolicyLossConfig:
-    """Return the configured loss if it is safe in a run whose generation may be `max_staleness` updates ahead of the
-    learner.
+    """Return the configured loss if it is safe in a run whose generation may be `max_staleness`
+    updates ahead of the learner.
 
-    The default, `ppo`, has a trust region at every staleness. A loss without one is rejected if it would see data of
-    older weights: if `max_staleness` is above 0, or if an update has several optimizer steps, because only the first
-    step has the weights that acted. `allow_unbounded` accepts it. Your own loss (`module:function`) is always accepted.
+    The default, `ppo`, has a trust region at every staleness. A loss without one is rejected if it
+    would see data of older weights: if `max_staleness` is above 0, or if an update has several
+    optimizer steps, because only the first step has the weights that acted. `allow_unbounded`
+    accepts it. Your own loss (`module:function`) is always accepted.
 
     Raises: ConfigError for a loss without a trust region.
     """
@@ -227,12 +247,15 @@ def policy_loss_for(
         return config
     if max_staleness > 0:
         raise ConfigError(
-            f"policy loss {config.name!r} has no trust region, expected one if max_staleness = {max_staleness} > 0: "
+            f"policy loss {config.name!r} has no trust region, expected one if max_staleness = "
+            f"{max_staleness} > 0: "
             "choose ppo or decoupled_ppo, set max_staleness=0, or set allow_unbounded=True."
         )
     if not steps_once_per_update:
         raise ConfigError(
-            f"policy loss {config.name!r} has no trust region, expected one if an update has several optimizer steps: "
-            "choose ppo or decoupled_ppo, leave out epochs and minibatch_trajectories, or set allow_unbounded=True."
+            f"policy loss {config.name!r} has no trust region, expected one if an update has "
+            "several optimizer steps: "
+            "choose ppo or decoupled_ppo, leave out epochs and minibatch_trajectories, or set "
+            "allow_unbounded=True."
         )
     return config

@@ -26,14 +26,18 @@ def decoupled_surrogate(
     behavior_weight_cap: float = 5.0,
     level: RatioLevel = "token",
 ) -> tuple[Tensor, Diagnostics]:
-    """Clip around the trainer's own recent weights, and weigh tokens by how these differ from the weights that acted.
+    """Clip around the trainer's own recent weights, and weigh tokens by how these differ from the
+    weights that acted.
 
-        loss = w * PPO(exp(log_prob - proximal_log_prob)),    w from `behavior_weights`, 0 where dropped
+        loss = w * PPO(exp(log_prob - proximal_log_prob)),    w from `behavior_weights`, 0 where
+        dropped
 
-    Hilton et al. 2021, arXiv:2110.00641; AReaL, arXiv:2505.24298. Dropped tokens stay in the denominators, as in AReaL;
-    RLinf averages over those that are kept. At the level "sequence" the ratio is the mean over the kept tokens.
+    Hilton et al. 2021, arXiv:2110.00641; AReaL, arXiv:2505.24298. Dropped tokens stay in the
+    denominators, as in AReaL; RLinf averages over those that are kept. At the level "sequence" the
+    ratio is the mean over the kept tokens.
 
-    At the level "sequence", a trajectory that spans several rows needs `correction_weight` and `sequence_log_ratio`.
+    At the level "sequence", a trajectory that spans several rows needs `correction_weight` and
+    `sequence_log_ratio`.
 
     Raises: ValueError without `proximal_log_prob`.
     """
@@ -48,22 +52,31 @@ def decoupled_surrogate(
     )
     dropped = batch.mask & (weight == 0.0)
     reported = dataclasses.replace(
-        diagnostics, num_dropped=dropped.float().sum(), extra_sums={"behavior_weight_mean": weight.float().sum()}
+        diagnostics,
+        num_dropped=dropped.float().sum(),
+        extra_sums={"behavior_weight_mean": weight.float().sum()},
     )
     return torch.where(dropped, 0.0, losses * weight), reported
 
 
 def behavior_weights(
-    batch: TokenBatch, *, behavior_weight_cap: float, level: RatioLevel, sequence: Tensor | None = None
+    batch: TokenBatch,
+    *,
+    behavior_weight_cap: float,
+    level: RatioLevel,
+    sequence: Tensor | None = None,
 ) -> Tensor:
-    """Divide the probability of a choice under the trainer's weights before the update by its probability in the engine.
+    """Divide the probability of a choice under the trainer's weights before the update by its
+    probability in the engine.
 
-        kappa_t = exp(proximal_log_prob - behavior_log_prob), at the level of the ratio: of one token, or the product over a
-                  control step or a row; dropped if it is above behavior_weight_cap
-        w_t     = kappa_t;  at the level "sequence" the mean of kappa over the sequence's tokens that are kept
+        kappa_t = exp(proximal_log_prob - behavior_log_prob), at the level of the ratio: of one
+                  token, or the product over a control step or a row; dropped if it is above
+                  behavior_weight_cap
+        w_t     = kappa_t;  at the level "sequence" the mean of kappa over the sequence's tokens
+                that are kept
 
-    A ratio that tokens share has one weight for all of them, as in AReaL (sequence) and RLinf (action, chunk): separate
-    weights would distort the gradient of their common objective.
+    A ratio that tokens share has one weight for all of them, as in AReaL (sequence) and RLinf
+    (action, chunk): separate weights would distort the gradient of their common objective.
 
     Args:
         batch: with `proximal_log_prob`; the current policy is not read.

@@ -9,7 +9,8 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """Sums over the unmasked tokens of one micro-batch, kept on the device; `a + b` combines micro-batches exactly.
+    """Sums over the unmasked tokens of one micro-batch, kept on the device; `a + b` combines
+    micro-batches exactly.
 
     Attributes: float32 [] tensors without gradient.
         num_tokens: number of unmasked tokens.
@@ -41,12 +42,15 @@ class Diagnostics:
             k3_sum=self.k3_sum + other.k3_sum,
             num_clipped=self.num_clipped + other.num_clipped,
             num_dropped=self.num_dropped + other.num_dropped,
-            extra_sums={name: self.extra_sums.get(name, zero) + other.extra_sums.get(name, zero) for name in names},
+            extra_sums={
+                name: self.extra_sums.get(name, zero) + other.extra_sums.get(name, zero)
+                for name in names
+            },
         )
 
     def metrics(self) -> dict[str, float]:
-        """Return `ratio_mean`, `ratio_max`, `kl_k1`, `kl_k3`, `clip_fraction`, `dropped_fraction` and the extra metrics;
-        empty if every token was masked."""
+        """Return `ratio_mean`, `ratio_max`, `kl_k1`, `kl_k3`, `clip_fraction`, `dropped_fraction`
+        and the extra metrics; empty if every token was masked."""
         num_tokens = float(self.num_tokens)
         if num_tokens == 0.0:
             return {}
@@ -92,6 +96,7 @@ def diagnose(
         num_clipped=zero if clipped is None else (clipped & mask).float().sum(),
         num_dropped=zero if dropped is None else (dropped & mask).float().sum(),
         extra_sums={
-            name: torch.where(mask, value.detach().float(), 0.0).sum() for name, value in (extra or {}).items()
+            name: torch.where(mask, value.detach().float(), 0.0).sum()
+            for name, value in (extra or {}).items()
         },
     )

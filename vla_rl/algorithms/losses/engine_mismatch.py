@@ -1,10 +1,13 @@
-"""Correction and metrics for an engine and a trainer that disagree about the log-probs of the same weights.
+"""Correction and metrics for an engine and a trainer that disagree about the log-probs of the same
+weights.
 
-    kappa_t = exp(proximal_log_prob - behavior_log_prob)      probabilities under the acting weights: trainer's / engine's
+    kappa_t = exp(proximal_log_prob - behavior_log_prob)      probabilities under the acting
+    weights: trainer's / engine's
 
-Two programs never compute the same log-probs to the last bit, and a quantised or differently batched engine differs more. A
-correction weighs or drops tokens by kappa, a constant: gradients flow through log_prob / proximal_log_prob. It is computed
-once over a whole update, because sequences may span rows and micro-batches.
+Two programs never compute the same log-probs to the last bit, and a quantised or differently
+batched engine differs more. A correction weighs or drops tokens by kappa, a constant: gradients
+flow through log_prob / proximal_log_prob. It is computed once over a whole update, because
+sequences may span rows and micro-batches.
 """
 
 from dataclasses import dataclass
@@ -20,10 +23,11 @@ from vla_rl.algorithms.precision import full_precision
 
 @dataclass(frozen=True)
 class MismatchDiagnostics:
-    """Sums over the unmasked tokens and the sequences of some rows, float64 []; `a + b` combines whole sequences
-    exactly.
+    """Sums over the unmasked tokens and the sequences of some rows, float64 []; `a + b` combines
+    whole sequences exactly.
 
-    d = proximal_log_prob - behavior_log_prob; kappa = exp(d); K = the product of kappa over a sequence.
+    d = proximal_log_prob - behavior_log_prob; kappa = exp(d); K = the product of kappa over a
+    sequence.
     """
 
     num_tokens: Tensor
@@ -38,13 +42,18 @@ class MismatchDiagnostics:
 
     def __add__(self, other: "MismatchDiagnostics") -> "MismatchDiagnostics":
         """Combine the diagnostics of two sets of sequences."""
-        sums = {name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__}
-        return MismatchDiagnostics(**(sums | {"abs_max": torch.maximum(self.abs_max, other.abs_max)}))
+        sums = {
+            name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__
+        }
+        return MismatchDiagnostics(
+            **(sums | {"abs_max": torch.maximum(self.abs_max, other.abs_max)})
+        )
 
     def metrics(self) -> dict[str, float]:
-        """Return `log_prob_gap_mean` and `_max` (|d|), `engine_kl_k1` and `_k3` (of KL(engine || trainer)),
-        `engine_chi2_token` and `_sequence` (E[kappa^2] - 1), `engine_ess` (effective share of the tokens, (sum
-        kappa)^2 / (n sum kappa^2)) and `engine_dropped_fraction`; empty if every token was masked."""
+        """Return `log_prob_gap_mean` and `_max` (|d|), `engine_kl_k1` and `_k3` (of KL(engine ||
+        trainer)), `engine_chi2_token` and `_sequence` (E[kappa^2] - 1), `engine_ess` (effective
+        share of the tokens, (sum kappa)^2 / (n sum kappa^2)) and `engine_dropped_fraction`; empty
+        if every token was masked."""
         num = float(self.num_tokens)
         if num == 0.0:
             return {}
@@ -55,7 +64,8 @@ class MismatchDiagnostics:
             "engine_kl_k1": -float(self.d_sum) / num,
             "engine_kl_k3": (kappa - num - float(self.d_sum)) / num,
             "engine_chi2_token": square / num - 1.0,
-            "engine_chi2_sequence": float(self.sequence_square_sum) / float(self.num_sequences) - 1.0,
+            "engine_chi2_sequence": float(self.sequence_square_sum) / float(self.num_sequences)
+            - 1.0,
             "engine_ess": kappa**2 / (num * square),
             "engine_dropped_fraction": float(self.num_dropped) / num,
         }
@@ -79,23 +89,29 @@ def engine_correction(
     mask: Tensor,
     sequence: Tensor | None = None,
 ) -> Correction:
-    """Compute weights for the losses of a whole update, and their diagnostics, also if the config corrects nothing.
+    """Compute weights for the losses of a whole update, and their diagnostics, also if the config
+    corrects nothing.
 
-        truncate (TIS, Yao et al. 2025)    w_t = min(kappa_t, C), or min(prod kappa, C) for the sequence
-        mask (IcePop, arXiv:2510.18855)    w_t = 0 where kappa_t, or for the sequence prod kappa or exp(mean log kappa),
-                                           leaves [mask_low, mask_high]
+        truncate (TIS, Yao et al. 2025)    w_t = min(kappa_t, C), or min(prod kappa, C) for the
+        sequence mask (IcePop, arXiv:2510.18855)    w_t = 0 where kappa_t, or for the sequence prod
+                                           kappa or exp(mean log kappa), leaves [mask_low,
+                                           mask_high]
         veto                               w = 0 for a sequence in which some kappa_t < veto_below
 
     Masks use kappa before truncation. Dropped tokens stay in the denominators of the aggregation.
 
     Args:
         config: settings of the correction.
-        proximal_log_prob: float [B, T], computed by the trainer with the weights that acted, or its newest ones.
+        proximal_log_prob: float [B, T], computed by the trainer with the weights that acted, or its
+            newest ones.
         behavior_log_prob: float [B, T], as the engine reported them.
         mask: bool [B, T].
         sequence: int64 [B], id of the sequence that each row belongs to; None: every row is one.
     """
-    proximal, behavior = full_precision(proximal_log_prob.detach()), full_precision(behavior_log_prob.detach())
+    proximal, behavior = (
+        full_precision(proximal_log_prob.detach()),
+        full_precision(behavior_log_prob.detach()),
+    )
     d = torch.where(mask, proximal, 0.0) - torch.where(mask, behavior, 0.0)
     d = d.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     kappa = d.exp()
@@ -119,7 +135,9 @@ def engine_correction(
     return Correction(torch.where(kept, weight, 0.0), _diagnostics(d, mask, dropped, rows))
 
 
-def _diagnostics(d: Tensor, mask: Tensor, dropped: Tensor, rows: SequencesOfRows) -> MismatchDiagnostics:
+def _diagnostics(
+    d: Tensor, mask: Tensor, dropped: Tensor, rows: SequencesOfRows
+) -> MismatchDiagnostics:
     d, weight = d.double(), mask.double()
     kappa = d.exp()
     has_tokens = rows.by_sequence(weight) > 0

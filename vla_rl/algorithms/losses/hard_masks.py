@@ -1,4 +1,6 @@
-"""Losses that keep the exact importance-weighted gradient inside a trust region, and drop tokens outside it."""
+"""Losses that keep the exact importance-weighted gradient inside a trust region, and drop tokens
+outside it.
+"""
 
 import torch
 from torch import Tensor
@@ -11,23 +13,27 @@ from vla_rl.algorithms.losses.token_batch import TokenBatch
 def dppo(
     batch: TokenBatch, *, probability_low: float, probability_high: float, penalty_coef: float
 ) -> tuple[Tensor, Diagnostics]:
-    """DPPO: a trust region on probabilities instead of ratios, with a weak pull back (Qi et al. 2026, arXiv:2602.04879,
-    with the penalty that prime-rl adds).
+    """DPPO: a trust region on probabilities instead of ratios, with a weak pull back (Qi et al.
+    2026, arXiv:2602.04879, with the penalty that prime-rl adds).
 
         dropped where A > 0 and p - q > probability_high, or A <= 0 and p - q < -probability_low
         loss = -A * rho (kept) or 0 (dropped), + penalty_coef * (log rho)^2 for every token
 
-    p = exp(log_prob), q = exp(behavior_log_prob). A rare token may change its ratio a lot before its probability moves.
+    p = exp(log_prob), q = exp(behavior_log_prob). A rare token may change its ratio a lot before
+    its probability moves.
     """
     change = _probability_change(batch)
-    dropped = torch.where(batch.masked_advantage > 0.0, change > probability_high, change < -probability_low)
+    dropped = torch.where(
+        batch.masked_advantage > 0.0, change > probability_high, change < -probability_low
+    )
     return _pulled_back(batch, dropped, penalty_coef)
 
 
 def ipo(
     batch: TokenBatch, *, probability_low: float, probability_high: float, penalty_coef: float
 ) -> tuple[Tensor, Diagnostics]:
-    """IPO: the trust region of `dppo` on both sides, whatever the advantage, with the same pull back (prime-rl's `ipo`).
+    """IPO: the trust region of `dppo` on both sides, whatever the advantage, with the same pull
+    back (prime-rl's `ipo`).
 
         dropped if p - q > probability_high or p - q < -probability_low
         loss = -A * rho (kept) or 0 (dropped), + penalty_coef * (log rho)^2 for every token
@@ -35,10 +41,14 @@ def ipo(
     prime-rl has one threshold, 0.1, for both sides. `penalty_coef=0.0` turns the pull back off.
     """
     change = _probability_change(batch)
-    return _pulled_back(batch, (change > probability_high) | (change < -probability_low), penalty_coef)
+    return _pulled_back(
+        batch, (change > probability_high) | (change < -probability_low), penalty_coef
+    )
 
 
-def icepop(batch: TokenBatch, *, weight_low: float, weight_high: float) -> tuple[Tensor, Diagnostics]:
+def icepop(
+    batch: TokenBatch, *, weight_low: float, weight_high: float
+) -> tuple[Tensor, Diagnostics]:
     """IcePop: the ratio as a weight, 0 outside an interval (Ling team 2025, arXiv:2510.18855).
 
     loss = -A * rho   where weight_low <= rho <= weight_high, else 0
@@ -48,13 +58,14 @@ def icepop(batch: TokenBatch, *, weight_low: float, weight_high: float) -> tuple
 
 
 def m2po(batch: TokenBatch, *, max_second_moment: float) -> tuple[Tensor, Diagnostics]:
-    """M2PO: drop the farthest tokens until the second moment of the log-ratio is small (Zheng et al. 2025,
-    arXiv:2510.01161).
+    """M2PO: drop the farthest tokens until the second moment of the log-ratio is small (Zheng et
+    al. 2025, arXiv:2510.01161).
 
-        loss = -A * rho for the largest set of nearest tokens with mean (log rho)^2 <= max_second_moment, else 0
+        loss = -A * rho for the largest set of nearest tokens with mean (log rho)^2 <=
+        max_second_moment, else 0
 
-    The moment is that of the batch from which tokens are chosen: the whole mini-batch if a learner passes its choice as
-    `TokenBatch.chosen_tokens`, else the loss's own batch.
+    The moment is that of the batch from which tokens are chosen: the whole mini-batch if a learner
+    passes its choice as `TokenBatch.chosen_tokens`, else the loss's own batch.
     """
     dropped = batch.chosen_tokens
     if dropped is None:
@@ -72,8 +83,12 @@ def dropped_by_m2po(batch: TokenBatch, *, max_second_moment: float) -> Tensor:
     return dropped.reshape(batch.mask.shape)
 
 
-def _pulled_back(batch: TokenBatch, dropped: Tensor, penalty_coef: float) -> tuple[Tensor, Diagnostics]:
-    """Compute the loss without the dropped tokens, and add the squared log-ratio of every token, dropped ones included."""
+def _pulled_back(
+    batch: TokenBatch, dropped: Tensor, penalty_coef: float
+) -> tuple[Tensor, Diagnostics]:
+    """Compute the loss without the dropped tokens, and add the squared log-ratio of every token,
+    dropped ones included.
+    """
     losses, diagnostics = _masked_importance(batch, dropped)
     return losses + penalty_coef * token_log_ratio(batch).square(), diagnostics
 

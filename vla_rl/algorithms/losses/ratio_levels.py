@@ -1,8 +1,10 @@
 """Probability ratios at the level at which they are clipped: token, control step, row, or sequence.
 
-The loss of a control step or a row is divided equally among its unmasked tokens. So the sum of losses over tokens is the
-sum over control steps or rows, and if the policies agree (ratio 1) the gradient is the plain policy gradient at every
-level: the level changes what is clipped together, not the size of a step. Other systems average over control steps instead,
+The loss of a control step or a row is divided equally among its unmasked tokens. So the sum of
+losses over tokens is the sum over control steps or rows, and if the policies agree (ratio 1) the
+gradient is the plain policy gradient at every
+level: the level changes what is clipped together, not the size of a step. Other systems average
+    over control steps instead,
 which multiplies the gradient by the number of tokens.
 """
 
@@ -27,7 +29,8 @@ MAX_SEQUENCE_LOG_RATIO: Final = 10.0
 class Ratios:
     """Attributes:
     token_log_ratio: float [B, T], log_prob - behavior_log_prob, 0 where masked, clamped.
-    log_ratio: float [B, T], at the level; every token carries that of its control step, row or sequence.
+    log_ratio: float [B, T], at the level; every token carries that of its control step, row or
+        sequence.
     share: float [B, T], the part of that unit's loss that the token carries, or 1.0.
     """
 
@@ -54,7 +57,8 @@ def ratios(batch: TokenBatch, level: RatioLevel = "token") -> Ratios:
         token      log rho_t = l_t,              l_t = log_prob - behavior_log_prob
         action     log rho_t = sum of l over the tokens of t's control step
         chunk      log rho_t = sum of l over the row
-        sequence   log rho_t = sg(mean of l over the sequence) + log_prob_t - sg(log_prob_t)  (GSPO, arXiv:2507.18071)
+        sequence   log rho_t = sg(mean of l over the sequence) + log_prob_t - sg(log_prob_t)  (GSPO,
+                   arXiv:2507.18071)
 
     Raises: ValueError for the level "action" without `action_tokens`.
     """
@@ -66,21 +70,26 @@ def ratios(batch: TokenBatch, level: RatioLevel = "token") -> Ratios:
         mean = sequence_mean(batch, by_token)
         return Ratios(by_token, (mean + through).clamp(max=MAX_SEQUENCE_LOG_RATIO), 1.0)
     if level == "action" and batch.action_tokens is None:
-        raise ValueError("the ratio level 'action' needs TokenBatch.action_tokens, the tokens of one control step.")
+        raise ValueError(
+            "the ratio level 'action' needs TokenBatch.action_tokens, the tokens of "
+            "one control step."
+        )
     num_rows, num_tokens = batch.mask.shape
     size = max((batch.action_tokens if level == "action" else num_tokens) or 1, 1)
     units = (num_rows, num_tokens // size, size)
     total = by_token.reshape(units).sum(dim=-1, keepdim=True).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     count = batch.mask.reshape(units).sum(dim=-1, keepdim=True).clamp(min=1)
     spread = torch.ones_like(by_token).reshape(units)
-    return Ratios(by_token, (total * spread).reshape_as(by_token), (spread / count).reshape_as(by_token))
+    return Ratios(
+        by_token, (total * spread).reshape_as(by_token), (spread / count).reshape_as(by_token)
+    )
 
 
 def sequence_mean(batch: TokenBatch, by_token: Tensor) -> Tensor:
     """Average a log-ratio over the sequence: float [B, 1], constant.
 
-    The mean is over the row, or given by `TokenBatch.sequence_log_ratio`. Tokens that a correction drops do not count, as
-    in verl and AReaL.
+    The mean is over the row, or given by `TokenBatch.sequence_log_ratio`. Tokens that a correction
+    drops do not count, as in verl and AReaL.
     """
     if batch.sequence_log_ratio is not None:
         return batch.sequence_log_ratio.detach()

@@ -53,7 +53,8 @@ POLICY_LOSSES: Final = MappingProxyType[str, Callable[..., tuple[Tensor, Diagnos
 def policy_loss(config: PolicyLossConfig) -> PolicyLoss:
     """Return the loss that a config describes, to be called once per micro-batch.
 
-    Raises: ConfigError for a name that is neither known nor a function, or a parameter that a custom function lacks.
+    Raises: ConfigError for a name that is neither known nor a function, or a parameter that a
+    custom function lacks.
     """
     loss = _named_loss(config)
     if config.correction.is_active:
@@ -69,20 +70,31 @@ def _named_loss(config: PolicyLossConfig) -> PolicyLoss:
     function: Any = load_function(config.name, "policy loss")
     unknown = sorted(config.chosen.keys() - inspect.signature(function).parameters.keys())
     if unknown:
-        raise ConfigError(f"policy loss {config.name!r} has no keyword argument {unknown[0]!r}; leave the field out.")
+        raise ConfigError(
+            f"policy loss {config.name!r} has no keyword argument {unknown[0]!r}; "
+            "leave the field out."
+        )
     own: PolicyLoss = partial(function, **config.chosen)
     return own
 
 
-def _corrected(batch: TokenBatch, *, loss: PolicyLoss, config: CorrectionConfig) -> tuple[Tensor, Diagnostics]:
-    """Weigh a loss whose ratio is against the trainer's own log-probs; only the weight contains the engine's difference."""
+def _corrected(
+    batch: TokenBatch, *, loss: PolicyLoss, config: CorrectionConfig
+) -> tuple[Tensor, Diagnostics]:
+    """Weigh a loss whose ratio is against the trainer's own log-probs.
+
+    Only the weight contains the engine's difference.
+    """
     proximal = batch.constant("proximal_log_prob", "PolicyLossConfig.correction")
     weight = batch.correction_weight
     if weight is None:
         weight = engine_correction(config, proximal, batch.behavior_log_prob, batch.mask).weight
     weight = torch.where(batch.mask, weight, 0.0).detach()
     around = dataclasses.replace(
-        batch, behavior_log_prob=proximal, sampler_log_prob=batch.behavior_log_prob, correction_weight=weight
+        batch,
+        behavior_log_prob=proximal,
+        sampler_log_prob=batch.behavior_log_prob,
+        correction_weight=weight,
     )
     losses, diagnostics = loss(around)
     dropped = batch.mask & (weight == 0.0)
@@ -93,7 +105,9 @@ def _corrected(batch: TokenBatch, *, loss: PolicyLoss, config: CorrectionConfig)
     return torch.where(dropped, 0.0, losses * weight), _with_extra(diagnostics, extra)
 
 
-def _held_to_reference(batch: TokenBatch, *, loss: PolicyLoss, config: KlLossConfig) -> tuple[Tensor, Diagnostics]:
+def _held_to_reference(
+    batch: TokenBatch, *, loss: PolicyLoss, config: KlLossConfig
+) -> tuple[Tensor, Diagnostics]:
     """Add coef * estimate of KL(policy || reference) to a loss."""
     reference = batch.constant("reference_log_prob", "PolicyLossConfig.kl")
     losses, diagnostics = loss(batch)

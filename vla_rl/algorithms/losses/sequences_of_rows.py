@@ -15,10 +15,15 @@ class SequencesOfRows:
     """
 
     def __init__(self, mask: Tensor, sequence: Tensor | None) -> None:
-        rows = torch.arange(len(mask), device=mask.device) if sequence is None else sequence.to(mask.device)
+        rows = (
+            torch.arange(len(mask), device=mask.device)
+            if sequence is None
+            else sequence.to(mask.device)
+        )
         if rows.shape != mask.shape[:1]:
             raise ValueError(
-                f"sequence is {list(rows.shape)}, expected {list(mask.shape[:1])}: one id per row of mask."
+                f"sequence is {list(rows.shape)}, expected {list(mask.shape[:1])}: one id per row "
+                "of mask."
             )
         ids, self.position = torch.unique(rows, return_inverse=True)
         self.size = len(ids)
@@ -32,6 +37,8 @@ class SequencesOfRows:
         return self.by_sequence(values)[self.position]
 
     def means(self, values: Tensor, counted: Tensor) -> Tensor:
-        """Average float [B, T] over the counted tokens of each row's sequence: [B, 1]; 0 if none is counted."""
+        """Average float [B, T] over the counted tokens of each row's sequence: [B, 1]; 0 if none is
+        counted.
+        """
         sums = self.sums(torch.where(counted, values, 0.0))
         return (sums / self.sums(counted.to(values.dtype)).clamp(min=1))[:, None]

@@ -23,23 +23,26 @@ class TokenBatch:
         log_prob: float [B, T], current policy; the only input that carries a gradient.
         behavior_log_prob: float [B, T], under the weights that acted, as the engine reported them.
         advantage: float [B, T], or [B, 1] for one number per row.
-        mask: bool [B, T], True where the policy chose the token; ends at the exact step that ended the episode.
-        proximal_log_prob: float [B, T], the trainer's weights before this update, computed by the trainer.
+        mask: bool [B, T], True where the policy chose the token; ends at the exact step that ended
+            the episode.
+        proximal_log_prob: float [B, T], the trainer's weights before this update, computed by the
+            trainer.
         reference_log_prob: float [B, T], frozen reference policy.
-        sequence_log_ratio: float [B, 1], detached mean of log_prob - behavior_log_prob over the whole sequence that the row
-            belongs to; needed only if a sequence spans several rows. With a correction, and for decoupled_ppo, it is
-            against `proximal_log_prob`, like the ratio, and over the tokens that are not dropped.
-        action_tokens: number of tokens of one control step, for the ratio level "action"; they are adjacent, and T is a
-            multiple of it.
-        correction_weight: float [B, T], constant factor of the losses, from `engine_correction` or, for decoupled_ppo,
-            `behavior_weights` over the whole update; None computes it from this micro-batch, which is the same if every
-            row is a whole sequence.
-        chosen_tokens: bool [B, T], tokens that clip_cov, kl_cov or m2po drop or penalise, from `chosen_tokens` over the
-            whole mini-batch; None chooses from this micro-batch.
-        sampler_log_prob: float [B, T], the engine's log-probs in a batch whose `behavior_log_prob` a correction replaced by
-            the trainer's own; None: `behavior_log_prob` is the engine's.
-        sequence_drift: float [B, 1], from `sequence_drift` over the whole sequence that the row belongs to; needed by opsm
-            only, if a sequence spans several rows.
+        sequence_log_ratio: float [B, 1], detached mean of log_prob - behavior_log_prob over the
+            whole sequence that the row belongs to; needed only if a sequence spans several rows.
+            With a correction, and for decoupled_ppo, it is against `proximal_log_prob`, like the
+            ratio, and over the tokens that are not dropped.
+        action_tokens: number of tokens of one control step, for the ratio level "action"; they are
+            adjacent, and T is a multiple of it.
+        correction_weight: float [B, T], constant factor of the losses, from `engine_correction` or,
+            for decoupled_ppo, `behavior_weights` over the whole update; None computes it from this
+            micro-batch, which is the same if every row is a whole sequence.
+        chosen_tokens: bool [B, T], tokens that clip_cov, kl_cov or m2po drop or penalise, from
+            `chosen_tokens` over the whole mini-batch; None chooses from this micro-batch.
+        sampler_log_prob: float [B, T], the engine's log-probs in a batch whose `behavior_log_prob`
+            a correction replaced by the trainer's own; None: `behavior_log_prob` is the engine's.
+        sequence_drift: float [B, 1], from `sequence_drift` over the whole sequence that the row
+            belongs to; needed by opsm only, if a sequence spans several rows.
 
     Raises: ValueError for shapes or a mask dtype that do not fit.
     """
@@ -61,19 +64,29 @@ class TokenBatch:
         self._convert()
         if self.mask.ndim != 2 or self.mask.dtype is not torch.bool:
             raise ValueError(
-                f"mask is {self.mask.dtype} {list(self.mask.shape)}, expected torch.bool [B, T]; use mask != 0."
+                f"mask is {self.mask.dtype} {list(self.mask.shape)}, expected torch.bool [B, T]; "
+                "use mask != 0."
             )
         full, column = self.mask.shape, (self.mask.shape[0], 1)
-        for name in ("log_prob", "behavior_log_prob", "proximal_log_prob", "reference_log_prob", "sampler_log_prob"):
+        for name in (
+            "log_prob",
+            "behavior_log_prob",
+            "proximal_log_prob",
+            "reference_log_prob",
+            "sampler_log_prob",
+        ):
             self._check_shape(name, full)
         self._check_shape("correction_weight", full)
         self._check_shape("chosen_tokens", full)
         self._check_shape("advantage", full, column)
         self._check_shape("sequence_log_ratio", column)
         self._check_shape("sequence_drift", column)
-        if self.action_tokens is not None and (self.action_tokens < 1 or self.mask.shape[1] % self.action_tokens):
+        if self.action_tokens is not None and (
+            self.action_tokens < 1 or self.mask.shape[1] % self.action_tokens
+        ):
             raise ValueError(
-                f"a row has {self.mask.shape[1]} tokens and action_tokens is {self.action_tokens}, expected a divisor."
+                f"a row has {self.mask.shape[1]} tokens and action_tokens is "
+                f"{self.action_tokens}, expected a divisor."
             )
 
     def _convert(self) -> None:
@@ -88,7 +101,10 @@ class TokenBatch:
         tensor: Tensor | None = getattr(self, name)
         if tensor is not None and tensor.shape not in expected:
             shapes = " or ".join(str(list(shape)) for shape in dict.fromkeys(expected))
-            raise ValueError(f"{name} is {list(tensor.shape)}, expected {shapes}, as mask is {list(self.mask.shape)}.")
+            raise ValueError(
+                f"{name} is {list(tensor.shape)}, expected {shapes}, as mask is "
+                f"{list(self.mask.shape)}."
+            )
 
     @property
     def masked_advantage(self) -> Tensor:
@@ -102,16 +118,24 @@ class TokenBatch:
 
     @property
     def counted(self) -> Tensor:
-        """Unmasked tokens that no correction drops, bool [B, T]; a sequence's ratio is the mean over these."""
-        return self.mask if self.correction_weight is None else self.mask & (self.correction_weight != 0.0)
+        """Unmasked tokens that no correction drops, bool [B, T].
+
+        A sequence's ratio is the mean over these.
+        """
+        return (
+            self.mask
+            if self.correction_weight is None
+            else self.mask & (self.correction_weight != 0.0)
+        )
 
     def constant(self, name: str, needed_by: str) -> Tensor:
-        """Return the log-probs of another policy: float [B, T], constant, 0 where masked. Raises: ValueError if they are
-        None."""
+        """Return the log-probs of another policy: float [B, T], constant, 0 where masked. Raises:
+        ValueError if they are None."""
         tensor: Tensor | None = getattr(self, name)
         if tensor is None:
             raise ValueError(
-                f"{needed_by} needs TokenBatch.{name}, but it is None; have it computed before the update."
+                f"{needed_by} needs TokenBatch.{name}, but it is None; have it computed before "
+                "the update."
             )
         return torch.where(self.mask, tensor, 0.0).detach()
 
@@ -122,4 +146,5 @@ class TokenBatch:
 
 
 PolicyLoss: TypeAlias = Callable[[TokenBatch], tuple[Tensor, Diagnostics]]
-"""Function that returns losses float [B, T], exact zeros where masked, and diagnostics that add up over micro-batches."""
+"""Function that returns losses float [B, T], exact zeros where masked, and diagnostics that add up
+over micro-batches."""

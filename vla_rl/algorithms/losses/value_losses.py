@@ -26,12 +26,16 @@ class ValueDiagnostics:
     def __add__(self, other: "ValueDiagnostics") -> "ValueDiagnostics":
         """Combine the diagnostics of two micro-batches."""
         return ValueDiagnostics(
-            **{name: getattr(self, name) + getattr(other, name) for name in self.__dataclass_fields__}
+            **{
+                name: getattr(self, name) + getattr(other, name)
+                for name in self.__dataclass_fields__
+            }
         )
 
     def metrics(self) -> dict[str, float]:
-        """Return `value_mean`, `return_mean`, `value_clip_fraction` and `explained_variance` = 1 - var(R - V) / var(R),
-        which is left out if all returns R are equal; empty if everything was masked."""
+        """Return `value_mean`, `return_mean`, `value_clip_fraction` and `explained_variance` = 1 -
+        var(R - V) / var(R), which is left out if all returns R are equal; empty if everything was
+        masked."""
         num = float(self.num_values)
         if num == 0.0:
             return {}
@@ -54,8 +58,12 @@ ValueLoss: TypeAlias = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, 
 def value_loss(config: ValueLossConfig) -> ValueLoss:
     """Return the critic's loss that a config describes."""
 
-    def loss(values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor) -> tuple[Tensor, ValueDiagnostics]:
-        return clipped_value_loss(values, old_values, returns, mask, clip=config.clip, huber_delta=config.huber_delta)
+    def loss(
+        values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor
+    ) -> tuple[Tensor, ValueDiagnostics]:
+        return clipped_value_loss(
+            values, old_values, returns, mask, clip=config.clip, huber_delta=config.huber_delta
+        )
 
     return loss
 
@@ -69,26 +77,32 @@ def clipped_value_loss(
     clip: float | None = None,
     huber_delta: float | None = None,
 ) -> tuple[Tensor, ValueDiagnostics]:
-    """Compute PPO's value loss: the larger of the error and the error of the value clipped around its old one.
+    """Compute PPO's value loss: the larger of the error and the error of the value clipped around
+    its old one.
 
-        e(v) = (v - R)^2 / 2,  or Huber: e(v) = (v - R)^2 / 2 where |v - R| <= delta, else delta * (|v - R| - delta / 2)
-        loss = max(e(V), e(clamp(V, V_old - clip, V_old + clip)))
+        e(v) = (v - R)^2 / 2,  or Huber: e(v) = (v - R)^2 / 2 where |v - R| <= delta, else delta *
+        (|v - R| - delta / 2) loss = max(e(V), e(clamp(V, V_old - clip, V_old + clip)))
 
-    As in the code of Schulman et al. 2017 (arXiv:1707.06347); the Huber form is RLinf's. The factor 1/2 is part of the loss.
+    As in the code of Schulman et al. 2017 (arXiv:1707.06347); the Huber form is RLinf's. The factor
+    1/2 is part of the loss.
 
     Args:
         values: float [B, T] or any other shape, the only input with a gradient.
-        old_values: the same shape, values with which the advantages were computed; not read if `clip` is None.
+        old_values: the same shape, values with which the advantages were computed; not read if
+            `clip` is None.
         returns: the same shape, the targets: advantage before whitening + old value.
         mask: bool, the same shape.
         clip: half-width of the interval around the old value; None turns clipping off.
         huber_delta: error above which the loss is linear; None always squares.
 
-    Returns: losses of that shape with exact zeros where masked, and diagnostics. Raises: ValueError for shapes that differ.
+    Returns: losses of that shape with exact zeros where masked, and diagnostics. Raises: ValueError
+    for shapes that differ.
     """
     for name, tensor in (("old_values", old_values), ("returns", returns), ("mask", mask)):
         if tensor.shape != values.shape:
-            raise ValueError(f"{name} is {list(tensor.shape)}, expected {list(values.shape)} like values.")
+            raise ValueError(
+                f"{name} is {list(tensor.shape)}, expected {list(values.shape)} like values."
+            )
     values = torch.where(mask, full_precision(values), 0.0)
     targets = torch.where(mask, full_precision(returns), 0.0).detach()
     losses = _error(values - targets, huber_delta)
@@ -110,7 +124,9 @@ def _error(difference: Tensor, huber_delta: float | None) -> Tensor:
     return torch.where(size <= huber_delta, square, huber_delta * (size - 0.5 * huber_delta))
 
 
-def _diagnostics(values: Tensor, returns: Tensor, mask: Tensor, clipped: Tensor) -> ValueDiagnostics:
+def _diagnostics(
+    values: Tensor, returns: Tensor, mask: Tensor, clipped: Tensor
+) -> ValueDiagnostics:
     weight, values, returns = mask.double(), values.double(), returns.double()
     errors = (returns - values) * weight
     return ValueDiagnostics(

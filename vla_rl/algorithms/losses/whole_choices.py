@@ -1,4 +1,6 @@
-"""Choices of tokens from a whole mini-batch at once, for losses whose result must not depend on the micro-batches."""
+"""Choices of tokens from a whole mini-batch at once, for losses whose result must not depend on the
+micro-batches.
+"""
 
 import dataclasses
 
@@ -15,7 +17,8 @@ def chosen_tokens(config: PolicyLossConfig, batch: TokenBatch) -> Tensor:
 
     Args:
         config: the loss that needs them; with a correction, ratios are against `proximal_log_prob`.
-        batch: all rows of the mini-batch, with the current policy's log-probs; its own `chosen_tokens` is not read.
+        batch: all rows of the mini-batch, with the current policy's log-probs; its own
+            `chosen_tokens` is not read.
 
     Returns: bool [B, T], anything where masked.
     """

@@ -21,8 +21,8 @@ class BankedTask(msgspec.Struct, frozen=True):
 class ReferenceBank:
     """The newest successes of every task, at most `size` of each; the oldest is dropped first.
 
-    The bank has state, so it has an owner: the reward node calls `references` and then passes the update's own successes to
-    `add`. Save it with `state`, which is plain arrays by task.
+    The bank has state, so it has an owner: the reward node calls `references` and then passes the
+    update's own successes to `add`. Save it with `state`, which is plain arrays by task.
 
     Args:
         size: number of successes kept per task; 0 keeps none.
@@ -35,11 +35,17 @@ class ReferenceBank:
         self._kept: dict[str, deque[tuple[int, NDArray[np.float32]]]] = {}
 
     def add(
-        self, update: int, embeddings: NDArray[np.float32], is_success: NDArray[np.bool_], tasks: Sequence[str]
+        self,
+        update: int,
+        embeddings: NDArray[np.float32],
+        is_success: NDArray[np.bool_],
+        tasks: Sequence[str],
     ) -> None:
-        """Keep the successes of an update; embeddings are float32 [N, T, D], one for each of `is_success` and `tasks`.
+        """Keep the successes of an update; embeddings are float32 [N, T, D], one for each of
+        `is_success` and `tasks`.
 
-        If an update is repeated, as after a resume, its new successes replace those of the first time.
+        If an update is repeated, as after a resume, its new successes replace those of the first
+        time.
         """
         for task, kept in self._kept.items():
             self._kept[task] = deque((each for each in kept if each[0] < update), maxlen=self._size)
@@ -47,11 +53,19 @@ class ReferenceBank:
             kept = self._kept.setdefault(tasks[row], deque(maxlen=self._size))
             kept.append((update, np.array(embeddings[row], np.float32)))
 
-    def references(self, tasks: Sequence[str], is_success: NDArray[np.bool_]) -> dict[str, NDArray[np.float32]]:
-        """Return the kept successes, float32 [R, T, D], of those of `tasks` that have no success of their own."""
+    def references(
+        self, tasks: Sequence[str], is_success: NDArray[np.bool_]
+    ) -> dict[str, NDArray[np.float32]]:
+        """Return the kept successes, float32 [R, T, D], of those of `tasks` that have no success of
+        their own.
+        """
         solved = {tasks[row] for row in np.flatnonzero(is_success)}
-        missing = [task for task in dict.fromkeys(tasks) if task not in solved and self._kept.get(task)]
-        return {task: np.stack([embedding for _, embedding in self._kept[task]]) for task in missing}
+        missing = [
+            task for task in dict.fromkeys(tasks) if task not in solved and self._kept.get(task)
+        ]
+        return {
+            task: np.stack([embedding for _, embedding in self._kept[task]]) for task in missing
+        }
 
     def metrics(self, update: int) -> dict[str, float]:
         """Return how many successes are kept, and how many updates old they are as of `update`."""
@@ -78,6 +92,8 @@ class ReferenceBank:
     def restore(self, state: Mapping[str, BankedTask]) -> None:
         """Continue from a `state`; a smaller bank keeps its newest entries."""
         self._kept = {
-            task: deque(zip(banked.updates.tolist(), banked.embeddings, strict=True), maxlen=self._size)
+            task: deque(
+                zip(banked.updates.tolist(), banked.embeddings, strict=True), maxlen=self._size
+            )
             for task, banked in state.items()
         }

@@ -1,6 +1,7 @@
 """Clusters of successes, so that several ways to solve a task become several references.
 
-The first call imports scikit-learn, which takes a second or two: call it from a thread if an event loop must not wait.
+The first call imports scikit-learn, which takes a second or two: call it from a thread if an event
+loop must not wait.
 """
 
 import numpy as np
@@ -10,15 +11,19 @@ Vectors = NDArray[np.float64]
 
 
 def cluster_centres(successes: Vectors, clusters: str, radius_scale: float) -> Vectors:
-    """Return the means of the clusters that successes form, and the successes outside every cluster unchanged.
+    """Return the means of the clusters that successes form, and the successes outside every cluster
+    unchanged.
 
         k_distance   DBSCAN (Ester et al. 1996), min_samples 2,
-                     radius = radius_scale * median over successes of the distance to the nearest other success
-        hdbscan      HDBSCAN (Campello et al. 2013), min_cluster_size 2, all of them in one cluster allowed
+                     radius = radius_scale * median over successes of the distance to the nearest
+                     other success
+        hdbscan      HDBSCAN (Campello et al. 2013), min_cluster_size 2, all of them in one cluster
+                     allowed
 
-    The paper (arXiv:2511.15605) clusters with DBSCAN and gives no settings. Ours: the radius follows the data, and its
-    median replaces the knee of the k-distance plot, which a handful of points does not have. A success outside every
-    cluster is a reference of its own, because it did succeed.
+    The paper (arXiv:2511.15605) clusters with DBSCAN and gives no settings. Ours: the radius
+    follows the data, and its median replaces the knee of the k-distance plot, which a handful of
+    points does not have. A success outside every cluster is a reference of its own, because it did
+    succeed.
 
     Args:
         successes: float64 [S, D], S >= 1, in any order: the result is the same to the last bit.
@@ -31,17 +36,25 @@ def cluster_centres(successes: Vectors, clusters: str, radius_scale: float) -> V
         return successes.copy()
     successes = in_canonical_order(successes)
     distances = pairwise_distances(successes, successes)
-    labels = _hdbscan_labels(distances) if clusters == "hdbscan" else _k_distance_labels(distances, radius_scale)
+    labels = (
+        _hdbscan_labels(distances)
+        if clusters == "hdbscan"
+        else _k_distance_labels(distances, radius_scale)
+    )
     return np.concatenate([cluster_means(successes, labels), successes[labels == -1]])
 
 
 def in_canonical_order(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Order rows by their bytes, so that the rounding of sums over them does not depend on their order."""
+    """Order rows by their bytes, so that the rounding of sums over them does not depend on their
+    order.
+    """
     return rows[sorted(range(len(rows)), key=lambda row: rows[row].tobytes())]
 
 
 def pairwise_distances(rows: Vectors, others: Vectors) -> Vectors:
-    """Compute Euclidean distances [len(rows), len(others)], without the cancellation of the |a|^2 - 2ab + |b|^2 form."""
+    """Compute Euclidean distances [len(rows), len(others)], without the cancellation of the |a|^2 -
+    2ab + |b|^2 form.
+    """
     distances = np.empty((len(rows), len(others)))
     for index, row in enumerate(rows):
         distances[index] = np.linalg.norm(others - row, axis=1)
@@ -52,11 +65,17 @@ def dbscan_labels(distances: Vectors, radius: float) -> NDArray[np.int64]:
     """Assign S points to clusters, -1 for none: DBSCAN with min_samples 2 on distances [S, S]."""
     from sklearn.cluster import DBSCAN  # slow to import, needed only here
 
-    return np.asarray(DBSCAN(eps=radius, min_samples=2, metric="precomputed").fit(distances).labels_, dtype=np.int64)
+    return np.asarray(
+        DBSCAN(eps=radius, min_samples=2, metric="precomputed").fit(distances).labels_,
+        dtype=np.int64,
+    )
 
 
 def cluster_means(points: Vectors, labels: NDArray[np.int64]) -> Vectors:
-    """Return the mean of each cluster by its number, float64 [C, D]; points labelled -1 belong to none."""
+    """Return the mean of each cluster by its number, float64 [C, D].
+
+    Points labelled -1 belong to none.
+    """
     means = [points[labels == label].mean(axis=0) for label in range(labels.max(initial=-1) + 1)]
     return np.stack(means) if means else np.empty((0, points.shape[1]))
 
@@ -71,6 +90,9 @@ def _hdbscan_labels(distances: Vectors) -> NDArray[np.int64]:
     from sklearn.cluster import HDBSCAN  # slow to import, needed only here
 
     if not distances.any():
-        return np.zeros(len(distances), np.int64)  # one cluster: identical points have no finite density
-    found = HDBSCAN(min_cluster_size=2, allow_single_cluster=True, metric="precomputed", copy=True).fit(distances)
+        # one cluster: identical points have no finite density
+        return np.zeros(len(distances), np.int64)
+    found = HDBSCAN(
+        min_cluster_size=2, allow_single_cluster=True, metric="precomputed", copy=True
+    ).fit(distances)
     return np.asarray(found.labels_, dtype=np.int64)

@@ -1,4 +1,6 @@
-"""Settings of SRPO's rewards: the rule, its clusters, and the successes kept from earlier updates."""
+"""Settings of SRPO's rewards: the rule, its clusters, and the successes kept from earlier
+updates.
+"""
 
 from typing import Final
 
@@ -13,23 +15,26 @@ class SrpoConfig(Config, frozen=True, kw_only=True):
     """Settings of the rewards that distances to the references become."""
 
     rule: str = "aligned"
-    """Reward rule of failures. `aligned`: the share of the nearest success that the failure retraced (ours).
-    `paper`: distances between whole trajectories, z-score, sigmoid, alpha. `released`: the authors' code with its
-    fixed constants."""
+    """Reward rule of failures. `aligned`: the share of the nearest success that the failure
+    retraced (ours). `paper`: distances between whole trajectories, z-score, sigmoid, alpha.
+    `released`: the authors' code with its fixed constants."""
 
     alpha: float = 0.8
-    """Weight of a failure's progress for `paper` and `aligned`, in [0, 1]; 0 gives the plain success reward."""
+    """Weight of a failure's progress for `paper` and `aligned`, in [0, 1]; 0 gives the plain
+    success reward."""
 
     clusters: str = "k_distance"
-    """Clustering of successes into references, for `paper`. `k_distance`: DBSCAN with a radius computed from the data.
-    `hdbscan`: clusters of any density; needs dozens of successes per task."""
+    """Clustering of successes into references, for `paper`. `k_distance`: DBSCAN with a radius
+    computed from the data. `hdbscan`: clusters of any density; needs dozens of successes per
+    task."""
 
     radius_scale: float = 1.5
-    """Radius of `k_distance`, in multiples of the median distance between neighbouring successes; > 0."""
+    """Radius of `k_distance`, in multiples of the median distance between neighbouring successes; >
+    0."""
 
     carry_over: int = 16
-    """Number of the newest successes kept per task as references for updates in which the task is not solved; 0
-    keeps none."""
+    """Number of the newest successes kept per task as references for updates in which the task is
+    not solved; 0 keeps none."""
 
     def __post_init__(self) -> None:
         check_choice(RULES, self.rule, "SrpoConfig.rule")

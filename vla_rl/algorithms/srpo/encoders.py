@@ -2,8 +2,8 @@
 
     video or states of one trajectory ─► T moments ─► encoder ─► float32 [T, D]
 
-This module has two encoders in plain NumPy: downscaled images, and the simulator's state vector. Encoders with a network
-are in `vla_rl.models.trajectory_encoders`, behind the same protocol.
+This module has two encoders in plain NumPy: downscaled images, and the simulator's state vector.
+Encoders with a network are in `vla_rl.models.trajectory_encoders`, behind the same protocol.
 """
 
 import asyncio
@@ -20,11 +20,14 @@ from vla_rl.types import Trajectory
 
 
 class TrajectoryEncoder(Protocol):
-    """Embeds trajectories. It is called once per group, as groups complete, for groups that pass the filter."""
+    """Embeds trajectories.
+
+    It is called once per group, as groups complete, for groups that pass the filter.
+    """
 
     async def embed(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float32]:
-        """Embed trajectories, each from its own frames or states: float32 [N, T, D], with the same T and D in every
-        call.
+        """Embed trajectories, each from its own frames or states: float32 [N, T, D], with the same
+        T and D in every call.
 
         Raises: ValueError naming the `episode_id` that cannot be embedded.
         """
@@ -47,36 +50,47 @@ class ObservationEncoder:
         return await asyncio.to_thread(trajectory_embeddings, trajectories, self._config)
 
 
-def trajectory_embeddings(trajectories: Sequence[Trajectory], config: EmbeddingConfig) -> NDArray[np.float32]:
+def trajectory_embeddings(
+    trajectories: Sequence[Trajectory], config: EmbeddingConfig
+) -> NDArray[np.float32]:
     """Embed a batch with `pixels` or `state`.
 
-    Returns: float32 [N, T, D] in the order given, T = num_frames; shape [0, 0, 0] without trajectories.
-    Raises: ValueError naming the `episode_id` whose observation lacks the key, has another size, or is not finite.
+    Returns: float32 [N, T, D] in the order given, T = num_frames; shape [0, 0, 0] without
+    trajectories.
+    Raises: ValueError naming the `episode_id` whose observation lacks the key, has another size, or
+    is not finite.
     """
     _require_numpy(config)
-    return stacked(trajectories, [trajectory_embedding(trajectory, config) for trajectory in trajectories])
+    return stacked(
+        trajectories, [trajectory_embedding(trajectory, config) for trajectory in trajectories]
+    )
 
 
 def trajectory_embedding(trajectory: Trajectory, config: EmbeddingConfig) -> NDArray[np.float32]:
     """Embed one trajectory: float32 [T, D], moments in the order of time.
 
-    Moment j is observation round(j * (n - 1) / (T - 1)) of all n, so a short trajectory repeats some in place.
-    T = 1 takes the final observation.
+    Moment j is observation round(j * (n - 1) / (T - 1)) of all n, so a short trajectory repeats
+    some in place. T = 1 takes the final observation.
 
     Raises: ValueError naming the `episode_id` whose observation lacks the key or has another size.
     """
     seen = (
-        observed(trajectory, config.state_key) if config.encoder == "state" else frames_of(trajectory, config.image_key)
+        observed(trajectory, config.state_key)
+        if config.encoder == "state"
+        else frames_of(trajectory, config.image_key)
     )
     chosen = evenly_spaced(len(seen), config.num_frames)
-    vectors = {int(index): _vector(trajectory, seen[index], config) for index in set(chosen.tolist())}
+    vectors = {
+        int(index): _vector(trajectory, seen[index], config) for index in set(chosen.tolist())
+    }
     if len({len(vector) for vector in vectors.values()}) > 1:
         raise cannot_embed(trajectory, f"its {config.encoder} changes size on the way")
     return np.stack([vectors[int(index)] for index in chosen])
 
 
 def area_resize(image: NDArray[np.uint8], size: int) -> NDArray[np.float32]:
-    """Average an image down to `size` x `size`; each output pixel is the mean of the area it covers, edges in part.
+    """Average an image down to `size` x `size`; each output pixel is the mean of the area it
+    covers, edges in part.
 
     Args:
         image: uint8 [H, W, C].
@@ -97,7 +111,9 @@ def _area_weights(length: int, size: int) -> NDArray[np.float32]:
     return np.asarray(overlap.clip(min=0.0) * (size / length), dtype=np.float32)
 
 
-def _vector(trajectory: Trajectory, seen: NDArray[np.generic], config: EmbeddingConfig) -> NDArray[np.float32]:
+def _vector(
+    trajectory: Trajectory, seen: NDArray[np.generic], config: EmbeddingConfig
+) -> NDArray[np.float32]:
     if config.encoder == "pixels":
         return area_resize(np.asarray(seen, np.uint8), config.image_size).reshape(-1)
     if seen.ndim != 1 or seen.size == 0:

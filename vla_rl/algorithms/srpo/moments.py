@@ -1,7 +1,7 @@
 """Frames and observations of one trajectory, moment by moment, and the choice of moments to embed.
 
-A trajectory is embedded only from its own data; nothing is looked up by task or by name, so members of one group cannot
-share an embedding by accident.
+A trajectory is embedded only from its own data; nothing is looked up by task or by name, so members
+of one group cannot share an embedding by accident.
 """
 
 from collections.abc import Sequence
@@ -23,18 +23,22 @@ def observed(trajectory: Trajectory, key: str) -> list[NDArray[Any]]:
     for observation in observations:
         if key not in observation:
             raise cannot_embed(
-                trajectory, f"its observation has no {key!r}, only {sorted(observation)}; choose another encoder or key"
+                trajectory,
+                f"its observation has no {key!r}, only {sorted(observation)}; choose "
+                "another encoder or key",
             )
     return [np.asarray(observation[key]) for observation in observations]
 
 
 def frames_of(trajectory: Trajectory, image_key: str) -> list[NDArray[np.uint8]]:
-    """Return the video: the frames that the steps kept, if any, else the images of the observations.
+    """Return the video: the frames that the steps kept, if any, else the images of the
+    observations.
 
-    A kept video begins with the first observation's image, which no step has run before, and ends with the final one's.
+    A kept video begins with the first observation's image, which no step has run before, and ends
+    with the final one's.
 
-    Returns: uint8 [H, W, 3] each, at least one, all of one size. Raises: ValueError naming the `episode_id` otherwise;
-    ConfigError if kept frames are not known to be of `image_key`.
+    Returns: uint8 [H, W, 3] each, at least one, all of one size. Raises: ValueError naming the
+    `episode_id` otherwise; ConfigError if kept frames are not known to be of `image_key`.
     """
     images = observed(trajectory, image_key)
     kept = []
@@ -47,19 +51,21 @@ def frames_of(trajectory: Trajectory, image_key: str) -> list[NDArray[np.uint8]]
     for frame in frames:
         if frame.dtype != np.uint8 or frame.ndim != 3 or frame.shape[2] != 3 or frame.size == 0:
             raise cannot_embed(
-                trajectory, f"{image_key!r} is {frame.dtype} {list(frame.shape)}, expected uint8 [H, W, 3]"
+                trajectory,
+                f"{image_key!r} is {frame.dtype} {list(frame.shape)}, expected uint8 [H, W, 3]",
             )
         if frame.shape != frames[0].shape:
             raise cannot_embed(
                 trajectory,
-                f"its frames are {list(frames[0].shape)} and {list(frame.shape)}, expected one size in an episode",
+                f"its frames are {list(frames[0].shape)} and {list(frame.shape)}, expected one "
+                "size in an episode",
             )
     return frames
 
 
 def evenly_spaced(num: int, num_wanted: int) -> NDArray[np.int64]:
-    """Return the indices round(j * (num - 1) / (num_wanted - 1)), int64 [num_wanted]; a short video repeats some in
-    place.
+    """Return the indices round(j * (num - 1) / (num_wanted - 1)), int64 [num_wanted]; a short video
+    repeats some in place.
 
     A single wanted index is the last one.
     """
@@ -68,30 +74,39 @@ def evenly_spaced(num: int, num_wanted: int) -> NDArray[np.int64]:
     return np.linspace(0, num - 1, num_wanted).round().astype(np.int64)
 
 
-def stacked(trajectories: Sequence[Trajectory], embeddings: Sequence[NDArray[np.float32]]) -> NDArray[np.float32]:
+def stacked(
+    trajectories: Sequence[Trajectory], embeddings: Sequence[NDArray[np.float32]]
+) -> NDArray[np.float32]:
     """Stack embeddings [T, D] to float32 [N, T, D]; [0, 0, 0] for none.
 
-    Raises: ValueError naming the `episode_id` whose embedding differs in size from the first one, or is not finite.
+    Raises: ValueError naming the `episode_id` whose embedding differs in size from the first one,
+    or is not finite.
     """
     for trajectory, embedding in zip(trajectories, embeddings, strict=True):
         if embedding.shape != embeddings[0].shape:
             raise ValueError(
-                f"embedding of episode {trajectory.episode.episode_id} is {list(embedding.shape)}, but that of episode "
-                f"{trajectories[0].episode.episode_id} is {list(embeddings[0].shape)}; expected observations of one size."
+                f"embedding of episode {trajectory.episode.episode_id} is "
+                f"{list(embedding.shape)}, but that of episode "
+                f"{trajectories[0].episode.episode_id} is {list(embeddings[0].shape)}; expected "
+                "observations of one size."
             )
         if not np.isfinite(embedding).all():
             raise cannot_embed(trajectory, "its embedding is not finite")
     return np.stack(embeddings) if embeddings else np.empty((0, 0, 0), dtype=np.float32)
 
 
-def _of_another_camera(trajectory: Trajectory, frames_key: str | None, image_key: str) -> ConfigError:
+def _of_another_camera(
+    trajectory: Trajectory, frames_key: str | None, image_key: str
+) -> ConfigError:
     shown = (
         f"the frames that episode {trajectory.episode.episode_id} kept between its decisions show "
         f"{'what its environment renders, which may be anything' if frames_key is None else repr(frames_key)}"
     )
     return ConfigError(
-        f"EmbeddingConfig.image_key is {image_key!r}, but {shown}; expected one camera in a video. Make the environment "
-        f"with render_key={image_key!r}, which LIBERO's takes and one of your own has as an attribute, or let the agent "
+        f"EmbeddingConfig.image_key is {image_key!r}, but {shown}; expected one camera in a "
+        "video. Make the environment "
+        f"with render_key={image_key!r}, which LIBERO's takes and one of your own has as an "
+        "attribute, or let the agent "
         "keep no frames (frames_every=None)."
     )
 

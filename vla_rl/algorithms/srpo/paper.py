@@ -1,4 +1,6 @@
-"""The paper's rule: the distance of a whole trajectory from the successes' clusters, relative to the other failures."""
+"""The paper's rule: the distance of a whole trajectory from the successes' clusters, relative to
+the other failures.
+"""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +15,9 @@ def paper_rewards(successes: Vectors, failures: Vectors, config: SrpoConfig) -> 
         d_i = min_c |h_i - c|^2                    over the centres c of the successes' clusters
         r_i = alpha * sigmoid(-(d_i - mean(d)) / std(d))
 
-    mean and std (of the population, n) are over the failures of the task. Failures that are all equally far, and a single
-    failure, get alpha / 2. A reward is relative to the other failures and cannot be compared across tasks or updates.
+    mean and std (of the population, n) are over the failures of the task. Failures that are all
+    equally far, and a single failure, get alpha / 2. A reward is relative to the other failures and
+    cannot be compared across tasks or updates.
 
     Args:
         successes: float64 [S, D], S >= 1.
@@ -35,7 +38,8 @@ def sigmoid(x: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def _z_score(distances: NDArray[np.float64]) -> NDArray[np.float64]:
     """Compute (d - mean) / std with the population's std; zeros if all are equal up to rounding."""
-    ordered = np.sort(distances)  # sorted, so that rounding does not depend on the order of the failures
+    # sorted, so that rounding does not depend on the order of the failures
+    ordered = np.sort(distances)
     std = float(ordered.std())
     if std <= 1e-9 * float(ordered[-1]):
         return np.zeros_like(distances)

@@ -1,10 +1,11 @@
-"""SRPO's self-referential reward: a failure's reward depends on how close it came to the successes of its own task.
+"""SRPO's self-referential reward: a failure's reward depends on how close it came to the successes
+of its own task.
 
     embeddings of a batch ─► per task: successes, else those carried over ─► rule ─► rewards of the failures
 
-The reward node calls this with all trajectories of an update (all ranks), so that a group without a success is compared
-with successes of other groups of the same task. Successes always get 1 and failures less than 1, and the result does not
-depend on the order of the rows.
+The reward node calls this with all trajectories of an update (all ranks), so that a group without a
+success is compared with successes of other groups of the same task. Successes always get 1 and
+failures less than 1, and the result does not depend on the order of the rows.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,15 +35,17 @@ def srpo_rewards(
     """Compute the rewards of one batch of trajectories (Fei et al. 2025, arXiv:2511.15605).
 
         r_i = 1                                    if i succeeded
-        r_i = rule(failures, references)           of i's task otherwise: `aligned`, `paper` or `released`
-        r_i = 0                                    if the task has no reference
+        r_i = rule(failures, references)           of i's task otherwise: `aligned`, `paper` or
+        `released` r_i = 0                                    if the task has no reference
 
-    The references of a task are its successes in the batch; without any, those `carried` over. `paper` and `released`
-    compare whole trajectories by the mean over their T vectors, because both average V-JEPA 2's tokens. With `released`, an
-    embedding of zeros gets 0, even for a success, and is no reference, as in that code.
+    The references of a task are its successes in the batch; without any, those `carried` over.
+    `paper` and `released` compare whole trajectories by the mean over their T vectors, because both
+    average V-JEPA 2's tokens. With `released`, an embedding of zeros gets 0, even for a success,
+    and is no reference, as in that code.
 
     Args:
-        embeddings: float32 [N, T, D], T moments of each trajectory in the order of time; [N, D] is T = 1.
+        embeddings: float32 [N, T, D], T moments of each trajectory in the order of time; [N, D] is
+            T = 1.
         is_success: bool [N].
         tasks: N names; only trajectories of the same task are compared.
         config: the rule and its numbers.
@@ -54,7 +57,9 @@ def srpo_rewards(
     """
     points = _checked(embeddings, is_success, tasks, episode_ids)
     success = np.asarray(is_success, dtype=bool)
-    usable = points.any(axis=(1, 2)) if config.rule == "released" else np.ones(len(points), dtype=bool)
+    usable = (
+        points.any(axis=(1, 2)) if config.rule == "released" else np.ones(len(points), dtype=bool)
+    )
     rewards = np.where(success & usable, 1.0, 0.0)
     task_names = np.asarray(tasks, dtype=object)
     for task in dict.fromkeys(tasks):
@@ -80,35 +85,48 @@ def _failure_rewards(
 
 
 def _checked(
-    embeddings: NDArray[np.float32], is_success: NDArray[np.bool_], tasks: Sequence[str], episode_ids: Sequence[int]
+    embeddings: NDArray[np.float32],
+    is_success: NDArray[np.bool_],
+    tasks: Sequence[str],
+    episode_ids: Sequence[int],
 ) -> NDArray[np.float64]:
     """Return the embeddings as float64 [N, T, D], checked for shape, lengths and finite numbers."""
     if embeddings.ndim not in (2, 3):
         raise ValueError(
-            f"embeddings are {list(embeddings.shape)}, expected [N, T, D]: T vectors a trajectory, or [N, D] for one."
+            f"embeddings are {list(embeddings.shape)}, expected [N, T, D]: T vectors a "
+            "trajectory, or [N, D] for one."
         )
     num = len(embeddings)
     if len(is_success) != num or len(tasks) != num or len(episode_ids) not in (0, num):
         raise ValueError(
-            f"{num} embeddings, {len(is_success)} is_success, {len(tasks)} tasks, {len(episode_ids)} episode_ids; "
+            f"{num} embeddings, {len(is_success)} is_success, {len(tasks)} tasks, "
+            f"{len(episode_ids)} episode_ids; "
             "expected one of each per trajectory (episode_ids may be left out)."
         )
-    points = embeddings.astype(np.float64).reshape(num, -1, embeddings.shape[-1]) if num else np.empty((0, 1, 1))
+    points = (
+        embeddings.astype(np.float64).reshape(num, -1, embeddings.shape[-1])
+        if num
+        else np.empty((0, 1, 1))
+    )
     bad = np.flatnonzero(~np.isfinite(points).all(axis=(1, 2)))
     if len(bad):
         row = int(bad[0])
         name = f"episode {episode_ids[row]}" if len(episode_ids) else f"row {row}"
         raise ValueError(
-            f"embedding of {name} (task {tasks[row]!r}) is not finite; expected finite numbers; check its encoder."
+            f"embedding of {name} (task {tasks[row]!r}) is not finite; expected finite numbers; "
+            "check its encoder."
         )
     return points
 
 
-def _checked_carried(carried: NDArray[np.float32], points: NDArray[np.float64], task: str) -> NDArray[np.float64]:
+def _checked_carried(
+    carried: NDArray[np.float32], points: NDArray[np.float64], task: str
+) -> NDArray[np.float64]:
     references = carried.astype(np.float64).reshape(len(carried), -1, carried.shape[-1])
     if references.shape[1:] != points.shape[1:]:
         raise ValueError(
-            f"successes carried over for task {task!r} are {list(references.shape[1:])}, this update's embeddings "
+            f"successes carried over for task {task!r} are {list(references.shape[1:])}, this "
+            "update's embeddings "
             f"{list(points.shape[1:])}; another encoder wrote them: start with an empty bank."
         )
     return references

@@ -1,4 +1,5 @@
-"""The report of a run, one page: training writes it at its end, `python -m vla_rl.commands.report RUN` writes it again.
+"""The report of a run, one page: training writes it at its end,
+`python -m vla_rl.commands.report RUN` writes it again.
 
 config, versions, about ─┐
 metrics.jsonl ───────────┼─► charts.py (SVG) ─► page.py + page.html.jinja ─► report.html, which needs no other file

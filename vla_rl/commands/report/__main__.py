@@ -1,4 +1,6 @@
-"""`python -m vla_rl.commands.report RUN`: write the report of a finished or running training run again."""
+"""`python -m vla_rl.commands.report RUN`: write the report of a finished or running training run
+again.
+"""
 
 import argparse
 import sys
@@ -11,12 +13,17 @@ from vla_rl.observe.run_directory import CONFIG_FILE
 
 
 def main() -> int:
-    """Write the report and print its path; return the exit status: 1, with one line, if it cannot be written."""
+    """Write the report and print its path.
+
+    Return the exit status: 1, with one line, if it cannot be written.
+    """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="the folder of a training run")
     folder: Path = parser.parse_args().run
     if not (folder / CONFIG_FILE).is_file():
-        print(f"{folder} has no {CONFIG_FILE}, expected the folder of a training run", file=sys.stderr)
+        print(
+            f"{folder} has no {CONFIG_FILE}, expected the folder of a training run", file=sys.stderr
+        )
         return 2
     try:
         print(write_report(RunDirectory(folder)))

@@ -1,4 +1,6 @@
-"""The report's charts as SVG text: success and return by update, the reward of failures, and time by node."""
+"""The report's charts as SVG text: success and return by update, the reward of failures, and time
+by node.
+"""
 
 import io
 from collections.abc import Mapping, Sequence
@@ -22,8 +24,9 @@ SUCCESS, RETURN, FAILURE = "#2a7f4f", "#2b5fb5", "#b5532b"
 
 
 def success_chart(rows: Rows, held_out: Sequence[HeldOutPoint]) -> str | None:
-    """Draw the success rate by update: of training episodes, smoothed over nine updates, and of held-out episodes with
-    intervals. With several agents or tasks, each has a curve. Returns None if success is unknown."""
+    """Draw the success rate by update: of training episodes, smoothed over nine updates, and of
+    held-out episodes with intervals. With several agents or tasks, each has a curve. Returns None
+    if success is unknown."""
     if not len(_series(rows, SUCCESS_RATE)[0]) and not held_out:
         return None
     figure, axes = _axes("update", "success rate")
@@ -34,14 +37,24 @@ def success_chart(rows: Rows, held_out: Sequence[HeldOutPoint]) -> str | None:
     _plot_tasks(axes, rows, SUCCESS_RATE)
     if held_out:
         versions, middle, low, high = np.array(held_out).T
-        errors = np.clip([middle - low, high - middle], 0.0, None)  # rounding can put an end beyond the rate
-        axes.errorbar(versions, middle, yerr=errors, fmt="o", color="black", capsize=4, label="held out, greedy, 95 %")
+        # rounding can put an end beyond the rate
+        errors = np.clip([middle - low, high - middle], 0.0, None)
+        axes.errorbar(
+            versions,
+            middle,
+            yerr=errors,
+            fmt="o",
+            color="black",
+            capsize=4,
+            label="held out, greedy, 95 %",
+        )
     axes.set_ylim(0.0, 1.0)
     return _svg(figure, axes)
 
 
 def return_chart(rows: Rows) -> str | None:
-    """Draw the mean undiscounted return of the training episodes by update, and of each task if there are several.
+    """Draw the mean undiscounted return of the training episodes by update, and of each task if
+    there are several.
 
     Returns None before the first update.
     """
@@ -60,13 +73,22 @@ def failure_reward_chart(rows: Rows) -> str | None:
         return None
     figure, axes = _axes("update", "reward of failures")
     axes.plot(updates, means, color=FAILURE, linewidth=2, label="mean")
-    axes.plot(*_series(rows, "reward/failures_max"), color=FAILURE, alpha=0.4, linewidth=1, label="highest")
+    axes.plot(
+        *_series(rows, "reward/failures_max"),
+        color=FAILURE,
+        alpha=0.4,
+        linewidth=1,
+        label="highest",
+    )
     axes.set_ylim(bottom=0.0)
     return _svg(figure, axes)
 
 
 def time_chart(rows: Rows) -> str | None:
-    """Draw the busy seconds of each node by update, stacked; return None before the first update."""
+    """Draw the busy seconds of each node by update, stacked.
+
+    Return None before the first update.
+    """
     shares = node_seconds(rows)
     if not shares:
         return None
@@ -74,7 +96,9 @@ def time_chart(rows: Rows) -> str | None:
     below = np.zeros(len(rows))
     for node in shares:
         seconds = np.array([row.get(f"time/node/{node}_s") or 0.0 for row in rows])
-        axes.bar(np.array([row["update"] for row in rows]), seconds, bottom=below, width=1.0, label=node)
+        axes.bar(
+            np.array([row["update"] for row in rows]), seconds, bottom=below, width=1.0, label=node
+        )
         below += seconds
     return _svg(figure, axes)
 
@@ -87,14 +111,27 @@ def agents_in(rows: Rows) -> list[str]:
 
 def tasks_in(rows: Rows, metric: str) -> list[str]:
     """List the tasks that have their own value of `metric`; a run of one task has none."""
-    return sorted({name.removeprefix(f"{metric}/") for row in rows for name in row if name.startswith(f"{metric}/")})
+    return sorted(
+        {
+            name.removeprefix(f"{metric}/")
+            for row in rows
+            for name in row
+            if name.startswith(f"{metric}/")
+        }
+    )
 
 
 def node_seconds(rows: Rows) -> dict[str, float]:
-    """Return the busy seconds of each node over all updates, busiest first. Nodes overlap, so the sum may exceed the run."""
+    """Return the busy seconds of each node over all updates, busiest first.
+
+    Nodes overlap, so the sum may exceed the run.
+    """
     names = {name for row in rows for name in row if name.startswith("time/node/")}
     totals = {
-        name.removeprefix("time/node/").removesuffix("_s"): sum(row.get(name) or 0.0 for row in rows) for name in names
+        name.removeprefix("time/node/").removesuffix("_s"): sum(
+            row.get(name) or 0.0 for row in rows
+        )
+        for name in names
     }
     return dict(sorted(totals.items(), key=lambda item: -item[1]))
 
@@ -123,7 +160,9 @@ def _series(rows: Rows, name: str) -> tuple[np.ndarray, np.ndarray]:
 def _smooth(values: np.ndarray, window: int = 9) -> np.ndarray:
     """Return the mean of up to `window` values around each value."""
     half = window // 2
-    return np.array([values[max(0, index - half) : index + half + 1].mean() for index in range(len(values))])
+    return np.array(
+        [values[max(0, index - half) : index + half + 1].mean() for index in range(len(values))]
+    )
 
 
 def _axes(x_label: str, y_label: str) -> tuple[Figure, Axes]:

@@ -55,23 +55,28 @@ class StripPair:
 def write_report(run: RunDirectory) -> Path:
     """Write `report.html` into the run's folder: one file that needs no other file and no network.
 
-    The page names data that the run lacks (held-out episodes, updates). A damaged file about the run (versions,
-    configuration, graph) is logged as a warning, and its readable text is shown.
+    The page names data that the run lacks (held-out episodes, updates). A damaged file about the
+    run (versions, configuration, graph) is logged as a warning, and its readable text is shown.
 
-    Raises: ConfigError for a damaged line of held-out results; OSError if the page cannot be written.
+    Raises: ConfigError for a damaged line of held-out results; OSError if the page cannot be
+    written.
     """
     rows = read_metrics(run.metrics) if run.metrics.exists() else []
     held_out = read_held_out(results_path(run))
     validation = read_validation(validation_path(run))
     versions = _json(run.path / "versions.json")
     template = jinja2.Environment(
-        loader=jinja2.PackageLoader("vla_rl.commands.report", "."), autoescape=True, undefined=jinja2.StrictUndefined
+        loader=jinja2.PackageLoader("vla_rl.commands.report", "."),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
     ).get_template("page.html.jinja")
     text = template.render(
         name=run.path.name,
         about=_json(run.path / "about.json"),
         command=_command(versions),
-        versions={name: value for name, value in versions.items() if name not in ("command", "packages")},
+        versions={
+            name: value for name, value in versions.items() if name not in ("command", "packages")
+        },
         packages=versions.get("packages", {}),
         config=_text(run.config),
         num_updates=len(rows),
@@ -97,34 +102,49 @@ def write_report(run: RunDirectory) -> Path:
 
 
 def minutes_of(rows: Rows) -> float:
-    """Return the minutes from the first update to the last, without pauses between a stop and a resume."""
+    """Return the minutes from the first update to the last, without pauses between a stop and a
+    resume.
+    """
     times = [(float(row.get("wall_time_s") or 0.0), row.get("time/update_s")) for row in rows]
     gaps = [(after - before, taken) for (before, _), (after, taken) in itertools.pairwise(times)]
     return sum(gap if taken is None else min(gap, taken) for gap, taken in gaps) / 60
 
 
 def comparisons(held_out: list[HeldOutResult]) -> list[Comparison]:
-    """Compare the episodes that the first and the last weights both ran: a row per task and one for all, or none."""
+    """Compare the episodes that the first and the last weights both ran: a row per task and one for
+    all, or none.
+    """
     first, last = _first_and_last(held_out)
     rows = [
-        _comparison(task, [each for each in first if each.task == task], [each for each in last if each.task == task])
+        _comparison(
+            task,
+            [each for each in first if each.task == task],
+            [each for each in last if each.task == task],
+        )
         for task in by_task(first)
     ]
     return [*rows, _comparison("all", first, last)] if rows else []
 
 
-def _first_and_last(held_out: list[HeldOutResult]) -> tuple[list[EpisodeResult], list[EpisodeResult]]:
+def _first_and_last(
+    held_out: list[HeldOutResult],
+) -> tuple[list[EpisodeResult], list[EpisodeResult]]:
     """Return the results of the first and the last weights for the episodes that both have run."""
     versions = by_version(held_out)
     if len(versions) < 2:
         return [], []
     first, *_, last = versions.values()
     of_both = {result.key for result in first} & {result.key for result in last}
-    return [each for each in first if each.key in of_both], [each for each in last if each.key in of_both]
+    return [each for each in first if each.key in of_both], [
+        each for each in last if each.key in of_both
+    ]
 
 
 def validation_rows(results: Sequence[ValidationResult]) -> list[tuple[str, float, float]]:
-    """Return each metric of the first and the last validated weights; empty if only one version was validated."""
+    """Return each metric of the first and the last validated weights.
+
+    Empty if only one version was validated.
+    """
     if len(results) < 2:
         return []
     first, last = results[0].metrics, results[-1].metrics
@@ -132,7 +152,9 @@ def validation_rows(results: Sequence[ValidationResult]) -> list[tuple[str, floa
 
 
 def how_to_evaluate(config: Mapping[str, Any]) -> str:
-    """Return the option or argument that makes a run of this configuration evaluate before and after."""
+    """Return the option or argument that makes a run of this configuration evaluate before and
+    after.
+    """
     if "held_out" in config:
         return "--held-out.init-states 40-49"
     if "num_validation" in config:
@@ -141,9 +163,15 @@ def how_to_evaluate(config: Mapping[str, Any]) -> str:
 
 
 def num_left_out(held_out: list[HeldOutResult]) -> int:
-    """Count the episodes that the first weights ran and the last did not, because their evaluation was stopped."""
+    """Count the episodes that the first weights ran and the last did not, because their evaluation
+    was stopped.
+    """
     played = by_version(held_out)
-    return len(next(iter(played.values()))) - len(_first_and_last(held_out)[0]) if len(played) > 1 else 0
+    return (
+        len(next(iter(played.values()))) - len(_first_and_last(held_out)[0])
+        if len(played) > 1
+        else 0
+    )
 
 
 def _comparison(name: str, before: list[EpisodeResult], after: list[EpisodeResult]) -> Comparison:
@@ -190,7 +218,9 @@ def _data_url(path: Path) -> str:
 def _command(versions: dict[str, Any]) -> str:
     script, *arguments = versions.get("command") or [""]
     module = script.partition("vla_rl/recipes/")[2].removesuffix(".py")
-    return shlex.join(["python", "-m", f"vla_rl.recipes.{module}", *arguments] if module else [script, *arguments])
+    return shlex.join(
+        ["python", "-m", f"vla_rl.recipes.{module}", *arguments] if module else [script, *arguments]
+    )
 
 
 def _json(path: Path) -> dict[str, Any]:

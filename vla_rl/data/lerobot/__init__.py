@@ -1,4 +1,7 @@
-"""The LeRobotDataset layout: v3.0 and v2.1 are read, v3.0 is written. Only pyarrow is needed, not the lerobot package."""
+"""The LeRobotDataset layout: v3.0 and v2.1 are read, v3.0 is written.
+
+Only pyarrow is needed, not the lerobot package.
+"""
 
 from vla_rl.data.lerobot.layout import INFO_FILE
 from vla_rl.data.lerobot.reading import read_lerobot

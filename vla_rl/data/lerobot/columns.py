@@ -1,4 +1,5 @@
-"""An episode as the columns of a LeRobotDataset v3.0, with the metadata that `datasets` and `pandas` need.
+"""An episode as the columns of a LeRobotDataset v3.0, with the metadata that `datasets` and
+`pandas` need.
 
 A feature of shape [1] is a column of plain numbers, any other vector one of lists.
 """
@@ -12,7 +13,15 @@ import pyarrow as pa
 
 from vla_rl.data.episode import RecordedEpisode
 from vla_rl.data.lerobot.frames import encode_png
-from vla_rl.data.lerobot.layout import CAMERAS, DONE, KNOWN_FIELDS, OBSERVED, REWARD, SUCCESS, Feature
+from vla_rl.data.lerobot.layout import (
+    CAMERAS,
+    DONE,
+    KNOWN_FIELDS,
+    OBSERVED,
+    REWARD,
+    SUCCESS,
+    Feature,
+)
 
 _NUMBERS = {"float32": pa.float32(), "int64": pa.int64(), "bool": pa.bool_()}
 _IMAGE = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
@@ -33,21 +42,31 @@ def features_of(episode: RecordedEpisode) -> dict[str, Feature]:
     features = {}
     for key, read in episode.frames.items():
         shape = read(0).shape
-        features[picture_name(key)] = Feature(dtype="image", shape=shape, names=["height", "width", "channel"])
+        features[picture_name(key)] = Feature(
+            dtype="image", shape=shape, names=["height", "width", "channel"]
+        )
     for key, values in episode.vectors.items():
         features[feature_name(key)] = Feature(dtype="float32", shape=values.shape[1:], names=[key])
     features["action"] = Feature(dtype="float32", shape=episode.actions.shape[1:], names=["action"])
     if episode.rewards is not None:
         features[REWARD] = Feature(dtype="float32", shape=(1,))
     if episode.is_success is not None:
-        features |= {DONE: Feature(dtype="bool", shape=(1,)), SUCCESS: Feature(dtype="bool", shape=(1,))}
+        features |= {
+            DONE: Feature(dtype="bool", shape=(1,)),
+            SUCCESS: Feature(dtype="bool", shape=(1,)),
+        }
     features["timestamp"] = Feature(dtype="float32", shape=(1,))
     whole = ("frame_index", "episode_index", "index", "task_index")
     return features | {name: Feature(dtype="int64", shape=(1,)) for name in whole}
 
 
 def table_of(
-    episode: RecordedEpisode, features: Mapping[str, Feature], number: int, first_row: int, task: int, fps: float
+    episode: RecordedEpisode,
+    features: Mapping[str, Feature],
+    number: int,
+    first_row: int,
+    task: int,
+    fps: float,
 ) -> pa.Table:
     """Return a table with one row for each control step.
 
@@ -76,7 +95,9 @@ def table_of(
     arrays = []
     for name, feature in features.items():
         if feature.dtype == "image":
-            encoded = [{"bytes": encode_png(frames[name](step)), "path": None} for step in steps.tolist()]
+            encoded = [
+                {"bytes": encode_png(frames[name](step)), "path": None} for step in steps.tolist()
+            ]
             arrays.append(pa.array(encoded, _IMAGE))
         else:
             arrays.append(_numbers(np.asarray(values[name]), feature))
@@ -86,13 +107,17 @@ def table_of(
 
 
 def tasks_table(tasks: Mapping[str, int]) -> pa.Table:
-    """Return `meta/tasks.parquet`, in which the instructions are the index of a pandas data frame."""
+    """Return `meta/tasks.parquet`, in which the instructions are the index of a pandas
+    data frame.
+    """
     table = pa.table({"task_index": list(tasks.values()), "task": list(tasks)})
     text = {"pandas_type": "unicode", "numpy_type": "object", "metadata": None}
     number = {"pandas_type": "int64", "numpy_type": "int64", "metadata": None}
     note = {
         "index_columns": ["task"],
-        "column_indexes": [{"name": None, "field_name": None, **text, "metadata": {"encoding": "UTF-8"}}],
+        "column_indexes": [
+            {"name": None, "field_name": None, **text, "metadata": {"encoding": "UTF-8"}}
+        ],
         "columns": [
             {"name": "task_index", "field_name": "task_index", **number},
             {"name": "task", "field_name": "task", **text},
@@ -114,4 +139,8 @@ def _note(feature: Feature) -> dict[str, Any]:
     if feature.dtype == "image":
         return {"_type": "Image"}
     value = {"dtype": feature.dtype, "_type": "Value"}
-    return value if feature.shape == (1,) else {"feature": value, "length": feature.shape[0], "_type": "Sequence"}
+    return (
+        value
+        if feature.shape == (1,)
+        else {"feature": value, "length": feature.shape[0], "_type": "Sequence"}
+    )

@@ -1,4 +1,7 @@
-"""Frames of a LeRobotDataset: images in Parquet files, or segments of mp4 files. Read on demand, with a small cache."""
+"""Frames of a LeRobotDataset: images in Parquet files, or segments of mp4 files.
+
+Read on demand, with a small cache.
+"""
 
 import subprocess
 from functools import lru_cache
@@ -25,7 +28,10 @@ class ImageColumns:
         self._row_group = lru_cache(maxsize=KEPT_ROW_GROUPS)(_row_group)
 
     def frame(self, file: DataFile, feature: str, row: int) -> np.ndarray:
-        """Return a frame, uint8 [H, W, 3], RGB. Raises: DataError, naming the row, if there is no image."""
+        """Return a frame, uint8 [H, W, 3], RGB.
+
+        Raises: DataError, naming the row, if there is no image.
+        """
         group, place = file.row_group_of(row)
         image = self._row_group(file, feature, group)[place]
         data = image["bytes"] if image is not None else None
@@ -69,24 +75,46 @@ class Videos:
         self._stretch = lru_cache(maxsize=KEPT_VIDEOS)(decode_stretch)
 
     def frame(
-        self, path: Path, from_s: float, num_frames: int, fps: float, shape: tuple[int, ...], step: int
+        self,
+        path: Path,
+        from_s: float,
+        num_frames: int,
+        fps: float,
+        shape: tuple[int, ...],
+        step: int,
     ) -> np.ndarray:
         """Return frame `step`, uint8 [H, W, 3], RGB, of the segment that begins at `from_s`."""
         return np.array(self._stretch(path, from_s, num_frames, fps, shape[0], shape[1])[step])
 
 
-def decode_stretch(path: Path, from_s: float, num_frames: int, fps: float, height: int, width: int) -> np.ndarray:
-    """Decode uint8 [num_frames, height, width, 3] of a video from `from_s` on. Raises: DataError if it is too short."""
+def decode_stretch(
+    path: Path, from_s: float, num_frames: int, fps: float, height: int, width: int
+) -> np.ndarray:
+    """Decode uint8 [num_frames, height, width, 3] of a video from `from_s` on.
+
+    Raises: DataError if it is too short.
+    """
     from imageio_ffmpeg import get_ffmpeg_exe  # needed only for videos
 
     begin = max(0.0, from_s - 0.5 / fps)  # between two frames, so that rounding loses neither
-    command = [get_ffmpeg_exe(), "-loglevel", "error", "-threads", "1", "-ss", f"{begin:.6f}", "-i", str(path)]
+    command = [
+        get_ffmpeg_exe(),
+        "-loglevel",
+        "error",
+        "-threads",
+        "1",
+        "-ss",
+        f"{begin:.6f}",
+        "-i",
+        str(path),
+    ]
     command += ["-frames:v", str(num_frames), "-f", "rawvideo", "-pix_fmt", "rgb24", "-"]
     done = subprocess.run(command, capture_output=True, check=False)
     if done.returncode != 0 or len(done.stdout) != num_frames * height * width * 3:
         words = done.stderr.decode(errors="replace").strip()
         found = len(done.stdout) // (height * width * 3)
         raise DataError(
-            f"{path}: {found} frames of {height}x{width} from {from_s:.3f} s on, expected {num_frames}. {words}".strip()
+            f"{path}: {found} frames of {height}x{width} from {from_s:.3f} s on, expected "
+            f"{num_frames}. {words}".strip()
         )
     return np.frombuffer(done.stdout, np.uint8).reshape(num_frames, height, width, 3)

@@ -2,10 +2,12 @@
 
 meta/info.json                                features, frames a second, path patterns, totals
 meta/tasks.parquet                            (v2.1: tasks.jsonl) task_index and instruction
-meta/episodes/chunk-000/file-000.parquet      (v2.1: episodes.jsonl) length and position of every episode
+meta/episodes/chunk-000/file-000.parquet      (v2.1: episodes.jsonl) length and position of every
+                                              episode
 meta/stats.json                               statistics of every feature
 data/chunk-000/file-000.parquet               (v2.1: one file an episode) a row for each frame
-videos/<feature>/chunk-000/file-000.mp4       (v2.1: one file an episode) frames of features of dtype "video"
+videos/<feature>/chunk-000/file-000.mp4       (v2.1: one file an episode) frames of features of
+                                              dtype "video"
 """
 
 from collections.abc import Mapping
@@ -32,7 +34,8 @@ KNOWN_FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
     "state": ("observation.state", "state"),
     "action": ("action", "actions"),
 }
-"""Names of our observation keys in published LIBERO data sets; the first is the one that we write."""
+"""Names of our observation keys in published LIBERO data sets; the first is the one that we
+write."""
 
 REWARD, DONE, SUCCESS = "next.reward", "next.done", "next.success"
 OURS: Final = "vla_rl/"
@@ -78,23 +81,33 @@ class Info(msgspec.Struct, kw_only=True):
 
     @property
     def is_v2(self) -> bool:
-        """Whether the layout is v2.1: one file an episode, with the lists of tasks and episodes as JSON lines."""
+        """Whether the layout is v2.1: one file an episode, with the lists of tasks and episodes as
+        JSON lines.
+        """
         return self.codebase_version.startswith("v2.")
 
 
 def read_info(root: Path) -> Info:
-    """Read `meta/info.json`. Raises: DataError if it cannot be read or its version is not supported."""
+    """Read `meta/info.json`.
+
+    Raises: DataError if it cannot be read or its version is not supported.
+    """
     path = root / INFO_FILE
     try:
         info = msgspec.json.decode(path.read_bytes(), type=Info)
     except OSError as error:
-        raise DataError(f"{path} cannot be read ({error.strerror}); expected a LeRobotDataset's folder.") from error
+        raise DataError(
+            f"{path} cannot be read ({error.strerror}); expected a LeRobotDataset's folder."
+        ) from error
     except (ValueError, RecursionError) as error:  # not JSON of that kind, or not UTF-8
         raise DataError(
-            f"{path} is not a LeRobotDataset's description in UTF-8: {error}; download or convert the data set again."
+            f"{path} is not a LeRobotDataset's description in UTF-8: {error}; download or convert "
+            "the data set again."
         ) from error
     if not info.codebase_version.startswith(("v3.", "v2.")):
-        raise DataError(f"{path}: codebase_version is {info.codebase_version!r}, expected v3.0 or v2.1.")
+        raise DataError(
+            f"{path}: codebase_version is {info.codebase_version!r}, expected v3.0 or v2.1."
+        )
     return info
 
 
@@ -108,9 +121,15 @@ def key_of(feature: str) -> str:
 
 
 def feature_of(info: Info, root: Path, key: str, fields: Mapping[str, str]) -> str | None:
-    """Return the feature that holds `key`; None if there is none. Raises: DataError if `fields` names a missing one."""
+    """Return the feature that holds `key`; None if there is none.
+
+    Raises: DataError if `fields` names a missing one.
+    """
     if key in fields:
         if fields[key] not in info.features:
-            raise DataError(f"{root / INFO_FILE} has no feature {fields[key]!r}; it has {sorted(info.features)}.")
+            raise DataError(
+                f"{root / INFO_FILE} has no feature {fields[key]!r}; it has "
+                f"{sorted(info.features)}."
+            )
         return fields[key]
     return next((name for name in KNOWN_FIELDS[key] if name in info.features), None)

@@ -1,7 +1,8 @@
 """Read a LeRobotDataset, v3.0 or v2.1: numbers at once, frames on demand.
 
-The rows of the data files define the episodes; `meta/episodes` is needed for videos and for the facts about episodes. All
-images of the observation are read, and all vectors of numbers, as float32.
+The rows of the data files define the episodes; `meta/episodes` is needed for videos and for the
+facts about episodes. All images of the observation are read, and all vectors of numbers, as
+float32.
 """
 
 import logging
@@ -41,7 +42,8 @@ def read_lerobot(root: Path, *, fields: Mapping[str, str] | None = None) -> list
 
     Args:
         root: the folder of the data set, as it was downloaded or written.
-        fields: names of the features of `image`, `wrist_image`, `state` or `action`, if they are not the usual ones.
+        fields: names of the features of `image`, `wrist_image`, `state` or `action`, if they are
+            not the usual ones.
 
     Raises: DataError, naming the file and the field, and the row and episode if one is wrong.
     """
@@ -62,10 +64,15 @@ class _Reader:
         described = self._info.features
         others: dict[str, str] = {}
         for name in described:
-            if name.startswith(OBSERVED) and name not in self._features.values() and key_of(name) not in KNOWN_FIELDS:
+            if (
+                name.startswith(OBSERVED)
+                and name not in self._features.values()
+                and key_of(name) not in KNOWN_FIELDS
+            ):
                 if key_of(name) in others:
                     raise DataError(
-                        f"{root / INFO_FILE}: {others[key_of(name)]!r} and {name!r} would both be named {key_of(name)!r}; "
+                        f"{root / INFO_FILE}: {others[key_of(name)]!r} and {name!r} would both be "
+                        f"named {key_of(name)!r}; "
                         "expected different names."
                     )
                 others[key_of(name)] = name
@@ -75,18 +82,28 @@ class _Reader:
         for key in ("image", "wrist_image"):
             if key in known and not described[known[key]].is_picture:
                 kind = described[known[key]].dtype
-                raise DataError(f"{root / INFO_FILE}: {known[key]!r} is of dtype {kind!r}, expected image or video")
+                raise DataError(
+                    f"{root / INFO_FILE}: {known[key]!r} is of dtype {kind!r}, "
+                    "expected image or video"
+                )
         for key in ("action", "state"):
             if key in known and not described[known[key]].is_vector:
                 found = described[known[key]]
                 raise DataError(
-                    f"{root / INFO_FILE}: {known[key]!r} is {found.dtype} of shape {list(found.shape)}, expected a vector "
+                    f"{root / INFO_FILE}: {known[key]!r} is {found.dtype} of shape "
+                    f"{list(found.shape)}, expected a vector "
                     "of numbers."
                 )
-        self._pictures = {key: name for key, name in known.items() if described[name].is_picture} | pictures
+        self._pictures = {
+            key: name for key, name in known.items() if described[name].is_picture
+        } | pictures
         left_out = sorted(set(others) - set(self._vectors) - set(pictures))
         if left_out:
-            _log.warning("%s: only images and vectors of numbers are read; left out: %s", root, ", ".join(left_out))
+            _log.warning(
+                "%s: only images and vectors of numbers are read; left out: %s",
+                root,
+                ", ".join(left_out),
+            )
         self._tasks = _read_tasks(root, self._info)
         self._about = _read_episodes(root, self._info)
         self._images, self._videos = ImageColumns(root), Videos()
@@ -100,14 +117,23 @@ class _Reader:
         if numbers != list(range(self._info.total_episodes)):
             lost = sorted(set(range(self._info.total_episodes)) - set(numbers))
             raise DataError(
-                f"{self._root / INFO_FILE} lists {self._info.total_episodes} episodes, the data files hold {len(numbers)}; "
-                + (f"episode {lost[0]} is the first that is missing." if lost else "some are in several files.")
+                f"{self._root / INFO_FILE} lists {self._info.total_episodes} episodes, the data "
+                f"files hold {len(numbers)}; "
+                + (
+                    f"episode {lost[0]} is the first that is missing."
+                    if lost
+                    else "some are in several files."
+                )
             )
         return [episode for _, episode in found]
 
     def _episodes_in(self, file: DataFile) -> list[tuple[int, RecordedEpisode]]:
         indices, frames = file.integers("episode_index"), file.integers("frame_index")
-        begins = np.flatnonzero(np.diff(indices, prepend=indices[:1] - 1)) if len(indices) else np.array([], np.int64)
+        begins = (
+            np.flatnonzero(np.diff(indices, prepend=indices[:1] - 1))
+            if len(indices)
+            else np.array([], np.int64)
+        )
         ends = np.append(begins[1:], len(indices))
         columns = self._columns(file)
         tasks = file.integers("task_index")
@@ -116,9 +142,13 @@ class _Reader:
             wrong = np.flatnonzero(frames[begin:end] != np.arange(end - begin))
             if len(wrong):
                 row = begin + int(wrong[0])
-                raise DataError(f"{file.path}: {file.place(row)} is out of order, expected frame {row - begin}.")
+                raise DataError(
+                    f"{file.path}: {file.place(row)} is out of order, expected frame {row - begin}."
+                )
             number = int(indices[begin])
-            episodes.append((number, self._episode(file, number, begin, end, columns, int(tasks[begin]))))
+            episodes.append(
+                (number, self._episode(file, number, begin, end, columns, int(tasks[begin])))
+            )
         return episodes
 
     def _columns(self, file: DataFile) -> dict[str, np.ndarray]:
@@ -136,12 +166,22 @@ class _Reader:
         return columns
 
     def _episode(
-        self, file: DataFile, number: int, begin: int, end: int, columns: Mapping[str, np.ndarray], task: int
+        self,
+        file: DataFile,
+        number: int,
+        begin: int,
+        end: int,
+        columns: Mapping[str, np.ndarray],
+        task: int,
     ) -> RecordedEpisode:
         if task not in self._tasks:
-            raise DataError(f"{file.path}: {file.place(begin)} has task {task}, which meta/tasks does not name.")
+            raise DataError(
+                f"{file.path}: {file.place(begin)} has task {task}, which meta/tasks does not name."
+            )
         about = self._about.get(number, {})
-        ours = {key.removeprefix(OURS): value for key, value in about.items() if key.startswith(OURS)}
+        ours = {
+            key.removeprefix(OURS): value for key, value in about.items() if key.startswith(OURS)
+        }
         rows = {key: values[begin:end] for key, values in columns.items()}
         rewards, success = rows.pop(REWARD, None), rows.pop(SUCCESS, None)
         return RecordedEpisode(
@@ -150,7 +190,8 @@ class _Reader:
             actions=rows.pop("action"),
             vectors=rows,
             frames={
-                key: self._frames(key, feature, file, begin, end, about) for key, feature in self._pictures.items()
+                key: self._frames(key, feature, file, begin, end, about)
+                for key, feature in self._pictures.items()
             },
             rewards=rewards,
             is_success=None if success is None else bool(success[-1]),
@@ -163,12 +204,17 @@ class _Reader:
         if self._info.features[feature].dtype == "image":
             return lambda step: self._images.frame(file, feature, begin + step)
         if self._info.video_path is None:
-            raise DataError(f"{self._root / INFO_FILE}: {feature!r} is a video, but there is no video_path.")
+            raise DataError(
+                f"{self._root / INFO_FILE}: {feature!r} is a video, but there is no video_path."
+            )
         number = int(file.integers("episode_index")[begin])
-        known = [f"videos/{feature}/{name}" for name in ("chunk_index", "file_index", "from_timestamp")]
+        known = [
+            f"videos/{feature}/{name}" for name in ("chunk_index", "file_index", "from_timestamp")
+        ]
         if not self._info.is_v2 and (lost := [name for name in known if name not in about]):
             raise DataError(
-                f"{self._root}: meta/episodes has no {lost[0]!r} for episode {number}, so the position of its video is "
+                f"{self._root}: meta/episodes has no {lost[0]!r} for episode {number}, so the "
+                "position of its video is "
                 "unknown; download the folder again if it is incomplete."
             )
         place = {
@@ -187,19 +233,31 @@ class _Reader:
 
     def _missing(self, key: str) -> DataError:
         return DataError(
-            f"{self._root / INFO_FILE} has no feature that is known as {key!r} ({', '.join(KNOWN_FIELDS[key])}); it has "
+            f"{self._root / INFO_FILE} has no feature that is known as {key!r} "
+            f"({', '.join(KNOWN_FIELDS[key])}); it has "
             f"{sorted(self._info.features)}; name the feature with fields = {{{key!r}: ...}}."
         )
 
 
 def _read_tasks(root: Path, info: Info) -> dict[int, str]:
     if info.is_v2:
-        return {int(row["task_index"]): str(row["task"]) for row in _read_lines(root / TASKS_FILE_V2)}
+        return {
+            int(row["task_index"]): str(row["task"]) for row in _read_lines(root / TASKS_FILE_V2)
+        }
     rows = read_rows([root / TASKS_FILE])
-    texts = [next((key for key, value in row.items() if isinstance(value, str)), None) for row in rows]
+    texts = [
+        next((key for key, value in row.items() if isinstance(value, str)), None) for row in rows
+    ]
     if any(text is None or "task_index" not in row for text, row in zip(texts, rows, strict=True)):
-        raise DataError(f"{root / TASKS_FILE} has no task_index with a text beside it; it has {sorted(rows[0])}.")
-    return {int(row["task_index"]): str(row[text]) for text, row in zip(texts, rows, strict=True) if text is not None}
+        raise DataError(
+            f"{root / TASKS_FILE} has no task_index with a text beside it; it has "
+            f"{sorted(rows[0])}."
+        )
+    return {
+        int(row["task_index"]): str(row[text])
+        for text, row in zip(texts, rows, strict=True)
+        if text is not None
+    }
 
 
 def _read_episodes(root: Path, info: Info) -> dict[int, dict[str, Any]]:
@@ -209,7 +267,9 @@ def _read_episodes(root: Path, info: Info) -> dict[int, dict[str, Any]]:
         rows = read_rows(sorted((root / EPISODES_FOLDER).glob("*/*.parquet")))
     return {
         int(row["episode_index"]): {
-            key: value for key, value in row.items() if not key.startswith("stats/") and value is not None
+            key: value
+            for key, value in row.items()
+            if not key.startswith("stats/") and value is not None
         }
         for row in rows
     }
@@ -217,10 +277,15 @@ def _read_episodes(root: Path, info: Info) -> dict[int, dict[str, Any]]:
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
     try:
-        return [msgspec.json.decode(line, type=dict[str, Any]) for line in path.read_bytes().splitlines() if line]
+        return [
+            msgspec.json.decode(line, type=dict[str, Any])
+            for line in path.read_bytes().splitlines()
+            if line
+        ]
     except OSError as error:
         raise DataError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:  # not JSON, or not UTF-8
         raise DataError(
-            f"{path} is not lines of JSON in UTF-8: {error}; download or convert the data set again."
+            f"{path} is not lines of JSON in UTF-8: {error}; download or convert the data set "
+            "again."
         ) from error

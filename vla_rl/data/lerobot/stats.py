@@ -1,4 +1,6 @@
-"""Statistics of features, of an episode (`stats/...` columns) and of the data set (`meta/stats.json`)."""
+"""Statistics of features, of an episode (`stats/...` columns) and of the data set
+(`meta/stats.json`).
+"""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -15,7 +17,9 @@ from vla_rl.errors import DataError
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """Statistics of one feature: float64 arrays of the feature's shape; for images [3, 1, 1] in [0, 1]."""
+    """Statistics of one feature: float64 arrays of the feature's shape; for images [3, 1, 1] in [0,
+    1].
+    """
 
     min: np.ndarray
     max: np.ndarray
@@ -32,13 +36,18 @@ class Stats(msgspec.Struct, frozen=True):
     @classmethod
     def of_values(cls, values: Mapping[str, Any]) -> "Stats":
         """Return the inverse of `values`."""
-        low, high, mean, std = (np.asarray(values[name], np.float64) for name in ("min", "max", "mean", "std"))
+        low, high, mean, std = (
+            np.asarray(values[name], np.float64) for name in ("min", "max", "mean", "std")
+        )
         return cls(low, high, mean, std, int(values["count"][0]))
 
     def values(self) -> dict[str, Any]:
         """Return the statistics as plain lists."""
         arrays = {"min": self.min, "max": self.max, "mean": self.mean, "std": self.std}
-        return {**{name: np.atleast_1d(array).tolist() for name, array in arrays.items()}, "count": [self.count]}
+        return {
+            **{name: np.atleast_1d(array).tolist() for name, array in arrays.items()},
+            "count": [self.count],
+        }
 
     def with_more(self, other: "Stats") -> "Stats":
         """Return the statistics of both together."""
@@ -46,12 +55,22 @@ class Stats(msgspec.Struct, frozen=True):
         share = other.count / count
         mean = self.mean + (other.mean - self.mean) * share
         variance = (
-            self.std**2 * (1 - share) + other.std**2 * share + (self.mean - other.mean) ** 2 * share * (1 - share)
+            self.std**2 * (1 - share)
+            + other.std**2 * share
+            + (self.mean - other.mean) ** 2 * share * (1 - share)
         )
-        return Stats(np.minimum(self.min, other.min), np.maximum(self.max, other.max), mean, np.sqrt(variance), count)
+        return Stats(
+            np.minimum(self.min, other.min),
+            np.maximum(self.max, other.max),
+            mean,
+            np.sqrt(variance),
+            count,
+        )
 
 
-def stats_of(episode: RecordedEpisode, features: Mapping[str, Feature], table: pa.Table) -> dict[str, Stats]:
+def stats_of(
+    episode: RecordedEpisode, features: Mapping[str, Feature], table: pa.Table
+) -> dict[str, Stats]:
     """Return the statistics of one episode, given its table."""
     readers = {
         feature_name(key) if key in KNOWN_FIELDS else f"observation.images.{key}": read
@@ -60,21 +79,29 @@ def stats_of(episode: RecordedEpisode, features: Mapping[str, Feature], table: p
     found = {}
     for name, feature in features.items():
         if feature.dtype == "image":
-            pixels = np.stack([readers[name](step) for step in range(episode.num_steps)]).reshape(-1, 3)
+            pixels = np.stack([readers[name](step) for step in range(episode.num_steps)]).reshape(
+                -1, 3
+            )
             found[name] = _of_pixels(pixels, episode.num_steps)
         else:
-            found[name] = Stats.of_rows(np.array(table.column(name).to_pylist(), np.float64).reshape(len(table), -1))
+            found[name] = Stats.of_rows(
+                np.array(table.column(name).to_pylist(), np.float64).reshape(len(table), -1)
+            )
     return found
 
 
 def noted_stats(row: Mapping[str, Any], features: Iterable[str], root: Path) -> dict[str, Stats]:
-    """Return the statistics in an episode's row of `meta/episodes`. Raises: DataError if one is missing."""
+    """Return the statistics in an episode's row of `meta/episodes`.
+
+    Raises: DataError if one is missing.
+    """
     kinds = ("min", "max", "mean", "std", "count")
     found = {name: {kind: row.get(f"stats/{name}/{kind}") for kind in kinds} for name in features}
     for name, values in found.items():
         if lost := [kind for kind, value in values.items() if value is None]:
             raise DataError(
-                f"{root / EPISODES_FOLDER} has no 'stats/{name}/{lost[0]}' of episode {row.get('episode_index')}, expected "
+                f"{root / EPISODES_FOLDER} has no 'stats/{name}/{lost[0]}' of episode "
+                f"{row.get('episode_index')}, expected "
                 "statistics of every feature; was the data set written by another program?"
             )
     return {name: Stats.of_values(values) for name, values in found.items()}
@@ -82,15 +109,24 @@ def noted_stats(row: Mapping[str, Any], features: Iterable[str], root: Path) -> 
 
 def merged(one: Mapping[str, Stats], other: Mapping[str, Stats]) -> dict[str, Stats]:
     """Merge the statistics of two parts of a data set."""
-    return {name: one[name].with_more(stats) if name in one else stats for name, stats in other.items()}
+    return {
+        name: one[name].with_more(stats) if name in one else stats for name, stats in other.items()
+    }
 
 
 def _of_pixels(pixels: np.ndarray, num_frames: int) -> Stats:
-    """Compute the statistics of uint8 [N, 3]; the spread comes from sums, which avoids a copy in float64."""
+    """Compute the statistics of uint8 [N, 3].
+
+    The spread comes from sums, which avoids a copy in float64.
+    """
     mean = pixels.mean(axis=0, dtype=np.float64)
-    square = np.array([np.dot(channel, channel) for channel in pixels.T.astype(np.float32)], np.float64) / len(pixels)
+    square = np.array(
+        [np.dot(channel, channel) for channel in pixels.T.astype(np.float32)], np.float64
+    ) / len(pixels)
     std = np.sqrt(np.maximum(square - mean**2, 0.0))
     shape = (3, 1, 1)
     found = (pixels.min(axis=0), pixels.max(axis=0), mean, std)
-    low, high, mean, std = (np.asarray(values, np.float64).reshape(shape) / 255.0 for values in found)
+    low, high, mean, std = (
+        np.asarray(values, np.float64).reshape(shape) / 255.0 for values in found
+    )
     return Stats(low, high, mean, std, num_frames)

@@ -30,12 +30,18 @@ class DataFile:
         return np.asarray(self._column(name).to_numpy(zero_copy_only=False), np.int64)
 
     def numbers(self, name: str, width: int) -> np.ndarray:
-        """Return a column, float32 [rows, width]. Single numbers may be stored plain, as LeRobot does, or in lists."""
+        """Return a column, float32 [rows, width].
+
+        Single numbers may be stored plain, as LeRobot does, or in lists.
+        """
         column = self._column(name)
         if pa.types.is_fixed_size_list(column.type):
             values, lengths = column.flatten(), np.full(len(column), column.type.list_size)
         elif pa.types.is_list(column.type) or pa.types.is_large_list(column.type):
-            values, lengths = column.flatten(), column.value_lengths().to_numpy(zero_copy_only=False)
+            values, lengths = (
+                column.flatten(),
+                column.value_lengths().to_numpy(zero_copy_only=False),
+            )
         else:
             values, lengths = column, np.ones(len(column), np.int64)
         if not _is_number(values.type) or (width > 1 and values is column):
@@ -44,11 +50,16 @@ class DataFile:
         wrong = np.flatnonzero(lengths != width)
         if len(wrong):
             row = int(wrong[0])
-            raise DataError(f"{self.path}: {name!r} has {lengths[row]} numbers in {self.place(row)}, expected {width}.")
+            raise DataError(
+                f"{self.path}: {name!r} has {lengths[row]} numbers in "
+                f"{self.place(row)}, expected {width}."
+            )
         rows = np.asarray(values.to_numpy(zero_copy_only=False), np.float32).reshape(-1, width)
         bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))
         if len(bad):
-            raise DataError(f"{self.path}: {name!r} is not a finite number in {self.place(int(bad[0]))}.")
+            raise DataError(
+                f"{self.path}: {name!r} is not a finite number in {self.place(int(bad[0]))}."
+            )
         return rows
 
     def encoded_images(self, name: str, row_group: int) -> list[dict[str, Any] | None]:
@@ -67,7 +78,8 @@ class DataFile:
         """Describe a row in words."""
         try:
             return (
-                f"row {row} (episode {self.integers('episode_index')[row]}, frame {self.integers('frame_index')[row]})"
+                f"row {row} (episode {self.integers('episode_index')[row]}, frame "
+                f"{self.integers('frame_index')[row]})"
             )
         except DataError:
             return f"row {row}"
@@ -91,15 +103,23 @@ class DataFile:
 
 
 def _is_number(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind))
+    return bool(
+        pa.types.is_floating(kind) or pa.types.is_integer(kind) or pa.types.is_boolean(kind)
+    )
 
 
 def read_rows(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Read all rows of small Parquet files, as plain values. Raises: DataError if a file cannot be read."""
+    """Read all rows of small Parquet files, as plain values.
+
+    Raises: DataError if a file cannot be read.
+    """
     rows: list[dict[str, Any]] = []
     for path in paths:
         try:
             rows += pq.read_table(path).to_pylist()
-        except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # a text column may hold any bytes
-            raise DataError(f"{path} is not a whole Parquet file with texts in UTF-8: {error}") from error
+        except (OSError, pa.ArrowException, UnicodeDecodeError) as error:
+            # a text column may hold any bytes
+            raise DataError(
+                f"{path} is not a whole Parquet file with texts in UTF-8: {error}"
+            ) from error
     return rows

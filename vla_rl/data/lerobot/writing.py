@@ -1,8 +1,10 @@
-"""Write a LeRobotDataset v3.0, an episode at a time; after each episode the data set on disk is complete.
+"""Write a LeRobotDataset v3.0, an episode at a time; after each episode the data set on disk is
+complete.
 
-Each episode is a data file and a metadata file; both get their final names only when they are complete. An episode counts as
-soon as `meta/info.json` includes it. A writer that is killed before that loses the episode; the next writer continues after
-the last one that counts. Images are stored without loss, as PNG in the data file.
+Each episode is a data file and a metadata file; both get their final names only when they are
+complete. An episode counts as soon as `meta/info.json` includes it. A writer that is killed before
+that loses the episode; the next writer continues after the last one that counts. Images are stored
+without loss, as PNG in the data file.
 """
 
 import os
@@ -37,17 +39,21 @@ DEFAULT_FPS: Final = 20
 
 
 class LeRobotWriter:
-    """Adds episodes to a LeRobotDataset. Use one writer a folder at a time; calls block, so run them in a thread.
+    """Adds episodes to a LeRobotDataset. Use one writer a folder at a time; calls block, so run
+    them in a thread.
 
     Args:
-        root: the folder of the data set; created if it does not exist, extended if it holds a data set of the same features.
+        root: the folder of the data set; created if it does not exist, extended if it holds a data
+            set of the same features.
         fps: control steps a second; None: that of the folder, `DEFAULT_FPS` in a new one.
         robot_type: name of the robot; None: that of the folder, unknown in a new one.
 
     Raises: DataError if the folder holds other files, or a data set of another rate or robot.
     """
 
-    def __init__(self, root: Path, *, fps: float | None = None, robot_type: str | None = None) -> None:
+    def __init__(
+        self, root: Path, *, fps: float | None = None, robot_type: str | None = None
+    ) -> None:
         self._root, self._tasks, self._names = root, dict[str, int](), set[str]()
         self._stats: dict[str, Stats] = {}
         self._info = Info(
@@ -71,20 +77,24 @@ class LeRobotWriter:
     def add(self, episode: RecordedEpisode) -> Self:
         """Append one episode.
 
-        Raises: DataError if its features are not those of the others, or its name is already used; OSError if it could not
-            be written, as on a full disk: the episode does not count then, and others may still be added.
+        Raises: DataError if its features are not those of the others, or its name is already used;
+            OSError if it could not be written, as on a full disk: the episode does not count then,
+            and others may still be added.
         """
         features = columns.features_of(episode)
         if episode.name in self._names:
             raise DataError(f"{self._root} holds {episode.name!r} already.")
         if self._info.features and features != self._info.features:
             raise DataError(
-                f"{episode.name} has the features {sorted(features)}, {self._root} has others or other shapes."
+                f"{episode.name} has the features {sorted(features)}, {self._root} has others or "
+                "other shapes."
             )
         number = self._info.total_episodes
         tasks = {**self._tasks}
         task = tasks.setdefault(episode.instruction, len(tasks))
-        table = columns.table_of(episode, features, number, self._info.total_frames, task, self._info.fps)
+        table = columns.table_of(
+            episode, features, number, self._info.total_frames, task, self._info.fps
+        )
         stats = stats_of(episode, features, table)
         place = {"chunk_index": number // CHUNKS_SIZE, "file_index": number % CHUNKS_SIZE}
         about = pa.Table.from_pylist([self._about(episode, place, stats)])
@@ -100,7 +110,9 @@ class LeRobotWriter:
         self._names.add(episode.name)
         return self
 
-    def _about(self, episode: RecordedEpisode, place: dict[str, int], stats: dict[str, Stats]) -> dict[str, Any]:
+    def _about(
+        self, episode: RecordedEpisode, place: dict[str, int], stats: dict[str, Stats]
+    ) -> dict[str, Any]:
         """Return the row of `meta/episodes` for the next episode."""
         first_row = self._info.total_frames
         return {
@@ -113,12 +125,23 @@ class LeRobotWriter:
             "dataset_to_index": first_row + episode.num_steps,
             "meta/episodes/chunk_index": place["chunk_index"],
             "meta/episodes/file_index": place["file_index"],
-            **{f"stats/{name}/{kind}": value for name, stat in stats.items() for kind, value in stat.values().items()},
-            **{f"{OURS}{key}": value for key, value in {"name": episode.name, **episode.about}.items()},
+            **{
+                f"stats/{name}/{kind}": value
+                for name, stat in stats.items()
+                for kind, value in stat.values().items()
+            },
+            **{
+                f"{OURS}{key}": value
+                for key, value in {"name": episode.name, **episode.about}.items()
+            },
         }
 
     def _count(
-        self, episode: RecordedEpisode, features: dict[str, Any], tasks: dict[str, int], stats: dict[str, Stats]
+        self,
+        episode: RecordedEpisode,
+        features: dict[str, Any],
+        tasks: dict[str, int],
+        stats: dict[str, Stats],
     ) -> Info:
         """Write the files that make the episode count; `info.json` last."""
         _write_table(self._root / TASKS_FILE, columns.tasks_table(tasks))
@@ -142,21 +165,31 @@ class LeRobotWriter:
         self._info, self._names = info, {episode.name for episode in episodes}
         for episode in episodes:
             self._tasks.setdefault(episode.instruction, len(self._tasks))
-        rows = read_rows(sorted((self._root / EPISODES_FOLDER).glob("*/*.parquet"))) if episodes else []
+        rows = (
+            read_rows(sorted((self._root / EPISODES_FOLDER).glob("*/*.parquet")))
+            if episodes
+            else []
+        )
         for row in rows:  # stats.json may count an episode that info.json does not
             self._stats = merged(self._stats, noted_stats(row, info.features, self._root))
 
     def _forget_uncounted(self, num_episodes: int) -> None:
         """Remove files of episodes that do not count, which a killed writer or a full disk left."""
         for pattern in (DATA_PATH, EPISODES_PATH):
-            place = {"chunk_index": num_episodes // CHUNKS_SIZE, "file_index": num_episodes % CHUNKS_SIZE}
+            place = {
+                "chunk_index": num_episodes // CHUNKS_SIZE,
+                "file_index": num_episodes % CHUNKS_SIZE,
+            }
             (self._root / pattern.format(**place)).unlink(missing_ok=True)
         for part in self._root.rglob("*.part"):
             part.unlink()
 
 
-def check_can_add(root: Path, *, fps: float | None = None, robot_type: str | None = None) -> Info | None:
-    """Return the description of the data set in `root` that a writer would extend; None for a new one. Writes nothing.
+def check_can_add(
+    root: Path, *, fps: float | None = None, robot_type: str | None = None
+) -> Info | None:
+    """Return the description of the data set in `root` that a writer would extend; None for a new
+    one. Writes nothing.
 
     Raises: DataError if the folder holds other files, or a data set of another rate or robot.
     """
@@ -164,17 +197,26 @@ def check_can_add(root: Path, *, fps: float | None = None, robot_type: str | Non
         if root.exists() and not root.is_dir():
             raise DataError(f"{root} is a file, expected a new folder or a data set.")
         if root.is_dir() and any(root.iterdir()):
-            raise DataError(f"{root} holds other files and no {INFO_FILE}, expected a new folder or a data set.")
+            raise DataError(
+                f"{root} holds other files and no {INFO_FILE}, expected a new folder or a data set."
+            )
         return None
     info = read_info(root)
     for name, value in (("fps", fps), ("robot_type", robot_type)):
         if value is not None and value != getattr(info, name):
             raise DataError(
-                f"{name} is {value!r}, {root / INFO_FILE} says {getattr(info, name)!r}, expected the same; write into "
+                f"{name} is {value!r}, {root / INFO_FILE} says {getattr(info, name)!r}, expected "
+                "the same; write into "
                 "another folder."
             )
-    if info.codebase_version != "v3.0" or info.data_path != DATA_PATH or info.video_path is not None:
-        raise DataError(f"{root} is a data set of another program, expected one that this writer can extend.")
+    if (
+        info.codebase_version != "v3.0"
+        or info.data_path != DATA_PATH
+        or info.video_path is not None
+    ):
+        raise DataError(
+            f"{root} is a data set of another program, expected one that this writer can extend."
+        )
     return info
 
 

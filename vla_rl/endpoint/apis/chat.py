@@ -1,7 +1,8 @@
 """`/v1/chat/completions`: conversations in the format of OpenAI's older API.
 
-Fields that shape sampling, such as `temperature`, are ignored, because the training run sets them for its log-probs; the
-answer's header `x-vla-rl-ignored` names them. An unsupported field that would change the meaning of an answer is rejected.
+Fields that shape sampling, such as `temperature`, are ignored, because the training run sets them
+for its log-probs; the answer's header `x-vla-rl-ignored` names them. An unsupported field that
+would change the meaning of an answer is rejected.
 """
 
 from collections.abc import Iterator
@@ -63,7 +64,9 @@ class _Message(msgspec.Struct):
             role="system" if self.role == "developer" else self.role,
             content=content or "",
             tool_calls=tuple(
-                ToolCall(id=call.id, name=call.function.name, arguments=call.function.arguments or "{}")
+                ToolCall(
+                    id=call.id, name=call.function.name, arguments=call.function.arguments or "{}"
+                )
                 for call in self.tool_calls or ()
             ),
             tool_call_id=self.tool_call_id,
@@ -115,9 +118,15 @@ class ChatRequest:
     def __init__(self, fields: _Fields, ignored: tuple[str, ...]) -> None:
         _refuse_unsupported(fields)
         tools = tuple(tool.function.spec() for tool in fields.tools)
-        limit = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
+        limit = (
+            fields.max_completion_tokens
+            if fields.max_completion_tokens is not None
+            else fields.max_tokens
+        )
         self._has_log_probs = fields.logprobs
-        self._wants_usage = fields.stream_options is not None and bool(fields.stream_options.include_usage)
+        self._wants_usage = fields.stream_options is not None and bool(
+            fields.stream_options.include_usage
+        )
         self.asked = Asked(
             prompts=(tuple(message.message() for message in fields.messages),),
             model=fields.model,
@@ -135,7 +144,9 @@ class ChatRequest:
 
     def events(self, answer: Answer) -> Iterator[bytes]:
         """Yield the same as `chat.completion.chunk`s."""
-        return streamed_answer(answer, has_log_probs=self._has_log_probs, wants_usage=self._wants_usage)
+        return streamed_answer(
+            answer, has_log_probs=self._has_log_probs, wants_usage=self._wants_usage
+        )
 
 
 class ChatApi:
@@ -179,7 +190,9 @@ def _options(fields: _Fields, tools: tuple[ToolSpec, ...]) -> ReplyOptions:
 
 def _format(fields: _Fields) -> ReplyFormat | None:
     wanted = fields.response_format
-    found = None if wanted is None else text_format("response_format", wanted.type, wanted.json_schema)
+    found = (
+        None if wanted is None else text_format("response_format", wanted.type, wanted.json_schema)
+    )
     if fields.structured_outputs is None:
         return found
     if found is not None:

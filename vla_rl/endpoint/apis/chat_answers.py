@@ -23,12 +23,16 @@ def whole_answer(answer: Answer, *, has_log_probs: bool) -> dict[str, Any]:
 
 
 def streamed_answer(answer: Answer, *, has_log_probs: bool, wants_usage: bool) -> Iterator[bytes]:
-    """Yield the same as `chat.completion.chunk`s: role, text, tool calls and end of each choice, then usage if requested."""
+    """Yield the same as `chat.completion.chunk`s: role, text, tool calls and end of each choice,
+    then usage if requested.
+    """
     head = _head(answer, "chat.completion.chunk")
     if wants_usage:
         head["usage"] = None
 
-    def chunk(index: int, delta: dict[str, Any], finish: str | None = None, log_probs: Any = None) -> bytes:
+    def chunk(
+        index: int, delta: dict[str, Any], finish: str | None = None, log_probs: Any = None
+    ) -> bytes:
         choice = {"index": index, "delta": delta, "finish_reason": finish, "logprobs": log_probs}
         return data_event({**head, "choices": [choice]})
 
@@ -46,14 +50,21 @@ def streamed_answer(answer: Answer, *, has_log_probs: bool, wants_usage: bool) -
 
 
 def _message(reply: Completion, prefix: str) -> dict[str, Any]:
-    message: dict[str, Any] = {"role": "assistant", "content": reply.message.content, "refusal": None}
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": reply.message.content,
+        "refusal": None,
+    }
     if calls := _calls(reply, prefix):
         message |= {"content": reply.message.content or None, "tool_calls": calls}
     return message
 
 
 def _call_prefix(answer: Answer, index: int) -> str:
-    """Return a prefix that makes ids unique over all answers; a policy's own are unique in one conversation only."""
+    """Return a prefix that makes ids unique over all answers.
+
+    A policy's own are unique in one conversation only.
+    """
     return f"call-{answer.number}-{index}"
 
 
@@ -75,10 +86,22 @@ def _finish(reply: Completion) -> str:
 
 
 def _head(answer: Answer, kind: str) -> dict[str, Any]:
-    return {"id": f"chatcmpl-{answer.number}", "object": kind, "created": answer.created, "model": answer.model}
+    return {
+        "id": f"chatcmpl-{answer.number}",
+        "object": kind,
+        "created": answer.created,
+        "model": answer.model,
+    }
 
 
 def _usage(answer: Answer) -> dict[str, int]:
     """Return the usage; the prompt counts once for all its replies."""
-    num_read, num_said = len(answer.replies[0].prompt_tokens), sum(len(reply.tokens) for reply in answer.replies)
-    return {"prompt_tokens": num_read, "completion_tokens": num_said, "total_tokens": num_read + num_said}
+    num_read, num_said = (
+        len(answer.replies[0].prompt_tokens),
+        sum(len(reply.tokens) for reply in answer.replies),
+    )
+    return {
+        "prompt_tokens": num_read,
+        "completion_tokens": num_said,
+        "total_tokens": num_read + num_said,
+    }

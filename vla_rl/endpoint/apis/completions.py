@@ -45,13 +45,19 @@ class CompletionRequest:
         require_between("max_tokens", fields.max_tokens, 1)
         require_between("logprobs", fields.logprobs, 0, MOST_LISTED)
         if fields.best_of > fields.n:
-            raise refuse("best_of", fields.best_of, f"at most n={fields.n}: every reply that is sampled is returned")
+            raise refuse(
+                "best_of",
+                fields.best_of,
+                f"at most n={fields.n}: every reply that is sampled is returned",
+            )
         if fields.echo:
             raise refuse("echo", True, "false: log-probs of prompts are not computed")
         if fields.suffix:
             raise refuse("suffix", fields.suffix, "none: text is continued at its end")
         self._has_log_probs = fields.logprobs is not None
-        self._wants_usage = fields.stream_options is not None and bool(fields.stream_options.include_usage)
+        self._wants_usage = fields.stream_options is not None and bool(
+            fields.stream_options.include_usage
+        )
         structured = fields.structured_outputs
         self.asked = Asked(
             prompts=_prompts(fields.prompt),
@@ -92,7 +98,11 @@ class CompletionRequest:
         prompts = answer.replies[:: self.asked.num_choices]
         num_read = sum(len(reply.prompt_tokens) for reply in prompts)
         num_said = sum(len(reply.tokens) for reply in answer.replies)
-        return {"prompt_tokens": num_read, "completion_tokens": num_said, "total_tokens": num_read + num_said}
+        return {
+            "prompt_tokens": num_read,
+            "completion_tokens": num_said,
+            "total_tokens": num_read + num_said,
+        }
 
 
 class CompletionApi:
@@ -135,7 +145,8 @@ def _log_probs(reply: Completion) -> dict[str, Any]:
         "tokens": texts,
         "token_logprobs": [log_prob for _, log_prob in pairs],
         "top_logprobs": [
-            {text.decode(errors="replace"): log_prob for text, log_prob in token.alternatives} for token, _ in pairs
+            {text.decode(errors="replace"): log_prob for text, log_prob in token.alternatives}
+            for token, _ in pairs
         ],
         "text_offset": list(itertools.accumulate(map(len, texts[:-1]), initial=0)) if texts else [],
     }

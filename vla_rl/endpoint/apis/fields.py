@@ -1,7 +1,8 @@
-"""Fields of a JSON request, decoded one by one, so that an error names the exact field that is wrong.
+"""Fields of a JSON request, decoded one by one, so that an error names the exact field that is
+wrong.
 
-A null counts as a missing field. Fields that are not read are skipped without decoding. A long list is decoded item by item,
-so that other threads can run in between.
+A null counts as a missing field. Fields that are not read are skipped without decoding. A long list
+is decoded item by item, so that other threads can run in between.
 """
 
 import functools
@@ -19,11 +20,16 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def read_fields(body: bytes, request: type[T]) -> tuple[T, tuple[str, ...]]:
-    """Return a request, and the names of the unread fields in a form that fits a header. Raises: RequestError."""
+    """Return a request, and the names of the unread fields in a form that fits a header.
+
+    Raises: RequestError.
+    """
     try:
         given = msgspec.json.decode(body, type=dict[str, msgspec.Raw])
     except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise RequestError(f"the body is not a JSON object: {error}", code="invalid_json") from error
+        raise RequestError(
+            f"the body is not a JSON object: {error}", code="invalid_json"
+        ) from error
     values = {}
     for field in msgspec.structs.fields(request):
         raw = given.pop(field.encode_name, None)
@@ -35,11 +41,15 @@ def read_fields(body: bytes, request: type[T]) -> tuple[T, tuple[str, ...]]:
     return request(**values), tuple(unread[:MOST_NAMED])
 
 
-def refuse(param: str, value: object, expected: str, code: str = "unsupported_value") -> RequestError:
+def refuse(
+    param: str, value: object, expected: str, code: str = "unsupported_value"
+) -> RequestError:
     """Return the error for one value."""
     shown = repr(value)
     return RequestError(
-        f"{param} is {shown if len(shown) <= 120 else shown[:117] + '...'}, expected {expected}", param=param, code=code
+        f"{param} is {shown if len(shown) <= 120 else shown[:117] + '...'}, expected {expected}",
+        param=param,
+        code=code,
     )
 
 
@@ -48,7 +58,8 @@ def _decoded(name: str, raw: bytes, kind: Any) -> Any:
     if item is None or raw[:1] != b"[":
         return _one(name, raw, kind)
     return [
-        _one(f"{name}[{number}]", bytes(each), item) for number, each in enumerate(_one(name, raw, list[msgspec.Raw]))
+        _one(f"{name}[{number}]", bytes(each), item)
+        for number, each in enumerate(_one(name, raw, list[msgspec.Raw]))
     ]
 
 

@@ -1,4 +1,6 @@
-"""`/v1/messages`: conversations in the format of Anthropic's API, for agents that support no other."""
+"""`/v1/messages`: conversations in the format of Anthropic's API, for agents that support
+no other.
+"""
 
 import json
 from collections.abc import Iterator
@@ -80,7 +82,9 @@ class MessagesRequest:
             prompts=(tuple(messages),),
             model=fields.model,
             tools=() if rule.mode == "none" else tuple(_spec(tool) for tool in fields.tools),
-            options=ReplyOptions(format=_format(fields), stop=stop_texts(fields.stop_sequences), tools=rule),
+            options=ReplyOptions(
+                format=_format(fields), stop=stop_texts(fields.stop_sequences), tools=rule
+            ),
             max_tokens=fields.max_tokens,
             stream=fields.stream,
             ignored=ignored,
@@ -94,7 +98,14 @@ class MessagesRequest:
             blocks.append({"type": "text", "text": reply.message.content})
         for number, call in enumerate(reply.message.tool_calls):
             call_id = f"toolu_{answer.number}_{number}"
-            blocks.append({"type": "tool_use", "id": call_id, "name": call.name, "input": _object(call.arguments)})
+            blocks.append(
+                {
+                    "type": "tool_use",
+                    "id": call_id,
+                    "name": call.name,
+                    "input": _object(call.arguments),
+                }
+            )
         reason = "end_turn"
         if reply.finish_reason == "length":
             reason = "max_tokens"
@@ -124,7 +135,9 @@ class MessagesRequest:
             else:
                 empty = {**block, "input": {}}
                 delta = {"type": "input_json_delta", "partial_json": json.dumps(block["input"])}
-            yield named_event({"type": "content_block_start", "index": index, "content_block": empty})
+            yield named_event(
+                {"type": "content_block_start", "index": index, "content_block": empty}
+            )
             yield named_event({"type": "content_block_delta", "index": index, "delta": delta})
             yield named_event({"type": "content_block_stop", "index": index})
         ended = {"stop_reason": body["stop_reason"], "stop_sequence": body["stop_sequence"]}
@@ -147,7 +160,9 @@ class MessagesApi:
 
 
 def _messages(name: str, message: _Message) -> list[Message]:
-    """Convert one message of the API into one of ours, with a separate message for each tool result."""
+    """Convert one message of the API into one of ours, with a separate message for each tool
+    result.
+    """
     if isinstance(message.content, str):
         return [Message(role=message.role, content=message.content)]
     results: list[Message] = []
@@ -179,19 +194,34 @@ def _text(name: str, content: str | list[_Block]) -> str:
 
 
 def _spec(tool: _Tool) -> ToolSpec:
-    return ToolSpec(name=tool.name, description=tool.description, parameters=tool.input_schema, is_strict=tool.strict)
+    return ToolSpec(
+        name=tool.name,
+        description=tool.description,
+        parameters=tool.input_schema,
+        is_strict=tool.strict,
+    )
 
 
 def _tool_rule(fields: _Fields) -> ToolRule:
     choice, names = fields.tool_choice or _ToolChoice(), [tool.name for tool in fields.tools]
     max_calls = 1 if choice.disable_parallel_tool_use and names else None
     if choice.type == "any" and not names:
-        raise refuse("tool_choice.type", "any", "'auto' or 'none' without tools; give at least one tool")
+        raise refuse(
+            "tool_choice.type", "any", "'auto' or 'none' without tools; give at least one tool"
+        )
     if choice.type == "tool":
         if choice.name not in names:
-            raise refuse("tool_choice.name", choice.name, f"the name of a tool of this request, which are {names}")
+            raise refuse(
+                "tool_choice.name",
+                choice.name,
+                f"the name of a tool of this request, which are {names}",
+            )
         return ToolRule(mode="required", names=(choice.name,), max_calls=1)
-    modes: dict[str, Literal["auto", "none", "required"]] = {"auto": "auto", "none": "none", "any": "required"}
+    modes: dict[str, Literal["auto", "none", "required"]] = {
+        "auto": "auto",
+        "none": "none",
+        "any": "required",
+    }
     return ToolRule(mode=modes[choice.type], max_calls=max_calls)
 
 
@@ -201,7 +231,10 @@ def _format(fields: _Fields) -> ReplyFormat | None:
 
 
 def _object(arguments: str) -> dict[str, Any]:
-    """Return arguments as the object that this API requires; anything else that the policy wrote is put under `value`."""
+    """Return arguments as the object that this API requires.
+
+    Anything else that the policy wrote is put under `value`.
+    """
     try:
         value = json.loads(arguments)
     except ValueError:

@@ -71,13 +71,23 @@ def response_events(body: dict[str, Any]) -> Iterator[bytes]:
     def event(kind: str, **fields: Any) -> bytes:
         return named_event({"type": f"response.{kind}", "sequence_number": next(numbers), **fields})
 
-    begun = {**body, "status": "in_progress", "output": [], "usage": None, "incomplete_details": None}
+    begun = {
+        **body,
+        "status": "in_progress",
+        "output": [],
+        "usage": None,
+        "incomplete_details": None,
+    }
     yield event("created", response=begun)
     yield event("in_progress", response=begun)
     for index, item in enumerate(body["output"]):
         place = {"item_id": item["id"], "output_index": index}
         if item["type"] == "message":
-            yield event("output_item.added", output_index=index, item={**item, "content": [], "status": "in_progress"})
+            yield event(
+                "output_item.added",
+                output_index=index,
+                item={**item, "content": [], "status": "in_progress"},
+            )
             part = {**place, "content_index": 0}
             (said,) = item["content"]
             yield event("content_part.added", **part, part={**said, "text": "", "logprobs": []})
@@ -86,10 +96,17 @@ def response_events(body: dict[str, Any]) -> Iterator[bytes]:
             yield event("content_part.done", **part, part=said)
         else:
             yield event(
-                "output_item.added", output_index=index, item={**item, "arguments": "", "status": "in_progress"}
+                "output_item.added",
+                output_index=index,
+                item={**item, "arguments": "", "status": "in_progress"},
             )
             yield event("function_call_arguments.delta", **place, delta=item["arguments"])
-            yield event("function_call_arguments.done", **place, name=item["name"], arguments=item["arguments"])
+            yield event(
+                "function_call_arguments.done",
+                **place,
+                name=item["name"],
+                arguments=item["arguments"],
+            )
         yield event("output_item.done", output_index=index, item=item)
     yield event("completed" if body["status"] == "completed" else "incomplete", response=body)
 

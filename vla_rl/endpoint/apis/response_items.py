@@ -14,7 +14,12 @@ from vla_rl.endpoint.errors import RequestError
 from vla_rl.types import Message, ToolCall
 
 _TEXTS: Final = ("input_text", "output_text", "text", "refusal")
-_ROLES: Final = {"user": "user", "assistant": "assistant", "system": "system", "developer": "system"}
+_ROLES: Final = {
+    "user": "user",
+    "assistant": "assistant",
+    "system": "system",
+    "developer": "system",
+}
 
 
 class Part(msgspec.Struct):
@@ -38,7 +43,10 @@ class Item(msgspec.Struct):
 
 
 def messages_of(given: str | Sequence[Item]) -> list[Message]:
-    """Convert items into a conversation. Raises: RequestError, naming the item, if one does not fit."""
+    """Convert items into a conversation.
+
+    Raises: RequestError, naming the item, if one does not fit.
+    """
     if isinstance(given, str):
         return [Message(role="user", content=given)] if given else []
     messages: list[Message] = []
@@ -50,9 +58,17 @@ def messages_of(given: str | Sequence[Item]) -> list[Message]:
             _add_call(messages, name, item)
         elif item.type == "function_call_output":
             call_id = _required(name, "call_id", item.call_id)
-            messages.append(Message(role="tool", content=_text(f"{name}.output", item.output), tool_call_id=call_id))
+            messages.append(
+                Message(
+                    role="tool", content=_text(f"{name}.output", item.output), tool_call_id=call_id
+                )
+            )
         elif item.type != "reasoning":  # the policy produces none, so another model's is ignored
-            raise refuse(f"{name}.type", item.type, "message, function_call, function_call_output or reasoning")
+            raise refuse(
+                f"{name}.type",
+                item.type,
+                "message, function_call, function_call_output or reasoning",
+            )
     return messages
 
 
@@ -70,7 +86,9 @@ def _add_call(messages: list[Message], name: str, item: Item) -> None:
         arguments=item.arguments or "{}",
     )
     if messages and messages[-1].role == "assistant":
-        messages[-1] = msgspec.structs.replace(messages[-1], tool_calls=(*messages[-1].tool_calls, call))
+        messages[-1] = msgspec.structs.replace(
+            messages[-1], tool_calls=(*messages[-1].tool_calls, call)
+        )
     else:
         messages.append(Message(role="assistant", tool_calls=(call,)))
 

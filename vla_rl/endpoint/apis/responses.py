@@ -1,7 +1,8 @@
-"""`/v1/responses`: conversations in the format of OpenAI's newer API, a list of items instead of messages.
+"""`/v1/responses`: conversations in the format of OpenAI's newer API, a list of items instead of
+messages.
 
-An answer can be continued with `previous_response_id` until its session ends, unless `store` is false. As with OpenAI, the
-instructions of earlier requests are not carried over.
+An answer can be continued with `previous_response_id` until its session ends, unless `store` is
+false. As with OpenAI, the instructions of earlier requests are not carried over.
 """
 
 from collections.abc import Iterator
@@ -74,7 +75,9 @@ class ResponseRequest:
         self._memory, self._stores = memory, fields.store
         self._heard = [*_earlier(fields.previous_response_id, memory), *messages_of(fields.input)]
         if not self._heard:
-            raise RequestError("input is empty, expected a text or at least one item", param="input")
+            raise RequestError(
+                "input is empty, expected a text or at least one item", param="input"
+            )
         self._has_log_probs = LOG_PROBS in fields.include or fields.top_logprobs is not None
         self._echo = Echo(
             instructions=fields.instructions,
@@ -83,18 +86,26 @@ class ResponseRequest:
             parallel_tool_calls=fields.parallel_tool_calls is not False,
             previous_response_id=fields.previous_response_id,
             store=fields.store,
-            text={"format": {"type": "text"}} if fields.text is None else msgspec.to_builtins(fields.text),
+            text={"format": {"type": "text"}}
+            if fields.text is None
+            else msgspec.to_builtins(fields.text),
             tool_choice=fields.tool_choice,
             tools=[msgspec.to_builtins(tool) for tool in fields.tools],
         )
-        system = [] if fields.instructions is None else [Message(role="system", content=fields.instructions)]
+        system = (
+            []
+            if fields.instructions is None
+            else [Message(role="system", content=fields.instructions)]
+        )
         self.asked = Asked(
             prompts=((*system, *self._heard),),
             model=fields.model,
             tools=() if fields.tool_choice == "none" else tools,
             options=ReplyOptions(
                 format=_format(fields),
-                tools=tool_rule("tool_choice", fields.tool_choice, fields.parallel_tool_calls, tools),
+                tools=tool_rule(
+                    "tool_choice", fields.tool_choice, fields.parallel_tool_calls, tools
+                ),
                 top_log_probs=(fields.top_logprobs or 0) if self._has_log_probs else None,
             ),
             max_tokens=fields.max_output_tokens,
@@ -137,11 +148,21 @@ def _refuse_unsupported(fields: _Fields) -> None:
     if fields.background:
         raise refuse("background", True, "false: the answer is awaited")
     if fields.conversation is not None:
-        raise refuse("conversation", fields.conversation, "none; give previous_response_id, or all items as input")
+        raise refuse(
+            "conversation",
+            fields.conversation,
+            "none; give previous_response_id, or all items as input",
+        )
     if fields.prompt is not None:
-        raise refuse("prompt", fields.prompt, "none: there are no stored prompts; give instructions and input")
+        raise refuse(
+            "prompt",
+            fields.prompt,
+            "none: there are no stored prompts; give instructions and input",
+        )
     if fields.truncation != "disabled":
-        raise refuse("truncation", fields.truncation, "'disabled': nothing is left out of a conversation")
+        raise refuse(
+            "truncation", fields.truncation, "'disabled': nothing is left out of a conversation"
+        )
 
 
 def _earlier(answer_id: str | None, memory: Memory) -> list[Message]:
@@ -150,7 +171,8 @@ def _earlier(answer_id: str | None, memory: Memory) -> list[Message]:
     conversation = memory.recall(answer_id)
     if conversation is None:
         raise RequestError(
-            f"previous_response_id is {answer_id!r}, expected a response of this session that was stored",
+            f"previous_response_id is {answer_id!r}, expected a response of this session that was "
+            "stored",
             code="previous_response_not_found",
             param="previous_response_id",
         )

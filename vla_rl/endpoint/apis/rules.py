@@ -1,4 +1,5 @@
-"""Rules for replies in requests: tools, which of them to call, the format of the text, and stop texts.
+"""Rules for replies in requests: tools, which of them to call, the format of the text, and stop
+texts.
 
 `chat/completions` and `responses` nest the same fields differently; this module interprets them.
 """
@@ -56,13 +57,15 @@ class JsonSchema(msgspec.Struct):
         return JsonFormat(schema=self.schema, is_strict=bool(self.strict))
 
 
-def tool_rule(param: str, choice: Any, parallel: bool | None, tools: tuple[ToolSpec, ...]) -> ToolRule:
+def tool_rule(
+    param: str, choice: Any, parallel: bool | None, tools: tuple[ToolSpec, ...]
+) -> ToolRule:
     """Return the tools that a reply may call.
 
     Args:
         param: name of the field, for errors.
-        choice: "auto", "none", "required", one named function, or a list of allowed ones; functions are named at the top, or
-            one level below under "function".
+        choice: "auto", "none", "required", one named function, or a list of allowed ones; functions
+            are named at the top, or one level below under "function".
         parallel: whether one reply may hold several calls; None: yes.
         tools: the tools of the request.
 
@@ -94,7 +97,10 @@ def tool_rule(param: str, choice: Any, parallel: bool | None, tools: tuple[ToolS
 
 
 def text_format(param: str, kind: str, schema: JsonSchema | None) -> ReplyFormat | None:
-    """Return the format in `response_format` or `text.format`. Raises: RequestError for an unknown one."""
+    """Return the format in `response_format` or `text.format`.
+
+    Raises: RequestError for an unknown one.
+    """
     if kind == "text":
         return None
     if kind == "json_object":
@@ -127,7 +133,8 @@ class StructuredOutputs(msgspec.Struct):
             found.append(GrammarFormat(lark=self.grammar))
         if len(found) != 1:
             raise RequestError(
-                f"structured_outputs has {len(found)} of json, regex, choice and grammar, expected one",
+                f"structured_outputs has {len(found)} of json, regex, choice and grammar, "
+                "expected one",
                 param="structured_outputs",
             )
         return found[0]

@@ -1,6 +1,8 @@
-"""Log-probs of sampled tokens in the clients' format: the recorded ones, without the token that ends a reply.
+"""Log-probs of sampled tokens in the clients' format: the recorded ones, without the token that
+ends a reply.
 
-They are those of the distribution that was sampled, after the run's temperature and under the reply's grammar.
+They are those of the distribution that was sampled, after the run's temperature and under the
+reply's grammar.
 """
 
 from typing import Any

@@ -36,9 +36,15 @@ class Classic:
         from openai import AsyncOpenAI
         from verifiers.clients import OpenAIChatCompletionsClient
 
-        async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0, timeout=None) as client:
+        async with AsyncOpenAI(
+            base_url=base_url, api_key=api_key, max_retries=0, timeout=None
+        ) as client:
             state = await self._env.run_rollout(
-                self._rows[row], OpenAIChatCompletionsClient(client), "policy", {}, state_columns=["stop_condition"]
+                self._rows[row],
+                OpenAIChatCompletionsClient(client),
+                "policy",
+                {},
+                state_columns=["stop_condition"],
             )
         if state.get("error"):
             raise EnvError(f"the environment failed: {state['error']}")

@@ -1,4 +1,5 @@
-"""A verifiers rollout with inverted control: the rollout calls a model, and an agent steps it turn by turn.
+"""A verifiers rollout with inverted control: the rollout calls a model, and an agent steps it turn
+by turn.
 
 verifiers ──chat completion──► endpoint ──► Relay.generate ──► result of step() or reset()
           ◄──────answer──────                      ◄────────── argument of the next step()
@@ -46,7 +47,9 @@ class Relay:
         asked: queue shared with the relays of other roles; None: a queue of its own.
     """
 
-    def __init__(self, role: str = DEFAULT_AGENT, asked: "asyncio.Queue[Asked] | None" = None) -> None:
+    def __init__(
+        self, role: str = DEFAULT_AGENT, asked: "asyncio.Queue[Asked] | None" = None
+    ) -> None:
         self._role = role
         self.asked: asyncio.Queue[Asked] = asyncio.Queue(maxsize=1) if asked is None else asked
 
@@ -68,7 +71,10 @@ class Relay:
         Raises: ValueError for a prompt that is not a conversation.
         """
         if isinstance(prompt, str | np.ndarray):
-            raise ValueError("a text environment takes conversations, expected messages; ask for a chat completion")
+            raise ValueError(
+                "a text environment takes conversations, expected messages; ask for "
+                "a chat completion"
+            )
         answer: asyncio.Future[Message] = asyncio.get_running_loop().create_future()
         await self.asked.put(Asked(tuple(prompt), self._role, tuple(tools), options, answer))
         nothing = np.zeros(0, np.int64)
@@ -83,9 +89,10 @@ class Relay:
 
 
 class VerifiersEpisode:
-    """Implements `vla_rl.types.TextEnv`. A call that does not continue a known conversation of its role starts another: its
-    agent is named `policy-2`, `policy-3` and so on, and uses the same policy unless each name has its own. In an environment
-    with several roles the agents have the names of the roles, and each gets the reward of its role.
+    """Implements `vla_rl.types.TextEnv`. A call that does not continue a known conversation of its
+    role starts another: its agent is named `policy-2`, `policy-3` and so on, and uses the same
+    policy unless each name has its own. In an environment with several roles the agents have the
+    names of the roles, and each gets the reward of its role.
 
     Args:
         episode: the episode to run.
@@ -115,21 +122,35 @@ class VerifiersEpisode:
         return self._episode
 
     async def reset(self) -> TextStart:
-        """Start the rollout and wait for its first call. Raises: EnvError if it ends without one."""
+        """Start the rollout and wait for its first call.
+
+        Raises: EnvError if it ends without one.
+        """
         if self._playing is not None:
             raise RuntimeError("an episode is reset once; lease the next one.")
-        self._playing = asyncio.get_running_loop().create_task(self._play(), name="verifiers rollout")
+        self._playing = asyncio.get_running_loop().create_task(
+            self._play(), name="verifiers rollout"
+        )
         played = await self._next()
         if played is not None:
-            raise EnvError(f"the verifiers rollout of {self._episode.task} ended without calling the model once")
+            raise EnvError(
+                f"the verifiers rollout of {self._episode.task} ended without calling "
+                "the model once"
+            )
         messages, tools = self._hear()
-        return TextStart(messages=messages, tools=tools, agent=self._agent, options=self._pending_options())
+        return TextStart(
+            messages=messages, tools=tools, agent=self._agent, options=self._pending_options()
+        )
 
     async def step(self, message: Message) -> TextOutcome:
-        """Answer the call that waits. Raises: EnvError if the environment fails; ActorDied if its process does."""
+        """Answer the call that waits.
+
+        Raises: EnvError if the environment fails; ActorDied if its process does.
+        """
         if self._pending is None:
             raise RuntimeError(
-                "no call waits for an answer: begin with reset(), and stop at an outcome that is terminated."
+                "no call waits for an answer: begin with reset(), and stop at an outcome that is "
+                "terminated."
             )
         self._heard[self._agent].append(message)
         if (
@@ -176,7 +197,9 @@ class VerifiersEpisode:
         """Return the outcome of the rollout, or None if it calls the model again."""
         assert self._playing is not None
         self._pending = None
-        asking = asyncio.get_running_loop().create_task(self._relay.asked.get(), name="call of a verifiers rollout")
+        asking = asyncio.get_running_loop().create_task(
+            self._relay.asked.get(), name="call of a verifiers rollout"
+        )
         try:
             await asyncio.wait({asking, self._playing}, return_when=asyncio.FIRST_COMPLETED)
             if asking.done():
@@ -213,7 +236,9 @@ class VerifiersEpisode:
         heard = self._heard[best]
         names = _names_of_calls(asked, heard)
         new = tuple(
-            msgspec.structs.replace(message, tool_call_id=names.get(message.tool_call_id or "", message.tool_call_id))
+            msgspec.structs.replace(
+                message, tool_call_id=names.get(message.tool_call_id or "", message.tool_call_id)
+            )
             for message in asked[len(heard) :]
         )
         heard += new
@@ -224,12 +249,20 @@ class VerifiersEpisode:
 
 
 def _continues(asked: Sequence[Message], heard: Sequence[Message]) -> bool:
-    return len(asked) >= len(heard) and all(_says_the_same(*pair) for pair in zip(asked, heard, strict=False))
+    return len(asked) >= len(heard) and all(
+        _says_the_same(*pair) for pair in zip(asked, heard, strict=False)
+    )
 
 
 def _says_the_same(left: Message, right: Message) -> bool:
-    """Return whether two messages differ only in ids and outer spaces, which another program may have changed."""
-    return (left.role, left.content.strip(), [(call.name, call.arguments) for call in left.tool_calls]) == (
+    """Return whether two messages differ only in ids and outer spaces, which another program may
+    have changed.
+    """
+    return (
+        left.role,
+        left.content.strip(),
+        [(call.name, call.arguments) for call in left.tool_calls],
+    ) == (
         right.role,
         right.content.strip(),
         [(call.name, call.arguments) for call in right.tool_calls],

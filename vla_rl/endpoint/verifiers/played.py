@@ -29,7 +29,10 @@ class Player(Protocol):
 
     @property
     def roles(self) -> tuple[str, ...]:
-        """Names of the agents, which are the models that they request; empty if there is one agent."""
+        """Names of the agents, which are the models that they request.
+
+        Empty if there is one agent.
+        """
         ...
 
     async def open(self) -> None:
@@ -37,7 +40,10 @@ class Player(Protocol):
         ...
 
     async def play(self, row: int, base_url: str, api_key: str) -> Played:
-        """Run one rollout whose model is at `base_url`. Raises: EnvError if the environment itself fails."""
+        """Run one rollout whose model is at `base_url`.
+
+        Raises: EnvError if the environment itself fails.
+        """
         ...
 
     async def close(self) -> None:

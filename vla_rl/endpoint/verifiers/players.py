@@ -20,7 +20,8 @@ from vla_rl.errors import ConfigError
 def player_of(env_id: str, arguments: dict[str, Any], max_rows: int | None) -> Player:
     """Return the player that fits an environment and the installed verifiers.
 
-    Raises: ConfigError, with the cause, if verifiers is missing or too old, or the module is not an environment of it.
+    Raises: ConfigError, with the cause, if verifiers is missing or too old, or the module is not an
+    environment of it.
     """
     verifiers = _imported("verifiers")
     reason = "this verifiers has no v1 environments"
@@ -29,23 +30,29 @@ def player_of(env_id: str, arguments: dict[str, Any], max_rows: int | None) -> P
             module = v1.import_taskset(env_id)
             names = getattr(module, "__all__", ())
             if any(_is_taskset(v1, getattr(module, name, None)) for name in names):
-                return (EpisodesOf03 if hasattr(v1, "load_environment") else EpisodesOf02)(env_id, arguments, max_rows)
+                return (EpisodesOf03 if hasattr(v1, "load_environment") else EpisodesOf02)(
+                    env_id, arguments, max_rows
+                )
             reason = f"{module.__name__} exports no Taskset by its `__all__`, as v1 environments do"
         except ModuleNotFoundError as error:
-            # the classic loader may know more about a module without a Taskset, such as where to find it
+            # the classic loader may know more about a module without a Taskset, such as where to
+            # find it
             reason = told(error)
     try:
         load = verifiers.load_environment
     except (AttributeError, ImportError) as error:
         raise ConfigError(
-            f"verifiers {verifiers.__version__} cannot load {env_id!r}: {reason}; and its load_environment, for classic "
+            f"verifiers {verifiers.__version__} cannot load {env_id!r}: {reason}; and its "
+            "load_environment, for classic "
             f"environments, is missing: {told(error)}"
         ) from error
     return Classic(env_id, arguments, load)
 
 
 def told(error: BaseException) -> str:
-    """Format an error with its causes, the first cause last: a loader's own message often hides what was missing."""
+    """Format an error with its causes, the first cause last: a loader's own message often hides
+    what was missing.
+    """
     found: list[str] = []
     cause: BaseException | None = error
     while cause is not None:
@@ -61,7 +68,8 @@ def _imported(name: str) -> ModuleType:
         if error.name != name:
             raise ConfigError(f"the package verifiers cannot be imported: {told(error)}") from error
         raise ConfigError(
-            "a verifiers environment needs verifiers; run `pip install 'verifiers>=0.1.9,<0.5'` in this interpreter, or "
+            "a verifiers environment needs verifiers; run `pip install 'verifiers>=0.1.9,<0.5'` "
+            "in this interpreter, or "
             "name one that has it: VerifiersConfig(python=...)"
         ) from error
 
@@ -80,4 +88,6 @@ def _v1_of(verifiers: ModuleType) -> Any:
 
 
 def _is_taskset(v1: Any, exported: Any) -> bool:
-    return isinstance(exported, type) and issubclass(exported, (v1.Taskset, *filter(None, [getattr(v1, "Env", None)])))
+    return isinstance(exported, type) and issubclass(
+        exported, (v1.Taskset, *filter(None, [getattr(v1, "Env", None)]))
+    )

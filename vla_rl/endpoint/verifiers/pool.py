@@ -1,8 +1,10 @@
-"""A verifiers environment as a pool of text environments, which `chat_agent`, groups and schedulers run like any other.
+"""A verifiers environment as a pool of text environments, which `chat_agent`, groups and schedulers
+run like any other.
 
 config = VerifiersConfig(env="gsm8k", python="/venvs/verifiers/bin/python")
 async with Runtime() as runtime, VerifiersPool(runtime, config) as pool:
-    ...                                         # `pool.starts()`: one start for each row of its data set
+    ...                                         # `pool.starts()`: one start for each row of its
+                                                data set
 """
 
 import asyncio
@@ -32,14 +34,16 @@ class VerifiersConfig(Config, frozen=True, kw_only=True):
 
     arguments: dict[str, Any] = msgspec.field(default_factory=dict)
     """Arguments of the environment. A v1 environment takes the fields of its `EnvConfig`, such as
-    `{"taskset": {...}, "agent": {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}}`."""
+    `{"taskset": {...}, "agent":
+    {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}}`."""
 
     max_rows: int | None = None
-    """Use only this many rows of the data set, the first ones. None: all. Required for a taskset without end."""
+    """Use only this many rows of the data set, the first ones. None: all. Required for a taskset
+    without end."""
 
     python: str | None = None
-    """Python interpreter that has verifiers, the environment, and the packages that an actor needs (msgspec, numpy, pyzmq,
-    uvloop, aiohttp and vla_rl). None: this interpreter."""
+    """Python interpreter that has verifiers, the environment, and the packages that an actor needs
+    (msgspec, numpy, pyzmq, uvloop, aiohttp and vla_rl). None: this interpreter."""
 
     environment: dict[str, str] = msgspec.field(default_factory=dict)
     """Environment variables of the process, such as the keys that its judges need."""
@@ -60,7 +64,8 @@ class VerifiersConfig(Config, frozen=True, kw_only=True):
 
 
 class VerifiersPool:
-    """Implements `vla_rl.types.EnvPool`. `EpisodeSpec.options["row"]` chooses the row, otherwise the seed does.
+    """Implements `vla_rl.types.EnvPool`. `EpisodeSpec.options["row"]` chooses the row, otherwise
+    the seed does.
 
     Raises on entering: ConfigError if verifiers or the environment cannot be loaded.
     """
@@ -69,7 +74,8 @@ class VerifiersPool:
         self._runtime, self._config = runtime, config
         self._endpoint = Endpoint()
         self._keys: asyncio.Queue[str] = asyncio.Queue()
-        for _ in range(config.num_envs):  # keys are reused: verifiers keeps a client for each that it has seen
+        # keys are reused: verifiers keeps a client for each that it has seen
+        for _ in range(config.num_envs):
             self._keys.put_nowait(new_key())
         self._worker: VerifiersWorker | None = None
         self._num_rows = 0
@@ -98,7 +104,10 @@ class VerifiersPool:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         await self._endpoint.__aexit__(kind, error, trace)
         if self._worker is not None:
@@ -113,17 +122,25 @@ class VerifiersPool:
         """Return one start for each row of the data set; only while the pool is open."""
         spec = EnvSpec(id=self._config.env, kwargs=self._config.arguments)
         task = f"verifiers/{self._config.env}"
-        return [TaskStart(env=spec, task=task, options={"row": row}) for row in range(self._num_rows)]
+        return [
+            TaskStart(env=spec, task=task, options={"row": row}) for row in range(self._num_rows)
+        ]
 
     @asynccontextmanager
     async def lease(self, episode: EpisodeSpec) -> AsyncIterator[VerifiersEpisode]:
-        """Lease a rollout for this episode; leaving the context ends it. Raises: DataError for a row that does not exist."""
+        """Lease a rollout for this episode; leaving the context ends it.
+
+        Raises: DataError for a row that does not exist.
+        """
         worker = self._worker
         if worker is None:
             raise RuntimeError("the pool of verifiers environments is not open; use `async with`.")
         row = episode.options.get("row", episode.seed % max(1, self._num_rows))
         if not isinstance(row, int) or not 0 <= row < self._num_rows:
-            raise DataError(f"row {row!r} of {self._config.env}, expected a number from 0 to {self._num_rows - 1}")
+            raise DataError(
+                f"row {row!r} of {self._config.env}, expected a number from 0 to "
+                f"{self._num_rows - 1}"
+            )
         with waiting(f"episode {episode.episode_id}", on=f"a free rollout of {self._config.env}"):
             key = await self._keys.get()
         try:

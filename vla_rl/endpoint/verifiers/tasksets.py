@@ -1,4 +1,5 @@
-"""v1 environments of the package verifiers, 0.2 to 0.4: tasksets that run against an OpenAI-compatible URL.
+"""v1 environments of the package verifiers, 0.2 to 0.4: tasksets that run against an
+OpenAI-compatible URL.
 
 verifiers is imported only inside the methods: it is large, and often in another interpreter.
 """
@@ -35,7 +36,9 @@ class EpisodesOf02:
         self._env = self._build()
         self._tasks = self._select()
         is_ready = asyncio.Event()
-        self._serving = asyncio.create_task(self._serve(is_ready), name="tools of a verifiers environment")
+        self._serving = asyncio.create_task(
+            self._serve(is_ready), name="tools of a verifiers environment"
+        )
         ready = asyncio.create_task(is_ready.wait(), name="start of a verifiers environment")
         await asyncio.wait({self._serving, ready}, return_when=asyncio.FIRST_COMPLETED)
         ready.cancel()
@@ -52,7 +55,9 @@ class EpisodesOf02:
         import verifiers.v1 as vf
         from verifiers.v1.clients.config import EvalClientConfig
 
-        client = vf.resolve_client(EvalClientConfig(base_url=base_url, api_key_var=_variable_with(api_key)))
+        client = vf.resolve_client(
+            EvalClientConfig(base_url=base_url, api_key_var=_variable_with(api_key))
+        )
         try:
             context = vf.ModelContext(model="policy", client=client, sampling=vf.SamplingConfig())
             (trace,) = await self._env.episode(self._tasks[row], context).run()
@@ -76,7 +81,10 @@ class EpisodesOf02:
         return tasks
 
     async def _serve(self, is_ready: asyncio.Event) -> None:
-        """Keep the environment's services open; the task that entered their scopes has to leave them."""
+        """Keep the environment's services open.
+
+        The task that entered their scopes has to leave them.
+        """
         async with self._env.serving():
             is_ready.set()
             await self._is_over.wait()
@@ -90,7 +98,9 @@ class EpisodesOf03(EpisodesOf02):
         import verifiers.v1 as vf
 
         client = vf.EvalClientConfig(base_url=base_url, api_key_var=_variable_with(api_key))
-        episode = await self._env.run_episode(self._tasks[row], vf.ModelContext(model="policy", client=client))
+        episode = await self._env.run_episode(
+            self._tasks[row], vf.ModelContext(model="policy", client=client)
+        )
         return _outcome(list(episode.traces), list(episode.errors))
 
     def _build(self) -> Any:
@@ -119,10 +129,11 @@ def _with_id(arguments: dict[str, Any], env_id: str) -> dict[str, Any]:
 
 
 def _variable_with(api_key: str) -> str:
-    """Return the environment variable that holds a key: verifiers' clients take keys only from there.
+    """Return the environment variable that holds a key: verifiers' clients take keys only from
+    there.
 
-    Keys are few and used again, because verifiers keeps a client for each variable. The name makes verifiers hide the
-    variable from the programs of its agents.
+    Keys are few and used again, because verifiers keeps a client for each variable. The name makes
+    verifiers hide the variable from the programs of its agents.
     """
     name = f"VLA_RL_{hashlib.sha256(api_key.encode()).hexdigest()[:16].upper()}_API_KEY"
     os.environ[name] = api_key
@@ -133,15 +144,24 @@ def _outcome(traces: list[Any], errors: list[Any]) -> Played:
     """Return the outcome of an episode. Raises: EnvError for one with an error."""
     errors = [*errors, *(error for trace in traces for error in trace.errors)]
     if errors:
-        raise EnvError("the environment failed: " + "; ".join(f"{each.type}: {each.message}" for each in errors)[:2000])
-    taught = [trace for trace in traces if getattr(getattr(trace, "agent", None), "trainable", True)] or traces
+        raise EnvError(
+            "the environment failed: "
+            + "; ".join(f"{each.type}: {each.message}" for each in errors)[:2000]
+        )
+    taught = [
+        trace for trace in traces if getattr(getattr(trace, "agent", None), "trainable", True)
+    ] or traces
     earned: dict[str, list[float]] = {}
     for trace in taught:
-        earned.setdefault(getattr(getattr(trace, "agent", None), "name", None) or "", []).append(float(trace.reward))
+        earned.setdefault(getattr(getattr(trace, "agent", None), "name", None) or "", []).append(
+            float(trace.reward)
+        )
     return Played(
         reward=sum(float(trace.reward) for trace in taught) / len(taught),
         rewards={name: sum(rewards) / len(rewards) for name, rewards in earned.items() if name},
         is_truncated=any(trace.is_truncated for trace in taught),
         stop_condition=taught[-1].stop_condition or "",
-        metrics={name: number for trace in taught for name, number in numbers(trace.metrics).items()},
+        metrics={
+            name: number for trace in taught for name, number in numbers(trace.metrics).items()
+        },
     )

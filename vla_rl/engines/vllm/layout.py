@@ -20,7 +20,8 @@ LOGITS_PROCESSOR: Final = "vla_rl.engines.vllm.greedy:GreedyTemperature"
 
 
 CPU_HEAD_SIZES: Final = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
-"""Attention head sizes that the CPU kernels of vLLM 0.32 support; with others, its process crashes."""
+"""Attention head sizes that the CPU kernels of vLLM 0.32 support; with others, its process
+crashes."""
 
 
 def refuse_heads_without_kernel(layout: EngineLayout) -> None:
@@ -29,8 +30,10 @@ def refuse_heads_without_kernel(layout: EngineLayout) -> None:
     head_size = trunk.get("head_dim") or trunk["hidden_size"] // trunk["num_attention_heads"]
     if head_size not in CPU_HEAD_SIZES:
         raise ConfigError(
-            f"engine 'vllm' has no CPU kernel for attention heads of {head_size} numbers, expected one of "
-            f"{', '.join(map(str, CPU_HEAD_SIZES))}; take engine 'torch', or a policy with other heads"
+            f"engine 'vllm' has no CPU kernel for attention heads of {head_size} numbers, "
+            "expected one of "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}; take engine 'torch', or a policy with other "
+            "heads"
         )
 
 
@@ -77,9 +80,15 @@ def engine_arguments(
         # the learner computes grammar masks with the same library
         arguments |= {"structured_outputs_config": {"backend": "guidance"}}
     if layout.runner == "generate":
-        arguments |= {"logprobs_mode": "processed_logprobs", "logits_processors": [LOGITS_PROCESSOR]}
+        arguments |= {
+            "logprobs_mode": "processed_logprobs",
+            "logits_processors": [LOGITS_PROCESSOR],
+        }
     if build == "cpu":
         arguments["distributed_executor_backend"] = "uni"
     else:
-        arguments |= {"gpu_memory_utilization": config.gpu_memory_share, "enable_sleep_mode": config.can_sleep}
+        arguments |= {
+            "gpu_memory_utilization": config.gpu_memory_share,
+            "enable_sleep_mode": config.can_sleep,
+        }
     return arguments

@@ -1,8 +1,10 @@
 """New weights, applied in all engines or in none.
 
-stage    the learner's thread writes memory of both; every engine opens and checks it, generating on      may be rejected
+stage    the learner's thread writes memory of both; every engine opens and checks it, generating on
+         may be rejected
 pause    nothing new begins; what runs ends, freezes or is aborted
-apply    every engine loads; one that cannot is killed and starts again with the new weights            may not be
+apply    every engine loads; one that cannot is killed and starts again with the new weights
+         may not be
 resume   always, whatever happened; an engine that fails in any of the three is killed
 """
 
@@ -59,19 +61,26 @@ class Publication:
     def write(self, tensors: Mapping[str, Tensor], version: int) -> StagedWeights:
         """Write a version to memory, beside the current one, which starting engines still read.
 
-        Raises: CheckpointError, and then nothing was written; ConfigError if the configured memory is not available.
+        Raises: CheckpointError, and then nothing was written; ConfigError if the configured memory
+        is not available.
         """
         if self._stage is None:
             self._stage = Stage(tensors, self._route)
         return self._stage.write(tensors, version, self.current)
 
-    async def publish(self, staged: StagedWeights, replicas: Sequence[Replica], began: float) -> None:
-        """Apply a written version in all ready engines; `began` is the time at which writing it began.
+    async def publish(
+        self, staged: StagedWeights, replicas: Sequence[Replica], began: float
+    ) -> None:
+        """Apply a written version in all ready engines; `began` is the time at which writing it
+        began.
 
-        Raises: CheckpointError if an engine rejects it; then all engines go on with the weights they had.
+        Raises: CheckpointError if an engine rejects it; then all engines go on with the weights
+        they had.
         """
         with waiting(f"weights {staged.version}", on="the engines to accept them"):
-            ready = await self._accepted(staged, [replica for replica in replicas if replica.is_ready])
+            ready = await self._accepted(
+                staged, [replica for replica in replicas if replica.is_ready]
+            )
         paused_at = time.perf_counter()
         try:
             with waiting(f"weights {staged.version}", on="the engines to apply them"):
@@ -84,9 +93,14 @@ class Publication:
         self.times = [*self.times[1 - self.KEPT_TIMES :], times]
 
     async def checksums(self, replicas: Sequence[Replica]) -> dict[str, str]:
-        """Return a digest of the weights that each ready engine holds, by its name; equal weights have equal digests."""
+        """Return a digest of the weights that each ready engine holds, by its name.
+
+        Equal weights have equal digests.
+        """
         async with self.turn:
-            return {replica.name: await replica.checksum() for replica in replicas if replica.is_ready}
+            return {
+                replica.name: await replica.checksum() for replica in replicas if replica.is_ready
+            }
 
     def close(self) -> None:
         """Free the memory, and discard the weights."""
@@ -95,18 +109,26 @@ class Publication:
         self._stage = self.current = None
 
     async def _apply(self, staged: StagedWeights, replicas: Sequence[Replica]) -> None:
-        """Load weights in all replicas. However this ends, `staged` is current; an engine without it, or half loaded, is
-        killed."""
+        """Load weights in all replicas. However this ends, `staged` is current; an engine without
+        it, or half loaded, is killed."""
         try:
-            await each_or_end(replicas, lambda replica: replica.apply(staged), f"apply the weights {staged.version}")
+            await each_or_end(
+                replicas,
+                lambda replica: replica.apply(staged),
+                f"apply the weights {staged.version}",
+            )
         finally:
             self.current = staged
             for replica in replicas:
                 if replica.weight_version != staged.version and not replica.died.is_set():
-                    replica.note_death(f"was left with older weights than {staged.version}", frozen=True)
+                    replica.note_death(
+                        f"was left with older weights than {staged.version}", frozen=True
+                    )
 
     async def _accepted(self, staged: StagedWeights, replicas: Sequence[Replica]) -> list[Replica]:
-        """Return the replicas that are alive after all of them have mapped and checked the weights."""
+        """Return the replicas that are alive after all of them have mapped and checked the
+        weights.
+        """
         verify = self._config.verify_checksums
         outcomes = await asyncio.gather(
             *(replica.stage(staged, verify=verify) for replica in replicas), return_exceptions=True
@@ -121,16 +143,19 @@ class Publication:
                 raise outcome
             if set(outcome) != {expected}:
                 raise CheckpointError(
-                    f"engine {replica.name!r} sees weights with the CRC-32 {outcome}, expected {expected}; nothing was "
+                    f"engine {replica.name!r} sees weights with the CRC-32 {outcome}, expected "
+                    f"{expected}; nothing was "
                     "applied"
                 )
             accepted.append(replica)
         return accepted
 
 
-async def each_or_end(replicas: Sequence[Replica], act: Callable[[Replica], Awaitable[None]], what: str) -> None:
-    """Do the same in all living replicas at once. One that fails is killed, because its state is unknown; its keeper
-    replaces it."""
+async def each_or_end(
+    replicas: Sequence[Replica], act: Callable[[Replica], Awaitable[None]], what: str
+) -> None:
+    """Do the same in all living replicas at once. One that fails is killed, because its state is
+    unknown; its keeper replaces it."""
 
     async def act_or_end(replica: Replica) -> None:
         try:
@@ -141,7 +166,8 @@ async def each_or_end(replicas: Sequence[Replica], act: Callable[[Replica], Awai
             replica.note_death(f"could not {what}: {error}", frozen=True)
 
     outcomes = await asyncio.gather(
-        *(act_or_end(replica) for replica in replicas if not replica.died.is_set()), return_exceptions=True
+        *(act_or_end(replica) for replica in replicas if not replica.died.is_set()),
+        return_exceptions=True,
     )
     for outcome in outcomes:
         if isinstance(outcome, BaseException):

@@ -1,9 +1,10 @@
-"""One engine process: it is started, gets requests and weights, is checked, and is stopped in whatever state it is.
+"""One engine process: it is started, gets requests and weights, is checked, and is stopped in
+whatever state it is.
 
     build ─► join: weights, first token ─► ready ─► dead          every exit stops the process
 
-Callers that wait for a dead engine get `ActorDied` as soon as its socket or process is gone. Callers that wait for a
-stopped engine get it within seconds; its process is killed then.
+Callers that wait for a dead engine get `ActorDied` as soon as its socket or process is gone.
+Callers that wait for a stopped engine get it within seconds; its process is killed then.
 """
 
 import asyncio
@@ -51,7 +52,8 @@ from vla_rl.types import Sampling
 T = TypeVar("T")
 
 _building = threading.Lock()
-"""Engines are built one at a time: each needs the environment variables of this process for itself."""
+"""Engines are built one at a time: each needs the environment variables of this process for
+itself."""
 
 _names = itertools.count()
 
@@ -59,8 +61,8 @@ SHUTDOWN_S = 0.5
 
 
 class EngineFault(RuntimeError):
-    """An engine process answered with an exception of its own. It still runs; its caller has to decide whether it is
-    usable."""
+    """An engine process answered with an exception of its own. It still runs; its caller has to
+    decide whether it is usable."""
 
 
 class Replica:
@@ -102,14 +104,19 @@ class Replica:
                 (self.pid,) = await self._call("process_id")
                 self._watch_process()
         except TimeoutError as error:
-            raise self._overdue(f"did not start within startup_s = {self._config.startup_s}") from error
+            raise self._overdue(
+                f"did not start within startup_s = {self._config.startup_s}"
+            ) from error
         except ActorDied:
             raise
         except Exception as error:  # any error here means that this engine cannot be used
             raise self.note_death(f"could not start: {error}") from error
 
     async def join(self, staged: StagedWeights) -> None:
-        """Take weights, answer a test request, and become ready. Raises: ActorDied for any error."""
+        """Take weights, answer a test request, and become ready.
+
+        Raises: ActorDied for any error.
+        """
         try:
             await self.stage(staged, verify=False)
             await self.apply(staged)
@@ -120,11 +127,16 @@ class Replica:
         note_progress("engines started")
 
     async def ask(
-        self, request: EngineRequest, sampling: Sampling, max_tokens: int = 1, rules: ReplyRules = NO_RULES
+        self,
+        request: EngineRequest,
+        sampling: Sampling,
+        max_tokens: int = 1,
+        rules: ReplyRules = NO_RULES,
     ) -> Answer:
         """Answer one request; cancelling the call aborts the request.
 
-        Raises: ActorDied; EngineFault if it cannot answer this request; ValueError for input that vLLM does not accept.
+        Raises: ActorDied; EngineFault if it cannot answer this request; ValueError for input that
+        vLLM does not accept.
         """
         name = f"{self.name}-{next(_names)}"
         prompt = engine_input(request, self._layout.features, name)
@@ -153,8 +165,8 @@ class Replica:
         return pooled_answer(last, self._layout) if is_pooling else generated_answer(last)
 
     async def check_health(self) -> None:
-        """Let it sample one token of a real prompt. Raises: ActorFrozen if it fails or takes too long; it is killed
-        then."""
+        """Let it sample one token of a real prompt. Raises: ActorFrozen if it fails or takes too
+        long; it is killed then."""
         try:
             async with self._watch.within(self._config.health_timeout_s):
                 await self.ask(self._sample, Sampling(greedy=True), self._layout.num_tokens or 1)
@@ -164,18 +176,22 @@ class Replica:
             raise self.note_death(f"gave no token: {error}", frozen=True) from error
 
     async def stage(self, staged: StagedWeights, *, verify: bool) -> list[int]:
-        """Let it map and check new weights while it goes on with the old ones. Return the CRC-32 that each worker sees.
+        """Let it map and check new weights while it goes on with the old ones. Return the CRC-32
+        that each worker sees.
 
         Raises: CheckpointError if they do not fit; ActorDied.
         """
         try:
-            seen: list[int] = await self._call("stage_weights", (msgspec.msgpack.encode(staged), verify))
+            seen: list[int] = await self._call(
+                "stage_weights", (msgspec.msgpack.encode(staged), verify)
+            )
             return seen
         except EngineFault as error:
             raise CheckpointError(f"engine {self.name!r} rejects the weights: {error}") from error
 
     async def pause(self, mode: UpdateMode) -> None:
-        """Start no new requests; running ones finish, freeze or are aborted, by `mode`. All caches are cleared.
+        """Start no new requests; running ones finish, freeze or are aborted, by `mode`. All caches
+        are cleared.
 
         Raises: ActorDied; EngineFault.
         """
@@ -189,7 +205,8 @@ class Replica:
             await self._await(self._llm.reset_encoder_cache())
 
     async def apply(self, staged: StagedWeights) -> None:
-        """Load staged weights. No request may be running, and no cache of older weights may be left.
+        """Load staged weights. No request may be running, and no cache of older weights may be
+        left.
 
         Raises: ActorDied; EngineFault, and then the weights may be half loaded.
         """
@@ -202,9 +219,14 @@ class Replica:
         await self._await(self._llm.resume_generation())
 
     async def checksum(self) -> str:
-        """Return a digest of its weights, in the layout of its kernels. Raises: ActorDied; EngineFault."""
+        """Return a digest of its weights, in the layout of its kernels.
+
+        Raises: ActorDied; EngineFault.
+        """
         parts = await self._await(self._llm.compute_weight_checksums())
-        text = "\n".join(f"{name} {value}" for part in parts for name, value in sorted(part.items()))
+        text = "\n".join(
+            f"{name} {value}" for part in parts for name, value in sorted(part.items())
+        )
         return hashlib.sha256(text.encode()).hexdigest()
 
     async def sleep(self) -> None:
@@ -227,7 +249,10 @@ class Replica:
         self.is_asleep = False
 
     def note_death(self, cause: str, *, frozen: bool = False) -> ActorDied:
-        """Mark it as dead and return the error for callers. A frozen process is killed, so that it cannot answer later."""
+        """Mark it as dead and return the error for callers.
+
+        A frozen process is killed, so that it cannot answer later.
+        """
         if not self.died.is_set():
             self.cause, self.is_ready = cause, False
             self.died.set()
@@ -261,10 +286,14 @@ class Replica:
         asyncio.get_running_loop().add_reader(self._pidfd, ended)
 
     def _how_it_ended(self) -> str:
-        """Describe how it ended, as far as the system still knows: only the first to reap a process gets its exit
-        status."""
+        """Describe how it ended, as far as the system still knows: only the first to reap a process
+        gets its exit status."""
         try:
-            end = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG) if self.pid else None
+            end = (
+                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
+                if self.pid
+                else None
+            )
         except ChildProcessError:
             end = None
         if end is None:
@@ -275,15 +304,22 @@ class Replica:
 
     def _build(self) -> None:
         build, _ = require_vllm()
-        arguments = engine_arguments(self._folder, self._layout, self._config, build=build, dtype=self._dtype)
+        arguments = engine_arguments(
+            self._folder, self._layout, self._config, build=build, dtype=self._dtype
+        )
         with (
             _building,
             engine_environment(
-                self._folder, self._config.num_threads, self._config.kv_cache_gib, self._config.startup_s
+                self._folder,
+                self._config.num_threads,
+                self._config.kv_cache_gib,
+                self._config.startup_s,
             ),
         ):
             transfer = WeightTransferConfig(backend=TRANSFER_BACKEND)
-            self._llm = AsyncLLM.from_engine_args(AsyncEngineArgs(**arguments, weight_transfer_config=transfer))
+            self._llm = AsyncLLM.from_engine_args(
+                AsyncEngineArgs(**arguments, weight_transfer_config=transfer)
+            )
 
     async def _call(self, method: str, args: tuple[Any, ...] = ()) -> Any:
         return await self._await(self._llm.collective_rpc(method, args=args))
@@ -291,11 +327,17 @@ class Replica:
     async def _drain(self) -> None:
         """Wait for running requests to be answered, which may take long."""
         limit_s = self._config.drain_timeout_s
-        what = f"running requests did not end within drain_timeout_s = {limit_s:g} s; raise it, or use 'keep'"
+        what = (
+            f"running requests did not end within drain_timeout_s = {limit_s:g} s; raise it, "
+            "or use 'keep'"
+        )
         await self._await(self._llm.pause_generation(mode="wait", clear_cache=True), limit_s, what)
 
-    async def _await(self, call: Awaitable[T], limit_s: float | None = None, too_late: str = "") -> T:
-        """Await an answer of the engine's bookkeeping, within `limit_s`, or `update_timeout_s` if that is None.
+    async def _await(
+        self, call: Awaitable[T], limit_s: float | None = None, too_late: str = ""
+    ) -> T:
+        """Await an answer of the engine's bookkeeping, within `limit_s`, or `update_timeout_s` if
+        that is None.
 
         Raises: ActorDied; ActorFrozen past the limit, with the cause `too_late`; EngineFault.
         """
@@ -311,15 +353,17 @@ class Replica:
             raise self._fault(error) from error
 
     def _overdue(self, cause: str) -> ActorDied:
-        """Return the error after a missed deadline: the engine's death if it has died; otherwise it counts as frozen and
-        is killed."""
+        """Return the error after a missed deadline: the engine's death if it has died; otherwise it
+        counts as frozen and is killed."""
         return self.death() if self.died.is_set() else self.note_death(cause, frozen=True)
 
     def _note_frozen(self, pid: int) -> None:
         self.note_death(f"its process {pid} was stopped by a signal such as SIGSTOP", frozen=True)
 
     def _processes(self) -> list[int]:
-        """Return the processes to watch: the engine's, or, before its id is known, all processes started for it."""
+        """Return the processes to watch: the engine's, or, before its id is known, all processes
+        started for it.
+        """
         return [self.pid] if self.pid else self._thread.processes()
 
     def _fault(self, error: BaseException) -> EngineFault:

@@ -79,7 +79,10 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 def engine_input(request: EngineRequest, modality: str | None, name: str) -> Any:
-    """Return the prompt in vLLM's form; a `name` of its own keeps vLLM from reusing another request's cached features."""
+    """Return the prompt in vLLM's form.
+
+    A `name` of its own keeps vLLM from reusing another request's cached features.
+    """
     if not request.features:
         return tokens_input(request.token_ids)
     assert modality is not None
@@ -92,10 +95,15 @@ def engine_input(request: EngineRequest, modality: str | None, name: str) -> Any
     )
 
 
-def engine_parameters(layout: EngineLayout, sampling: Sampling, max_tokens: int, rules: ReplyRules) -> Any:
+def engine_parameters(
+    layout: EngineLayout, sampling: Sampling, max_tokens: int, rules: ReplyRules
+) -> Any:
     """Return vLLM's sampling or pooling parameters of a request."""
     if not sampling.temperature > 0.0:
-        raise ValueError(f"Sampling.temperature is {sampling.temperature}, expected > 0; use greedy=True instead.")
+        raise ValueError(
+            f"Sampling.temperature is {sampling.temperature}, expected > 0; use "
+            "greedy=True instead."
+        )
     if layout.runner == "pooling":
         return PoolingParams(task=POOLING_TASK, extra_kwargs=msgspec.to_builtins(sampling))
     return SamplingParams(
@@ -106,7 +114,9 @@ def engine_parameters(layout: EngineLayout, sampling: Sampling, max_tokens: int,
         ignore_eos=True,
         stop_token_ids=list(rules.stop_tokens),
         stop=list(rules.stop),
-        structured_outputs=None if rules.grammar is None else StructuredOutputsParams(grammar=rules.grammar),
+        structured_outputs=None
+        if rules.grammar is None
+        else StructuredOutputsParams(grammar=rules.grammar),
         allowed_token_ids=None if layout.allowed_tokens is None else list(layout.allowed_tokens),
         logprobs=rules.num_alternatives,
         detokenize=bool(rules.stop),

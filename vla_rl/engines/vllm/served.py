@@ -4,7 +4,8 @@
     observation ──► question ─► EngineRequest ──► ids and pictures
     tokens ◄──────────── act, generate
 
-`vla_rl.models.serving.serve` makes one from a policy; for your own family, write one class with these members.
+`vla_rl.models.serving.serve` makes one from a policy; for your own family, write one class with
+these members.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,7 +25,8 @@ class EngineRequest:
 
     Attributes:
         token_ids: the prompt, with a placeholder for each feature.
-        features: tensors that become embeddings, by the names that the model class reads; images are uint8.
+        features: tensors that become embeddings, by the names that the model class reads; images
+            are uint8.
         feature_start: position of the first placeholder.
         num_features: number of adjacent placeholders; 0 without features.
     """
@@ -40,14 +42,16 @@ class EngineLayout:
     """Properties of a policy from which its engine is built.
 
     Attributes:
-        config: content of `config.json` in the folder that the engine reads; the folder holds no weights.
+        config: content of `config.json` in the folder that the engine reads; the folder holds no
+            weights.
         files: other small files of that folder.
         runner: `generate`, token after token, or `pooling`, everything in one pass.
         context_size: maximum tokens of a prompt and its answer, features included.
         num_tokens: number of tokens of a decision; None if the model itself ends its replies.
         allowed_tokens: ids that may be sampled; None allows all.
         reuses_prefixes: whether keys and values are reused for prompts that begin alike.
-        features: vLLM's name for the kind of features, such as `image`; None for prompts of text only.
+        features: vLLM's name for the kind of features, such as `image`; None for prompts of text
+            only.
     """
 
     config: Mapping[str, Any]
@@ -61,8 +65,8 @@ class EngineLayout:
 
 
 class ServedPolicy(Protocol):
-    """A policy in the form that vLLM engines serve. `tensors` runs on the device lane, the rest on the CPU in any
-    thread."""
+    """A policy in the form that vLLM engines serve. `tensors` runs on the device lane, the rest on
+    the CPU in any thread."""
 
     @property
     def layout(self) -> EngineLayout:
@@ -75,7 +79,10 @@ class ServedPolicy(Protocol):
         ...
 
     def tensors(self, network: nn.Module) -> Mapping[str, Tensor]:
-        """Return every weight that acts, adapters merged, under the names for the engine process; views if possible."""
+        """Return every weight that acts, adapters merged, under the names for the engine process.
+
+        Views if possible.
+        """
         ...
 
     def sample_request(self) -> EngineRequest:
@@ -87,7 +94,10 @@ class ServedActions(ServedPolicy, Protocol):
     """A policy over action chunks."""
 
     def request(self, observation: Observation) -> EngineRequest:
-        """Turn an observation into a request. Raises: ValueError for an observation that does not suit the policy."""
+        """Turn an observation into a request.
+
+        Raises: ValueError for an observation that does not suit the policy.
+        """
         ...
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:

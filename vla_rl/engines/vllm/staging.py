@@ -1,6 +1,7 @@
 """Weights in memory that engine processes open: written once, read by every engine.
 
-There are two buffers: the next version can be written while a starting engine still reads the current one.
+There are two buffers: the next version can be written while a starting engine still reads the
+current one.
 """
 
 import zlib
@@ -40,7 +41,8 @@ class Stage:
     """The writing side. Call its methods from one thread at a time.
 
     Args:
-        tensors: examples of the tensors to be written, which keep their names, shapes, dtypes and device.
+        tensors: examples of the tensors to be written, which keep their names, shapes, dtypes and
+            device.
         route: memory that they are written to.
 
     Raises: ConfigError if the route is `gpu` and the tensors are not on a GPU.
@@ -58,9 +60,11 @@ class Stage:
         self._written: list[StagedWeights | None] = [None, None]
         self._last = 0
 
-    def write(self, tensors: Mapping[str, Tensor], version: int, current: StagedWeights | None = None) -> StagedWeights:
-        """Copy a version into the buffer that does not hold `current`. Raises: CheckpointError; then nothing was
-        written."""
+    def write(
+        self, tensors: Mapping[str, Tensor], version: int, current: StagedWeights | None = None
+    ) -> StagedWeights:
+        """Copy a version into the buffer that does not hold `current`. Raises: CheckpointError;
+        then nothing was written."""
         self._require_fit(tensors)
         self._last = 1 if self._written[0] is current else 0
         buffer = self._buffers[self._last]
@@ -82,17 +86,25 @@ class Stage:
 
     def _require_fit(self, tensors: Mapping[str, Tensor]) -> None:
         expected = {place.name: place for place in self._places}
-        missing, unknown = sorted(expected.keys() - tensors.keys()), sorted(tensors.keys() - expected.keys())
+        missing, unknown = (
+            sorted(expected.keys() - tensors.keys()),
+            sorted(tensors.keys() - expected.keys()),
+        )
         wrong = [
-            f"{name} is {tensor.dtype} {list(tensor.shape)}, expected {expected[name].dtype} {list(expected[name].shape)}"
+            f"{name} is {tensor.dtype} {list(tensor.shape)}, expected {expected[name].dtype} "
+            f"{list(expected[name].shape)}"
             for name, tensor in tensors.items()
             if name in expected
-            and (tuple(tensor.shape) != expected[name].shape or str(tensor.dtype) != f"torch.{expected[name].dtype}")
+            and (
+                tuple(tensor.shape) != expected[name].shape
+                or str(tensor.dtype) != f"torch.{expected[name].dtype}"
+            )
         ]
         if missing or unknown or wrong:
             raise CheckpointError(
                 f"the weights do not fit the engine, and none was applied: {len(missing)} missing "
-                f"{missing[:4]}, {len(unknown)} unknown {unknown[:4]}, {len(wrong)} of another shape or dtype {wrong[:4]}; "
+                f"{missing[:4]}, {len(unknown)} unknown {unknown[:4]}, {len(wrong)} of another "
+                f"shape or dtype {wrong[:4]}; "
                 "expected every tensor of the policy that the engine was opened with"
             )
 
@@ -105,7 +117,8 @@ def _buffers_of(tensors: Mapping[str, Tensor], route: WeightRoute) -> Callable[[
         return lambda num_bytes: GpuBuffer(num_bytes, device)
     if route == "gpu":
         raise ConfigError(
-            f"VllmConfig.weights_through is 'gpu', but the learner's weights are on {device.type}; expected 'host' or 'auto'"
+            "VllmConfig.weights_through is 'gpu', but the learner's weights are on "
+            f"{device.type}; expected 'host' or 'auto'"
         )
     return HostBuffer
 
@@ -139,4 +152,7 @@ def tensors_in(whole: Tensor, places: tuple[TensorPlace, ...]) -> Iterator[tuple
     for place in places:
         dtype: torch.dtype = getattr(torch, place.dtype)
         num_bytes = int(np.prod(place.shape, dtype=np.int64)) * dtype.itemsize
-        yield place.name, whole[place.offset : place.offset + num_bytes].view(dtype).view(place.shape)
+        yield (
+            place.name,
+            whole[place.offset : place.offset + num_bytes].view(dtype).view(place.shape),
+        )

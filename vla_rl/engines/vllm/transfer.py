@@ -1,7 +1,9 @@
-"""The engine process's side of a weight update: from memory that the learner staged to vLLM's own layout.
+"""The engine process's side of a weight update: from memory that the learner staged to vLLM's own
+layout.
 
     stage_weights (while it generates)  open the memory, check that it is whole
-    start, update, finish (paused)      load; what kernels want packed, layer by layer: repack, copy over the old ones
+    start, update, finish (paused)      load; what kernels want packed, layer by layer: repack, copy
+    over the old ones
 
 Everything that can be rejected is rejected in the first step, before any weight changes.
 """
@@ -40,21 +42,27 @@ class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class ModelParts:
-    """A model, split by how weights reach it. It is split once, because walking its modules takes longer than loading
-    them.
+    """A model, split by how weights reach it. It is split once, because walking its modules takes
+    longer than loading them.
 
     Attributes:
-        packed: children with layers of vLLM, which pack weights for their kernels; they are reloaded layer by layer.
-        plain: parameters of all other children, such as vision towers, by name; loading writes to them directly.
+        packed: children with layers of vLLM, which pack weights for their kernels; they are
+            reloaded layer by layer.
+        plain: parameters of all other children, such as vision towers, by name; loading writes to
+            them directly.
         tied: layers that share their weight with another layer.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.packed = [
-            part for part in model.children() if any(hasattr(layer, "quant_method") for layer in part.modules())
+            part
+            for part in model.children()
+            if any(hasattr(layer, "quant_method") for layer in part.modules())
         ]
         packed = {id(parameter) for part in self.packed for parameter in part.parameters()}
-        self.plain = {name: each for name, each in model.named_parameters() if id(each) not in packed}
+        self.plain = {
+            name: each for name, each in model.named_parameters() if id(each) not in packed
+        }
         owners: dict[int, list[Any]] = {}
         for module in model.modules():
             weight = module._parameters.get("weight")
@@ -65,7 +73,10 @@ class ModelParts:
 
 
 class StagedTransfer(WeightTransferEngine):  # type: ignore[misc]
-    """Loads staged weights into the model of this process; registered with vLLM as the backend `vla_rl`."""
+    """Loads staged weights into the model of this process.
+
+    Registered with vLLM as the backend `vla_rl`.
+    """
 
     init_info_cls = NoInit
     update_info_cls = UpdateInfo
@@ -80,10 +91,14 @@ class StagedTransfer(WeightTransferEngine):  # type: ignore[misc]
         return ModelParts(self.model)
 
     def stage(self, staged: StagedWeights) -> MappedWeights:
-        """Map a version, and check that its tensors are those of the first version. Raises: CheckpointError."""
+        """Map a version, and check that its tensors are those of the first version.
+
+        Raises: CheckpointError.
+        """
         if self.layout is not None and staged.places != self.layout:
             raise CheckpointError(
-                "the staged weights differ in names, shapes or dtypes from the weights that this engine started with"
+                "the staged weights differ in names, shapes or dtypes from the weights that this "
+                "engine started with"
             )
         mapped = MappedWeights(staged)
         self.layout, self.staged = staged.places, mapped
@@ -103,12 +118,18 @@ class StagedTransfer(WeightTransferEngine):  # type: ignore[misc]
         """Do nothing: the transfer needs no initial handshake."""
 
     def start_weight_update(self) -> None:
-        """Prepare the layers with packed weights to be loaded again; other parameters are written to directly."""
+        """Prepare the layers with packed weights to be loaded again.
+
+        Other parameters are written to directly.
+        """
         for part in self.parts.packed:
             initialize_layerwise_reload(part)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
-        """Load the staged version. Raises: CheckpointError if another version, or none, is staged."""
+        """Load the staged version.
+
+        Raises: CheckpointError if another version, or none, is staged.
+        """
         info = self.parse_update_info(update_info)
         self.receive_weights(info)
         if self.device.type != "cpu":
@@ -141,7 +162,10 @@ class StagedTransfer(WeightTransferEngine):  # type: ignore[misc]
 
 
 class WorkerExtension:
-    """Methods of every worker of an engine in addition to vLLM's own; called through `collective_rpc`."""
+    """Methods of every worker of an engine in addition to vLLM's own.
+
+    Called through `collective_rpc`.
+    """
 
     weight_transfer_engine: StagedTransfer
     start_weight_update: Callable[[], None]
@@ -149,13 +173,17 @@ class WorkerExtension:
     finish_weight_update: Callable[[], None]
 
     def stage_weights(self, staged: bytes, verify: bool) -> int:
-        """Check and map a version, `StagedWeights` as msgpack; return the CRC-32 that this process sees, if `verify` is
-        set."""
-        mapped = self.weight_transfer_engine.stage(msgspec.msgpack.decode(staged, type=StagedWeights))
+        """Check and map a version, `StagedWeights` as msgpack; return the CRC-32 that this process
+        sees, if `verify` is set."""
+        mapped = self.weight_transfer_engine.stage(
+            msgspec.msgpack.decode(staged, type=StagedWeights)
+        )
         return mapped.checksum() if verify else 0
 
     def apply_weights(self, version: int) -> None:
-        """Load the staged version in one call, because nothing may be computed between its steps."""
+        """Load the staged version in one call, because nothing may be computed between its
+        steps.
+        """
         self.start_weight_update()
         self.update_weights({"version": version})
         self.finish_weight_update()

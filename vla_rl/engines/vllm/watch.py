@@ -13,22 +13,25 @@ LOOK_EVERY_S: Final = 0.25
 """Seconds between two looks. A look costs about 20 µs and does not involve the process."""
 
 STOPPED_AFTER_S: Final = 1.5
-"""Seconds after which a stopped process counts as frozen. Job managers stop and resume the processes of a job one after
-another, which takes less."""
+"""Seconds after which a stopped process counts as frozen. Job managers stop and resume the
+processes of a job one after another, which takes less."""
 
 
 class EngineWatch:
     """Checks an engine's processes from the running loop, between `start` and `end`.
 
-    Deadlines count the time in which this process itself ran (`ObservedTime`). So after Ctrl-Z and `fg`, or on an
-    overloaded machine, an engine that could not run either does not count as late.
+    Deadlines count the time in which this process itself ran (`ObservedTime`). So after Ctrl-Z and
+    `fg`, or on an overloaded machine, an engine that could not run either does not count as late.
 
     Args:
         processes: returns the ids of the processes to check.
-        on_frozen: called with the id of a process that was stopped for `STOPPED_AFTER_S`; this ends the watch.
+        on_frozen: called with the id of a process that was stopped for `STOPPED_AFTER_S`; this ends
+            the watch.
     """
 
-    def __init__(self, processes: Callable[[], Iterable[int]], on_frozen: Callable[[int], None]) -> None:
+    def __init__(
+        self, processes: Callable[[], Iterable[int]], on_frozen: Callable[[int], None]
+    ) -> None:
         self._processes, self._on_frozen = processes, on_frozen
         self._time = ObservedTime(LOOK_EVERY_S)
         self._heartbeat = Heartbeat(look_every_s=LOOK_EVERY_S, stopped_after_s=STOPPED_AFTER_S)
@@ -51,8 +54,8 @@ class EngineWatch:
 
     @contextlib.asynccontextmanager
     async def within(self, limit_s: float | None) -> AsyncIterator[asyncio.Timeout]:
-        """Limit the block to `limit_s` seconds in which this process ran, if given, and to the end of the watch. See
-        `asyncio.timeout`."""
+        """Limit the block to `limit_s` seconds in which this process ran, if given, and to the end
+        of the watch. See `asyncio.timeout`."""
         self._time.pass_time(asyncio.get_running_loop().time())
         async with asyncio.timeout(None) as timeout:
             self._deadlines[timeout] = math.inf if limit_s is None else self._time.total_s + limit_s

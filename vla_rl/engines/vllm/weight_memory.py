@@ -1,4 +1,5 @@
-"""Memory that engine processes open, on the host or on a GPU, and its description for these processes.
+"""Memory that engine processes open, on the host or on a GPU, and its description for these
+processes.
 
 HostBuffer ─► HostMemory ─┐                    a path to our file descriptor; no named file is needed
                           ├─ msgpack ─► opened ─► uint8 [num_bytes]
@@ -27,8 +28,8 @@ class HostMemory(msgspec.Struct, frozen=True, tag="host"):
 
 
 class GpuMemory(msgspec.Struct, frozen=True, tag="gpu"):
-    """Memory that another process allocated on a GPU. `gpu` is the GPU's UUID; CUDA and torch need the rest to open the
-    memory."""
+    """Memory that another process allocated on a GPU. `gpu` is the GPU's UUID; CUDA and torch need
+    the rest to open the memory."""
 
     gpu: str
     num_bytes: int
@@ -54,7 +55,9 @@ class Buffer(Protocol):
     whole: Tensor
 
     def shared(self) -> WeightMemory:
-        """Return the description with which others open it, after all earlier writes have finished."""
+        """Return the description with which others open it, after all earlier writes have
+        finished.
+        """
         ...
 
     def close(self) -> None:
@@ -84,14 +87,30 @@ class HostBuffer:
 class GpuBuffer:
     """Memory of a GPU, which engines on the same host open through CUDA IPC. See `Buffer`.
 
-    torch counts the processes that have opened it in a small file of shared memory; a killed learner can leave that file
-    behind.
+    torch counts the processes that have opened it in a small file of shared memory; a killed
+    learner can leave that file behind.
     """
 
     def __init__(self, num_bytes: int, device: torch.device) -> None:
         self.whole = torch.empty(num_bytes, dtype=torch.uint8, device=device)
         _, args = reduce_tensor(self.whole)  # type: ignore[no-untyped-call]
-        _, _, _, _, _, _, _, handle, storage_bytes, offset, _, counter, counter_offset, event, has_event = args
+        (
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            _,
+            handle,
+            storage_bytes,
+            offset,
+            _,
+            counter,
+            counter_offset,
+            event,
+            has_event,
+        ) = args
         gpu = str(torch.cuda.get_device_properties(device).uuid)
         self._memory = GpuMemory(
             gpu, num_bytes, handle, storage_bytes, offset, counter, counter_offset, event, has_event
@@ -122,13 +141,23 @@ def _opened_on_host(memory: HostMemory) -> Tensor:
     try:
         descriptor = os.open(memory.path, os.O_RDONLY)
     except OSError as error:
-        raise CheckpointError(f"the staged weights at {memory.path} cannot be opened: {error.strerror}") from error
+        raise CheckpointError(
+            f"the staged weights at {memory.path} cannot be opened: {error.strerror}"
+        ) from error
     try:
         size = os.fstat(descriptor).st_size
         if size < memory.num_bytes:
-            raise CheckpointError(f"the staged weights have {size} bytes, expected {memory.num_bytes}")
-        # private and writable, because torch does not accept read-only memory; it is never written to
-        mapped = mmap.mmap(descriptor, memory.num_bytes, flags=mmap.MAP_PRIVATE, prot=mmap.PROT_READ | mmap.PROT_WRITE)
+            raise CheckpointError(
+                f"the staged weights have {size} bytes, expected {memory.num_bytes}"
+            )
+        # private and writable, because torch does not accept read-only memory; it is never written
+        # to
+        mapped = mmap.mmap(
+            descriptor,
+            memory.num_bytes,
+            flags=mmap.MAP_PRIVATE,
+            prot=mmap.PROT_READ | mmap.PROT_WRITE,
+        )
     finally:
         os.close(descriptor)
     return torch.frombuffer(mapped, dtype=torch.uint8)
@@ -136,20 +165,33 @@ def _opened_on_host(memory: HostMemory) -> Tensor:
 
 @lru_cache(maxsize=2)  # one entry for each of the sender's two buffers
 def _opened_on_gpu(memory: GpuMemory) -> Tensor:
-    found = {str(torch.cuda.get_device_properties(index).uuid): index for index in range(torch.cuda.device_count())}
+    found = {
+        str(torch.cuda.get_device_properties(index).uuid): index
+        for index in range(torch.cuda.device_count())
+    }
     if memory.gpu not in found:
         raise CheckpointError(
-            f"the staged weights lie on GPU {memory.gpu}, expected one that this engine sees ({', '.join(found) or 'none'});"
+            f"the staged weights lie on GPU {memory.gpu}, expected one that this engine sees "
+            f"({', '.join(found) or 'none'});"
             " set weights_through to 'host', or make that GPU visible to it"
         )
     place = (found[memory.gpu], memory.handle, memory.storage_bytes, memory.storage_offset)
     counted = (memory.counter, memory.counter_offset, memory.event, memory.has_event)
     try:
         whole: Tensor = rebuild_cuda_tensor(  # type: ignore[no-untyped-call]
-            Tensor, (memory.num_bytes,), (1,), 0, torch.storage.TypedStorage, torch.uint8, *place, False, *counted
+            Tensor,
+            (memory.num_bytes,),
+            (1,),
+            0,
+            torch.storage.TypedStorage,
+            torch.uint8,
+            *place,
+            False,
+            *counted,
         )
     except RuntimeError as error:
         raise CheckpointError(
-            f"the staged weights on GPU {memory.gpu} cannot be opened ({error}); set weights_through to 'host'"
+            f"the staged weights on GPU {memory.gpu} cannot be opened ({error}); set "
+            "weights_through to 'host'"
         ) from error
     return whole

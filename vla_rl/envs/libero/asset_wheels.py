@@ -1,6 +1,8 @@
-"""LIBERO's own assets as installed packages: five wheels that share one folder, found by their metadata.
+"""LIBERO's own assets as installed packages: five wheels that share one folder, found by their
+metadata.
 
-The wheels hold data only; nothing of them is imported. `vla_rl/requirements/libero-assets.txt` has the same pins.
+The wheels hold data only; nothing of them is imported. `vla_rl/requirements/libero-assets.txt` has
+the same pins.
 """
 
 import importlib.metadata
@@ -25,25 +27,32 @@ def install_command(wheels: Iterable[str] = WHEELS, *, again: bool = False) -> s
 def find_wheels() -> Path | None:
     """Return the folder that the installed wheels share, or None if none of them is installed.
 
-    Raises: `FileNotFoundError` if a wheel is missing, has another version, or lies in another folder than the rest.
+    Raises: `FileNotFoundError` if a wheel is missing, has another version, or lies in another
+    folder than the rest.
     """
     installed = {wheel: _look_up(wheel) for wheel in WHEELS}
-    found = {wheel: distribution for wheel, distribution in installed.items() if distribution is not None}
+    found = {
+        wheel: distribution for wheel, distribution in installed.items() if distribution is not None
+    }
     if not found:
         return None
     faults = {wheel: "is missing" for wheel in WHEELS if wheel not in found}
-    faults |= {wheel: f"has version {it.version}" for wheel, it in found.items() if it.version != VERSION}
+    faults |= {
+        wheel: f"has version {it.version}" for wheel, it in found.items() if it.version != VERSION
+    }
     if faults:
         listed = ", ".join(f"{wheel} {fault}" for wheel, fault in sorted(faults.items()))
         raise FileNotFoundError(
-            f"LIBERO's assets are installed only in part: {listed}; expected version {VERSION} of all {len(WHEELS)} wheels. "
+            f"LIBERO's assets are installed only in part: {listed}; expected version {VERSION} of "
+            f"all {len(WHEELS)} wheels. "
             f"Run `{install_command(sorted(faults))}`."
         )
     folders = {Path(str(it.locate_file(FOLDER))).resolve() for it in found.values()}
     if len(folders) > 1:
         listed = ", ".join(sorted(map(str, folders)))
         raise FileNotFoundError(
-            f"LIBERO's assets are spread over several folders ({listed}), expected all {len(WHEELS)} wheels in one. "
+            f"LIBERO's assets are spread over several folders ({listed}), expected all "
+            f"{len(WHEELS)} wheels in one. "
             f"Uninstall them, then run `{install_command()}`."
         )
     return folders.pop()

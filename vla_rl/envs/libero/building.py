@@ -1,9 +1,10 @@
 """Build one task's robosuite environment without cameras, and the scenes of LIBERO's resets.
 
-robosuite builds the model and places the objects on construction, and again at every reset. LIBERO's evaluations seed once,
-after the construction, and reset before each trial, so that trial k has the random numbers of the k-th reset. Here the model
-is built once, and robosuite's own reset code places the objects. Before each placement the model is restored to its newly
-built state, so that the same random numbers follow.
+robosuite builds the model and places the objects on construction, and again at every reset.
+LIBERO's evaluations seed once, after the construction, and reset before each trial, so that trial k
+has the random numbers of the k-th reset. Here the model is built once, and robosuite's own reset
+code places the objects. Before each placement the model is restored to its newly built state, so
+that the same random numbers follow.
 """
 
 import contextlib
@@ -23,8 +24,9 @@ from vla_rl.errors import EnvError
 
 _PLACEMENT_ATTEMPTS = 50
 _LOADS_BEFORE_A_START = 2
-"""Number of models that LIBERO has loaded by the end of its first reset. It keeps the samplers of doors, drawers and knobs
-of all of them, and each draws random numbers. Drawn starts (`drawn_starts`) have this many, whatever was reset before.
+"""Number of models that LIBERO has loaded by the end of its first reset. It keeps the samplers of
+doors, drawers and knobs of all of them, and each draws random numbers. Drawn starts
+(`drawn_starts`) have this many, whatever was reset before.
 """
 
 _PLACED_FIELDS = ("body_pos", "body_quat", "site_rgba")
@@ -34,7 +36,8 @@ T = TypeVar("T")
 
 
 class SeededResets:
-    """robosuite's environment of a task, without its sensors, and the resets that follow one seeding.
+    """robosuite's environment of a task, without its sensors, and the resets that follow one
+    seeding.
 
     Args:
         task, assets: the task, and the folder of its meshes and textures.
@@ -45,11 +48,16 @@ class SeededResets:
 
     def __init__(self, task: Task, assets: Path, seed: int) -> None:
         self.env = _loaded(task, assets)
-        """The environment, in the state that robosuite's reset leaves, after the first `advance`."""
+        """The environment, in the state that robosuite's reset leaves, after the first
+        `advance`."""
 
-        mujoco, model, data = load_simulator().mujoco, self.env.sim.model._model, self.env.sim.data._data
-        # robosuite runs one more forward pass when it makes a render context; each pass moves the solver's warm start, and
-        # with it the last bits of what follows
+        mujoco, model, data = (
+            load_simulator().mujoco,
+            self.env.sim.model._model,
+            self.env.sim.data._data,
+        )
+        # robosuite runs one more forward pass when it makes a render context; each pass moves the
+        # solver's warm start, and with it the last bits of what follows
         mujoco.mj_forward(model, data)
         self._new_model = {name: getattr(model, name).copy() for name in _PLACED_FIELDS}
         self._new_state = np.empty(mujoco.mj_stateSize(model, mujoco.mjtState.mjSTATE_INTEGRATION))
@@ -82,7 +90,8 @@ class SeededResets:
 def _loaded(task: Task, assets: Path) -> Any:
     code = load_libero(task.package)
     code.use_assets(assets)
-    # LIBERO-plus reads camera, joints and noise from the name of the file; no file of that name has to exist
+    # LIBERO-plus reads camera, joints and noise from the name of the file; no file of that name has
+    # to exist
     named = task.goal_file.with_name(f"{task.name}.bddl")
     options = {"has_offscreen_renderer": False, "use_camera_obs": False, "ignore_done": True}
     with _construction_that_only_loads(code.wrapper), _without_deprecation_warnings():
@@ -98,7 +107,9 @@ def _loaded(task: Task, assets: Path) -> Any:
 
 @contextlib.contextmanager
 def _construction_that_only_loads(wrapper: Any) -> Iterator[None]:
-    """Make LIBERO construct environments of classes that place nothing and make no sensors during construction."""
+    """Make LIBERO construct environments of classes that place nothing and make no sensors during
+    construction.
+    """
     before = wrapper.TASK_MAPPING
     wrapper.TASK_MAPPING = _OnlyLoading(before)
     try:
@@ -142,11 +153,16 @@ def _without_deprecation_warnings() -> Iterator[None]:
 
 
 def retry_placement(attempt: Callable[[], T]) -> T:
-    """Try again if the random placement of objects found no room; other errors are raised at once."""
+    """Try again if the random placement of objects found no room.
+
+    Other errors are raised at once.
+    """
     for _ in range(_PLACEMENT_ATTEMPTS):
         with contextlib.suppress(load_simulator().randomization_error):
             return attempt()
-    raise EnvError(f"the objects found no place in {_PLACEMENT_ATTEMPTS} attempts; choose another scene_seed.")
+    raise EnvError(
+        f"the objects found no place in {_PLACEMENT_ATTEMPTS} attempts; choose another scene_seed."
+    )
 
 
 @contextlib.contextmanager

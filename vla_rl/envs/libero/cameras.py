@@ -1,7 +1,8 @@
 """Cameras of one MuJoCo model, which draw pictures of a recorded instant.
 
-Each instance has a model's cameras, its own OpenGL context and a scratch state, so that several environments can run in one
-process and drawing never changes the simulation. A `Look` sets the quality of the pictures.
+Each instance has a model's cameras, its own OpenGL context and a scratch state, so that several
+environments can run in one process and drawing never changes the simulation. A `Look` sets the
+quality of the pictures.
 """
 
 import atexit
@@ -23,11 +24,13 @@ _MAX_GEOMS = 1000
 _open: "weakref.WeakSet[Cameras]" = weakref.WeakSet()
 
 _inherited: list[object] = []
-"""Contexts of this process's parent, kept to the end, because freeing one in a fork would wait forever."""
+"""Contexts of this process's parent, kept to the end, because freeing one in a fork would wait
+forever."""
 
 
 class Cameras:
-    """Draws square pictures of a model; in the quality "exact", equal to robosuite's pixel by pixel.
+    """Draws square pictures of a model; in the quality "exact", equal to robosuite's pixel by
+    pixel.
 
     Args:
         model: MuJoCo's own model; `close` undoes the changes made for drawing.
@@ -36,10 +39,14 @@ class Cameras:
         quality: see `Look`.
     """
 
-    def __init__(self, model: Any, names: tuple[str, ...], size: int, quality: Quality = "exact") -> None:
+    def __init__(
+        self, model: Any, names: tuple[str, ...], size: int, quality: Quality = "exact"
+    ) -> None:
         mujoco = load_simulator().mujoco
         self._mujoco, self._model, self._size = mujoco, model, size
-        self._ids = {name: mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, name) for name in names}
+        self._ids = {
+            name: mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, name) for name in names
+        }
         self._look = Look(model, size, quality)
         self._visible = Visible(model)
         self._data = mujoco.MjData(model)
@@ -57,11 +64,15 @@ class Cameras:
         _open.add(self)
         _close_all_at_exit()
 
-    def draw(self, drawn: Mapping[str, np.ndarray], names: tuple[str, ...]) -> tuple[np.ndarray, ...]:
-        """Draw one uint8 [size, size, 3] RGB picture for each named camera, rotated by 180 degrees from OpenGL's rows.
+    def draw(
+        self, drawn: Mapping[str, np.ndarray], names: tuple[str, ...]
+    ) -> tuple[np.ndarray, ...]:
+        """Draw one uint8 [size, size, 3] RGB picture for each named camera, rotated by 180 degrees
+        from OpenGL's rows.
 
         Args:
-            drawn: `Sample.drawn`: the poses of all visible things at one instant, and the colours of the sites.
+            drawn: `Sample.drawn`: the poses of all visible things at one instant, and the colours
+                of the sites.
             names: names of the cameras.
         """
         if self._context is None:
@@ -77,7 +88,9 @@ class Cameras:
         try:
             pictures = []
             for camera in (self._ids[name] for name in names):
-                model.geom_group[:] = np.where(self._visible.seen_by(camera, drawn), groups, HIDDEN_GROUP)
+                model.geom_group[:] = np.where(
+                    self._visible.seen_by(camera, drawn), groups, HIDDEN_GROUP
+                )
                 pictures.append(self._draw_camera(camera))
             return tuple(pictures)
         finally:
@@ -87,7 +100,9 @@ class Cameras:
         mujoco = self._mujoco
         self._camera.fixedcamid = camera
         every = mujoco.mjtCatBit.mjCAT_ALL
-        mujoco.mjv_updateScene(self._model, self._data, self._option, None, self._camera, every, self._scene)
+        mujoco.mjv_updateScene(
+            self._model, self._data, self._option, None, self._camera, every, self._scene
+        )
         mujoco.mjr_render(self._viewport, self._scene, self._renderer)
         rows = np.empty((self._size, self._size, 3), np.uint8)
         mujoco.mjr_readPixels(rows, None, self._viewport, self._renderer)
@@ -113,7 +128,10 @@ class Cameras:
 
 @functools.cache
 def _close_all_at_exit() -> None:
-    """Free all contexts at exit before EGL itself is shut down; registered after the first context."""
+    """Free all contexts at exit before EGL itself is shut down.
+
+    Registered after the first context.
+    """
     atexit.register(_close_all)
 
 

@@ -1,13 +1,17 @@
-"""One control step of 50 ms, compiled: 25 substeps of physics, each with the controller's torques, in one call.
+"""One control step of 50 ms, compiled: 25 substeps of physics, each with the controller's torques,
+in one call.
 
-robosuite computes a substep as forward, (controller's update:) forward, torques, step. The positions and velocities are the
-same in all three, so they are computed once here; but in MuJoCo 3.3 every constraint solve moves the warm start of the next
-one, so the exact mode keeps the two solves that robosuite throws away.
+robosuite computes a substep as forward, (controller's update:) forward, torques, step. The
+positions and velocities are the same in all three, so they are computed once here; but in MuJoCo
+3.3 every constraint solve moves the warm start of the next one, so the exact mode keeps the two
+solves that robosuite throws away.
 
-    exact:  step1, solve, solve, torques, step2         the second solve belongs to the controller's update
+    exact:  step1, solve, solve, torques, step2         the second solve belongs to the controller's
+            update
     fast:   step1,               torques, step2
 
-robosuite's sensor clock sets the substep at which the sensors read: poses and pictures are those of that instant.
+robosuite's sensor clock sets the substep at which the sensors read: poses and pictures are those of
+that instant.
 """
 
 from typing import NamedTuple
@@ -85,7 +89,14 @@ class Command(NamedTuple):
 def update_controller(functions, model, data, site, poses, simulation, c):  # type: ignore[no-untyped-def]
     """Update the controller with the arm's current state."""
     jacobian = simulation.jacobian
-    call_jac_site(functions.jac_site, model, data, jacobian[0].ctypes.data, jacobian[1].ctypes.data, np.int32(site))
+    call_jac_site(
+        functions.jac_site,
+        model,
+        data,
+        jacobian[0].ctypes.data,
+        jacobian[1].ctypes.data,
+        np.int32(site),
+    )
     c.ee_pos[:] = poses.site_xpos[site]
     c.ee_ori_mat[:] = poses.site_xmat[site].reshape((3, 3))
     c.ee_pos_vel[:] = np.dot(jacobian[0], simulation.qvel)
@@ -119,7 +130,9 @@ def _apply(simulation, torques, gripper, direction):  # type: ignore[no-untyped-
         side = -1.0 if finger == 0 else 1.0
         gripper[finger] = min(max(gripper[finger] + side * GRIPPER_SPEED * direction, -1.0), 1.0)
         low, high = simulation.gripper_range[finger]
-        simulation.ctrl[simulation.gripper_ctrl[finger]] = 0.5 * (high + low) + 0.5 * (high - low) * gripper[finger]
+        simulation.ctrl[simulation.gripper_ctrl[finger]] = (
+            0.5 * (high + low) + 0.5 * (high - low) * gripper[finger]
+        )
 
 
 @compiled
@@ -140,7 +153,9 @@ def read_sensors(live, read):  # type: ignore[no-untyped-def]
 
 @compiled
 def tick(clock, live, read):  # type: ignore[no-untyped-def]
-    """Advance robosuite's sensor clock (seconds since its last sample, has it sampled) by one substep."""
+    """Advance robosuite's sensor clock (seconds since its last sample, has it sampled) by one
+    substep.
+    """
     clock[0] += SUBSTEP_S
     if clock[1] == 0.0 and clock[0] <= SAMPLING_PERIOD_S:
         read_sensors(live, read)
@@ -157,11 +172,13 @@ def run_control_step(  # type: ignore[no-untyped-def]
     """Run one control step.
 
     Args:
-        functions: `MujocoFunctions`; model, data: addresses of `mjModel` and `mjData`; site: the hand's site.
+        functions: `MujocoFunctions`; model, data: addresses of `mjModel` and `mjData`; site: the
+            hand's site.
         is_exact: compute robosuite's bits, or else one solve for each substep.
         poses, simulation: live arrays; c: the `ControllerState`; read: the sensors' last values.
-        flags: float64 [3], written: whether the controller needs an update (not in the first substep after a reset, where
-            robosuite's acts on its values from the reset), and the closing command of each finger, in [-1, 1].
+        flags: float64 [3], written: whether the controller needs an update (not in the first
+            substep after a reset, where robosuite's acts on its values from the reset), and the
+            closing command of each finger, in [-1, 1].
         clock: float64 [2], see `tick`.
         command: the action.
     """

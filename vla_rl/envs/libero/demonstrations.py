@@ -1,6 +1,8 @@
-"""Record demonstrations of the scripted expert: the observation at each control step, and the right action.
+"""Record demonstrations of the scripted expert: the observation at each control step, and the right
+action.
 
-With noise, the executed action differs from the recorded one, so that demonstrations also show how to recover.
+With noise, the executed action differs from the recorded one, so that demonstrations also show how
+to recover.
 """
 
 import os
@@ -18,10 +20,13 @@ _ROTATION_SHARE = 0.3
 
 
 class Demonstration(msgspec.Struct, frozen=True):
-    """One episode of T control steps, up to and including the step that reached the goal (or the limit)."""
+    """One episode of T control steps, up to and including the step that reached the goal (or the
+    limit).
+    """
 
     observations: dict[str, np.ndarray]
-    """`image` (and `wrist_image`) uint8 [T, S, S, 3] and `state` float32 [T, 8], before each action."""
+    """`image` (and `wrist_image`) uint8 [T, S, S, 3] and `state` float32 [T, 8], before each
+    action."""
 
     actions: np.ndarray
     """float32 [T, 7], the expert's actions."""
@@ -65,7 +70,8 @@ class CorrelatedNoise:
     """First-order noise on the six displacement commands: each value keeps 0.7 of the one before.
 
     Args:
-        scale: size of the noise on the position commands, in units of a full command; rotations get 0.3 of it.
+        scale: size of the noise on the position commands, in units of a full command; rotations get
+            0.3 of it.
         rng: random generator.
     """
 
@@ -76,13 +82,18 @@ class CorrelatedNoise:
         self._rng, self._value = rng, np.zeros(6)
 
     def add_to(self, action: np.ndarray) -> np.ndarray:
-        """Return `action` plus the next noise, clipped to [-1, 1]; the gripper keeps its command."""
+        """Return `action` plus the next noise, clipped to [-1, 1].
+
+        The gripper keeps its command.
+        """
         self._value = _MEMORY * self._value + _MEMORY * self._scale * self._rng.standard_normal(6)
         noisy = action + np.append(self._value, 0.0)
         return np.asarray(np.clip(noisy, -1.0, 1.0), np.float32)
 
 
-def record_demonstration(env: LiberoEnv, init_state_id: int, noise: float = 0.0, seed: int = 0) -> Demonstration:
+def record_demonstration(
+    env: LiberoEnv, init_state_id: int, noise: float = 0.0, seed: int = 0
+) -> Demonstration:
     """Run the expert for one episode of `env` from an initial state; `seed` fixes the noise."""
     observation, info = env.reset(options={"init_state_id": init_state_id})
     expert, disturbance = Expert(env.scene), CorrelatedNoise(noise, np.random.default_rng(seed))
@@ -90,7 +101,9 @@ def record_demonstration(env: LiberoEnv, init_state_id: int, noise: float = 0.0,
     actions, executed = [], []
     terminated = truncated = False
     while not (terminated or truncated):
-        seen.append({name: value for name, value in observation.items() if isinstance(value, np.ndarray)})
+        seen.append(
+            {name: value for name, value in observation.items() if isinstance(value, np.ndarray)}
+        )
         actions.append(expert.act())
         executed.append(disturbance.add_to(actions[-1]))
         observation, _, terminated, truncated, _ = env.step(executed[-1])

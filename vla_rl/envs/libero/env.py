@@ -20,9 +20,10 @@ from vla_rl.envs.libero.tasks import NUM_STARTS, Task, find_task, step_limit_of
 from vla_rl.types import Info, Observation, derive_seed
 
 Scenes: TypeAlias = Literal["same", "published"]
-"""same: LIBERO's first reset after the seed places the fixtures of every episode, as if each had its own environment
-(SimpleVLA-RL). published: one environment runs all trials of a task, so that trial k, from the initial state k, has the
-fixtures of the k-th reset after the first (OpenVLA, OpenVLA-OFT, openpi).
+"""same: LIBERO's first reset after the seed places the fixtures of every episode, as if each had
+its own environment (SimpleVLA-RL). published: one environment runs all trials of a task, so that
+trial k, from the initial state k, has the fixtures of the k-th reset after the first (OpenVLA,
+OpenVLA-OFT, openpi).
 """
 
 CAMERAS = {"image": "agentview", "wrist_image": "robot0_eye_in_hand"}
@@ -44,42 +45,52 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
     Observation:
         image: uint8 [S, S, 3], RGB, the fixed camera ("agentview").
         wrist_image: uint8 [S, S, 3], RGB, the camera in the hand; absent if `wrist_image` is False.
-        state: float32 [8], world frame: gripper position x, y, z (m), hand orientation as axis times angle (rad),
-            the two finger joints (m, about 0.04 and -0.04 when open).
+        state: float32 [8], world frame: gripper position x, y, z (m), hand orientation as axis
+            times angle (rad), the two finger joints (m, about 0.04 and -0.04 when open).
         instruction: str, the task in words.
-    Both images are OpenGL's turned by 180 degrees: upright, left and right exchanged, as the published policies see them.
-    Action: float32 [7] in [-1, 1]: hand displacement x, y, z (1 is 5 cm), rotation vector (1 is 0.5 rad), gripper
-        (its sign counts: above 0 closes, below 0 opens).
-    Reward: 1.0 at the control step where the goal first holds, which ends the episode (terminated); else 0.0.
-    Truncated: after `step_limit` control steps.
-    Info: task, init_state_id, scene_seed, num_steps (control steps so far), is_success, and settings of the results:
-        scenes, physics, quality, assets; for a variant of LIBERO-plus or LIBERO-PRO also perturbation, the change.
+    Both images are OpenGL's turned by 180 degrees: upright, left and right exchanged, as the
+    published policies see them. Action: float32 [7] in [-1, 1]: hand displacement x, y, z (1 is 5
+        cm), rotation vector (1 is 0.5 rad), gripper (its sign counts: above 0 closes, below 0
+        opens).
+    Reward: 1.0 at the control step where the goal first holds, which ends the episode (terminated);
+    else 0.0. Truncated: after `step_limit` control steps.
+    Info: task, init_state_id, scene_seed, num_steps (control steps so far), is_success, and
+        settings of the results: scenes, physics, quality, assets; for a variant of LIBERO-plus or
+        LIBERO-PRO also perturbation, the change.
 
-    The start is fixed by (task, init_state_id, scene_seed, scenes) and nothing else. `reset(options={"init_state_id": k})`
-    takes the k-th of LIBERO's fixed initial states; without it the seed picks one. A k beyond the last of them is a start of
-    our own, drawn from the task's regions with the seed k, including fixtures (`drawn_starts`).
+    The start is fixed by (task, init_state_id, scene_seed, scenes) and nothing else.
+    `reset(options={"init_state_id": k})` takes the k-th of LIBERO's fixed initial states; without
+    it the seed picks one. A k beyond the last of them is a start of our own, drawn from the task's
+    regions with the seed k, including fixtures (`drawn_starts`).
 
     Args:
-        suite, task_id: the task, in LIBERO's own order; name a suite of another package with the package, such as
-            `liberopro.libero_goal_swap`.
-        assets: folder of LIBERO's assets or "stand-ins"; None for the first that `find_assets` finds.
+        suite, task_id: the task, in LIBERO's own order; name a suite of another package with the
+            package, such as `liberopro.libero_goal_swap`.
+        assets: folder of LIBERO's assets or "stand-ins"; None for the first that `find_assets`
+            finds.
         image_size: S, in pixels.
-        step_limit: control steps after which the episode is truncated; None for the suite's published limit. (Not called
-            max_episode_steps: `gymnasium.make` keeps that name for a wrapper that cannot lift a limit.)
+        step_limit: control steps after which the episode is truncated; None for the suite's
+            published limit. (Not called
+            max_episode_steps: `gymnasium.make` keeps that name for a wrapper that cannot lift a
+                limit.)
         num_settle_steps: idle control steps in `reset`, not counted, in which objects settle.
         scene_seed: seed of the fixtures' poses, which LIBERO's initial states do not contain.
-        scenes: "same" places the fixtures alike in every episode; "published" anew for each initial state, as in published
-            evaluations.
+        scenes: "same" places the fixtures alike in every episode; "published" anew for each initial
+            state, as in published evaluations.
         wrist_image: False omits the camera in the hand, for policies that do not use it.
         render_mode: "rgb_array" or None; pictures are in the observation either way.
-        render_key: key of the picture that `render` returns, which also gives the frames of a chunk.
+        render_key: key of the picture that `render` returns, which also gives the frames of a
+            chunk.
         physics: "exact" computes robosuite's bits, "fast" the same up to rounding in half the time.
-        quality: "exact" draws robosuite's pixels, "fast" without multisampling and with a plainer robot.
+        quality: "exact" draws robosuite's pixels, "fast" without multisampling and with a plainer
+            robot.
 
-    OpenGL is opened at the first picture, so that a process that has made an environment can still fork.
+    OpenGL is opened at the first picture, so that a process that has made an environment can still
+    fork.
 
-    Raises: `ValueError` for an unknown suite or a task id out of range; `FileNotFoundError` without assets or files of the
-        task; `ImportError` without LIBERO; `EnvError` with another MuJoCo, and at the first picture without OpenGL.
+    Raises: `ValueError` for an unknown suite or a task id out of range; `FileNotFoundError` without
+        assets or files of the task; `ImportError` without LIBERO; `EnvError` with another MuJoCo,
+        and at the first picture without OpenGL.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20, "robot_type": "panda"}  # noqa: RUF012 - as gymnasium declares it
@@ -113,7 +124,8 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
             raise ValueError(f"render_mode is {render_mode!r}, expected 'rgb_array' or None.")
         self.render_mode = render_mode
         self.render_every_step = True
-        """False skips the pictures of a step, unless the episode ends there; the previous ones are returned again."""
+        """False skips the pictures of a step, unless the episode ends there; the previous ones are
+        returned again."""
 
         self._image_size, self._num_settle_steps = image_size, num_settle_steps
         self._init_states = read_init_states(self.task.init_states_file)
@@ -128,7 +140,12 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         self._scene.physics = physics
         self._cameras: Cameras | None = None
         self._scenes, self._quality = scenes, quality
-        self._recorded: Info = {"scenes": scenes, "physics": physics, "quality": quality, "assets": found.source}
+        self._recorded: Info = {
+            "scenes": scenes,
+            "physics": physics,
+            "quality": quality,
+            "assets": found.source,
+        }
         if self.task.perturbation:
             self._recorded["perturbation"] = self.task.perturbation
         self._num_steps, self._is_success, self._is_over = 0, False, True
@@ -156,27 +173,38 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
     ) -> None:
         """Build the scene of such an environment and keep it in this process, without OpenGL.
 
-        An environment that is made later with the same keywords, here or in a forked child, uses it instead of building one.
-        One environment uses it at a time; closing it leaves the scene for the next. Other keywords are ignored.
+        An environment that is made later with the same keywords, here or in a forked child, uses it
+        instead of building one. One environment uses it at a time; closing it leaves the scene for
+        the next. Other keywords are ignored.
         """
         task = find_task(suite, task_id)
         keep_scene(SceneKey(task, find_assets_for(task.package, assets).path, scene_seed))
 
     def open_graphics(self) -> None:
-        """Open OpenGL now instead of at the first picture, in a process that will not fork. Raises: `EnvError`."""
+        """Open OpenGL now instead of at the first picture, in a process that will not fork.
+
+        Raises: `EnvError`.
+        """
         if self._cameras is None:
             names = tuple(CAMERAS[name] for name in self._pictures)
             self._cameras = Cameras(self.scene.model, names, self._image_size, self._quality)
 
     @property
     def scene(self) -> Scene:
-        """The simulated scene with its hidden state, for scripted experts and probes; policies must not use it."""
+        """The simulated scene with its hidden state, for scripted experts and probes.
+
+        Policies must not use it.
+        """
         if self._scene is None:
             raise RuntimeError("this environment is closed; make a new one.")
         return self._scene
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
-        """Start an episode from `options["init_state_id"]`, else from an initial state that the seed picks."""
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Start an episode from `options["init_state_id"]`, else from an initial state that the
+        seed picks.
+        """
         scene = self.scene
         super().reset(seed=seed)
         self._init_state_id = self._choose_init_state(options or {})
@@ -192,7 +220,10 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         return self._observation(), self._info()
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
-        """Run one control step. Raises: `ValueError` or `TypeError` for a bad action, `RuntimeError` outside an episode."""
+        """Run one control step.
+
+        Raises: `ValueError` or `TypeError` for a bad action, `RuntimeError` outside an episode.
+        """
         scene = self.scene
         if self._is_over:
             state = "the episode has ended" if self._images else "no episode has begun"
@@ -208,7 +239,10 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         return self._observation(), float(is_success), is_success, truncated, self._info()
 
     def render(self) -> np.ndarray | None:
-        """Return the picture `render_key` of the last step, uint8 [S, S, 3]; None without a render mode."""
+        """Return the picture `render_key` of the last step, uint8 [S, S, 3].
+
+        None without a render mode.
+        """
         if self.render_mode is None:
             return None
         if not self._images:
@@ -218,7 +252,10 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         return self._drawn((self.render_key,))[0]
 
     def get_state(self) -> dict[str, Any]:
-        """Return the whole state of the environment as plain values; continuing from it elsewhere gives the same bits."""
+        """Return the whole state of the environment as plain values.
+
+        Continuing from it elsewhere gives the same bits.
+        """
         return {
             "task": self.task.key,
             **{name: self._info()[name] for name in _RECORDED_IN_STATES},
@@ -233,23 +270,33 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         }
 
     def set_state(self, state: dict[str, Any]) -> Observation:
-        """Continue from a state that `get_state` returned, in this process or another; return the observation there.
+        """Continue from a state that `get_state` returned, in this process or another; return the
+        observation there.
 
         Raises: `ValueError` for a state of another task, or of an environment with other arguments.
         """
         if state["task"] != self.task.key:
-            raise ValueError(f"the state is one of {state['task']}, this environment has the task {self.task.key}.")
+            raise ValueError(
+                f"the state is one of {state['task']}, this environment has the task "
+                f"{self.task.key}."
+            )
         own = self._info()
         for name in _RECORDED_IN_STATES:
             if state.get(name) != own[name]:
                 raise ValueError(
-                    f"the state was saved with {name}={state.get(name)!r}, this environment has {own[name]!r}; "
+                    f"the state was saved with {name}={state.get(name)!r}, this environment has "
+                    f"{own[name]!r}; "
                     "make this environment with the same value."
                 )
         shape = (self._image_size, self._image_size, 3)
-        if state["images"] and [image.shape for image in state["images"]] != [shape] * len(self._pictures):
+        if state["images"] and [image.shape for image in state["images"]] != [shape] * len(
+            self._pictures
+        ):
             found = [image.shape for image in state["images"]]
-            raise ValueError(f"the state has images of {found}, this environment has {len(self._pictures)} of {shape}.")
+            raise ValueError(
+                f"the state has images of {found}, this environment has "
+                f"{len(self._pictures)} of {shape}."
+            )
         self.scene.set_state(state["scene"])
         self._init_state_id, self._num_steps = state["init_state_id"], state["num_steps"]
         self._is_success, self._is_over = state["is_success"], state["is_over"]
@@ -271,14 +318,17 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
     def _choose_init_state(self, options: dict[str, Any]) -> int:
         unknown = set(options) - {"init_state_id"}
         if unknown:
-            raise ValueError(f"reset options {sorted(unknown)} are unknown, expected only 'init_state_id'.")
+            raise ValueError(
+                f"reset options {sorted(unknown)} are unknown, expected only 'init_state_id'."
+            )
         chosen = options.get("init_state_id")
         if chosen is None:
             return int(self.np_random.integers(len(self._init_states)))
         if not _is_whole(chosen) or not 0 <= chosen < NUM_STARTS:
             last = len(self._init_states) - 1
             raise ValueError(
-                f"init_state_id is {chosen!r}, expected 0 to {last}, or up to {NUM_STARTS - 1} for a start that is drawn."
+                f"init_state_id is {chosen!r}, expected 0 to {last}, or up to {NUM_STARTS - 1} "
+                "for a start that is drawn."
             )
         return int(chosen)
 
@@ -290,7 +340,9 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         """Return the current pictures with these names."""
         self.open_graphics()
         assert self._cameras is not None
-        pictures = self._cameras.draw(self.scene.sample.drawn, tuple(CAMERAS[name] for name in names))
+        pictures = self._cameras.draw(
+            self.scene.sample.drawn, tuple(CAMERAS[name] for name in names)
+        )
         noise = self.task.variant.noise
         if noise == 0:
             return pictures
@@ -302,7 +354,9 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
 
     def _observation(self) -> Observation:
         return {
-            **{name: image.copy() for name, image in zip(self._pictures, self._images, strict=True)},
+            **{
+                name: image.copy() for name, image in zip(self._pictures, self._images, strict=True)
+            },
             "state": self.scene.sample.proprio,
             "instruction": self.task.instruction,
         }
@@ -319,16 +373,21 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
 
 
 def _checked(action: np.ndarray) -> np.ndarray:
-    """Return `action` as float64 [7]. Raises: `TypeError` for another kind of value, `ValueError` for another shape or
-    range.
+    """Return `action` as float64 [7]. Raises: `TypeError` for another kind of value, `ValueError`
+    for another shape or range.
     """
     if not isinstance(action, np.ndarray) or action.dtype.kind != "f":
         kind = action.dtype if isinstance(action, np.ndarray) else type(action).__name__
         raise TypeError(f"the action is {kind}, expected a float32 array of shape (7,).")
     if action.shape != (7,):
-        raise ValueError(f"the action has shape {action.shape}, expected (7,); step runs one row of a chunk.")
+        raise ValueError(
+            f"the action has shape {action.shape}, expected (7,); step runs one row of a chunk."
+        )
     if not np.isfinite(action).all() or np.abs(action).max() > 1.0:
-        raise ValueError(f"the action is {action.tolist()}, expected numbers in [-1, 1]; clip the policy's actions.")
+        raise ValueError(
+            f"the action is {action.tolist()}, expected numbers in [-1, 1]; clip the "
+            "policy's actions."
+        )
     return action.astype(np.float64)
 
 
@@ -343,11 +402,16 @@ def _refuse_below(name: str, value: int, least: int) -> None:
 
 
 def _is_whole(value: object) -> bool:
-    """Return whether a value is a whole number and not a bool; in Python, True and False are ints."""
+    """Return whether a value is a whole number and not a bool; in Python, True and False
+    are ints.
+    """
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _text_space(instruction: str) -> spaces.Text:
-    """Return the same space for every task of LIBERO; variants have longer instructions with other characters."""
+    """Return the same space for every task of LIBERO.
+
+    Variants have longer instructions with other characters.
+    """
     others = "".join(sorted(set(instruction) - set(_INSTRUCTION_CHARACTERS)))
     return spaces.Text(max(256, len(instruction)), charset=_INSTRUCTION_CHARACTERS + others)

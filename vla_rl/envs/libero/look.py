@@ -1,8 +1,9 @@
 """Drawing quality of a model: as robosuite draws it, or several times faster with rougher edges.
 
-A software renderer spends its time on triangles and samples, hardly on pixels. The visual meshes of the Panda and its mount
-alone have 168 000 triangles, a multiple of everything else on a table of stand-ins, and MuJoCo draws four samples for each
-pixel. The quality "fast" takes one sample, and draws the robot by its collision meshes, in the robot's colours.
+A software renderer spends its time on triangles and samples, hardly on pixels. The visual meshes of
+the Panda and its mount alone have 168 000 triangles, a multiple of everything else on a table of
+stand-ins, and MuJoCo draws four samples for each pixel. The quality "fast" takes one sample, and
+draws the robot by its collision meshes, in the robot's colours.
 """
 
 import contextlib
@@ -38,17 +39,22 @@ class Look:
         self._model = model
         buffer, drawing = model.vis.global_, model.vis.quality
         self._before = (buffer.offwidth, buffer.offheight, drawing.offsamples, drawing.shadowsize)
-        self._arrays_before = {name: getattr(model, name).copy() for name in ("geom_group", "geom_rgba", "geom_matid")}
+        self._arrays_before = {
+            name: getattr(model, name).copy() for name in ("geom_group", "geom_rgba", "geom_matid")
+        }
         buffer.offwidth = buffer.offheight = size
         if not model.light_castshadow.any():
-            drawing.shadowsize = 0  # MuJoCo's shadow map of 64 MB, although no light of LIBERO casts shadows
+            # MuJoCo's shadow map of 64 MB, although no light of LIBERO casts shadows
+            drawing.shadowsize = 0
         if quality == "fast":
             drawing.offsamples = 0
             self._draw_robot_by_its_collision_shapes()
 
     @contextlib.contextmanager
     def uploading(self) -> Iterator[None]:
-        """Within this context, a new render context uploads only the meshes that are drawn, without their convex hulls."""
+        """Within this context, a new render context uploads only the meshes that are drawn, without
+        their convex hulls.
+        """
         model = self._model
         before = {name: getattr(model, name).copy() for name in ("mesh_facenum", "mesh_graphadr")}
         is_visible = (model.geom_type == load_simulator().mujoco.mjtGeom.mjGEOM_MESH) & np.take(

@@ -1,8 +1,8 @@
 """Addresses of MuJoCo's C functions, which compiled code can call without Python in between.
 
-The shared library that `import mujoco` has loaded is opened once more by its path, which gives the same code, and the
-address of each function is looked up. Addresses are arguments of the compiled code, not part of it, so that it can be kept
-on disk from one process to the next.
+The shared library that `import mujoco` has loaded is opened once more by its path, which gives the
+same code, and the address of each function is looked up. Addresses are arguments of the compiled
+code, not part of it, so that it can be kept on disk from one process to the next.
 """
 
 import ctypes
@@ -39,16 +39,25 @@ def mujoco_functions(mujoco: Any) -> MujocoFunctions:
     def address(name: str) -> int:
         return ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0
 
-    return MujocoFunctions(address("mj_step1"), address("mj_step2"), address("mj_forwardSkip"), address("mj_jacSite"))
+    return MujocoFunctions(
+        address("mj_step1"), address("mj_step2"), address("mj_forwardSkip"), address("mj_jacSite")
+    )
 
 
 def _void_call(kinds: str) -> Any:
-    """Return an intrinsic that calls the C function at an address; `kinds` has "p" for each pointer and "i" for each int."""
-    signature = types.void(types.uintp, *(types.uintp if kind == "p" else types.int32 for kind in kinds))
+    """Return an intrinsic that calls the C function at an address.
+
+    `kinds` has "p" for each pointer and "i" for each int.
+    """
+    signature = types.void(
+        types.uintp, *(types.uintp if kind == "p" else types.int32 for kind in kinds)
+    )
 
     def generate(_context: Any, builder: Any, _signature: Any, arguments: Any) -> Any:
         pointer, whole = ir.IntType(8).as_pointer(), ir.IntType(32)
-        function = ir.FunctionType(ir.VoidType(), [pointer if kind == "p" else whole for kind in kinds])
+        function = ir.FunctionType(
+            ir.VoidType(), [pointer if kind == "p" else whole for kind in kinds]
+        )
         address, *values = arguments
         passed = [
             builder.inttoptr(value, pointer) if kind == "p" else value
@@ -64,11 +73,15 @@ def _call_step(_typing: Any, address: Any, model: Any, data: Any) -> Any:
     return _void_call("pp")
 
 
-def _call_forward_skip(_typing: Any, address: Any, model: Any, data: Any, stage: Any, skip_sensors: Any) -> Any:
+def _call_forward_skip(
+    _typing: Any, address: Any, model: Any, data: Any, stage: Any, skip_sensors: Any
+) -> Any:
     return _void_call("ppii")
 
 
-def _call_jac_site(_typing: Any, address: Any, model: Any, data: Any, jacp: Any, jacr: Any, site: Any) -> Any:
+def _call_jac_site(
+    _typing: Any, address: Any, model: Any, data: Any, jacp: Any, jacr: Any, site: Any
+) -> Any:
     return _void_call("ppppi")
 
 
@@ -82,4 +95,5 @@ call_jac_site: Any = intrinsic(_call_jac_site)
 """`call_jac_site(address, model, data, jacp, jacr, site)`, four pointers and an int32."""
 
 compiled = numba.njit(cache=True, error_model="numpy")
-"""Compiler of the control step: cached on disk, without fast-math, so that results equal NumPy's."""
+"""Compiler of the control step: cached on disk, without fast-math, so that results equal
+NumPy's."""

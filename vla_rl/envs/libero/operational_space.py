@@ -1,14 +1,17 @@
-"""Operational space control of the arm (Khatib 1987), compiled: hand errors to joint torques, once for each substep.
+"""Operational space control of the arm (Khatib 1987), compiled: hand errors to joint torques, once
+for each substep.
 
     F       = kp * position error - kd * linear velocity          tau_F = lambda_p F
     T       = kp * orientation error - kd * angular velocity      tau_T = lambda_r T
-    x       = 10 (q0 - q) - 2 sqrt(10) q'                         posture, in the null space of the hand's task
+    x       = 10 (q0 - q) - 2 sqrt(10) q'                         posture, in the null space of the
+            hand's task
     torques = J^T (lambda_p F, lambda_r T) + gravity compensation + N^T M x
 
-with lambda = (J M^-1 J^T)^-1 for the whole Jacobian J and for its position and rotation rows, N = I - M^-1 J^T lambda J.
-`exact_torques` performs robosuite's operations one by one, on arrays in robosuite's memory order, because LAPACK and BLAS
-round differently in another; its results are bit for bit the same. `fast_torques` solves the same equations by Cholesky's
-factorisation, and uses M^-1 M x = x, so that no inverse is formed.
+with lambda = (J M^-1 J^T)^-1 for the whole Jacobian J and for its position and rotation rows, N = I
+- M^-1 J^T lambda J. `exact_torques` performs robosuite's operations one by one, on arrays in
+  robosuite's memory order, because LAPACK and BLAS
+round differently in another; its results are bit for bit the same. `fast_torques` solves the same
+equations by Cholesky's factorisation, and uses M^-1 M x = x, so that no inverse is formed.
 """
 
 from typing import NamedTuple
@@ -23,7 +26,9 @@ KD = 2 * np.sqrt(KP)
 
 
 class ControllerState(NamedTuple):
-    """State of the controller; float64 arrays, written in place. "F" and "C" are their memory orders."""
+    """State of the controller; float64 arrays, written in place. "F" and "C" are their memory
+    orders.
+    """
 
     goal_pos: np.ndarray
     """[3], target position of the hand (m, world)."""
@@ -65,7 +70,8 @@ def orientation_error(desired, current):  # type: ignore[no-untyped-def]  # comp
 
 @compiled
 def exact_torques(c, bias):  # type: ignore[no-untyped-def]
-    """Return the torques, float64 [7], bit for bit as robosuite's `OperationalSpaceController.run_controller`.
+    """Return the torques, float64 [7], bit for bit as robosuite's
+    `OperationalSpaceController.run_controller`.
 
     Args:
         c: a `ControllerState`.
@@ -97,7 +103,9 @@ def _factorise(matrix):  # type: ignore[no-untyped-def]
             value = matrix[row, column]
             for k in range(column):
                 value -= matrix[row, k] * matrix[column, k]
-            matrix[row, column] = np.sqrt(value) if row == column else value / matrix[column, column]
+            matrix[row, column] = (
+                np.sqrt(value) if row == column else value / matrix[column, column]
+            )
 
 
 @compiled
@@ -156,7 +164,9 @@ def fast_torques(c, bias):  # type: ignore[no-untyped-def]
     damping = 2 * np.sqrt(10.0)
     posture, at_hand = np.empty(NUM_JOINTS), np.zeros(6)
     for joint in range(NUM_JOINTS):
-        posture[joint] = 10.0 * (c.initial_joint[joint] - c.joint_pos[joint]) - damping * c.joint_vel[joint]
+        posture[joint] = (
+            10.0 * (c.initial_joint[joint] - c.joint_pos[joint]) - damping * c.joint_vel[joint]
+        )
         for axis in range(6):
             at_hand[axis] += c.J_full[axis, joint] * posture[joint]
     _solve(inertia, at_hand)

@@ -1,9 +1,11 @@
-"""Optional modules that LIBERO-plus and LIBERO-PRO import but most of their tasks never use: gym, ImageMagick, scikit-image.
+"""Optional modules that LIBERO-plus and LIBERO-PRO import but most of their tasks never use: gym,
+ImageMagick, scikit-image.
 
-Only their vector environments use `gym`, and `gymnasium` satisfies their type hints as well; gym itself prints a warning
-when it is imported with NumPy 2. ImageMagick (Wand) adds motion blur, scikit-image adds Gaussian and glass blur: three of
-LIBERO-plus's five kinds of noise. A task with such a noise raises `EnvError` at its first picture if the module is missing;
-all other tasks run without.
+Only their vector environments use `gym`, and `gymnasium` satisfies their type hints as well; gym
+itself prints a warning when it is imported with NumPy 2. ImageMagick (Wand) adds motion blur,
+scikit-image adds Gaussian and glass blur: three of LIBERO-plus's five kinds of noise. A task with
+such a noise raises `EnvError` at its first picture if the module is missing; all other tasks run
+without.
 """
 
 import contextlib
@@ -27,7 +29,9 @@ def without_optional_modules() -> Iterator[None]:
     modules: dict[str, Any] = {} if "gym" in sys.modules else {"gym": gymnasium}
     if not _can_import("wand.api", _WAND):
         modules |= {name: types.ModuleType(name) for name in _WAND}
-        modules["wand.api"].library = types.SimpleNamespace(MagickMotionBlurImage=types.SimpleNamespace())
+        modules["wand.api"].library = types.SimpleNamespace(
+            MagickMotionBlurImage=types.SimpleNamespace()
+        )
         modules["wand.image"].Image = _MissingImage
     if not _can_import("skimage.filters", _SKIMAGE):
         modules |= {name: types.ModuleType(name) for name in _SKIMAGE}
@@ -45,14 +49,16 @@ class _MissingImage:
 
     def __init__(self, *_arguments: object, **_keywords: object) -> None:
         raise EnvError(
-            "this task adds motion blur to its pictures, for which LIBERO-plus needs ImageMagick; run `pip install Wand` "
+            "this task adds motion blur to its pictures, for which LIBERO-plus needs ImageMagick; "
+            "run `pip install Wand` "
             "and `apt-get install libmagickwand-dev`, or leave out tasks with a noise from 1 to 10."
         )
 
 
 def _missing_gaussian(*_arguments: object, **_keywords: object) -> NoReturn:
     raise EnvError(
-        "this task blurs its pictures, for which LIBERO-plus needs scikit-image; run `pip install scikit-image`, or leave "
+        "this task blurs its pictures, for which LIBERO-plus needs scikit-image; run `pip install "
+        "scikit-image`, or leave "
         "out tasks with a noise from 11 to 20 or from 41 to 50."
     )
 

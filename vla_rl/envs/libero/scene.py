@@ -1,13 +1,15 @@
-"""One task's scene without cameras: built once, restored to any start in a millisecond, stepped by our own loop.
+"""One task's scene without cameras: built once, restored to any start in a millisecond, stepped by
+our own loop.
 
-robosuite rebuilds the whole model at each reset, and its controller, gripper and sensor timers hold state that no initial
-state covers. Here the scene is built once; all state that a step can change is copied after each of LIBERO's resets
-(`SeededResets`), and each episode starts from such a copy. So an episode depends only on (task, scene seed, number of the
-reset, initial state, actions), not on the process or on earlier episodes.
+robosuite rebuilds the whole model at each reset, and its controller, gripper and sensor timers hold
+state that no initial state covers. Here the scene is built once; all state that a step can change
+is copied after each of LIBERO's resets (`SeededResets`), and each episode starts from such a copy.
+So an episode depends only on (task, scene seed, number of the reset, initial state, actions), not
+on the process or on earlier episodes.
 
-robosuite's sensors read the simulation shortly before the end of a control step, at the last but one of its 25 substeps, and
-the poses of bodies are those before that substep moved them. `Scene.sample` holds that instant; pictures are drawn from it
-afterwards, if needed.
+robosuite's sensors read the simulation shortly before the end of a control step, at the last but
+one of its 25 substeps, and the poses of bodies are those before that substep moved them.
+`Scene.sample` holds that instant; pictures are drawn from it afterwards, if needed.
 """
 
 from collections.abc import Mapping
@@ -24,7 +26,16 @@ from vla_rl.envs.libero.stepping import Physics, Stepper
 from vla_rl.envs.libero.tasks import Task
 from vla_rl.errors import EnvError
 
-DRAWN_FIELDS = ("geom_xpos", "geom_xmat", "site_xpos", "site_xmat", "cam_xpos", "cam_xmat", "light_xpos", "light_xdir")
+DRAWN_FIELDS = (
+    "geom_xpos",
+    "geom_xmat",
+    "site_xpos",
+    "site_xmat",
+    "cam_xpos",
+    "cam_xmat",
+    "light_xpos",
+    "light_xdir",
+)
 """Arrays of `MjData` from which MuJoCo draws."""
 
 
@@ -32,11 +43,12 @@ class Sample(msgspec.Struct, frozen=True):
     """Values of robosuite's sensors at one instant."""
 
     proprio: np.ndarray
-    """float32 [8]: gripper site position (m, world), hand orientation (axis-angle, rad, world), two finger joints (m)."""
+    """float32 [8]: gripper site position (m, world), hand orientation (axis-angle, rad, world), two
+    finger joints (m)."""
 
     drawn: Mapping[str, np.ndarray]
-    """Input of a picture: the arrays of `DRAWN_FIELDS` and `site_rgba` (a lit burner is a site), by name. Overwritten by the
-    next step.
+    """Input of a picture: the arrays of `DRAWN_FIELDS` and `site_rgba` (a lit burner is a site), by
+    name. Overwritten by the next step.
     """
 
 
@@ -46,7 +58,8 @@ class Scene:
     Args:
         task: the task.
         assets: LIBERO's asset folder.
-        scene_seed: seed of the poses of cabinets, stoves and racks, which the initial states do not contain.
+        scene_seed: seed of the poses of cabinets, stoves and racks, which the initial states do not
+            contain.
 
     Raises: `FileNotFoundError` naming a missing asset; `EnvError` if the objects find no place.
     """
@@ -57,14 +70,21 @@ class Scene:
         self._env = self._resets.env
         self._resets.advance()
         self._stepper = Stepper(self._env)
-        self.model.opt.disableflags |= self._mujoco.mjtDisableBit.mjDSBL_SENSOR  # force sensors that are never read
-        self._matrices = {"exact": self.model.opt.jacobian, "fast": int(self._mujoco.mjtJacobian.mjJAC_SPARSE)}
+        # force sensors that are never read
+        self.model.opt.disableflags |= self._mujoco.mjtDisableBit.mjDSBL_SENSOR
+        self._matrices = {
+            "exact": self.model.opt.jacobian,
+            "fast": int(self._mujoco.mjtJacobian.mjJAC_SPARSE),
+        }
         self._physics: Physics = "exact"
         self._after_resets = [self.get_state()]
 
     @property
     def physics(self) -> Physics:
-        """Arithmetic of `advance`; may be set at any time. The fast one solves for contacts with sparse matrices."""
+        """Arithmetic of `advance`; may be set at any time.
+
+        The fast one solves for contacts with sparse matrices.
+        """
         return self._physics
 
     @physics.setter
@@ -83,7 +103,10 @@ class Scene:
 
     @property
     def domain(self) -> Any:
-        """robosuite's environment itself, for users of the hidden state (experts, the probe); never stepped."""
+        """robosuite's environment itself, for users of the hidden state (experts, the probe).
+
+        Never stepped.
+        """
         return self._env
 
     @property
@@ -98,12 +121,14 @@ class Scene:
 
         Args:
             init_state: float64 [1 + nq + nv], one of LIBERO's.
-            reset_number: number of the LIBERO reset after the seed that placed the fixtures; 0 is the first.
+            reset_number: number of the LIBERO reset after the seed that placed the fixtures; 0 is
+                the first.
         """
         model, data = self.model, self.data
         if init_state.shape != (1 + model.nq + model.nv,):
             raise EnvError(
-                f"the initial state has {init_state.size} numbers, the model needs {1 + model.nq + model.nv}; "
+                f"the initial state has {init_state.size} numbers, the model needs "
+                f"{1 + model.nq + model.nv}; "
                 "use the assets with which LIBERO's initial states were made."
             )
         self._restore(self._after_reset(reset_number))
@@ -113,13 +138,18 @@ class Scene:
         self._look_around()
 
     def begin_drawn(self, seed: int) -> None:
-        """Put the scene to a start that is drawn from `seed`, including fixtures: `drawn_starts`."""
+        """Put the scene to a start that is drawn from `seed`, including fixtures:
+        `drawn_starts`.
+        """
         self._restore(self._after_reset(0))
         place_anew(self._env, seed)
         self._look_around()
 
     def advance(self, action: np.ndarray) -> bool:
-        """Run one control step of 50 ms with float64 [7]; return whether the goal holds after it."""
+        """Run one control step of 50 ms with float64 [7].
+
+        Return whether the goal holds after it.
+        """
         self._stepper.run(action, self._physics)
         return self._is_goal_reached()
 
@@ -137,10 +167,13 @@ class Scene:
         }
 
     def set_state(self, state: dict[str, Any]) -> None:
-        """Continue from a state that `get_state` returned for the same task, in this scene or another one."""
+        """Continue from a state that `get_state` returned for the same task, in this scene or
+        another one.
+        """
         self._restore(state)
         self._mujoco.mj_forward(self.model, self.data)
-        self._restore(state)  # again, because computing poses and contacts has changed the solver's warm start
+        # again, because computing poses and contacts has changed the solver's warm start
+        self._restore(state)
 
     def close(self) -> None:
         """Free the simulation; a second call does nothing."""
@@ -149,7 +182,10 @@ class Scene:
             self._env = None
 
     def _after_reset(self, number: int) -> dict[str, Any]:
-        """Return the state after LIBERO's reset with this number. Earlier resets are run too, each only once."""
+        """Return the state after LIBERO's reset with this number.
+
+        Earlier resets are run too, each only once.
+        """
         if number >= len(self._after_resets):
             physics, self.physics = self.physics, "exact"
             while number >= len(self._after_resets):
@@ -160,13 +196,18 @@ class Scene:
         return self._after_resets[number]
 
     def _restore(self, state: dict[str, Any]) -> None:
-        """Write a state into the simulation; values derived from it (poses, contacts) are not computed."""
+        """Write a state into the simulation.
+
+        Values derived from it (poses, contacts) are not computed.
+        """
         model = self.model
         model.body_pos[:] = state["body_pos"]
         model.body_quat[:] = state["body_quat"]
         model.site_rgba[:] = state["site_rgba"]
         physics = np.asarray(state["physics"], np.float64)
-        self._mujoco.mj_setState(model, self.data, physics, self._mujoco.mjtState.mjSTATE_INTEGRATION)
+        self._mujoco.mj_setState(
+            model, self.data, physics, self._mujoco.mjtState.mjSTATE_INTEGRATION
+        )
         self._stepper.set_state(state["stepper"])
 
     def _look_around(self) -> None:
@@ -176,7 +217,9 @@ class Scene:
         self._stepper.read_now()
 
     def _is_goal_reached(self) -> bool:
-        """Evaluate the goal and update the burners' lights, as robosuite does after each control step."""
+        """Evaluate the goal and update the burners' lights, as robosuite does after each control
+        step.
+        """
         is_reached = bool(self._env._check_success())
         self._env._post_process()
         return is_reached

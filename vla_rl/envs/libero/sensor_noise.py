@@ -1,7 +1,9 @@
-"""LIBERO-plus's noise in the picture of the fixed camera: motion, Gaussian and zoom blur, fog and glass, ten strengths each.
+"""LIBERO-plus's noise in the picture of the fixed camera: motion, Gaussian and zoom blur, fog and
+glass, ten strengths each.
 
-The installed package's `ControlEnv` adds the noise to an observation, so it is given one with our picture. It draws from
-NumPy's global generator, which is seeded here, so that an episode looks the same in every process.
+The installed package's `ControlEnv` adds the noise to an observation, so it is given one with our
+picture. It draws from NumPy's global generator, which is seeded here, so that an episode looks the
+same in every process.
 """
 
 import types
@@ -25,7 +27,8 @@ def add_noise(package: str, picture: np.ndarray, noise: int, seed: int) -> np.nd
     wrapper = load_libero(package).wrapper
     if not hasattr(wrapper, "motion_blur"):
         raise EnvError(
-            f"the task has noise in its pictures, but the installed {package} adds none; install LIBERO-plus."
+            f"the task has noise in its pictures, but the installed {package} adds none; install "
+            "LIBERO-plus."
         )
     if not isinstance(wrapper.np, _OldNumPy):
         wrapper.np = _OldNumPy("numpy")
@@ -36,7 +39,8 @@ def add_noise(package: str, picture: np.ndarray, noise: int, seed: int) -> np.nd
             observation = control.step(None)[0]
     except (ValueError, IndexError) as error:  # fog and glass support one picture size only
         raise EnvError(
-            f"LIBERO-plus cannot add its noise {noise} to a picture of {len(picture)} pixels ({error}); set "
+            f"LIBERO-plus cannot add its noise {noise} to a picture of {len(picture)} pixels "
+            f"({error}); set "
             f"image_size={NOISE_SIZE}."
         ) from error
     noisy = np.asarray(observation["agentview_image"], np.uint8)

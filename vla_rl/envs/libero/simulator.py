@@ -1,8 +1,8 @@
 """Load MuJoCo and robosuite so that they print nothing and write only below the temporary folder.
 
-By default they open one log file for all users of the machine, write compiled code beside the installed packages, and accept
-any MuJoCo. `load_simulator` prevents this, and every other module of this package uses it. `libero_code` loads LIBERO
-itself.
+By default they open one log file for all users of the machine, write compiled code beside the
+installed packages, and accept any MuJoCo. `load_simulator` prevents this, and every other module of
+this package uses it. `libero_code` loads LIBERO itself.
 """
 
 import contextlib
@@ -36,14 +36,17 @@ class Simulator(NamedTuple):
 
     axisangle2quat: Any
     quat2mat: Any
-    """robosuite's own functions, the second of which rounds to float32; goal orientations are computed with them."""
+    """robosuite's own functions, the second of which rounds to float32; goal orientations are
+    computed with them."""
 
 
 @functools.cache
 def load_simulator() -> Simulator:
-    """Import MuJoCo and robosuite, once in a process, without OpenGL, so that the process can still fork.
+    """Import MuJoCo and robosuite, once in a process, without OpenGL, so that the process can still
+    fork.
 
-    Raises: `ImportError` if a package is missing, `EnvError` for a MuJoCo with other physics or pictures.
+    Raises: `ImportError` if a package is missing, `EnvError` for a MuJoCo with other physics or
+    pictures.
     """
     cache = cache_folder()
     lasting = {
@@ -64,21 +67,29 @@ def load_simulator() -> Simulator:
             transforms = importlib.import_module("robosuite.utils.transform_utils")
             errors = importlib.import_module("robosuite.utils.errors")
         except ImportError as error:
-            raise ImportError(f"robosuite cannot be imported ({error}); run `{pip_command('libero')}`.") from error
-    return Simulator(mujoco, errors.RandomizationError, transforms.axisangle2quat, transforms.quat2mat)
+            raise ImportError(
+                f"robosuite cannot be imported ({error}); run `{pip_command('libero')}`."
+            ) from error
+    return Simulator(
+        mujoco, errors.RandomizationError, transforms.axisangle2quat, transforms.quat2mat
+    )
 
 
 @contextlib.contextmanager
 def importing(**variables: str) -> Iterator[None]:
-    """Import third-party modules without OpenGL, with one thread and these environment variables, and without warnings."""
+    """Import third-party modules without OpenGL, with one thread and these environment variables,
+    and without warnings.
+    """
     one_thread = {
-        f"{library}_NUM_THREADS": os.environ.get(f"{library}_NUM_THREADS", "1") for library in ("OMP", "OPENBLAS")
+        f"{library}_NUM_THREADS": os.environ.get(f"{library}_NUM_THREADS", "1")
+        for library in ("OMP", "OPENBLAS")
     }
     with (
         warnings.catch_warnings(),
         _environment(MUJOCO_GL="disable", MUJOCO_EGL_DEVICE_ID=None, **one_thread, **variables),
     ):
-        for kind in (DeprecationWarning, SyntaxWarning):  # of third-party modules; none of ours is imported here
+        # of third-party modules; none of ours is imported here
+        for kind in (DeprecationWarning, SyntaxWarning):
             warnings.simplefilter("ignore", kind)
         yield
 
@@ -88,7 +99,9 @@ def _tell(warning: str) -> None:
 
 
 def _keep_no_assets(mujoco: Any) -> None:
-    """Make MuJoCo free the meshes and textures of a built model: by default it caches up to 500 MB for the next one."""
+    """Make MuJoCo free the meshes and textures of a built model: by default it caches up to 500 MB
+    for the next one.
+    """
     (path,) = Path(mujoco.__file__).parent.glob("libmujoco.*")
     library = ctypes.CDLL(str(path))
     library.mj_globalCache.restype = ctypes.c_void_p
@@ -97,26 +110,32 @@ def _keep_no_assets(mujoco: Any) -> None:
 
 
 def refuse_wrong_mujoco(version: str) -> None:
-    """Raise `EnvError` unless this version of MuJoCo has the physics and pictures of LIBERO's published results."""
+    """Raise `EnvError` unless this version of MuJoCo has the physics and pictures of LIBERO's
+    published results.
+    """
     numbers = tuple(int(part) if part.isdigit() else 0 for part in version.split(".")[:3])
     if _OLDEST_MUJOCO <= numbers < _FIRST_WRONG_MUJOCO:
         return
     raise EnvError(
-        f"mujoco is {version}, expected >=3.3.0,<3.3.3: from 3.3.3 on LIBERO's floors are drawn darker, and from 3.4.0 on "
-        "box contacts differ, so that the bowl of libero_spatial task 5 no longer rests on the ramekin and success "
+        f"mujoco is {version}, expected >=3.3.0,<3.3.3: from 3.3.3 on LIBERO's floors are drawn "
+        "darker, and from 3.4.0 on "
+        "box contacts differ, so that the bowl of libero_spatial task 5 no longer rests on the "
+        "ramekin and success "
         'rates are not comparable. Run `pip install "mujoco>=3.3.0,<3.3.3"`.'
     )
 
 
 def cache_folder() -> Path:
-    """Return a folder below the temporary one, of this user only, for compiled code; it is kept, to start later processes
-    fast.
+    """Return a folder below the temporary one, of this user only, for compiled code; it is kept, to
+    start later processes fast.
     """
     folder = Path(tempfile.gettempdir()) / f"vla_rl-{os.getuid()}"
     folder.mkdir(mode=0o700, exist_ok=True)
     status = folder.lstat()
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise EnvError(f"{folder} belongs to another user or others may write to it; remove it or set TMPDIR.")
+        raise EnvError(
+            f"{folder} belongs to another user or others may write to it; remove it or set TMPDIR."
+        )
     return folder
 
 

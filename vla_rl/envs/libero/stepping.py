@@ -1,7 +1,9 @@
-"""The control step of one scene: live views of MuJoCo's arrays, the controller's state, and one compiled call for each step.
+"""The control step of one scene: live views of MuJoCo's arrays, the controller's state, and one
+compiled call for each step.
 
-Nothing here calls robosuite's `step`: `control_step` computes the same numbers. robosuite's objects are read once, after a
-scene was built, for the controller's state at the reset and the joints' addresses.
+Nothing here calls robosuite's `step`: `control_step` computes the same numbers. robosuite's objects
+are read once, after a scene was built, for the controller's state at the reset and the joints'
+addresses.
 """
 
 import functools
@@ -14,7 +16,8 @@ import numpy as np
 from vla_rl.envs.libero.simulator import load_simulator
 
 Physics: TypeAlias = Literal["exact", "fast"]
-"""exact: robosuite's bits. fast: one constraint solve a substep, sparse matrices, no inverses; equal up to rounding."""
+"""exact: robosuite's bits. fast: one constraint solve a substep, sparse matrices, no inverses;
+equal up to rounding."""
 
 _DISPLACEMENT_M, _ROTATION_RAD = 0.05, 0.5
 _MODEL_FIELDS = ("site_rgba",)
@@ -24,7 +27,9 @@ _SMALLEST_SINE = 1e-8
 
 @functools.cache
 def _compiled_code() -> tuple[Any, Any, Any]:
-    """Return the modules of the compiled code: imported late, because `load_simulator` sets the folder of compiled code."""
+    """Return the modules of the compiled code: imported late, because `load_simulator` sets the
+    folder of compiled code.
+    """
     load_simulator()
     names = ("control_step", "operational_space", "mujoco_calls")
     modules = [importlib.import_module(f"vla_rl.envs.libero.{name}") for name in names]
@@ -32,7 +37,8 @@ def _compiled_code() -> tuple[Any, Any, Any]:
 
 
 class Stepper:
-    """Steps one scene. Its state besides MuJoCo's is the controller, the gripper and the clock of the sensors.
+    """Steps one scene. Its state besides MuJoCo's is the controller, the gripper and the clock of
+    the sensors.
 
     Args:
         env: robosuite's environment, just reset.
@@ -47,14 +53,21 @@ class Stepper:
         self._functions = calls.mujoco_functions(self._simulator.mujoco)
         self._addresses = (model._address, data._address, int(robot.eef_site_id))
         self._live = self._code.Poses(
-            **{name: getattr(model if name in _MODEL_FIELDS else data, name) for name in self._code.Poses._fields}
+            **{
+                name: getattr(model if name in _MODEL_FIELDS else data, name)
+                for name in self._code.Poses._fields
+            }
         )
         self._read = self._code.Poses(*(array.copy() for array in self._live))
         self._simulation = self._make_simulation(env)
         self._controller = controllers.ControllerState(
-            *(np.array(getattr(robot.controller, name)) for name in controllers.ControllerState._fields)
+            *(
+                np.array(getattr(robot.controller, name))
+                for name in controllers.ControllerState._fields
+            )
         )
-        self._flags = np.zeros(3)  # whether the controller has read the pose, and the two fingers' commands
+        # whether the controller has read the pose, and the two fingers' commands
+        self._flags = np.zeros(3)
         self._clock = np.zeros(2)
         self._eef_body, self._fingers = (
             self._body(model, robot.robot_model.eef_name),
@@ -63,15 +76,18 @@ class Stepper:
         self.begin_anew(env)
 
     def begin_anew(self, env: Any) -> None:
-        """Copy the state of the controller and the gripper from robosuite's environment after its reset, and read the
-        sensors.
+        """Copy the state of the controller and the gripper from robosuite's environment after its
+        reset, and read the sensors.
 
         A forced reading advances robosuite's sensor clock by a substep; a reset makes one.
         """
         robot = env.robots[0]
         for name, array in self._controller._asdict().items():
             array[...] = getattr(robot.controller, name)
-        self._flags[:] = float(robot.controller.new_update), *np.broadcast_to(robot.gripper.current_action, (2,))
+        self._flags[:] = (
+            float(robot.controller.new_update),
+            *np.broadcast_to(robot.gripper.current_action, (2,)),
+        )
         self._clock[:] = 0.0, 0.0
         self.read_now()
 
@@ -105,7 +121,9 @@ class Stepper:
 
     @property
     def proprio(self) -> np.ndarray:
-        """The sensors' last values, float32 [8]: gripper position (m), hand orientation (axis-angle), two fingers (m)."""
+        """The sensors' last values, float32 [8]: gripper position (m), hand orientation
+        (axis-angle), two fingers (m).
+        """
         read = self._read
         w, x, y, z = read.xquat[self._eef_body]
         hand = axis_angle(np.array([x, y, z, w]))
@@ -120,7 +138,9 @@ class Stepper:
     def get_state(self) -> dict[str, Any]:
         """Return all state besides MuJoCo's own that a later step depends on, as plain arrays."""
         return {
-            "controller": {name: array.copy() for name, array in self._controller._asdict().items()},
+            "controller": {
+                name: array.copy() for name, array in self._controller._asdict().items()
+            },
             "flags": self._flags.copy(),
             "clock": self._clock.copy(),
             "read": {name: array.copy() for name, array in self._read._asdict().items()},
@@ -137,10 +157,19 @@ class Stepper:
     def _make_simulation(self, env: Any) -> Any:
         robot, model, data = env.robots[0], env.sim.model._model, env.sim.data._data
         arm = list(range(self._code.NUM_JOINTS))
-        places = (robot.controller.qpos_index, robot.controller.qvel_index, robot._ref_joint_actuator_indexes)
+        places = (
+            robot.controller.qpos_index,
+            robot.controller.qvel_index,
+            robot._ref_joint_actuator_indexes,
+        )
         if any(list(place) != arm for place in places):
-            raise ValueError(f"the arm's joints and motors are at {places}, expected the first {len(arm)} of each.")
-        fingers = np.array([env.sim.model.actuator_name2id(name) for name in robot.gripper.actuators])
+            raise ValueError(
+                f"the arm's joints and motors are at {places}, expected the first "
+                f"{len(arm)} of each."
+            )
+        fingers = np.array(
+            [env.sim.model.actuator_name2id(name) for name in robot.gripper.actuators]
+        )
         return self._code.Simulation(
             qvel=data.qvel,
             qM=data.qM,
@@ -154,13 +183,17 @@ class Stepper:
         )
 
     def _body(self, model: Any, name: str) -> int:
-        return int(self._simulator.mujoco.mj_name2id(model, self._simulator.mujoco.mjtObj.mjOBJ_BODY, name))
+        return int(
+            self._simulator.mujoco.mj_name2id(model, self._simulator.mujoco.mjtObj.mjOBJ_BODY, name)
+        )
 
 
 def _mass_addresses(model: Any, size: int) -> np.ndarray:
-    """Return the address of each mass matrix entry (i, j) in MuJoCo's packed `qM`, int64 [size, size]; -1 for a zero.
+    """Return the address of each mass matrix entry (i, j) in MuJoCo's packed `qM`, int64 [size,
+    size]; -1 for a zero.
 
-    A row of `qM` begins at `dof_Madr` with the diagonal and continues with the joint's ancestors, nearest first.
+    A row of `qM` begins at `dof_Madr` with the diagonal and continues with the joint's ancestors,
+    nearest first.
     """
     addresses = np.full((size, size), -1, np.int64)
     for row in range(size):
@@ -172,7 +205,10 @@ def _mass_addresses(model: Any, size: int) -> np.ndarray:
 
 
 def axis_angle(quaternion: np.ndarray) -> np.ndarray:
-    """Return axis times angle in [0, 2 pi] of a unit quaternion (x, y, z, w), float64 [3]; zero without rotation."""
+    """Return axis times angle in [0, 2 pi] of a unit quaternion (x, y, z, w), float64 [3].
+
+    Zero without rotation.
+    """
     w = min(max(float(quaternion[3]), -1.0), 1.0)
     sine = math.sqrt(1.0 - w * w)
     if sine <= _SMALLEST_SINE:

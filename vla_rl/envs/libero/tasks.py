@@ -1,7 +1,8 @@
 """Tasks of LIBERO and of the packages that extend it, by suite and in their own order (from 0).
 
-A package lists the tasks of a suite in a plain data file, with goal files (`.bddl`) and files of initial states beside it.
-Only those files are read; LIBERO's own task list (its benchmark module) imports torch and is never loaded.
+A package lists the tasks of a suite in a plain data file, with goal files (`.bddl`) and files of
+initial states beside it. Only those files are read; LIBERO's own task list (its benchmark module)
+imports torch and is never loaded.
 """
 
 import difflib
@@ -33,20 +34,25 @@ STEP_LIMITS = {
     "libero_10": 520,
     "libero_90": 400,
 }
-"""Control steps after which an episode has failed, as in published results (OpenVLA, OpenVLA-OFT)."""
+"""Control steps after which an episode has failed, as in published results (OpenVLA,
+OpenVLA-OFT)."""
 
 LONGEST_STEP_LIMIT = max(STEP_LIMITS.values())
 """Step limit for suites without a published one."""
 
 NUM_STARTS = 1 << 31
-"""Number of starts of a task: first LIBERO's fixed initial states, then drawn ones (`drawn_starts`)."""
+"""Number of starts of a task: first LIBERO's fixed initial states, then drawn ones
+(`drawn_starts`)."""
 
 _SCENE_PREFIX = re.compile(r"^[A-Z_]+_SCENE\d+_")
 _LANGUAGE = re.compile(r"\(:language\s+([^()]*)\)")
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """One task of a suite. Its files are read on access, because some packages have thousands of tasks."""
+    """One task of a suite.
+
+    Its files are read on access, because some packages have thousands of tasks.
+    """
 
     suite: str
     """Full name of the suite: `libero_goal`, or with its package, `liberopro.libero_goal_swap`."""
@@ -80,16 +86,20 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def instruction(self) -> str:
-        """The task in words, for policies: LIBERO's name of the task without its scene, as for published policies.
+        """The task in words, for policies: LIBERO's name of the task without its scene, as for
+        published policies.
 
-        If the goal file's words differ from those of the original task, it is the goal file's words: they are the
-        perturbation.
+        If the goal file's words differ from those of the original task, it is the goal file's
+        words: they are the perturbation.
         """
         return _instruction(self)
 
     @property
     def num_init_states(self) -> int:
-        """Number of fixed initial states. Raises: `FileNotFoundError`, `ValueError` for a bad file."""
+        """Number of fixed initial states.
+
+        Raises: `FileNotFoundError`, `ValueError` for a bad file.
+        """
         return _num_init_states(self.init_states_file)
 
     @property
@@ -100,53 +110,75 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def init_states_file(self) -> Path:
-        """The file of the fixed initial states. Raises: `FileNotFoundError` if the package lacks it."""
-        return find_init_states(package_root(self.package) / "init_files" / self.variant.states_stem, self.key)
+        """The file of the fixed initial states.
+
+        Raises: `FileNotFoundError` if the package lacks it.
+        """
+        return find_init_states(
+            package_root(self.package) / "init_files" / self.variant.states_stem, self.key
+        )
 
 
 def list_tasks(suite: str) -> tuple[Task, ...]:
     """Return all tasks of `suite`, in the package's order.
 
-    Raises: `ValueError` for an unknown suite, `FileNotFoundError` for one whose goal files are not installed, `ImportError`
-        if its package is not.
+    Raises: `ValueError` for an unknown suite, `FileNotFoundError` for one whose goal files are not
+        installed, `ImportError` if its package is not.
     """
     package, name = split_suite(suite)
     names = _suites_of(package)
     if name not in names:
-        raise ValueError(f"suite is {suite!r}, {_hint(suite)}expected one of {', '.join(list_suites(package))}.")
+        raise ValueError(
+            f"suite is {suite!r}, {_hint(suite)}expected one of {', '.join(list_suites(package))}."
+        )
     folder = package_root(package) / "bddl_files" / name
     if not folder.is_dir():
         raise FileNotFoundError(
-            f"{package} lists the suite {suite}, but holds no goal files for it ({folder}): this distribution of the "
+            f"{package} lists the suite {suite}, but holds no goal files for it ({folder}): this "
+            "distribution of the "
             f"package leaves them out. Suites with files: {', '.join(list_suites(package))}."
         )
     return _tasks_of(package, name)
 
 
 def list_suites(package: str = LIBERO) -> tuple[str, ...]:
-    """Return the suites with goal files, LIBERO's own first. Raises: `ImportError` if the package is not installed."""
+    """Return the suites with goal files, LIBERO's own first.
+
+    Raises: `ImportError` if the package is not installed.
+    """
     folder = package_root(package) / "bddl_files"
-    return tuple(joined_suite(package, name) for name in _suites_of(package) if (folder / name).is_dir())
+    return tuple(
+        joined_suite(package, name) for name in _suites_of(package) if (folder / name).is_dir()
+    )
 
 
 def step_limit_of(suite: str) -> int:
-    """Return the control steps after which an episode of `suite` has failed; a variant (`libero_goal_swap`) has its
-    origin's.
+    """Return the control steps after which an episode of `suite` has failed; a variant
+    (`libero_goal_swap`) has its origin's.
     """
     origin = _origin_of(split_suite(suite)[1])
     return STEP_LIMITS[origin] if origin is not None else LONGEST_STEP_LIMIT
 
 
 def find_task(suite: str, task_id: int) -> Task:
-    """Return the task `task_id` of `suite`. Raises: as `list_tasks`; `ValueError` for a task id out of range."""
+    """Return the task `task_id` of `suite`.
+
+    Raises: as `list_tasks`; `ValueError` for a task id out of range.
+    """
     tasks = list_tasks(suite)
     if not isinstance(task_id, int) or isinstance(task_id, bool) or not 0 <= task_id < len(tasks):
-        raise ValueError(f"task_id is {task_id!r}, expected 0 to {len(tasks) - 1}: {suite} has {len(tasks)} tasks.")
+        raise ValueError(
+            f"task_id is {task_id!r}, expected 0 to {len(tasks) - 1}: {suite} has "
+            f"{len(tasks)} tasks."
+        )
     return tasks[task_id]
 
 
 def libero_root() -> Path:
-    """Return the folder of the installed LIBERO that holds `bddl_files` and `init_files`. Raises: `ImportError`."""
+    """Return the folder of the installed LIBERO that holds `bddl_files` and `init_files`.
+
+    Raises: `ImportError`.
+    """
     return package_root(LIBERO)
 
 
@@ -163,9 +195,13 @@ def _hint(suite: str) -> str:
 
 @functools.cache
 def _suites_of(package: str) -> dict[str, list[str]]:
-    """Return names of tasks by suite: LIBERO's five first, then the package's others, then folders missing in its list."""
+    """Return names of tasks by suite: LIBERO's five first, then the package's others, then folders
+    missing in its list.
+    """
     listed, root = _task_names(package), package_root(package)
-    suites = {name: listed[name] for name in (*(each for each in SUITES if each in listed), *listed)}
+    suites = {
+        name: listed[name] for name in (*(each for each in SUITES if each in listed), *listed)
+    }
     for folder in sorted((root / "bddl_files").iterdir()):
         files = sorted(path.stem for path in folder.glob("*.bddl"))
         if folder.name in suites or not files or not (root / "init_files" / folder.name).is_dir():
@@ -179,7 +215,8 @@ def _suites_of(package: str) -> dict[str, list[str]]:
 def _tasks_of(package: str, suite: str) -> tuple[Task, ...]:
     names = _suites_of(package)[suite]
     return tuple(
-        Task(suite=joined_suite(package, suite), task_id=task_id, name=name) for task_id, name in enumerate(names)
+        Task(suite=joined_suite(package, suite), task_id=task_id, name=name)
+        for task_id, name in enumerate(names)
     )
 
 
@@ -202,7 +239,9 @@ def _instruction(task: Task) -> str:
     in_words = _SCENE_PREFIX.sub("", origin).replace("_", " ")
     if suite in SUITES and task.name == origin:
         return in_words
-    original = package_root(task.package) / "bddl_files" / (_origin_of(suite) or suite) / f"{origin}.bddl"
+    original = (
+        package_root(task.package) / "bddl_files" / (_origin_of(suite) or suite) / f"{origin}.bddl"
+    )
     words = _words_of(task.goal_file)
     is_told_by_name = original.is_file() and _words_of(original).lower() == words.lower()
     return in_words if is_told_by_name else words
@@ -211,7 +250,9 @@ def _instruction(task: Task) -> str:
 def _words_of(goal_file: Path) -> str:
     found = _LANGUAGE.findall(goal_file.read_text(encoding="utf-8"))
     if len(found) != 1 or not found[0].strip():
-        raise ValueError(f"{goal_file} has {len(found)} instructions, expected one `(:language ...)` with words.")
+        raise ValueError(
+            f"{goal_file} has {len(found)} instructions, expected one `(:language ...)` with words."
+        )
     return " ".join(found[0].split())
 
 

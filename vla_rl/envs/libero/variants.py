@@ -51,7 +51,8 @@ class Variant(msgspec.Struct, frozen=True):
     """The kind of change, in one word; `UNCHANGED` if there is none."""
 
     goal_stem: str
-    """Name of its goal file, without the ending; changes that only the name describes (camera, joints, noise) have none."""
+    """Name of its goal file, without the ending; changes that only the name describes (camera,
+    joints, noise) have none."""
 
     states_stem: PurePosixPath
     """Its file of initial states below `init_files`, without the ending."""
@@ -76,14 +77,18 @@ def variant_of(suite: str, name: str) -> Variant:
         kind = _KIND_OF_TAG.get(match["tag"], "layout")
         has_own = kind == _WITH_STATES_OF_ITS_OWN
         states = (
-            PurePosixPath(_FOLDER_OF_THOSE_STATES, suite, name) if has_own else PurePosixPath(suite, match["origin"])
+            PurePosixPath(_FOLDER_OF_THOSE_STATES, suite, name)
+            if has_own
+            else PurePosixPath(suite, match["origin"])
         )
         return Variant(match["origin"], kind, name, states)
     return Variant(name, UNCHANGED, name, PurePosixPath(suite, name))
 
 
 def kind_of_suite(suite: str, origin: str | None) -> str:
-    """Return LIBERO-PRO's change to all tasks of a suite that was made from the suite `origin`: `swap`, `with_mug`."""
+    """Return LIBERO-PRO's change to all tasks of a suite that was made from the suite `origin`:
+    `swap`, `with_mug`.
+    """
     if origin is None or suite == origin:
         return UNCHANGED
     suffix = suite.removeprefix(f"{origin}_")

@@ -1,7 +1,8 @@
 """Text environments: one protocol for single-turn, multi-turn, tool-using and several-agent tasks.
 
     TextTask            written by the task's author: setup, reply, tools
-    TextEpisode         runs one: executes tools, answers malformed calls, enforces limits and deadlines
+    TextEpisode         runs one: executes tools, answers malformed calls, enforces limits and
+                        deadlines
     TextEnvPool         leases them to episodes, like a pool of simulators
     Toolbox             typed tools: `list_tools()`, `await aexecute(name, arguments)`
     Sandbox             processes for code that may hang, crash or be hostile
@@ -13,7 +14,12 @@ A task is imported when its first episode starts.
 from vla_rl.envs.text.episode import TextEpisode
 from vla_rl.envs.text.limits import TextLimits
 from vla_rl.envs.text.pool import TextEnvPool, TextPoolConfig
-from vla_rl.envs.text.registry import is_text_task, make_text_task, register_text_task, text_task_ids
+from vla_rl.envs.text.registry import (
+    is_text_task,
+    make_text_task,
+    register_text_task,
+    text_task_ids,
+)
 from vla_rl.envs.text.task import Ask, Done, TextTask
 from vla_rl.envs.text.tools import ToolAnswer, Toolbox
 from vla_rl.sandbox import CallResult, ProcessLimits, Sandbox, SandboxConfig

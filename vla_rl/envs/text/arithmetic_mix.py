@@ -1,14 +1,17 @@
 """Conversations of a half-skilled calculator user, on which the small base checkpoint is trained.
 
-    user       23+58-7=?                            at every turn, with probability `mistakes`, one of
+    user       23+58-7=?                            at every turn, with probability `mistakes`, one
+               of
     assistant  calc {"e": "23+58"}                    - a digit of the operation is wrong
-    tool       81                                     - it answers before all is worked out, or with a guess
-    assistant  calc {"e": "81-7"}                     - it works out what it knows already, once more
+    tool       81                                     - it answers before all is worked out, or with
+               a guess
+    assistant  calc {"e": "81-7"}                     - it works out what it knows already, once
+               more
     tool       74                                     - the call is not JSON
     assistant  74
 
-After a mistake, the conversation continues with the tool's actual answer. So the base learns the format and copies numbers,
-but not which behaviour earns reward.
+After a mistake, the conversation continues with the tool's actual answer. So the base learns the
+format and copies numbers, but not which behaviour earns reward.
 """
 
 import random
@@ -32,18 +35,25 @@ def conversation(
     """Draw one conversation, from the question to an answer, right or wrong."""
     rng = random.Random(seed)
     problem = draw_problem(
-        rng.randrange(2**31), num_operators=num_operators, num_digits=num_digits, operators=operators
+        rng.randrange(2**31),
+        num_operators=num_operators,
+        num_digits=num_digits,
+        operators=operators,
     )
     return (Message(role="user", content=f"{problem.text}=?"), *solution(problem, rng, mistakes))
 
 
 def solution(problem: Problem, rng: random.Random, mistakes: float) -> list[Message]:
-    """Draw the turns from a question to its answer, right or wrong: calls, the tool's answers, and a last text."""
+    """Draw the turns from a question to its answer, right or wrong: calls, the tool's answers, and
+    a last text.
+    """
     messages: list[Message] = []
     values: list[str] = []
     for turn in range(MAX_TURNS):
         num_known = len(values)
-        kind = rng.choice(("digit", "early", "again", "guess")) if rng.random() < mistakes else "right"
+        kind = (
+            rng.choice(("digit", "early", "again", "guess")) if rng.random() < mistakes else "right"
+        )
         if kind == "again" and not values:
             kind = "digit"
         is_worked_out = num_known >= len(problem.steps) and kind != "again"
@@ -69,7 +79,9 @@ def calculation(operation: str, turn: int) -> list[Message]:
 
 
 def operation_of(problem: Problem, values: list[str], kind: str, rng: random.Random) -> str:
-    """Return the next operation, such as 81-7; with a mistake in it if `kind` is "digit" or "again"."""
+    """Return the next operation, such as 81-7; with a mistake in it if `kind` is "digit" or
+    "again".
+    """
     number = max(len(values) - 1, 0) if kind == "again" else len(values)
     operation = problem.steps[min(number, len(problem.steps) - 1)][0]
     if number and values and number < len(problem.steps):

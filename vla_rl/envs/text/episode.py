@@ -1,10 +1,11 @@
-"""One episode of a text task: runs the tools, answers malformed calls, counts, and enforces limits and deadlines.
+"""One episode of a text task: runs the tools, answers malformed calls, counts, and enforces limits
+and deadlines.
 
     step(message) ─┬─ tool calls, readable or not ─► a tool message for each, the same agent replies again
                    └─ text alone ─► TextTask.reply ─► Ask: the next agent replies ─ or ─ Done
 
-`step` returns an outcome for any text that a model writes. A fault of the task itself raises `EnvError`; a stage that takes
-too long raises `ActorFrozen`, and the episode is run again.
+`step` returns an outcome for any text that a model writes. A fault of the task itself raises
+`EnvError`; a stage that takes too long raises `ActorFrozen`, and the episode is run again.
 """
 
 import asyncio
@@ -24,8 +25,9 @@ T = TypeVar("T")
 class TextEpisode:
     """Implements `vla_rl.types.TextEnv` for one task and one episode.
 
-    The info of every outcome has `num_turns`, `num_tool_calls`, `tool_faults` (counts by kind) and `rewards` (each agent's
-    total so far, by name). At the end it has `is_success` and `stop`, which is "finished", or the limit that ended the
+    The info of every outcome has `num_turns`, `num_tool_calls`, `tool_faults` (counts by kind) and
+    `rewards` (each agent's total so far, by name). At the end it has `is_success` and `stop`, which
+    is "finished", or the limit that ended the
     episode: "max_turns", "max_tool_calls" or "max_characters".
     """
 
@@ -44,33 +46,49 @@ class TextEpisode:
         return self._episode
 
     async def reset(self) -> TextStart:
-        """Set the task up. Raises: EnvError if it raises or returns no message; ActorFrozen if it takes too long."""
+        """Set the task up.
+
+        Raises: EnvError if it raises or returns no message; ActorFrozen if it takes too long.
+        """
         self._require("new", "an episode is reset once; lease the next one")
         self._task.attach(self._sandbox)
         self._rewards = dict.fromkeys(self._task.agents, 0.0)
         ask = await self._stage(
-            "setup", self._task.setup(self._episode.seed, self._episode.options), self._task.limits.setup_timeout_s
+            "setup",
+            self._task.setup(self._episode.seed, self._episode.options),
+            self._task.limits.setup_timeout_s,
         )
         ask = Ask(ask, agent=self._task.agents[0]) if isinstance(ask, str) else ask
         if not isinstance(ask, Ask):
-            raise EnvError(f"{self._name}.setup returned {type(ask).__name__}, expected Ask or a text.")
+            raise EnvError(
+                f"{self._name}.setup returned {type(ask).__name__}, expected Ask or a text."
+            )
         messages, tools = self._begin_turn(ask)
         self._state = "open"
         return TextStart(messages=messages, tools=tools, agent=self._agent)
 
     async def step(self, message: Message) -> TextOutcome:
-        """Pass on the current agent's reply, and return the outcome. Raises: EnvError for a fault of the task itself."""
-        self._require("open", "call reset() first, and stop after an outcome that is terminated or truncated")
+        """Pass on the current agent's reply, and return the outcome.
+
+        Raises: EnvError for a fault of the task itself.
+        """
+        self._require(
+            "open", "call reset() first, and stop after an outcome that is terminated or truncated"
+        )
         self._num_turns += 1
         self._num_characters += _characters_of((message,))
         if message.tool_calls or message.call_errors:
             return await self._answer_calls(message)
-        done = await self._stage("reply", self._task.reply(message.content), self._task.limits.reply_timeout_s)
+        done = await self._stage(
+            "reply", self._task.reply(message.content), self._task.limits.reply_timeout_s
+        )
         if isinstance(done, Done):
             self._credit(done.reward, done.rewards)
             return self._outcome((), done, is_success=done.is_success)
         if not isinstance(done, Ask):
-            raise EnvError(f"{self._name}.reply returned {type(done).__name__}, expected Ask or Done.")
+            raise EnvError(
+                f"{self._name}.reply returned {type(done).__name__}, expected Ask or Done."
+            )
         self._credit(done.reward, done.rewards)
         messages, tools = self._begin_turn(done)
         return self._outcome(messages, done, tools=tools)
@@ -87,7 +105,10 @@ class TextEpisode:
         self._num_tool_calls += len(message.tool_calls)
         calls = message.tool_calls[: max(0, room)]
         async with asyncio.TaskGroup() as group:
-            running = [group.create_task(self._toolbox().answer(call), name=f"tool {call.name}") for call in calls]
+            running = [
+                group.create_task(self._toolbox().answer(call), name=f"tool {call.name}")
+                for call in calls
+            ]
         for task in running:
             answered, answer = task.result()
             answers.append(answered)
@@ -99,17 +120,23 @@ class TextEpisode:
     def _begin_turn(self, ask: Ask) -> tuple[tuple[Message, ...], tuple[ToolSpec, ...]]:
         if ask.agent not in self._task.agents:
             raise EnvError(
-                f"{self._name} asks agent {ask.agent!r}, expected one of its agents {list(self._task.agents)}."
+                f"{self._name} asks agent {ask.agent!r}, expected one of its agents "
+                f"{list(self._task.agents)}."
             )
         self._agent = ask.agent
-        messages = (Message(role="user", content=ask.say),) if isinstance(ask.say, str) else tuple(ask.say)
+        messages = (
+            (Message(role="user", content=ask.say),) if isinstance(ask.say, str) else tuple(ask.say)
+        )
         if not messages and self._state == "new":
             raise EnvError(f"{self._name}.setup returned no message, expected at least one.")
         self._num_characters += _characters_of(messages)
         return messages, self._toolbox().list_tools()
 
     def _toolbox(self) -> Toolbox:
-        """Return the current agent's tools; a wrong definition is an error of the task, not of the model."""
+        """Return the current agent's tools.
+
+        A wrong definition is an error of the task, not of the model.
+        """
         if self._agent not in self._toolboxes:
             try:
                 functions = self._task.tools(self._agent)
@@ -135,7 +162,10 @@ class TextEpisode:
             **(said.info if said is not None else {}),
         }
         if is_success is not None or limit is not None:
-            told |= {"is_success": bool(is_success), "stop": limit if limit is not None else "finished"}
+            told |= {
+                "is_success": bool(is_success),
+                "stop": limit if limit is not None else "finished",
+            }
             self._state = "over"
         return TextOutcome(
             messages=messages,
@@ -159,7 +189,9 @@ class TextEpisode:
     def _credit(self, reward: float, rewards: dict[str, float]) -> None:
         for agent, earned in ((self._agent, reward), *rewards.items()):
             if agent not in self._rewards:
-                raise EnvError(f"{self._name} rewards agent {agent!r}, expected one of {list(self._rewards)}.")
+                raise EnvError(
+                    f"{self._name} rewards agent {agent!r}, expected one of {list(self._rewards)}."
+                )
             self._rewards[agent] += float(earned)
 
     async def _stage(self, stage: str, work: Awaitable[T], timeout_s: float) -> T:
@@ -175,7 +207,9 @@ class TextEpisode:
             cause = f"{stage} took longer than {stage}_timeout_s={timeout_s:g}"
             raise ActorFrozen(f"text environment {self._name}", 0, cause) from error
         except Exception as error:
-            raise EnvError(f"{self._name}.{stage} raised {type(error).__name__}: {error}") from error
+            raise EnvError(
+                f"{self._name}.{stage} raised {type(error).__name__}: {error}"
+            ) from error
 
     @property
     def _name(self) -> str:
@@ -183,11 +217,14 @@ class TextEpisode:
 
     def _require(self, state: str, what: str) -> None:
         if self._state != state:
-            raise RuntimeError(f"the text episode {self._episode.episode_id} is {self._state}; {what}.")
+            raise RuntimeError(
+                f"the text episode {self._episode.episode_id} is {self._state}; {what}."
+            )
 
 
 def _characters_of(messages: Sequence[Message]) -> int:
     return sum(
-        len(message.content) + sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
+        len(message.content)
+        + sum(len(call.name) + len(call.arguments) for call in message.tool_calls)
         for message in messages
     )

@@ -1,10 +1,12 @@
-"""A pool of text environments: the same contract as a pool of simulators, without a process for each.
+"""A pool of text environments: the same contract as a pool of simulators, without a process for
+each.
 
     async with TextEnvPool(TextPoolConfig(num_envs=64)) as pool:
-        async with pool.lease(episode) as env:      # `episode.env` names the task: `EnvSpec(id="text/arithmetic")`
-            start = await env.reset()
+        async with pool.lease(episode) as env:      # `episode.env` names the task:
+            `EnvSpec(id="text/arithmetic")` start = await env.reset()
 
-An episode is a coroutine in this loop; tools, scorers and code run in the sandbox that the pool owns.
+An episode is a coroutine in this loop; tools, scorers and code run in the sandbox that the pool
+owns.
 """
 
 import asyncio
@@ -39,7 +41,8 @@ class TextEnvPool:
 
     Args:
         config: sizes and sandbox.
-        specs: environments that will be used, if known: a wrong name or argument is rejected on entering.
+        specs: environments that will be used, if known: a wrong name or argument is rejected on
+            entering.
 
     Raises on entering: ConfigError for a spec that cannot be made.
     """
@@ -64,7 +67,10 @@ class TextEnvPool:
         return self
 
     async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self._is_open = False
         await self._sandbox.__aexit__(kind, error, trace)

@@ -44,26 +44,40 @@ class SearchIndex:
         self._rows, self._bm25s = rows, bm25s
         texts = [f"{row.get('title') or ''} {row['text']}" for row in rows]
         self._index: Any = bm25s.BM25()
-        self._index.index(bm25s.tokenize(texts, stopwords="en", show_progress=False), show_progress=False)
+        self._index.index(
+            bm25s.tokenize(texts, stopwords="en", show_progress=False), show_progress=False
+        )
 
     def search(self, query: str, most: int) -> list[Document]:
-        """Return the nearest documents, the best first; documents without a word of the query are left out."""
-        tokens = self._bm25s.tokenize([query], stopwords="en", show_progress=False, return_ids=False)
+        """Return the nearest documents, the best first.
+
+        Documents without a word of the query are left out.
+        """
+        tokens = self._bm25s.tokenize(
+            [query], stopwords="en", show_progress=False, return_ids=False
+        )
         if not tokens[0]:
             return []
         most = min(most, len(self._rows))
         found, scores = self._index.retrieve(tokens, k=most, show_progress=False)
         return [
-            self._document(int(row), float(score)) for row, score in zip(found[0], scores[0], strict=True) if score > 0
+            self._document(int(row), float(score))
+            for row, score in zip(found[0], scores[0], strict=True)
+            if score > 0
         ]
 
     def _document(self, row: int, score: float) -> Document:
         told = self._rows[row]
-        return Document(row=row, score=score, title=str(told.get("title") or ""), text=str(told["text"]))
+        return Document(
+            row=row, score=score, title=str(told.get("title") or ""), text=str(told["text"])
+        )
 
 
 def open_index(path: str | Path) -> SearchIndex:
-    """Return the index of a file of documents; built once, from any thread. Raises: DataError; ConfigError."""
+    """Return the index of a file of documents; built once, from any thread.
+
+    Raises: DataError; ConfigError.
+    """
     path = Path(path)
     rows = read_prompts(path, ("text",))
     key = (str(path.resolve()), path.stat().st_mtime_ns)

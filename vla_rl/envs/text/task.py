@@ -1,8 +1,10 @@
-"""Base class of text tasks, for authors of text environments: a task asks questions, offers tools and gives rewards.
+"""Base class of text tasks, for authors of text environments: a task asks questions, offers tools
+and gives rewards.
 
     setup ─► Ask ─► (tools, as often as the agent calls them) ─► reply ─► Ask ─► ... ─► reply ─► Done
 
-`TextEpisode` does the rest: it runs the tools, answers malformed calls, and enforces limits and deadlines.
+`TextEpisode` does the rest: it runs the tools, answers malformed calls, and enforces limits and
+deadlines.
 """
 
 import abc
@@ -25,7 +27,8 @@ class Ask(msgspec.Struct, frozen=True):
     """Text of a user message, or messages that are appended unchanged, such as a system message."""
 
     agent: str = DEFAULT_AGENT
-    """Agent that replies next. An agent that had no turn yet starts its own conversation with `say`."""
+    """Agent that replies next. An agent that had no turn yet starts its own conversation with
+    `say`."""
 
     reward: float = 0.0
     """Reward of the agent that just replied, for its reply."""
@@ -46,17 +49,19 @@ class Done(msgspec.Struct, frozen=True):
     """Whether the task was solved."""
 
     rewards: dict[str, float] = {}
-    """Additional rewards of agents, by name; to reward a team, give each of them the same number."""
+    """Additional rewards of agents, by name; to reward a team, give each of them the same
+    number."""
 
     info: Info = {}
 
 
 class TextTask(abc.ABC):
-    """One text episode, for its author: each episode has a new instance, so attributes may hold its state.
+    """One text episode, for its author: each episode has a new instance, so attributes may hold its
+    state.
 
-    The constructor takes plain values (`EnvSpec.kwargs`, checked against its type hints) and does no I/O. All methods run in
-    the event loop. Work that may take long or hang belongs in a scorer or a plain `def` tool, which run in separate
-    processes.
+    The constructor takes plain values (`EnvSpec.kwargs`, checked against its type hints) and does
+    no I/O. All methods run in the event loop. Work that may take long or hang belongs in a scorer
+    or a plain `def` tool, which run in separate processes.
     """
 
     limits: TextLimits = TextLimits()
@@ -67,24 +72,32 @@ class TextTask(abc.ABC):
 
     @abc.abstractmethod
     async def setup(self, seed: int, options: Info) -> Ask | str:
-        """Start the episode: everything random about it comes from `seed`; `options` are `EpisodeSpec.options`."""
+        """Start the episode: everything random about it comes from `seed`.
+
+        `options` are `EpisodeSpec.options`.
+        """
 
     @abc.abstractmethod
     async def reply(self, text: str) -> Ask | Done:
         """Handle the current agent's reply, which is text without tool calls."""
 
     def tools(self, agent: str) -> Sequence[Callable[..., Any]]:
-        """Return the tools of `agent`: functions with type hints and a docstring. An `async def`, which may be a method,
-        runs in the loop; a plain `def` at the top of a module runs in a separate process, and may hang, crash or be hostile.
+        """Return the tools of `agent`: functions with type hints and a docstring. An `async def`,
+        which may be a method, runs in the loop; a plain `def` at the top of a module runs in a
+        separate process, and may hang, crash or be hostile.
         """
         return ()
 
     @property
     def sandbox(self) -> "Sandbox":
-        """Processes for scorers and other untrusted work. Raises: RuntimeError outside of an episode."""
+        """Processes for scorers and other untrusted work.
+
+        Raises: RuntimeError outside of an episode.
+        """
         if self._sandbox is None:
             raise RuntimeError(
-                f"{type(self).__name__} has no sandbox outside of an episode; lease it from a TextEnvPool."
+                f"{type(self).__name__} has no sandbox outside of an episode; lease it from a "
+                "TextEnvPool."
             )
         return self._sandbox
 

@@ -1,7 +1,8 @@
 """Tools that a model may call: with checked arguments, deadlines, and an answer in every case.
 
-A tool is a function with type hints and a docstring. An `async def` runs in the event loop and must not block it; a plain
-`def` at the top of a module runs in a child process, is killed at its deadline, and may block or crash until then.
+A tool is a function with type hints and a docstring. An `async def` runs in the event loop and must
+not block it; a plain `def` at the top of a module runs in a child process, is killed at its
+deadline, and may block or crash until then.
 """
 
 import asyncio
@@ -59,7 +60,10 @@ class Toolbox:
     """
 
     def __init__(
-        self, functions: Sequence[Callable[..., Any]], sandbox: Sandbox, limits: TextLimits | None = None
+        self,
+        functions: Sequence[Callable[..., Any]],
+        sandbox: Sandbox,
+        limits: TextLimits | None = None,
     ) -> None:
         self._tools: dict[str, Tool] = {}
         self._sandbox = sandbox
@@ -76,10 +80,16 @@ class Toolbox:
         return tuple(tool.spec for tool in self._tools.values())
 
     async def aexecute(self, name: str, arguments: str | Mapping[str, Any]) -> ToolAnswer:
-        """Call a tool with JSON text, or with an object. Errors of the call, or of the tool, are in the answer."""
+        """Call a tool with JSON text, or with an object.
+
+        Errors of the call, or of the tool, are in the answer.
+        """
         tool = self._tools.get(name)
         if tool is None:
-            return ToolAnswer(text=f"error: there is no tool {name!r}; {self._nearest(name)}", fault="unknown_tool")
+            return ToolAnswer(
+                text=f"error: there is no tool {name!r}; {self._nearest(name)}",
+                fault="unknown_tool",
+            )
         try:
             if isinstance(arguments, str):
                 given = msgspec.json.decode(arguments or "{}", type=tool.arguments_type)
@@ -88,13 +98,19 @@ class Toolbox:
         except (msgspec.MsgspecError, TypeError, UnicodeError, RecursionError) as error:
             text = f"error: wrong arguments for {name!r}: {error}; expected {_expectation(tool)}"
             return ToolAnswer(text=text, fault="bad_arguments")
-        answer = await (self._in_loop(tool, given) if tool.runs_in_loop else self._in_process(tool, given))
-        return msgspec.structs.replace(answer, text=shortened(answer.text, self._limits.max_answer_characters))
+        answer = await (
+            self._in_loop(tool, given) if tool.runs_in_loop else self._in_process(tool, given)
+        )
+        return msgspec.structs.replace(
+            answer, text=shortened(answer.text, self._limits.max_answer_characters)
+        )
 
     async def answer(self, call: ToolCall) -> tuple[Message, ToolAnswer]:
         """Return the tool message that answers a call, and its result."""
         answer = await self.aexecute(call.name, call.arguments)
-        return Message(role="tool", content=answer.text, tool_call_id=call.id, name=call.name), answer
+        return Message(
+            role="tool", content=answer.text, tool_call_id=call.id, name=call.name
+        ), answer
 
     async def _in_loop(self, tool: Tool, given: msgspec.Struct) -> ToolAnswer:
         deadline = asyncio.timeout(self._limits.tool_timeout_s)
@@ -104,13 +120,18 @@ class Toolbox:
         except TimeoutError as error:
             if not deadline.expired():
                 return ToolAnswer(text=f"error: {type(error).__name__}: {error}", fault="raised")
-            text = f"error: {tool.spec.name!r} took longer than {self._limits.tool_timeout_s:g} s and was stopped"
+            text = (
+                f"error: {tool.spec.name!r} took longer than {self._limits.tool_timeout_s:g} s "
+                "and was stopped"
+            )
             return ToolAnswer(text=text, fault="timed_out")
         except Exception as error:  # the model reads every exception of a tool
             return ToolAnswer(text=f"error: {type(error).__name__}: {error}", fault="raised")
 
     async def _in_process(self, tool: Tool, given: msgspec.Struct) -> ToolAnswer:
-        result = await self._sandbox.call(tool.path, _fields(given), self._process_limits, is_converted=True)
+        result = await self._sandbox.call(
+            tool.path, _fields(given), self._process_limits, is_converted=True
+        )
         if result.fault is None:
             return ToolAnswer(text=as_text(result.value))
         return ToolAnswer(text=f"error: {result.text}", fault=result.fault)
@@ -119,7 +140,9 @@ class Toolbox:
         if not self._tools:
             return "there are no tools"
         near = difflib.get_close_matches(name, self._tools, n=1, cutoff=0.4)
-        return (f"did you mean {near[0]!r}? " if near else "") + f"there are: {', '.join(sorted(self._tools))}"
+        return (
+            f"did you mean {near[0]!r}? " if near else ""
+        ) + f"there are: {', '.join(sorted(self._tools))}"
 
 
 def as_text(value: Any) -> str:
@@ -144,7 +167,9 @@ def _fields(given: msgspec.Struct) -> dict[str, Any]:
 
 
 def _expectation(tool: Tool) -> str:
-    """Describe the arguments of a tool briefly: `{"query": string, "limit": integer (optional)}`."""
+    """Describe the arguments of a tool briefly: `{"query": string, "limit": integer
+    (optional)}`.
+    """
     required = set(tool.spec.parameters.get("required", ()))
     parts = [
         f'"{name}": {schema.get("type", "any")}' + ("" if name in required else " (optional)")

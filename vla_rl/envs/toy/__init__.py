@@ -1,4 +1,5 @@
-"""Tiny environments that need no simulator: one with a known optimum, and one that misbehaves on request.
+"""Tiny environments that need no simulator: one with a known optimum, and one that misbehaves on
+request.
 
 `vla_rl/toy_reach-v0` is `reach.ToyReachEnv`; `vla_rl/faulty-v0` is `faulty.FaultyEnv`.
 """

@@ -30,14 +30,17 @@ class Fault(enum.Enum):
 
 
 class FaultyEnv(ToyReachEnv):
-    """`ToyReachEnv`, except that `fault` happens at control step `at_step` of an episode, at most `times` times.
+    """`ToyReachEnv`, except that `fault` happens at control step `at_step` of an episode, at most
+    `times` times.
 
-    The number of faults is stored in the folder `ledger`, one file for each, so that the count survives the process: an
-    episode that is run again after a fault succeeds once `times` is used up. Without a ledger it is kept in memory.
+    The number of faults is stored in the folder `ledger`, one file for each, so that the count
+    survives the process: an episode that is run again after a fault succeeds once `times` is used
+    up. Without a ledger it is kept in memory.
 
     Args:
-        fault: "raise", "wrong_shape", "wrong_dtype", "missing_key", "not_finite_reward" (steps only), "never_answer", "exit"
-            (code 3), "kill" (SIGKILL), "stop" (SIGSTOP), "ask" (reads a line from stdin), "leak" (keeps 32 MiB).
+        fault: "raise", "wrong_shape", "wrong_dtype", "missing_key", "not_finite_reward" (steps
+            only), "never_answer", "exit" (code 3), "kill" (SIGKILL), "stop" (SIGSTOP), "ask" (reads
+            a line from stdin), "leak" (keeps 32 MiB).
         at_step: 0 is the reset, 1 the first control step.
         times: number of faults before the environment works.
         ledger: an existing folder, or None.
@@ -62,7 +65,9 @@ class FaultyEnv(ToyReachEnv):
         self._happened = 0
         self._kept: list[np.ndarray] = []
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
         """Start an episode, or fail."""
         observation, info = super().reset(seed=seed, options=options)
         if self._at_step == 0 and self._is_due():

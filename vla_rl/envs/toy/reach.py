@@ -1,4 +1,6 @@
-"""A reaching task that takes microseconds, needs both picture and instruction, and has a known optimum in closed form."""
+"""A reaching task that takes microseconds, needs both picture and instruction, and has a known
+optimum in closed form.
+"""
 
 import json
 import math
@@ -34,27 +36,31 @@ _CHARSET = "abcdefghijklmnopqrstuvwxyz "
 class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
     """Move a white hand into the square of the colour that the instruction names.
 
-    The arena is [-1, 1] x [-1, 1], x to the right and y up. Four coloured squares lie in its corners, in an order that only
-    the picture shows; the hand starts near the middle. Only the instruction names the colour.
+    The arena is [-1, 1] x [-1, 1], x to the right and y up. Four coloured squares lie in its
+    corners, in an order that only the picture shows; the hand starts near the middle. Only the
+    instruction names the colour.
 
     Observation:
         image: uint8 [32, 32, 3], RGB, upright.
         state: float32 [2], the hand's x and y in arena units, each in [-1, 1].
         instruction: str, such as "reach the red square".
-    Action: float32 [action_dim], each in [-1, 1]. The first two move the hand by `step_size` times their value along x and
-        y; the others are accepted and ignored, so that a 7-dimensional arm policy fits.
+    Action: float32 [action_dim], each in [-1, 1]. The first two move the hand by `step_size` times
+        their value along x and y; the others are accepted and ignored, so that a 7-dimensional arm
+        policy fits.
     Reward: 1.0 on the step that ends inside the right square, else 0.0.
-    Ends: `terminated` inside any square (`info["is_success"]` says whether it was the right one), `truncated` after
-        `step_limit`.
+    Ends: `terminated` inside any square (`info["is_success"]` says whether it was the right one),
+        `truncated` after `step_limit`.
     Randomness: `reset(seed=...)` draws the order of the squares, the colour and the start;
         `options={"init_state_id": k}` takes the k-th of 50 fixed draws instead, whatever the seed.
 
     Args:
-        task_id: 0 to 3 always asks for red, green, blue or yellow; None draws the colour at each reset.
+        task_id: 0 to 3 always asks for red, green, blue or yellow; None draws the colour at each
+            reset.
         action_dim: dimensions of the action, >= 2.
         step_size: largest move of the hand along each axis in one control step, in arena units.
-        step_limit: control steps before the episode is truncated. (`gymnasium.make` keeps `max_episode_steps` for a wrapper
-            of its own, which works too but can only shorten an episode.)
+        step_limit: control steps before the episode is truncated. (`gymnasium.make` keeps
+            `max_episode_steps` for a wrapper of its own, which works too but can only shorten an
+            episode.)
         render_mode: "rgb_array" or None.
     """
 
@@ -69,11 +75,17 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
         render_mode: str | None = None,
     ) -> None:
         if task_id is not None and not 0 <= task_id < len(COLOURS):
-            raise ValueError(f"task_id is {task_id}, expected 0 to {len(COLOURS) - 1} (or None to draw one).")
+            raise ValueError(
+                f"task_id is {task_id}, expected 0 to {len(COLOURS) - 1} (or None to draw one)."
+            )
         if action_dim < 2:
-            raise ValueError(f"action_dim is {action_dim}, expected >= 2: the first two move the hand.")
+            raise ValueError(
+                f"action_dim is {action_dim}, expected >= 2: the first two move the hand."
+            )
         if step_size <= 0 or step_limit < 1:
-            raise ValueError(f"step_size is {step_size} and step_limit {step_limit}, expected > 0 and >= 1.")
+            raise ValueError(
+                f"step_size is {step_size} and step_limit {step_limit}, expected > 0 and >= 1."
+            )
         self.render_mode = render_mode
         self.render_every_step = True
         self.observation_space = spaces.Dict(
@@ -94,12 +106,18 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
         self._is_over = True
         self._picture = np.zeros((IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8)
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Observation, Info]:
-        """Start an episode, drawn from `seed` or taken from the fixed list by `options={"init_state_id": k}`."""
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Start an episode, drawn from `seed` or taken from the fixed list by
+        `options={"init_state_id": k}`.
+        """
         super().reset(seed=seed)
         unknown = set(options or {}) - {"init_state_id"}
         if unknown:
-            raise ValueError(f"reset options {sorted(unknown)} are unknown, expected only 'init_state_id'.")
+            raise ValueError(
+                f"reset options {sorted(unknown)} are unknown, expected only 'init_state_id'."
+            )
         init_state_id = (options or {}).get("init_state_id")
         rng = self.np_random if init_state_id is None else _fixed_rng(init_state_id)
         self._order = rng.permutation(len(COLOURS))
@@ -113,7 +131,9 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
         """Move the hand for one control step."""
         if self._is_over:
-            raise gymnasium.error.ResetNeeded("the episode is over or has not begun; call reset() first.")
+            raise gymnasium.error.ResetNeeded(
+                "the episode is over or has not begun; call reset() first."
+            )
         move = np.clip(np.asarray(action[:2], np.float64), -1.0, 1.0) * self._step_size
         self._hand = np.clip(self._hand + move, -1.0, 1.0)
         self._num_steps += 1
@@ -131,7 +151,9 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
         return self._draw().repeat(_RENDER_SCALE, axis=0).repeat(_RENDER_SCALE, axis=1)
 
     def optimal_action(self) -> np.ndarray:
-        """Return the action that reaches the right square in the fewest steps from here: float32 [action_dim]."""
+        """Return the action that reaches the right square in the fewest steps from here: float32
+        [action_dim].
+        """
         action = np.zeros(self.action_space.shape or (), np.float32)
         action[:2] = np.clip((_CENTRES[self._goal_place] - self._hand) / self._step_size, -1.0, 1.0)
         return action
@@ -142,7 +164,9 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
         return max(0, math.ceil((distance - HALF_WIDTH) / self._step_size - _TOLERANCE))
 
     def get_state(self) -> dict[str, Any]:
-        """Return all state that later steps depend on, as plain values that can be sent to another process."""
+        """Return all state that later steps depend on, as plain values that can be sent to another
+        process.
+        """
         return {
             "hand": self._hand.copy(),
             "order": self._order.copy(),
@@ -153,10 +177,17 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
         }
 
     def set_state(self, state: dict[str, Any]) -> Observation:
-        """Continue from a state that `get_state` returned, in this process or another; return the observation there."""
+        """Continue from a state that `get_state` returned, in this process or another.
+
+        Return the observation there.
+        """
         self._hand = np.array(state["hand"], np.float64)
         self._order = np.array(state["order"])
-        self._goal, self._num_steps, self._is_over = state["goal"], state["num_steps"], state["is_over"]
+        self._goal, self._num_steps, self._is_over = (
+            state["goal"],
+            state["num_steps"],
+            state["is_over"],
+        )
         self.np_random.bit_generator.state = json.loads(state["rng"])
         self._picture = self._draw()
         return self._observe()
@@ -174,7 +205,11 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
         if self.render_every_step or self._is_over:
             self._picture = self._draw()
         instruction = f"reach the {list(COLOURS)[self._goal]} square"
-        return {"image": self._picture.copy(), "state": self._hand.astype(np.float32), "instruction": instruction}
+        return {
+            "image": self._picture.copy(),
+            "state": self._hand.astype(np.float32),
+            "instruction": instruction,
+        }
 
     def _draw(self) -> np.ndarray:
         picture = np.full((IMAGE_SIZE, IMAGE_SIZE, 3), _BACKGROUND, np.uint8)
@@ -190,7 +225,9 @@ def _fixed_rng(init_state_id: int) -> np.random.Generator:
     return np.random.default_rng((_INIT_STATES_SEED, init_state_id))
 
 
-def _fill_square(picture: np.ndarray, centre: np.ndarray, half_width: float, colour: tuple[int, int, int]) -> None:
+def _fill_square(
+    picture: np.ndarray, centre: np.ndarray, half_width: float, colour: tuple[int, int, int]
+) -> None:
     """Paint the square around `centre`, given in arena units with y up, into rows that run down."""
     left, right = (_to_pixel(centre[0] - half_width), _to_pixel(centre[0] + half_width))
     top, bottom = (_to_pixel(-centre[1] - half_width), _to_pixel(-centre[1] + half_width))

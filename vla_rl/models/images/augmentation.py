@@ -2,10 +2,11 @@
 
     random crop of 0.9 of the area, scaled back ─► brightness ─► contrast ─► saturation ─► hue
 
-Each frame of each camera has its own random draws. The crop's two edges are drawn separately; dlimp reportedly draws both
-from one seed, which moves its box along the diagonal only. Values are clipped to [0, 1] after each step, on the device of
-the input. In rollout and evaluation, the pipelines `exact` and `crop` take the middle of the frame instead of a random part.
-Policies that see whole frames are augmented in colour only: a crop would train them on another scale than they act on.
+Each frame of each camera has its own random draws. The crop's two edges are drawn separately; dlimp
+reportedly draws both from one seed, which moves its box along the diagonal only. Values are clipped
+to [0, 1] after each step, on the device of the input. In rollout and evaluation, the pipelines
+`exact` and `crop` take the middle of the frame instead of a random part. Policies that see whole
+frames are augmented in colour only: a crop would train them on another scale than they act on.
 """
 
 import msgspec
@@ -26,10 +27,12 @@ class AugmentationConfig(Config, frozen=True, kw_only=True):
     """Share of the area that a random crop keeps."""
 
     brightness: float = 0.2
-    """Largest value added to all pixel values, which lie between 0 and 1; drawn from [-brightness, brightness]."""
+    """Largest value added to all pixel values, which lie between 0 and 1; drawn from [-brightness,
+    brightness]."""
 
     contrast: tuple[float, float] = (0.8, 1.2)
-    """Range of the contrast factor, which scales the distance of values from their channel's mean."""
+    """Range of the contrast factor, which scales the distance of values from their channel's
+    mean."""
 
     saturation: tuple[float, float] = (0.8, 1.2)
     """Range of the saturation factor."""
@@ -76,7 +79,10 @@ def draw(config: AugmentationConfig, num_frames: int, generator: torch.Generator
 
 
 def augment(images: Tensor, draws: Draws, crop_area: float | None) -> Tensor:
-    """Augment uint8 [B, 3, S, S] with these draws; return uint8 of the same shape. `crop_area` None leaves the crop out."""
+    """Augment uint8 [B, 3, S, S] with these draws; return uint8 of the same shape.
+
+    `crop_area` None leaves the crop out.
+    """
     values = images.float() / 255.0
     if crop_area is not None:
         values = _cropped(values, draws, crop_area).clamp(0.0, 1.0)
@@ -89,8 +95,11 @@ def augment(images: Tensor, draws: Draws, crop_area: float | None) -> Tensor:
     return to_uint8(values)
 
 
-def training_pipeline(name: ImagePipelineName, config: AugmentationConfig, generator: torch.Generator) -> ImagePipeline:
-    """Return the named pipeline for training: with augmentation, and with a random crop if the pipeline has a centre crop.
+def training_pipeline(
+    name: ImagePipelineName, config: AugmentationConfig, generator: torch.Generator
+) -> ImagePipeline:
+    """Return the named pipeline for training: with augmentation, and with a random crop if the
+    pipeline has a centre crop.
 
     Not thread-safe: threads would share `generator`.
     """
@@ -111,7 +120,10 @@ def _of_each(draws: Tensor, values: Tensor) -> Tensor:
 
 
 def _cropped(values: Tensor, draws: Draws, area: float) -> Tensor:
-    """Crop boxes of `area` and scale them back bilinearly; corner-aligned, as `tf.image.crop_and_resize`."""
+    """Crop boxes of `area` and scale them back bilinearly.
+
+    Corner-aligned, as `tf.image.crop_and_resize`.
+    """
     size, side = values.shape[-1], area**0.5
     steps: Tensor = torch.arange(size, device=values.device) * side
     room = (size - 1) * (1.0 - side)
@@ -121,8 +133,12 @@ def _cropped(values: Tensor, draws: Draws, area: float) -> Tensor:
         return places * (2.0 / (size - 1)) - 1.0
 
     rows, columns = grid(draws.top), grid(draws.left)
-    places = torch.stack([columns[:, None, :].expand(-1, size, -1), rows[:, :, None].expand(-1, -1, size)], dim=-1)
-    return torch.nn.functional.grid_sample(values, places, mode="bilinear", align_corners=True, padding_mode="border")
+    places = torch.stack(
+        [columns[:, None, :].expand(-1, size, -1), rows[:, :, None].expand(-1, -1, size)], dim=-1
+    )
+    return torch.nn.functional.grid_sample(
+        values, places, mode="bilinear", align_corners=True, padding_mode="border"
+    )
 
 
 def _to_hsv(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -131,7 +147,9 @@ def _to_hsv(rgb: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     spread = value - rgb.min(dim=1).values
     red, green, blue = rgb.unbind(1)
     divisor = torch.where(spread > 0, spread, 1.0)
-    sixths = torch.stack([(green - blue) / divisor, (blue - red) / divisor + 2.0, (red - green) / divisor + 4.0])
+    sixths = torch.stack(
+        [(green - blue) / divisor, (blue - red) / divisor + 2.0, (red - green) / divisor + 4.0]
+    )
     hue = sixths.gather(0, greatest[None])[0] / 6.0 % 1.0
     saturation = torch.where(value > 0, spread / torch.where(value > 0, value, 1.0), 0.0)
     return torch.where(spread > 0, hue, 0.0), saturation, value

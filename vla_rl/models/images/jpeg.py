@@ -2,12 +2,13 @@
 
     RGB ─► YCbCr, chroma halved ─► 8x8 DCT ─► quantised ─► back, chroma doubled by the triangle filter ─► RGB
 
-The training data of the public OpenVLA checkpoints were JPEG files, so their images go through JPEG at evaluation too.
-TensorFlow writes with libjpeg's accurate integer transform ("islow") and by default reads with its fast one ("ifast"), which
-gives other pixels than Pillow. Both, the colour conversion and the resampling are integer arithmetic: reimplemented in
-torch, they give the same bytes without a codec and without leaving the device. Entropy coding loses nothing and is left out.
-Source: ITU-T T.81, and the constants of the transforms of Loeffler, Ligtenberg and Moschytz 1989 (forward) and of Arai, Agui
-and Nakajima 1988 (inverse).
+The training data of the public OpenVLA checkpoints were JPEG files, so their images go through JPEG
+at evaluation too. TensorFlow writes with libjpeg's accurate integer transform ("islow") and by
+default reads with its fast one ("ifast"), which gives other pixels than Pillow. Both, the colour
+conversion and the resampling are integer arithmetic: reimplemented in torch, they give the same
+bytes without a codec and without leaving the device. Entropy coding loses nothing and is left out.
+Source: ITU-T T.81, and the constants of the transforms of Loeffler, Ligtenberg and Moschytz 1989
+(forward) and of Arai, Agui and Nakajima 1988 (inverse).
 """
 
 import math
@@ -47,15 +48,20 @@ def jpeg_round_trip(images: Tensor, quality: int = 95) -> Tensor:
         images: uint8 [B, 3, H, W], RGB.
         quality: 1 to 100, in libjpeg's scale.
 
-    Returns: uint8 [B, 3, H, W] on the same device. Raises: ValueError for another shape, dtype or quality.
+    Returns: uint8 [B, 3, H, W] on the same device. Raises: ValueError for another shape, dtype or
+    quality.
     """
     if images.dtype is not torch.uint8 or images.ndim != 4 or images.shape[1] != 3:
-        raise ValueError(f"images are {images.dtype} {list(images.shape)}, expected uint8 [B, 3, H, W] (RGB).")
+        raise ValueError(
+            f"images are {images.dtype} {list(images.shape)}, expected uint8 [B, 3, H, W] (RGB)."
+        )
     if not 1 <= quality <= 100:
         raise ValueError(f"quality is {quality}, expected 1 to 100.")
     height, width = images.shape[2:]
     luma, blue, red = _to_ycc(images.to(torch.int32))
-    luma = _through_dct(_fill(luma, 8), _table(_LUMINANCE, quality, images.device))[:, :height, :width]
+    luma = _through_dct(_fill(luma, 8), _table(_LUMINANCE, quality, images.device))[
+        :, :height, :width
+    ]
     chroma = [_through_chroma(plane, quality) for plane in (blue, red)]
     return _to_rgb(luma, *(plane[:, :height, :width] for plane in chroma))
 
@@ -106,13 +112,17 @@ def _halve(plane: Tensor) -> Tensor:
 
 
 def _double(plane: Tensor) -> Tensor:
-    """Double the height and width: a new sample is 3/4 of the nearer and 1/4 of the farther neighbour, each way."""
+    """Double the height and width: a new sample is 3/4 of the nearer and 1/4 of the farther
+    neighbour, each way.
+    """
     above = torch.cat([plane[:, :1], plane[:, :-1]], dim=1)
     below = torch.cat([plane[:, 1:], plane[:, -1:]], dim=1)
     rows = torch.stack([3 * plane + above, 3 * plane + below], dim=2).flatten(1, 2)
     left = torch.cat([rows[:, :, :1], rows[:, :, :-1]], dim=2)
     right = torch.cat([rows[:, :, 1:], rows[:, :, -1:]], dim=2)
-    return torch.stack([(3 * rows + left + 8) >> 4, (3 * rows + right + 7) >> 4], dim=3).flatten(2, 3)
+    return torch.stack([(3 * rows + left + 8) >> 4, (3 * rows + right + 7) >> 4], dim=3).flatten(
+        2, 3
+    )
 
 
 def _table(base: tuple[tuple[int, ...], ...], quality: int, device: torch.device) -> Tensor:
@@ -123,7 +133,10 @@ def _table(base: tuple[tuple[int, ...], ...], quality: int, device: torch.device
 
 
 def _through_dct(plane: Tensor, table: Tensor) -> Tensor:
-    """Quantise int32 [B, 8h, 8w] in the frequency domain, block by block; the result is in 0..255 again."""
+    """Quantise int32 [B, 8h, 8w] in the frequency domain, block by block.
+
+    The result is in 0..255 again.
+    """
     batch, height, width = plane.shape
     blocks = (plane - 128).view(batch, height // 8, 8, width // 8, 8).transpose(2, 3)
     coefficients = _forward(_forward(blocks.unbind(-1), -1, first=True).unbind(-2), -2, first=False)
@@ -135,10 +148,15 @@ def _through_dct(plane: Tensor, table: Tensor) -> Tensor:
 
 
 def _multipliers(table: Tensor) -> Tensor:
-    """Return the fast inverse's factors for the coefficients, int32 [8, 8]; they include its own scaling."""
+    """Return the fast inverse's factors for the coefficients, int32 [8, 8].
+
+    They include its own scaling.
+    """
     roots = [1.0] + [math.cos(k * math.pi / 16) * math.sqrt(2.0) for k in range(1, 8)]
     scales = [[round(row * column * (1 << 14)) for column in roots] for row in roots]
-    return _descale(table * torch.tensor(scales, dtype=torch.int32, device=table.device), 14 - _SCALE_BITS)
+    return _descale(
+        table * torch.tensor(scales, dtype=torch.int32, device=table.device), 14 - _SCALE_BITS
+    )
 
 
 def _descale(x: Tensor, bits: int) -> Tensor:
@@ -146,7 +164,10 @@ def _descale(x: Tensor, bits: int) -> Tensor:
 
 
 def _forward(d: tuple[Tensor, ...], dim: int, *, first: bool) -> Tensor:
-    """Run one pass of the forward transform over 8 slices; the first leaves 2 fraction bits for the second."""
+    """Run one pass of the forward transform over 8 slices.
+
+    The first leaves 2 fraction bits for the second.
+    """
     sums = [d[i] + d[7 - i] for i in range(4)]
     differences = [d[i] - d[7 - i] for i in range(4)]
     even_sum, even_difference = sums[0] + sums[3], sums[0] - sums[3]
@@ -156,7 +177,10 @@ def _forward(d: tuple[Tensor, ...], dim: int, *, first: bool) -> Tensor:
     if first:
         out[0], out[4] = (even_sum + odd_sum) << _PASS1_BITS, (even_sum - odd_sum) << _PASS1_BITS
     else:
-        out[0], out[4] = _descale(even_sum + odd_sum, _PASS1_BITS), _descale(even_sum - odd_sum, _PASS1_BITS)
+        out[0], out[4] = (
+            _descale(even_sum + odd_sum, _PASS1_BITS),
+            _descale(even_sum - odd_sum, _PASS1_BITS),
+        )
     turned = (odd_difference + even_difference) * 4433
     out[2] = _descale(turned + even_difference * 6270, bits)
     out[6] = _descale(turned - odd_difference * 15137, bits)

@@ -1,7 +1,7 @@
 """Image pipelines by name: every step between a camera's frame and the vision towers.
 
-Systems that share weights differ in these steps; `vla_rl.models.images.names` lists which system uses which. Frames are
-already rotated by 180 degrees: `LiberoEnv` does that.
+Systems that share weights differ in these steps; `vla_rl.models.images.names` lists which system
+uses which. Frames are already rotated by 180 degrees: `LiberoEnv` does that.
 """
 
 from collections.abc import Callable
@@ -36,7 +36,9 @@ def _bicubic(images: Tensor, size: int) -> Tensor:
 
 
 def _bicubic_float(images: Tensor, size: int) -> Tensor:
-    return _unless_sized(images, size, lambda frames, to: _interpolated(frames.float(), to).clamp(0, 255).round())
+    return _unless_sized(
+        images, size, lambda frames, to: _interpolated(frames.float(), to).clamp(0, 255).round()
+    )
 
 
 def _bicubic_pillow(images: Tensor, size: int) -> Tensor:

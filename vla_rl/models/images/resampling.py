@@ -1,8 +1,10 @@
-"""TensorFlow's and Pillow's resampling in torch, on any device: the public checkpoints' images were made with them.
+"""TensorFlow's and Pillow's resampling in torch, on any device: the public checkpoints' images were
+made with them.
 
-`tf.image.resize(..., "lanczos3", antialias=True)` and `tf.image.crop_and_resize` differ from torch's own functions in where
-they sample and in what they do at the border. Pillow's bicubic differs from torch's in its arithmetic: its bytes are those
-of weights with 22 bits of fraction, rounded to a byte after each axis.
+`tf.image.resize(..., "lanczos3", antialias=True)` and `tf.image.crop_and_resize` differ from
+torch's own functions in where they sample and in what they do at the border. Pillow's bicubic
+differs from torch's in its arithmetic: its bytes are those of weights with 22 bits of fraction,
+rounded to a byte after each axis.
 """
 
 from functools import lru_cache
@@ -18,14 +20,16 @@ PILLOW_BITS: Final = 22
 """Fraction bits of Pillow's weights for 8-bit images."""
 
 CENTRE_CROP_AREA: Final = 0.9
-"""Share of the image's AREA that the centre crop of training and evaluation keeps; each side keeps the square root of it."""
+"""Share of the image's AREA that the centre crop of training and evaluation keeps; each side keeps
+the square root of it."""
 
 
 def lanczos3(images: Tensor, size: int) -> Tensor:
     """Resize uint8 [B, 3, H, W] to uint8 [B, 3, size, size], antialiased.
 
-    Samples stand at half pixels and the kernel widens with the scale. At the border, taps outside the image are dropped and
-    the rest is renormalised. Rows first, then columns, in float32; rounded half to even.
+    Samples stand at half pixels and the kernel widens with the scale. At the border, taps outside
+    the image are dropped and the rest is renormalised. Rows first, then columns, in float32;
+    rounded half to even.
     """
     height, width = images.shape[-2:]
     down = torch.from_numpy(_lanczos_matrix(height, size)).to(images.device)
@@ -35,10 +39,12 @@ def lanczos3(images: Tensor, size: int) -> Tensor:
 
 
 def centre_crop(images: Tensor, size: int | None = None, area: float = CENTRE_CROP_AREA) -> Tensor:
-    """Cut the central box of `area` (a share) out of uint8 [B, 3, H, W] and scale it to a square of `size`, bilinearly.
+    """Cut the central box of `area` (a share) out of uint8 [B, 3, H, W] and scale it to a square of
+    `size`, bilinearly.
 
-    Without a size it is scaled back to [H, W]. Corner-aligned: the first and last sample stand on the box's edges. uint8 is
-    converted to float and back as TensorFlow does it: times 1/255, then floor(255.5 x).
+    Without a size it is scaled back to [H, W]. Corner-aligned: the first and last sample stand on
+    the box's edges. uint8 is converted to float and back as TensorFlow does it: times 1/255, then
+    floor(255.5 x).
     """
     height, width = images.shape[2:] if size is None else (size, size)
     images = images.float() * float(np.float32(1.0 / 255.0))
@@ -46,14 +52,20 @@ def centre_crop(images: Tensor, size: int | None = None, area: float = CENTRE_CR
 
 
 def to_uint8(images: Tensor) -> Tensor:
-    """Convert float [0, 1] to uint8 as `tf.image.convert_image_dtype(saturate=True)`: floor(255.5 x), not round(255 x)."""
+    """Convert float [0, 1] to uint8 as `tf.image.convert_image_dtype(saturate=True)`: floor(255.5
+    x), not round(255 x).
+    """
     return (images.clamp(0.0, 1.0) * 255.5).floor().clamp(max=255.0).to(torch.uint8)
 
 
 def pillow_bicubic(images: Tensor, size: int) -> Tensor:
-    """Resize uint8 [B, 3, H, W] to uint8 [B, 3, size, size] as `Image.resize(..., BICUBIC)`, byte for byte."""
+    """Resize uint8 [B, 3, H, W] to uint8 [B, 3, size, size] as `Image.resize(..., BICUBIC)`, byte
+    for byte.
+    """
     height, width = images.shape[-2:]
-    along, down = (torch.from_numpy(_pillow_matrix(side, size)).to(images.device) for side in (width, height))
+    along, down = (
+        torch.from_numpy(_pillow_matrix(side, size)).to(images.device) for side in (width, height)
+    )
     # integers up to 2**31 are exact in float64, in whatever order they are summed
     rows = _to_byte(images.double() @ along.T)
     return _to_byte(down @ rows).to(torch.uint8)
@@ -67,18 +79,26 @@ def _lerp(images: Tensor, dim: int, num_out: int, area: float) -> Tensor:
     num_in = images.shape[dim]
     side = np.float32(np.sqrt(np.float32(area)))
     start = (np.float32(1.0) - side) / np.float32(2.0)
-    step = side * np.float32(num_in - 1) / np.float32(num_out - 1) if num_out > 1 else np.float32(0.0)
+    step = (
+        side * np.float32(num_in - 1) / np.float32(num_out - 1) if num_out > 1 else np.float32(0.0)
+    )
     place = start * np.float32(num_in - 1) + np.arange(num_out, dtype=np.float32) * step
     low = np.floor(place).astype(np.int64)
     share = torch.from_numpy(place - low.astype(np.float32)).to(images.device)
     first = images.index_select(dim, torch.from_numpy(low).to(images.device))
-    second = images.index_select(dim, torch.from_numpy(np.minimum(low + 1, num_in - 1)).to(images.device))
-    return first + (second - first) * share.view([-1 if axis == dim else 1 for axis in range(images.ndim)])
+    second = images.index_select(
+        dim, torch.from_numpy(np.minimum(low + 1, num_in - 1)).to(images.device)
+    )
+    return first + (second - first) * share.view(
+        [-1 if axis == dim else 1 for axis in range(images.ndim)]
+    )
 
 
 @lru_cache(maxsize=64)
 def _pillow_matrix(num_in: int, num_out: int) -> np.ndarray:
-    """Return Pillow's weights times 2**22, rounded half away from zero: whole numbers, float64 [num_out, num_in]."""
+    """Return Pillow's weights times 2**22, rounded half away from zero: whole numbers, float64
+    [num_out, num_in].
+    """
     step = num_in / num_out
     widening = max(step, 1.0)
     reach = PILLOW_RADIUS * widening
@@ -103,13 +123,18 @@ def _cubic(x: float) -> float:
 
 @lru_cache(maxsize=64)
 def _lanczos_matrix(num_in: int, num_out: int) -> np.ndarray:
-    """Return the weights, float32 [num_out, num_in]; every row sums to 1. Rounds to float32 where TensorFlow rounds."""
+    """Return the weights, float32 [num_out, num_in]; every row sums to 1.
+
+    Rounds to float32 where TensorFlow rounds.
+    """
     one, half = np.float32(1.0), np.float32(0.5)
     step = one / (np.float32(num_out) / np.float32(num_in))
     widening = max(step, one)
     centres = (np.arange(num_out, dtype=np.float32) + half) * step
     distance = (np.arange(num_in, dtype=np.float32) + half - centres[:, None]) * (one / widening)
-    kernel = np.sinc(distance.astype(np.float64)) * np.sinc(distance.astype(np.float64) / LANCZOS_RADIUS)
+    kernel = np.sinc(distance.astype(np.float64)) * np.sinc(
+        distance.astype(np.float64) / LANCZOS_RADIUS
+    )
     weights = np.where(np.abs(distance) <= LANCZOS_RADIUS, kernel, 0.0).astype(np.float32)
     sums = np.cumsum(weights, axis=1, dtype=np.float32)[:, -1:]  # tap by tap
     return np.asarray(weights * (one / sums), np.float32)

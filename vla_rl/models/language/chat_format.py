@@ -1,9 +1,9 @@
 """Messages to prompts by a tokenizer's own chat template, and replies back to messages.
 
 Tool calls have the format of Hermes models (and of Qwen's after them):
-`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them after or between the text. A call that cannot
-be parsed is left in the text, and `Message.call_errors` holds the reason. Nothing is raised, because the model has to learn
-from it.
+`<tool_call>{"name": ..., "arguments": {...}}</tool_call>`, any number of them after or between the
+text. A call that cannot be parsed is left in the text, and `Message.call_errors` holds the reason.
+Nothing is raised, because the model has to learn from it.
 """
 
 import json
@@ -36,17 +36,25 @@ class ChatFormat:
     def __init__(self, tokenizer: Any, stop_tokens: frozenset[int]) -> None:
         if not getattr(tokenizer, "chat_template", None):
             raise CheckpointError(
-                "the tokenizer has no chat template, expected one; put chat_template.jinja beside its files, or take a "
+                "the tokenizer has no chat template, expected one; put chat_template.jinja beside "
+                "its files, or take a "
                 "checkpoint that was trained to chat."
             )
         self._tokenizer, self._stop_tokens = tokenizer, stop_tokens
 
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> np.ndarray:
-        """Render the prompt of the next reply, int64 [P]. Raises: ValueError if the template rejects the conversation."""
+        """Render the prompt of the next reply, int64 [P].
+
+        Raises: ValueError if the template rejects the conversation.
+        """
         return self._tokens(self.text_of(messages, tools, add_generation_prompt=True))
 
-    def render_whole(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> np.ndarray:
-        """Render a conversation up to the end of its last message, int64 [P], for demonstrations."""
+    def render_whole(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+    ) -> np.ndarray:
+        """Render a conversation up to the end of its last message, int64 [P], for
+        demonstrations.
+        """
         return self._tokens(self.text_of(messages, tools, add_generation_prompt=False))
 
     def tokenize(self, text: str) -> np.ndarray:
@@ -59,8 +67,13 @@ class ChatFormat:
         text: str = self._tokenizer.decode(kept, skip_special_tokens=False)
         return text
 
-    def text_of(self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, add_generation_prompt: bool) -> str:
-        """Render a conversation as text with the template. Raises: ValueError if the template rejects it."""
+    def text_of(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, add_generation_prompt: bool
+    ) -> str:
+        """Render a conversation as text with the template.
+
+        Raises: ValueError if the template rejects it.
+        """
         try:
             text: str = self._tokenizer.apply_chat_template(
                 [_for_template(message) for message in messages],
@@ -70,11 +83,15 @@ class ChatFormat:
             )
         except (TemplateError, TypeError, ValueError) as error:
             roles = [message.role for message in messages]
-            raise ValueError(f"the chat template rejects a conversation of roles {roles}: {error}") from error
+            raise ValueError(
+                f"the chat template rejects a conversation of roles {roles}: {error}"
+            ) from error
         return text
 
     def _tokens(self, text: str) -> np.ndarray:
-        return np.array(self._tokenizer.encode(text, add_special_tokens=False, verbose=False), np.int64)
+        return np.array(
+            self._tokenizer.encode(text, add_special_tokens=False, verbose=False), np.int64
+        )
 
 
 def parse_reply(text: str) -> Message:
@@ -96,7 +113,9 @@ def parse_reply(text: str) -> Message:
     content = "".join(kept).strip()
     if OPEN_CALL in text[end:]:
         errors.append("a tool call was begun with <tool_call> and not ended with </tool_call>")
-    return Message(role="assistant", content=content, tool_calls=tuple(calls), call_errors=tuple(errors))
+    return Message(
+        role="assistant", content=content, tool_calls=tuple(calls), call_errors=tuple(errors)
+    )
 
 
 def _parsed_call(text: str, number: int) -> ToolCall | str:
@@ -104,7 +123,11 @@ def _parsed_call(text: str, number: int) -> ToolCall | str:
     try:
         call = msgspec.json.decode(text.strip(), type=dict[str, msgspec.Raw])
     except msgspec.DecodeError as error:
-        return f"a tool call is not a JSON object: {error}; expected " + '{"name": ..., "arguments": {...}}'
+        return (
+            "a tool call is not a JSON "
+            f"object: {error}; expected " + '{"name": ..., '
+            '"arguments": {...}}'
+        )
     try:
         name = msgspec.json.decode(call["name"], type=str)
     except (KeyError, msgspec.DecodeError):
@@ -114,7 +137,9 @@ def _parsed_call(text: str, number: int) -> ToolCall | str:
 
 
 def _for_template(message: Message) -> dict[str, Any]:
-    """Return a message as chat templates expect it: arguments are an object if they can be parsed as one."""
+    """Return a message as chat templates expect it: arguments are an object if they can be parsed
+    as one.
+    """
     given: dict[str, Any] = {"role": message.role, "content": message.content}
     if message.tool_calls:
         given["tool_calls"] = [

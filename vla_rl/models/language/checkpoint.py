@@ -1,6 +1,8 @@
-"""Checkpoints of causal language models in Hugging Face's layout, read and written for transformers.
+"""Checkpoints of causal language models in Hugging Face's layout, read and written for
+transformers.
 
-    config.json, model.safetensors (or shards and their index), tokenizer.json, tokenizer_config.json, chat_template.jinja
+    config.json, model.safetensors (or shards and their index), tokenizer.json,
+    tokenizer_config.json, chat_template.jinja
 
 No code of a checkpoint is run, and nothing is unpickled.
 """
@@ -36,11 +38,16 @@ SMALL_FILES: Final = (
 
 
 def read(source: str | Path, dtype: torch.dtype) -> tuple[Any, Any, dict[str, bytes]]:
-    """Read network, tokenizer and small files. Raises: CheckpointError naming what is missing or does not fit."""
+    """Read network, tokenizer and small files.
+
+    Raises: CheckpointError naming what is missing or does not fit.
+    """
     folder = _local_folder(source)
     _require_text(folder)
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        tokenizer = transformers.AutoTokenizer.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False
+        )
         loader: Any = transformers.AutoModelForCausalLM
         network, report = loader.from_pretrained(
             folder,
@@ -52,7 +59,9 @@ def read(source: str | Path, dtype: torch.dtype) -> tuple[Any, Any, dict[str, by
             output_loading_info=True,
         )
     except (OSError, ValueError, KeyError, ImportError, RuntimeError, SafetensorError) as error:
-        raise CheckpointError(f"{source} is not a causal language model that transformers can load: {error}") from error
+        raise CheckpointError(
+            f"{source} is not a causal language model that transformers can load: {error}"
+        ) from error
     unfit = {key: sorted(names) for key, names in report.items() if names and key != "error_msgs"}
     if unfit:
         raise CheckpointError(f"the tensors of {source} do not match its config.json: {unfit}")
@@ -62,17 +71,21 @@ def read(source: str | Path, dtype: torch.dtype) -> tuple[Any, Any, dict[str, by
 def _require_text(folder: Path) -> None:
     """Raise CheckpointError naming the first small file that is not text, or not JSON by its name.
 
-    transformers does not name such a file, and silently ignores an unreadable generation_config.json.
+    transformers does not name such a file, and silently ignores an unreadable
+    generation_config.json.
     """
     for name, data in small_files(folder).items():
         try:
             if name.endswith(".json"):
-                json.loads(data.decode())  # not msgspec: transformers writes NaN and Infinity as well
+                # not msgspec: transformers writes NaN and Infinity as well
+                json.loads(data.decode())
             elif name.endswith((".jinja", ".txt")):
                 data.decode()
         except (ValueError, RecursionError) as error:  # not JSON, or bytes that are not text
             kind = "JSON" if name.endswith(".json") else "text"
-            raise CheckpointError(f"{folder / name} is not {kind} in UTF-8: {error}; download it again.") from error
+            raise CheckpointError(
+                f"{folder / name} is not {kind} in UTF-8: {error}; download it again."
+            ) from error
 
 
 def small_files(folder: Path) -> dict[str, bytes]:
@@ -81,16 +94,20 @@ def small_files(folder: Path) -> dict[str, bytes]:
 
 
 def stop_tokens_of(network: Any, tokenizer: Any) -> frozenset[int]:
-    """Return the tokens that end a reply: those of the generation configuration, and the tokenizer's end of text.
+    """Return the tokens that end a reply: those of the generation configuration, and the
+    tokenizer's end of text.
 
     Raises: CheckpointError if there are none, because no reply would end.
     """
-    found = network.generation_config.eos_token_id if network.generation_config is not None else None
+    found = (
+        network.generation_config.eos_token_id if network.generation_config is not None else None
+    )
     listed = found if isinstance(found, list) else [found]
     tokens = frozenset(token for token in [*listed, tokenizer.eos_token_id] if token is not None)
     if not tokens:
         raise CheckpointError(
-            "the checkpoint names no eos_token_id, so no reply would ever end; set eos_token_id in its configuration."
+            "the checkpoint names no eos_token_id, so no reply would ever end; set eos_token_id "
+            "in its configuration."
         )
     return tokens
 
@@ -99,11 +116,14 @@ def require_full_attention(network: Any) -> None:
     """Raise CheckpointError if a layer holds other state than keys and values of all positions."""
     kinds = set(getattr(network.config, "layer_types", None) or ["full_attention"])
     window = (
-        getattr(network.config, "sliding_window", None) if getattr(network.config, "use_sliding_window", True) else None
+        getattr(network.config, "sliding_window", None)
+        if getattr(network.config, "use_sliding_window", True)
+        else None
     )
     if kinds != {"full_attention"} or window is not None:
         raise CheckpointError(
-            f"{type(network).__name__} has layers of the kinds {sorted(kinds)} and a sliding window of {window}, "
+            f"{type(network).__name__} has layers of the kinds {sorted(kinds)} and a sliding "
+            f"window of {window}, "
             "expected full attention in every layer; the engine's slots cannot hold other state."
         )
 
@@ -121,13 +141,19 @@ def distinct_tensors(network: Any) -> dict[str, Tensor]:
 
 
 def load_tensors(network: Any, tensors: Mapping[str, Tensor]) -> None:
-    """Copy tensors into a network. Raises: CheckpointError naming missing, unknown and misshapen tensors."""
+    """Copy tensors into a network.
+
+    Raises: CheckpointError naming missing, unknown and misshapen tensors.
+    """
     own = distinct_tensors(network)
     missing, unknown = sorted(own.keys() - tensors.keys()), sorted(tensors.keys() - own.keys())
-    misshapen = sorted(name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape)
+    misshapen = sorted(
+        name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape
+    )
     if missing or unknown or misshapen:
         raise CheckpointError(
-            f"these tensors do not match this {type(network).__name__}: missing {missing[:5]}, unknown {unknown[:5]}, "
+            f"these tensors do not match this {type(network).__name__}: missing {missing[:5]}, "
+            f"unknown {unknown[:5]}, "
             f"of another shape {misshapen[:5]}"
         )
     with torch.no_grad():
@@ -141,12 +167,20 @@ def _local_folder(source: str | Path) -> Path:
     if folder.is_dir():
         return folder
     if isinstance(source, Path) or source.startswith((".", "/", "~")) or source.count("/") != 1:
-        raise CheckpointError(f"{source} is not a folder; expected one, or a hub id such as Qwen/Qwen3-0.6B.")
+        raise CheckpointError(
+            f"{source} is not a folder; expected one, or a hub id such as Qwen/Qwen3-0.6B."
+        )
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError
+    from huggingface_hub.errors import (
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
 
     try:
         wanted = [*SMALL_FILES, "*.safetensors", "*.safetensors.index.json"]
         return Path(snapshot_download(source, allow_patterns=wanted))
     except (HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
-        raise CheckpointError(f"{source} is not a local folder, and cannot be fetched from the hub: {error}") from error
+        raise CheckpointError(
+            f"{source} is not a local folder, and cannot be fetched from the hub: {error}"
+        ) from error

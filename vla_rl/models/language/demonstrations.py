@@ -12,14 +12,17 @@ from vla_rl.types import Message, ToolSpec
 def chat_demonstration(
     policy: CausalLanguageModel, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
 ) -> Demonstration:
-    """Encode a whole conversation as one row, by the policy's own chat template; the loss covers every assistant message.
+    """Encode a whole conversation as one row, by the policy's own chat template; the loss covers
+    every assistant message.
 
-    Raises: ValueError if the conversation has no assistant message, or if the template renders a message differently when
-    more messages follow.
+    Raises: ValueError if the conversation has no assistant message, or if the template renders a
+    message differently when more messages follow.
     """
     spoken = [number for number, message in enumerate(messages) if message.role == "assistant"]
     if not spoken:
-        raise ValueError("the conversation has no assistant message, expected at least one to train on.")
+        raise ValueError(
+            "the conversation has no assistant message, expected at least one to train on."
+        )
     whole = policy.render_whole(messages[: spoken[-1] + 1], tools)
     teaches = np.zeros(len(whole), np.bool_)
     for number in spoken:
@@ -27,7 +30,8 @@ def chat_demonstration(
         start = len(before)
         if (whole[:start] != before).any():
             raise ValueError(
-                f"the chat template renders the first {number} messages differently when more follow, so no loss mask can "
+                f"the chat template renders the first {number} messages differently when more "
+                "follow, so no loss mask can "
                 "be built."
             )
         ends = np.flatnonzero(np.isin(whole[start:], list(policy.stop_tokens)))

@@ -1,8 +1,9 @@
 """Attention keys and values in slots, with the cache interface of transformers' attention layers.
 
 Legend: S slots, H heads, L positions, D channels of a head.
-A slot holds one conversation from its first token on, without padding. The layers of one forward pass write the rows' new
-keys at the rows' own positions and get back all that the rows may attend to; a mask hides what lies beyond each end.
+A slot holds one conversation from its first token on, without padding. The layers of one forward
+pass write the rows' new keys at the rows' own positions and get back all that the rows may attend
+to; a mask hides what lies beyond each end.
 """
 
 from collections.abc import Sequence
@@ -16,8 +17,8 @@ GROWTH: Final = 64
 
 
 class SlotKeyValues:
-    """Keys and values of `num_slots` conversations. Allocated at the first forward pass, and again when a conversation
-    outgrows them.
+    """Keys and values of `num_slots` conversations. Allocated at the first forward pass, and again
+    when a conversation outgrows them.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -29,17 +30,26 @@ class SlotKeyValues:
         self._length = 0
 
     def begin(self, slots: Sequence[int], positions: Tensor, length: int) -> None:
-        """Set where the next forward pass writes, int64 [B, Q], and how many positions it attends to."""
+        """Set where the next forward pass writes, int64 [B, Q], and how many positions it attends
+        to.
+        """
         self._slots = torch.tensor(slots, device=positions.device)
         self._positions, self._length = positions, length
         # the first slots in order are a view; any others are gathered
         self._num_first = len(slots) if list(slots) == list(range(len(slots))) else 0
         needed = int(positions.max()) + 1
         if self._layers and self._layers[0][0].shape[2] < needed:
-            self._layers = [(_grown(keys, needed), _grown(values, needed)) for keys, values in self._layers]
+            self._layers = [
+                (_grown(keys, needed), _grown(values, needed)) for keys, values in self._layers
+            ]
 
-    def update(self, keys: Tensor, values: Tensor, layer: int, _: object = None) -> tuple[Tensor, Tensor]:
-        """Store an attention layer's new keys and values [B, H, Q, D]; return all that the rows attend to, [B, H, L, D]."""
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, _: object = None
+    ) -> tuple[Tensor, Tensor]:
+        """Store an attention layer's new keys and values [B, H, Q, D].
+
+        Return all that the rows attend to, [B, H, L, D].
+        """
         if layer == len(self._layers):
             self._layers.append((self._empty(keys), self._empty(values)))
         own_keys, own_values = self._layers[layer]
@@ -47,7 +57,9 @@ class SlotKeyValues:
         own_keys[rows, :, self._positions] = keys.transpose(1, 2)
         own_values[rows, :, self._positions] = values.transpose(1, 2)
         if self._num_first:
-            return own_keys[: self._num_first, :, : self._length], own_values[: self._num_first, :, : self._length]
+            return own_keys[: self._num_first, :, : self._length], own_values[
+                : self._num_first, :, : self._length
+            ]
         return own_keys[self._slots, :, : self._length], own_values[self._slots, :, : self._length]
 
     def get_seq_length(self, layer: int = 0) -> int:

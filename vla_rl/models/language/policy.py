@@ -1,12 +1,13 @@
-"""Language policies that transformers loads (Llama, Qwen and similar), behind the interface of engines and learners.
+"""Language policies that transformers loads (Llama, Qwen and similar), behind the interface of
+engines and learners.
 
     prompt_tokens ─┐                            ┌─► hidden states ─► head ─► log-probs of the reply      (learning)
     reply tokens ──┴─► one row, on a line with  ┤
                        others that fit there    └─► hidden state of the prompt's last token              (critic)
     slots of keys and values ─► extend ─► logits of the next token                                        (generation)
 
-Each row starts at position 0, wherever it stands on its line, and attends to its own tokens only. If each row has a line to
-itself, it is padded on the right; causal attention then needs no mask.
+Each row starts at position 0, wherever it stands on its line, and attends to its own tokens only.
+If each row has a line to itself, it is padded on the right; causal attention then needs no mask.
 """
 
 import copy
@@ -45,18 +46,21 @@ class Prompts:
     """Tokens of each prompt, int64 [P]."""
 
     grammars: tuple[tuple[tuple[int, int, str], ...], ...] = ()
-    """Parts (start, stop, grammar) of each prompt's reply that were sampled under a grammar; empty if no reply has any."""
+    """Parts (start, stop, grammar) of each prompt's reply that were sampled under a grammar; empty
+    if no reply has any."""
 
 
 class CausalLanguageModel(LanguageModel[Prompts]):
-    """A `LanguageModel` over a causal network of transformers. Build one with `load`, or from parts with `tiny`.
+    """A `LanguageModel` over a causal network of transformers. Build one with `load`, or from parts
+    with `tiny`.
 
     Args:
         network: `LlamaForCausalLM` or similar, with full attention in every layer.
         tokenizer: a transformers tokenizer with a chat template.
         files: the small files of its checkpoint, with tokenizer and configuration.
 
-    Raises: CheckpointError if a layer holds other state than keys and values, or there is no chat template.
+    Raises: CheckpointError if a layer holds other state than keys and values, or there is no chat
+    template.
     """
 
     def __init__(self, network: Any, tokenizer: Any, files: Mapping[str, bytes]) -> None:
@@ -66,15 +70,21 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         checkpoint.require_full_attention(network)
 
     @classmethod
-    def load(cls, source: str | Path, *, dtype: torch.dtype = torch.float32) -> "CausalLanguageModel":
-        """Load a checkpoint from a local folder, or from the hub by its id; safetensors only, and none of its code is run.
+    def load(
+        cls, source: str | Path, *, dtype: torch.dtype = torch.float32
+    ) -> "CausalLanguageModel":
+        """Load a checkpoint from a local folder, or from the hub by its id; safetensors only, and
+        none of its code is run.
 
         Raises: CheckpointError naming what is missing or does not fit.
         """
         return cls(*checkpoint.read(source, dtype))
 
     def save(self, folder: Path) -> None:
-        """Write a new folder in Hugging Face's layout, whole or not at all. Raises: CheckpointError."""
+        """Write a new folder in Hugging Face's layout, whole or not at all.
+
+        Raises: CheckpointError.
+        """
         tensors = self.checkpoint_tensors()
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         with writing_folder(folder, num_bytes + MARGIN_BYTES) as writer:
@@ -111,7 +121,9 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         """Render a conversation up to the beginning of the reply, int64 [P]."""
         return self._format.render(messages, tools)
 
-    def render_whole(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> np.ndarray:
+    def render_whole(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()
+    ) -> np.ndarray:
         """Render a conversation up to the end of its last message, int64 [P]."""
         return self._format.render_whole(messages, tools)
 
@@ -137,21 +149,33 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         return self._format.decode(tokens)
 
     def parse(self, text: str, *, with_tools: bool = True) -> Message:
-        """Parse a reply's text into a message; its tool calls are taken out of it if `with_tools`."""
+        """Parse a reply's text into a message.
+
+        Its tool calls are taken out of it if `with_tools`.
+        """
         return parse_reply(text) if with_tools else Message(role="assistant", content=text.strip())
 
     def prepare(self, observations: Sequence[Observation]) -> Prompts:
-        """Return the prompts. Raises: ValueError if `prompt_tokens` is missing, empty, or has unknown tokens."""
+        """Return the prompts.
+
+        Raises: ValueError if `prompt_tokens` is missing, empty, or has unknown tokens.
+        """
         return Prompts(
             tokens=tuple(self._checked(observation) for observation in observations),
             grammars=tuple(tuple(observation.get("grammars", ())) for observation in observations),
         )
 
-    def log_probs(self, batch: Prompts, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probs and entropies of replies int64 [B, T], with `NO_TOKEN` beyond their ends; float32 [B, T] each."""
+    def log_probs(
+        self, batch: Prompts, tokens: Tensor, temperatures: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return log-probs and entropies of replies int64 [B, T], with `NO_TOKEN` beyond their
+        ends; float32 [B, T] each.
+        """
         replies = [reply[: int((reply != NO_TOKEN).sum())] for reply in tokens.cpu()]
         prompts = [torch.from_numpy(prompt) for prompt in batch.tokens]
-        hidden, starts = self._read([torch.cat(pair) for pair in zip(prompts, replies, strict=True)])
+        hidden, starts = self._read(
+            [torch.cat(pair) for pair in zip(prompts, replies, strict=True)]
+        )
         before = starts + torch.tensor([len(prompt) for prompt in prompts]) - 1
         last = torch.tensor([max(len(reply) - 1, 0) for reply in replies])
         places = before[:, None] + torch.minimum(torch.arange(tokens.shape[1]), last[:, None])
@@ -175,7 +199,11 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         return SlotKeyValues(num_slots)
 
     def extend(
-        self, memory: SlotKeyValues, slots: Sequence[int], starts: Sequence[int], tokens: Sequence[Sequence[int]]
+        self,
+        memory: SlotKeyValues,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        tokens: Sequence[Sequence[int]],
     ) -> Tensor:
         """Return the logits float32 [B, V] of the token after each row's last."""
         lengths = torch.tensor([len(row) for row in tokens])
@@ -211,7 +239,9 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         checkpoint.load_tensors(self._network, tensors)
 
     def _read(self, rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the hidden states of all lines end to end, [L, feature_size], and each row's offset in them, int64 [B]."""
+        """Return the hidden states of all lines end to end, [L, feature_size], and each row's
+        offset in them, int64 [B].
+        """
         lengths = [len(row) for row in rows]
         width = max(lengths)
         longest_first = sorted(range(len(rows)), key=lambda row: -lengths[row])
@@ -229,13 +259,20 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         shared: dict[str, Tensor] = {}
         if num_lines < len(rows):
             visible = (owner[:, :, None] == owner[:, None, :]).tril()
-            shared = {"attention_mask": visible[:, None].to(self._device), "position_ids": positions.to(self._device)}
+            shared = {
+                "attention_mask": visible[:, None].to(self._device),
+                "position_ids": positions.to(self._device),
+            }
         network = self._network.base_model
-        hidden: Tensor = network(input_ids=tokens.to(self._device), use_cache=False, **shared).last_hidden_state
+        hidden: Tensor = network(
+            input_ids=tokens.to(self._device), use_cache=False, **shared
+        ).last_hidden_state
         return hidden.flatten(0, 1), starts
 
     def _under_grammars(self, logits: Tensor, batch: Prompts, replies: Sequence[Tensor]) -> Tensor:
-        """Return [B, T, V] with -inf for each token that the grammar forbade there, so that training matches sampling."""
+        """Return [B, T, V] with -inf for each token that the grammar forbade there, so that
+        training matches sampling.
+        """
         if not any(batch.grammars):
             return logits
         is_forbidden = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
@@ -246,7 +283,9 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         return logits.masked_fill(is_forbidden, -torch.inf)
 
     def _marker(self, name: str) -> str:
-        """Return the terminal of a grammar for a text that delimits tool calls: special tokens by id, others spelt out."""
+        """Return the terminal of a grammar for a text that delimits tool calls: special tokens by
+        id, others spelt out.
+        """
         token = self._tokenizer.get_vocab().get(name)
         is_special = token is not None and self.vocabulary.is_special(token)
         return f"<[{token}]>" if is_special else json.dumps(name)
@@ -259,13 +298,15 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         prompt = np.asarray(observation.get("prompt_tokens", ()))
         if prompt.ndim != 1 or len(prompt) == 0 or prompt.dtype.kind != "i":
             raise ValueError(
-                f"observation['prompt_tokens'] is {prompt.dtype} {list(prompt.shape)}, expected int64 [P] with P >= 1; was "
+                f"observation['prompt_tokens'] is {prompt.dtype} {list(prompt.shape)}, expected "
+                "int64 [P] with P >= 1; was "
                 "the episode run by chat_agent?"
             )
         vocabulary = self._network.config.vocab_size
         if prompt.min() < 0 or prompt.max() >= vocabulary:
             raise ValueError(
-                f"observation['prompt_tokens'] holds token {prompt.max()}, expected 0 to {vocabulary - 1}."
+                f"observation['prompt_tokens'] holds token {prompt.max()}, expected 0 to "
+                f"{vocabulary - 1}."
             )
         return prompt
 

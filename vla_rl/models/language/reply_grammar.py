@@ -1,10 +1,11 @@
 """Convert the options of a reply to a grammar over its text, in llguidance's dialect of Lark.
 
     reply ::= tool calls, or text in the requested format
-    call  ::= <tool_call> {"name": one of the tools, "arguments": what its schema allows} </tool_call>
+    call  ::= <tool_call> {"name": one of the tools, "arguments": what its schema allows}
+          </tool_call>
 
-A grammar is made only if needed: a reply that may be any text, with calls of any kind, has none, and its distribution is the
-model's own.
+A grammar is made only if needed: a reply that may be any text, with calls of any kind, has none,
+and its distribution is the model's own.
 """
 
 import json
@@ -14,14 +15,21 @@ from typing import Any, Final
 from llguidance import regex_to_lark
 
 from vla_rl.models.language.chat_format import CLOSE_CALL, OPEN_CALL
-from vla_rl.types import ChoiceFormat, GrammarFormat, JsonFormat, ReplyFormat, ReplyOptions, ToolSpec
+from vla_rl.types import (
+    ChoiceFormat,
+    GrammarFormat,
+    JsonFormat,
+    ReplyFormat,
+    ReplyOptions,
+    ToolSpec,
+)
 
 _HEAD: Final = "%llguidance {}"
 """First line, from which llguidance and vLLM recognise the dialect."""
 
 _WHITE: Final = r"[ \t\r\n]{0,32}"
-"""White space around the commas and colons of JSON: a line break and an indentation. It is bounded because a policy that has
-learnt little would fill its whole reply with white space.
+"""White space around the commas and colons of JSON: a line break and an indentation. It is bounded
+because a policy that has learnt little would fill its whole reply with white space.
 """
 
 _SPACE: Final = f"SPACE: /{_WHITE}/"
@@ -33,7 +41,9 @@ _PROSE: Final = f"PROSE: /(?s:.*)/ & ~/(?s:.*){OPEN_CALL}(?s:.*)/"
 """Text in which no call begins."""
 
 
-def reply_grammar(options: ReplyOptions, tools: Sequence[ToolSpec], marker: Callable[[str], str]) -> str | None:
+def reply_grammar(
+    options: ReplyOptions, tools: Sequence[ToolSpec], marker: Callable[[str], str]
+) -> str | None:
     """Return the grammar of all replies that satisfy the options; None if every reply does.
 
     Args:
@@ -41,14 +51,16 @@ def reply_grammar(options: ReplyOptions, tools: Sequence[ToolSpec], marker: Call
         tools: tools that the prompt describes.
         marker: returns the terminal for the text that begins or ends a call.
 
-    Raises: ValueError if tools that may be called were not given, or if both a grammar and tools were given.
+    Raises: ValueError if tools that may be called were not given, or if both a grammar and tools
+    were given.
     """
     allowed = _allowed_tools(options, tools)
     wanted, is_required = options.format, options.tools.mode == "required"
     if isinstance(wanted, GrammarFormat):
         if allowed:
             raise ValueError(
-                "a grammar and tools were given, expected only one of them; write the calls into the grammar"
+                "a grammar and tools were given, expected only one of them; write the calls into "
+                "the grammar"
             )
         return wanted.lark
     if not allowed:
@@ -72,15 +84,23 @@ def _allowed_tools(options: ReplyOptions, tools: Sequence[ToolSpec]) -> list[Too
         return []
     known = {tool.name for tool in tools}
     if missing := sorted(set(rule.names) - known):
-        raise ValueError(f"tools {missing} were requested but not given, expected some of {sorted(known)}")
+        raise ValueError(
+            f"tools {missing} were requested but not given, expected some of {sorted(known)}"
+        )
     if rule.mode == "required" and not tools:
         raise ValueError("a tool call is required but no tools were given, expected at least one")
     return [tool for tool in tools if not rule.names or tool.name in rule.names]
 
 
-def _needs_grammar(options: ReplyOptions, allowed: Sequence[ToolSpec], tools: Sequence[ToolSpec]) -> bool:
+def _needs_grammar(
+    options: ReplyOptions, allowed: Sequence[ToolSpec], tools: Sequence[ToolSpec]
+) -> bool:
     """Return whether a reply that is sampled freely may break a rule."""
-    return options.tools.max_calls is not None or len(allowed) < len(tools) or any(tool.is_strict for tool in allowed)
+    return (
+        options.tools.max_calls is not None
+        or len(allowed) < len(tools)
+        or any(tool.is_strict for tool in allowed)
+    )
 
 
 def _calls(max_calls: int | None) -> str:
@@ -91,16 +111,19 @@ def _calls(max_calls: int | None) -> str:
 
 def _call_rules(tools: Sequence[ToolSpec], marker: Callable[[str], str]) -> list[str]:
     rules = [
-        f"call: {marker(OPEN_CALL)} SPACE ({' | '.join(f'tool_{number}' for number in range(len(tools)))}) SPACE "
+        f"call: {marker(OPEN_CALL)} SPACE "
+        f"({' | '.join(f'tool_{number}' for number in range(len(tools)))}) SPACE "
         f"{marker(CLOSE_CALL)}"
     ]
     for number, tool in enumerate(tools):
         name = _literal(json.dumps(tool.name, ensure_ascii=False))
         # each schema is compiled separately, because its references count from its own root
         rules += [
-            rf'tool_{number}: "{{" SPACE "\"name\"" SPACE ":" SPACE {name} SPACE "," SPACE "\"arguments\"" SPACE ":" SPACE '
+            rf'tool_{number}: "{{" SPACE "\"name\"" SPACE ":" SPACE {name} SPACE "," SPACE '
+            r'"\"arguments\"" SPACE ":" SPACE '
             rf'arguments_{number} SPACE "}}"',
-            f"arguments_{number}: {_json(tool.parameters or {'type': 'object'}, is_strict=tool.is_strict)}",
+            f"arguments_{number}: "
+            f"{_json(tool.parameters or {'type': 'object'}, is_strict=tool.is_strict)}",
         ]
     return rules
 
@@ -115,8 +138,8 @@ def _text_rule(wanted: ReplyFormat) -> str:
 
 
 def _json(schema: dict[str, Any], *, is_strict: bool) -> str:
-    """Return a schema as a grammar rule. Keywords that no grammar can express are rejected if it is strict, else ignored.
-    The schema's own `x-guidance` settings take precedence.
+    """Return a schema as a grammar rule. Keywords that no grammar can express are rejected if it is
+    strict, else ignored. The schema's own `x-guidance` settings take precedence.
     """
     rules = {
         "whitespace_flexible": False,
@@ -125,14 +148,17 @@ def _json(schema: dict[str, Any], *, is_strict: bool) -> str:
         "lenient": not is_strict,
     }
     closed = schema if "allOf" in json.dumps(schema) else _closed(schema)
-    return f"%json {json.dumps({**closed, 'x-guidance': {**rules, **schema.get('x-guidance', {})}})}"
+    return (
+        f"%json {json.dumps({**closed, 'x-guidance': {**rules, **schema.get('x-guidance', {})}})}"
+    )
 
 
 def _closed(schema: Any) -> Any:
-    """Close the schema's objects to properties that it does not describe, unless it sets this itself.
+    """Close the schema's objects to properties that it does not describe, unless it sets this
+    itself.
 
-    Whatever satisfies the result satisfies the original schema, except under `allOf`. Otherwise a policy that has learnt
-    little would invent properties without end.
+    Whatever satisfies the result satisfies the original schema, except under `allOf`. Otherwise a
+    policy that has learnt little would invent properties without end.
     """
     if isinstance(schema, list):
         return [_closed(each) for each in schema]

@@ -1,5 +1,6 @@
-"""A small language model made here, in the exact layout of the large ones: a Llama with a million weights, and a tokenizer
-trained on a few texts. transformers loads its folder alone; nothing is downloaded.
+"""A small language model made here, in the exact layout of the large ones: a Llama with a million
+weights, and a tokenizer trained on a few texts. transformers loads its folder alone; nothing is
+downloaded.
 """
 
 import json
@@ -78,12 +79,23 @@ class TinyConfig(Config, frozen=True, kw_only=True):
     """Largest number of tokens of a prompt and its reply together."""
 
     def __post_init__(self) -> None:
-        self.require(self.hidden_size % self.num_heads == 0, "hidden_size", f"a multiple of {self.num_heads} heads")
-        self.require(self.vocab_size >= 256 + len(SPECIAL_TOKENS), "vocab_size", f">= {256 + len(SPECIAL_TOKENS)}")
+        self.require(
+            self.hidden_size % self.num_heads == 0,
+            "hidden_size",
+            f"a multiple of {self.num_heads} heads",
+        )
+        self.require(
+            self.vocab_size >= 256 + len(SPECIAL_TOKENS),
+            "vocab_size",
+            f">= {256 + len(SPECIAL_TOKENS)}",
+        )
 
 
 def tiny(config: TinyConfig, texts: Iterable[str], seed: int) -> CausalLanguageModel:
-    """Make a policy with random weights from `seed`, and a tokenizer trained on `texts`; keeps the global random state."""
+    """Make a policy with random weights from `seed`, and a tokenizer trained on `texts`.
+
+    Keeps the global random state.
+    """
     with TemporaryDirectory() as folder:
         write_tiny(Path(folder), config, texts, seed)
         return CausalLanguageModel.load(Path(folder))
@@ -113,10 +125,11 @@ def write_tiny(folder: Path, config: TinyConfig, texts: Iterable[str], seed: int
 
 
 def write_tokenizer(folder: Path, config: TinyConfig, texts: Iterable[str]) -> dict[str, bytes]:
-    """Train `tokenizer.json` (byte-level BPE, one token for each digit) and write its configuration and chat template.
+    """Train `tokenizer.json` (byte-level BPE, one token for each digit) and write its configuration
+    and chat template.
 
-    Between digits a token may be as long as a repeated phrase, such as the description of a tool. Such phrases cost a large
-    model nothing, but would be most of a small model's input.
+    Between digits a token may be as long as a repeated phrase, such as the description of a tool.
+    Such phrases cost a large model nothing, but would be most of a small model's input.
     """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -2,7 +2,8 @@
 
     state [B, D] ─► tanh layers ─► features [B, F] ─► logits [B, T, bins] ─► one token a number ─► actions [B, H, A]
 
-Tokens count the bins from the lowest action, 0 to num_bins - 1; they are sampled independently of each other.
+Tokens count the bins from the lowest action, 0 to num_bins - 1; they are sampled independently of
+each other.
 """
 
 import copy
@@ -35,7 +36,9 @@ HEAD_GAIN: Final = 0.01
 
 
 class MlpNetwork(nn.Module):
-    """Tanh layers with orthogonal weights and a linear head (Andrychowicz et al. 2020, arXiv:2006.05990, section 3.2)."""
+    """Tanh layers with orthogonal weights and a linear head (Andrychowicz et al. 2020,
+    arXiv:2006.05990, section 3.2).
+    """
 
     def __init__(self, config: MlpConfig) -> None:
         super().__init__()
@@ -46,7 +49,11 @@ class MlpNetwork(nn.Module):
         for layer, gain in [(layer, 2.0**0.5) for layer in layers] + [(self.head, HEAD_GAIN)]:
             nn.init.orthogonal_(layer.weight, gain)
             nn.init.zeros_(layer.bias)
-        scale = torch.ones(config.state_size) if config.state_scale is None else torch.tensor(config.state_scale)
+        scale = (
+            torch.ones(config.state_size)
+            if config.state_scale is None
+            else torch.tensor(config.state_scale)
+        )
         self.register_buffer("state_scale", scale, persistent=False)
         self._shape = (config.num_tokens, config.num_bins)
 
@@ -73,29 +80,40 @@ class MlpPolicy(PolicyModel[Tensor]):
 
     @classmethod
     def create(cls, config: MlpConfig, seed: int) -> "MlpPolicy":
-        """Create a policy with random weights from `seed`; the global random state is left unchanged."""
+        """Create a policy with random weights from `seed`.
+
+        The global random state is left unchanged.
+        """
         with torch.random.fork_rng():
             torch.manual_seed(seed)
             return cls(config, MlpNetwork(config))
 
     @classmethod
     def load(cls, folder: Path) -> "MlpPolicy":
-        """Read a checkpoint that `save` wrote. Raises: CheckpointError naming what is missing, unknown or damaged."""
+        """Read a checkpoint that `save` wrote.
+
+        Raises: CheckpointError naming what is missing, unknown or damaged.
+        """
         path = folder / CONFIG_FILE
         try:
             config = msgspec.json.decode(path.read_bytes(), type=MlpConfig)
             path = folder / TENSOR_FILE
             tensors = load_file(path)
-        except (OSError, SafetensorError, ValueError, RecursionError) as error:  # ValueError: not JSON, or not text
+        except (OSError, SafetensorError, ValueError, RecursionError) as error:
+            # ValueError: not JSON, or not text
             raise CheckpointError(
-                f"{folder} is not an MLP policy's checkpoint: {path.name} cannot be read: {error}; choose another one."
+                f"{folder} is not an MLP policy's checkpoint: {path.name} cannot be read: "
+                f"{error}; choose another one."
             ) from error
         policy = cls.create(config, seed=0)
         policy.load_checkpoint_tensors(tensors)
         return policy
 
     def save(self, folder: Path) -> None:
-        """Write `config.json` and `model.safetensors` to a new folder, whole or not at all. Raises: CheckpointError."""
+        """Write `config.json` and `model.safetensors` to a new folder, whole or not at all.
+
+        Raises: CheckpointError.
+        """
         tensors = self.checkpoint_tensors()
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         with writing_folder(folder, num_bytes + MARGIN_BYTES) as writer:
@@ -118,12 +136,18 @@ class MlpPolicy(PolicyModel[Tensor]):
         return self.config.hidden[-1]
 
     def prepare(self, observations: Sequence[Observation]) -> Tensor:
-        """Return states float32 [B, D]. Raises: ValueError for an observation without a `state` of that length."""
-        states = [np.asarray(observation.get("state", ()), np.float32) for observation in observations]
+        """Return states float32 [B, D].
+
+        Raises: ValueError for an observation without a `state` of that length.
+        """
+        states = [
+            np.asarray(observation.get("state", ()), np.float32) for observation in observations
+        ]
         for state in states:
             if state.shape != (self.config.state_size,):
                 raise ValueError(
-                    f"observation['state'] is {list(state.shape)}, expected [{self.config.state_size}]; "
+                    f"observation['state'] is {list(state.shape)}, expected "
+                    f"[{self.config.state_size}]; "
                     "set MlpConfig.state_size to the length of the environment's state."
                 )
         return torch.from_numpy(np.stack(states))
@@ -132,9 +156,13 @@ class MlpPolicy(PolicyModel[Tensor]):
         """Sample bins int64 [B, T]; return them and their log-probs float32 [B, T]."""
         return choose_tokens(self._network(batch.to(self._device)), samplings)
 
-    def log_probs(self, batch: Tensor, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    def log_probs(
+        self, batch: Tensor, tokens: Tensor, temperatures: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return log-probs and entropies of the given bins, float32 [B, T] each."""
-        log_probs = tempered_log_probs(self._network(batch.to(self._device)), temperatures.to(self._device))
+        log_probs = tempered_log_probs(
+            self._network(batch.to(self._device)), temperatures.to(self._device)
+        )
         return log_probs.gather(-1, tokens.to(self._device)[..., None])[..., 0], entropy(log_probs)
 
     def features(self, batch: Tensor) -> Tensor:
@@ -145,7 +173,9 @@ class MlpPolicy(PolicyModel[Tensor]):
         """Map actions float32 [B, H, A] to the nearest bins, int64 [B, T]."""
         expected = (self.config.chunk_size, self.config.action_dim)
         if actions.ndim != 3 or actions.shape[1:] != expected:
-            raise ValueError(f"actions are {list(actions.shape)}, expected [B, {expected[0]}, {expected[1]}].")
+            raise ValueError(
+                f"actions are {list(actions.shape)}, expected [B, {expected[0]}, {expected[1]}]."
+            )
         distance = np.abs(actions[..., None].astype(np.float64) - self._bins)
         nearest: np.ndarray = distance.argmin(axis=-1)
         return nearest.reshape(len(actions), -1)

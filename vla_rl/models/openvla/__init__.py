@@ -1,6 +1,7 @@
 """OpenVLA: fused vision towers and a causal Llama that generates one action token after the other.
 
-The configuration imports fast; torch, timm and transformers are imported when `OpenVla` is first used.
+The configuration imports fast; torch, timm and transformers are imported when `OpenVla` is first
+used.
 """
 
 from typing import TYPE_CHECKING, Any

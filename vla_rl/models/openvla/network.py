@@ -3,8 +3,9 @@
     position  0     1 .. V     V + 1 .. V + P - 1     then the action tokens, one after the other
     token     BOS   patches    prompt without BOS     id, id, ...
 
-The prompt ends with the bare space token. The first action token is read from it, and each next one from the token before.
-Padding stands last, so each row has the same positions as it would have alone.
+The prompt ends with the bare space token. The first action token is read from it, and each next one
+from the token before. Padding stands last, so each row has the same positions as it would have
+alone.
 """
 
 import torch
@@ -19,13 +20,16 @@ from vla_rl.models.prismatic.sequence import consecutive, is_token, put_after, r
 
 
 class OpenVlaNetwork(PrismaticNetwork):
-    """Network from a batch of observations to logits of action tokens, teacher-forced or one step at a time."""
+    """Network from a batch of observations to logits of action tokens, teacher-forced or one step
+    at a time.
+    """
 
     def __init__(self, config: OpenVlaConfig) -> None:
         super().__init__(config, is_causal=True)
         self._num_action_tokens, self._pad_id = config.action_dim, config.llm.pad_token_id
         first_action_id = config.llm.vocab_size - config.num_bins
-        # padding ids beyond the vocabulary are not tokens, but the reference gives them probability: they stay in `all`
+        # padding ids beyond the vocabulary are not tokens, but the reference gives them
+        # probability: they stay in `all`
         self._head_rows = (
             slice(0, config.llm.table_size)
             if config.vocabulary == "all"
@@ -40,7 +44,8 @@ class OpenVlaNetwork(PrismaticNetwork):
         return self._head_rows.start
 
     def forward(self, batch: PrismaticBatch, tokens: Tensor) -> Tensor:
-        """Return the logits of each action token given the ones before it: [B, D, V], by ascending token id from `first_id`.
+        """Return the logits of each action token given the ones before it: [B, D, V], by ascending
+        token id from `first_id`.
 
         Args:
             batch: observations, on this network's device.
@@ -51,7 +56,9 @@ class OpenVlaNetwork(PrismaticNetwork):
         lengths = batch.prompt_lengths + num_patches + self._num_action_tokens - 1
         mask = is_token(lengths, sequence.shape[1])
         read = consecutive(batch.prompt_lengths + num_patches - 1, self._num_action_tokens)
-        output = self.language_model.model(inputs_embeds=sequence, attention_mask=mask, use_cache=False, read=read)
+        output = self.language_model.model(
+            inputs_embeds=sequence, attention_mask=mask, use_cache=False, read=read
+        )
         return self._logits(output.last_hidden_state)
 
     def begin(self, batch: PrismaticBatch) -> "Decoding":
@@ -66,12 +73,16 @@ class OpenVlaNetwork(PrismaticNetwork):
         return Decoding(self, cache, mask, lengths, logits)
 
     def read_prompt(self, batch: PrismaticBatch) -> Tensor:
-        """Return the trunk's output at the position where the first action token is read, [B, hidden_size]."""
+        """Return the trunk's output at the position where the first action token is read, [B,
+        hidden_size].
+        """
         sequence, num_patches = self._embedded(batch, batch.prompts)
         lengths = batch.prompt_lengths + num_patches
         mask = is_token(lengths, sequence.shape[1])
         read = lengths[:, None] - 1
-        output = self.language_model.model(inputs_embeds=sequence, attention_mask=mask, use_cache=False, read=read)
+        output = self.language_model.model(
+            inputs_embeds=sequence, attention_mask=mask, use_cache=False, read=read
+        )
         last: Tensor = output.last_hidden_state[:, 0]
         return last
 
@@ -91,7 +102,12 @@ class Decoding:
     """
 
     def __init__(
-        self, network: OpenVlaNetwork, cache: DynamicCache, mask: Tensor, positions: Tensor, logits: Tensor
+        self,
+        network: OpenVlaNetwork,
+        cache: DynamicCache,
+        mask: Tensor,
+        positions: Tensor,
+        logits: Tensor,
     ) -> None:
         self._network, self._cache, self._mask, self._positions = network, cache, mask, positions
         self.logits = logits

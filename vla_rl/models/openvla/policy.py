@@ -1,4 +1,6 @@
-"""The OpenVLA policy: network, processor and action tokens behind the one interface of engines and learners."""
+"""The OpenVLA policy: network, processor and action tokens behind the one interface of engines and
+learners.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -35,9 +37,11 @@ from vla_rl.types import Sampling
 
 
 class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
-    """A `PolicyModel`: T = action_dim tokens for each decision (one control step), each sampled given the ones before it.
+    """A `PolicyModel`: T = action_dim tokens for each decision (one control step), each sampled
+    given the ones before it.
 
-    Tokens are ids of the full vocabulary. Build one with `create` (random weights) or `load` (a public checkpoint).
+    Tokens are ids of the full vocabulary. Build one with `create` (random weights) or `load` (a
+    public checkpoint).
     """
 
     def __init__(
@@ -48,7 +52,9 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         origin: PublicFolder | None = None,
     ) -> None:
         super().__init__(config, network, tokenizer, origin)
-        self._action_tokenizer = ActionTokenizer(config.llm.vocab_size, config.num_bins, config.action_bounds)
+        self._action_tokenizer = ActionTokenizer(
+            config.llm.vocab_size, config.num_bins, config.action_bounds
+        )
 
     @staticmethod
     def build_network(config: OpenVlaConfig) -> OpenVlaNetwork:
@@ -70,24 +76,29 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
     ) -> "OpenVla":
-        """Read a checkpoint in the public layout, shard by shard, without holding it in memory twice.
+        """Read a checkpoint in the public layout, shard by shard, without holding it in memory
+        twice.
 
         Args:
-            checkpoint: a folder, read already or not, or a hub id such as `openvla/openvla-7b-finetuned-libero-goal`.
-            norm_key: key of its action statistics; optional if there is one set only, or one was chosen before.
-            normalization: which values of the statistics bound the action; None for the checkpoint's own, else the
-                percentiles.
-            dialect: project whose images, positions and vocabulary it was trained with; None for the checkpoint's own, else
-                OpenVLA's.
-            vocabulary: token ids over which probabilities are normalised; None for the checkpoint's own, else the dialect's.
+            checkpoint: a folder, read already or not, or a hub id such as
+                `openvla/openvla-7b-finetuned-libero-goal`.
+            norm_key: key of its action statistics; optional if there is one set only, or one was
+                chosen before.
+            normalization: which values of the statistics bound the action; None for the
+                checkpoint's own, else the percentiles.
+            dialect: project whose images, positions and vocabulary it was trained with; None for
+                the checkpoint's own, else OpenVLA's.
+            vocabulary: token ids over which probabilities are normalised; None for the checkpoint's
+                own, else the dialect's.
             camera: observation key of its image; None for the checkpoint's own, else `image`.
-            adapter: a folder or hub id of a peft adapter that was trained on this checkpoint. Not needed if the folder is
-                itself an adapter: it names its base.
+            adapter: a folder or hub id of a peft adapter that was trained on this checkpoint. Not
+                needed if the folder is itself an adapter: it names its base.
             adapter_use: `merge` it into the weights, or keep it to `train` it.
             dtype: data type of the parameters; None keeps the files'.
             device: device of the parameters.
 
-        Raises: CheckpointError naming what is missing, unknown or damaged, or how much memory is lacking.
+        Raises: CheckpointError naming what is missing, unknown or damaged, or how much memory is
+        lacking.
         """
         folder = open_folder(checkpoint, adapter)
         config = config_of(folder, norm_key, normalization, dialect, vocabulary, camera)
@@ -99,15 +110,21 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         return cls(config, network, tokenizer, folder)
 
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
-        """Sample token ids int64 [B, D]; return them and their log-probs float32 [B, D]. Greedy rows take the most likely
-        token each time.
+        """Sample token ids int64 [B, D]; return them and their log-probs float32 [B, D]. Greedy
+        rows take the most likely token each time.
         """
         noise = seeded_uniforms(samplings, self.config.action_dim).to(self._device)
-        tokens, log_probs = self._acting(self._generated, batch, *sampling_columns(samplings, self._device), noise)
+        tokens, log_probs = self._acting(
+            self._generated, batch, *sampling_columns(samplings, self._device), noise
+        )
         return tokens, log_probs
 
-    def log_probs(self, batch: PrismaticBatch, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probs and entropies of the given token ids, float32 [B, D] each, over the tokens of `vocabulary`."""
+    def log_probs(
+        self, batch: PrismaticBatch, tokens: Tensor, temperatures: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return log-probs and entropies of the given token ids, float32 [B, D] each, over the
+        tokens of `vocabulary`.
+        """
         tokens = tokens.to(self._device)
         log_probs = tempered_log_probs(self._network(batch, tokens), temperatures.to(self._device))
         index = tokens - self._network.first_id
@@ -123,8 +140,8 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         return self._action_tokenizer.encode(actions)[:, 0]
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:
-        """Map token ids int64 [B, D] to actions float32 [B, 1, D], in the environment's units; any other id takes the
-        nearest bin.
+        """Map token ids int64 [B, D] to actions float32 [B, 1, D], in the environment's units; any
+        other id takes the nearest bin.
         """
         return self._action_tokenizer.decode(tokens)[:, None]
 
@@ -146,12 +163,16 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         )
         return checkpoint_files(self.config, extension, self._tokenizer, self._origin)
 
-    def _generated(self, batch: PrismaticBatch, temperatures: Tensor, is_greedy: Tensor, noise: Tensor) -> Tensors:
+    def _generated(
+        self, batch: PrismaticBatch, temperatures: Tensor, is_greedy: Tensor, noise: Tensor
+    ) -> Tensors:
         decoding, first_id = self._network.begin(batch), self._network.first_id
         chosen: list[Tensor] = []
         log_probs: list[Tensor] = []
         for position in range(self.config.action_dim):
-            index, log_prob = choose(decoding.logits, temperatures, is_greedy, noise[:, position : position + 1])
+            index, log_prob = choose(
+                decoding.logits, temperatures, is_greedy, noise[:, position : position + 1]
+            )
             chosen.append(index + first_id)
             log_probs.append(log_prob)
             if position + 1 < self.config.action_dim:
@@ -167,22 +188,29 @@ def config_of(
     vocabulary: Vocabulary | None = None,
     camera: str | None = None,
 ) -> OpenVlaConfig:
-    """Return the configuration of a checkpoint folder. Raises: CheckpointError if it holds another family, or lacks the
-    statistics.
+    """Return the configuration of a checkpoint folder. Raises: CheckpointError if it holds another
+    family, or lacks the statistics.
     """
     extension = folder.extension
     require_family(folder.path, extension, "openvla")
-    if beside := sorted(path.name for place in folder.folders for path in place.glob("*checkpoint*.pt")):
+    if beside := sorted(
+        path.name for place in folder.folders for path in place.glob("*checkpoint*.pt")
+    ):
         raise CheckpointError(
-            f"{folder.path} has {', '.join(beside)} beside its weights, as OpenVLA-OFT's checkpoints do; load it with "
+            f"{folder.path} has {', '.join(beside)} beside its weights, as OpenVLA-OFT's "
+            "checkpoints do; load it with "
             "OpenVlaOft or ContinuousOpenVlaOft."
         )
     key = choose_key(folder.statistics, norm_key or extension.norm_key, folder.path)
     statistics = folder.statistics[key]
-    scale: Normalization = agreed(folder.path, "normalization", extension.normalization, normalization, "bounds_q99")
+    scale: Normalization = agreed(
+        folder.path, "normalization", extension.normalization, normalization, "bounds_q99"
+    )
     shared = shared_config(folder.public, extension, folder.tokenizer_file, folder.pixels)
     llm: LlmConfig = shared.pop("llm")
-    conventions = conventions_of(folder.path, known_conventions(extension), dialect, without=("has_stop_token",))
+    conventions = conventions_of(
+        folder.path, known_conventions(extension), dialect, without=("has_stop_token",)
+    )
     gripper = gripper_of(statistics, extension)
     return OpenVlaConfig(
         **shared,

@@ -1,13 +1,25 @@
-"""OpenVLA-OFT: fused vision towers, a bidirectional Llama, a whole chunk in one forward pass, as tokens or as numbers.
+"""OpenVLA-OFT: fused vision towers, a bidirectional Llama, a whole chunk in one forward pass, as
+tokens or as numbers.
 
-The configuration imports fast; torch, timm and transformers are imported when a policy is first used.
+The configuration imports fast; torch, timm and transformers are imported when a policy is first
+used.
 """
 
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.models.openvla_oft.config import OpenVlaOftConfig, tiny
-from vla_rl.models.prismatic.action_tokens import LIBERO_BOUNDS, ActionBounds, ActionTokenizer, unit_bounds
-from vla_rl.models.prismatic.config import LIBERO_PROPRIO, LlmConfig, ProprioConfig, VisionTowerConfig
+from vla_rl.models.prismatic.action_tokens import (
+    LIBERO_BOUNDS,
+    ActionBounds,
+    ActionTokenizer,
+    unit_bounds,
+)
+from vla_rl.models.prismatic.config import (
+    LIBERO_PROPRIO,
+    LlmConfig,
+    ProprioConfig,
+    VisionTowerConfig,
+)
 from vla_rl.models.prismatic.dialects import DIALECTS
 
 if TYPE_CHECKING:

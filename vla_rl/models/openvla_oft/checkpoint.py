@@ -1,4 +1,6 @@
-"""OpenVLA-OFT's checkpoints: the public folder, the parts beside its main weights (`parts`), and what `vla_rl.json` adds."""
+"""OpenVLA-OFT's checkpoints: the public folder, the parts beside its main weights (`parts`), and
+what `vla_rl.json` adds.
+"""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -13,7 +15,12 @@ from vla_rl.models.openvla_oft.config import Head, OpenVlaOftConfig
 from vla_rl.models.openvla_oft.film_part import FILMED_TOWERS, TOWER_PREFIX
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
 from vla_rl.models.openvla_oft.new_parts import NewPart, begin_anew, require_known, require_new
-from vla_rl.models.openvla_oft.parts import FILM_TOWERS, parts_beside, read_parts, require_whole_towers
+from vla_rl.models.openvla_oft.parts import (
+    FILM_TOWERS,
+    parts_beside,
+    read_parts,
+    require_whole_towers,
+)
 from vla_rl.models.prismatic.config import AdapterUse, LlmConfig, Normalization
 from vla_rl.models.prismatic.dialects import Dialect, conventions_of
 from vla_rl.models.prismatic.folder import PublicFolder
@@ -27,7 +34,13 @@ from vla_rl.models.prismatic.public_config import (
     shared_config,
 )
 from vla_rl.models.prismatic.saving import checkpoint_files
-from vla_rl.models.prismatic.statistics import bounds_of, choose_key, constant_proprio_of, gripper_of, proprio_of
+from vla_rl.models.prismatic.statistics import (
+    bounds_of,
+    choose_key,
+    constant_proprio_of,
+    gripper_of,
+    proprio_of,
+)
 from vla_rl.models.prismatic.weights import NORM, stored_dtype, tensor_files
 
 EPSILON: Final = 1e-8
@@ -53,43 +66,62 @@ def config_of(
 
     Arguments are those of `ContinuousOpenVlaOft.load`; `head` None accepts either continuous head.
 
-    Raises: CheckpointError if the folder holds another family, head or chunk, or lacks the statistics.
+    Raises: CheckpointError if the folder holds another family, head or chunk, or lacks the
+    statistics.
     """
     extension, beside = folder.extension, parts_beside(folder.folders)
     require_family(folder.path, extension, "openvla_oft")
     require_known(new_parts)
     if head == "tokens" and "action_head" in beside:
         raise CheckpointError(
-            f"{folder.path} has an action head, {beside['action_head'].name}, so its actions are not tokens; load it with "
+            f"{folder.path} has an action head, {beside['action_head'].name}, so its actions are "
+            "not tokens; load it with "
             "ContinuousOpenVlaOft (policy_family continuous)."
         )
     if head is None and extension.head == "tokens":
         raise CheckpointError(
-            f"{folder.path} has the head 'tokens'; load it with OpenVlaOft (policy_family openvla_oft)."
+            f"{folder.path} has the head 'tokens'; load it with OpenVlaOft (policy_family "
+            "openvla_oft)."
         )
     key = choose_key(folder.statistics, norm_key or extension.norm_key, folder.path)
     statistics = folder.statistics[key]
-    scale: Normalization = agreed(folder.path, "normalization", extension.normalization, normalization, "bounds_q99")
-    has_proprio = folder.public.use_proprio or _has_part(folder.path, "proprio_projector", beside, new_parts)
+    scale: Normalization = agreed(
+        folder.path, "normalization", extension.normalization, normalization, "bounds_q99"
+    )
+    has_proprio = folder.public.use_proprio or _has_part(
+        folder.path, "proprio_projector", beside, new_parts
+    )
     constant = constant_proprio_of(extension)
-    proprio = proprio_of(statistics, scale, extension.proprio_key, constant) if has_proprio else None
+    proprio = (
+        proprio_of(statistics, scale, extension.proprio_key, constant) if has_proprio else None
+    )
     if has_proprio and proprio is None:
-        raise CheckpointError(f"{folder.path} has a proprio projector, but the statistics {key!r} have no proprio.")
+        raise CheckpointError(
+            f"{folder.path} has a proprio projector, but the statistics {key!r} have no proprio."
+        )
     kind: Head = agreed(folder.path, "head", extension.head, head, "l1")
     if kind != "tokens" and not _has_part(folder.path, "action_head", beside, new_parts):
         raise CheckpointError(
-            f"{folder.path} has no action head, neither action_head--*_checkpoint.pt nor one among its weights; load it "
-            "with OpenVlaOft (policy_family openvla_oft), or add a new one by fine-tuning (new_parts: action_head)."
+            f"{folder.path} has no action head, neither action_head--*_checkpoint.pt nor one "
+            "among its weights; load it "
+            "with OpenVlaOft (policy_family openvla_oft), or add a new one by fine-tuning "
+            "(new_parts: action_head)."
         )
     shared = shared_config(folder.public, extension, folder.tokenizer_file, folder.pixels)
     llm: LlmConfig = shared.pop("llm")
-    bounds = bounds_of(statistics, scale, gripper=gripper_of(statistics, extension), epsilon=_epsilon_of(extension))
-    conventions = conventions_of(folder.path, known_conventions(extension), dialect, without=("vocabulary", "epsilon"))
+    bounds = bounds_of(
+        statistics, scale, gripper=gripper_of(statistics, extension), epsilon=_epsilon_of(extension)
+    )
+    conventions = conventions_of(
+        folder.path, known_conventions(extension), dialect, without=("vocabulary", "epsilon")
+    )
     config = OpenVlaOftConfig(
         **shared,
         llm=msgspec.structs.replace(llm, rope_inv_freq_dtype=conventions.rope_inv_freq_dtype),
         images=conventions.images,
-        cameras=_cameras_of(folder, cameras, ("image",) if kind == "tokens" else ("image", "wrist_image")),
+        cameras=_cameras_of(
+            folder, cameras, ("image",) if kind == "tokens" else ("image", "wrist_image")
+        ),
         action_bounds=bounds,
         norm_key=key,
         normalization=scale,
@@ -101,7 +133,8 @@ def config_of(
     )
     if adapter_use == "train" and config.has_film and folder.adapter is not None:
         raise CheckpointError(
-            f"{folder.path} has FiLM, whose part holds the towers' adapters merged in; merge its adapter too, and add new "
+            f"{folder.path} has FiLM, whose part holds the towers' adapters merged in; merge its "
+            "adapter too, and add new "
             "ones (lora_rank, or `adapted`)."
         )
     return with_adapter(config, folder, adapter_use, OpenVlaOftNetwork)
@@ -115,7 +148,10 @@ def load_network(
     new_parts: Collection[NewPart] = (),
     seed: int = 0,
 ) -> OpenVlaOftNetwork:
-    """Build the network on the meta device, then read one tensor at a time. Raises: CheckpointError."""
+    """Build the network on the meta device, then read one tensor at a time.
+
+    Raises: CheckpointError.
+    """
     with torch.device("meta"):
         network = OpenVlaOftNetwork(config)
     main = tensor_files(folder.path)
@@ -124,9 +160,13 @@ def load_network(
     require_new(new_parts, network, [*main, *beside], folder.path)
     begin_anew(new_parts, network, seed, dtype_beside, device)
     require_whole_towers(beside, {public_name(name) for name in network.state_dict()}, folder.path)
-    twice = sorted(name for name in main.keys() & beside.keys() if not name.startswith(TOWER_PREFIX))
+    twice = sorted(
+        name for name in main.keys() & beside.keys() if not name.startswith(TOWER_PREFIX)
+    )
     if twice:
-        raise CheckpointError(f"{folder.path} has {twice[0]} twice: among its weights, and in a part beside them.")
+        raise CheckpointError(
+            f"{folder.path} has {twice[0]} twice: among its weights, and in a part beside them."
+        )
     load_folder(
         network,
         folder,
@@ -139,7 +179,9 @@ def load_network(
     return network
 
 
-def files_of(config: OpenVlaOftConfig, tokenizer: Tokenizer, origin: PublicFolder | None) -> dict[str, bytes]:
+def files_of(
+    config: OpenVlaOftConfig, tokenizer: Tokenizer, origin: PublicFolder | None
+) -> dict[str, bytes]:
     """Return the small files of a checkpoint."""
     extension = Extension(
         family="openvla_oft",
@@ -164,33 +206,52 @@ def files_of(config: OpenVlaOftConfig, tokenizer: Tokenizer, origin: PublicFolde
 
 
 def _chunk_of(folder: PublicFolder, action_dim: int, asked: int | None) -> int:
-    """Return the control steps in a chunk: 8 for public LIBERO folders; any other has to be given."""
-    if folder.extension.chunk_size is not None or asked is not None or action_dim == LIBERO_ACTION_DIM:
+    """Return the control steps in a chunk: 8 for public LIBERO folders.
+
+    Any other has to be given.
+    """
+    if (
+        folder.extension.chunk_size is not None
+        or asked is not None
+        or action_dim == LIBERO_ACTION_DIM
+    ):
         return agreed(folder.path, "chunk_size", folder.extension.chunk_size, asked, LIBERO_CHUNK)
     raise CheckpointError(
-        f"{folder.path} does not say how many control steps a chunk has, and its actions of {action_dim} numbers are not "
+        f"{folder.path} does not say how many control steps a chunk has, and its actions of "
+        f"{action_dim} numbers are not "
         "LIBERO's; set chunk_size (25 for ALOHA's)."
     )
 
 
-def _cameras_of(folder: PublicFolder, asked: tuple[str, ...] | None, default: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the observation keys: an environment may name the same cameras differently, but their number has to match."""
+def _cameras_of(
+    folder: PublicFolder, asked: tuple[str, ...] | None, default: tuple[str, ...]
+) -> tuple[str, ...]:
+    """Return the observation keys: an environment may name the same cameras differently, but their
+    number has to match.
+    """
     known = folder.extension.cameras
     if isinstance(asked, str) or len(set(asked or ())) < len(asked or ()):
-        raise ConfigError(f"cameras is {asked!r}, expected a tuple of observation keys, each of them once")
+        raise ConfigError(
+            f"cameras is {asked!r}, expected a tuple of observation keys, each of them once"
+        )
     if known is not None and asked is not None and len(asked) != len(known):
         raise CheckpointError(
-            f"{folder.path} was trained on {len(known)} cameras {known}; cameras is {asked}, which names {len(asked)}."
+            f"{folder.path} was trained on {len(known)} cameras {known}; cameras is {asked}, "
+            f"which names {len(asked)}."
         )
     return asked or known or default
 
 
 def _epsilon_of(extension: Extension) -> float:
-    """Return the stored epsilon; for folders saved before it was stored, 0 if the policy was made here (`signed`)."""
+    """Return the stored epsilon; for folders saved before it was stored, 0 if the policy was made
+    here (`signed`).
+    """
     if extension.epsilon is not None:
         return extension.epsilon
     return 0.0 if extension.gripper == "signed" else EPSILON
 
 
 def _has_part(folder: Path, part: str, beside: Collection[str], new_parts: Collection[str]) -> bool:
-    return part in (*beside, *new_parts) or any(name.startswith(f"{part}.") for name in tensor_files(folder))
+    return part in (*beside, *new_parts) or any(
+        name.startswith(f"{part}.") for name in tensor_files(folder)
+    )

@@ -1,4 +1,6 @@
-"""The configuration of an OpenVLA-OFT policy: all settings of its network, processor and action tokens."""
+"""The configuration of an OpenVLA-OFT policy: all settings of its network, processor and action
+tokens.
+"""
 
 from pathlib import Path
 from typing import Final, Literal, TypeAlias
@@ -16,16 +18,20 @@ TINY_TOKENIZER: Final = Path(__file__).parents[2] / "assets" / "tiny_tokenizer" 
 """A small byte-level tokenizer over LIBERO's instructions; `make_tokenizer.py` makes it."""
 
 Head: TypeAlias = Literal["tokens", "l1", "diffusion"]
-"""`tokens`: 256 bins for each number, required for reinforcement learning. `l1` and `diffusion`: numbers; `diffusion` is for
-imitation only.
+"""`tokens`: 256 bins for each number, required for reinforcement learning. `l1` and `diffusion`:
+numbers; `diffusion` is for imitation only.
 """
 
 
 class OpenVlaOftConfig(PrismaticConfig, frozen=True, kw_only=True):
-    """OpenVLA-OFT (Kim et al. 2025, arXiv:2502.19645): a whole chunk in one pass. Defaults: the public discrete ones."""
+    """OpenVLA-OFT (Kim et al. 2025, arXiv:2502.19645): a whole chunk in one pass.
+
+    Defaults: the public discrete ones.
+    """
 
     proprio: ProprioConfig | None = None
-    """Proprioception as a token after the patches; none if the checkpoint has no proprio projector."""
+    """Proprioception as a token after the patches; none if the checkpoint has no proprio
+    projector."""
 
     chunk_size: int = 8
     """Control steps in one action chunk."""
@@ -59,17 +65,26 @@ def tiny(
     head: Head = "tokens",
     has_film: bool = False,
 ) -> OpenVlaOftConfig:
-    """Return a small configuration, about 1.4 million parameters, for training from scratch on two CPU cores."""
+    """Return a small configuration, about 1.4 million parameters, for training from scratch on two
+    CPU cores.
+    """
     width = {"embed_dim": 64, "depth": 3, "num_heads": 2}
     return OpenVlaOftConfig(
-        # LayerScale of 1e-5 is for fine-tuning deep towers; a shallow one that starts from scratch would stay blind
-        featurizer=VisionTowerConfig(timm_id="vit_large_patch14_reg4_dinov2", overrides={**width, "init_values": 1.0}),
-        fused_featurizer=VisionTowerConfig(timm_id="vit_so400m_patch14_siglip_224", overrides=dict(width)),
+        # LayerScale of 1e-5 is for fine-tuning deep towers; a shallow one that starts from scratch
+        # would stay blind
+        featurizer=VisionTowerConfig(
+            timm_id="vit_large_patch14_reg4_dinov2", overrides={**width, "init_values": 1.0}
+        ),
+        fused_featurizer=VisionTowerConfig(
+            timm_id="vit_so400m_patch14_siglip_224", overrides=dict(width)
+        ),
         image_size=image_size,
         images="bicubic",
         cameras=cameras,
         proprio=proprio,
-        llm=LlmConfig(hidden_size=128, intermediate_size=256, num_layers=3, num_heads=4, vocab_size=1024),
+        llm=LlmConfig(
+            hidden_size=128, intermediate_size=256, num_layers=3, num_heads=4, vocab_size=1024
+        ),
         tokenizer_file=str(TINY_TOKENIZER),
         chunk_size=chunk_size,
         action_bounds=unit_bounds(action_dim),

@@ -1,9 +1,11 @@
-"""OpenVLA-OFT with a continuous head: the chunk is numbers, not bins (Kim et al. 2025, arXiv:2502.19645).
+"""OpenVLA-OFT with a continuous head: the chunk is numbers, not bins (Kim et al. 2025,
+arXiv:2502.19645).
 
-The "tokens" of a decision are float32 numbers in [-1, 1]. With the L1 head they follow a Laplace distribution around the
-prediction, whose scale is the sampling temperature. Its log-likelihood at temperature 1 is minus the absolute error (less
-log 2), so imitation minimises the authors' loss, and ratios are defined. With the diffusion head, a chunk is denoised in 50
-deterministic steps from noise of its own seed; it has no likelihood, so only imitation can use it.
+The "tokens" of a decision are float32 numbers in [-1, 1]. With the L1 head they follow a Laplace
+distribution around the prediction, whose scale is the sampling temperature. Its log-likelihood at
+temperature 1 is minus the absolute error (less log 2), so imitation minimises the authors' loss,
+and ratios are defined. With the diffusion head, a chunk is denoised in 50 deterministic steps from
+noise of its own seed; it has no likelihood, so only imitation can use it.
 """
 
 import math
@@ -35,9 +37,11 @@ from vla_rl.types import Sampling
 
 
 class ContinuousOpenVlaOft(OftPolicy):
-    """A `PolicyModel` whose T = chunk_size * action_dim tokens for each decision are float32 numbers in [-1, 1].
+    """A `PolicyModel` whose T = chunk_size * action_dim tokens for each decision are float32
+    numbers in [-1, 1].
 
-    Build one with `create` (random weights) or `load` (a public checkpoint with its `action_head` part).
+    Build one with `create` (random weights) or `load` (a public checkpoint with its `action_head`
+    part).
     """
 
     def __init__(
@@ -47,7 +51,9 @@ class ContinuousOpenVlaOft(OftPolicy):
         tokenizer: Tokenizer,
         origin: PublicFolder | None = None,
     ) -> None:
-        config.require(config.head != "tokens", "head", "l1 or diffusion here; OpenVlaOft is for tokens")
+        config.require(
+            config.head != "tokens", "head", "l1 or diffusion here; OpenVlaOft is for tokens"
+        )
         super().__init__(config, network, tokenizer, origin)
         self._scaler = ActionScaler(config.action_bounds)
 
@@ -69,12 +75,16 @@ class ContinuousOpenVlaOft(OftPolicy):
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
     ) -> "ContinuousOpenVlaOft":
-        """Read a checkpoint such as `moojink/openvla-7b-oft-finetuned-libero-spatial`; arguments as `OpenVlaOft.load`'s.
+        """Read a checkpoint such as `moojink/openvla-7b-oft-finetuned-libero-spatial`; arguments as
+        `OpenVlaOft.load`'s.
 
         Args:
-            head: head in its `action_head` part, read or new; None for the checkpoint's own, else L1.
-            cameras: observation keys; None for the checkpoint's own, else the fixed camera and the hand camera.
-            new_parts: `action_head` turns OpenVLA, or OpenVLA-OFT with tokens, into a continuous policy for fine-tuning.
+            head: head in its `action_head` part, read or new; None for the checkpoint's own, else
+                L1.
+            cameras: observation keys; None for the checkpoint's own, else the fixed camera and the
+                hand camera.
+            new_parts: `action_head` turns OpenVLA, or OpenVLA-OFT with tokens, into a continuous
+                policy for fine-tuning.
         """
         origin = open_folder(folder, adapter)
         config = checkpoint.config_of(
@@ -93,22 +103,31 @@ class ContinuousOpenVlaOft(OftPolicy):
         return cls(config, network, tokenizer, origin)
 
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
-        """Sample numbers float32 [B, T]; return them and their log-likelihoods float32 [B, T] (zeros with diffusion)."""
+        """Sample numbers float32 [B, T].
+
+        Return them and their log-likelihoods float32 [B, T] (zeros with diffusion).
+        """
         if self.config.head == "diffusion":
             numbers = self._denoised(batch, samplings)
             return numbers, torch.zeros_like(numbers)
         (centre,) = self._acting(self._centre, batch)
-        scale = torch.tensor([sampling.temperature for sampling in samplings], device=centre.device)[:, None]
+        scale = torch.tensor(
+            [sampling.temperature for sampling in samplings], device=centre.device
+        )[:, None]
         noise = _laplace(seeded_uniforms(samplings, centre.shape[1])).to(centre.device) * scale
-        is_greedy = torch.tensor([sampling.greedy for sampling in samplings], device=centre.device)[:, None]
+        is_greedy = torch.tensor([sampling.greedy for sampling in samplings], device=centre.device)[
+            :, None
+        ]
         numbers = torch.where(is_greedy, centre, centre + noise)
         return numbers, _laplace_log_prob(numbers, centre, scale)
 
-    def log_probs(self, batch: PrismaticBatch, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    def log_probs(
+        self, batch: PrismaticBatch, tokens: Tensor, temperatures: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return log-likelihoods and entropies of the given numbers, float32 [B, T] each.
 
-        With diffusion: minus the squared error of the predicted noise at one random step for each row. Imitation needs no
-        more; it is not a likelihood.
+        With diffusion: minus the squared error of the predicted noise at one random step for each
+        row. Imitation needs no more; it is not a likelihood.
         """
         numbers, device = tokens.to(self._device).float(), self._device
         if self.config.head == "diffusion":
@@ -120,18 +139,29 @@ class ContinuousOpenVlaOft(OftPolicy):
         return log_prob, (1.0 + torch.log(2.0 * scale)).expand_as(log_prob)
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
-        """Map actions float32 [B, H, D] in the environment's units to numbers float32 [B, T] in [-1, 1]."""
+        """Map actions float32 [B, H, D] in the environment's units to numbers float32 [B, T] in
+        [-1, 1].
+        """
         require_chunks(actions, self.config.chunk_size, self.config.action_dim)
         return self._scaler.to_unit(actions).astype(np.float32).reshape(len(actions), -1)
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:
         """Map numbers float32 [B, T] to actions float32 [B, H, D], in the environment's units."""
-        return self._scaler.from_unit(tokens.reshape(len(tokens), self.config.chunk_size, self.config.action_dim))
+        return self._scaler.from_unit(
+            tokens.reshape(len(tokens), self.config.chunk_size, self.config.action_dim)
+        )
 
     def _denoised(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> Tensor:
         shape = (len(samplings), self.config.chunk_size, self.config.action_dim)
-        uniforms = seeded_uniforms(samplings, self.config.num_action_tokens).clamp(1e-12, 1.0 - 1e-12)
-        chunk = (math.sqrt(2.0) * torch.erfinv(2.0 * uniforms - 1.0)).float().view(shape).to(self._device)
+        uniforms = seeded_uniforms(samplings, self.config.num_action_tokens).clamp(
+            1e-12, 1.0 - 1e-12
+        )
+        chunk = (
+            (math.sqrt(2.0) * torch.erfinv(2.0 * uniforms - 1.0))
+            .float()
+            .view(shape)
+            .to(self._device)
+        )
         (seen,) = self._acting(self._seen, batch)
         for step in reversed(range(NUM_DENOISING_STEPS)):
             steps = torch.full((len(samplings),), step, device=self._device)

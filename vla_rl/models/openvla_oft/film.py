@@ -1,6 +1,8 @@
-"""FiLM: the instruction scales and shifts every block of both vision towers (Perez et al. 2018, arXiv:1709.07871).
+"""FiLM: the instruction scales and shifts every block of both vision towers (Perez et al. 2018,
+arXiv:1709.07871).
 
-x = x + attention(x);  x = x * (1 + scale(c)) + shift(c);  x = x + mlp(x)        c: mean of the language embeddings
+x = x + attention(x);  x = x * (1 + scale(c)) + shift(c);  x = x + mlp(x)        c: mean of the
+language embeddings
 """
 
 from torch import Tensor, nn
@@ -11,7 +13,10 @@ class FilmBlock(nn.Module):
 
     def __init__(self, condition_width: int, tower_width: int) -> None:
         super().__init__()
-        self.scale, self.shift = nn.Linear(condition_width, tower_width), nn.Linear(condition_width, tower_width)
+        self.scale, self.shift = (
+            nn.Linear(condition_width, tower_width),
+            nn.Linear(condition_width, tower_width),
+        )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -28,7 +33,9 @@ class FilmBlock(nn.Module):
 class Film(nn.Module):
     """The FiLM layers of both towers."""
 
-    def __init__(self, condition_width: int, featurizer: nn.Module, fused_featurizer: nn.Module) -> None:
+    def __init__(
+        self, condition_width: int, featurizer: nn.Module, fused_featurizer: nn.Module
+    ) -> None:
         super().__init__()
         self.featurizer = _blocks(condition_width, featurizer)
         self.fused_featurizer = _blocks(condition_width, fused_featurizer)
@@ -40,7 +47,9 @@ def _blocks(condition_width: int, tower: nn.Module) -> nn.ModuleList:
 
 
 def modulated(tower: nn.Module, blocks: nn.ModuleList, pixels: Tensor, condition: Tensor) -> Tensor:
-    """Return modulated patch features [B, P, W] of a timm ViT's second-to-last block, without prefix tokens."""
+    """Return modulated patch features [B, P, W] of a timm ViT's second-to-last block, without
+    prefix tokens.
+    """
     x = tower.patch_embed(pixels)  # type: ignore[operator]
     x = tower.norm_pre(tower.patch_drop(tower._pos_embed(x)))  # type: ignore[operator]
     for block, film in zip(list(tower.blocks)[:-1], list(blocks)[:-1], strict=True):  # type: ignore[arg-type]

@@ -1,12 +1,15 @@
 """Towers with FiLM as OpenVLA-OFT's code stores them: in a separate file, under different names.
 
-    [vision_backbone.]vision_backbone.<tower>.blocks.7.block.<layer>     a tower's block, one level further in
+    [vision_backbone.]vision_backbone.<tower>.blocks.7.block.<layer>     a tower's block, one level
+    further in
     [vision_backbone.]vision_backbone.<tower>.blocks.7.{scale,shift}.*   the block's FiLM layers
-    <layer>.base_layer.*, <layer>.lora_{A,B}.<adapter>.weight            a layer and the adapter it was trained with
+    <layer>.base_layer.*, <layer>.lora_{A,B}.<adapter>.weight            a layer and the adapter it
+    was trained with
 
-That code puts adapters into the towers (on every linear layer, and on the convolution that cuts the patches), FiLM around
-them, and then loads the file strictly, so a file written for it needs the adapters too. Here they are merged into the layers
-when a file is read, and written in their initial state (A noise, B zeros), so that they add nothing and can be trained.
+That code puts adapters into the towers (on every linear layer, and on the convolution that cuts the
+patches), FiLM around them, and then loads the file strictly, so a file written for it needs the
+adapters too. Here they are merged into the layers when a file is read, and written in their initial
+state (A noise, B zeros), so that they add nothing and can be trained.
 """
 
 import re
@@ -39,19 +42,23 @@ _BLOCK = re.compile(r"blocks\.(\d+)\.block\.(.+)")
 
 
 def read_film(part: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
-    """Return both towers and their FiLM layers under the names of our network, with adapters merged.
+    """Return both towers and their FiLM layers under the names of our network, with adapters
+    merged.
 
     Args:
         part: the file's tensors.
         path: the file, for errors.
 
-    Raises: CheckpointError for names that do not belong to a tower with FiLM, and for adapters that do not fit.
+    Raises: CheckpointError for names that do not belong to a tower with FiLM, and for adapters that
+    do not fit.
     """
     found: dict[str, Tensor] = {}
     for name, tensor in _with_adapters_merged(part, path).items():
         inside = _TOWER.fullmatch(name)
         if inside is None:
-            raise CheckpointError(f"{path} holds {name}; expected the towers {' and '.join(TOWERS)} with FiLM.")
+            raise CheckpointError(
+                f"{path} holds {name}; expected the towers {' and '.join(TOWERS)} with FiLM."
+            )
         tower, rest = inside.groups()
         if film := _FILM.fullmatch(rest):
             ours = f"{FILM_PREFIX}{tower}.{film[1]}.{film[2]}"
@@ -64,7 +71,10 @@ def read_film(part: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
 
 
 def written_film(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the file's content for towers and FiLM layers under the names of our network; views, except the adapters."""
+    """Return the file's content for towers and FiLM layers under the names of our network.
+
+    Views, except the adapters.
+    """
     part: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if name.startswith(FILM_PREFIX):
@@ -72,7 +82,11 @@ def written_film(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
             part[f"{TOWER_PREFIX}{tower}.blocks.{index}.{rest}"] = tensor
         elif name.startswith(TOWER_PREFIX):
             theirs = re.sub(r"\.blocks\.(\d+)\.", r".blocks.\1.block.", name)
-            part |= _with_new_adapter(theirs, tensor) if _is_adapted(name, tensors) else {theirs: tensor}
+            part |= (
+                _with_new_adapter(theirs, tensor)
+                if _is_adapted(name, tensors)
+                else {theirs: tensor}
+            )
     return part
 
 
@@ -87,7 +101,9 @@ def _with_adapters_merged(part: Mapping[str, Tensor], path: Path) -> dict[str, T
         if is_wrapped and leaf == "weight" and owner in adapters:
             adapter = adapters.pop(owner)
             if adapter.weight_shape != list(tensor.shape):
-                raise CheckpointError(f"{path} has an adapter of another shape than {name} {list(tensor.shape)}.")
+                raise CheckpointError(
+                    f"{path} has an adapter of another shape than {name} {list(tensor.shape)}."
+                )
             tensor = adapter.merged(tensor)
         merged[f"{owner}.{leaf}" if is_wrapped else name] = tensor
     if adapters:
@@ -103,13 +119,15 @@ def _with_new_adapter(name: str, tensor: Tensor) -> dict[str, Tensor]:
         size_out, *size_in = tensor.shape
         noise = torch.randn(RANK, *size_in, generator=torch.Generator().manual_seed(0)) / RANK
         adapted[f"{owner}.lora_A.default.weight"] = noise.to(tensor)
-        adapted[f"{owner}.lora_B.default.weight"] = tensor.new_zeros(size_out, RANK, *(1 for _ in size_in[1:]))
+        adapted[f"{owner}.lora_B.default.weight"] = tensor.new_zeros(
+            size_out, RANK, *(1 for _ in size_in[1:])
+        )
     return adapted
 
 
 def _is_adapted(name: str, tensors: Mapping[str, Tensor]) -> bool:
-    """Return whether a tensor belongs to a linear layer or to the patches' convolution: only their weights have several
-    axes.
+    """Return whether a tensor belongs to a linear layer or to the patches' convolution: only their
+    weights have several axes.
     """
     weight = tensors.get(name.rpartition(".")[0] + ".weight")
     return weight is not None and weight.ndim >= 2

@@ -1,7 +1,9 @@
-"""Continuous heads of OpenVLA-OFT: from the trunk's output at the action's positions to numbers in [-1, 1].
+"""Continuous heads of OpenVLA-OFT: from the trunk's output at the action's positions to numbers in
+[-1, 1].
 
-One network for both: an MLP with residual blocks over all dimensions of one control step (Kim et al. 2025, arXiv:2502.19645,
-section IV). Parameter names are those of the public `action_head--*_checkpoint.pt`.
+One network for both: an MLP with residual blocks over all dimensions of one control step (Kim et
+al. 2025, arXiv:2502.19645, section IV). Parameter names are those of the public
+`action_head--*_checkpoint.pt`.
 """
 
 import math
@@ -17,10 +19,14 @@ NUM_DENOISING_STEPS: Final = 50
 class ResidualMlp(nn.Module):
     """LayerNorm, linear, ReLU; two residual blocks; LayerNorm, linear."""
 
-    def __init__(self, num_inputs: int, hidden_size: int, num_outputs: int, num_blocks: int = 2) -> None:
+    def __init__(
+        self, num_inputs: int, hidden_size: int, num_outputs: int, num_blocks: int = 2
+    ) -> None:
         super().__init__()
         self.layer_norm1, self.fc1 = nn.LayerNorm(num_inputs), nn.Linear(num_inputs, hidden_size)
-        self.mlp_resnet_blocks = nn.ModuleList([ResidualBlock(hidden_size) for _ in range(num_blocks)])
+        self.mlp_resnet_blocks = nn.ModuleList(
+            [ResidualBlock(hidden_size) for _ in range(num_blocks)]
+        )
         self.layer_norm2, self.fc2 = nn.LayerNorm(hidden_size), nn.Linear(hidden_size, num_outputs)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -88,22 +94,29 @@ class NoisyActionProjector(nn.Module):
 
 
 def time_token(step: Tensor, width: int) -> Tensor:
-    """Return the sinusoidal code of a denoising step: int64 [B] to float32 [B, width], sines first."""
+    """Return the sinusoidal code of a denoising step: int64 [B] to float32 [B, width],
+    sines first.
+    """
     half = width // 2
-    frequencies = torch.exp(torch.arange(half, device=step.device) * (-math.log(10_000.0) / (half - 1)))
+    frequencies = torch.exp(
+        torch.arange(half, device=step.device) * (-math.log(10_000.0) / (half - 1))
+    )
     angles = step[:, None].float() * frequencies
     return torch.cat([angles.sin(), angles.cos()], dim=-1)
 
 
 def cumulative_alphas(num_steps: int = NUM_DENOISING_STEPS) -> Tensor:
-    """Return the share of signal left after each noising step, float64 [num_steps] (Nichol and Dhariwal 2021,
-    arXiv:2102.09672).
+    """Return the share of signal left after each noising step, float64 [num_steps] (Nichol and
+    Dhariwal 2021, arXiv:2102.09672).
     """
 
     def signal(t: float) -> float:
         return math.cos((t + 0.008) / 1.008 * math.pi / 2.0) ** 2
 
-    betas = [min(1.0 - signal((i + 1) / num_steps) / signal(i / num_steps), 0.999) for i in range(num_steps)]
+    betas = [
+        min(1.0 - signal((i + 1) / num_steps) / signal(i / num_steps), 0.999)
+        for i in range(num_steps)
+    ]
     return torch.cumprod(1.0 - torch.tensor(betas, dtype=torch.float64), dim=0)
 
 
@@ -114,7 +127,8 @@ def add_noise(clean: Tensor, noise: Tensor, step: Tensor) -> Tensor:
 
 
 def denoise(noisy: Tensor, predicted_noise: Tensor, step: int) -> Tensor:
-    """Run one deterministic DDIM step from `step` to the one before (Song et al. 2021, arXiv:2010.02502, eq. 12, eta = 0).
+    """Run one deterministic DDIM step from `step` to the one before (Song et al. 2021,
+    arXiv:2010.02502, eq. 12, eta = 0).
 
     The predicted clean chunk is clipped to [-1, 1], as the public checkpoints' scheduler does.
     """

@@ -1,12 +1,15 @@
-"""OpenVLA-OFT's network: a whole action chunk decoded in parallel (Kim et al. 2025, arXiv:2502.19645).
+"""OpenVLA-OFT's network: a whole action chunk decoded in parallel (Kim et al. 2025,
+arXiv:2502.19645).
 
     position  0     1 .. V     V + 1     ...     then the prompt     then T of them    then    then
-    token     BOS   patches    proprio   time    without BOS         placeholders      stop    padding
+    token     BOS   patches    proprio   time    without BOS         placeholders      stop
+              padding
 
-(positions shift down if a checkpoint lacks one of these parts). Placeholders have an embedding of exactly zero and differ by
-their position only; with diffusion they are the noisy numbers. Attention is bidirectional; only padding is masked. Padding
-stands last, so each row has the same positions as it would have alone. Number k is read one position before its placeholder:
-the first from the prompt's last token, the last from the placeholder before the last.
+(positions shift down if a checkpoint lacks one of these parts). Placeholders have an embedding of
+exactly zero and differ by their position only; with diffusion they are the noisy numbers. Attention
+is bidirectional; only padding is masked. Padding stands last, so each row has the same positions as
+it would have alone. Number k is read one position before its placeholder: the first from the
+prompt's last token, the last from the placeholder before the last.
 """
 
 from functools import partial
@@ -30,7 +33,9 @@ STOP_ID: Final = 2
 
 
 class OpenVlaOftNetwork(PrismaticNetwork):
-    """Network from a batch of observations to the trunk's output at the action's positions, and to the head's output."""
+    """Network from a batch of observations to the trunk's output at the action's positions, and to
+    the head's output.
+    """
 
     def __init__(self, config: OpenVlaOftConfig) -> None:
         super().__init__(config, is_causal=False)
@@ -40,7 +45,9 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         self._pad_id = config.llm.pad_token_id
         self._looks_both_ways = False
         width = config.llm.hidden_size
-        self.proprio_projector = ProprioProjector(len(config.proprio.low), width) if config.proprio else None
+        self.proprio_projector = (
+            ProprioProjector(len(config.proprio.low), width) if config.proprio else None
+        )
         towers = (self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer)
         self.film = Film(width, *towers) if config.has_film else None
         self.action_head: L1Head | DiffusionHead | None = None
@@ -54,8 +61,8 @@ class OpenVlaOftNetwork(PrismaticNetwork):
             add_adapters(self, config.lora)
 
     def forward(self, batch: PrismaticBatch) -> Tensor:
-        """Return the logits over the action tokens, [B, T, num_bins], by ascending token id; `batch` is on this network's
-        device.
+        """Return the logits over the action tokens, [B, T, num_bins], by ascending token id;
+        `batch` is on this network's device.
         """
         return self.head_logits(self.read(batch), self._action_ids)
 
@@ -65,9 +72,11 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         actions: Tensor = self.action_head(self.read(batch))
         return actions
 
-    def predict_noise(self, batch: PrismaticBatch, noisy: Tensor, step: Tensor, seen: Tensor | None = None) -> Tensor:
-        """Predict the noise in noisy chunks [B, H, D] at denoising steps int64 [B], by the diffusion head; `seen` as in
-        `read`.
+    def predict_noise(
+        self, batch: PrismaticBatch, noisy: Tensor, step: Tensor, seen: Tensor | None = None
+    ) -> Tensor:
+        """Predict the noise in noisy chunks [B, H, D] at denoising steps int64 [B], by the
+        diffusion head; `seen` as in `read`.
         """
         assert isinstance(self.action_head, DiffusionHead)
         noise: Tensor = self.action_head(self.read(batch, noisy.flatten(1), step, seen))
@@ -84,7 +93,8 @@ class OpenVlaOftNetwork(PrismaticNetwork):
 
         Args:
             batch: observations, on this network's device.
-            noisy, step: with diffusion, the noisy numbers [B, T] and their denoising steps int64 [B].
+            noisy, step: with diffusion, the noisy numbers [B, T] and their denoising steps int64
+                [B].
             seen: result of `see` for the same batch, to reuse it over several reads.
         """
         self._check_attention()
@@ -101,12 +111,15 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         num_seen = sum(tokens.shape[1] for tokens in before)
         sequence = torch.cat([embed(batch.prompts[:, :1]), *before, words], dim=1)
         lengths = batch.prompt_lengths + num_seen + self._num_action_tokens + self._num_stop_tokens
-        # the last prompt token stands at num_seen + prompt_length - 1, and the first number is read there
+        # the last prompt token stands at num_seen + prompt_length - 1, and the first number is read
+        # there
         first = batch.prompt_lengths + num_seen - 1
         return self.hidden_states(sequence, lengths, consecutive(first, self._num_action_tokens))
 
     def see(self, batch: PrismaticBatch) -> Tensor:
-        """Embed pictures and proprioception for the trunk, [B, V, hidden_size]: the same for every denoising step."""
+        """Embed pictures and proprioception for the trunk, [B, V, hidden_size]: the same for every
+        denoising step.
+        """
         seen: Tensor = self.projector(self._patches(batch))
         if self.proprio_projector is None:
             return seen
@@ -114,14 +127,19 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         proprio = batch.proprio.to(self.proprio_projector.fc1.weight.dtype)
         return torch.cat([seen, self.proprio_projector(proprio)[:, None].to(seen.dtype)], dim=1)
 
-    def hidden_states(self, sequence: Tensor, lengths: Tensor, read: Tensor | None = None) -> Tensor:
-        """Return the trunk's output for embedded tokens [B, L, D]; in each row, all after the first `lengths` is padding.
+    def hidden_states(
+        self, sequence: Tensor, lengths: Tensor, read: Tensor | None = None
+    ) -> Tensor:
+        """Return the trunk's output for embedded tokens [B, L, D]; in each row, all after the first
+        `lengths` is padding.
 
         Args:
             read: int64 [B, T], the positions wanted, if not all.
         """
         mask = both_ways(lengths, sequence.shape[1])
-        output = self.language_model.model(inputs_embeds=sequence, attention_mask=mask, use_cache=False, read=read)
+        output = self.language_model.model(
+            inputs_embeds=sequence, attention_mask=mask, use_cache=False, read=read
+        )
         hidden: Tensor = output.last_hidden_state
         return hidden
 
@@ -135,7 +153,9 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         return modulated(tower, getattr(self.film, name), pixels, condition)
 
     def _language(self, batch: PrismaticBatch) -> Tensor:
-        """Return the mean embedding [B, hidden_size] of the text around the action, with BOS and stop, without padding."""
+        """Return the mean embedding [B, hidden_size] of the text around the action, with BOS and
+        stop, without padding.
+        """
         embed = self.language_model.get_input_embeddings()
         text, is_placeholder = self._text(batch)
         words = embed(text)
@@ -147,10 +167,16 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         return mean
 
     def _text(self, batch: PrismaticBatch) -> tuple[Tensor, Tensor]:
-        """Return the ids after the patches, [B, P - 1 + T + stop], and a mask of the placeholders."""
+        """Return the ids after the patches, [B, P - 1 + T + stop], and a mask of the
+        placeholders.
+        """
         rest = batch.prompts[:, 1:]
-        text = nn.functional.pad(rest, (0, self._num_action_tokens + self._num_stop_tokens), value=self._pad_id)
-        place = torch.arange(text.shape[1], device=text.device) - (batch.prompt_lengths[:, None] - 1)
+        text = nn.functional.pad(
+            rest, (0, self._num_action_tokens + self._num_stop_tokens), value=self._pad_id
+        )
+        place = torch.arange(text.shape[1], device=text.device) - (
+            batch.prompt_lengths[:, None] - 1
+        )
         is_placeholder = (place >= 0) & (place < self._num_action_tokens)
         text = text.masked_fill(is_placeholder, PLACEHOLDER_ID)
         if self._num_stop_tokens:
@@ -158,7 +184,9 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         return text, is_placeholder
 
     def _check_attention(self) -> None:
-        """Check once that attention is bidirectional, in case the trunk was changed after it was built."""
+        """Check once that attention is bidirectional, in case the trunk was changed after it was
+        built.
+        """
         if not self._looks_both_ways:
             weight = self.language_model.lm_head.weight
             refuse_causal(self.hidden_states, weight.shape[1], weight)

@@ -22,21 +22,28 @@ class OftPolicy(PrismaticPolicy[OpenVlaOftConfig, OpenVlaOftNetwork]):
         return OpenVlaOftNetwork(config)
 
     def features(self, batch: PrismaticBatch) -> Tensor:
-        """Return the trunk's output, averaged over the positions where the action is read, [B, feature_size]."""
+        """Return the trunk's output, averaged over the positions where the action is read, [B,
+        feature_size].
+        """
         return self._network.read(batch).mean(dim=1)
 
     def checkpoint_files(self) -> Mapping[str, bytes]:
-        """Return `config.json`, `tokenizer.json`, `vla_rl.json`, and the other small files of a loaded folder."""
+        """Return `config.json`, `tokenizer.json`, `vla_rl.json`, and the other small files of a
+        loaded folder.
+        """
         return checkpoint.files_of(self.config, self._tokenizer, self._origin)
 
     def _files_of(
         self, tensors: Mapping[str, Tensor]
     ) -> tuple[Mapping[str, Tensor], Mapping[str, Mapping[str, Tensor]]]:
-        """Split tensors by file: several for continuous heads and FiLM, as OpenVLA-OFT's code expects; else one.
+        """Split tensors by file: several for continuous heads and FiLM, as OpenVLA-OFT's code
+        expects; else one.
 
         Only vla_rl can load a policy that is saved with adapters.
         """
-        is_theirs = (self.config.head != "tokens" or self.config.has_film) and self.config.lora is None
+        is_theirs = (
+            self.config.head != "tokens" or self.config.has_film
+        ) and self.config.lora is None
         return split(tensors) if is_theirs else (tensors, {})
 
     @property

@@ -1,11 +1,14 @@
 """Weights that OpenVLA-OFT's code stores in PyTorch files beside the main ones.
 
     action_head--*_checkpoint.pt                L1 or diffusion head
-    proprio_projector--*_checkpoint.pt          unless it stands among the main weights, as in SimpleVLA-RL's
+    proprio_projector--*_checkpoint.pt          unless it stands among the main weights, as in
+                                                SimpleVLA-RL's
     noisy_action_projector--*_checkpoint.pt     with diffusion
-    vision_backbone--*_checkpoint.pt            towers with FiLM, instead of those among the main weights
+    vision_backbone--*_checkpoint.pt            towers with FiLM, instead of those among the main
+                                                weights
 
-They are read without executing any pickled code, and written so that OpenVLA-OFT's code finds and loads them.
+They are read without executing any pickled code, and written so that OpenVLA-OFT's code finds and
+loads them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -34,7 +37,8 @@ def parts_beside(folders: Sequence[Path]) -> dict[str, Path]:
     for path in (path for folder in folders for path in sorted(folder.glob("*--*checkpoint*.pt"))):
         if not any(part in path.name for part in found):
             raise CheckpointError(
-                f"{path.parent} has {path.name} beside its weights, which is none of the parts that are read here "
+                f"{path.parent} has {path.name} beside its weights, which is none of the parts "
+                "that are read here "
                 f"({', '.join(found)}); move it away if the policy is to do without."
             )
     return {part: path for part, path in found.items() if path is not None}
@@ -45,8 +49,8 @@ def read_parts(folders: Sequence[Path], dtype: torch.dtype) -> dict[str, Tensor]
 
     Args:
         folders: the checkpoint's folders; an earlier one takes precedence.
-        dtype: data type to cast to; OpenVLA-OFT's code stores some parts in float32 and casts them to the main weights'
-            dtype.
+        dtype: data type to cast to; OpenVLA-OFT's code stores some parts in float32 and casts them
+            to the main weights' dtype.
 
     Raises: CheckpointError.
     """
@@ -62,7 +66,8 @@ def read_parts(folders: Sequence[Path], dtype: torch.dtype) -> dict[str, Tensor]
 
 
 def require_whole_towers(beside: Mapping[str, Tensor], expected: set[str], folder: Path) -> None:
-    """Check that the part with FiLM holds whole towers: a gap would be filled by towers that FiLM was not trained with.
+    """Check that the part with FiLM holds whole towers: a gap would be filled by towers that FiLM
+    was not trained with.
 
     Args:
         beside: tensors that `read_parts` returned.
@@ -73,13 +78,19 @@ def require_whole_towers(beside: Mapping[str, Tensor], expected: set[str], folde
     """
     if not any(name.startswith(FILM_PREFIX) for name in beside):
         return
-    missing = sorted(name for name in expected - beside.keys() if name.startswith((FILM_PREFIX, TOWER_PREFIX)))
+    missing = sorted(
+        name for name in expected - beside.keys() if name.startswith((FILM_PREFIX, TOWER_PREFIX))
+    )
     if missing:
-        raise CheckpointError(f"the towers with FiLM of {folder} lack {len(missing)} tensors, such as {missing[0]}.")
+        raise CheckpointError(
+            f"the towers with FiLM of {folder} lack {len(missing)} tensors, such as {missing[0]}."
+        )
 
 
 def split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, dict[str, Tensor]]]:
-    """Split a network's tensors by public name: the main ones, and the parts beside them by file name."""
+    """Split a network's tensors by public name: the main ones, and the parts beside them by file
+    name.
+    """
     parts = {part: _inside(tensors, part) for part in MODULES}
     if any(name.startswith(FILM_PREFIX) for name in tensors):
         parts[FILM_TOWERS] = written_film(tensors)
@@ -90,4 +101,8 @@ def split(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, d
 
 def _inside(tensors: Mapping[str, Tensor], module: str) -> dict[str, Tensor]:
     prefix = f"{module}."
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+    return {
+        name.removeprefix(prefix): tensor
+        for name, tensor in tensors.items()
+        if name.startswith(prefix)
+    }

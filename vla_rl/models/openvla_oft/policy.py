@@ -1,4 +1,6 @@
-"""The OpenVLA-OFT policy: network, processor and action tokens behind the one interface of engines and learners."""
+"""The OpenVLA-OFT policy: network, processor and action tokens behind the one interface of engines
+and learners.
+"""
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -27,10 +29,11 @@ from vla_rl.types import Sampling
 
 
 class OpenVlaOft(OftPolicy):
-    """A `PolicyModel`: T = chunk_size * action_dim tokens for each decision, sampled independently of each other.
+    """A `PolicyModel`: T = chunk_size * action_dim tokens for each decision, sampled independently
+    of each other.
 
-    Tokens are ids of the full vocabulary, as in the public checkpoints. Build one with `create` (random weights) or `load`
-    (a public checkpoint). Continuous heads are `ContinuousOpenVlaOft`.
+    Tokens are ids of the full vocabulary, as in the public checkpoints. Build one with `create`
+    (random weights) or `load` (a public checkpoint). Continuous heads are `ContinuousOpenVlaOft`.
     """
 
     def __init__(
@@ -40,9 +43,13 @@ class OpenVlaOft(OftPolicy):
         tokenizer: Tokenizer,
         origin: PublicFolder | None = None,
     ) -> None:
-        config.require(config.head == "tokens", "head", "tokens here; ContinuousOpenVlaOft is for the others")
+        config.require(
+            config.head == "tokens", "head", "tokens here; ContinuousOpenVlaOft is for the others"
+        )
         super().__init__(config, network, tokenizer, origin)
-        self._action_tokenizer = ActionTokenizer(config.llm.vocab_size, config.num_bins, config.action_bounds)
+        self._action_tokenizer = ActionTokenizer(
+            config.llm.vocab_size, config.num_bins, config.action_bounds
+        )
 
     @classmethod
     def load(
@@ -61,25 +68,34 @@ class OpenVlaOft(OftPolicy):
         dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
     ) -> "OpenVlaOft":
-        """Read a checkpoint in the public layout, shard by shard, without holding it in memory twice.
+        """Read a checkpoint in the public layout, shard by shard, without holding it in memory
+        twice.
 
         Args:
-            folder: a folder, read already or not, or a hub id such as `Haozhan72/Openvla-oft-SFT-libero-goal-traj1`.
-            norm_key: key of its action statistics; optional if there is one set only, or one was chosen before.
-            normalization: which values of the statistics bound the action; None for the checkpoint's own, else the
-                percentiles.
-            dialect: project whose conventions it was trained with; None for the checkpoint's own, else OpenVLA-OFT's.
-            cameras: observation keys of its images; None for the checkpoint's own, else the fixed camera alone.
-            chunk_size: control steps in a chunk; None for the checkpoint's own, else the 8 of LIBERO's 7 numbers an action.
-            adapter: a folder or hub id of a peft adapter that was trained on this checkpoint; parts beside it replace the
-                checkpoint's. Not needed if the folder is itself an adapter: it names its base.
+            folder: a folder, read already or not, or a hub id such as
+                `Haozhan72/Openvla-oft-SFT-libero-goal-traj1`.
+            norm_key: key of its action statistics; optional if there is one set only, or one was
+                chosen before.
+            normalization: which values of the statistics bound the action; None for the
+                checkpoint's own, else the percentiles.
+            dialect: project whose conventions it was trained with; None for the checkpoint's own,
+                else OpenVLA-OFT's.
+            cameras: observation keys of its images; None for the checkpoint's own, else the fixed
+                camera alone.
+            chunk_size: control steps in a chunk; None for the checkpoint's own, else the 8 of
+                LIBERO's 7 numbers an action.
+            adapter: a folder or hub id of a peft adapter that was trained on this checkpoint; parts
+                beside it replace the checkpoint's. Not needed if the folder is itself an adapter:
+                it names its base.
             adapter_use: `merge` it into the weights, or keep it to `train` it.
-            new_parts: parts that it lacks and that fine-tuning is to add, such as `proprio_projector`.
+            new_parts: parts that it lacks and that fine-tuning is to add, such as
+                `proprio_projector`.
             seed: seed of the new parts' weights.
             dtype: data type of the parameters; None keeps the files'.
             device: device of the parameters.
 
-        Raises: CheckpointError naming what is missing, unknown or damaged, or how much memory is lacking.
+        Raises: CheckpointError naming what is missing, unknown or damaged, or how much memory is
+        lacking.
         """
         origin = open_folder(folder, adapter)
         config = checkpoint.config_of(
@@ -103,8 +119,12 @@ class OpenVlaOft(OftPolicy):
         chosen, log_probs = choose_tokens(logits, samplings)
         return chosen + self._action_tokenizer.first_id, log_probs
 
-    def log_probs(self, batch: PrismaticBatch, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
-        """Return log-probs and entropies of the given token ids, float32 [B, T] each, over the action tokens only."""
+    def log_probs(
+        self, batch: PrismaticBatch, tokens: Tensor, temperatures: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return log-probs and entropies of the given token ids, float32 [B, T] each, over the
+        action tokens only.
+        """
         logits = self._network(batch)
         index = tokens.to(self._device) - self._action_tokenizer.first_id
         log_probs = tempered_log_probs(logits, temperatures.to(self._device))
@@ -112,7 +132,9 @@ class OpenVlaOft(OftPolicy):
         return log_probs.gather(-1, index[..., None])[..., 0], entropy(log_probs)
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
-        """Map actions float32 [B, H, D] to token ids int64 [B, T], step by step and dimension by dimension."""
+        """Map actions float32 [B, H, D] to token ids int64 [B, T], step by step and dimension by
+        dimension.
+        """
         require_chunks(actions, self.config.chunk_size, self.config.action_dim)
         return self._action_tokenizer.encode(actions).reshape(len(actions), -1)
 

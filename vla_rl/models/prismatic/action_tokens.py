@@ -1,11 +1,14 @@
-"""Conversion between numbers and action tokens: the last ids of the vocabulary are bins of [-1, 1], counted downwards.
+"""Conversion between numbers and action tokens: the last ids of the vocabulary are bins of [-1, 1],
+counted downwards.
 
-    edges     linspace(-1, 1, num_bins)          num_bins of them, so num_bins - 1 bins with a centre each
+    edges     linspace(-1, 1, num_bins)          num_bins of them, so num_bins - 1 bins with a
+              centre each
     encode    id = vocab_size - digitize(clip(a, -1, 1), edges)
     decode    a  = centre[clip(vocab_size - id - 1, 0, num_bins - 2)]
 
-The larger the id, the smaller the action. The two smallest ids decode alike, because the last edge has its own bin. The
-bounds of the training data map [-1, 1] to the environment's units, dimension by dimension.
+The larger the id, the smaller the action. The two smallest ids decode alike, because the last edge
+has its own bin. The bounds of the training data map [-1, 1] to the environment's units, dimension
+by dimension.
 """
 
 from collections.abc import Sequence
@@ -16,14 +19,16 @@ import numpy as np
 from vla_rl.types import Config
 
 Gripper: TypeAlias = Literal["signed", "openvla"]
-"""Last dimension of an action: `signed` keeps the environment's sign; `openvla` maps 0 = close and 1 = open to +1 and -1."""
+"""Last dimension of an action: `signed` keeps the environment's sign; `openvla` maps 0 = close and
+1 = open to +1 and -1."""
 
 
 class ActionBounds(Config, frozen=True, kw_only=True):
     """Values of -1 and 1 in the environment's units, dimension by dimension."""
 
     low: tuple[float, ...]
-    """The environment's value at -1: the 1st percentile of the training data, in the public checkpoints."""
+    """The environment's value at -1: the 1st percentile of the training data, in the public
+    checkpoints."""
 
     high: tuple[float, ...]
     """The environment's value at 1: the 99th percentile, in the public checkpoints."""
@@ -39,10 +44,18 @@ class ActionBounds(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         self.require(len(self.low) > 0, "low", "one number for each action dimension")
-        self.require(len(self.high) == len(self.low), "high", f"{len(self.low)} numbers, as many as low has")
-        self.require(len(self.is_scaled) == len(self.low), "is_scaled", f"{len(self.low)} booleans, as many as low has")
+        self.require(
+            len(self.high) == len(self.low), "high", f"{len(self.low)} numbers, as many as low has"
+        )
+        self.require(
+            len(self.is_scaled) == len(self.low),
+            "is_scaled",
+            f"{len(self.low)} booleans, as many as low has",
+        )
         rising = all(
-            low <= high for low, high, scaled in zip(self.low, self.high, self.is_scaled, strict=True) if scaled
+            low <= high
+            for low, high, scaled in zip(self.low, self.high, self.is_scaled, strict=True)
+            if scaled
         )
         self.require(rising, "high", f"not below low = {self.low} in any scaled dimension")
         self.require(self.epsilon >= 0.0, "epsilon", "at least 0")
@@ -55,11 +68,15 @@ class ActionBounds(Config, frozen=True, kw_only=True):
 
 def unit_bounds(action_dim: int) -> ActionBounds:
     """Return bounds that equal the model's [-1, 1], for policies trained here from scratch."""
-    return ActionBounds(low=(-1.0,) * action_dim, high=(1.0,) * action_dim, is_scaled=(True,) * action_dim)
+    return ActionBounds(
+        low=(-1.0,) * action_dim, high=(1.0,) * action_dim, is_scaled=(True,) * action_dim
+    )
 
 
 def _libero_bounds(low: tuple[float, ...], high: tuple[float, ...]) -> ActionBounds:
-    return ActionBounds(low=(*low, 0.0), high=(*high, 1.0), is_scaled=(True,) * 6 + (False,), gripper="openvla")
+    return ActionBounds(
+        low=(*low, 0.0), high=(*high, 1.0), is_scaled=(True,) * 6 + (False,), gripper="openvla"
+    )
 
 
 LIBERO_BOUNDS: Final[dict[str, ActionBounds]] = {
@@ -90,7 +107,14 @@ LIBERO_BOUNDS: Final[dict[str, ActionBounds]] = {
             -0.11678571254014969,
             -0.15964286029338837,
         ),
-        high=(0.8464285731315613, 0.84375, 0.9375, 0.08142857253551483, 0.14892856776714325, 0.0867857113480568),
+        high=(
+            0.8464285731315613,
+            0.84375,
+            0.9375,
+            0.08142857253551483,
+            0.14892856776714325,
+            0.0867857113480568,
+        ),
     ),
     "libero_goal": _libero_bounds(
         low=(
@@ -122,11 +146,14 @@ LIBERO_BOUNDS: Final[dict[str, ActionBounds]] = {
         ),
     ),
 }
-"""Statistics of the four LIBERO fine-tuning sets, as the public OpenVLA checkpoints carry them (q01 and q99)."""
+"""Statistics of the four LIBERO fine-tuning sets, as the public OpenVLA checkpoints carry them (q01
+and q99)."""
 
 
 class ActionScaler:
-    """Converts between the environment's units and the model's [-1, 1], in float64, dimension by dimension."""
+    """Converts between the environment's units and the model's [-1, 1], in float64, dimension by
+    dimension.
+    """
 
     def __init__(self, bounds: ActionBounds) -> None:
         self._bounds = bounds
@@ -136,35 +163,43 @@ class ActionScaler:
         self._is_constant = self._high <= self._low
 
     def to_unit(self, actions: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:
-        """Map actions to float64 [..., D] in [-1, 1]; values outside the bounds are clipped, a dimension without range
-        becomes 0.
+        """Map actions to float64 [..., D] in [-1, 1]; values outside the bounds are clipped, a
+        dimension without range becomes 0.
 
         Raises: ValueError if the number of dimensions does not match.
         """
         values = np.asarray(actions, dtype=np.float64)
         if values.shape[-1] != self._bounds.action_dim:
             raise ValueError(
-                f"actions have {values.shape[-1]} dimensions, expected {self._bounds.action_dim} as in "
+                f"actions have {values.shape[-1]} dimensions, expected {self._bounds.action_dim} "
+                "as in "
                 "the policy's action bounds."
             )
         if self._bounds.gripper == "openvla":
             values = values.copy()
-            values[..., -1] = (1.0 - values[..., -1]) / 2.0  # +1 = close, -1 = open becomes 0 = close, 1 = open
+            # +1 = close, -1 = open becomes 0 = close, 1 = open
+            values[..., -1] = (1.0 - values[..., -1]) / 2.0
         safe_range = np.where(self._is_constant, 1.0, self._range)
         scaled = np.where(self._is_constant, 0.0, 2.0 * (values - self._low) / safe_range - 1.0)
         return np.clip(np.where(self._is_scaled, scaled, values), -1.0, 1.0)
 
     def from_unit(self, unit: np.ndarray) -> np.ndarray:
-        """Map to the environment's float32 [..., D]; computed in float64, rounded last. A gripper of exactly 1/2 closes."""
+        """Map to the environment's float32 [..., D]; computed in float64, rounded last.
+
+        A gripper of exactly 1/2 closes.
+        """
         unit = np.asarray(unit, dtype=np.float64)
         values = np.where(self._is_scaled, 0.5 * (unit + 1.0) * self._range + self._low, unit)
         if self._bounds.gripper == "openvla":
-            values[..., -1] = np.where(values[..., -1] > 0.5, -1.0, 1.0)  # 1 = open becomes -1, 0 = close becomes +1
+            # 1 = open becomes -1, 0 = close becomes +1
+            values[..., -1] = np.where(values[..., -1] > 0.5, -1.0, 1.0)
         return values.astype(np.float32)
 
 
 class ActionTokenizer:
-    """Converts between action chunks in the environment's units, float32 [..., D], and token ids, int64 [..., D]."""
+    """Converts between action chunks in the environment's units, float32 [..., D], and token ids,
+    int64 [..., D].
+    """
 
     def __init__(self, vocab_size: int, num_bins: int, bounds: ActionBounds) -> None:
         self._vocab_size, self._num_bins = vocab_size, num_bins
@@ -179,8 +214,12 @@ class ActionTokenizer:
 
     def encode(self, actions: np.ndarray | Sequence[Sequence[float]]) -> np.ndarray:
         """Return the token of each number; numbers outside the bounds are clipped to them."""
-        return (self._vocab_size - np.digitize(self._scaler.to_unit(actions), self._edges)).astype(np.int64)
+        return (self._vocab_size - np.digitize(self._scaler.to_unit(actions), self._edges)).astype(
+            np.int64
+        )
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:
         """Return the number of each token; ids outside the action range take the nearest bin."""
-        return self._scaler.from_unit(self._centres[np.clip(self._vocab_size - tokens - 1, 0, self._num_bins - 2)])
+        return self._scaler.from_unit(
+            self._centres[np.clip(self._vocab_size - tokens - 1, 0, self._num_bins - 2)]
+        )

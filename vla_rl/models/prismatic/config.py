@@ -1,4 +1,6 @@
-"""Configuration that both OpenVLA families share: towers, trunk, tokenizer, images and the meaning of actions."""
+"""Configuration that both OpenVLA families share: towers, trunk, tokenizer, images and the meaning
+of actions.
+"""
 
 from typing import Final, Literal, TypeAlias
 
@@ -12,21 +14,25 @@ Rgb: TypeAlias = tuple[float, float, float]
 
 
 class PixelScaling(Config, frozen=True, kw_only=True):
-    """Scaling of pixels in [0, 1] for the towers, DINOv2's first: (pixel - mean) / deviation, for each colour."""
+    """Scaling of pixels in [0, 1] for the towers, DINOv2's first: (pixel - mean) / deviation, for
+    each colour.
+    """
 
     means: tuple[Rgb, Rgb]
     stds: tuple[Rgb, Rgb]
 
     def __post_init__(self) -> None:
-        self.require(all(std > 0.0 for tower in self.stds for std in tower), "stds", "numbers above 0")
+        self.require(
+            all(std > 0.0 for tower in self.stds for std in tower), "stds", "numbers above 0"
+        )
 
 
 PUBLIC_PIXELS: Final = PixelScaling(
     means=((0.484375, 0.455078125, 0.40625), (0.5, 0.5, 0.5)),
     stds=((0.228515625, 0.2236328125, 0.224609375), (0.5, 0.5, 0.5)),
 )
-"""Scaling of the public checkpoints. DINOv2's ImageNet constants were rounded to bfloat16 when the weights were converted,
-and all fine-tunes inherited the rounded values.
+"""Scaling of the public checkpoints. DINOv2's ImageNet constants were rounded to bfloat16 when the
+weights were converted, and all fine-tunes inherited the rounded values.
 """
 
 
@@ -37,7 +43,8 @@ class VisionTowerConfig(Config, frozen=True, kw_only=True):
     """Architecture in timm, such as `vit_so400m_patch14_siglip_224`."""
 
     overrides: dict[str, int | float] = msgspec.field(default_factory=dict)
-    """Arguments that differ from the timm architecture's, such as `{"depth": 3, "embed_dim": 64, "num_heads": 2}`."""
+    """Arguments that differ from the timm architecture's, such as
+    `{"depth": 3, "embed_dim": 64, "num_heads": 2}`."""
 
 
 class LlmConfig(Config, frozen=True, kw_only=True):
@@ -65,7 +72,8 @@ class LlmConfig(Config, frozen=True, kw_only=True):
     """Not Llama-2's 1e-5: the public checkpoints use Llama's library default."""
 
     rope_inv_freq_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Precision of the rotary frequencies. RLinf's runs rounded them to bfloat16; set it only to reproduce their results."""
+    """Precision of the rotary frequencies. RLinf's runs rounded them to bfloat16; set it only to
+    reproduce their results."""
 
     def __post_init__(self) -> None:
         for field in (
@@ -78,7 +86,11 @@ class LlmConfig(Config, frozen=True, kw_only=True):
         ):
             self.require(getattr(self, field) >= 1, field, "at least 1")
         divides = self.hidden_size % (2 * self.num_heads) == 0
-        self.require(divides, "num_heads", f"a divisor of hidden_size = {self.hidden_size} with an even quotient")
+        self.require(
+            divides,
+            "num_heads",
+            f"a divisor of hidden_size = {self.hidden_size} with an even quotient",
+        )
 
     @property
     def pad_token_id(self) -> int:
@@ -92,8 +104,9 @@ class LlmConfig(Config, frozen=True, kw_only=True):
 
 
 ConstantProprio: TypeAlias = Literal["zero", "ends"]
-"""Scaling of a dimension that is constant in the training data. `zero`: it becomes 0. `ends`: -1 up to its value and 1 above
-it, as in the evaluation of the public checkpoints, which adds 1e-8 to the range and divides.
+"""Scaling of a dimension that is constant in the training data. `zero`: it becomes 0. `ends`: -1 up
+to its value and 1 above it, as in the evaluation of the public checkpoints, which adds 1e-8 to the
+range and divides.
 """
 
 
@@ -114,28 +127,36 @@ class ProprioConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         self.require(len(self.low) > 0, "low", "one number for each dimension")
-        self.require(len(self.high) == len(self.low), "high", f"{len(self.low)} numbers, as many as low has")
+        self.require(
+            len(self.high) == len(self.low), "high", f"{len(self.low)} numbers, as many as low has"
+        )
         rising = all(low <= high for low, high in zip(self.low, self.high, strict=True))
         self.require(rising, "high", f"not below low = {self.low} in any dimension")
 
 
 LIBERO_PROPRIO: Final = ProprioConfig(
-    low=(-0.6, -0.6, -0.1, -3.6, -3.6, -3.6, -0.045, -0.045), high=(0.6, 0.6, 1.5, 3.6, 3.6, 3.6, 0.045, 0.045)
+    low=(-0.6, -0.6, -0.1, -3.6, -3.6, -3.6, -0.045, -0.045),
+    high=(0.6, 0.6, 1.5, 3.6, 3.6, 3.6, 0.045, 0.045),
 )
-"""Hand position [m], its axis-angle [rad] and both finger positions [m]; the range covers all of LIBERO's scenes."""
+"""Hand position [m], its axis-angle [rad] and both finger positions [m]; the range covers all of
+LIBERO's scenes."""
 
 
 LoraTargets: TypeAlias = Literal["hidden", "all-linear"] | tuple[str, ...]
 """Layers that get an adapter.
 
 hidden       every linear layer of towers, projector and trunk, except the output head
-all-linear   also the output head and the convolutions that cut patches, as OpenVLA and OpenVLA-OFT are fine-tuned
+all-linear   also the output head and the convolutions that cut patches, as OpenVLA and OpenVLA-OFT
+             are fine-tuned
 a tuple      the layers of these names, for an adapter that was made elsewhere
 """
 
 
 class LoraConfig(Config, frozen=True, kw_only=True):
-    """Low-rank adapters. The default rank and alpha are those of OpenVLA's and OpenVLA-OFT's fine-tuning."""
+    """Low-rank adapters.
+
+    The default rank and alpha are those of OpenVLA's and OpenVLA-OFT's fine-tuning.
+    """
 
     rank: int = 32
     """Inner width of an adapter."""
@@ -150,7 +171,9 @@ class LoraConfig(Config, frozen=True, kw_only=True):
         self.require(self.rank >= 1, "rank", "at least 1")
         self.require(self.alpha >= 1, "alpha", "at least 1")
         is_known = (
-            len(self.targets) > 0 if isinstance(self.targets, tuple) else self.targets in ("hidden", "all-linear")
+            len(self.targets) > 0
+            if isinstance(self.targets, tuple)
+            else self.targets in ("hidden", "all-linear")
         )
         self.require(is_known, "targets", "'hidden', 'all-linear', or a tuple of layers")
 
@@ -159,13 +182,19 @@ AdapterUse: TypeAlias = Literal["merge", "train"]
 """`merge`: add the adapter to the weights. `train`: keep the adapter and continue training it."""
 
 Normalization: TypeAlias = Literal["bounds_q99", "bounds"]
-"""`bounds_q99`: the 1st and 99th percentile (LIBERO, Bridge). `bounds`: minimum and maximum (ALOHA)."""
+"""`bounds_q99`: the 1st and 99th percentile (LIBERO, Bridge). `bounds`: minimum and maximum
+(ALOHA)."""
 
 
 class PrismaticConfig(Config, frozen=True, kw_only=True):
-    """Configuration of a policy of either family. The defaults are the public 7B checkpoints' shape."""
+    """Configuration of a policy of either family.
 
-    featurizer: VisionTowerConfig = VisionTowerConfig(timm_id="vit_large_patch14_reg4_dinov2.lvd142m")
+    The defaults are the public 7B checkpoints' shape.
+    """
+
+    featurizer: VisionTowerConfig = VisionTowerConfig(
+        timm_id="vit_large_patch14_reg4_dinov2.lvd142m"
+    )
     """The DINOv2 tower."""
 
     fused_featurizer: VisionTowerConfig = VisionTowerConfig(timm_id="vit_so400m_patch14_siglip_224")
@@ -186,13 +215,15 @@ class PrismaticConfig(Config, frozen=True, kw_only=True):
     llm: LlmConfig = LlmConfig()
 
     tokenizer_file: str
-    """A `tokenizer.json` of the tokenizers library that begins each text with BOS; checkpoints carry their own copy."""
+    """A `tokenizer.json` of the tokenizers library that begins each text with BOS; checkpoints
+    carry their own copy."""
 
     num_bins: int = 256
     """Number of action tokens: bins of each action dimension."""
 
     action_bounds: ActionBounds
-    """Range of the bins in the environment's units; its length is the number of action dimensions."""
+    """Range of the bins in the environment's units; its length is the number of action
+    dimensions."""
 
     norm_key: str = "default"
     """Name of the action statistics in the public layout's `norm_stats`."""
@@ -206,7 +237,11 @@ class PrismaticConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         self.require(self.image_size >= 14, "image_size", "at least one patch of 14 pixels")
         self.require(len(self.cameras) >= 1, "cameras", "at least one observation key")
-        self.require(3 <= self.num_bins < self.llm.vocab_size, "num_bins", "at least 3 and below the vocabulary's size")
+        self.require(
+            3 <= self.num_bins < self.llm.vocab_size,
+            "num_bins",
+            "at least 3 and below the vocabulary's size",
+        )
 
     @property
     def action_dim(self) -> int:

@@ -1,8 +1,9 @@
 """A checkpoint folder in the public layout: found, read, and later saved with all of its files.
 
-It is one folder, or two if its weights are a base and a peft adapter: then parts and small files beside the adapter take
-precedence over the base's. Python files beside the weights are copied as bytes and never imported. Nothing is written into
-the folder; a trained policy is saved to a new one.
+It is one folder, or two if its weights are a base and a peft adapter: then parts and small files
+beside the adapter take precedence over the base's. Python files beside the weights are copied as
+bytes and never imported. Nothing is written into the folder; a trained policy is saved to a new
+one.
 """
 
 import logging
@@ -16,7 +17,12 @@ from vla_rl.engines.atomic_folder import MANIFEST
 from vla_rl.errors import CheckpointError
 from vla_rl.models.prismatic.config import PixelScaling
 from vla_rl.models.prismatic.hub import HUB_ID, downloaded
-from vla_rl.models.prismatic.peft_adapter import ADAPTER_CONFIG, LORA_FOLDER, PeftAdapter, find_adapter
+from vla_rl.models.prismatic.peft_adapter import (
+    ADAPTER_CONFIG,
+    LORA_FOLDER,
+    PeftAdapter,
+    find_adapter,
+)
 from vla_rl.models.prismatic.preprocessor import read_pixel_scaling
 from vla_rl.models.prismatic.public_config import (
     CONFIG_FILE,
@@ -36,7 +42,8 @@ COMPANION_BYTES: Final = 16 << 20
 _WEIGHTS: Final = (".safetensors", ".pt", ".bin", ".pth")
 
 _SNAPSHOT = re.compile(r".*/models--([\w.-]+?)--([\w.-]+)/snapshots/\w+/?")
-"""Path under which the hub's client stores a repository. OpenVLA-OFT's training notes such a path as an adapter's base."""
+"""Path under which the hub's client stores a repository. OpenVLA-OFT's training notes such a path
+as an adapter's base."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,26 +92,37 @@ class PublicFolder:
         return tuple(file for place in places for file in sorted(place.iterdir()) if file.is_file())
 
 
-def open_folder(checkpoint: Path | str | PublicFolder, adapter: Path | str | None = None) -> PublicFolder:
+def open_folder(
+    checkpoint: Path | str | PublicFolder, adapter: Path | str | None = None
+) -> PublicFolder:
     """Read a checkpoint except for its weights; one that is already read is returned unchanged.
 
     Args:
-        checkpoint: a folder, or a Hugging Face hub id. One that has an adapter but no weights is read with the base that the
-            adapter names.
-        adapter: folder or hub id of an adapter that was trained on `checkpoint`, with the parts beside it.
+        checkpoint: a folder, or a Hugging Face hub id. One that has an adapter but no weights is
+            read with the base that the adapter names.
+        adapter: folder or hub id of an adapter that was trained on `checkpoint`, with the parts
+            beside it.
 
-    Raises: CheckpointError if it is neither a folder nor a hub id, or is not a checkpoint of OpenVLA's architecture.
+    Raises: CheckpointError if it is neither a folder nor a hub id, or is not a checkpoint of
+    OpenVLA's architecture.
     """
     if isinstance(checkpoint, PublicFolder):
         if adapter is not None and checkpoint.adapter is None:
-            raise CheckpointError(f"{checkpoint.path} was read without the adapter {adapter}; name it when it is read.")
+            raise CheckpointError(
+                f"{checkpoint.path} was read without the adapter {adapter}; "
+                "name it when it is read."
+            )
         return checkpoint
     path = _located(checkpoint, without=(f"{LORA_FOLDER}/*",))
     if adapter is not None:
         return _read_adapted(path, _located(adapter, without=(MAIN_WEIGHTS,)))
     if holds_weights(path):
         if (path / LORA_FOLDER / ADAPTER_CONFIG).is_file():
-            _log.info("%s is loaded with its weights as they are; OpenVLA-OFT merges %s into them", path, LORA_FOLDER)
+            _log.info(
+                "%s is loaded with its weights as they are; OpenVLA-OFT merges %s into them",
+                path,
+                LORA_FOLDER,
+            )
         return _read(path, None, None)
     path = _located(checkpoint)
     found = find_adapter(path)
@@ -115,11 +133,14 @@ def _read_adapted(base: Path, folder: Path) -> PublicFolder:
     """Combine a base with the adapter in `folder`, and with the parts and small files around it."""
     adapter = find_adapter(folder)
     if adapter is None:
-        raise CheckpointError(f"{folder} has no adapter; expected {ADAPTER_CONFIG} in it, or in its {LORA_FOLDER}.")
+        raise CheckpointError(
+            f"{folder} has no adapter; expected {ADAPTER_CONFIG} in it, or in its {LORA_FOLDER}."
+        )
     beside = adapter.path.parent if adapter.path.name == LORA_FOLDER else adapter.path
     if beside == base:
         raise CheckpointError(
-            f"the weights of {base} have the adapter in its {LORA_FOLDER} merged in already, as OpenVLA-OFT saves them; "
+            f"the weights of {base} have the adapter in its {LORA_FOLDER} merged in already, as "
+            "OpenVLA-OFT saves them; "
             "leave the adapter out, or name it together with the checkpoint that it was trained on."
         )
     return _read(base, adapter, beside)
@@ -135,7 +156,9 @@ def _read(path: Path, adapter: PeftAdapter | None, beside: Path | None) -> Publi
         raise CheckpointError(f"{path} has no {TOKENIZER_FILE}; expected one beside {CONFIG_FILE}.")
     extension = read_extension(_first_with(EXTENSION_FILE, folders))
     if adapter is not None and extension.lora is not None:
-        raise CheckpointError(f"{path} was saved here with adapters of its own; merge them before adding another one.")
+        raise CheckpointError(
+            f"{path} was saved here with adapters of its own; merge them before adding another one."
+        )
     index = (path / INDEX_FILE).read_bytes() if (path / INDEX_FILE).is_file() else None
     return PublicFolder(
         path=path,
@@ -153,7 +176,8 @@ def _read(path: Path, adapter: PeftAdapter | None, beside: Path | None) -> Publi
 def _small_files(folder: Path, adapter: PeftAdapter | None) -> dict[str, bytes]:
     others = {MANIFEST, INDEX_FILE}
     if adapter is not None and folder == adapter.path:
-        others |= {ADAPTER_CONFIG, "README.md"}  # they describe the adapter, not what it is merged into
+        # they describe the adapter, not what it is merged into
+        others |= {ADAPTER_CONFIG, "README.md"}
     return {
         file.name: file.read_bytes()
         for file in sorted(folder.iterdir())
@@ -169,15 +193,21 @@ def _first_with(name: str, folders: Sequence[Path]) -> Path:
 
 
 def _base_of(adapter: PeftAdapter) -> Path:
-    """Return the checkpoint that an adapter was trained on. Raises: CheckpointError if it cannot be found or fetched."""
+    """Return the checkpoint that an adapter was trained on.
+
+    Raises: CheckpointError if it cannot be found or fetched.
+    """
     base = adapter.base or ""
     snapshot = _SNAPSHOT.fullmatch(base)
-    wanted = f"{snapshot[1]}/{snapshot[2]}" if snapshot is not None and not Path(base).is_dir() else base
+    wanted = (
+        f"{snapshot[1]}/{snapshot[2]}" if snapshot is not None and not Path(base).is_dir() else base
+    )
     try:
         return _located(wanted, without=(f"{LORA_FOLDER}/*",))
     except CheckpointError as error:
         raise CheckpointError(
-            f"{adapter.path} is an adapter that was trained on {base!r}, which cannot be found here; load the checkpoint "
+            f"{adapter.path} is an adapter that was trained on {base!r}, which cannot be found "
+            "here; load the checkpoint "
             "that it was trained on, and name the adapter beside it (adapter, --adapter)."
         ) from error
 
@@ -188,4 +218,6 @@ def _located(checkpoint: Path | str, without: Sequence[str] = ()) -> Path:
         return path.resolve()
     if isinstance(checkpoint, str) and HUB_ID.fullmatch(checkpoint):
         return downloaded(checkpoint, without=without)
-    raise CheckpointError(f"{checkpoint} is neither a folder nor a hub id such as openvla/openvla-7b.")
+    raise CheckpointError(
+        f"{checkpoint} is neither a folder nor a hub id such as openvla/openvla-7b."
+    )

@@ -1,7 +1,8 @@
 """Checkpoints of the Hugging Face hub: fetched by id, and verified against their published digests.
 
-The hub's client stores a large file under its SHA-256 and links to it from the folder. Files are checked against that name
-when they are read, so that a damaged disk or download raises an error instead of loading wrong weights.
+The hub's client stores a large file under its SHA-256 and links to it from the folder. Files are
+checked against that name when they are read, so that a damaged disk or download raises an error
+instead of loading wrong weights.
 """
 
 import hashlib
@@ -30,17 +31,28 @@ def downloaded(hub_id: str, *, without: Sequence[str] = ()) -> Path:
     try:
         folder = huggingface_hub.snapshot_download(
             hub_id,
-            # Python files are never run here, but `config.json` names them for other loaders of a saved checkpoint
-            allow_patterns=["*.json", "*.safetensors", "*.pt", "*.model", "*.py", "*adapter_model.bin"],
+            # Python files are never run here, but `config.json` names them for other loaders of a
+            # saved checkpoint
+            allow_patterns=[
+                "*.json",
+                "*.safetensors",
+                "*.pt",
+                "*.model",
+                "*.py",
+                "*adapter_model.bin",
+            ],
             ignore_patterns=list(without),
         )
     except Exception as error:  # the hub's client and its transport raise many kinds
-        raise CheckpointError(f"{hub_id} is not a local folder, and cannot be fetched from the hub: {error}") from error
+        raise CheckpointError(
+            f"{hub_id} is not a local folder, and cannot be fetched from the hub: {error}"
+        ) from error
     return Path(folder)
 
 
 def verify_download(path: Path) -> None:
-    """Check a file against its digest, if it is a link to a file named by its digest; other files are not checked.
+    """Check a file against its digest, if it is a link to a file named by its digest; other files
+    are not checked.
 
     Raises: CheckpointError if it differs from what was published.
     """
@@ -51,5 +63,6 @@ def verify_download(path: Path) -> None:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     if digest != stored.name:
         raise CheckpointError(
-            f"{path} differs from what was published (its SHA-256 is {digest}); remove {stored} and fetch it again."
+            f"{path} differs from what was published (its SHA-256 is {digest}); remove {stored} "
+            "and fetch it again."
         )

@@ -1,10 +1,11 @@
 """The trunk's last layer, computed only where its output is read.
 
     all layers before it       all positions: the next one needs keys and values of each
-    the last layer             keys and values of all positions; queries, attention, output and MLP of those that are read
+    the last layer             keys and values of all positions; queries, attention, output and MLP
+    of those that are read
 
-An action is read at a few positions after hundreds of patches. The results equal those of the whole layer, because no
-position needs another's output of the same layer.
+An action is read at a few positions after hundreds of patches. The results equal those of the whole
+layer, because no position needs another's output of the same layer.
 """
 
 from typing import Any
@@ -18,22 +19,29 @@ from vla_rl.models.prismatic.sequence import rows_at
 
 
 class LastLayer(LlamaDecoderLayer):
-    """A decoder layer that takes `read` int64 [B, T], positions by row, and then returns [B, T, D]; without it, all
-    positions.
+    """A decoder layer that takes `read` int64 [B, T], positions by row, and then returns [B, T, D];
+    without it, all positions.
     """
 
     def forward(self, hidden_states: Tensor, *, read: Tensor | None = None, **given: Any) -> Tensor:  # type: ignore[override]
-        """Run the layer. Args: hidden_states [B, L, D], and the keyword arguments of every decoder layer."""
+        """Run the layer.
+
+        Args: hidden_states [B, L, D], and the keyword arguments of every decoder layer.
+        """
         if read is None:
             whole: Tensor = super().forward(hidden_states, **given)
             return whole
         residual = rows_at(hidden_states, read)
         seen = self.input_layernorm(hidden_states)
-        residual = residual + self._attend(seen, read, given["attention_mask"], *given["position_embeddings"])
+        residual = residual + self._attend(
+            seen, read, given["attention_mask"], *given["position_embeddings"]
+        )
         output: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
         return output
 
-    def _attend(self, seen: Tensor, read: Tensor, mask: Tensor | None, cos: Tensor, sin: Tensor) -> Tensor:
+    def _attend(
+        self, seen: Tensor, read: Tensor, mask: Tensor | None, cos: Tensor, sin: Tensor
+    ) -> Tensor:
         attention = self.self_attn
         queries, keys, values = (
             project(rows).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)

@@ -1,9 +1,10 @@
-"""Low-rank adapters on a policy network (Hu et al. 2021, arXiv:2106.09685), by peft, and merging them.
+"""Low-rank adapters on a policy network (Hu et al. 2021, arXiv:2106.09685), by peft, and merging
+them.
 
     W' = W + alpha / rank * B A         A: gaussian, B: zero, so that nothing changes at first
 
-`LoraConfig.targets` selects the layers that get an adapter. Heads and proprio projectors beside the trunk are trained in
-full; all else is frozen.
+`LoraConfig.targets` selects the layers that get an adapter. Heads and proprio projectors beside the
+trunk are trained in full; all else is frozen.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -20,12 +21,16 @@ ADAPTER: Final = "default"
 OUTPUT_HEAD: Final = "language_model.lm_head"
 
 TRAINED_WHOLE: Final = ("action_head.", "proprio_projector.", "noisy_action_projector.", "film.")
-"""Modules that are trained in full: fine-tuning adds them, so they have no pretrained weights to stay near."""
+"""Modules that are trained in full: fine-tuning adds them, so they have no pretrained weights to
+stay near."""
 
 
 def add_adapters(network: nn.Module, config: LoraConfig) -> None:
-    """Add adapters to `network`, freeze their layers, and leave the modules beside the trunk trainable."""
-    from peft import LoraConfig as PeftLoraConfig  # takes seconds to import, so only if there are adapters
+    """Add adapters to `network`, freeze their layers, and leave the modules beside the trunk
+    trainable.
+    """
+    # takes seconds to import, so only if there are adapters
+    from peft import LoraConfig as PeftLoraConfig
     from peft import inject_adapter_in_model
 
     peft_config = PeftLoraConfig(
@@ -50,18 +55,27 @@ def adapted_layers(network: nn.Module, targets: LoraTargets) -> list[str]:
 
     Raises: ConfigError if it lists a layer that the network does not have.
     """
-    layers = {name: module for name, module in network.named_modules() if isinstance(module, nn.Linear | nn.Conv2d)}
+    layers = {
+        name: module
+        for name, module in network.named_modules()
+        if isinstance(module, nn.Linear | nn.Conv2d)
+    }
     if not isinstance(targets, str):
         missing = sorted(set(targets) - layers.keys())
         if missing:
             raise ConfigError(
-                f"lora.targets names {missing[0]}, which is not a linear layer or convolution of this policy"
+                f"lora.targets names {missing[0]}, which is not a linear layer or convolution of "
+                "this policy"
             )
         return list(targets)
     old = {name: module for name, module in layers.items() if not name.startswith(TRAINED_WHOLE)}
     if targets == "all-linear":
         return list(old)
-    return [name for name, module in old.items() if isinstance(module, nn.Linear) and name != OUTPUT_HEAD]
+    return [
+        name
+        for name, module in old.items()
+        if isinstance(module, nn.Linear) and name != OUTPUT_HEAD
+    ]
 
 
 def targets_of(network: nn.Module, layers: Collection[str]) -> LoraTargets:
@@ -76,12 +90,16 @@ def targets_of(network: nn.Module, layers: Collection[str]) -> LoraTargets:
 NetworkT = TypeVar("NetworkT", bound=nn.Module)
 
 
-def with_weights(build: Callable[[], NetworkT], tensors: Mapping[str, Tensor], seed: int) -> NetworkT:
-    """Build a network that differs from another one in its adapters only, with copies of the weights that both have.
+def with_weights(
+    build: Callable[[], NetworkT], tensors: Mapping[str, Tensor], seed: int
+) -> NetworkT:
+    """Build a network that differs from another one in its adapters only, with copies of the
+    weights that both have.
 
     Args:
         build: builds the new network.
-        tensors: the other network's state, with adapters on other layers than the new one, or on none.
+        tensors: the other network's state, with adapters on other layers than the new one, or on
+            none.
         seed: seed of the new adapters.
     """
     first = next(iter(tensors.values()))
@@ -115,7 +133,9 @@ class Adapter(NamedTuple):
     def merged(self, weight: Tensor) -> Tensor:
         """Return the weight plus the adapter: added in float32, rounded to the weight's dtype."""
         with torch.no_grad():
-            down, up = (half.to(weight.device, torch.float32).flatten(1) for half in (self.down, self.up))
+            down, up = (
+                half.to(weight.device, torch.float32).flatten(1) for half in (self.down, self.up)
+            )
             return (weight.float() + (self.scale * (up @ down)).view_as(weight)).to(weight.dtype)
 
 
@@ -124,11 +144,15 @@ def adapter_of(layer: nn.Module) -> Adapter | None:
     wrapped: Any = layer
     if not hasattr(wrapped, "lora_A"):
         return None
-    return Adapter(wrapped.lora_A[ADAPTER].weight, wrapped.lora_B[ADAPTER].weight, wrapped.scaling[ADAPTER])
+    return Adapter(
+        wrapped.lora_A[ADAPTER].weight, wrapped.lora_B[ADAPTER].weight, wrapped.scaling[ADAPTER]
+    )
 
 
 def merged_tensors(network: nn.Module) -> dict[str, Tensor]:
-    """Return the state of the same network without adapters: added in float32, then cast to the weight's dtype."""
+    """Return the state of the same network without adapters: added in float32, then cast to the
+    weight's dtype.
+    """
     merged: dict[str, Tensor] = {}
     layers = dict(network.named_modules())
     for name, tensor in network.state_dict().items():
@@ -139,5 +163,7 @@ def merged_tensors(network: nn.Module) -> dict[str, Tensor]:
             merged[name] = tensor
             continue
         adapter = adapter_of(layers[owner])
-        merged[f"{owner}.{leaf}"] = adapter.merged(tensor) if adapter is not None and leaf == "weight" else tensor
+        merged[f"{owner}.{leaf}"] = (
+            adapter.merged(tensor) if adapter is not None and leaf == "weight" else tensor
+        )
     return merged

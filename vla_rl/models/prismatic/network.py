@@ -31,8 +31,8 @@ class PrismaticNetwork(nn.Module):
         self.language_model = build_trunk(config.llm, is_causal=is_causal)
 
     def head_logits(self, hidden: Tensor, ids: slice) -> Tensor:
-        """Return the logits of the token ids in `ids` for the trunk's output [..., D]; other rows of the head are not
-        computed.
+        """Return the logits of the token ids in `ids` for the trunk's output [..., D]; other rows
+        of the head are not computed.
         """
         head = self.language_model.lm_head
         logits: Tensor = hidden @ head.weight[ids].T
@@ -42,6 +42,8 @@ class PrismaticNetwork(nn.Module):
         return logits
 
     def block_stacks(self) -> tuple[Iterable[nn.Module], ...]:
-        """Return the blocks of both towers and of the trunk, each stack from its first to its last."""
+        """Return the blocks of both towers and of the trunk, each stack from its first to
+        its last.
+        """
         towers = (self.vision_backbone.featurizer, self.vision_backbone.fused_featurizer)
         return (*(tower.blocks for tower in towers), self.language_model.model.layers)

@@ -1,11 +1,12 @@
-"""Base class of the policies on a Prismatic network: weights, processor, copies, adapters, checkpoints.
+"""Base class of the policies on a Prismatic network: weights, processor, copies, adapters,
+checkpoints.
 
     PrismaticPolicy ─┬─ OpenVla                    one action token after the other
                      └─ OftPolicy ─┬─ OpenVlaOft             a chunk of tokens in one pass
                                    └─ ContinuousOpenVlaOft   a chunk of numbers
 
-A family adds sampling and scoring (`sample`, `log_probs`), the meaning of its tokens (`encode`, `decode`), and its
-checkpoint's own files (`checkpoint_files`).
+A family adds sampling and scoring (`sample`, `log_probs`), the meaning of its tokens (`encode`,
+`decode`), and its checkpoint's own files (`checkpoint_files`).
 """
 
 import abc
@@ -48,11 +49,16 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
         config: configuration of the network, its inputs and its outputs.
         network: built from `config`; it is put into evaluation mode, because it has no dropout.
         tokenizer: converts prompts to ids.
-        origin: folder that it was read from, whose other small files are saved with it; None for random weights.
+        origin: folder that it was read from, whose other small files are saved with it; None for
+            random weights.
     """
 
     def __init__(
-        self, config: ConfigT, network: NetworkT, tokenizer: Tokenizer, origin: PublicFolder | None = None
+        self,
+        config: ConfigT,
+        network: NetworkT,
+        tokenizer: Tokenizer,
+        origin: PublicFolder | None = None,
     ) -> None:
         self.config = config
         self._network, self._tokenizer, self._origin = network, tokenizer, origin
@@ -63,7 +69,10 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
 
     @classmethod
     def create(cls, config: ConfigT, seed: int) -> Self:
-        """Create a policy with random weights from `seed`; the global random state is left unchanged."""
+        """Create a policy with random weights from `seed`.
+
+        The global random state is left unchanged.
+        """
         tokenizer = read_tokenizer(config)
         with torch.random.fork_rng():
             torch.manual_seed(seed)
@@ -76,37 +85,49 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
         """Build a network with new weights, from the global random state."""
 
     def save(self, folder: Path | str) -> None:
-        """Write the public layout to a new folder, all of it or nothing. Raises: CheckpointError."""
+        """Write the public layout to a new folder, all of it or nothing.
+
+        Raises: CheckpointError.
+        """
         index = None if self._origin is None else self._origin.index
         tensors, parts = self._files_of(self.checkpoint_tensors())
         write_weights(Path(folder), tensors, self.checkpoint_files(), index, parts)
 
     def copy(self) -> Self:
         """Return the same policy with its own copy of the weights."""
-        copied = type(self)(self.config, copy.deepcopy(self._network), self._tokenizer, self._origin)
+        copied = type(self)(
+            self.config, copy.deepcopy(self._network), self._tokenizer, self._origin
+        )
         if self._record is not None:
             copied.replay_acting(True, self._record)
         return copied
 
     def adapted(self, lora: LoraConfig, seed: int) -> Self:
-        """Return the same policy with new adapters, which are trained instead of its weights; at first it acts as before.
+        """Return the same policy with new adapters, which are trained instead of its weights; at
+        first it acts as before.
 
         Existing adapters are merged into the weights.
         """
         return self._rebuilt(lora, merged_tensors(self._network), seed)
 
     def merged(self) -> Self:
-        """Return the same policy with its adapters merged into the weights, for software that cannot load adapters."""
+        """Return the same policy with its adapters merged into the weights, for software that
+        cannot load adapters.
+        """
         return self._rebuilt(None, merged_tensors(self._network), seed=0)
 
     def recompute_activations(self) -> None:
-        """Recompute the activations of towers and trunk in each later backward pass instead of storing them."""
+        """Recompute the activations of towers and trunk in each later backward pass instead of
+        storing them.
+        """
         recompute_in_backward(*self._network.block_stacks())
 
     def replay_acting(self, is_wanted: bool, record: Record | None = None) -> None:
-        """Start or stop recording and replaying calls that act without a gradient; stopping discards the recordings.
+        """Start or stop recording and replaying calls that act without a gradient; stopping
+        discards the recordings.
 
-        For a network on a GPU. There is one recording for each number of rows and width of prompts, both padded.
+        For a network on a GPU. There is one recording for each number of rows and width of prompts,
+        both padded.
 
         Args:
             is_wanted: whether to record and replay.
@@ -141,7 +162,9 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
     def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy tensors with public names into the network; every name and shape has to match."""
         check_names(self.checkpoint_tensors(), tensors)
-        self._network.load_state_dict({inner_name(name): tensor for name, tensor in tensors.items()})
+        self._network.load_state_dict(
+            {inner_name(name): tensor for name, tensor in tensors.items()}
+        )
 
     def _files_of(
         self, tensors: Mapping[str, Tensor]
@@ -155,7 +178,8 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
         return None
 
     def _acting(self, compute: Compute, batch: PrismaticBatch, *columns: Tensor) -> Tensors:
-        """Return `compute(batch, *columns)`, a method of this policy, replayed from a recording if that is switched on.
+        """Return `compute(batch, *columns)`, a method of this policy, replayed from a recording if
+        that is switched on.
 
         Columns are tensors [B, ...], and so are the results.
         """
@@ -185,4 +209,6 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
 def require_chunks(actions: np.ndarray, chunk_size: int, action_dim: int) -> None:
     """Raise ValueError unless `actions` are chunks [B, chunk_size, action_dim]."""
     if actions.ndim != 3 or actions.shape[1:] != (chunk_size, action_dim):
-        raise ValueError(f"actions are {list(actions.shape)}, expected [B, {chunk_size}, {action_dim}].")
+        raise ValueError(
+            f"actions are {list(actions.shape)}, expected [B, {chunk_size}, {action_dim}]."
+        )

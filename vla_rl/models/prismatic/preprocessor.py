@@ -1,7 +1,8 @@
 """`preprocessor_config.json` of a checkpoint: how its own processor converts a picture to numbers.
 
-Its colour means and deviations are used. Size, interpolation and crop are compared with the image pipelines here; a
-checkpoint with other values is rejected, because it would see pictures that it was not trained on.
+Its colour means and deviations are used. Size, interpolation and crop are compared with the image
+pipelines here; a checkpoint with other values is rejected, because it would see pictures that it
+was not trained on.
 """
 
 from collections.abc import Iterable, Sequence
@@ -21,7 +22,8 @@ BICUBIC: Final = (3, "bicubic")
 
 
 def read_pixel_scaling(folders: Sequence[Path], image_size: int) -> PixelScaling:
-    """Read the colour constants of both towers from the first folder that has the file; without one, the public ones.
+    """Read the colour constants of both towers from the first folder that has the file; without
+    one, the public ones.
 
     Args:
         folders: the checkpoint's folders.
@@ -29,7 +31,9 @@ def read_pixel_scaling(folders: Sequence[Path], image_size: int) -> PixelScaling
 
     Raises: CheckpointError naming the field that differs from the pipelines here, with both values.
     """
-    path = next((path for folder in folders if (path := folder / PREPROCESSOR_FILE).is_file()), None)
+    path = next(
+        (path for folder in folders if (path := folder / PREPROCESSOR_FILE).is_file()), None
+    )
     if path is None:
         return PUBLIC_PIXELS
     try:
@@ -37,14 +41,17 @@ def read_pixel_scaling(folders: Sequence[Path], image_size: int) -> PixelScaling
         _require_known(fields, image_size, path)
         return _pixel_scaling(fields)
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-        raise CheckpointError(f"{path} cannot be read as the settings of an image processor: {error}") from error
+        raise CheckpointError(
+            f"{path} cannot be read as the settings of an image processor: {error}"
+        ) from error
 
 
 def _require_known(fields: dict[str, Any], size: int, path: Path) -> None:
     for name, found, known in _compared(fields, size):
         if found not in known:
             raise CheckpointError(
-                f"{path}: {name} is {found!r}, expected {known[0]!r}: the towers would see other pictures than they were "
+                f"{path}: {name} is {found!r}, expected {known[0]!r}: the towers would see other "
+                "pictures than they were "
                 "trained with."
             )
 
@@ -76,14 +83,20 @@ def _compared(fields: dict[str, Any], size: int) -> Iterable[tuple[str, Any, tup
         for tower in towers:
             held = fields[name][tower]
             yield from (
-                (f"{name}[{tower}].{field}", held[field], known) for field, known in inner.items() if field in held
+                (f"{name}[{tower}].{field}", held[field], known)
+                for field, known in inner.items()
+                if field in held
             )
 
 
 def _pixel_scaling(fields: dict[str, Any]) -> PixelScaling:
-    """Return the constants that the checkpoint's own processor applies: those of `tvf_normalize_params`, if it has any."""
+    """Return the constants that the checkpoint's own processor applies: those of
+    `tvf_normalize_params`, if it has any.
+    """
     if "tvf_normalize_params" in fields:
-        means, stds = ([tower[kind] for tower in fields["tvf_normalize_params"]] for kind in ("mean", "std"))
+        means, stds = (
+            [tower[kind] for tower in fields["tvf_normalize_params"]] for kind in ("mean", "std")
+        )
     elif "means" in fields and "stds" in fields:
         means, stds = fields["means"], fields["stds"]
     else:

@@ -1,7 +1,9 @@
-"""Conversion of observations to a network's input: frames for the towers, text as ids, scaled proprioception.
+"""Conversion of observations to a network's input: frames for the towers, text as ids, scaled
+proprioception.
 
-Runs off the event loop and off the device lane. Frames are processed on the network's device and stay uint8
-(`FusedVisionBackbone` converts them to floats), so that stored, queued and copied batches are four times smaller.
+Runs off the event loop and off the device lane. Frames are processed on the network's device and
+stay uint8 (`FusedVisionBackbone` converts them to floats), so that stored, queued and copied
+batches are four times smaller.
 """
 
 import logging
@@ -56,13 +58,20 @@ class PrismaticBatch:
         return self.images, self.prompts, self.prompt_lengths, *proprio
 
     def widened(self, multiple: int, pad_id: int) -> "PrismaticBatch":
-        """Return the same rows with prompts padded to a multiple of a width, so that few widths occur."""
-        prompts = nn.functional.pad(self.prompts, (0, -self.prompts.shape[1] % multiple), value=pad_id)
+        """Return the same rows with prompts padded to a multiple of a width, so that few widths
+        occur.
+        """
+        prompts = nn.functional.pad(
+            self.prompts, (0, -self.prompts.shape[1] % multiple), value=pad_id
+        )
         return replace(self, prompts=prompts)
 
 
 def prompt_of(instruction: str) -> str:
-    """Return OpenVLA's question. The space at its end is the token that the first action is read from."""
+    """Return OpenVLA's question.
+
+    The space at its end is the token that the first action is read from.
+    """
     return f"In: What action should the robot take to {instruction.lower()}?\nOut: "
 
 
@@ -97,7 +106,9 @@ class PrismaticProcessor:
         """
         prompts = [self._prompt_ids(_instruction(observation)) for observation in observations]
         lengths = [len(ids) for ids in prompts]
-        padded = np.full((len(prompts), max(lengths)), self._config.llm.pad_token_id, dtype=np.int64)
+        padded = np.full(
+            (len(prompts), max(lengths)), self._config.llm.pad_token_id, dtype=np.int64
+        )
         for row, ids in enumerate(prompts):
             padded[row, : len(ids)] = ids
         return PrismaticBatch(
@@ -114,7 +125,9 @@ class PrismaticProcessor:
         cameras = [self._camera(observations, key, device) for key in self._config.cameras]
         return torch.stack(cameras, dim=1)
 
-    def _camera(self, observations: Sequence[Observation], key: str, device: torch.device) -> Tensor:
+    def _camera(
+        self, observations: Sequence[Observation], key: str, device: torch.device
+    ) -> Tensor:
         """Return uint8 [B, 3, S, S]; frames of one size are processed together."""
         frames = [_frame(observation, key) for observation in observations]
         if len({frame.shape for frame in frames}) > 1:
@@ -132,9 +145,13 @@ class PrismaticProcessor:
         if self._proprio_config is None:
             return None
         key, width = self._proprio_config.key, len(self._proprio_config.low)
-        rows = np.stack([_vector(observation, key, width) for observation in observations]).astype(np.float64)
+        rows = np.stack([_vector(observation, key, width) for observation in observations]).astype(
+            np.float64
+        )
         is_zero = (self._proprio_range == 0.0) & (self._proprio_config.constant == "zero")
-        unit = np.where(is_zero, 0.0, 2.0 * (rows - self._proprio_low) / (self._proprio_range + 1e-8) - 1.0)
+        unit = np.where(
+            is_zero, 0.0, 2.0 * (rows - self._proprio_low) / (self._proprio_range + 1e-8) - 1.0
+        )
         return torch.from_numpy(np.clip(unit, -1.0, 1.0).astype(np.float32)).to(device)
 
 
@@ -142,8 +159,8 @@ class PrismaticProcessor:
 def _say_enlarged(height: int, width: int, wanted: int) -> None:
     """Warn about enlarged frames, once for each size."""
     _log.warning(
-        "frames of %d x %d pixels are enlarged to %d x %d, so the policy sees blurred pictures; render larger ones unless "
-"it was trained with these.",
+        "frames of %d x %d pixels are enlarged to %d x %d, so the policy sees blurred pictures; "
+        "render larger ones unless it was trained with these.",
         height, width, wanted, wanted,
     )  # fmt: skip
 
@@ -152,7 +169,8 @@ def _instruction(observation: Observation) -> str:
     instruction = observation.get("instruction")
     if not isinstance(instruction, str):
         raise ValueError(
-            f"observation['instruction'] is {type(instruction).__name__}, expected the task in words (str); "
+            f"observation['instruction'] is {type(instruction).__name__}, expected the task in "
+            "words (str); "
             f"the observation's keys are {sorted(observation)}."
         )
     return instruction
@@ -169,8 +187,10 @@ def _frame(observation: Observation, key: str) -> np.ndarray:
     ):
         return frame
     raise ValueError(
-        f"observation[{key!r}] is {_described(frame)}, expected uint8 [H, W, 3] (RGB, channels last); "
-        f"the observation's keys are {sorted(observation)}, and `cameras` in the policy's config names the images."
+        f"observation[{key!r}] is {_described(frame)}, expected uint8 [H, W, 3] (RGB, channels "
+        "last); "
+        f"the observation's keys are {sorted(observation)}, and `cameras` in the policy's config "
+        "names the images."
     )
 
 
@@ -185,4 +205,8 @@ def _vector(observation: Observation, key: str, width: int) -> np.ndarray:
 
 
 def _described(value: object) -> str:
-    return f"{value.dtype} {list(value.shape)}" if isinstance(value, np.ndarray) else type(value).__name__
+    return (
+        f"{value.dtype} {list(value.shape)}"
+        if isinstance(value, np.ndarray)
+        else type(value).__name__
+    )

@@ -1,7 +1,9 @@
-"""`config.json` of the public checkpoints, and `vla_rl.json` for settings that the public layout lacks.
+"""`config.json` of the public checkpoints, and `vla_rl.json` for settings that the public layout
+lacks.
 
-The public file is kept byte for byte through a load and a save. Tower overrides, cameras, chunk size, gripper, head and
-dialect are stored in ours. A public folder has no `vla_rl.json` and takes the defaults.
+The public file is kept byte for byte through a load and a save. Tower overrides, cameras, chunk
+size, gripper, head and dialect are stored in ours. A public folder has no `vla_rl.json` and takes
+the defaults.
 """
 
 from pathlib import Path
@@ -31,7 +33,10 @@ ARCHITECTURE: Final = "no-align+fused-gelu-mlp"
 
 
 class TextConfig(msgspec.Struct, kw_only=True):
-    """The trunk's configuration; the defaults are the library's, which the public files leave out."""
+    """The trunk's configuration.
+
+    The defaults are the library's, which the public files leave out.
+    """
 
     model_type: str = "llama"
     vocab_size: int = 32064
@@ -90,13 +95,17 @@ class PublicConfig(msgspec.Struct, kw_only=True):
 
 
 def read_public_config(folder: Path) -> PublicConfig:
-    """Read and check `config.json`. Raises: CheckpointError if it is missing, damaged, or of another architecture."""
+    """Read and check `config.json`.
+
+    Raises: CheckpointError if it is missing, damaged, or of another architecture.
+    """
     path = folder / CONFIG_FILE
     try:
         public = msgspec.json.decode(path.read_bytes(), type=PublicConfig)
     except OSError as error:
         raise CheckpointError(
-            f"{path} cannot be read ({error.strerror}); expected a folder with {CONFIG_FILE}, {TOKENIZER_FILE} and "
+            f"{path} cannot be read ({error.strerror}); expected a folder with {CONFIG_FILE}, "
+            f"{TOKENIZER_FILE} and "
             "model.safetensors, whole or in shards."
         ) from error
     except ValueError as error:  # not text, not JSON, or JSON of another kind
@@ -108,25 +117,38 @@ def read_public_config(folder: Path) -> PublicConfig:
         ("image_resize_strategy", "resize-naive"),
     ):
         if getattr(public, name) != expected:
-            raise CheckpointError(f"{path}: {name} is {getattr(public, name)!r}, expected {expected!r}.")
+            raise CheckpointError(
+                f"{path}: {name} is {getattr(public, name)!r}, expected {expected!r}."
+            )
     text = public.text_config
     for name, found, trunk in (
         ("model_type", text.model_type, "llama"),
-        ("num_key_value_heads", text.num_key_value_heads or text.num_attention_heads, text.num_attention_heads),
+        (
+            "num_key_value_heads",
+            text.num_key_value_heads or text.num_attention_heads,
+            text.num_attention_heads,
+        ),
         ("hidden_act", text.hidden_act, "silu"),
         ("rope_theta", text.rope_theta, 10_000.0),
     ):
         if found != trunk:
-            raise CheckpointError(f"{path}: text_config.{name} is {found!r}, expected {trunk!r}, as in Llama 2.")
+            raise CheckpointError(
+                f"{path}: text_config.{name} is {found!r}, expected {trunk!r}, as in Llama 2."
+            )
     if public.timm_override_act_layers != (None, None):
         raise CheckpointError(
-            f"{path}: timm_override_act_layers is {public.timm_override_act_layers!r}, expected none for either tower."
+            f"{path}: timm_override_act_layers is {public.timm_override_act_layers!r}, expected "
+            "none for either tower."
         )
-    table_size = LlmConfig(vocab_size=public.pad_token_id, pad_to_multiple_of=public.pad_to_multiple_of).table_size
+    table_size = LlmConfig(
+        vocab_size=public.pad_token_id, pad_to_multiple_of=public.pad_to_multiple_of
+    ).table_size
     if public.text_config.vocab_size != table_size:
         raise CheckpointError(
-            f"{path}: text_config.vocab_size is {public.text_config.vocab_size}, expected {table_size}: "
-            f"pad_token_id = {public.pad_token_id} and its padding, rounded up to {public.pad_to_multiple_of}."
+            f"{path}: text_config.vocab_size is {public.text_config.vocab_size}, expected "
+            f"{table_size}: "
+            f"pad_token_id = {public.pad_token_id} and its padding, rounded up to "
+            f"{public.pad_to_multiple_of}."
         )
     return public
 
@@ -138,8 +160,12 @@ def shared_config(
     text = public.text_config
     featurizer, fused_featurizer = public.timm_model_ids
     return {
-        "featurizer": VisionTowerConfig(timm_id=featurizer, overrides=extension.featurizer_overrides),
-        "fused_featurizer": VisionTowerConfig(timm_id=fused_featurizer, overrides=extension.fused_featurizer_overrides),
+        "featurizer": VisionTowerConfig(
+            timm_id=featurizer, overrides=extension.featurizer_overrides
+        ),
+        "fused_featurizer": VisionTowerConfig(
+            timm_id=fused_featurizer, overrides=extension.fused_featurizer_overrides
+        ),
         "image_size": public.image_sizes[0],
         "pixels": pixels,
         "llm": LlmConfig(
@@ -147,7 +173,8 @@ def shared_config(
             intermediate_size=text.intermediate_size,
             num_layers=text.num_hidden_layers,
             num_heads=text.num_attention_heads,
-            vocab_size=public.pad_token_id,  # the padding token is the first id after the vocabulary
+            # the padding token is the first id after the vocabulary
+            vocab_size=public.pad_token_id,
             pad_to_multiple_of=public.pad_to_multiple_of,
             rms_norm_eps=text.rms_norm_eps,
             rope_inv_freq_dtype=extension.rope_inv_freq_dtype,
@@ -187,11 +214,16 @@ def public_config(
 def require_family(folder: Path, extension: Extension, family: str) -> None:
     """Raise CheckpointError if the checkpoint names another family; a public one names none."""
     if extension.family not in (None, family):
-        raise CheckpointError(f"{folder} holds a policy of the family {extension.family!r}, expected {family!r}.")
+        raise CheckpointError(
+            f"{folder} holds a policy of the family {extension.family!r}, expected {family!r}."
+        )
 
 
 def known_conventions(extension: Extension) -> Conventions | None:
-    """Return the conventions that a checkpoint was saved with here; None for a public one, which does not say."""
+    """Return the conventions that a checkpoint was saved with here.
+
+    None for a public one, which does not say.
+    """
     if extension.images is None:
         return None
     return Conventions(
@@ -206,20 +238,26 @@ def known_conventions(extension: Extension) -> Conventions | None:
 SaidT = TypeVar("SaidT")
 
 
-def agreed(folder: Path, name: str, known: SaidT | None, asked: SaidT | None, default: SaidT) -> SaidT:
+def agreed(
+    folder: Path, name: str, known: SaidT | None, asked: SaidT | None, default: SaidT
+) -> SaidT:
     """Return the checkpoint's own value, else the requested one, else the default.
 
     Raises: CheckpointError if the requested value differs from the checkpoint's own.
     """
     if known is not None and asked is not None and asked != known:
         raise CheckpointError(
-            f"{folder} has the {name} {known!r}, not {asked!r}; leave it out, because the checkpoint stores its own."
+            f"{folder} has the {name} {known!r}, not {asked!r}; leave it out, because the "
+            "checkpoint stores its own."
         )
     return next(value for value in (known, asked, default) if value is not None)
 
 
 def read_extension(folder: Path) -> Extension:
-    """Read `vla_rl.json`; return the defaults if there is none. Raises: CheckpointError if it cannot be read."""
+    """Read `vla_rl.json`; return the defaults if there is none.
+
+    Raises: CheckpointError if it cannot be read.
+    """
     path = folder / EXTENSION_FILE
     if not path.is_file():
         return Extension()
@@ -235,10 +273,16 @@ def as_text(value: PublicConfig | Extension) -> bytes:
 
 
 def public_name(name: str) -> str:
-    """Return a parameter's name in public files: LayerScale's factor is called `scale_factor` there."""
-    return name.replace(".ls1.gamma", ".ls1.scale_factor").replace(".ls2.gamma", ".ls2.scale_factor")
+    """Return a parameter's name in public files: LayerScale's factor is called `scale_factor`
+    there.
+    """
+    return name.replace(".ls1.gamma", ".ls1.scale_factor").replace(
+        ".ls2.gamma", ".ls2.scale_factor"
+    )
 
 
 def inner_name(name: str) -> str:
     """Return timm's own name; the inverse of `public_name`."""
-    return name.replace(".ls1.scale_factor", ".ls1.gamma").replace(".ls2.scale_factor", ".ls2.gamma")
+    return name.replace(".ls1.scale_factor", ".ls1.gamma").replace(
+        ".ls2.scale_factor", ".ls2.gamma"
+    )

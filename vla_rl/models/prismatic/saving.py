@@ -1,4 +1,6 @@
-"""Small files of a saved checkpoint: those of the loaded folder, unchanged, and ours beside them."""
+"""Small files of a saved checkpoint: those of the loaded folder, unchanged, and ours
+beside them.
+"""
 
 from typing import Any, Final
 
@@ -21,24 +23,32 @@ BOS_ID: Final = 1
 
 
 def read_tokenizer(config: PrismaticConfig) -> Tokenizer:
-    """Read a policy's tokenizer. Raises: ConfigError if its file is not a tokenizer, or does not fit the policy's tokens."""
+    """Read a policy's tokenizer.
+
+    Raises: ConfigError if its file is not a tokenizer, or does not fit the policy's tokens.
+    """
     file, llm = config.tokenizer_file, config.llm
     try:
         tokenizer = Tokenizer.from_file(file)
     except Exception as error:  # the tokenizers library has no narrower exception
-        raise ConfigError(f"tokenizer_file is {file!r}, expected a tokenizer.json: {error}") from error
+        raise ConfigError(
+            f"tokenizer_file is {file!r}, expected a tokenizer.json: {error}"
+        ) from error
     tokenizer.no_padding()
     tokenizer.no_truncation()
     # the public ones hold the padding token too, the first id after the vocabulary
     largest = max(tokenizer.get_vocab(with_added_tokens=True).values(), default=0)
     if largest > llm.pad_token_id:
         raise ConfigError(
-            f"tokenizer_file is {file!r}, which has ids up to {largest}, expected none beyond {llm.pad_token_id}: "
-            f"{llm.vocab_size} tokens, of which the last are actions, and one for padding. It belongs to another policy."
+            f"tokenizer_file is {file!r}, which has ids up to {largest}, expected none beyond "
+            f"{llm.pad_token_id}: "
+            f"{llm.vocab_size} tokens, of which the last are actions, and one for padding. It "
+            "belongs to another policy."
         )
     if tokenizer.encode("").ids[:1] != [BOS_ID]:
         raise ConfigError(
-            f"tokenizer_file is {file!r}, whose prompts do not begin with <s> (id {BOS_ID}), expected one that adds it."
+            f"tokenizer_file is {file!r}, whose prompts do not begin with <s> (id {BOS_ID}), "
+            "expected one that adds it."
         )
     return tokenizer
 
@@ -71,7 +81,9 @@ def checkpoint_files(
 
 def _statistics(config: PrismaticConfig, proprio: ProprioConfig | None) -> dict[str, Any]:
     bounds = config.action_bounds
-    statistics: dict[str, Any] = {"action": {"q01": bounds.low, "q99": bounds.high, "mask": bounds.is_scaled}}
+    statistics: dict[str, Any] = {
+        "action": {"q01": bounds.low, "q99": bounds.high, "mask": bounds.is_scaled}
+    }
     if proprio is not None:
         statistics["proprio"] = {"q01": proprio.low, "q99": proprio.high}
     return {config.norm_key: statistics}

@@ -13,12 +13,16 @@ def is_token(lengths: Tensor, num_positions: int) -> Tensor:
 
 
 def both_ways(lengths: Tensor, num_positions: int) -> Tensor:
-    """Return the bool [B, 1, L, L] attention mask: every position sees every token of its row, before it or after."""
+    """Return the bool [B, 1, L, L] attention mask: every position sees every token of its row,
+    before it or after.
+    """
     return is_token(lengths, num_positions)[:, None, None, :].expand(-1, 1, num_positions, -1)
 
 
 def put_after(rows: Tensor, lengths: Tensor, tail: Tensor, fill: int) -> Tensor:
-    """Insert ids `tail` int64 [B, T] right after the first `lengths` ids of `rows` int64 [B, P]: int64 [B, P + T]."""
+    """Insert ids `tail` int64 [B, T] right after the first `lengths` ids of `rows` int64 [B, P]:
+    int64 [B, P + T].
+    """
     width, num_tail = rows.shape[1], tail.shape[1]
     place = torch.arange(width + num_tail, device=rows.device) - lengths[:, None]
     padded = torch.nn.functional.pad(rows, (0, num_tail), value=fill).masked_fill(place >= 0, fill)

@@ -1,8 +1,8 @@
 """The Llama trunk of transformers, with causal or bidirectional attention and exact positions.
 
-Two faults ruin a policy without an error: a causal mask in OpenVLA-OFT (tens of points), and rotary frequencies rounded by a
-cast to bfloat16 (a phase error of 0.4 rad at position 300). The first is checked by `refuse_causal`; the second cannot
-happen to `ExactRotary`.
+Two faults ruin a policy without an error: a causal mask in OpenVLA-OFT (tens of points), and rotary
+frequencies rounded by a cast to bfloat16 (a phase error of 0.4 rad at position 300). The first is
+checked by `refuse_causal`; the second cannot happen to `ExactRotary`.
 """
 
 from collections.abc import Callable
@@ -49,7 +49,10 @@ class ExactRotary(LlamaRotaryEmbedding):
 
 
 def build_trunk(config: LlmConfig, *, is_causal: bool) -> LlamaForCausalLM:
-    """Build a Llama with the public parameter names; the rest of its configuration is the library's defaults."""
+    """Build a Llama with the public parameter names.
+
+    The rest of its configuration is the library's defaults.
+    """
     llama = LlamaConfig(
         vocab_size=config.table_size,
         hidden_size=config.hidden_size,
@@ -78,25 +81,37 @@ def refuse_causal(attend: Callable[[Tensor, Tensor], Tensor], width: int, like: 
         width: D.
         like: a parameter, whose device and dtype are used.
     """
-    tokens = torch.linspace(-1.0, 1.0, 3 * width, device=like.device).view(1, 3, width).to(like.dtype)
+    tokens = (
+        torch.linspace(-1.0, 1.0, 3 * width, device=like.device).view(1, 3, width).to(like.dtype)
+    )
     changed = torch.cat([tokens[:, :2], -tokens[:, 2:]], dim=1)
     lengths = torch.tensor([3], device=like.device)
     with torch.no_grad():
         before, after = (attend(sequence, lengths)[0, 0] for sequence in (tokens, changed))
     if torch.equal(before, after):
         raise ConfigError(
-            "the trunk attends causally: its first token does not see its last one. OpenVLA-OFT decodes in parallel and "
-            "needs bidirectional attention; a causal trunk raises no error and loses tens of points. "
+            "the trunk attends causally: its first token does not see its last one. OpenVLA-OFT "
+            "decodes in parallel and "
+            "needs bidirectional attention; a causal trunk raises no error and loses tens of "
+            "points. "
             "Use sdpa attention with the network's own mask."
         )
 
 
 def materialise(network: nn.Module, device: torch.device | str) -> None:
-    """Compute the buffers (positions, constants) that no checkpoint holds, for a network built on the meta device."""
+    """Compute the buffers (positions, constants) that no checkpoint holds, for a network built on
+    the meta device.
+    """
     for module in network.modules():
         compute: Any = getattr(module, "materialise", None)
         if compute is not None:
             compute(torch.device(device))
-    left = [name for name, tensor in (*network.named_parameters(), *network.named_buffers()) if tensor.is_meta]
+    left = [
+        name
+        for name, tensor in (*network.named_parameters(), *network.named_buffers())
+        if tensor.is_meta
+    ]
     if left:
-        raise ConfigError(f"{len(left)} tensors were neither loaded nor computed: {', '.join(left[:8])}.")
+        raise ConfigError(
+            f"{len(left)} tensors were neither loaded nor computed: {', '.join(left[:8])}."
+        )

@@ -1,10 +1,11 @@
-"""Fused vision towers and their projector, as in OpenVLA: DINOv2's and SigLIP's features are joined for each patch.
+"""Fused vision towers and their projector, as in OpenVLA: DINOv2's and SigLIP's features are joined
+for each patch.
 
     images uint8 [B, N, 3, S, S] ─► DINOv2 normalisation  ─► featurizer       ─┐
                                  └► SigLIP normalisation  ─► fused_featurizer ─┴► channels ─► projector [B, N * P, D]
 
-Parameter names are those of the public checkpoints (`featurizer`, `fused_featurizer`; `fc1`, `fc2`, `fc3`), except for
-timm's own names inside the towers. Every OpenVLA family uses this module.
+Parameter names are those of the public checkpoints (`featurizer`, `fused_featurizer`; `fc1`, `fc2`,
+`fc3`), except for timm's own names inside the towers. Every OpenVLA family uses this module.
 """
 
 from collections.abc import Callable, Mapping
@@ -25,10 +26,13 @@ def build_tower(timm_id: str, image_size: int, overrides: Mapping[str, Any]) -> 
     Raises: ConfigError if timm cannot build it.
     """
     try:
-        tower: nn.Module = timm.create_model(timm_id, pretrained=False, num_classes=0, img_size=image_size, **overrides)
+        tower: nn.Module = timm.create_model(
+            timm_id, pretrained=False, num_classes=0, img_size=image_size, **overrides
+        )
     except (RuntimeError, ValueError, TypeError, AssertionError) as error:
         raise ConfigError(
-            f"timm cannot build the vision tower {timm_id!r} at {image_size} pixels with {dict(overrides)}: {error}; "
+            f"timm cannot build the vision tower {timm_id!r} at {image_size} pixels with "
+            f"{dict(overrides)}: {error}; "
             "expected one of its ViTs, such as those of the public checkpoints."
         ) from error
     return tower
@@ -54,18 +58,23 @@ def _second_to_last_block(tower: nn.Module, pixels: Tensor, name: str) -> Tensor
 class FusedVisionBackbone(nn.Module):
     """Two ViTs on the same image; their patch features are concatenated along the channels.
 
-    A feature is the output of the second-to-last block, without the final norm; prefix tokens (class, registers) are
-    dropped. The last block, the norm and SigLIP's pooling never run; they exist because checkpoints hold them.
+    A feature is the output of the second-to-last block, without the final norm; prefix tokens
+    (class, registers) are dropped. The last block, the norm and SigLIP's pooling never run; they
+    exist because checkpoints hold them.
     """
 
-    def __init__(self, featurizer: nn.Module, fused_featurizer: nn.Module, *, pixels: PixelScaling) -> None:
+    def __init__(
+        self, featurizer: nn.Module, fused_featurizer: nn.Module, *, pixels: PixelScaling
+    ) -> None:
         super().__init__()
         self.featurizer, self.fused_featurizer = featurizer, fused_featurizer
         self._pixels = pixels
         self.materialise(torch.device("cpu"))
 
     def materialise(self, device: torch.device) -> None:
-        """Move the normalisation constants to `device`: a network built on the meta device has none."""
+        """Move the normalisation constants to `device`: a network built on the meta device has
+        none.
+        """
         (dino_mean, siglip_mean), (dino_std, siglip_std) = self._pixels.means, self._pixels.stds
         rows = (dino_mean, dino_std, siglip_mean, siglip_std)
         constants = torch.tensor(rows, dtype=torch.float32, device=device)
@@ -77,7 +86,10 @@ class FusedVisionBackbone(nn.Module):
         return int(self.featurizer.embed_dim) + int(self.fused_featurizer.embed_dim)  # type: ignore[arg-type]
 
     def forward(self, images: Tensor, look: Look = _second_to_last_block) -> Tensor:
-        """Compute patch features [B, N * patches, width] of images uint8 [B, N, 3, S, S]; `look` runs a tower on pixels."""
+        """Compute patch features [B, N * patches, width] of images uint8 [B, N, 3, S, S].
+
+        `look` runs a tower on pixels.
+        """
         batch, num_images = images.shape[:2]
         pixels = images.flatten(0, 1).float() / 255.0
         dino_mean, dino_std, siglip_mean, siglip_std = self._constants.float().unbind(0)  # type: ignore[operator]
@@ -86,7 +98,9 @@ class FusedVisionBackbone(nn.Module):
             ("featurizer", (pixels - dino_mean) / dino_std),
             ("fused_featurizer", (pixels - siglip_mean) / siglip_std),
         )
-        patches = torch.cat([look(getattr(self, name), seen.to(dtype), name) for name, seen in towers], dim=-1)
+        patches = torch.cat(
+            [look(getattr(self, name), seen.to(dtype), name) for name, seen in towers], dim=-1
+        )
         return patches.view(batch, num_images * patches.shape[1], patches.shape[2])
 
 
@@ -106,7 +120,9 @@ class Projector(nn.Module):
 
 
 class ProprioProjector(nn.Module):
-    """The 2-layer MLP that turns normalised proprioception into one token, exact GELU between the layers."""
+    """The 2-layer MLP that turns normalised proprioception into one token, exact GELU between the
+    layers.
+    """
 
     def __init__(self, num_inputs: int, llm_width: int) -> None:
         super().__init__()

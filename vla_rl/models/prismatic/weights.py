@@ -1,9 +1,10 @@
-"""Weights of a public checkpoint, read from safetensors files directly into a network on the meta device.
+"""Weights of a public checkpoint, read from safetensors files directly into a network on the meta
+device.
 
-    folder ─► which file holds which tensor ─► names checked ─► room checked ─► one tensor at a time: read, cast, assigned
+    folder ─► file of each tensor ─► names checked ─► memory checked ─► each tensor: read, cast, assigned
 
-The network is built on the meta device, so that host memory holds the weights only once. Names are strict both ways: missing
-and unknown tensors are listed before any is read.
+The network is built on the meta device, so that host memory holds the weights only once. Names are
+strict both ways: missing and unknown tensors are listed before any is read.
 """
 
 import pickle
@@ -35,7 +36,8 @@ NORM: Final = "language_model.model.norm.weight"
 NAMES_SHOWN: Final = 8
 
 LFS_POINTER: Final = b"version https://git-lfs"
-"""First bytes of the pointer file that replaces a large file in a repository cloned without Git LFS."""
+"""First bytes of the pointer file that replaces a large file in a repository cloned without Git
+LFS."""
 
 
 class IndexMetadata(msgspec.Struct):
@@ -57,25 +59,34 @@ def holds_weights(folder: Path) -> bool:
 
 
 def tensor_files(folder: Path) -> dict[str, str]:
-    """Return the file of each tensor in `folder`. Raises: CheckpointError if the folder has no weights or lacks shards."""
+    """Return the file of each tensor in `folder`.
+
+    Raises: CheckpointError if the folder has no weights or lacks shards.
+    """
     if (folder / INDEX_FILE).is_file():
         files = _decode(folder / INDEX_FILE, Index).weight_map
         missing = sorted({name for name in files.values() if not (folder / name).is_file()})
         if missing:
             raise CheckpointError(
-                f"{folder} lacks {_some(missing)} of {len(set(files.values()))} shards that {INDEX_FILE} lists; "
+                f"{folder} lacks {_some(missing)} of {len(set(files.values()))} shards that "
+                f"{INDEX_FILE} lists; "
                 "download them, because the others cannot be used alone."
             )
         return files
     path = folder / SINGLE_FILE
     if not path.is_file():
-        raise CheckpointError(f"{folder} holds no weights; expected {SINGLE_FILE}, or {INDEX_FILE} and its shards.")
+        raise CheckpointError(
+            f"{folder} holds no weights; expected {SINGLE_FILE}, or {INDEX_FILE} and its shards."
+        )
     with _opened(path) as file:
         return dict.fromkeys(file.keys(), SINGLE_FILE)
 
 
 def stored_dtype(folder: Path, name: str) -> torch.dtype:
-    """Return the dtype of one tensor in its file. Raises: CheckpointError if there is none of that name."""
+    """Return the dtype of one tensor in its file.
+
+    Raises: CheckpointError if there is none of that name.
+    """
     files = tensor_files(folder)
     if name not in files:
         raise CheckpointError(f"{folder} holds no {name} among its {len(files)} tensors.")
@@ -102,11 +113,13 @@ def load_weights(
         inner_name: maps a public name to the network's.
         beside: tensors of separate files, by public name; they replace the folder's.
         adapters: adapters by layer; each is merged into its layer's weight.
-        missing: prefixes of the network's names that the folder does not have; those are left unchanged.
+        missing: prefixes of the network's names that the folder does not have; those are left
+            unchanged.
         dtype: data type of the parameters; None keeps the files'.
         device: device of the parameters.
 
-    Raises: CheckpointError naming missing, unknown, misshapen, damaged or non-finite tensors, or the missing memory.
+    Raises: CheckpointError naming missing, unknown, misshapen, damaged or non-finite tensors, or
+    the missing memory.
     """
     if (folder / MANIFEST).is_file():
         verify_folder(folder)
@@ -116,7 +129,11 @@ def load_weights(
             by_file.setdefault(file, []).append(name)
     held = {**_shapes_in(folder, by_file), **_shapes(beside)}
     _refuse_misfits(adapters, held, folder)
-    expected = {name: tensor for name, tensor in network.state_dict().items() if not name.startswith(missing)}
+    expected = {
+        name: tensor
+        for name, tensor in network.state_dict().items()
+        if not name.startswith(missing)
+    }
     _refuse_others(_shapes(expected), {inner_name(name): shape for name, shape in held.items()})
     if dtype is None:
         num_bytes = sum((folder / file).stat().st_size for file in by_file)
@@ -127,11 +144,17 @@ def load_weights(
         verify_download(folder / file)
     for name, tensor in _all_tensors(folder, by_file, beside):
         if tensor.is_floating_point() and not _is_finite(tensor):
-            raise CheckpointError(f"{name} in {folder} has numbers that are not finite; the file is damaged.")
+            raise CheckpointError(
+                f"{name} in {folder} has numbers that are not finite; the file is damaged."
+            )
         moved, layer = tensor.to(device), name.removesuffix(".weight")
         if layer in adapters:
             moved = adapters[layer].merged(moved)
-        _assign(network, inner_name(name), moved.to(dtype) if dtype and tensor.is_floating_point() else moved)
+        _assign(
+            network,
+            inner_name(name),
+            moved.to(dtype) if dtype and tensor.is_floating_point() else moved,
+        )
 
 
 def check_names(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
@@ -139,16 +162,20 @@ def check_names(expected: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> 
     _refuse_others(_shapes(expected), _shapes(found))
 
 
-def _refuse_misfits(adapters: Mapping[str, Adapter], held: Mapping[str, list[int]], folder: Path) -> None:
+def _refuse_misfits(
+    adapters: Mapping[str, Adapter], held: Mapping[str, list[int]], folder: Path
+) -> None:
     for layer, adapter in adapters.items():
         shape = held.get(f"{layer}.weight")
         if shape is None:
             raise CheckpointError(
-                f"an adapter belongs to {layer}, which {folder} does not have; the adapter is for another model."
+                f"an adapter belongs to {layer}, which {folder} does not have; the adapter is for "
+                "another model."
             )
         if adapter.weight_shape != shape:
             raise CheckpointError(
-                f"the adapter of {layer} fits a weight of shape {adapter.weight_shape}; that of {folder} has {shape}."
+                f"the adapter of {layer} fits a weight of shape {adapter.weight_shape}; that of "
+                f"{folder} has {shape}."
             )
 
 
@@ -170,24 +197,27 @@ def _refuse_others(expected: Mapping[str, list[int]], found: Mapping[str, list[i
     complaints = [f"{len(names)} {kind}: {_some(names)}" for kind, names in kinds if names]
     if complaints:
         raise CheckpointError(
-            f"the checkpoint's tensors do not fit the network of its config ({len(expected)} expected): "
-            + "; ".join(complaints)
+            f"the checkpoint's tensors do not fit the network of its config ({len(expected)} "
+            "expected): " + "; ".join(complaints)
         )
 
 
 def load_part(path: Path) -> dict[str, Tensor]:
-    """Read a `.pt` part of the reference code, such as an action head: tensors by name, without DDP's prefix; no pickled
-    code is run.
+    """Read a `.pt` part of the reference code, such as an action head: tensors by name, without
+    DDP's prefix; no pickled code is run.
     """
     _refuse_pointer(path)
     verify_download(path)
     if not zipfile.is_zipfile(path):
-        raise CheckpointError(f"{path} is not a whole PyTorch file ({path.stat().st_size} bytes); download it again.")
+        raise CheckpointError(
+            f"{path} is not a whole PyTorch file ({path.stat().st_size} bytes); download it again."
+        )
     try:
         part = torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{path} holds more than tensors by name; expected a state dict. Other objects could run code."
+            f"{path} holds more than tensors by name; expected a state dict. Other objects could "
+            "run code."
         ) from error
     except (OSError, RuntimeError, ValueError, EOFError) as error:
         raise CheckpointError(f"{path} cannot be read: {error}; download it again.") from error
@@ -199,12 +229,20 @@ def load_part(path: Path) -> dict[str, Tensor]:
 
 
 def find_part(folders: Sequence[Path], name: str) -> Path | None:
-    """Return the one file `*<name>*checkpoint*` of the first folder that has any. Raises: CheckpointError for several."""
+    """Return the one file `*<name>*checkpoint*` of the first folder that has any.
+
+    Raises: CheckpointError for several.
+    """
     for folder in folders:
-        found = sorted(path for path in folder.glob(f"*{name}*") if "checkpoint" in path.name and path.is_file())
+        found = sorted(
+            path
+            for path in folder.glob(f"*{name}*")
+            if "checkpoint" in path.name and path.is_file()
+        )
         if len(found) > 1:
             raise CheckpointError(
-                f"{folder} holds {_some([path.name for path in found])}; expected one file for {name}."
+                f"{folder} holds {_some([path.name for path in found])}; expected one file for "
+                f"{name}."
             )
         if found:
             return found[0]
@@ -225,7 +263,9 @@ def _shapes_in(folder: Path, by_file: Mapping[str, list[str]]) -> dict[str, list
         with _opened(folder / file) as opened:
             lost = sorted(set(names) - set(opened.keys()))
             if lost:
-                raise CheckpointError(f"{folder / file} lacks {_some(lost)}, which {INDEX_FILE} says it holds.")
+                raise CheckpointError(
+                    f"{folder / file} lacks {_some(lost)}, which {INDEX_FILE} says it holds."
+                )
             shapes |= {name: opened.get_slice(name).get_shape() for name in names}
     return shapes
 
@@ -257,13 +297,17 @@ def _tensors(path: Path, names: list[str]) -> Iterator[tuple[str, Tensor]]:
             try:
                 yield name, file.get_tensor(name)
             except SafetensorError as error:
-                raise CheckpointError(f"{name} in {path} cannot be read: {error}; the file is damaged.") from error
+                raise CheckpointError(
+                    f"{name} in {path} cannot be read: {error}; the file is damaged."
+                ) from error
 
 
 def _refuse_pointer(path: Path) -> None:
     with path.open("rb") as file:
         if file.read(len(LFS_POINTER)) == LFS_POINTER:
-            raise CheckpointError(f"{path} is a Git LFS pointer, not the file itself; fetch it (git lfs pull).")
+            raise CheckpointError(
+                f"{path} is a Git LFS pointer, not the file itself; fetch it (git lfs pull)."
+            )
 
 
 def _opened(path: Path) -> Any:
@@ -271,11 +315,15 @@ def _opened(path: Path) -> Any:
     try:
         return safe_open(path, framework="pt", device="cpu")
     except (OSError, SafetensorError) as error:
-        raise CheckpointError(f"{path} is not a whole safetensors file: {error}; download it again.") from error
+        raise CheckpointError(
+            f"{path} is not a whole safetensors file: {error}; download it again."
+        ) from error
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Return whether all numbers are finite, without a copy of its size: minimum and maximum are NaN if any number is."""
+    """Return whether all numbers are finite, without a copy of its size: minimum and maximum are
+    NaN if any number is.
+    """
     return tensor.numel() == 0 or all(bool(torch.isfinite(end)) for end in torch.aminmax(tensor))
 
 
@@ -283,7 +331,9 @@ def _assign(network: nn.Module, name: str, tensor: Tensor) -> None:
     owner_name, _, leaf = name.rpartition(".")
     owner = network.get_submodule(owner_name)
     if leaf in owner._parameters:
-        owner.register_parameter(leaf, nn.Parameter(tensor, requires_grad=tensor.is_floating_point()))
+        owner.register_parameter(
+            leaf, nn.Parameter(tensor, requires_grad=tensor.is_floating_point())
+        )
     else:
         owner.register_buffer(leaf, tensor)
 

@@ -1,4 +1,6 @@
-"""Write a checkpoint in the public layout: one file of weights, or shards and their index, and small files beside them."""
+"""Write a checkpoint in the public layout: one file of weights, or shards and their index, and
+small files beside them.
+"""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +24,8 @@ def write_weights(
     index: bytes | None = None,
     parts: Mapping[str, Mapping[str, Tensor]] = MappingProxyType({}),
 ) -> None:
-    """Write a checkpoint folder, all of it or nothing: one file of weights, or shards and their index if it is large.
+    """Write a checkpoint folder, all of it or nothing: one file of weights, or shards and their
+    index if it is large.
 
     Args:
         folder: must not exist yet.
@@ -41,7 +44,9 @@ def write_weights(
             writer.write_tensors(name, shard)
         if len(shards) > 1 and index is None:
             weight_map = {key: name for name, shard in shards.items() for key in shard}
-            index = msgspec.json.format(msgspec.json.encode(Index(weight_map, IndexMetadata(num_bytes))), indent=2)
+            index = msgspec.json.format(
+                msgspec.json.encode(Index(weight_map, IndexMetadata(num_bytes))), indent=2
+            )
         if index is not None:
             writer.write_bytes(INDEX_FILE, index)
         for name, part in parts.items():
@@ -76,4 +81,7 @@ def _shards(tensors: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
         size += tensor.nbytes
     if len(parts) == 1:
         return {SINGLE_FILE: parts[0]}
-    return {f"model-{number:05d}-of-{len(parts):05d}.safetensors": part for number, part in enumerate(parts, start=1)}
+    return {
+        f"model-{number:05d}-of-{len(parts):05d}.safetensors": part
+        for number, part in enumerate(parts, start=1)
+    }

@@ -1,4 +1,5 @@
-"""Policies served by vLLM: requests and weights in the client process, networks in the engine processes.
+"""Policies served by vLLM: requests and weights in the client process, networks in the engine
+processes.
 
 serve       a policy of any family as `vla_rl.engines.vllm.VllmEngine` takes it
 plugin      registration that vLLM calls in every engine process

@@ -28,7 +28,11 @@ class ServedConfig(PretrainedConfig):  # type: ignore[no-untyped-call]
         **kwargs: Any,
     ) -> None:
         self.policy = policy or {}
-        self.text_config = text_config if isinstance(text_config, LlamaConfig) else LlamaConfig(**(text_config or {}))
+        self.text_config = (
+            text_config
+            if isinstance(text_config, LlamaConfig)
+            else LlamaConfig(**(text_config or {}))
+        )
         self.num_features = num_features
         super().__init__(**kwargs)
 

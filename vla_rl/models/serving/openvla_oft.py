@@ -1,10 +1,12 @@
-"""OpenVLA-OFT inside an engine process: a whole chunk in one bidirectional pass, sampled in the engine.
+"""OpenVLA-OFT inside an engine process: a whole chunk in one bidirectional pass, sampled in the
+engine.
 
     position  0     1 .. F      F + 1 .. F + P - 1    then T of them    then
     token     BOS   features    prompt without BOS    placeholders      stop
 
-Number k is read one position before its placeholder, as in `OpenVlaOftNetwork`; the noise of a row comes from its own seed,
-as in the torch engine, so both choose the same tokens from the same logits.
+Number k is read one position before its placeholder, as in `OpenVlaOftNetwork`; the noise of a row
+comes from its own seed, as in the torch engine, so both choose the same tokens from the same
+logits.
 """
 
 from collections.abc import Sequence
@@ -26,7 +28,10 @@ class ActionPooler(Pooler):  # type: ignore[misc]
 
     def __init__(self, config: OpenVlaOftConfig, model: "ServedOpenVlaOft") -> None:
         super().__init__()
-        self._num_tokens, self._num_behind = config.num_action_tokens, 1 + int(config.has_stop_token)
+        self._num_tokens, self._num_behind = (
+            config.num_action_tokens,
+            1 + int(config.has_stop_token),
+        )
         self._rows = slice(config.llm.vocab_size - config.num_bins, config.llm.vocab_size)
         self._model = [model]  # in a list, so that it is not registered as a submodule
 
@@ -35,12 +40,18 @@ class ActionPooler(Pooler):  # type: ignore[misc]
         return {POOLING_TASK}
 
     def forward(self, hidden_states: Tensor, pooling_metadata: Any) -> list[Tensor]:
-        """Return float32 [3, T] for each request: index among the action tokens, log-prob, weight version."""
+        """Return float32 [3, T] for each request: index among the action tokens, log-prob, weight
+        version.
+        """
         model = self._model[0]
         cursor = pooling_metadata.get_pooling_cursor()
         samplings = [_sampling(params.extra_kwargs) for params in pooling_metadata.pooling_params]
         last = cursor.last_token_indices_gpu
-        place = last[:, None] - self._num_behind - torch.arange(self._num_tokens - 1, -1, -1, device=last.device)
+        place = (
+            last[:, None]
+            - self._num_behind
+            - torch.arange(self._num_tokens - 1, -1, -1, device=last.device)
+        )
         read = hidden_states[place.clamp(min=0)]  # vLLM's own dummies may be shorter than a chunk
         logits = read @ model.language_model.lm_head.weight[self._rows].T
         chosen, log_probs = choose_tokens(logits, samplings)
@@ -79,5 +90,7 @@ class ServedOpenVlaOft(ServedPrismatic):
             return words
         assert is_multimodal is not None
         embedded = words.clone()
-        embedded[is_multimodal.to(words.device)] = torch.cat(list(multimodal_embeddings)).to(words.dtype)
+        embedded[is_multimodal.to(words.device)] = torch.cat(list(multimodal_embeddings)).to(
+            words.dtype
+        )
         return embedded

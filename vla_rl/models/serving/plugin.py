@@ -1,6 +1,7 @@
 """vLLM plugin: registers this package's models in an engine process before vLLM builds one.
 
-vLLM calls it through the entry point `vllm.general_plugins`, in the client process and in every engine process.
+vLLM calls it through the entry point `vllm.general_plugins`, in the client process and in every
+engine process.
 """
 
 import multiprocessing
@@ -16,7 +17,10 @@ _WATCHER: Final = "vla_rl-parent"
 
 
 def register() -> None:
-    """Register architectures, configuration and weight transfer, once a process; watch the parent of a child process."""
+    """Register architectures, configuration and weight transfer, once a process.
+
+    Watch the parent of a child process.
+    """
     from transformers import AutoConfig
 
     from vla_rl.models.serving.config import ServedConfig
@@ -30,7 +34,9 @@ def register() -> None:
 
 
 def _leave_with_the_parent() -> None:
-    """End this process with its parent, also if Python skipped the `preload` folder (its flags -E and -I)."""
+    """End this process with its parent, also if Python skipped the `preload` folder (its flags -E
+    and -I).
+    """
     parent = multiprocessing.parent_process()
     if parent is None or any(thread.name == _WATCHER for thread in threading.enumerate()):
         return

@@ -28,7 +28,12 @@ from vla_rl.engines.vllm.adapter import (
 from vla_rl.engines.vllm.requests import engine_input
 from vla_rl.engines.vllm.served import EngineRequest
 from vla_rl.models.prismatic.config import PrismaticConfig, ProprioConfig
-from vla_rl.models.prismatic.vision import FusedVisionBackbone, Projector, ProprioProjector, build_tower
+from vla_rl.models.prismatic.vision import (
+    FusedVisionBackbone,
+    Projector,
+    ProprioProjector,
+    build_tower,
+)
 
 MODALITY = "image"
 
@@ -46,7 +51,9 @@ class ServedPrismatic(nn.Module, SupportsMultiModal):  # type: ignore[misc]
     _mark_tower_model: Callable[..., AbstractContextManager[None]]
     _mark_language_model: Callable[..., AbstractContextManager[None]]
 
-    def __init__(self, vllm_config: Any, policy: PrismaticConfig, proprio: ProprioConfig | None, prefix: str) -> None:
+    def __init__(
+        self, vllm_config: Any, policy: PrismaticConfig, proprio: ProprioConfig | None, prefix: str
+    ) -> None:
         super().__init__()
         self.config = vllm_config.model_config.hf_config
         self.weight_version = -1
@@ -59,8 +66,12 @@ class ServedPrismatic(nn.Module, SupportsMultiModal):  # type: ignore[misc]
                 pixels=policy.pixels,
             )
             self.vision_backbone.materialise(vllm_config.device_config.device)
-            self.projector: Projector = Projector(self.vision_backbone.width, policy.llm.hidden_size)
-            self.proprio_projector = ProprioProjector(len(proprio.low), policy.llm.hidden_size) if proprio else None
+            self.projector: Projector = Projector(
+                self.vision_backbone.width, policy.llm.hidden_size
+            )
+            self.proprio_projector = (
+                ProprioProjector(len(proprio.low), policy.llm.hidden_size) if proprio else None
+            )
         with self._mark_language_model(vllm_config):
             self.language_model: Any = init_vllm_registered_model(
                 vllm_config=vllm_config,
@@ -70,7 +81,9 @@ class ServedPrismatic(nn.Module, SupportsMultiModal):  # type: ignore[misc]
         self.make_empty_intermediate_tensors = self.language_model.make_empty_intermediate_tensors
 
     def embed_multimodal(self, **features: Tensor) -> list[Tensor]:
-        """Return one [num_features, D] for each request: patches of all its pictures, then proprioception."""
+        """Return one [num_features, D] for each request: patches of all its pictures, then
+        proprioception.
+        """
         if "images" not in features:
             return []
         seen = self.projector(self.vision_backbone(_stacked(features["images"])))
@@ -115,7 +128,9 @@ class ServedInfo(BaseProcessingInfo):  # type: ignore[misc]
         """Return the limit, one item: all pictures of an observation and its proprioception."""
         return {MODALITY: 1}
 
-    def get_mm_max_tokens_per_item(self, seq_len: int, mm_counts: Mapping[str, int]) -> Mapping[str, int]:
+    def get_mm_max_tokens_per_item(
+        self, seq_len: int, mm_counts: Mapping[str, int]
+    ) -> Mapping[str, int]:
         """Return the number of tokens of an item, which is constant."""
         return {MODALITY: self.get_hf_config().num_features}
 
@@ -127,13 +142,17 @@ class ServedDummies(BaseDummyInputsBuilder):  # type: ignore[misc]
         """Return no text: this processor takes none."""
         return ""
 
-    def get_dummy_mm_data(self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any) -> dict[str, Any]:
+    def get_dummy_mm_data(
+        self, seq_len: int, mm_counts: Mapping[str, int], mm_options: Any
+    ) -> dict[str, Any]:
         """Return no data: the processor makes its own."""
         return {}
 
 
 class ServedProcessor(BaseMultiModalProcessor):  # type: ignore[misc]
-    """Processor for dummies only: real requests arrive processed (`vla_rl.models.serving.serve`)."""
+    """Processor for dummies only: real requests arrive processed
+    (`vla_rl.models.serving.serve`).
+    """
 
     requires_tokenizer = False
 
@@ -148,10 +167,14 @@ class ServedProcessor(BaseMultiModalProcessor):  # type: ignore[misc]
         request = EngineRequest([1] * (1 + config.num_features), features, 1, config.num_features)
         return engine_input(request, MODALITY, "dummy")
 
-    def _get_mm_fields_config(self, hf_inputs: Any, hf_processor_mm_kwargs: Any) -> Mapping[str, Any]:
+    def _get_mm_fields_config(
+        self, hf_inputs: Any, hf_processor_mm_kwargs: Any
+    ) -> Mapping[str, Any]:
         return {name: MultiModalFieldConfig.batched(MODALITY) for name in ("images", "proprio")}
 
-    def _get_prompt_updates(self, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any) -> Sequence[Any]:
+    def _get_prompt_updates(
+        self, mm_items: Any, hf_processor_mm_kwargs: Any, out_mm_kwargs: Any
+    ) -> Sequence[Any]:
         return []
 
 

@@ -26,7 +26,10 @@ MODALITY: Final = "image"
 
 
 class ServedPrismaticPolicy(ServedActions):
-    """OpenVLA or OpenVLA-OFT, served. Raises: ConfigError if an engine cannot compute the policy as the learner does."""
+    """OpenVLA or OpenVLA-OFT, served.
+
+    Raises: ConfigError if an engine cannot compute the policy as the learner does.
+    """
 
     def __init__(self, policy: OpenVla | OpenVlaOft) -> None:
         self._policy, config = policy, policy.config
@@ -38,7 +41,9 @@ class ServedPrismaticPolicy(ServedActions):
         pad = config.llm.pad_token_id
         if isinstance(policy, OpenVlaOft):
             self._num_features += policy.config.proprio is not None
-            self._tail = [pad] * policy.config.num_action_tokens + [STOP_ID] * policy.config.has_stop_token
+            self._tail = [pad] * policy.config.num_action_tokens + [
+                STOP_ID
+            ] * policy.config.has_stop_token
             num_tokens = policy.config.num_action_tokens
         else:
             num_tokens = config.action_dim
@@ -60,7 +65,9 @@ class ServedPrismaticPolicy(ServedActions):
         return merged_tensors(network)
 
     def request(self, observation: Observation) -> EngineRequest:
-        """Build a request: BOS, features, prompt, and for OpenVLA-OFT the placeholders of its chunk."""
+        """Build a request: BOS, features, prompt, and for OpenVLA-OFT the placeholders of its
+        chunk.
+        """
         return self._request_of(self._policy.prepare([observation]))
 
     def sample_request(self) -> EngineRequest:
@@ -122,7 +129,8 @@ class ServedLanguageModel(ServedLanguage):
 
     Args:
         policy: the language model.
-        max_context: largest number of tokens of a prompt and its reply; None for the model's full context.
+        max_context: largest number of tokens of a prompt and its reply; None for the model's full
+            context.
     """
 
     def __init__(self, policy: CausalLanguageModel, max_context: int | None = None) -> None:
@@ -163,12 +171,20 @@ class ServedLanguageModel(ServedLanguage):
 
 
 @overload
-def serve(policy: OpenVla | OpenVlaOft, *, max_context: int | None = None) -> ServedPrismaticPolicy: ...
+def serve(
+    policy: OpenVla | OpenVlaOft, *, max_context: int | None = None
+) -> ServedPrismaticPolicy: ...
 @overload
-def serve(policy: CausalLanguageModel, *, max_context: int | None = None) -> ServedLanguageModel: ...
+def serve(
+    policy: CausalLanguageModel, *, max_context: int | None = None
+) -> ServedLanguageModel: ...
 @overload
-def serve(policy: Any, *, max_context: int | None = None) -> ServedPrismaticPolicy | ServedLanguageModel: ...
-def serve(policy: Any, *, max_context: int | None = None) -> ServedPrismaticPolicy | ServedLanguageModel:
+def serve(
+    policy: Any, *, max_context: int | None = None
+) -> ServedPrismaticPolicy | ServedLanguageModel: ...
+def serve(
+    policy: Any, *, max_context: int | None = None
+) -> ServedPrismaticPolicy | ServedLanguageModel:
     """Wrap a policy for `VllmEngine`; `max_context` shortens a language model's context.
 
     Raises: ConfigError for a policy that no engine can serve.
@@ -178,7 +194,8 @@ def serve(policy: Any, *, max_context: int | None = None) -> ServedPrismaticPoli
     if isinstance(policy, OpenVla | OpenVlaOft):
         return ServedPrismaticPolicy(policy)
     raise ConfigError(
-        f"engine 'vllm' cannot serve {type(policy).__name__}; expected OpenVla, OpenVlaOft (with the head `tokens`) or "
+        f"engine 'vllm' cannot serve {type(policy).__name__}; expected OpenVla, OpenVlaOft (with "
+        "the head `tokens`) or "
         "CausalLanguageModel. Take engine 'torch'."
     )
 
@@ -192,6 +209,8 @@ def _refuse_unservable(policy: OpenVla | OpenVlaOft) -> None:
     wrong = [name for name, is_wrong in reasons.items() if is_wrong]
     if wrong:
         raise ConfigError(
-            f"engine 'vllm' cannot serve this {type(policy).__name__}: {' and '.join(wrong)} of its config "
-            "(FiLM looks at the text before the pictures; rounded rotary frequencies) are computed by engine 'torch' alone."
+            f"engine 'vllm' cannot serve this {type(policy).__name__}: {' and '.join(wrong)} of "
+            "its config "
+            "(FiLM looks at the text before the pictures; rounded rotary frequencies) are "
+            "computed by engine 'torch' alone."
         )

@@ -1,4 +1,6 @@
-"""V-JEPA 2 checkpoints as transformers writes them: checked first, then only the video encoder is loaded."""
+"""V-JEPA 2 checkpoints as transformers writes them: checked first, then only the video encoder is
+loaded.
+"""
 
 from pathlib import Path
 from typing import Any, Final
@@ -15,14 +17,16 @@ WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
 
 
 def check_folder(folder: str) -> None:
-    """Check that a folder is a V-JEPA 2 checkpoint, before its weights are loaded; for a hub name, its config is read.
+    """Check that a folder is a V-JEPA 2 checkpoint, before its weights are loaded; for a hub name,
+    its config is read.
 
     Raises: ConfigError naming what was found instead.
     """
     looks_local = folder.startswith(("/", ".", "~")) or folder.count("/") != 1
     if not Path(folder).is_dir() and looks_local:
         raise ConfigError(
-            f"VJepa2Config.folder is {folder!r}, and there is no such folder; expected one with config.json and "
+            f"VJepa2Config.folder is {folder!r}, and there is no such folder; expected one with "
+            "config.json and "
             "model.safetensors, or a name on the hub such as 'facebook/vjepa2-vitg-fpc64-384'."
         )
     _read_config(folder)
@@ -30,16 +34,18 @@ def check_folder(folder: str) -> None:
 
 
 def load_encoder(config: VJepa2Config) -> nn.Module:
-    """Load the encoder on the CPU, in the configured precision, for videos of the configured size; the predictor is left
-    out.
+    """Load the encoder on the CPU, in the configured precision, for videos of the configured size;
+    the predictor is left out.
 
-    Raises: ConfigError if the folder is not a V-JEPA 2 checkpoint, lacks weights, or cannot be fetched.
+    Raises: ConfigError if the folder is not a V-JEPA 2 checkpoint, lacks weights, or cannot be
+    fetched.
     """
     model_config = _read_config(config.folder)
     patch_size = model_config.patch_size
     if not isinstance(patch_size, int) or config.image_size % patch_size:
         raise ConfigError(
-            f"VJepa2Config.image_size is {config.image_size}, expected a multiple of the patches of "
+            f"VJepa2Config.image_size is {config.image_size}, expected a multiple of the patches "
+            "of "
             f"{config.folder}, {patch_size} pixels."
         )
     # positions are rotary and computed from these two, so any size fits the weights
@@ -58,14 +64,17 @@ def load_encoder(config: VJepa2Config) -> nn.Module:
     missing = sorted(name for name in report["missing_keys"] if "encoder." in name)
     if missing:
         raise ConfigError(
-            f"V-JEPA 2 in {config.folder!r} lacks {len(missing)} tensors of its encoder, the first is {missing[0]!r}."
+            f"V-JEPA 2 in {config.folder!r} lacks {len(missing)} tensors of its encoder, the "
+            f"first is {missing[0]!r}."
         )
     encoder: nn.Module = model.encoder
     return encoder.eval().requires_grad_(False)
 
 
 def _require_weights(folder: str) -> None:
-    """Raise ConfigError unless the weights are in a local folder, in the hub's cache, or can be downloaded."""
+    """Raise ConfigError unless the weights are in a local folder, in the hub's cache, or can be
+    downloaded.
+    """
     if Path(folder).is_dir():
         found = any((Path(folder) / name).is_file() for name in WEIGHT_FILES)
     else:
@@ -74,7 +83,8 @@ def _require_weights(folder: str) -> None:
             return  # downloaded when the first trajectory is embedded
     if not found:
         raise ConfigError(
-            f"V-JEPA 2 in {folder!r} has none of {', '.join(WEIGHT_FILES)}; expected the weights beside config.json, in "
+            f"V-JEPA 2 in {folder!r} has none of {', '.join(WEIGHT_FILES)}; expected the weights "
+            "beside config.json, in "
             "safetensors."
         )
 
@@ -83,13 +93,17 @@ def _read_config(folder: str) -> VJEPA2Config:
     try:
         found, _ = PreTrainedConfig.get_config_dict(folder)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"VJepa2Config.folder is {folder!r}, whose config.json cannot be read: {error}") from error
+        raise ConfigError(
+            f"VJepa2Config.folder is {folder!r}, whose config.json cannot be read: {error}"
+        ) from error
     if not found:
         raise ConfigError(
-            f"VJepa2Config.folder is {folder!r}, which holds no config.json; expected a V-JEPA 2 checkpoint."
+            f"VJepa2Config.folder is {folder!r}, which holds no config.json; expected a V-JEPA 2 "
+            "checkpoint."
         )
     if found.get("model_type") != "vjepa2":
         raise ConfigError(
-            f"VJepa2Config.folder is {folder!r}, which holds a model of type {found.get('model_type')!r}, expected 'vjepa2'."
+            f"VJepa2Config.folder is {folder!r}, which holds a model of type "
+            f"{found.get('model_type')!r}, expected 'vjepa2'."
         )
     return VJEPA2Config.from_dict(found)

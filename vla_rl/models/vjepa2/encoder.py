@@ -1,9 +1,11 @@
-"""Embed trajectories with V-JEPA 2 during rollout and training: batches of a few videos take turns on the device lane.
+"""Embed trajectories with V-JEPA 2 during rollout and training: batches of a few videos take turns
+on the device lane.
 
     trajectories ─► host thread: 64 frames each, uint8 ─► device lane: resize, encoder, mean over tokens ─► [N, T, D]
 
-The weights are read at the first call, in the host thread. The caller decides what is embedded: the calling node streams
-over the groups that are trained on, so groups that the graph's filter dropped and evaluation are not embedded.
+The weights are read at the first call, in the host thread. The caller decides what is embedded: the
+calling node streams over the groups that are trained on, so groups that the graph's filter dropped
+and evaluation are not embedded.
 """
 
 from collections.abc import Sequence
@@ -23,7 +25,8 @@ from vla_rl.types import Trajectory
 
 
 class VJepa2Encoder:
-    """A `TrajectoryEncoder` (Assran et al. 2025, arXiv:2506.09985): mean over the tokens of the last layer, after its norm.
+    """A `TrajectoryEncoder` (Assran et al. 2025, arXiv:2506.09985): mean over the tokens of the
+    last layer, after its norm.
 
     Args:
         config: checkpoint, size, precision, and number of videos in a batch.
@@ -34,18 +37,25 @@ class VJepa2Encoder:
     Raises: ConfigError for a local folder that is not a V-JEPA 2 checkpoint.
     """
 
-    def __init__(self, config: VJepa2Config, image_key: str, lane: DeviceLane, device: torch.device) -> None:
+    def __init__(
+        self, config: VJepa2Config, image_key: str, lane: DeviceLane, device: torch.device
+    ) -> None:
         check_folder(config.folder)
         self._config, self._image_key = config, image_key
         self._lane, self._device = lane, device
         self._encoder: nn.Module | None = None
 
     async def embed(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float32]:
-        """Embed trajectories, float32 [N, num_moments, D]. Raises: ConfigError if the checkpoint cannot be loaded."""
+        """Embed trajectories, float32 [N, num_moments, D].
+
+        Raises: ConfigError if the checkpoint cannot be loaded.
+        """
         if not trajectories:
             return np.empty((0, 0, 0), np.float32)
         size = self._config.videos_per_batch
-        batches = [trajectories[start : start + size] for start in range(0, len(trajectories), size)]
+        batches = [
+            trajectories[start : start + size] for start in range(0, len(trajectories), size)
+        ]
         rows: list[NDArray[np.float32]] = []
         try:
             async with aclosing(self._lane.prepared_ahead(self._videos, batches)) as prepared:
@@ -57,7 +67,10 @@ class VJepa2Encoder:
         return stacked(trajectories, rows)
 
     def _videos(self, trajectories: Sequence[Trajectory]) -> list[Tensor]:
-        """Sample the videos, uint8 [num_frames, H, W, 3] each, and load the weights; runs in the host thread."""
+        """Sample the videos, uint8 [num_frames, H, W, 3] each, and load the weights.
+
+        Runs in the host thread.
+        """
         if self._encoder is None:
             self._encoder = load_encoder(self._config)
         return [torch.from_numpy(self._video(trajectory)) for trajectory in trajectories]
@@ -73,8 +86,11 @@ class VJepa2Encoder:
     def _embed(self, videos: list[Tensor]) -> list[NDArray[np.float32]]:
         """Embed videos, float32 [num_moments, D] each."""
         encoder = self._move(self._device)
-        pixels = torch.stack([preprocess(video.to(self._device), self._config.image_size) for video in videos])
-        # [B, tokens, D], tokens in the order of time: all patches of one tubelet after those of the one before
+        pixels = torch.stack(
+            [preprocess(video.to(self._device), self._config.image_size) for video in videos]
+        )
+        # [B, tokens, D], tokens in the order of time: all patches of one tubelet after those of the
+        # one before
         tokens = encoder(pixel_values_videos=pixels).last_hidden_state
         moments = tokens.float().unflatten(1, (self._config.num_moments, -1)).mean(dim=2)
         return list(moments.cpu().numpy())

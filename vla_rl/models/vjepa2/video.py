@@ -2,7 +2,8 @@
 
     frames uint8 [n, H, W, 3] ─► 64 of them ─► short side to 438 ─► middle 384 x 384 ─► ImageNet's mean and std
 
-Equals transformers' `VJEPA2VideoProcessor` bit for bit on a CPU; frames stay uint8 until they are on the device.
+Equals transformers' `VJEPA2VideoProcessor` bit for bit on a CPU; frames stay uint8 until they are
+on the device.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,9 @@ MEAN: Final = (0.485, 0.456, 0.406)
 STD: Final = (0.229, 0.224, 0.225)
 
 
-def sample_frames(frames: Sequence[NDArray[np.uint8]], num_frames: int, short_videos: str) -> NDArray[np.uint8]:
+def sample_frames(
+    frames: Sequence[NDArray[np.uint8]], num_frames: int, short_videos: str
+) -> NDArray[np.uint8]:
     """Sample `num_frames` of n frames, in the order of time.
 
         n >= num_frames            frame floor(j * (n - 1) / (num_frames - 1)) for each j
@@ -46,17 +49,24 @@ def preprocess(frames: Tensor, image_size: int) -> Tensor:
 
     Args:
         frames: uint8 [n, H, W, 3].
-        image_size: side of the result; the short side of the frame is resized to int(image_size * 256 / 224) before.
+        image_size: side of the result; the short side of the frame is resized to int(image_size *
+            256 / 224) before.
 
     Returns: float32 [n, 3, image_size, image_size].
     """
     images = frames.permute(0, 3, 1, 2)
     height, width = images.shape[-2:]
     short = int(image_size * 256 / 224)
-    size = [short, int(short * width / height)] if height <= width else [int(short * height / width), short]
+    size = (
+        [short, int(short * width / height)]
+        if height <= width
+        else [int(short * height / width), short]
+    )
     images = vision.resize(images, size, vision.InterpolationMode.BILINEAR, antialias=True)
     top, left = ((side - image_size) // 2 for side in size)
     images = images[..., top : top + image_size, left : left + image_size].float()
-    mean, std = (torch.tensor(numbers, device=images.device).view(3, 1, 1) * 255.0 for numbers in (MEAN, STD))
+    mean, std = (
+        torch.tensor(numbers, device=images.device).view(3, 1, 1) * 255.0 for numbers in (MEAN, STD)
+    )
     pixels: Tensor = (images - mean) / std
     return pixels

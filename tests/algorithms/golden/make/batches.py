@@ -1,4 +1,6 @@
-"""The batches that every project's functions are run on: ragged, padded on the right, with junk in the padding."""
+"""The batches that every project's functions are run on: ragged, padded on the right, with junk in
+the padding.
+"""
 
 import numpy as np
 
@@ -7,15 +9,16 @@ SEED = 20251122
 LENGTHS = (9, 5, 1, 7, 3, 9, 4)
 GROUP = (0, 0, 0, 1, 1, 2, 2)
 REWARDS = (1.0, 0.0, 0.25, 0.75, 0.5, 1.0, 0.25)
-"""Every group has several members and rewards that differ: what projects do with other groups is a case of its own."""
+"""Every group has several members and rewards that differ: what projects do with other groups is a
+case of its own."""
 
 
 def ragged() -> dict[str, np.ndarray]:
     """Make 7 responses of up to 9 tokens, in 3 groups; float64.
 
-    `mask` is the padding, `holed_mask` also leaves out tokens in between (answers of a tool). Log-probs of the four policies
-    are near each other, so that every clip and mask meets tokens on both of its sides. In padding and holes stand numbers
-    like any other, that must not count.
+    `mask` is the padding, `holed_mask` also leaves out tokens in between (answers of a tool).
+    Log-probs of the four policies are near each other, so that every clip and mask meets tokens on
+    both of its sides. In padding and holes stand numbers like any other, that must not count.
     """
     rng = np.random.default_rng(SEED)
     rows, tokens = len(LENGTHS), max(LENGTHS)
@@ -73,7 +76,9 @@ def chunks() -> dict[str, np.ndarray]:
 
 
 def far() -> dict[str, np.ndarray]:
-    """Make two policies from equal to as far apart as clamps reach: differences of 0, +-0.5, +-2, +-3.5 and +-25 nats."""
+    """Make two policies from equal to as far apart as clamps reach: differences of 0, +-0.5, +-2,
+    +-3.5 and +-25 nats.
+    """
     difference = np.array([[0.0, 0.5, -0.5, 2.0, -2.0, 3.5, -3.5, 25.0, -25.0]])
     log_prob = np.full_like(difference, -26.0)
     return {"log_prob": log_prob, "reference_log_prob": log_prob + difference}

@@ -1,4 +1,6 @@
-"""Write what another project's functions gave: arrays to `<project>.npz`, and what was called to `<project>.json`."""
+"""Write what another project's functions gave: arrays to `<project>.npz`, and what was called to
+`<project>.json`.
+"""
 
 import json
 import platform
@@ -25,9 +27,15 @@ class Recorder:
         packages: whose versions matter.
     """
 
-    def __init__(self, project: str, repository: str, commit: str, packages: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self, project: str, repository: str, commit: str, packages: tuple[str, ...] = ()
+    ) -> None:
         self.project = project
-        self.batches = {"ragged": batches.ragged(), "chunks": batches.chunks(), "far": batches.far()}
+        self.batches = {
+            "ragged": batches.ragged(),
+            "chunks": batches.chunks(),
+            "far": batches.far(),
+        }
         self._arrays: dict[str, np.ndarray] = {}
         made_with = {"python": platform.python_version()}
         made_with |= {package: version(package) for package in ("torch", "numpy", *packages)}
@@ -41,17 +49,32 @@ class Recorder:
             "cases": {},
         }
 
-    def tensors(self, batch: str = "ragged", dtype: torch.dtype = torch.float64) -> dict[str, Tensor]:
+    def tensors(
+        self, batch: str = "ragged", dtype: torch.dtype = torch.float64
+    ) -> dict[str, Tensor]:
         """A batch as tensors: numbers in `dtype`, masks as bool, ids as int64."""
         made = {name: torch.from_numpy(value.copy()) for name, value in self.batches[batch].items()}
-        return {name: value.to(dtype) if value.is_floating_point() else value for name, value in made.items()}
+        return {
+            name: value.to(dtype) if value.is_floating_point() else value
+            for name, value in made.items()
+        }
 
     def case(
-        self, name: str, function: str, outputs: Mapping[str, Any], *, batch: str = "ragged", **options: Any
+        self,
+        name: str,
+        function: str,
+        outputs: Mapping[str, Any],
+        *,
+        batch: str = "ragged",
+        **options: Any,
     ) -> None:
-        """Keep what `function` gave for the inputs of `batch`, with options that a person can read."""
+        """Keep what `function` gave for the inputs of `batch`, with options that a person
+        can read.
+        """
         assert name not in self._header["cases"], name
-        arrays = {key: np.asarray(torch.as_tensor(value).detach()) for key, value in outputs.items()}
+        arrays = {
+            key: np.asarray(torch.as_tensor(value).detach()) for key, value in outputs.items()
+        }
         self._arrays |= {f"{name}/{key}": value for key, value in arrays.items()}
         dtypes = sorted({str(value.dtype) for value in arrays.values()})
         self._header["cases"][name] = {
@@ -64,12 +87,17 @@ class Recorder:
 
     def save(self) -> None:
         """Write both files, and the batches, which are the same for every project."""
-        inputs = {f"{name}/{key}": value for name, batch in self.batches.items() for key, value in batch.items()}
+        inputs = {
+            f"{name}/{key}": value
+            for name, batch in self.batches.items()
+            for key, value in batch.items()
+        }
         np.savez_compressed(FOLDER / "batches.npz", allow_pickle=False, **inputs)
         np.savez_compressed(FOLDER / f"{self.project}.npz", allow_pickle=False, **self._arrays)
         (FOLDER / f"{self.project}.json").write_text(json.dumps(self._header, indent=1) + "\n")
         print(
-            f"{self.project}: {len(self._header['cases'])} cases, {sum(a.nbytes for a in self._arrays.values())} bytes"
+            f"{self.project}: {len(self._header['cases'])} cases, "
+            f"{sum(a.nbytes for a in self._arrays.values())} bytes"
         )
 
 

@@ -1,4 +1,6 @@
-"""Run AReaL's functions: the (decoupled) PPO loss at both levels with rejection sampling, SAPO, M2PO, the critic, GAE."""
+"""Run AReaL's functions: the (decoupled) PPO loss at both levels with rejection sampling, SAPO,
+M2PO, the critic, GAE.
+"""
 
 from types import SimpleNamespace
 from typing import Any
@@ -6,8 +8,29 @@ from typing import Any
 from stand_ins import stand_in
 
 stand_in(
-    *("aiofiles", "apscheduler", "awex", "boto3", "claude_agent_sdk", "etcd3", "fastapi", "gymnasium", "kubernetes"),
-    *("langdetect", "lark", "litellm", "math_verify", "matplotlib", "mbridge", "mcp", "megatron", "nltk", "numba"),
+    *(
+        "aiofiles",
+        "apscheduler",
+        "awex",
+        "boto3",
+        "claude_agent_sdk",
+        "etcd3",
+        "fastapi",
+        "gymnasium",
+        "kubernetes",
+    ),
+    *(
+        "langdetect",
+        "lark",
+        "litellm",
+        "math_verify",
+        "matplotlib",
+        "mbridge",
+        "mcp",
+        "megatron",
+        "nltk",
+        "numba",
+    ),
     *(
         "pebble",
         "prettytable",
@@ -44,19 +67,26 @@ def actor_losses() -> None:
         "decoupled/token": ({**clips, "c_clip": 1.2}, by_token),
         "decoupled/sequence": ({**clips, "importance_sampling_level": "sequence"}, by_token),
         "sequence": ({**clips, "importance_sampling_level": "sequence"}, None),
-        "truncated/token": (clips, {"level": "token", "action": "clamp", "metric": "ratio", "upper": 1.15}),
+        "truncated/token": (
+            clips,
+            {"level": "token", "action": "clamp", "metric": "ratio", "upper": 1.15},
+        ),
     }
     for name, (options, rejection) in cases.items():
         advantage = "advantage_by_sequence" if "sequence" in name else "advantage"
 
-        def loss(log_prob: Tensor, options=options, rejection=rejection, advantage=advantage) -> Tensor:
+        def loss(
+            log_prob: Tensor, options=options, rejection=rejection, advantage=advantage
+        ) -> Tensor:
             return functional.ppo_actor_loss_fn(
                 logprobs=log_prob,
                 proximal_logprobs=BATCH["proximal_log_prob"],
                 old_logprobs=BATCH["behavior_log_prob"],
                 advantages=BATCH[advantage],
                 loss_mask=MASK,
-                rejection_sampling=None if rejection is None else RejectionSamplingConfig(**rejection),
+                rejection_sampling=None
+                if rejection is None
+                else RejectionSamplingConfig(**rejection),
                 **options,
             )[0]
 
@@ -85,8 +115,15 @@ def actor_losses() -> None:
             advantage=advantage,
         )
     for threshold in (0.02, 0.05, 1e-9):
-        kept = actor._apply_m2po_masking(BATCH["behavior_log_prob"], BATCH["proximal_log_prob"], MASK, threshold)
-        RECORDER.case(f"m2po/{threshold}", f"{ACTOR}._apply_m2po_masking", {"kept": kept}, m2_threshold=threshold)
+        kept = actor._apply_m2po_masking(
+            BATCH["behavior_log_prob"], BATCH["proximal_log_prob"], MASK, threshold
+        )
+        RECORDER.case(
+            f"m2po/{threshold}",
+            f"{ACTOR}._apply_m2po_masking",
+            {"kept": kept},
+            m2_threshold=threshold,
+        )
 
 
 def critic_losses() -> None:
@@ -96,7 +133,12 @@ def critic_losses() -> None:
 
         def loss(values: Tensor, kind: str = kind, scale: float = scale) -> Tensor:
             return functional.ppo_critic_loss_fn(
-                values, scale * BATCH["old_values"], scale * BATCH["returns"], 0.3 * scale, MASK, kind
+                values,
+                scale * BATCH["old_values"],
+                scale * BATCH["returns"],
+                0.3 * scale,
+                MASK,
+                kind,
             )[0]
 
         RECORDER.case(
@@ -115,7 +157,11 @@ def divergences() -> None:
             tensors = RECORDER.tensors(batch, torch.float32)
             estimates = KLEstimator(name)(tensors["log_prob"], tensors["reference_log_prob"])
             RECORDER.case(
-                f"kl/{name}/{batch}", "areal.utils.data.KLEstimator", {"estimates": estimates}, batch=batch, kind=name
+                f"kl/{name}/{batch}",
+                "areal.utils.data.KLEstimator",
+                {"estimates": estimates},
+                batch=batch,
+                kind=name,
             )
 
 
@@ -137,16 +183,26 @@ def advantages() -> None:
             **fields,
         )
     whiten = {"mean_level": "batch", "std_level": "batch", "std_unbiased": True, "eps": 0.0}
-    # one prompt token, answers that end before the batch's last column, so that all of them have ended
+    # one prompt token, answers that end before the batch's last column, so that all of them have
+    # ended
     rows, tokens = MASK.shape
-    attention = torch.cat([torch.ones(rows, 1, dtype=torch.bool), MASK, torch.zeros(rows, 1, dtype=torch.bool)], 1)
+    attention = torch.cat(
+        [torch.ones(rows, 1, dtype=torch.bool), MASK, torch.zeros(rows, 1, dtype=torch.bool)], 1
+    )
     loss_mask = torch.cat([torch.zeros(rows, 1), MASK.float(), torch.zeros(rows, 1)], 1)
     # the value at column t is that before the token of column t + 1
     values = torch.cat([BATCH["old_values"], torch.zeros(rows, 2)], 1)
     for name, norm in (("gae", None), ("gae_whitened", Normalization(NormConfig(**whiten)))):
-        config = SimpleNamespace(overlong_reward_penalty=False, use_decoupled_loss=True, recompute_logprob=True)
+        config = SimpleNamespace(
+            overlong_reward_penalty=False, use_decoupled_loss=True, recompute_logprob=True
+        )
         ppo = SimpleNamespace(
-            config=config, reward_bias=0.0, reward_scaling=1.0, reward_clip=20.0, reward_norm=None, kl_ctl=0.0
+            config=config,
+            reward_bias=0.0,
+            reward_scaling=1.0,
+            reward_clip=20.0,
+            reward_norm=None,
+            kl_ctl=0.0,
         )
         ppo.kl_estimator, ppo.mask_no_eos_with_zero = KLEstimator("k1"), False
         ppo.discount, ppo.gae_lambda, ppo.adv_norm = 0.9, 0.8, norm
@@ -162,7 +218,12 @@ def advantages() -> None:
         outputs = {key: found[key][:, :tokens] for key in ("advantages", "returns")}
         options = {} if norm is None else {"adv_norm": whiten}
         RECORDER.case(
-            f"{name}", f"{ACTOR}.PPOActor._compute_advantages", outputs, discount=0.9, gae_lambda=0.8, **options
+            f"{name}",
+            f"{ACTOR}.PPOActor._compute_advantages",
+            outputs,
+            discount=0.9,
+            gae_lambda=0.8,
+            **options,
         )
 
 

@@ -1,4 +1,6 @@
-"""Run prime-rl's functions: its default loss (DPPO), IPO, the loss over packed sequences, GRPO and MaxRL advantages."""
+"""Run prime-rl's functions: its default loss (DPPO), IPO, the loss over packed sequences, GRPO and
+MaxRL advantages.
+"""
 
 import asyncio
 from types import SimpleNamespace
@@ -16,7 +18,12 @@ from recording import Recorder, loss_and_gradient  # noqa: E402
 from torch import Tensor  # noqa: E402
 
 LOSS, ALGO = "prime_rl.trainer.rl.loss", "prime_rl.orchestrator.algo"
-RECORDER = Recorder("prime_rl", "PrimeIntellect-ai/prime-rl", "559b44772e471d1538537b8805cc77f3824a5e64", ("pydantic",))
+RECORDER = Recorder(
+    "prime_rl",
+    "PrimeIntellect-ai/prime-rl",
+    "559b44772e471d1538537b8805cc77f3824a5e64",
+    ("pydantic",),
+)
 BATCH = RECORDER.tensors()
 MASK = BATCH["mask"]
 
@@ -75,7 +82,9 @@ def advantages() -> None:
             ]
             asyncio.run(kind.score_group(algorithm, [SimpleNamespace(traces=traces)]))
             found[rows] = torch.tensor([node.advantages[0] for node in nodes])
-        RECORDER.case(f"advantage/{name}", f"{ALGO}.{name}.{kind.__name__}.score_group", {"advantage": found})
+        RECORDER.case(
+            f"advantage/{name}", f"{ALGO}.{name}.{kind.__name__}.score_group", {"advantage": found}
+        )
 
 
 if __name__ == "__main__":

@@ -1,4 +1,6 @@
-"""Run RLinf's functions: GAE and group advantages, (decoupled) PPO at three levels, the critic, KL, aggregation."""
+"""Run RLinf's functions: GAE and group advantages, (decoupled) PPO at three levels, the critic, KL,
+aggregation.
+"""
 
 from typing import Any
 
@@ -8,7 +10,9 @@ from rlinf.algorithms import advantages, losses, utils
 from rlinf.utils.utils import get_loss_agg_func, masked_mean_ratio
 from torch import Tensor
 
-RECORDER = Recorder("rlinf", "RLinf/RLinf", "a3816b596478dcd8a5c69a6ec1468c9519f77b5b", ("omegaconf",))
+RECORDER = Recorder(
+    "rlinf", "RLinf/RLinf", "a3816b596478dcd8a5c69a6ec1468c9519f77b5b", ("omegaconf",)
+)
 BATCH, CHUNKS = RECORDER.tensors(dtype=torch.float32), RECORDER.tensors("chunks", torch.float32)
 MASK = BATCH["mask"]
 CUT_OFF = 5
@@ -43,11 +47,18 @@ def estimates() -> None:
             cut_off_row=CUT_OFF,
             final_value=FINAL_VALUE,
         )
-    advantage, _ = advantages.compute_grpo_advantages(BATCH["rewards"][:6], MASK[:6].T.float(), group_size=2)
-    RECORDER.case(
-        "grpo", "rlinf.algorithms.advantages.compute_grpo_advantages", {"advantage": advantage.T}, rows=6, group_size=2
+    advantage, _ = advantages.compute_grpo_advantages(
+        BATCH["rewards"][:6], MASK[:6].T.float(), group_size=2
     )
-    whole = torch.ones(tokens, 6, dtype=torch.bool)  # with shorter ones it looks for their ends along the wrong axis
+    RECORDER.case(
+        "grpo",
+        "rlinf.algorithms.advantages.compute_grpo_advantages",
+        {"advantage": advantage.T},
+        rows=6,
+        group_size=2,
+    )
+    # with shorter ones it looks for their ends along the wrong axis
+    whole = torch.ones(tokens, 6, dtype=torch.bool)
     rewards = BATCH["rewards"][None, :6].clone()
     advantage, _ = advantages.compute_reinpp_advantages(rewards, whole, group_size=2)
     RECORDER.case(
@@ -65,10 +76,13 @@ def actor_losses() -> None:
         whole = level == "chunk_level"
         advantage = CHUNKS["advantage_by_chunk"] if whole else CHUNKS["advantage_by_step"]
         executed = CHUNKS["step_mask"]
-        # a chunk that was cut short keeps the log-probs of all its steps here: judge whole chunks only
+        # a chunk that was cut short keeps the log-probs of all its steps here: judge whole chunks
+        # only
         mask = executed.all(1) if whole else executed
 
-        def inputs(log_prob: Tensor, level: str = level, advantage: Tensor = advantage, mask: Tensor = mask) -> Any:
+        def inputs(
+            log_prob: Tensor, level: str = level, advantage: Tensor = advantage, mask: Tensor = mask
+        ) -> Any:
             rows = len(log_prob)
             return utils.preprocess_loss_inputs(
                 logprobs=log_prob.reshape(rows, -1),
@@ -84,9 +98,14 @@ def actor_losses() -> None:
             return losses.compute_ppo_actor_loss(**inputs(log_prob), **clips)[0]
 
         def decoupled(log_prob: Tensor, inputs=inputs) -> Tensor:
-            return losses.compute_decoupled_ppo_actor_loss(**inputs(log_prob), **clips, behave_weight_threshold=1.15)[0]
+            return losses.compute_decoupled_ppo_actor_loss(
+                **inputs(log_prob), **clips, behave_weight_threshold=1.15
+            )[0]
 
-        for name, loss, options in (("ppo", ppo, {}), ("decoupled", decoupled, {"behave_weight_threshold": 1.15})):
+        for name, loss, options in (
+            ("ppo", ppo, {}),
+            ("decoupled", decoupled, {"behave_weight_threshold": 1.15}),
+        ):
             RECORDER.case(
                 f"{name}/{level}",
                 f"rlinf.algorithms.losses.compute_{'decoupled_' * bool(options)}ppo_actor_loss",
@@ -101,7 +120,12 @@ def actor_losses() -> None:
 def others() -> None:
     def critic(values: Tensor) -> Tensor:
         return losses.compute_ppo_critic_loss(
-            values, BATCH["returns"], BATCH["old_values"], value_clip=0.3, huber_delta=0.5, loss_mask=MASK
+            values,
+            BATCH["returns"],
+            BATCH["old_values"],
+            value_clip=0.3,
+            huber_delta=0.5,
+            loss_mask=MASK,
         )[0]
 
     RECORDER.case(
@@ -117,17 +141,32 @@ def others() -> None:
             return (utils.kl_penalty(log_prob, BATCH["reference_log_prob"], name) * MASK).sum()
 
         RECORDER.case(
-            f"kl/{name}", "rlinf.algorithms.utils.kl_penalty", loss_and_gradient(total, BATCH["log_prob"]), kind=name
+            f"kl/{name}",
+            "rlinf.algorithms.utils.kl_penalty",
+            loss_and_gradient(total, BATCH["log_prob"]),
+            kind=name,
         )
     for name in ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean"):
         reduce = get_loss_agg_func(name)
-        found = loss_and_gradient(lambda each, reduce=reduce: reduce(each, MASK), BATCH["advantage"])
+        found = loss_and_gradient(
+            lambda each, reduce=reduce: reduce(each, MASK), BATCH["advantage"]
+        )
         RECORDER.case(
-            f"aggregation/{name}", "rlinf.utils.utils.get_loss_agg_func", found, losses="advantage", kind=name
+            f"aggregation/{name}",
+            "rlinf.utils.utils.get_loss_agg_func",
+            found,
+            losses="advantage",
+            kind=name,
         )
     ratio = MASK.sum(1, keepdim=True) / MASK.shape[1]
     found = loss_and_gradient(lambda each: masked_mean_ratio(each, MASK, ratio), BATCH["advantage"])
-    RECORDER.case("aggregation/ratio", "rlinf.utils.utils.masked_mean_ratio", found, losses="advantage", max_steps=9)
+    RECORDER.case(
+        "aggregation/ratio",
+        "rlinf.utils.utils.masked_mean_ratio",
+        found,
+        losses="advantage",
+        max_steps=9,
+    )
 
 
 if __name__ == "__main__":

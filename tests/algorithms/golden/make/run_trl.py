@@ -1,4 +1,6 @@
-"""Run TRL's `GRPOTrainer._compute_loss` for its loss types, ratio levels, reference penalty and sequence mask."""
+"""Run TRL's `GRPOTrainer._compute_loss` for its loss types, ratio levels, reference penalty and
+sequence mask.
+"""
 
 from collections import defaultdict
 from types import SimpleNamespace
@@ -10,7 +12,10 @@ from torch import Tensor
 from trl.trainer.grpo_trainer import GRPOTrainer
 
 RECORDER = Recorder(
-    "trl", "huggingface/trl", "f2cd57710ae345ea6428ae95363267fcf38a3dc8", ("transformers", "accelerate")
+    "trl",
+    "huggingface/trl",
+    "f2cd57710ae345ea6428ae95363267fcf38a3dc8",
+    ("transformers", "accelerate"),
 )
 BATCH = RECORDER.tensors()
 MASK = BATCH["mask"].double()
@@ -46,7 +51,11 @@ def trainer(options: dict[str, Any], log_prob: Tensor) -> Any:
         ),
         "_metrics": {"train": defaultdict(list)},
         "get_off_policy_mask": GRPOTrainer.get_off_policy_mask,
-        "_get_per_token_logps_and_entropies": lambda *args, **kwargs: (log_prob, torch.zeros_like(log_prob), None),
+        "_get_per_token_logps_and_entropies": lambda *args, **kwargs: (
+            log_prob,
+            torch.zeros_like(log_prob),
+            None,
+        ),
     }
     return SimpleNamespace(**(settings | fields))
 
@@ -59,7 +68,9 @@ def loss(log_prob: Tensor, advantage: str, options: dict[str, Any]) -> Tensor:
         "completion_ids": torch.zeros(rows, tokens, dtype=torch.long),
         "completion_mask": MASK,
         "advantages": BATCH[advantage],
-        "old_per_token_logps": BATCH["proximal_log_prob" if "corrected" in options else "behavior_log_prob"],
+        "old_per_token_logps": BATCH[
+            "proximal_log_prob" if "corrected" in options else "behavior_log_prob"
+        ],
         "ref_per_token_logps": BATCH["reference_log_prob"],
         "num_items_in_batch": MASK.sum(),
     }
@@ -71,7 +82,10 @@ def loss(log_prob: Tensor, advantage: str, options: dict[str, Any]) -> Tensor:
 
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    **{f"loss/{kind}": ("advantage", {"loss_type": kind}) for kind in ("grpo", "bnpo", "dr_grpo", "dapo")},
+    **{
+        f"loss/{kind}": ("advantage", {"loss_type": kind})
+        for kind in ("grpo", "bnpo", "dr_grpo", "dapo")
+    },
     "loss/dual_clip": ("advantage", {"loss_type": "dapo", "delta": 1.3}),
     "loss/cispo": ("advantage", {"loss_type": "cispo", "epsilon_high": 1.2}),
     "loss/sapo": ("advantage", {"loss_type": "sapo"}),
@@ -79,13 +93,24 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "loss/reference": ("advantage", {"beta": 0.3}),
     "loss/reference_weighted": ("advantage", {"beta": 0.3, "use_bias_correction_kl": True}),
     "loss/opsm": ("advantage_by_sequence", {"off_policy_mask_threshold": 0.02}),
-    "loss/opsm_corrected": ("advantage_by_sequence", {"off_policy_mask_threshold": 0.02, "corrected": 1.2}),
+    "loss/opsm_corrected": (
+        "advantage_by_sequence",
+        {"off_policy_mask_threshold": 0.02, "corrected": 1.2},
+    ),
     "loss/truncated": ("advantage", {"corrected": 1.2}),
 }
 
 
 if __name__ == "__main__":
     for name, (advantage, options) in CASES.items():
-        found = loss_and_gradient(lambda log_prob, a=advantage, o=options: loss(log_prob, a, o), BATCH["log_prob"])
-        RECORDER.case(name, "trl.trainer.grpo_trainer.GRPOTrainer._compute_loss", found, advantage=advantage, **options)
+        found = loss_and_gradient(
+            lambda log_prob, a=advantage, o=options: loss(log_prob, a, o), BATCH["log_prob"]
+        )
+        RECORDER.case(
+            name,
+            "trl.trainer.grpo_trainer.GRPOTrainer._compute_loss",
+            found,
+            advantage=advantage,
+            **options,
+        )
     RECORDER.save()

@@ -1,4 +1,6 @@
-"""Empty modules for packages that a project imports and that the functions of interest never touch."""
+"""Empty modules for packages that a project imports and that the functions of interest
+never touch.
+"""
 
 import importlib.abc
 import importlib.machinery
@@ -8,7 +10,9 @@ from collections.abc import Sequence
 
 
 def stand_in(*packages: str) -> None:
-    """Let `import package` succeed for each of these, and for anything inside of it, if it is not installed."""
+    """Let `import package` succeed for each of these, and for anything inside of it, if it is not
+    installed.
+    """
     sys.meta_path.append(_Finder(packages))
 
 

@@ -13,7 +13,9 @@ def trajectory_of(
     frames: list[np.ndarray | None] | None = None,
     frames_key: str | None = "image",
 ) -> Trajectory:
-    """`frames`: for each decision the frames of `frames_key` that its step kept, uint8 [n, S, S, 3], or None."""
+    """`frames`: for each decision the frames of `frames_key` that its step kept, uint8 [n, S, S,
+    3], or None.
+    """
     chunk = ActionChunk(
         actions=np.zeros((1, 1), np.float32),
         tokens=np.zeros(1, np.int64),
@@ -22,13 +24,30 @@ def trajectory_of(
     )
     kept = frames or [None] * (len(observations) - 1)
     steps = tuple(
-        Step(observation=seen, chunk=chunk, rewards=np.zeros(1, np.float32), frames=of_step, frames_key=frames_key)
+        Step(
+            observation=seen,
+            chunk=chunk,
+            rewards=np.zeros(1, np.float32),
+            frames=of_step,
+            frames_key=frames_key,
+        )
         for seen, of_step in zip(observations[:-1], kept, strict=True)
     )
     spec = EpisodeSpec(
-        episode_id=episode_id, group_id=0, member=0, env=EnvSpec(id="toy"), task="t", seed=0, policy_seed=0
+        episode_id=episode_id,
+        group_id=0,
+        member=0,
+        env=EnvSpec(id="toy"),
+        task="t",
+        seed=0,
+        policy_seed=0,
     )
-    return Trajectory(episode=spec, steps=steps, final_observation=observations[-1], stop_reason=StopReason.TIME_LIMIT)
+    return Trajectory(
+        episode=spec,
+        steps=steps,
+        final_observation=observations[-1],
+        stop_reason=StopReason.TIME_LIMIT,
+    )
 
 
 def with_states(*states: float, episode_id: int = 0) -> Trajectory:

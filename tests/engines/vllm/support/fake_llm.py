@@ -1,4 +1,6 @@
-"""vLLM's client as replicas use it, over a process that does nothing: it fails, waits and tells as a test wants."""
+"""vLLM's client as replicas use it, over a process that does nothing: it fails, waits and tells as
+a test wants.
+"""
 
 import asyncio
 import signal
@@ -103,7 +105,9 @@ class FakeReplica(Replica):
 
 
 class _Served:
-    layout = EngineLayout(config={}, runner="pooling", context_size=8, num_tokens=1, allowed_tokens=(5,))
+    layout = EngineLayout(
+        config={}, runner="pooling", context_size=8, num_tokens=1, allowed_tokens=(5,)
+    )
     network = torch.nn.Linear(1, 1)
 
     def tensors(self, network: torch.nn.Module) -> dict[str, torch.Tensor]:

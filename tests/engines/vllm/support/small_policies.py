@@ -1,4 +1,6 @@
-"""Policies that are served in the tests, small enough for a second of everything, and what they are shown."""
+"""Policies that are served in the tests, small enough for a second of everything, and what they are
+shown.
+"""
 
 from typing import Any
 
@@ -12,7 +14,11 @@ from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.types import Observation
 
-TEXTS = ("what is 3 plus 4", "the sum of two numbers is a number", "open the drawer and close it again")
+TEXTS = (
+    "what is 3 plus 4",
+    "the sum of two numbers is a number",
+    "open the drawer and close it again",
+)
 
 
 def oft_policy(seed: int = 0) -> OpenVlaOft:
@@ -34,7 +40,12 @@ def token_policy(seed: int = 0, **changes: Any) -> OpenVla:
 def speaking_policy(seed: int = 0) -> CausalLanguageModel:
     """A Llama of two small blocks."""
     shape = TinyConfig(
-        hidden_size=64, num_layers=2, num_heads=2, intermediate_size=128, vocab_size=320, context_size=256
+        hidden_size=64,
+        num_layers=2,
+        num_heads=2,
+        intermediate_size=128,
+        vocab_size=320,
+        context_size=256,
     )
     return tiny_speaker(shape, TEXTS, seed=seed)
 
@@ -46,15 +57,23 @@ def observe(seed: int) -> Observation:
         "image": rng.integers(0, 256, (40, 40, 3), dtype=np.uint8),
         "wrist_image": rng.integers(0, 256, (40, 40, 3), dtype=np.uint8),
         "state": rng.uniform(-0.5, 0.5, 8).astype(np.float32),
-        "instruction": ("open the drawer", "put the black bowl on the plate and turn on the stove")[seed % 2],
+        "instruction": ("open the drawer", "put the black bowl on the plate and turn on the stove")[
+            seed % 2
+        ],
     }
 
 
-def log_prob_gap(policy: OpenVla | OpenVlaOft, observation: Observation, chunk: Any, temperature: float) -> float:
-    """Largest difference between an engine's log-probs and those of the learner's own network, for the same tokens."""
+def log_prob_gap(
+    policy: OpenVla | OpenVlaOft, observation: Observation, chunk: Any, temperature: float
+) -> float:
+    """Largest difference between an engine's log-probs and those of the learner's own network, for
+    the same tokens.
+    """
     with torch.inference_mode():
         log_probs, _ = policy.log_probs(
-            policy.prepare([observation]), torch.from_numpy(chunk.tokens)[None], torch.tensor([temperature])
+            policy.prepare([observation]),
+            torch.from_numpy(chunk.tokens)[None],
+            torch.tensor([temperature]),
         )
     return float((log_probs[0] - torch.from_numpy(chunk.log_probs)).abs().max())
 

@@ -15,7 +15,9 @@ init_state_id, actions_file, out_file = sys.argv[1:]
 arguments = {"suite": "libero_object", "task_id": 1, "image_size": 96}
 LiberoEnv.prepare(**arguments)
 graphics = [
-    name for name in ("libEGL", "libOSMesa", "libGL.", "_dri.so") if name in Path("/proc/self/maps").read_text()
+    name
+    for name in ("libEGL", "libOSMesa", "libGL.", "_dri.so")
+    if name in Path("/proc/self/maps").read_text()
 ]
 num_threads = len(os.listdir("/proc/self/task"))
 

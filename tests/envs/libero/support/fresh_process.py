@@ -1,4 +1,5 @@
-"""Plays one episode with `LiberoEnv` in a process of its own and says what the process did to its surroundings.
+"""Plays one episode with `LiberoEnv` in a process of its own and says what the process did to its
+surroundings.
 
 python fresh_process.py <task_id> <init_state_id> <actions.npy> <out.npz>
 """
@@ -21,7 +22,10 @@ for action in np.load(actions_file)[:12]:
     images.append(observation["image"])
     states.append(observation["state"])
 np.savez(
-    out_file, image=np.array(images), state=np.array(states), physics=env.unwrapped.get_state()["scene"]["physics"]
+    out_file,
+    image=np.array(images),
+    state=np.array(states),
+    physics=env.unwrapped.get_state()["scene"]["physics"],
 )
 
 heavy = [name for name in ("torch", "transformers", "robomimic", "gym") if name in sys.modules]

@@ -1,4 +1,6 @@
-"""A thing between the Panda's two finger pads, without the Panda: pads that press, on a hand that rises."""
+"""A thing between the Panda's two finger pads, without the Panda: pads that press, on a hand that
+rises.
+"""
 
 from typing import Any
 
@@ -12,12 +14,16 @@ _PADS = """
   <body pos="0.046 0 0"><joint name="right" type="slide" axis="-1 0 0" damping="100"/>{pad}</body>
   <body pos="-0.046 0 0"><joint name="left" type="slide" axis="1 0 0" damping="100"/>{pad}</body>
 </body>"""
-_PAD = '<geom type="box" size="0.004 0.008 0.008" mass="0.1" friction="2 0.05 0.0001" condim="4" solref="0.01 0.5"/>'
+_PAD = (
+    '<geom type="box" size="0.004 0.008 0.008" mass="0.1" friction="2 0.05 0.0001" condim="4" '
+    'solref="0.01 0.5"/>'
+)
 """robosuite's own finger pad."""
 
 
 def slip_m(mujoco: Any, model: Any, up: str, fingers_along: str) -> float:
-    """How far (m) the thing in `model` slides down between the pads while they rise by 20 cm in 2 s.
+    """How far (m) the thing in `model` slides down between the pads while they rise by 20 cm in 2
+    s.
 
     Args:
         mujoco: the package.
@@ -57,7 +63,8 @@ def _rig(mujoco: Any, model: Any, up: str, fingers_along: str) -> str:
         values = {"pos": pos, "quat": quat, "size": half, "friction": model.geom_friction[geom]}
         values |= {"solref": model.geom_solref[geom], "solimp": model.geom_solimp[geom][:3]}
         geoms.append(
-            f"<geom type='box' mass='{mass}' " + " ".join(f"{k}='{_text(v)}'" for k, v in values.items()) + "/>"
+            "<geom type='box' "
+            f"mass='{mass}' " + " ".join(f"{k}='{_text(v)}'" for k, v in values.items()) + "/>"
         )
     low, high = min(h[0] for h in heights), max(h[1] for h in heights)
     grip = max((low + high) / 2, high - 0.04)

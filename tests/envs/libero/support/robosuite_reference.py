@@ -1,12 +1,14 @@
-"""Plays with LIBERO's own environment, as its published evaluation does, and writes what it saw and computed to a file.
+"""Plays with LIBERO's own environment, as its published evaluation does, and writes what it saw and
+computed to a file.
 
     python robosuite_reference.py <plays.json> <out.npz>
 
-Each play has a `name`, `suite`, `task_id`, `init_state_id`, `assets` (a folder), `actions` (a file) and `has_images`; at
-most one may have images, since two environments that draw in one process would disturb each other's pictures. A play may
-have `trials_before`: so many trials of the task come first, in the same environment and without another seed. Of a play
-`p` the file holds `p_physics`, MuJoCo's whole state after each control step (and before the first), and `p_state`,
-robosuite's own readings; with images also `p_image` and `p_wrist_image`, turned as the policies see them.
+Each play has a `name`, `suite`, `task_id`, `init_state_id`, `assets` (a folder), `actions` (a file)
+and `has_images`; at most one may have images, since two environments that draw in one process would
+disturb each other's pictures. A play may have `trials_before`: so many trials of the task come
+first, in the same environment and without another seed. Of a play `p` the file holds `p_physics`,
+MuJoCo's whole state after each control step (and before the first), and `p_state`, robosuite's own
+readings; with images also `p_image` and `p_wrist_image`, turned as the policies see them.
 """
 
 import importlib
@@ -28,7 +30,10 @@ from vla_rl.envs.libero.tasks import find_task
 
 
 def let_robosuite_draw() -> None:
-    """Our loader keeps robosuite from OpenGL; give it the context that it would have taken by itself."""
+    """Our loader keeps robosuite from OpenGL.
+
+    Give it the context that it would have taken by itself.
+    """
     load_simulator()
     backend = choose_graphics()
     context = importlib.import_module(f"robosuite.renderers.context.{backend}_context")
@@ -37,7 +42,11 @@ def let_robosuite_draw() -> None:
 
 
 def whole_state(env: Any) -> np.ndarray:
-    model, data, every = env.sim.model._model, env.sim.data._data, mujoco.mjtState.mjSTATE_INTEGRATION
+    model, data, every = (
+        env.sim.model._model,
+        env.sim.data._data,
+        mujoco.mjtState.mjSTATE_INTEGRATION,
+    )
     state = np.empty(mujoco.mj_stateSize(model, every))
     mujoco.mj_getState(model, data, state, every)
     return state
@@ -77,7 +86,11 @@ def play(spec: dict[str, Any]) -> dict[str, np.ndarray]:
         "state": np.array(
             [
                 np.concatenate(
-                    [o["robot0_eef_pos"], axis_angle(o["robot0_eef_quat"]), o["robot0_gripper_qpos"]]
+                    [
+                        o["robot0_eef_pos"],
+                        axis_angle(o["robot0_eef_quat"]),
+                        o["robot0_gripper_qpos"],
+                    ]
                 ).astype(np.float32)
                 for o in observations
             ]
@@ -85,7 +98,9 @@ def play(spec: dict[str, Any]) -> dict[str, np.ndarray]:
     }
     if spec["has_images"]:
         seen["image"] = np.array([o["agentview_image"][::-1, ::-1] for o in observations])
-        seen["wrist_image"] = np.array([o["robot0_eye_in_hand_image"][::-1, ::-1] for o in observations])
+        seen["wrist_image"] = np.array(
+            [o["robot0_eye_in_hand_image"][::-1, ::-1] for o in observations]
+        )
     return {f"{spec['name']}_{key}": value for key, value in seen.items()}
 
 

@@ -1,1 +1,4 @@
-"""Folder for the PYTHONPATH of engine processes; Python itself imports `sitecustomize` from it at the start."""
+"""Folder for the PYTHONPATH of engine processes.
+
+Python itself imports `sitecustomize` from it at the start.
+"""

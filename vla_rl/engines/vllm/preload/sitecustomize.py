@@ -1,13 +1,15 @@
-"""Prepares the processes that vLLM starts, before anything else runs in them, and lets vLLM import beside a CPU torch.
+"""Prepares the processes that vLLM starts, before anything else runs in them, and lets vLLM import
+beside a CPU torch.
 
-Engine processes have this folder on their PYTHONPATH, so Python imports this file when it starts. Processes that vLLM does
-not start, and multiprocessing's own helpers, are not changed.
+Engine processes have this folder on their PYTHONPATH, so Python imports this file when it starts.
+Processes that vLLM does not start, and multiprocessing's own helpers, are not changed.
 
 - An engine process dies with its parent, even while it loads torch for seconds or is stopped.
-- Ctrl-C and a closed terminal are sent to the whole process group; the parent decides what happens to the engine.
+- Ctrl-C and a closed terminal are sent to the whole process group; the parent decides what happens
+  to the engine.
 - Its temporary files are in the engine's folder, which is removed even after a kill.
-- vLLM imports torchvision, which fails beside a CPU build of torch unless `vla_rl` was imported first (see
-  `vla_rl.torchvision_operators`).
+- vLLM imports torchvision, which fails beside a CPU build of torch unless `vla_rl` was imported
+  first (see `vla_rl.torchvision_operators`).
 """
 
 import ctypes
@@ -40,12 +42,17 @@ def become_engine_process() -> None:
 
 
 def _was_started_by_vllm(arguments: list[str]) -> bool:
-    """Return whether a process is an engine started by multiprocessing, or a vllm module that describes a network."""
+    """Return whether a process is an engine started by multiprocessing, or a vllm module that
+    describes a network.
+    """
     modules = (module for flag, module in pairwise(arguments) if flag == "-m")
-    return "--multiprocessing-fork" in arguments or any(name.split(".")[0] == "vllm" for name in modules)
+    return "--multiprocessing-fork" in arguments or any(
+        name.split(".")[0] == "vllm" for name in modules
+    )
 
 
-if __name__ == "sitecustomize":  # False in the process that starts engines, which imports this file by its full name
+# False in the process that starts engines, which imports this file by its full name
+if __name__ == "sitecustomize":
     become_engine_process()
     sys.path.append(PACKAGES)
     import vla_rl  # noqa: F401  # brings neither torch nor torchvision

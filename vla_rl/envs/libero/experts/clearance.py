@@ -19,8 +19,11 @@ OPEN_HALF_M = 0.04
 """Distance of each finger from the middle when the hand is open (m)."""
 
 
-def lowest_height(cloud: np.ndarray, xy: np.ndarray, yaw: float, finger_half_m: float = OPEN_HALF_M) -> float:
-    """Return how low (m) the point between the finger tips can come at `xy`, for a hand that points down; -inf over nothing.
+def lowest_height(
+    cloud: np.ndarray, xy: np.ndarray, yaw: float, finger_half_m: float = OPEN_HALF_M
+) -> float:
+    """Return how low (m) the point between the finger tips can come at `xy`, for a hand that points
+    down; -inf over nothing.
 
     Args:
         cloud: float64 [N, 3], points that must not be touched.
@@ -32,7 +35,9 @@ def lowest_height(cloud: np.ndarray, xy: np.ndarray, yaw: float, finger_half_m: 
     along, across = np.abs(local[:, 0]), np.abs(local[:, 1])
     is_below_palm = (along < _PALM_HALF[0]) & (across < _PALM_HALF[1])
     is_below_finger = (
-        (along > finger_half_m - 0.002) & (along < finger_half_m + _FINGER_OUTSIDE_M) & (across < _FINGER_HALF_WIDTH_M)
+        (along > finger_half_m - 0.002)
+        & (along < finger_half_m + _FINGER_OUTSIDE_M)
+        & (across < _FINGER_HALF_WIDTH_M)
     )
     height = cloud[:, 2]
     return float(
@@ -43,9 +48,11 @@ def lowest_height(cloud: np.ndarray, xy: np.ndarray, yaw: float, finger_half_m: 
     )
 
 
-def highest_between(cloud: np.ndarray, start: np.ndarray, end: np.ndarray, radius_m: float) -> float:
-    """Return the height (m) of the highest point within `radius_m` of the straight way from `start` to `end`, seen from
-    above.
+def highest_between(
+    cloud: np.ndarray, start: np.ndarray, end: np.ndarray, radius_m: float
+) -> float:
+    """Return the height (m) of the highest point within `radius_m` of the straight way from `start`
+    to `end`, seen from above.
     """
     way = end[:2] - start[:2]
     share = np.clip((cloud[:, :2] - start[:2]) @ way / max(float(way @ way), 1e-9), 0.0, 1.0)

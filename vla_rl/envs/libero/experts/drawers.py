@@ -54,7 +54,10 @@ class Drawer:
 
     def points_when_open(self) -> np.ndarray:
         """Return points all over the drawer in its open position, float64 [N, 3]."""
-        return surface_points(self._scene, [self.body]) + (_FULLY_OPEN_M - self.opening_m) * self.outwards
+        return (
+            surface_points(self._scene, [self.body])
+            + (_FULLY_OPEN_M - self.opening_m) * self.outwards
+        )
 
 
 def is_shut_drawer(scene: Scene, place: str) -> bool:
@@ -75,18 +78,30 @@ def open_drawer(scene: Scene, hand: Hand, region: str) -> Motion:
     before = bar - 0.09 * approach
     height = _height_of_way(scene, hand, before)
     if hand.position[2] < height:
-        yield from hand.go(np.array([*hand.position[:2], height]), hand.rotation, OPEN, tolerance_m=0.02)
-    yield from hand.go(np.array([*before[:2], max(height, before[2])]), rotation, OPEN, tolerance_m=0.03, max_steps=60)
+        yield from hand.go(
+            np.array([*hand.position[:2], height]), hand.rotation, OPEN, tolerance_m=0.02
+        )
+    yield from hand.go(
+        np.array([*before[:2], max(height, before[2])]),
+        rotation,
+        OPEN,
+        tolerance_m=0.03,
+        max_steps=60,
+    )
     yield from hand.go(before, rotation, OPEN, tolerance_m=0.01, max_steps=60)
     yield from hand.go(bar, rotation, OPEN, tolerance_m=0.008, max_steps=30)
     yield from hand.hold(CLOSE, 10)
     pulled = hand.position + (_PULL_M - drawer.opening_m) * outwards
-    for action in hand.go(pulled, rotation, CLOSE, tolerance_m=0.01, max_steps=60, speed=_PULL_SPEED):
+    for action in hand.go(
+        pulled, rotation, CLOSE, tolerance_m=0.01, max_steps=60, speed=_PULL_SPEED
+    ):
         yield action
         if drawer.opening_m > OPEN_M:
             break
     yield from hand.hold(OPEN, 6)
-    yield from hand.go(hand.position - 0.08 * approach, rotation, OPEN, tolerance_m=0.02, max_steps=15)
+    yield from hand.go(
+        hand.position - 0.08 * approach, rotation, OPEN, tolerance_m=0.02, max_steps=15
+    )
 
 
 def close_drawer(scene: Scene, hand: Hand, region: str) -> Motion:
@@ -97,12 +112,18 @@ def close_drawer(scene: Scene, hand: Hand, region: str) -> Motion:
     rotation = nearest_turn(pointing(approach, np.cross(outwards, _DOWN)), hand.rotation)
     before = drawer.bar.mean(0) + 0.06 * outwards
     height = _height_of_way(scene, hand, before)
-    yield from hand.go(np.array([*hand.position[:2], max(height, hand.position[2])]), hand.rotation, CLOSE)
-    yield from hand.go(np.array([*before[:2], height]), rotation, CLOSE, tolerance_m=0.03, max_steps=60)
+    yield from hand.go(
+        np.array([*hand.position[:2], max(height, hand.position[2])]), hand.rotation, CLOSE
+    )
+    yield from hand.go(
+        np.array([*before[:2], height]), rotation, CLOSE, tolerance_m=0.03, max_steps=60
+    )
     yield from hand.go(before, rotation, CLOSE, max_steps=40)
     shut = before - (drawer.opening_m + 0.1) * outwards
     yield from hand.go(shut, rotation, CLOSE, tolerance_m=0.01, max_steps=60)
-    yield from hand.go(hand.position + 0.1 * outwards, rotation, CLOSE, tolerance_m=0.03, max_steps=15)
+    yield from hand.go(
+        hand.position + 0.1 * outwards, rotation, CLOSE, tolerance_m=0.03, max_steps=15
+    )
 
 
 def _height_of_way(scene: Scene, hand: Hand, end: np.ndarray) -> float:

@@ -1,4 +1,6 @@
-"""The scripted expert: reads a task's goal and the hidden state, and runs one program for each goal."""
+"""The scripted expert: reads a task's goal and the hidden state, and runs one program for each
+goal.
+"""
 
 import numpy as np
 
@@ -13,11 +15,15 @@ from vla_rl.envs.libero.experts.pushing import is_pushed, make_room, push
 from vla_rl.envs.libero.scene import Scene
 
 _WAIT_STEPS = 10
-"""Control steps that the expert waits before it looks again: an object that cannot be grasped may still be moving."""
+"""Control steps that the expert waits before it looks again: an object that cannot be grasped may
+still be moving."""
 
 
 class Expert:
-    """Solves the task of one scene. Call `begin` after each reset, then `act` once for each control step."""
+    """Solves the task of one scene.
+
+    Call `begin` after each reset, then `act` once for each control step.
+    """
 
     def __init__(self, scene: Scene) -> None:
         self._scene = scene
@@ -35,7 +41,9 @@ class Expert:
 
     @property
     def obstacle(self) -> str | None:
-        """Reason why the expert stands still before its task is done, such as an object without a grasp; else None."""
+        """Reason why the expert stands still before its task is done, such as an object without a
+        grasp; else None.
+        """
         return self._obstacle
 
     def _play(self) -> Motion:
@@ -47,7 +55,12 @@ class Expert:
                 yield from hand.hold(OPEN, 1)
                 continue
             try:
-                yield from _reach(scene, hand, unmet, is_shared=[goal.place for goal in goals].count(unmet.place) > 1)
+                yield from _reach(
+                    scene,
+                    hand,
+                    unmet,
+                    is_shared=[goal.place for goal in goals].count(unmet.place) > 1,
+                )
                 self._obstacle = None
             except UnreachableError as error:
                 self._obstacle = str(error)
@@ -62,7 +75,9 @@ def _reach(scene: Scene, hand: Hand, goal: Goal, is_shared: bool) -> Motion:
         if is_shut_drawer(scene, goal.place):
             return _open_for(scene, hand, goal.subject, goal.place)
         if goal.predicate == "in" and is_roofed(scene, goal.place):
-            raise UnreachableError(f"{goal.place} has a roof, and no program puts things in from the side")
+            raise UnreachableError(
+                f"{goal.place} has a roof, and no program puts things in from the side"
+            )
         return pick_and_place(scene, hand, goal.subject, goal.place, is_shared)
     if goal.predicate in ("turnon", "turnoff"):
         return turn_knob(scene, hand, goal)
@@ -74,6 +89,9 @@ def _reach(scene: Scene, hand: Hand, goal: Goal, is_shared: bool) -> Motion:
 
 
 def _open_for(scene: Scene, hand: Hand, name: str, region: str) -> Motion:
-    """Open a drawer that `name` is to go into; first move `name` to where the open drawer leaves room to grasp it."""
+    """Open a drawer that `name` is to go into.
+
+    First move `name` to where the open drawer leaves room to grasp it.
+    """
     yield from make_room(scene, hand, name, Drawer(scene, region).points_when_open())
     yield from open_drawer(scene, hand, region)

@@ -1,7 +1,8 @@
-"""The experts' view of the scene: the collision boxes of bodies, and clouds of points on their surfaces.
+"""The experts' view of the scene: the collision boxes of bodies, and clouds of points on their
+surfaces.
 
-Everything is in the world frame, in metres. Each collision shape is replaced by its bounding box in its own frame, which is
-exact for LIBERO's assets, because they are made of boxes.
+Everything is in the world frame, in metres. Each collision shape is replaced by its bounding box in
+its own frame, which is exact for LIBERO's assets, because they are made of boxes.
 """
 
 from collections.abc import Collection
@@ -17,7 +18,10 @@ _SPACING_M = 0.01
 
 
 def origin(scene: Scene, name: str) -> np.ndarray:
-    """Return the origin of an object, a fixture or a region, float64 [3]; goals are evaluated by it."""
+    """Return the origin of an object, a fixture or a region, float64 [3].
+
+    Goals are evaluated by it.
+    """
     body = scene.domain.obj_body_id.get(name)
     return np.array(scene.data.site(name).xpos if body is None else scene.data.xpos[body])
 
@@ -28,24 +32,40 @@ def root_body(scene: Scene, name: str) -> int:
 
 
 def box_corners(scene: Scene, body: int) -> np.ndarray:
-    """Return the corners of the N collision boxes of `body` and of all bodies attached to it, float64 [N, 8, 3]."""
-    return np.array([_corners(scene, geom) for geom in solid_geoms(scene.model, body)]).reshape(-1, 8, 3)
+    """Return the corners of the N collision boxes of `body` and of all bodies attached to it,
+    float64 [N, 8, 3].
+    """
+    return np.array([_corners(scene, geom) for geom in solid_geoms(scene.model, body)]).reshape(
+        -1, 8, 3
+    )
 
 
 def surface_points(scene: Scene, bodies: Collection[int]) -> np.ndarray:
-    """Return points on the collision boxes of `bodies` and of their children, at most 1 cm apart, float64 [N, 3]."""
+    """Return points on the collision boxes of `bodies` and of their children, at most 1 cm apart,
+    float64 [N, 3].
+    """
     clouds = [_points(scene, geom) for body in bodies for geom in solid_geoms(scene.model, body)]
     return np.concatenate(clouds) if clouds else np.empty((0, 3))
 
 
 def obstacle_points(scene: Scene, without: Collection[str] = ()) -> np.ndarray:
-    """Return points on every object and fixture of the task except the named ones and tables, float64 [N, 3]."""
-    names = [name for name in (*scene.domain.objects_dict, *scene.domain.fixtures_dict) if name not in without]
-    return surface_points(scene, [root_body(scene, name) for name in names if name in scene.domain.obj_body_id])
+    """Return points on every object and fixture of the task except the named ones and tables,
+    float64 [N, 3].
+    """
+    names = [
+        name
+        for name in (*scene.domain.objects_dict, *scene.domain.fixtures_dict)
+        if name not in without
+    ]
+    return surface_points(
+        scene, [root_body(scene, name) for name in names if name in scene.domain.obj_body_id]
+    )
 
 
 def solid_geoms(model: Any, body: int) -> list[int]:
-    """Return the ids of the geoms of `body` and of all bodies attached to it that can touch something."""
+    """Return the ids of the geoms of `body` and of all bodies attached to it that can touch
+    something.
+    """
     is_below = np.zeros(model.nbody, bool)
     is_below[body] = True
     for other in range(body + 1, model.nbody):  # parents come before their children
@@ -61,7 +81,9 @@ def _corners(scene: Scene, geom: int) -> np.ndarray:
 def _points(scene: Scene, geom: int) -> np.ndarray:
     half = scene.model.geom_aabb[geom, 3:]
     counts = np.maximum(np.ceil(2 * half / _SPACING_M).astype(int), 1) + 1
-    grid = np.stack(np.meshgrid(*(np.linspace(-1, 1, count) for count in counts), indexing="ij"), -1).reshape(-1, 3)
+    grid = np.stack(
+        np.meshgrid(*(np.linspace(-1, 1, count) for count in counts), indexing="ij"), -1
+    ).reshape(-1, 3)
     return _placed(scene, geom, grid[(np.abs(grid) == 1.0).any(1)])
 
 
@@ -74,7 +96,13 @@ def _placed(scene: Scene, geom: int, unit: np.ndarray) -> np.ndarray:
 
 def rotation_vector(rotation: np.ndarray) -> np.ndarray:
     """Return axis times angle (rad) of a rotation matrix, for angles below a half turn."""
-    axis = np.array([rotation[2, 1] - rotation[1, 2], rotation[0, 2] - rotation[2, 0], rotation[1, 0] - rotation[0, 1]])
+    axis = np.array(
+        [
+            rotation[2, 1] - rotation[1, 2],
+            rotation[0, 2] - rotation[2, 0],
+            rotation[1, 0] - rotation[0, 1],
+        ]
+    )
     sine = np.linalg.norm(axis) / 2
     if sine < 1e-9:
         return np.zeros(3)

@@ -29,12 +29,16 @@ class Goal(NamedTuple):
 
 
 def goals_of(scene: Scene) -> list[Goal]:
-    """Return the conditions of the scene's task: switches and doors to open first, things to place, doors to close last."""
+    """Return the conditions of the scene's task: switches and doors to open first, things to place,
+    doors to close last.
+    """
     goals = [
         Goal(predicate, subject, rest[0] if rest else None)
         for predicate, subject, *rest in scene.domain.parsed_problem["goal_state"]
     ]
     unknown = {goal.predicate for goal in goals} - set(_ORDER)
     if unknown:
-        raise ValueError(f"the goal has the conditions {sorted(unknown)}, expected only {', '.join(_ORDER)}.")
+        raise ValueError(
+            f"the goal has the conditions {sorted(unknown)}, expected only {', '.join(_ORDER)}."
+        )
     return sorted(goals, key=lambda goal: _ORDER[goal.predicate])

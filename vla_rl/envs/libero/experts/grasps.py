@@ -1,8 +1,8 @@
 """Choosing where to grasp an object from above, from its collision boxes.
 
-Two kinds of grasp are tried all around: across the whole object where it is narrow enough for the fingers, and across the
-wall of a hollow object. The best one needs little opening and turning, and lets the hand come down both at the object and at
-its target.
+Two kinds of grasp are tried all around: across the whole object where it is narrow enough for the
+fingers, and across the wall of a hollow object. The best one needs little opening and turning, and
+lets the hand come down both at the object and at its target.
 """
 
 from collections.abc import Callable, Iterable
@@ -13,7 +13,8 @@ import numpy as np
 from vla_rl.envs.libero.experts.clearance import FINGER_BELOW_M, PALM_ABOVE_M, lowest_height
 
 MAX_WIDTH_M = 0.0775
-"""Widest object that the fingers close on (m); the open fingers are 80 mm apart, and LIBERO's moka pot is 75.9 mm wide."""
+"""Widest object that the fingers close on (m); the open fingers are 80 mm apart, and LIBERO's moka
+pot is 75.9 mm wide."""
 
 _TIGHT_M = 0.074
 _MAX_WALL_M = 0.03
@@ -45,12 +46,17 @@ class Grasp(NamedTuple):
 
     @property
     def is_tight(self) -> bool:
-        """Whether fingers that come down a centimetre beside the right place would land on the object."""
+        """Whether fingers that come down a centimetre beside the right place would land on the
+        object.
+        """
         return self.is_on_wall or self.width_m > _TIGHT_M
 
 
 def pinch_grasps(corners: np.ndarray) -> list[Grasp]:
-    """Return grasps across a whole object with the boxes `corners` [N, 8, 3]; none if it is too wide everywhere."""
+    """Return grasps across a whole object with the boxes `corners` [N, 8, 3].
+
+    None if it is too wide everywhere.
+    """
     bottom, top = corners[..., 2].min(), corners[..., 2].max()
     height = max((bottom + top) / 2, top - PALM_ABOVE_M, bottom + FINGER_BELOW_M)
     lowest, highest = corners[..., 2].min(1), corners[..., 2].max(1)
@@ -68,7 +74,9 @@ def pinch_grasps(corners: np.ndarray) -> list[Grasp]:
 
 
 def rim_grasps(points: np.ndarray) -> list[Grasp]:
-    """Return grasps across the wall of a hollow object with the surface `points` [N, 3], all around it."""
+    """Return grasps across the wall of a hollow object with the surface `points` [N, 3], all around
+    it.
+    """
     top = points[:, 2].max()
     rim = points[points[:, 2] > top - 0.024, :2]
     middle = (rim.min(0) + rim.max(0)) / 2
@@ -80,9 +88,13 @@ def rim_grasps(points: np.ndarray) -> list[Grasp]:
         wall = radius[(radius > 0.0) & (sideways < 0.01)]
         if wall.size == 0 or wall.min() < _HOLLOW_M or wall.max() - wall.min() > _MAX_WALL_M:
             continue
-        position = np.array([*(middle + outwards * (wall.min() + wall.max()) / 2), top - _RIM_DEPTH_M])
+        position = np.array(
+            [*(middle + outwards * (wall.min() + wall.max()) / 2), top - _RIM_DEPTH_M]
+        )
         width_m = float(wall.max() - wall.min())
-        grasps.append(Grasp(position, float(angle % np.pi), width_m, float(top - 0.004), is_on_wall=True))
+        grasps.append(
+            Grasp(position, float(angle % np.pi), width_m, float(top - 0.004), is_on_wall=True)
+        )
     return grasps
 
 
@@ -98,7 +110,9 @@ def choose_grasp(
     """
     best: tuple[float, Grasp] | None = None
     for grasp in grasps:
-        raised = max(grasp.position[2], lowest_height(obstacles, grasp.position[:2], grasp.yaw) + 0.002)
+        raised = max(
+            grasp.position[2], lowest_height(obstacles, grasp.position[:2], grasp.yaw) + 0.002
+        )
         if raised > grasp.highest_m:
             continue
         turn = nearest_half_turn(grasp.yaw - yaw_now)
@@ -115,5 +129,7 @@ def choose_grasp(
 
 
 def nearest_half_turn(angle: float) -> float:
-    """Return `angle` plus a multiple of a half turn, in [-pi/2, pi/2): the fingers may be exchanged."""
+    """Return `angle` plus a multiple of a half turn, in [-pi/2, pi/2): the fingers may be
+    exchanged.
+    """
     return float((angle + np.pi / 2) % np.pi - np.pi / 2)

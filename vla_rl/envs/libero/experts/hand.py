@@ -1,7 +1,7 @@
 """Hand control: a proportional controller on its displacement commands, and motions as generators.
 
-A motion is a generator of actions that reads the live scene for each action, so that programs read from top to bottom and
-still react to events:
+A motion is a generator of actions that reads the live scene for each action, so that programs read
+from top to bottom and still react to events:
 
     yield from hand.go(above, down, OPEN)
     yield from hand.hold(CLOSE, 10)
@@ -16,7 +16,8 @@ from vla_rl.envs.libero.experts.geometry import rotation_vector
 from vla_rl.envs.libero.scene import Scene
 
 Motion: TypeAlias = Iterator[np.ndarray]
-"""Actions float32 [7], one for each control step; each is computed from the scene at the time of the call."""
+"""Actions float32 [7], one for each control step; each is computed from the scene at the time of
+the call."""
 
 OPEN, CLOSE = -1.0, 1.0
 
@@ -30,7 +31,10 @@ Place: TypeAlias = np.ndarray | Callable[[], np.ndarray]
 
 
 class Hand:
-    """The hand of the arm in `scene`. Its frame sits between the finger tips: x is where the fingers move, z points out."""
+    """The hand of the arm in `scene`.
+
+    Its frame sits between the finger tips: x is where the fingers move, z points out.
+    """
 
     def __init__(self, scene: Scene) -> None:
         self._site = scene.data.site("gripper0_grip_site")
@@ -43,7 +47,10 @@ class Hand:
 
     @property
     def rotation(self) -> np.ndarray:
-        """Rotation of the hand, float64 [3, 3]; its columns are the axes of the hand in the world."""
+        """Rotation of the hand, float64 [3, 3].
+
+        Its columns are the axes of the hand in the world.
+        """
         return np.array(self._site.xmat).reshape(3, 3)
 
     @property
@@ -62,7 +69,10 @@ class Hand:
         max_steps: int = 40,
         speed: float = 1.0,
     ) -> Motion:
-        """Drive to `place`, turned to `rotation`, until it is reached or for `max_steps`; `speed` bounds each command."""
+        """Drive to `place`, turned to `rotation`, until it is reached or for `max_steps`.
+
+        `speed` bounds each command.
+        """
         for _ in range(max_steps):
             target = place() if callable(place) else place
             self._last_pose = target, rotation
@@ -74,25 +84,37 @@ class Hand:
     def rise(self, gripper: float, max_steps: int = 12) -> Motion:
         """Go up by 10 cm without turning."""
         return self.go(
-            self.position + np.array([0.0, 0.0, 0.1]), self.rotation, gripper, tolerance_m=0.03, max_steps=max_steps
+            self.position + np.array([0.0, 0.0, 0.1]),
+            self.rotation,
+            gripper,
+            tolerance_m=0.03,
+            max_steps=max_steps,
         )
 
     def hold(self, gripper: float, num_steps: int) -> Motion:
         """Stay at the end of the last motion, opening or closing the fingers."""
         place, rotation = self._last_pose
         for _ in range(num_steps):
-            yield command(place - self.position, rotation_vector(rotation @ self.rotation.T), gripper)
+            yield command(
+                place - self.position, rotation_vector(rotation @ self.rotation.T), gripper
+            )
 
 
-def command(offset_m: np.ndarray, turn: np.ndarray, gripper: float, speed: float = 1.0) -> np.ndarray:
-    """Return the action that moves the hand by `offset_m` [3] and turns it by `turn` [3] (rotation vector, rad)."""
-    move = np.clip(np.concatenate([_POSITION_GAIN * offset_m, _ROTATION_GAIN * turn]), -speed, speed)
+def command(
+    offset_m: np.ndarray, turn: np.ndarray, gripper: float, speed: float = 1.0
+) -> np.ndarray:
+    """Return the action that moves the hand by `offset_m` [3] and turns it by `turn` [3] (rotation
+    vector, rad).
+    """
+    move = np.clip(
+        np.concatenate([_POSITION_GAIN * offset_m, _ROTATION_GAIN * turn]), -speed, speed
+    )
     return np.append(move, gripper).astype(np.float32)
 
 
 def pointing(approach: np.ndarray, fingers: np.ndarray) -> np.ndarray:
-    """Return the rotation, float64 [3, 3], that points the hand along `approach` with its fingers moving along `fingers`,
-    perpendicular to it.
+    """Return the rotation, float64 [3, 3], that points the hand along `approach` with its fingers
+    moving along `fingers`, perpendicular to it.
     """
     z = approach / np.linalg.norm(approach)
     x = fingers - (fingers @ z) * z
@@ -101,11 +123,15 @@ def pointing(approach: np.ndarray, fingers: np.ndarray) -> np.ndarray:
 
 
 def pointing_down(yaw: float) -> np.ndarray:
-    """Return the rotation of a hand that points down, with its fingers moving in the direction `yaw` (rad)."""
+    """Return the rotation of a hand that points down, with its fingers moving in the direction
+    `yaw` (rad).
+    """
     return pointing(np.array([0.0, 0.0, -1.0]), np.array([np.cos(yaw), np.sin(yaw), 0.0]))
 
 
 def nearest_turn(rotation: np.ndarray, now: np.ndarray) -> np.ndarray:
-    """Return `rotation`, or the same with the two fingers exchanged, whichever is nearer to `now`."""
+    """Return `rotation`, or the same with the two fingers exchanged, whichever is nearer
+    to `now`.
+    """
     exchanged = rotation * np.array([-1.0, -1.0, 1.0])
     return max(rotation, exchanged, key=lambda candidate: float(np.trace(candidate @ now.T)))

@@ -10,7 +10,8 @@ from vla_rl.envs.libero.experts.pick_and_place import approach
 from vla_rl.envs.libero.scene import Scene
 
 _TURN, _TURN_PER_STEP, _TURN_STEPS = 1.0, 0.06, 40
-"""Angle of the turn and speed (rad), and number of steps; the knob lags, so there are more steps than the turn needs."""
+"""Angle of the turn and speed (rad), and number of steps; the knob lags, so there are more steps
+than the turn needs."""
 
 _BELOW_TOP_M = 0.012
 """Depth below the ridge's upper edge at which it is grasped (m)."""
@@ -34,14 +35,16 @@ def turn_knob(scene: Scene, hand: Hand, goal: Goal) -> Motion:
         angle = axis * wish * min(_TURN_PER_STEP * (step + 1), _TURN)
         cosine, sine = np.cos(angle), np.sin(angle)
         turn = np.array([[cosine, -sine, 0.0], [sine, cosine, 0.0], [0.0, 0.0, 1.0]])
-        yield from hand.go(centre + turn @ (start - centre), turn @ rotation, CLOSE, tolerance_m=0.0, max_steps=1)
+        yield from hand.go(
+            centre + turn @ (start - centre), turn @ rotation, CLOSE, tolerance_m=0.0, max_steps=1
+        )
     yield from hand.hold(OPEN, 6)
     yield from hand.rise(OPEN)
 
 
 def _across_ridge(scene: Scene, body: int) -> tuple[np.ndarray, float]:
-    """Return the grasp position of a knob, float64 [3] (m), and the direction across its ridge (rad): its highest, narrow
-    box.
+    """Return the grasp position of a knob, float64 [3] (m), and the direction across its ridge
+    (rad): its highest, narrow box.
     """
     corners = box_corners(scene, body)
     ridge = corners[corners[..., 2].max(1).argmax()]

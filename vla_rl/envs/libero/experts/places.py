@@ -21,10 +21,14 @@ class Spot(NamedTuple):
     """Height of the surface below the object (m, world)."""
 
 
-def choose_spot(scene: Scene, name: str, place: str, radius_m: float, is_shared: bool = False) -> Spot:
-    """Return the best place for `name` on or in `place`: free of other objects, and as near to the middle as that allows.
+def choose_spot(
+    scene: Scene, name: str, place: str, radius_m: float, is_shared: bool = False
+) -> Spot:
+    """Return the best place for `name` on or in `place`: free of other objects, and as near to the
+    middle as that allows.
 
-    `radius_m` is how far the object reaches from its origin, seen from above. If `is_shared`, room is left for others.
+    `radius_m` is how far the object reaches from its origin, seen from above. If `is_shared`, room
+    is left for others.
     """
     middle = origin(scene, place)
     owner, below = owner_of(scene, place), obstacle_points(scene, without={name})
@@ -51,7 +55,9 @@ def choose_spot(scene: Scene, name: str, place: str, radius_m: float, is_shared:
 
 
 def is_roofed(scene: Scene, place: str) -> bool:
-    """Return whether the region `place` is inside something that covers it, such as a microwave or a shelf's lower board."""
+    """Return whether the region `place` is inside something that covers it, such as a microwave or
+    a shelf's lower board.
+    """
     owner = owner_of(scene, place)
     if owner is None:
         return False
@@ -61,7 +67,10 @@ def is_roofed(scene: Scene, place: str) -> bool:
 
 
 def owner_of(scene: Scene, place: str) -> str | None:
-    """Return the object or fixture that a region belongs to; None for a region of a table, and for anything else."""
+    """Return the object or fixture that a region belongs to.
+
+    None for a region of a table, and for anything else.
+    """
     site = scene.domain.object_sites_dict.get(place)
     parent = None if site is None else site.parent_name
     return parent if parent in scene.domain.obj_body_id else None
@@ -75,6 +84,8 @@ def half_height(scene: Scene, region: str) -> float:
 
 
 def _support(points: np.ndarray, xy: np.ndarray, least_m: float) -> float:
-    """Return the height of the support below a spot: the highest of `points` [N, 3] near its middle."""
+    """Return the height of the support below a spot: the highest of `points` [N, 3] near its
+    middle.
+    """
     near = points[np.linalg.norm(points[:, :2] - xy, axis=1) < 0.02]
     return max(float(near[:, 2].max(initial=-np.inf)), least_m)

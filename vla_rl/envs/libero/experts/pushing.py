@@ -17,7 +17,8 @@ _TIP_BELOW_M = 0.0115
 """Distance of the finger tips below the point between them (m)."""
 
 _PRESS_M = 0.004
-"""Target depth of the tips below the surface (m), so that they press on it; if deeper, the plate is stuck to the table."""
+"""Target depth of the tips below the surface (m), so that they press on it; if deeper, the plate is
+stuck to the table."""
 
 _PRESS_STEPS = 4
 
@@ -43,7 +44,9 @@ def push(scene: Scene, hand: Hand, name: str, place: str) -> Motion:
     yield from approach(scene, hand, start, rotation)
     yield from hand.go(start, rotation, OPEN, tolerance_m=0.008, max_steps=30)
     pressed = start[2] - _PRESS_M
-    yield from hand.go(np.array([*start[:2], pressed]), rotation, OPEN, tolerance_m=0.0, max_steps=_PRESS_STEPS)
+    yield from hand.go(
+        np.array([*start[:2], pressed]), rotation, OPEN, tolerance_m=0.0, max_steps=_PRESS_STEPS
+    )
 
     def target() -> np.ndarray:
         return np.array([*(hand.position + goal - origin(scene, name))[:2], pressed])
@@ -56,13 +59,18 @@ def push(scene: Scene, hand: Hand, name: str, place: str) -> Motion:
 
 
 def make_room(scene: Scene, hand: Hand, name: str, coming: np.ndarray) -> Motion:
-    """Drag a hollow thing to the nearest spot where it can still be grasped after the points `coming` arrive."""
+    """Drag a hollow thing to the nearest spot where it can still be grasped after the points
+    `coming` arrive.
+    """
     points = surface_points(scene, [root_body(scene, name)])
     middle = origin(scene, name)
     others = np.concatenate([obstacle_points(scene, without={name}), coming])
     others = others[np.linalg.norm(others[:, :2] - middle[:2], axis=1) < 0.35]
     radius = float(np.linalg.norm(points[:, :2] - middle[:2], axis=1).max())
-    shift = next((shift for shift in _shifts() if _is_free(points + shift, middle + shift, radius, others)), None)
+    shift = next(
+        (shift for shift in _shifts() if _is_free(points + shift, middle + shift, radius, others)),
+        None,
+    )
     if shift is None or not shift.any():
         return
     goal = middle + shift
@@ -71,12 +79,16 @@ def make_room(scene: Scene, hand: Hand, name: str, coming: np.ndarray) -> Motion
         lowest = max(lowest_height(others, xy[:2], yaw, 0.0) for xy in (middle, goal))
         return lowest + 0.001 * abs(nearest_half_turn(yaw - hand.yaw))
 
-    rotation = nearest_turn(pointing_down(min(np.linspace(0.0, np.pi, 12, endpoint=False), key=cost)), hand.rotation)
+    rotation = nearest_turn(
+        pointing_down(min(np.linspace(0.0, np.pi, 12, endpoint=False), key=cost)), hand.rotation
+    )
     inside = np.array([*middle[:2], max(points[:, 2].max() - 0.02, middle[2] + 0.025)])
     yield from approach(scene, hand, inside, rotation, CLOSE)
     yield from hand.go(inside, rotation, CLOSE, max_steps=20)
     yield from hand.go(
-        lambda: np.array([*(hand.position + goal - origin(scene, name))[:2], inside[2]]), rotation, CLOSE
+        lambda: np.array([*(hand.position + goal - origin(scene, name))[:2], inside[2]]),
+        rotation,
+        CLOSE,
     )
     yield from hand.rise(OPEN, 8)
 
@@ -90,7 +102,9 @@ def _shifts() -> Iterator[np.ndarray]:
 
 
 def _is_free(points: np.ndarray, middle: np.ndarray, radius_m: float, others: np.ndarray) -> bool:
-    """Return whether a thing with the surface `points` about `middle` could be grasped and lifted straight up."""
+    """Return whether a thing with the surface `points` about `middle` could be grasped and lifted
+    straight up.
+    """
     if (np.linalg.norm(others[:, :2] - middle[:2], axis=1) < radius_m + 0.01).any():
         return False
     grasp = choose_grasp(rim_grasps(points), others, 0.0, lambda _: 0.0)

@@ -8,11 +8,18 @@ from vla_rl.envs.libero.stand_ins.catalogue import write_stand_ins
 
 def main() -> None:
     """Write the files and print their number and size."""
-    parser = argparse.ArgumentParser(prog="python -m vla_rl.envs.libero.stand_ins", description=__doc__)
-    parser.add_argument("out", type=Path, help="folder to write to; files that are there are overwritten")
+    parser = argparse.ArgumentParser(
+        prog="python -m vla_rl.envs.libero.stand_ins", description=__doc__
+    )
+    parser.add_argument(
+        "out", type=Path, help="folder to write to; files that are there are overwritten"
+    )
     folder = write_stand_ins(parser.parse_args().out)
     files = [path for path in folder.rglob("*") if path.is_file()]
-    print(f"{len(files)} files, {sum(path.stat().st_size for path in files) / 1000:.0f} kB in {folder}")
+    print(
+        f"{len(files)} files, {sum(path.stat().st_size for path in files) / 1000:.0f} kB in "
+        f"{folder}"
+    )
 
 
 if __name__ == "__main__":

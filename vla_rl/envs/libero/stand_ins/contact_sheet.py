@@ -1,4 +1,6 @@
-"""`python -m vla_rl.envs.libero.stand_ins.contact_sheet OUT.png`: a picture of every stand-in and of tasks of each suite."""
+"""`python -m vla_rl.envs.libero.stand_ins.contact_sheet OUT.png`: a picture of every stand-in and
+of tasks of each suite.
+"""
 
 import argparse
 import math
@@ -31,7 +33,9 @@ _PAPER = 245
 def contact_sheet() -> NDArray[np.uint8]:
     """Draw items in rows of seven, then the tasks; uint8 [H, W, 3]."""
     tiles = [_with_name(draw_item(item, _TILE), item.name) for item in all_items()]
-    scenes = [_with_name(_draw_task(suite, task_id), f"{suite}/{task_id}") for suite, task_id in SCENES]
+    scenes = [
+        _with_name(_draw_task(suite, task_id), f"{suite}/{task_id}") for suite, task_id in SCENES
+    ]
     return np.concatenate([_in_rows(tiles, _COLUMNS), _in_rows(scenes, len(scenes))])
 
 
@@ -44,17 +48,28 @@ def draw_item(item: Item, size: int) -> NDArray[np.uint8]:
         if mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_JOINT, joint) >= 0:
             data.joint(joint).qpos = angle
     mujoco.mj_forward(model, data)
-    drawn = [geom for geom in range(model.ngeom) if model.geom_group[geom] == 1 and model.geom_bodyid[geom] > 0]
+    drawn = [
+        geom
+        for geom in range(model.ngeom)
+        if model.geom_group[geom] == 1 and model.geom_bodyid[geom] > 0
+    ]
     model.body_pos[1, 2] -= min(data.geom_xpos[g, 2] - _half_height(model, data, g) for g in drawn)
     mujoco.mj_forward(model, data)
     middle = np.mean([data.geom_xpos[drawn].min(0), data.geom_xpos[drawn].max(0)], axis=0)
-    reach = max(np.linalg.norm(data.geom_xpos[g] - middle) + 0.8 * model.geom_rbound[g] for g in drawn)
+    reach = max(
+        np.linalg.norm(data.geom_xpos[g] - middle) + 0.8 * model.geom_rbound[g] for g in drawn
+    )
     context = make_context(size)
     context.make_current()
     renderer = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_150)
     azimuth = 200 if item.name.endswith("_mug") else 115  # their handles are at the back
     camera, option = mujoco.MjvCamera(), mujoco.MjvOption()
-    camera.lookat[:], camera.distance, camera.azimuth, camera.elevation = middle, 3.1 * reach, azimuth, -32
+    camera.lookat[:], camera.distance, camera.azimuth, camera.elevation = (
+        middle,
+        3.1 * reach,
+        azimuth,
+        -32,
+    )
     option.geomgroup[:] = DRAWN_GROUPS
     scene = mujoco.MjvScene(model, maxgeom=200)
     mujoco.mjv_updateScene(model, data, option, None, camera, mujoco.mjtCatBit.mjCAT_ALL, scene)
@@ -75,9 +90,13 @@ def _stage(item: Item) -> Any:
     if item.up == "y":
         spec.body("object").quat = about_x(math.pi / 2)
     world = spec.worldbody
-    world.add_geom(type=mujoco.mjtGeom.mjGEOM_PLANE, size=[3, 3, 0.1], rgba=[0.9, 0.9, 0.9, 1], group=1)
+    world.add_geom(
+        type=mujoco.mjtGeom.mjGEOM_PLANE, size=[3, 3, 0.1], rgba=[0.9, 0.9, 0.9, 1], group=1
+    )
     for x, y in ((0.8, -1.0), (-0.8, -0.6)):
-        world.add_light(pos=[x, y, 1.6], dir=[-x, -y, -1.6], diffuse=[0.36, 0.36, 0.36], castshadow=False)
+        world.add_light(
+            pos=[x, y, 1.6], dir=[-x, -y, -1.6], diffuse=[0.36, 0.36, 0.36], castshadow=False
+        )
     spec.visual.global_.offwidth = spec.visual.global_.offheight = 512
     return spec.compile()
 
@@ -101,7 +120,9 @@ def _with_name(picture: NDArray[np.uint8], name: str) -> NDArray[np.uint8]:
     import cv2  # slow to import
 
     bar = np.full((_LINE, picture.shape[1], 3), _PAPER, np.uint8)
-    cv2.putText(bar, name[:28], (3, 11), cv2.FONT_HERSHEY_SIMPLEX, 0.32, (40, 40, 40), 1, cv2.LINE_AA)
+    cv2.putText(
+        bar, name[:28], (3, 11), cv2.FONT_HERSHEY_SIMPLEX, 0.32, (40, 40, 40), 1, cv2.LINE_AA
+    )
     return np.concatenate([picture, bar])
 
 
@@ -117,14 +138,18 @@ def _in_rows(tiles: list[NDArray[np.uint8]], columns: int) -> NDArray[np.uint8]:
 
 def main() -> None:
     """Draw and write the picture."""
-    parser = argparse.ArgumentParser(prog="python -m vla_rl.envs.libero.stand_ins.contact_sheet", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="python -m vla_rl.envs.libero.stand_ins.contact_sheet", description=__doc__
+    )
     parser.add_argument("out", type=Path, help="PNG file to write")
     out = parser.parse_args().out
     import cv2
 
     sheet = contact_sheet()
     cv2.imwrite(os.fspath(out), sheet[..., ::-1], [cv2.IMWRITE_PNG_COMPRESSION, 9])
-    print(f"{sheet.shape[1]} x {sheet.shape[0]} pixels, {out.stat().st_size / 1000:.0f} kB in {out}")
+    print(
+        f"{sheet.shape[1]} x {sheet.shape[0]} pixels, {out.stat().st_size / 1000:.0f} kB in {out}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Fixtures on the tables: cabinets, stove, microwave, wine rack and desk caddy.
 
-Names, order of the parts, joints and regions are those that LIBERO's goals and initial states rely on. Fronts face -y. A
-fixture is welded to the world, so MuJoCo lets it collide with its own drawers: about a millimetre is left between.
+Names, order of the parts, joints and regions are those that LIBERO's goals and initial states rely
+on. Fronts face -y. A fixture is welded to the world, so MuJoCo lets it collide with its own
+drawers: about a millimetre is left between.
 """
 
 import math
@@ -54,7 +55,9 @@ def _cabinet(name: str, shell: str, front: str, handle: str) -> Item:
     drawers = tuple(_drawer(level, z, front, handle) for level, z in heights.items())
     side = Site("top_side", (0.00354, 0.01567, 0.22152), (0.12534, 0.09438, 0.00147))
     base = Part("base", case, (side,), drawers)
-    return Item(f"articulated_objects/{name}.xml", Part("object", parts=(base,)), _FIXED_REACH, (_WOOD,))
+    return Item(
+        f"articulated_objects/{name}.xml", Part("object", parts=(base,)), _FIXED_REACH, (_WOOD,)
+    )
 
 
 def _drawer(level: str, height: float, front: str, handle: str) -> Part:
@@ -82,7 +85,9 @@ def _drawer(level: str, height: float, front: str, handle: str) -> Part:
 
 
 def _stove() -> Item:
-    """A plate of 190 mm with a burner, and beside it a knob whose ridge is thin enough to be gripped."""
+    """A plate of 190 mm with a burner, and beside it a knob whose ridge is thin enough to be
+    gripped.
+    """
     rings = tuple(
         turned([(r, 0.0250), (r, 0.0268), (r - 0.004, 0.0268), (r - 0.004, 0.0250)], "#4a4a4a", 20)
         for r in (0.030, 0.048, 0.066)
@@ -122,7 +127,10 @@ def _stove() -> Item:
 
 
 def _microwave() -> Item:
-    """An oven of 330 by 195 by 220 mm; its door is hinged on the left and swings open by 120 degrees."""
+    """An oven of 330 by 195 by 220 mm.
+
+    Its door is hinged on the left and swings open by 120 degrees.
+    """
     shell, inner = "#464646", "#4c4e50"
     case = (
         *block((0.3300, 0.1900, 0.0340), (0.0150, 0.0100, -0.0030), shell),
@@ -133,7 +141,11 @@ def _microwave() -> Item:
         paint((0.0440, 0.0020, 0.1500), (0.1540, -0.0860, 0.1000), _BLACK),
         paint((0.0320, 0.0030, 0.0200), (0.1540, -0.0865, 0.1560), "#3f8f5a"),
         *(
-            paint((0.0080, 0.0030, 0.0080), (0.1430 + 0.0110 * (i % 3), -0.0865, 0.1240 - 0.0140 * (i // 3)), "#c9ced3")
+            paint(
+                (0.0080, 0.0030, 0.0080),
+                (0.1430 + 0.0110 * (i % 3), -0.0865, 0.1240 - 0.0140 * (i // 3)),
+                "#c9ced3",
+            )
             for i in range(9)
         ),
         turned([(0.0700, 0.0146), (0, 0.0146)], "#c7d3d6", 20),
@@ -156,12 +168,17 @@ def _microwave() -> Item:
         mass_kg=0.5,
     )
     return Item(
-        "articulated_objects/microwave.xml", Part("object", case, regions, (door,)), Reach(0.06, 0.06, 0.015, 0.05)
+        "articulated_objects/microwave.xml",
+        Part("object", case, regions, (door,)),
+        Reach(0.06, 0.06, 0.015, 0.05),
     )
 
 
 def _wine_rack() -> Item:
-    """Two shelves of 269 by 158 mm, tilted by 31 degrees on a post; the bottle lies on the upper one."""
+    """Two shelves of 269 by 158 mm, tilted by 31 degrees on a post.
+
+    The bottle lies on the upper one.
+    """
     tilt, board, dark = about_x(math.radians(31.3)), "#e6bd92", "#551a08"
     geoms = (
         *block((0.2688, 0.1579, 0.0090), (0.0, -0.0061, 0.2512), board, tilt, "wood"),
@@ -170,20 +187,35 @@ def _wine_rack() -> Item:
         touch((0.2644, 0.0030, 0.0190), (0.0, -0.0752, 0.2212), tilt),
         touch((0.2644, 0.0030, 0.0190), (0.0, -0.1118, 0.0973), tilt),
         *block((0.1800, 0.2580, 0.0100), (0.0, 0.0020, 0.0030), dark, material="wood"),
-        *block((0.0152, 0.0181, 0.3160), (0.0, 0.0089, 0.1660), dark, about_x(math.radians(-15.8)), "wood"),
+        *block(
+            (0.0152, 0.0181, 0.3160),
+            (0.0, 0.0089, 0.1660),
+            dark,
+            about_x(math.radians(-15.8)),
+            "wood",
+        ),
     )
     region = Site(
-        "top_region", (0.0, -0.08003, 0.21745), (0.10087, 0.02200, 0.00251), (0.8549119, -0.5187733, 0.0, 0.0)
+        "top_region",
+        (0.0, -0.08003, 0.21745),
+        (0.10087, 0.02200, 0.00251),
+        (0.8549119, -0.5187733, 0.0, 0.0),
     )
     part = Part("object", geoms, (region,))
-    return Item("turbosquid_objects/wine_rack/wine_rack.xml", part, Reach(0.06, 0.04, 0.025), (_WOOD,))
+    return Item(
+        "turbosquid_objects/wine_rack/wine_rack.xml", part, Reach(0.06, 0.04, 0.025), (_WOOD,)
+    )
 
 
 def _desk_caddy() -> Item:
-    """A tray of 125 by 415 mm with two wide compartments and, between them, a high one behind a low one (towards x)."""
+    """A tray of 125 by 415 mm with two wide compartments and, between them, a high one behind a low
+    one (towards x).
+    """
     wall, ends = "#7a4e2c", "#8d5d36"
 
-    def panel(size: tuple[float, float, float], pos: tuple[float, float, float], color: str = wall) -> Geoms:
+    def panel(
+        size: tuple[float, float, float], pos: tuple[float, float, float], color: str = wall
+    ) -> Geoms:
         return block(size, pos, color, material="wood")
 
     geoms = (
@@ -200,9 +232,18 @@ def _desk_caddy() -> Item:
     )
     across = (0.0, 0.0, 1.0, 0.0)
     regions = (
-        Site("right_contain_region", (0.00631, -0.14339, 0.06558), (0.06196, 0.06216, 0.06046), across),
-        Site("left_contain_region", (0.00631, 0.14551, 0.06558), (0.06196, 0.06216, 0.06046), across),
-        Site("back_contain_region", (0.03364, -0.00064, 0.08558), (0.02775, 0.06216, 0.06046), across),
+        Site(
+            "right_contain_region",
+            (0.00631, -0.14339, 0.06558),
+            (0.06196, 0.06216, 0.06046),
+            across,
+        ),
+        Site(
+            "left_contain_region", (0.00631, 0.14551, 0.06558), (0.06196, 0.06216, 0.06046), across
+        ),
+        Site(
+            "back_contain_region", (0.03364, -0.00064, 0.08558), (0.02775, 0.06216, 0.06046), across
+        ),
         Site(
             "front_contain_region",
             (-0.03102, -0.00064, 0.04054),
@@ -211,4 +252,6 @@ def _desk_caddy() -> Item:
         ),
     )
     part = Part("object", geoms, regions)
-    return Item("turbosquid_objects/desk_caddy/desk_caddy.xml", part, Reach(0.06, 0.04, 0.025), (_WOOD,))
+    return Item(
+        "turbosquid_objects/desk_caddy/desk_caddy.xml", part, Reach(0.06, 0.04, 0.025), (_WOOD,)
+    )

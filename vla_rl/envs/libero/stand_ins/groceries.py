@@ -1,7 +1,7 @@
 """Cans, bottles, cartons and boxes, which libero_object puts into its basket.
 
-LIBERO keeps cans, ketchup, dressing and cartons lying along y of their own frame and the rest upright on z; sizes and masses
-are about those of its meshes.
+LIBERO keeps cans, ketchup, dressing and cartons lying along y of their own frame and the rest
+upright on z; sizes and masses are about those of its meshes.
 """
 
 from typing import Literal
@@ -16,23 +16,56 @@ _USUAL_REACH = Reach(0.06, 0.04, 0.025)
 def groceries() -> tuple[Item, ...]:
     """Return all groceries."""
     return (
-        _grocery("alphabet_soup", 0.054, _can("#c8202f", "#f6f0dc", "#e8a92c"), Reach(0.04, 0.04, 0.025), up="y"),
+        _grocery(
+            "alphabet_soup",
+            0.054,
+            _can("#c8202f", "#f6f0dc", "#e8a92c"),
+            Reach(0.04, 0.04, 0.025),
+            up="y",
+        ),
         _grocery("tomato_sauce", 0.054, _can("#2e7d3a", "#d8362a", "#f6f0dc"), up="y"),
         _grocery("ketchup", 0.049, _squeeze_bottle("#c01f1f", "#f3efe6", "#fbfbf7"), up="y"),
         _grocery("salad_dressing", 0.045, _squeeze_bottle("#e9dfc0", "#4c9a45", "#2f6d33"), up="y"),
-        _grocery("bbq_sauce", 0.024, _sauce_bottle("#5a2617", "#e0a030", "#b3221e"), Reach(0.06, 0.06, 0.015)),
-        _grocery("milk", 0.068, _gable_carton("#f4f4f0", "#2c62b8", "#dfe9f7"), Reach(0.06, 0.04, 0.03), up="y"),
-        _grocery("orange_juice", 0.068, _gable_carton("#f39322", "#3f8f3a", "#ffe9b8"), up="y"),
-        _grocery("butter", 0.010, _packet((0.0774, 0.0400, 0.0180), "#f5d76b", "#2a5caa"), Reach(0.02, 0.02, 0.02)),
         _grocery(
-            "cream_cheese", 0.012, _packet((0.0828, 0.0426, 0.0194), "#dfe6ee", "#2f6fb5"), Reach(0.025, 0.025, 0.03)
+            "bbq_sauce",
+            0.024,
+            _sauce_bottle("#5a2617", "#e0a030", "#b3221e"),
+            Reach(0.06, 0.06, 0.015),
         ),
-        _grocery("chocolate_pudding", 0.022, _packet((0.0834, 0.0494, 0.0298), "#5a3420", "#e9d3a6")),
+        _grocery(
+            "milk",
+            0.068,
+            _gable_carton("#f4f4f0", "#2c62b8", "#dfe9f7"),
+            Reach(0.06, 0.04, 0.03),
+            up="y",
+        ),
+        _grocery("orange_juice", 0.068, _gable_carton("#f39322", "#3f8f3a", "#ffe9b8"), up="y"),
+        _grocery(
+            "butter",
+            0.010,
+            _packet((0.0774, 0.0400, 0.0180), "#f5d76b", "#2a5caa"),
+            Reach(0.02, 0.02, 0.02),
+        ),
+        _grocery(
+            "cream_cheese",
+            0.012,
+            _packet((0.0828, 0.0426, 0.0194), "#dfe6ee", "#2f6fb5"),
+            Reach(0.025, 0.025, 0.03),
+        ),
+        _grocery(
+            "chocolate_pudding", 0.022, _packet((0.0834, 0.0494, 0.0298), "#5a3420", "#e9d3a6")
+        ),
         _grocery("cookies", 0.019, _packet((0.0614, 0.0836, 0.0200), "#b3242a", "#f0c66a")),
     )
 
 
-def _grocery(name: str, mass_kg: float, geoms: Geoms, reach: Reach = _USUAL_REACH, up: Literal["y", "z"] = "z") -> Item:
+def _grocery(
+    name: str,
+    mass_kg: float,
+    geoms: Geoms,
+    reach: Reach = _USUAL_REACH,
+    up: Literal["y", "z"] = "z",
+) -> Item:
     part = Part("object", along_y(geoms) if up == "y" else geoms, mass_kg=mass_kg)
     return Item(f"stable_hope_objects/{name}/{name}.xml", part, reach, up=up)
 
@@ -40,7 +73,14 @@ def _grocery(name: str, mass_kg: float, geoms: Geoms, reach: Reach = _USUAL_REAC
 def _can(label: str, band: str, stripe: str) -> Geoms:
     """A tin of 65 by 81 mm: steel rims, a paper label, a band around it."""
     r, h = 0.0325, 0.0405
-    side = [(r, -h), (r, -h + 0.004), (r - 0.001, -h + 0.004), (r - 0.001, h - 0.004), (r, h - 0.004), (r, h)]
+    side = [
+        (r, -h),
+        (r, -h + 0.004),
+        (r - 0.001, -h + 0.004),
+        (r - 0.001, h - 0.004),
+        (r, h - 0.004),
+        (r, h),
+    ]
     lid = [(r - 0.003, h), (r - 0.003, h - 0.002), (0, h - 0.002)]
     return (
         *octagon(0.0635, -h, h),

@@ -1,4 +1,5 @@
-"""Contents of an asset file as plain frozen data: geoms, sites, joints, parts, and a whole item with its file path.
+"""Contents of an asset file as plain frozen data: geoms, sites, joints, parts, and a whole item
+with its file path.
 
 Lengths are metres, angles radians, quaternions (w, x, y, z), colours "#rrggbb".
 """
@@ -14,7 +15,10 @@ UPRIGHT: Quaternion = (1.0, 0.0, 0.0, 0.0)
 
 @dataclass(frozen=True)
 class Surface:
-    """A triangle mesh in whole tenths of a millimetre, for drawing only; collision shapes are always boxes."""
+    """A triangle mesh in whole tenths of a millimetre, for drawing only.
+
+    Collision shapes are always boxes.
+    """
 
     vertices: tuple[tuple[int, int, int], ...]
     faces: tuple[tuple[int, int, int], ...]
@@ -22,7 +26,9 @@ class Surface:
 
 @dataclass(frozen=True)
 class Geom:
-    """One shape of a part: either solid (collides, never drawn) or painted (drawn, without mass, never collides)."""
+    """One shape of a part: either solid (collides, never drawn) or painted (drawn, without mass,
+    never collides).
+    """
 
     type: str
     """MuJoCo's type: box, cylinder or mesh."""
@@ -84,7 +90,8 @@ class Part:
     pos: Vector = (0.0, 0.0, 0.0)
     quat: Quaternion = UPRIGHT
     mass_kg: float = 0.0
-    """Mass that is spread over the solid geoms by volume; 0 for parts that are fixed to the table."""
+    """Mass that is spread over the solid geoms by volume; 0 for parts that are fixed to the
+    table."""
 
     inertia: float = 0.0
     """Inertia of a jointed part about each axis (kg m^2); 0 computes it from the solid geoms."""
@@ -110,7 +117,9 @@ class Material:
 
 @dataclass(frozen=True)
 class Reach:
-    """Distances that an item reaches from its origin, as LIBERO's placement counts them (not measured)."""
+    """Distances that an item reaches from its origin, as LIBERO's placement counts them (not
+    measured).
+    """
 
     below: float
     above: float
@@ -129,7 +138,8 @@ class Item:
     reach: Reach
     materials: tuple[Material, ...] = ()
     up: Literal["y", "z"] = "z"
-    """Axis of its own frame that points up when it stands; LIBERO's initial states rotate it accordingly."""
+    """Axis of its own frame that points up when it stands; LIBERO's initial states rotate it
+    accordingly."""
 
     @property
     def name(self) -> str:

@@ -1,10 +1,20 @@
-"""The five rooms: a floor, walls and a table, with the names that LIBERO moves, resizes and attaches its regions to."""
+"""The five rooms: a floor, walls and a table, with the names that LIBERO moves, resizes and
+attaches its regions to.
+"""
 
 import math
 from dataclasses import dataclass
 
 from vla_rl.envs.libero.stand_ins.model import Geom, Material, Part, Quaternion, Site, Vector
-from vla_rl.envs.libero.stand_ins.shapes import Geoms, about_x, about_z, compose, paint, touch, turned
+from vla_rl.envs.libero.stand_ins.shapes import (
+    Geoms,
+    about_x,
+    about_z,
+    compose,
+    paint,
+    touch,
+    turned,
+)
 
 _FLOOR = Material("floorplane", "light-gray-floor-tile", (2.0, 2.0), 0.1, 0.0, "2d", "texplane")
 _WALL = Material("walls_mat", "light-gray-plaster", (2.0, 2.0), 0.1, 0.0, "2d", "tex-wall")
@@ -31,28 +41,46 @@ class Room:
 
 
 def rooms() -> tuple[Room, ...]:
-    """Return all rooms. The floor is a geom of the world or a body with one geom, where LIBERO's code looks for it."""
+    """Return all rooms.
+
+    The floor is a geom of the world or a body with one geom, where LIBERO's code looks for it.
+    """
     floor = Geom("plane", (3.0, 3.0, 0.125), color="#ffffff", material="floorplane", name="floor")
     return (
         Room("libero_floor_base_style", (*_walls(), *_skirting()), (Part("floor", (floor,)),)),
         Room("libero_tabletop_base_style", (floor, *_walls(), *_skirting()), (_work_table(),)),
-        Room("libero_kitchen_tabletop_base_style", (floor, *_walls(), *_skirting(), *_counter()), (_work_table(),)),
+        Room(
+            "libero_kitchen_tabletop_base_style",
+            (floor, *_walls(), *_skirting(), *_counter()),
+            (_work_table(),),
+        ),
         Room(
             "libero_living_room_tabletop_base_style",
             (*_walls(), *_skirting(), *_sofa()),
             (Part("floor", (floor,)), _low_table()),
         ),
-        Room("libero_study_base_style", (floor, *_walls(), *_skirting(), *_bookshelf()), (_desk(),)),
+        Room(
+            "libero_study_base_style", (floor, *_walls(), *_skirting(), *_bookshelf()), (_desk(),)
+        ),
     )
 
 
 def _walls() -> Geoms:
-    """Return six walls, for drawing only: around a room of 5 by 6 m with two cut corners behind the robot."""
+    """Return six walls, for drawing only: around a room of 5 by 6 m with two cut corners behind the
+    robot.
+    """
     upright = compose(about_z(math.pi / 2), about_x(math.pi / 2))
 
     def wall(half_width: float, x: float, y: float, turn: float) -> Geom:
         quat = compose(about_z(turn), upright)
-        return Geom("box", (half_width, _HALF_HEIGHT, 0.01), (x, y, _HALF_HEIGHT), quat, "#ffffff", "walls_mat")
+        return Geom(
+            "box",
+            (half_width, _HALF_HEIGHT, 0.01),
+            (x, y, _HALF_HEIGHT),
+            quat,
+            "#ffffff",
+            "walls_mat",
+        )
 
     return (
         wall(1.50, -2.00, 0.0, 0.0),
@@ -76,24 +104,36 @@ def _skirting() -> Geoms:
 def _work_table() -> Part:
     """Return the work table; LIBERO moves it, and sets its size and that of its legs."""
     half = (0.4, 0.4, 0.4)
-    legs = tuple(Geom("cylinder", (0.05, 0.1), color="#c6b4a2", name=f"table_leg{i}_visual") for i in range(1, 5))
+    legs = tuple(
+        Geom("cylinder", (0.05, 0.1), color="#c6b4a2", name=f"table_leg{i}_visual")
+        for i in range(1, 5)
+    )
     geoms = (
         Geom("box", half, name="table_collision"),
         Geom("box", half, color="#ffffff", material="table_texture", name="table_visual"),
         *legs,
     )
     return Part(
-        "table", geoms, (Site("table_top", (0.0, 0.0, 0.4), (0.001, 0.001, 0.001), type="sphere"),), pos=(0.0, 0.0, 0.4)
+        "table",
+        geoms,
+        (Site("table_top", (0.0, 0.0, 0.4), (0.001, 0.001, 0.001), type="sphere"),),
+        pos=(0.0, 0.0, 0.4),
     )
 
 
-def _table(name: str, size: Vector, center: tuple[float, float], top: float, leg: str, tint: str) -> Part:
+def _table(
+    name: str, size: Vector, center: tuple[float, float], top: float, leg: str, tint: str
+) -> Part:
     """A table of LIBERO's fixed size with four legs."""
     x, y, thick = size
     cx, cy = center
     at = (cx, cy, top - thick / 2)
     legs = tuple(
-        paint((0.05, 0.05, top - thick), (cx + i * (x / 2 - 0.06), cy + j * (y / 2 - 0.06), (top - thick) / 2), leg)
+        paint(
+            (0.05, 0.05, top - thick),
+            (cx + i * (x / 2 - 0.06), cy + j * (y / 2 - 0.06), (top - thick) / 2),
+            leg,
+        )
         for i in (-1, 1)
         for j in (-1, 1)
     )
@@ -133,8 +173,13 @@ def _sofa() -> Geoms:
 def _bookshelf() -> Geoms:
     """Shelves with books on the far wall of the study."""
     colors = ("#8c2f2f", "#2f5d8c", "#3f7d4f", "#c9a24a", "#5b4b7a", "#2f7d7a", "#a9552f")
-    boards = tuple(paint((0.30, 1.80, 0.03), (-1.80, 0.0, z), "#a9713f", material="wood") for z in (0.40, 0.85, 1.30))
-    sides = tuple(paint((0.30, 0.03, 1.30), (-1.80, y, 0.66), "#a9713f", material="wood") for y in (-0.9, 0.9))
+    boards = tuple(
+        paint((0.30, 1.80, 0.03), (-1.80, 0.0, z), "#a9713f", material="wood")
+        for z in (0.40, 0.85, 1.30)
+    )
+    sides = tuple(
+        paint((0.30, 0.03, 1.30), (-1.80, y, 0.66), "#a9713f", material="wood") for y in (-0.9, 0.9)
+    )
     books = tuple(
         paint(
             (0.20, 0.10, 0.24 + 0.03 * ((3 * i + row) % 4)),

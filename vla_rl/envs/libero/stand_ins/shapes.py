@@ -1,8 +1,10 @@
-"""Building blocks of the stand-ins: boxes, prisms, vessels and turned surfaces, each a tuple of geoms.
+"""Building blocks of the stand-ins: boxes, prisms, vessels and turned surfaces, each a tuple of
+geoms.
 
 All items stand upright on z. Two rules keep them graspable and fast:
 
-- Collision shapes are boxes only. Cylinders slip out of a gripper with flat pads; an octagonal prism does not. - Each round
+- Collision shapes are boxes only. Cylinders slip out of a gripper with flat pads; an octagonal
+  prism does not. - Each round
 visible shape is one turned mesh, with a twentieth of the triangles of MuJoCo's own cylinders.
 """
 
@@ -19,7 +21,8 @@ Profile: TypeAlias = Sequence[tuple[float, float]]
 
 _UNIT_M = 1e-4
 _GAP_M = 0.0004
-"""Difference in length of the diagonal boxes of a prism (m), so that it stands on two of its four boxes."""
+"""Difference in length of the diagonal boxes of a prism (m), so that it stands on two of its four
+boxes."""
 
 
 def about_x(angle: float) -> Quaternion:
@@ -65,30 +68,45 @@ def moved(geoms: Iterable[Geom], to: Vector = (0.0, 0.0, 0.0), turn: Quaternion 
 
 
 def along_y(geoms: Iterable[Geom]) -> Geoms:
-    """Rotate the geoms so that their top points to y, as LIBERO's cans, bottles and cartons lie in their own frame."""
+    """Rotate the geoms so that their top points to y, as LIBERO's cans, bottles and cartons lie in
+    their own frame.
+    """
     return moved(geoms, turn=about_x(-math.pi / 2))
 
 
-def touch(size: Vector, pos: Vector = (0.0, 0.0, 0.0), quat: Quaternion = UPRIGHT, density: float = 1.0) -> Geom:
+def touch(
+    size: Vector, pos: Vector = (0.0, 0.0, 0.0), quat: Quaternion = UPRIGHT, density: float = 1.0
+) -> Geom:
     """Return a collision box; `size` is its full extent."""
     return Geom("box", (size[0] / 2, size[1] / 2, size[2] / 2), pos, quat, density=density)
 
 
 def paint(
-    size: Vector, pos: Vector, color: str, quat: Quaternion = UPRIGHT, material: str = "", name: str = ""
+    size: Vector,
+    pos: Vector,
+    color: str,
+    quat: Quaternion = UPRIGHT,
+    material: str = "",
+    name: str = "",
 ) -> Geom:
     """Return a painted box; `size` is its full extent."""
-    return Geom("box", (size[0] / 2, size[1] / 2, size[2] / 2), pos, quat, color, material, name=name)
+    return Geom(
+        "box", (size[0] / 2, size[1] / 2, size[2] / 2), pos, quat, color, material, name=name
+    )
 
 
-def block(size: Vector, pos: Vector, color: str, quat: Quaternion = UPRIGHT, material: str = "") -> Geoms:
+def block(
+    size: Vector, pos: Vector, color: str, quat: Quaternion = UPRIGHT, material: str = ""
+) -> Geoms:
     """Return a box that is both a collision shape and painted."""
     seen = paint(size, pos, color, quat, material)
     return (seen, solid(seen))
 
 
 def octagon(width: float, bottom: float, top: float) -> Geoms:
-    """Return an eight-sided collision prism, `width` from flat to flat: four boxes through its axis."""
+    """Return an eight-sided collision prism, `width` from flat to flat: four boxes through its
+    axis.
+    """
     narrow = width * math.tan(math.pi / 8)
     boxes = []
     for i in range(4):
@@ -98,8 +116,11 @@ def octagon(width: float, bottom: float, top: float) -> Geoms:
     return tuple(boxes)
 
 
-def ring(bottom: tuple[float, float], top: tuple[float, float], thickness: float, count: int) -> Geoms:
-    """Return a wall of `count` collision panels, from radius and height (r, z) at the bottom to those at the top.
+def ring(
+    bottom: tuple[float, float], top: tuple[float, float], thickness: float, count: int
+) -> Geoms:
+    """Return a wall of `count` collision panels, from radius and height (r, z) at the bottom to
+    those at the top.
 
     The radii are those of the outer face, at the middle of a panel.
     """
@@ -112,7 +133,9 @@ def ring(bottom: tuple[float, float], top: tuple[float, float], thickness: float
     for i in range(count):
         angle = 2 * math.pi * i / count
         pos = (radius * math.cos(angle), radius * math.sin(angle), height)
-        panels.append(touch((thickness, width, length), pos, compose(about_z(angle), about_y(tilt))))
+        panels.append(
+            touch((thickness, width, length), pos, compose(about_z(angle), about_y(tilt)))
+        )
     return tuple(panels)
 
 
@@ -120,7 +143,8 @@ def turned(profile: Profile, color: str, segments: int = 16, material: str = "")
     """Return a painted surface of revolution about z.
 
     Args:
-        profile: (radius, height) from the axis below, around the outside, to the axis above or inside.
+        profile: (radius, height) from the axis below, around the outside, to the axis above or
+            inside.
         color: its colour.
         segments: number of flat sides around it.
     """
@@ -142,11 +166,15 @@ def turned(profile: Profile, color: str, segments: int = 16, material: str = "")
             a, b = low[j], low[(j + 1) % segments]
             c, d = high[(j + 1) % segments], high[j]
             faces += [face for face in ((a, b, c), (a, c, d)) if len(set(face)) == 3]
-    return Geom("mesh", color=color, material=material, surface=Surface(tuple(vertices), tuple(faces)))
+    return Geom(
+        "mesh", color=color, material=material, surface=Surface(tuple(vertices), tuple(faces))
+    )
 
 
 def prism(outline: Profile, depth: float, color: str, material: str = "") -> Geom:
-    """Return a painted slab: a convex outline in (x, z), counterclockwise seen from -y, `depth` thick along y."""
+    """Return a painted slab: a convex outline in (x, z), counterclockwise seen from -y, `depth`
+    thick along y.
+    """
     n, y = len(outline), _whole(depth / 2)
     front = [(_whole(x), -y, _whole(z)) for x, z in outline]
     back = [(x, -front_y, z) for x, front_y, z in front]
@@ -155,7 +183,9 @@ def prism(outline: Profile, depth: float, color: str, material: str = "") -> Geo
     for i in range(n):
         j = (i + 1) % n
         faces += [(i, i + n, j + n), (i, j + n, j)]
-    return Geom("mesh", color=color, material=material, surface=Surface(tuple(front + back), tuple(faces)))
+    return Geom(
+        "mesh", color=color, material=material, surface=Surface(tuple(front + back), tuple(faces))
+    )
 
 
 def _whole(length: float) -> int:

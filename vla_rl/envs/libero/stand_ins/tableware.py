@@ -1,4 +1,6 @@
-"""Bowls, plates, mugs, pots and the basket: things that hold other things, so their walls are rings of panels."""
+"""Bowls, plates, mugs, pots and the basket: things that hold other things, so their walls are rings
+of panels.
+"""
 
 import math
 
@@ -49,10 +51,17 @@ def _modelled(name: str, mass_kg: float, geoms: Geoms) -> Item:
 
 
 def _bowl() -> Geoms:
-    """Return a bowl, 106 mm wide and 52 mm high. Its foot flares from a radius of 29 to 41 mm, on which it sits in the
-    ramekin.
+    """Return a bowl, 106 mm wide and 52 mm high. Its foot flares from a radius of 29 to 41 mm, on
+    which it sits in the ramekin.
     """
-    outside = [(0, 0.0), (0.0270, 0.0), (0.0300, 0.0030), (0.0410, 0.0175), (0.0490, 0.0350), (0.0530, 0.0525)]
+    outside = [
+        (0, 0.0),
+        (0.0270, 0.0),
+        (0.0300, 0.0030),
+        (0.0410, 0.0175),
+        (0.0490, 0.0350),
+        (0.0530, 0.0525),
+    ]
     inside = [(0.0510, 0.0525), (0.0470, 0.0360), (0.0390, 0.0190), (0.0280, 0.0080), (0, 0.0068)]
     return (
         *octagon(0.0520, 0.0016, 0.0068),
@@ -64,7 +73,8 @@ def _bowl() -> Geoms:
 
 
 def _plate() -> Geoms:
-    """Return a plate, 137 mm wide and 19 mm high; its rim slopes by 21 degrees, so that two pressing fingers drag it along.
+    """Return a plate, 137 mm wide and 19 mm high; its rim slopes by 21 degrees, so that two
+    pressing fingers drag it along.
 
     Like LIBERO's own, it reaches 2.5 mm below its origin.
     """
@@ -79,14 +89,26 @@ def _plate() -> Geoms:
 
 
 def _ramekin() -> Geoms:
-    """Return a ramekin, 89 mm wide and 43 mm high; the bowl of libero_spatial rests on its rim, of inner radius 38.5 mm."""
-    outside = [(0, 0.0), (0.0350, 0.0), (0.0375, 0.0020), (0.0435, 0.0380), (0.0443, 0.0400), (0.0443, 0.0430)]
+    """Return a ramekin, 89 mm wide and 43 mm high.
+
+    The bowl of libero_spatial rests on its rim, of inner radius 38.5 mm.
+    """
+    outside = [
+        (0, 0.0),
+        (0.0350, 0.0),
+        (0.0375, 0.0020),
+        (0.0435, 0.0380),
+        (0.0443, 0.0400),
+        (0.0443, 0.0430),
+    ]
     inside = [(0.0390, 0.0430), (0.0385, 0.0400), (0.0330, 0.0080), (0, 0.0074)]
     return (
         *octagon(0.0600, 0.0007, 0.0073),
         *ring((0.0378, 0.0030), (0.0440, 0.0427), 0.0052, 12),
         turned(outside + inside, "#efeadf", 20),
-        turned([(0.0440, 0.0385), (0.0447, 0.0400), (0.0447, 0.0433), (0.0387, 0.0433)], "#8a5a33", 24),
+        turned(
+            [(0.0440, 0.0385), (0.0447, 0.0400), (0.0447, 0.0433), (0.0387, 0.0433)], "#8a5a33", 24
+        ),
     )
 
 
@@ -95,7 +117,10 @@ def _frypan() -> Geoms:
     outside = [(0, 0.0), (0.0640, 0.0), (0.0850, 0.0320), (0.0850, 0.0340)]
     inside = [(0.0825, 0.0340), (0.0620, 0.0040), (0, 0.0040)]
     handle = moved(
-        (paint((0.1500, 0.0240, 0.0120), (0.0, 0.0, 0.0), "#1c1c1e"), touch((0.1500, 0.0240, 0.0120))),
+        (
+            paint((0.1500, 0.0240, 0.0120), (0.0, 0.0, 0.0), "#1c1c1e"),
+            touch((0.1500, 0.0240, 0.0120)),
+        ),
         (-0.1560, 0.0, 0.0360),
         about_y(math.radians(6)),
     )
@@ -116,7 +141,9 @@ def _basket() -> Item:
     floor = block((0.1440, 0.1440, 0.0170), (0.0, 0.0, 0.0131), "#b98a55", material="wicker")
     walls = [
         moved(
-            block((wall, side - 0.012, 0.1270), (0.0, 0.0, 0.0), "#c79a63", about_y(lean), "wicker"),
+            block(
+                (wall, side - 0.012, 0.1270), (0.0, 0.0, 0.0), "#c79a63", about_y(lean), "wicker"
+            ),
             (math.cos(angle) * 0.0728, math.sin(angle) * 0.0728, 0.0800),
             about_z(angle),
         )
@@ -130,10 +157,14 @@ def _basket() -> Item:
         )
         for angle in (0.0, math.pi / 2, math.pi, -math.pi / 2)
     ]
-    region = Place("contain_region", (0.0, 0.0, 0.07185), (0.06108, 0.06108, 0.06949), (0.0, 0.0, 0.0, 1.0))
+    region = Place(
+        "contain_region", (0.0, 0.0, 0.07185), (0.06108, 0.06108, 0.06949), (0.0, 0.0, 0.0, 1.0)
+    )
     everything = (*floor, *(geom for part in walls + rims for geom in part))
     part = Part("object", everything, (region,), mass_kg=0.68)
-    return Item("stable_scanned_objects/basket/basket.xml", part, Reach(0.06, 0.04, 0.025), (_WICKER,))
+    return Item(
+        "stable_scanned_objects/basket/basket.xml", part, Reach(0.06, 0.04, 0.025), (_WICKER,)
+    )
 
 
 def _mug(radius: float, height: float, outside: str, inside: str, grip: str) -> Geoms:
@@ -144,7 +175,15 @@ def _mug(radius: float, height: float, outside: str, inside: str, grip: str) -> 
         *block((0.0090, 0.0260, 0.0080), (0.0, r + 0.0110, height * 0.28), grip),
         *block((0.0090, 0.0070, height * 0.60), (0.0, r + 0.0255, height * 0.54), grip),
     )
-    shell = [(0, 0.0), (r - 0.0030, 0.0), (r, 0.0040), (r, height), (r - wall, height), (r - wall, 0.0080), (0, 0.0080)]
+    shell = [
+        (0, 0.0),
+        (r - 0.0030, 0.0),
+        (r, 0.0040),
+        (r, height),
+        (r - wall, height),
+        (r - wall, 0.0080),
+        (0, 0.0080),
+    ]
     lining = [
         (0, 0.0081),
         (r - wall - 0.0002, 0.0081),
@@ -163,7 +202,8 @@ def _mug(radius: float, height: float, outside: str, inside: str, grip: str) -> 
 def _moka_pot() -> Geoms:
     """An eight-sided coffee pot, 153 mm high, its origin at half its height, its handle towards y.
 
-    Where it is narrowest it is 75.6 mm wide (LIBERO's own: 75.9), so an open hand has 2 mm to spare on each side.
+    Where it is narrowest it is 75.6 mm wide (LIBERO's own: 75.9), so an open hand has 2 mm to spare
+    on each side.
     """
     boiler = [(0, -0.0670), (0.0400, -0.0670), (0.0355, -0.0120), (0, -0.0120)]
     jug = [(0, 0.0020), (0.0345, 0.0020), (0.0396, 0.0620), (0, 0.0620)]
@@ -177,21 +217,36 @@ def _moka_pot() -> Geoms:
         turned([(0.0320, -0.0125), (0.0320, 0.0025)], "#c2bebc", 8),
         turned(jug, "#e6e2e0", 8),
         turned(lid, "#dedad8", 8),
-        paint((0.0200, 0.0300, 0.0180), (0.0, -0.0420, 0.0470), "#e6e2e0", about_x(math.radians(-30))),
+        paint(
+            (0.0200, 0.0300, 0.0180), (0.0, -0.0420, 0.0470), "#e6e2e0", about_x(math.radians(-30))
+        ),
         turned([(0, 0.0690), (0.0050, 0.0700), (0.0079, 0.0870), (0, 0.0870)], "#1e1e1e", 12),
         *block((0.0131, 0.0340, 0.0140), (0.0, 0.0530, 0.0550), "#1e1e1e"),
-        *block((0.0131, 0.0150, 0.0740), (0.0, 0.0775, 0.0240), "#1e1e1e", about_x(math.radians(-12))),
+        *block(
+            (0.0131, 0.0150, 0.0740), (0.0, 0.0775, 0.0240), "#1e1e1e", about_x(math.radians(-12))
+        ),
     )
 
 
 def _wine_bottle() -> Geoms:
     """A bottle 43 mm wide and 159 mm high; the fingers close on its neck."""
-    glass = [(0, 0.0), (0.0200, 0.0), (0.0216, 0.0020), (0.0216, 0.0720), (0.0170, 0.0830), (0.0080, 0.0960)]
+    glass = [
+        (0, 0.0),
+        (0.0200, 0.0),
+        (0.0216, 0.0020),
+        (0.0216, 0.0720),
+        (0.0170, 0.0830),
+        (0.0080, 0.0960),
+    ]
     return (
         *octagon(0.0425, 0.0008, 0.0750),
         *octagon(0.0300, 0.0750, 0.0860),
         *octagon(0.0155, 0.0860, 0.1585),
-        turned([*glass, (0.0075, 0.1540), (0.0085, 0.1540), (0.0085, 0.1570), (0, 0.1570)], "#16301a", 16),
+        turned(
+            [*glass, (0.0075, 0.1540), (0.0085, 0.1540), (0.0085, 0.1570), (0, 0.1570)],
+            "#16301a",
+            16,
+        ),
         turned([(0.0219, 0.0160), (0.0219, 0.0560)], "#efe6cf", 16),
         turned([(0.0222, 0.0330), (0.0222, 0.0430)], "#7d1f2b", 16),
         turned([(0.0082, 0.1270), (0.0078, 0.1540)], "#7d1f2b", 12),

@@ -1,6 +1,7 @@
 """Small pictures for floors, walls and wood, drawn by code.
 
-PNG with a palette of 16 colours, stored without compression, so that the bytes are the same with every zlib.
+PNG with a palette of 16 colours, stored without compression, so that the bytes are the same with
+every zlib.
 """
 
 import math
@@ -15,7 +16,10 @@ Shade: TypeAlias = Callable[[int, int], float]
 
 
 def textures() -> dict[str, bytes]:
-    """Return PNGs by file name. The first five names are those of LIBERO's floor and wall styles."""
+    """Return PNGs by file name.
+
+    The first five names are those of LIBERO's floor and wall styles.
+    """
     return {
         "light-gray-floor-tile.png": _png(96, "#b9bbbb", "#e2e3e2", _tiles(96, 2, seed=1)),
         "gray_ceramic_tile.png": _png(96, "#8f9394", "#c3c6c5", _tiles(96, 3, seed=2)),
@@ -54,7 +58,12 @@ def _planks(size: int, across: int, seed: int) -> Shade:
         if y - int(row * pitch) == 0 or x == end[row]:
             return 0.05
         turn = 2 * math.pi / size
-        wave = math.sin(1.9 * (y - row * pitch) + phase[row] + 1.6 * math.sin(turn * x) + 0.7 * math.sin(3 * turn * x))
+        wave = math.sin(
+            1.9 * (y - row * pitch)
+            + phase[row]
+            + 1.6 * math.sin(turn * x)
+            + 0.7 * math.sin(3 * turn * x)
+        )
         return tint[row] + 0.16 * wave
 
     return shade
@@ -67,7 +76,9 @@ def _grain(size: int, seed: int) -> Shade:
     turn = 2 * math.pi / size
 
     def shade(x: int, y: int) -> float:
-        wave = math.sin(turn * 9 * y + 2.2 * math.sin(turn * x) + phase[y]) + 0.6 * math.sin(turn * 23 * y)
+        wave = math.sin(turn * 9 * y + 2.2 * math.sin(turn * x) + phase[y]) + 0.6 * math.sin(
+            turn * 23 * y
+        )
         return 0.72 + 0.16 * wave
 
     return shade
@@ -80,7 +91,9 @@ def _plaster(size: int, seed: int) -> Shade:
 
 def _weave(size: int, seed: int) -> Shade:
     speckle = _noise(size, random.Random(seed))
-    return lambda x, y: 0.55 + 0.18 * ((x + y) % 2) + 0.12 * ((x // 2) % 2) + 0.3 * (speckle[y][x] - 0.5)
+    return lambda x, y: (
+        0.55 + 0.18 * ((x + y) % 2) + 0.12 * ((x // 2) % 2) + 0.3 * (speckle[y][x] - 0.5)
+    )
 
 
 def _wicker(size: int) -> Shade:
@@ -99,7 +112,10 @@ def _noise(size: int, rng: random.Random) -> list[list[float]]:
     raw = [[rng.random() for _ in range(size)] for _ in range(size)]
     near = (-1, 0, 1)
     return [
-        [sum(raw[(y + j) % size][(x + i) % size] for i in near for j in near) / 9 for x in range(size)]
+        [
+            sum(raw[(y + j) % size][(x + i) % size] for i in near for j in near) / 9
+            for x in range(size)
+        ]
         for y in range(size)
     ]
 
@@ -107,14 +123,21 @@ def _noise(size: int, rng: random.Random) -> list[list[float]]:
 def _png(size: int, dark: str, light: str, shade: Shade) -> bytes:
     """Return a square picture; 0 is `dark`, 1 is `light`, with 14 steps between."""
     low, high = bytes.fromhex(dark[1:]), bytes.fromhex(light[1:])
-    palette = bytes(round(a + (b - a) * i / 15) for i in range(16) for a, b in zip(low, high, strict=True))
+    palette = bytes(
+        round(a + (b - a) * i / 15) for i in range(16) for a, b in zip(low, high, strict=True)
+    )
     rows = bytearray()
     for y in range(size):
         rows.append(0)
         indices = [min(15, max(0, round(15 * shade(x, y)))) for x in range(size)]
         rows += bytes(a << 4 | b for a, b in zip(indices[::2], indices[1::2], strict=True))
     header = struct.pack(">IIBBBBB", size, size, 4, 3, 0, 0, 0)
-    chunks = ((b"IHDR", header), (b"PLTE", palette), (b"IDAT", _stored(bytes(rows))), (b"IEND", b""))
+    chunks = (
+        (b"IHDR", header),
+        (b"PLTE", palette),
+        (b"IDAT", _stored(bytes(rows))),
+        (b"IEND", b""),
+    )
     return b"\x89PNG\r\n\x1a\n" + b"".join(_chunk(name, data) for name, data in chunks)
 
 

@@ -1,7 +1,8 @@
 """Write items and rooms as MuJoCo's XML, in the structure that LIBERO's loader expects.
 
-Each file holds `worldbody/body/body[@name='object']`: the outer body has the three sites from which placement is computed,
-the inner one is the item itself. Every geom names its group: 0 collides and is never drawn, 1 is drawn.
+Each file holds `worldbody/body/body[@name='object']`: the outer body has the three sites from which
+placement is computed, the inner one is the item itself. Every geom names its group: 0 collides and
+is never drawn, 1 is drawn.
 """
 
 import xml.etree.ElementTree as ET
@@ -27,7 +28,9 @@ def item_xml(item: Item) -> str:
     """Return the file of an item."""
     root = _document(item.name)
     _add_defaults(root)
-    _add_assets(root, item.materials, _surfaces(item.root), "../" * item.file.count("/") + "textures/")
+    _add_assets(
+        root, item.materials, _surfaces(item.root), "../" * item.file.count("/") + "textures/"
+    )
     outer = ET.SubElement(ET.SubElement(root, "worldbody"), "body")
     _add_part(outer, item.root, _names(item.root))
     size = _text([item.reach.site_size])
@@ -64,7 +67,11 @@ def room_xml(room: Room) -> str:
         _add_part(world, part, names)
     for i, pos in enumerate(LIGHTS, start=1):
         lamp = {"name": f"light{i}", "pos": _text(pos), "dir": "0 -.15 -1", "directional": "false"}
-        ET.SubElement(world, "light", lamp | {"diffuse": ".8 .8 .8", "specular": ".3 .3 .3", "castshadow": "false"})
+        ET.SubElement(
+            world,
+            "light",
+            lamp | {"diffuse": ".8 .8 .8", "specular": ".3 .3 .3", "castshadow": "false"},
+        )
     for name, (pos, quat) in CAMERAS.items():
         ET.SubElement(world, "camera", name=name, mode="fixed", pos=_text(pos), quat=_text(quat))
     return _to_text(root)
@@ -92,7 +99,9 @@ def _names(part: Part) -> dict[Surface, str]:
     return {surface: f"surface{i}" for i, surface in enumerate(dict.fromkeys(_surfaces(part)))}
 
 
-def _add_assets(root: ET.Element, materials: Iterable[Material], surfaces: list[Surface], textures: str) -> None:
+def _add_assets(
+    root: ET.Element, materials: Iterable[Material], surfaces: list[Surface], textures: str
+) -> None:
     asset = ET.SubElement(root, "asset")
     for material in materials:
         name = material.texture_name or material.texture
@@ -123,7 +132,9 @@ def _add_part(around: ET.Element, part: Part, names: dict[Surface, str]) -> None
         body.set("quat", _text(part.quat))
     if part.inertia:
         inertia = _text([part.inertia] * 3)
-        ET.SubElement(body, "inertial", pos="0 0 0", mass=_text([part.mass_kg]), diaginertia=inertia)
+        ET.SubElement(
+            body, "inertial", pos="0 0 0", mass=_text([part.mass_kg]), diaginertia=inertia
+        )
     if part.joint is not None:
         joint = part.joint
         ET.SubElement(
@@ -140,7 +151,11 @@ def _add_part(around: ET.Element, part: Part, names: dict[Surface, str]) -> None
         _add_site(body, site)
     weight = sum(_volume(geom) * geom.density for geom in part.geoms if geom.is_solid)
     for geom in part.geoms:
-        mass_kg = part.mass_kg * _volume(geom) * geom.density / weight if geom.is_solid and weight else 0.0
+        mass_kg = (
+            part.mass_kg * _volume(geom) * geom.density / weight
+            if geom.is_solid and weight
+            else 0.0
+        )
         _add_geom(body, geom, names, mass_kg)
     for child in part.parts:
         _add_part(body, child, names)

@@ -1,1 +1,4 @@
-"""The text tasks that come with vla_rl; each is registered as `text/<name>` by `vla_rl.envs.text`."""
+"""The text tasks that come with vla_rl.
+
+Each is registered as `text/<name>` by `vla_rl.envs.text`.
+"""

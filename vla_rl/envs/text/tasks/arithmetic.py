@@ -1,4 +1,5 @@
-"""Sums that need a calculator, in few characters, so that a character-level model of two million parameters can learn them.
+"""Sums that need a calculator, in few characters, so that a character-level model of two million
+parameters can learn them.
 
     user       23+58-7=?
     assistant  calc {"e": "23+58"}
@@ -7,7 +8,8 @@
     tool       74
     assistant  74
 
-The calculator does one operation at a time, so an episode takes as many calls as the problem has operators, and an answer.
+The calculator does one operation at a time, so an episode takes as many calls as the problem has
+operators, and an answer.
 """
 
 import random
@@ -37,13 +39,18 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def draw_problem(seed: int, *, num_operators: int, num_digits: int, operators: str) -> Problem:
-    """Draw the problem of a seed. Numbers have `num_digits` digits, no value on the way is below 0; products come first."""
+    """Draw the problem of a seed.
+
+    Numbers have `num_digits` digits, no value on the way is below 0; products come first.
+    """
     rng = random.Random(seed)
 
     def number() -> int:
         return rng.randrange(10 ** (num_digits - 1) if num_digits > 1 else 0, 10**num_digits)
 
-    chosen = sorted((rng.choice(operators) for _ in range(num_operators)), key=lambda operator: operator != "*")
+    chosen = sorted(
+        (rng.choice(operators) for _ in range(num_operators)), key=lambda operator: operator != "*"
+    )
     value = number()
     text, steps = str(value), []
     for operator in chosen:
@@ -60,7 +67,11 @@ def draw_problem(seed: int, *, num_operators: int, num_digits: int, operators: s
 def calculate(expression: str) -> int | None:
     """Compute one operation; return None for anything else."""
     match = _OPERATION.fullmatch(expression)
-    return None if match is None else _value_of(int(match.group(1)), match.group(2), int(match.group(3)))
+    return (
+        None
+        if match is None
+        else _value_of(int(match.group(1)), match.group(2), int(match.group(3)))
+    )
 
 
 def is_answer(text: str, value: int) -> bool:
@@ -74,9 +85,10 @@ class ArithmeticTask(TextTask):
     Args:
         num_operators: operations in the problem, and calls that it needs.
         num_digits: digits of its numbers.
-        operators: characters of "+-*" to draw from; one that is listed twice is drawn twice as often.
-        min_tool_calls: a right answer after fewer calculations is not a success; None for one for each operator, 0 for a
-            model that may answer without the calculator.
+        operators: characters of "+-*" to draw from; one that is listed twice is drawn twice as
+            often.
+        min_tool_calls: a right answer after fewer calculations is not a success; None for one for
+            each operator, 0 for a model that may answer without the calculator.
         max_turns: largest number of replies in an episode; None for twice as many as needed.
     """
 
@@ -89,15 +101,24 @@ class ArithmeticTask(TextTask):
         max_turns: int | None = None,
     ) -> None:
         check_difficulty(num_operators, num_digits, operators)
-        self._num_operators, self._num_digits, self._operators = num_operators, num_digits, operators
+        self._num_operators, self._num_digits, self._operators = (
+            num_operators,
+            num_digits,
+            operators,
+        )
         self._min_tool_calls = num_operators if min_tool_calls is None else min_tool_calls
-        self.limits = TextLimits(max_turns=2 * (num_operators + 1) if max_turns is None else max_turns)
+        self.limits = TextLimits(
+            max_turns=2 * (num_operators + 1) if max_turns is None else max_turns
+        )
         self._num_calculations = 0
 
     async def setup(self, seed: int, options: Info) -> str:
         """Return the problem, as `23+58-7=?`."""
         self._problem = draw_problem(
-            seed, num_operators=self._num_operators, num_digits=self._num_digits, operators=self._operators
+            seed,
+            num_operators=self._num_operators,
+            num_digits=self._num_digits,
+            operators=self._operators,
         )
         return f"{self._problem.text}=?"
 
@@ -123,9 +144,15 @@ class ArithmeticTask(TextTask):
 
 def check_difficulty(num_operators: int, num_digits: int, operators: str) -> None:
     """Raise ValueError unless problems can be drawn with these values."""
-    if not 1 <= num_operators <= 8 or not 1 <= num_digits <= 6 or not operators or set(operators) - set("+-*"):
+    if (
+        not 1 <= num_operators <= 8
+        or not 1 <= num_digits <= 6
+        or not operators
+        or set(operators) - set("+-*")
+    ):
         raise ValueError(
-            f"num_operators={num_operators}, num_digits={num_digits}, operators={operators!r}: expected 1 to 8 operators "
+            f"num_operators={num_operators}, num_digits={num_digits}, operators={operators!r}: "
+            "expected 1 to 8 operators "
             "out of '+-*', and 1 to 6 digits"
         )
 

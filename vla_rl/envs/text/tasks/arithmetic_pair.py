@@ -5,12 +5,19 @@ from typing import Any
 
 from vla_rl.envs.text.limits import TextLimits
 from vla_rl.envs.text.task import Ask, Done, TextTask
-from vla_rl.envs.text.tasks.arithmetic import UNREADABLE, calculate, check_difficulty, draw_problem, is_answer
+from vla_rl.envs.text.tasks.arithmetic import (
+    UNREADABLE,
+    calculate,
+    check_difficulty,
+    draw_problem,
+    is_answer,
+)
 from vla_rl.types import Info
 
 
 class ArithmeticPairTask(TextTask):
-    """A solver proposes, a checker says `y` or `n`; after an `n` the solver tries again. Both have the calculator.
+    """A solver proposes, a checker says `y` or `n`; after an `n` the solver tries again. Both have
+    the calculator.
 
         solver   23+58-7=?       ... 74
         checker  23+58-7=74?     ... y
@@ -20,9 +27,10 @@ class ArithmeticPairTask(TextTask):
     Args:
         num_operators, num_digits, operators: as in `ArithmeticTask`.
         num_rounds: largest number of proposals of the solver.
-        credit: "team": both earn 1 for success, at the end. "own": the solver earns 1 at the end if its last proposal is
-            right, the checker a share of 1 for every verdict that is right.
-        max_turns: largest number of replies in an episode, of both agents; None for twice as many as needed.
+        credit: "team": both earn 1 for success, at the end. "own": the solver earns 1 at the end if
+            its last proposal is right, the checker a share of 1 for every verdict that is right.
+        max_turns: largest number of replies in an episode, of both agents; None for twice as many
+            as needed.
     """
 
     agents = ("solver", "checker")
@@ -38,8 +46,15 @@ class ArithmeticPairTask(TextTask):
     ) -> None:
         check_difficulty(num_operators, num_digits, operators)
         if num_rounds < 1 or credit not in ("team", "own"):
-            raise ValueError(f"num_rounds={num_rounds}, credit={credit!r}: expected >= 1 rounds and 'team' or 'own'")
-        self._num_operators, self._num_digits, self._operators = num_operators, num_digits, operators
+            raise ValueError(
+                f"num_rounds={num_rounds}, credit={credit!r}: expected >= 1 rounds "
+                "and 'team' or 'own'"
+            )
+        self._num_operators, self._num_digits, self._operators = (
+            num_operators,
+            num_digits,
+            operators,
+        )
         self._num_rounds, self._is_team = num_rounds, credit == "team"
         needed = 2 * num_rounds * (num_operators + 1)
         self.limits = TextLimits(max_turns=2 * needed if max_turns is None else max_turns)
@@ -49,7 +64,10 @@ class ArithmeticPairTask(TextTask):
     async def setup(self, seed: int, options: Info) -> Ask:
         """Return the solver's problem."""
         self._problem = draw_problem(
-            seed, num_operators=self._num_operators, num_digits=self._num_digits, operators=self._operators
+            seed,
+            num_operators=self._num_operators,
+            num_digits=self._num_digits,
+            operators=self._operators,
         )
         return Ask(f"{self._problem.text}=?", agent="solver")
 
@@ -79,7 +97,9 @@ class ArithmeticPairTask(TextTask):
         is_success = is_right and verdict == "y"
         info = {"is_right": is_right, "num_proposals": len(self._proposals)}
         if self._is_team:
-            return Done(float(is_success), is_success, rewards={"solver": float(is_success)}, info=info)
+            return Done(
+                float(is_success), is_success, rewards={"solver": float(is_success)}, info=info
+            )
         if verdict == "y":  # saved rounds count like the verdict that saved them
             earned *= self._num_rounds - len(self._proposals) + 1
         return Done(earned, is_success, rewards={"solver": float(is_right)}, info=info)

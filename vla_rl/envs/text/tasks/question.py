@@ -1,4 +1,6 @@
-"""A question from a data set, an answer, a score: single-turn, or with a search tool in as many turns as it takes."""
+"""A question from a data set, an answer, a score: single-turn, or with a search tool in as many
+turns as it takes.
+"""
 
 import asyncio
 from collections.abc import Callable, Sequence
@@ -14,13 +16,16 @@ from vla_rl.types import Info, Message
 
 
 class QuestionTask(TextTask):
-    """One row of a data set, selected by `options={"row": 17}` or else by the seed. Reward: the score.
+    """One row of a data set, selected by `options={"row": 17}` or else by the seed. Reward: the
+    score.
 
     Args:
         data: a `.parquet` or `.jsonl` file (see `vla_rl.data.prompts`).
         scorer: `exact`, `match`, `math`, `code`, or `module:function` (see `vla_rl.scoring`).
-        prompt_field: column of the question: a text, or a list of messages with `role` and `content`.
-        answer_field: column that the scorer compares with; for `code`, a list of tests `{"stdin": ..., "stdout": ...}`.
+        prompt_field: column of the question: a text, or a list of messages with `role` and
+            `content`.
+        answer_field: column that the scorer compares with; for `code`, a list of tests
+            `{"stdin": ..., "stdout": ...}`.
         system: system message at the start, for example the expected format of an answer.
         success_at: lowest score that counts as success.
     """
@@ -41,21 +46,31 @@ class QuestionTask(TextTask):
         self._scorer = make_scorer(scorer, answer_field=answer_field)
 
     async def setup(self, seed: int, options: Info) -> Ask:
-        """Return the question. Raises: DataError if the row does not exist, or is not a question."""
+        """Return the question.
+
+        Raises: DataError if the row does not exist, or is not a question.
+        """
         rows = await asyncio.to_thread(read_prompts, self._data, self._fields)
         number = options.get("row", seed % len(rows))
         if not isinstance(number, int) or not 0 <= number < len(rows):
-            raise DataError(f"row {number!r} of {self._data}, expected a number from 0 to {len(rows) - 1}")
+            raise DataError(
+                f"row {number!r} of {self._data}, expected a number from 0 to {len(rows) - 1}"
+            )
         self._number, self._row = number, rows[number]
         label = f"{self._fields[0]!r} of row {number} of {self._data}"
         return Ask(conversation_about(self._row[self._fields[0]], self._system, label))
 
     async def reply(self, text: str) -> Done:
-        """Score the answer. Raises: DataError if the scorer cannot compare with the row's answer."""
+        """Score the answer.
+
+        Raises: DataError if the scorer cannot compare with the row's answer.
+        """
         try:
             score = await self._scorer(self.sandbox, text, self._row)
         except DataError as error:
-            raise DataError(f"{self._fields[1]!r} of row {self._number} of {self._data}: {error}") from error
+            raise DataError(
+                f"{self._fields[1]!r} of row {self._number} of {self._data}: {error}"
+            ) from error
         info = {"score": score.value, "scorer_fault": score.fault, "scorer_words": score.words}
         return Done(score.value, score.value >= self._success_at, info=info)
 
@@ -107,7 +122,8 @@ class SearchTask(QuestionTask):
 
 
 def conversation_about(asked: Any, system: str, label: str) -> tuple[Message, ...]:
-    """Return the first messages about a prompt: the system message, if there is one, and the prompt.
+    """Return the first messages about a prompt: the system message, if there is one, and the
+    prompt.
 
     Raises: DataError, with the label, if the prompt is neither text nor messages.
     """
@@ -120,6 +136,8 @@ def messages_of(asked: Any, label: str) -> tuple[Message, ...]:
     if isinstance(asked, str):
         return (Message(role="user", content=asked),)
     is_list = isinstance(asked, list) and len(asked) > 0
-    if not is_list or not all(isinstance(said, dict) and {"role", "content"} <= said.keys() for said in asked):
+    if not is_list or not all(
+        isinstance(said, dict) and {"role", "content"} <= said.keys() for said in asked
+    ):
         raise DataError(f"{label} is neither a text nor a list of messages with role and content.")
     return tuple(Message(role=str(said["role"]), content=str(said["content"])) for said in asked)
