@@ -3,8 +3,7 @@
 True progress of a moment, from the simulator's hidden state, for picking an object up and putting
 it somewhere:
 
-    progress = 0.3 reach + 0.1 lift + 0.6 transport         each clipped to [0, 1]; 1 where the goal
-    holds
+    progress = 0.3 reach + 0.1 lift + 0.6 transport         each clipped to [0, 1]; 1 where the goal holds
     reach      1 - |hand - object| / |hand - object at the start|
     lift       height of the object above its start / 5 cm
     transport  1 - |object - goal| / |object - goal at the start|, horizontally

@@ -2,8 +2,7 @@
 
 An array becomes a msgpack extension that says where its bytes are:
 
-    inline     in the extension itself        below 4 KiB, where a frame of its own costs more than
-               the copy
+    inline     in the extension itself        below 4 KiB, where a frame of its own costs more than the copy
     slot       in a shared-memory slot        from 16 KiB on, on the same host, while slots are free
     frame      in a frame of its own          everywhere else; cut into parts if it is large
 

@@ -80,8 +80,8 @@ def begin(
 ) -> Awaitable[R]:
     """Send a call now and await its answer later, without a task per call.
 
-        answers = [begin(worker, EnvWorker.step, action, 0) for worker, action in zip(workers,
-        actions)] for answer in answers: await answer
+        answers = [begin(worker, EnvWorker.step, action, 0) for worker, action in zip(workers, actions)]
+        for answer in answers: await answer
 
     Each result must be awaited. A call that cannot be sent now (the mailbox is full, the actor is
     restarting) is sent when it is awaited. Unlike with a plain call, a cancellation is not passed

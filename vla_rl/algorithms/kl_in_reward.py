@@ -1,7 +1,6 @@
 """Penalty on the distance from the reference policy as part of the reward, and its weight. NumPy.
 
-    token by token:  r_t -= coef * KL_t      before advantages are computed, so that it also counts
-    for earlier tokens
+    token by token:  r_t -= coef * KL_t      before advantages are computed, so that it also counts for earlier tokens
 
 Called by the reward node. The KL values are those of `vla_rl.algorithms.kl` for the weights that
 acted.

@@ -1,17 +1,12 @@
 """Checkpoints of a run: the policy, its optimizer, random states, and all other state that the
 caller needs to continue.
 
-    <root>/update-000012/policy/{model.safetensors, config.json, ...}   loadable by itself, as a
-                         policy's checkpoint optimizer.safetensors, rng.safetensors,
-                         critic.safetensors (with a critic)
-                         agents/<name>/{policy, optimizer, ...}          instead of both, if several
-                         policies learn
-                         parts/<name>.msgpack                            data cursor, buffered
-                         groups, ...
-                         metrics.jsonl                                   lines of metrics without
-                         another place
-                         manifest.json                                   written last: a folder
-                         without it is no checkpoint
+    <root>/update-000012/policy/{model.safetensors, config.json, ...}   loadable by itself, as a policy's checkpoint
+                         optimizer.safetensors, rng.safetensors, critic.safetensors (with a critic)
+                         agents/<name>/{policy, optimizer, ...}          instead of both, if several policies learn
+                         parts/<name>.msgpack                            data cursor, buffered groups, ...
+                         metrics.jsonl                                   lines of metrics without another place
+                         manifest.json                                   last: a folder without it is no checkpoint
 
 Checkpoints appear complete or not at all (`atomic_folder`), contain no pickle, and are verified
 byte by byte before use.

@@ -1,9 +1,8 @@
 """The learner: it turns trajectories and their advantages into a new version of the weights.
 
     trajectories ─► decisions ─► log-probs under ─► mini-batches ─► micro-batches ─► loss, backward
-                    (valid ones)  the weights before  one optimizer    one piece on the device lane
-                                  each; (if needed)         step each        inference runs in
-                                  between
+                    (valid ones)  the weights before  one optimizer    one piece on the device lane each;
+                                  (if needed)         step each        inference runs in between
                                                           └──► last step + version + publish: one piece, atomic
 
 Token losses are divided by counts over the whole mini-batch, and everything that a loss needs from

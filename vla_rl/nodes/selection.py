@@ -2,8 +2,7 @@
 their groups' baselines:
 
     greedy       ReMax's baseline episode, in which the policy did not sample its actions
-    truncated    by a limit and unsolved, if `filter.mask_truncated` is set: DAPO's overlong
-                 filtering
+    truncated    by a limit and unsolved, if `filter.mask_truncated` is set: DAPO's overlong filtering
 
 The selection happens after the advantages are computed.
 """

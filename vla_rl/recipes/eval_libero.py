@@ -1,5 +1,4 @@
-"""Evaluate a checkpoint on LIBERO:
-`python -m vla_rl.recipes.eval_libero CHECKPOINT --suites libero_object`.
+"""Evaluate a checkpoint on LIBERO: `python -m vla_rl.recipes.eval_libero CHECKPOINT`.
 
 Runs every task of the suites from every initial state (with every scene seed) exactly once, prints
 a table of success rates with 95 % intervals, and writes a folder in `runs/`:
@@ -12,12 +11,11 @@ a table of success rates with 95 % intervals, and writes a folder in `runs/`:
 If it is killed, only the running episodes are lost; `--resume runs/eval-...` runs the missing ones.
 
     ... CHECKPOINT --init-states 40-49                   held-out initial states only
-    ... CHECKPOINT --scenes same                         the same fixtures in every trial, as in
-    SimpleVLA-RL ... CHECKPOINT --suites liberopro.libero_goal_swap   LIBERO-PRO or LIBERO-plus,
-    with a table by perturbation ... CHECKPOINT --temperature 1.0                     sampled
-    instead of greedy ... CHECKPOINT --suites libero_goal --tasks 0-3,7    some tasks
-    ... CHECKPOINT --record-to data                      also write every episode into a
-    LeRobotDataset
+    ... CHECKPOINT --scenes same                         the same fixtures in every trial, as in SimpleVLA-RL
+    ... CHECKPOINT --suites liberopro.libero_goal_swap   LIBERO-PRO or LIBERO-plus, with a table by perturbation
+    ... CHECKPOINT --temperature 1.0                     sampled instead of greedy
+    ... CHECKPOINT --suites libero_goal --tasks 0-3,7    some tasks
+    ... CHECKPOINT --record-to data                      also write every episode into a LeRobotDataset
 """
 
 import asyncio

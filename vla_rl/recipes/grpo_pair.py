@@ -6,10 +6,9 @@ agent is compared with itself in the other episodes of its group, by its own rew
 share one set of weights, or each has its own, and the policies learn in every update or take turns:
 
     --agents.weights shared                                      one policy
-    --agents.weights own                                         two policies, both learn in every
-    update --agents.weights own --agents.turns alternating              two policies, one learns
-    while the other is frozen --pipeline ppo --advantage.name marft_gae                    MARFT's
-    advantages, with a critic for each policy
+    --agents.weights own                                         two policies, both learn in every update
+    --agents.weights own --agents.turns alternating              two policies, one learns while the other is frozen
+    --pipeline ppo --advantage.name marft_gae                    MARFT's advantages, with a critic for each policy
 
 `sft_text --task arithmetic_pair --num-operators 1 --num-digits 1 --out pair_base` makes the base
 policy.

@@ -1,7 +1,6 @@
 """A language policy learns from your own questions and answers:
 
-    python -m vla_rl.recipes.grpo_prompts --policy Qwen/Qwen3-0.6B --prompts questions.jsonl
-    --scorer math
+    python -m vla_rl.recipes.grpo_prompts --policy Qwen/Qwen3-0.6B --prompts questions.jsonl --scorer math
 
 The policy gives one reply to each question, which is scored against the row's answer
 (`vla_rl.scoring` has the scorers). Some rows are held out for validation before the first update

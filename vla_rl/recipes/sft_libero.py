@@ -4,12 +4,10 @@
 Reads the files of `record_demonstrations`, LIBERO's HDF5 files or a LeRobotDataset, and trains a
 small policy from random weights, or a checkpoint:
 
-    ... --from openvla/openvla-7b --policy-family openvla_oft --lora-rank 32 --augment --statistics
-    data ... --from CHECKPOINT --policy-family continuous        L1 error of a continuous head
-    instead of cross-entropy ... --from openvla/openvla-7b --policy-family continuous --new-parts
-                                                            action_head proprio_projector
-                                                            --statistics data the same from a
-                                                            checkpoint without such a head
+    ... --from openvla/openvla-7b --policy-family openvla_oft --lora-rank 32 --augment --statistics data
+    ... --from CHECKPOINT --policy-family continuous        L1 error of a continuous head instead of cross-entropy
+    ... --from openvla/openvla-7b --policy-family continuous --new-parts action_head proprio_projector --statistics data
+                                                            the same from a checkpoint without such a head
 
 Every control step is one sample: the observation, and the chunk of actions from there on. The
 checkpoint is written in the public layout, with adapters merged into its weights; `eval_libero` and

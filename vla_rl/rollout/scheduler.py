@@ -8,12 +8,9 @@ staleness allows.
 A finished episode is replaced at once, and a complete group is handed over at once. What always
 holds:
 
-    - at most `pool.num_envs` episodes run; a group is admitted only if an environment would
-      otherwise be idle;
-    - the buffer is bounded by the staleness policy: while it is full nothing is admitted, and
-      environments are idle;
-    - an episode lost to a dead or frozen process is run again from the same task, state and seed,
-      in the same group;
+    - at most `pool.num_envs` episodes run; a group is admitted only if an environment would otherwise be idle;
+    - the buffer is bounded by the staleness policy: while it is full nothing is admitted, and environments are idle;
+    - an episode lost to a dead or frozen process is run again from the same task, state and seed, in the same group;
     - each dispatched episode is, at every update, in exactly one place (`EpisodeLedger`).
 """
 

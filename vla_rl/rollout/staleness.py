@@ -3,11 +3,9 @@ clock.
 
 Two bounds, both met by delaying dispatch and neither by discarding groups:
 
-    in aggregate    groups outstanding + groups trained <= (max_staleness + version + 1) *
-                    groups_per_update (AReaL, arXiv:2505.24298, eq. 3), where outstanding groups are
-                    in flight, buffered or in training
-    per group       version it is trained at - version it was dispatched at <= max_staleness, queues
-    included
+    in aggregate    groups outstanding + groups trained <= (max_staleness + version + 1) * groups_per_update
+                    (AReaL, arXiv:2505.24298, eq. 3), where outstanding groups are in flight, buffered or in training
+    per group       version it is trained at - version it was dispatched at <= max_staleness, queues included
 
 A group dispatched at version d must be in one of the updates up to its deadline d + max_staleness.
 The first bound makes that possible for every group at the moment it is admitted. `select` keeps it

@@ -1,8 +1,7 @@
 """Timeouts that a simulator process learns from its own earlier calls: plain classes with no task
 and no clock.
 
-    timeout of a call = max(floor, factor * slowest call so far, per control step * control steps of
-    the call)
+    timeout of a call = max(floor, factor * slowest call so far, per control step * control steps of the call)
 
 `step_timeout_s` and `reset_timeout_s` have to suffice for the slowest simulator, and a step that
 never returns would cost all of that time. A process that has answered often enough shows what it

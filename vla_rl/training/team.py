@@ -1,9 +1,8 @@
 """The policies of a run: one for all agents, or a team with one for each agent, each with its own
 engine and learner.
 
-    Team({"solver": Member(model), "checker": Member(other)})      pairs, debates: agents that share
-    episodes Team({"robot": Member(vla), "language": Member(llm)})          kinds of episodes that
-    share a run
+    Team({"solver": Member(model), "checker": Member(other)})      pairs, debates: agents that share episodes
+    Team({"robot": Member(vla), "language": Member(llm)})          kinds of episodes that share a run
 
 All members compute on the run's device lane and have the same weight version; groups, buffer and
 graph are the same as with one policy.

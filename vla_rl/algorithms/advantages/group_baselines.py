@@ -24,8 +24,7 @@ def group_advantage(rewards: Rewards, normalise_std: bool = True) -> NDArray[np.
     the std, Dr. GRPO's.
 
         A_i = (r_i - mean(r)) / (std(r) + 1e-6)      normalise_std=True
-        A_i =  r_i - mean(r)                         normalise_std=False (Liu et al. 2025,
-        arXiv:2503.20783)
+        A_i =  r_i - mean(r)                         normalise_std=False (Liu et al. 2025, arXiv:2503.20783)
 
     Args:
         rewards: [G], the outcome of each member of one group.

@@ -32,9 +32,8 @@ def clip_cov(
 ) -> tuple[Tensor, Diagnostics]:
     """Compute the clipped surrogate, without a few tokens of high covariance.
 
-        loss = 0 for covariance_share of all tokens (at least one, if the share is above 0), taken
-               from those with covariance_low < cov < covariance_high and an unclipped ratio;  PPO
-               for the others
+        loss = 0 for covariance_share of all tokens (at least one, if the share is above 0), taken from those with
+               covariance_low < cov < covariance_high and an unclipped ratio;  PPO for the others
 
     The paper draws them at random; we take them evenly spaced among the candidates, so that a loss
     is a function.
@@ -89,8 +88,7 @@ def kl_cov(
 ) -> tuple[Tensor, Diagnostics]:
     """Compute the unclipped surrogate, with a penalty on the tokens of the highest covariance.
 
-        loss = -A * rho, + penalty_coef * |log rho| for the covariance_share with the largest cov
-        (at least one token)
+        loss = -A * rho, + penalty_coef * |log rho| for the covariance_share with the largest cov (at least one token)
 
     Nothing bounds the ratio of the other tokens.
     """

@@ -29,8 +29,7 @@ def decoupled_surrogate(
     """Clip around the trainer's own recent weights, and weigh tokens by how these differ from the
     weights that acted.
 
-        loss = w * PPO(exp(log_prob - proximal_log_prob)),    w from `behavior_weights`, 0 where
-        dropped
+        loss = w * PPO(exp(log_prob - proximal_log_prob)),    w from `behavior_weights`, 0 where dropped
 
     Hilton et al. 2021, arXiv:2110.00641; AReaL, arXiv:2505.24298. Dropped tokens stay in the
     denominators, as in AReaL; RLinf averages over those that are kept. At the level "sequence" the
@@ -69,11 +68,9 @@ def behavior_weights(
     """Divide the probability of a choice under the trainer's weights before the update by its
     probability in the engine.
 
-        kappa_t = exp(proximal_log_prob - behavior_log_prob), at the level of the ratio: of one
-                  token, or the product over a control step or a row; dropped if it is above
-                  behavior_weight_cap
-        w_t     = kappa_t;  at the level "sequence" the mean of kappa over the sequence's tokens
-                that are kept
+        kappa_t = exp(proximal_log_prob - behavior_log_prob), at the level of the ratio: of one token, or the
+                  product over a control step or a row; dropped if it is above behavior_weight_cap
+        w_t     = kappa_t;  at the level "sequence" the mean of kappa over the sequence's tokens that are kept
 
     A ratio that tokens share has one weight for all of them, as in AReaL (sequence) and RLinf
     (action, chunk): separate weights would distort the gradient of their common objective.

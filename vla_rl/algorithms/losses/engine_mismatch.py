@@ -1,8 +1,7 @@
 """Correction and metrics for an engine and a trainer that disagree about the log-probs of the same
 weights.
 
-    kappa_t = exp(proximal_log_prob - behavior_log_prob)      probabilities under the acting
-    weights: trainer's / engine's
+    kappa_t = exp(proximal_log_prob - behavior_log_prob)   under the acting weights: trainer's / engine's
 
 Two programs never compute the same log-probs to the last bit, and a quantised or differently
 batched engine differs more. A correction weighs or drops tokens by kappa, a constant: gradients
@@ -92,10 +91,9 @@ def engine_correction(
     """Compute weights for the losses of a whole update, and their diagnostics, also if the config
     corrects nothing.
 
-        truncate (TIS, Yao et al. 2025)    w_t = min(kappa_t, C), or min(prod kappa, C) for the
-        sequence mask (IcePop, arXiv:2510.18855)    w_t = 0 where kappa_t, or for the sequence prod
-                                           kappa or exp(mean log kappa), leaves [mask_low,
-                                           mask_high]
+        truncate (TIS, Yao et al. 2025)    w_t = min(kappa_t, C), or min(prod kappa, C) for the sequence
+        mask (IcePop, arXiv:2510.18855)    w_t = 0 where kappa_t, or for the sequence prod kappa or exp(mean log kappa),
+                                           leaves [mask_low, mask_high]
         veto                               w = 0 for a sequence in which some kappa_t < veto_below
 
     Masks use kappa before truncation. Dropped tokens stay in the denominators of the aggregation.

@@ -61,8 +61,7 @@ def m2po(batch: TokenBatch, *, max_second_moment: float) -> tuple[Tensor, Diagno
     """M2PO: drop the farthest tokens until the second moment of the log-ratio is small (Zheng et
     al. 2025, arXiv:2510.01161).
 
-        loss = -A * rho for the largest set of nearest tokens with mean (log rho)^2 <=
-        max_second_moment, else 0
+        loss = -A * rho for the largest set of nearest tokens with mean (log rho)^2 <= max_second_moment, else 0
 
     The moment is that of the batch from which tokens are chosen: the whole mini-batch if a learner
     passes its choice as `TokenBatch.chosen_tokens`, else the loss's own batch.

@@ -57,8 +57,7 @@ def ratios(batch: TokenBatch, level: RatioLevel = "token") -> Ratios:
         token      log rho_t = l_t,              l_t = log_prob - behavior_log_prob
         action     log rho_t = sum of l over the tokens of t's control step
         chunk      log rho_t = sum of l over the row
-        sequence   log rho_t = sg(mean of l over the sequence) + log_prob_t - sg(log_prob_t)  (GSPO,
-                   arXiv:2507.18071)
+        sequence   log rho_t = sg(mean of l over the sequence) + log_prob_t - sg(log_prob_t)  (GSPO, arXiv:2507.18071)
 
     Raises: ValueError for the level "action" without `action_tokens`.
     """

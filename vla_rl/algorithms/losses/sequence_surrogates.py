@@ -96,8 +96,7 @@ def sequence_drift(batch: TokenBatch, sequence: Tensor | None = None) -> Tensor:
     """Average over a sequence how much less likely the current policy finds each token than the
     policy that sampled it.
 
-        mean_t (sampler_log_prob - log_prob) over the tokens of the sequence: the k1 estimate of
-        KL(sampler || policy)
+        mean_t (sampler_log_prob - log_prob) over the tokens of the sequence: the k1 estimate of KL(sampler || policy)
 
     Args:
         batch: with the current policy's log-probs.

@@ -44,8 +44,8 @@ def sapo(
 ) -> tuple[Tensor, Diagnostics]:
     """SAPO: a soft gate instead of a clip (Gao et al. 2025, arXiv:2511.20347).
 
-        loss = -A * sigmoid(tau * (rho - 1)) * 4 / tau,   tau = temperature_positive where A > 0,
-        else temperature_negative
+        loss = -A * sigmoid(tau * (rho - 1)) * 4 / tau
+        tau = temperature_positive where A > 0, else temperature_negative
 
     At rho = 1 the gradient is the plain policy gradient; it fades on both sides, faster for
     negative advantages.
@@ -66,11 +66,9 @@ def cpgd(
     """CPGD: a policy gradient on the clipped log-ratio, with a pull back to the old policy (Liu et
     al. 2025, arXiv:2505.12504).
 
-        loss  = -A * min(l, log(1 + clip_high))  where A >= 0;  -A * max(l, log(1 - clip_low))
-              where A < 0
-        drift = sg(min(rho - 1, 2)) * l,   whose gradient is that of KL(behavior || policy) up to
-        the bound loss + drift_coef * drift
-        l = log rho
+        loss  = -A * min(l, log(1 + clip_high))  where A >= 0;  -A * max(l, log(1 - clip_low))  where A < 0
+        drift = sg(min(rho - 1, 2)) * l,   whose gradient is that of KL(behavior || policy) up to the bound
+        loss + drift_coef * drift                                                         l = log rho
 
     The ratio only bounds the gradient and does not weigh it, so nothing explodes if rho is large
     and A negative. We use l, the released code log_prob: the gradient is the same, and our loss is

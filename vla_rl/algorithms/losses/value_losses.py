@@ -80,8 +80,8 @@ def clipped_value_loss(
     """Compute PPO's value loss: the larger of the error and the error of the value clipped around
     its old one.
 
-        e(v) = (v - R)^2 / 2,  or Huber: e(v) = (v - R)^2 / 2 where |v - R| <= delta, else delta *
-        (|v - R| - delta / 2) loss = max(e(V), e(clamp(V, V_old - clip, V_old + clip)))
+        e(v) = (v - R)^2 / 2,  or Huber: e(v) = (v - R)^2 / 2 where |v - R| <= delta, else delta * (|v - R| - delta / 2)
+        loss = max(e(V), e(clamp(V, V_old - clip, V_old + clip)))
 
     As in the code of Schulman et al. 2017 (arXiv:1707.06347); the Huber form is RLinf's. The factor
     1/2 is part of the loss.

@@ -15,10 +15,8 @@ def cluster_centres(successes: Vectors, clusters: str, radius_scale: float) -> V
     unchanged.
 
         k_distance   DBSCAN (Ester et al. 1996), min_samples 2,
-                     radius = radius_scale * median over successes of the distance to the nearest
-                     other success
-        hdbscan      HDBSCAN (Campello et al. 2013), min_cluster_size 2, all of them in one cluster
-                     allowed
+                     radius = radius_scale * median over successes of the distance to the nearest other success
+        hdbscan      HDBSCAN (Campello et al. 2013), min_cluster_size 2, all of them in one cluster allowed
 
     The paper (arXiv:2511.15605) clusters with DBSCAN and gives no settings. Ours: the radius
     follows the data, and its median replaces the knee of the k-distance plot, which a handful of

@@ -2,8 +2,7 @@
 layout.
 
     stage_weights (while it generates)  open the memory, check that it is whole
-    start, update, finish (paused)      load; what kernels want packed, layer by layer: repack, copy
-    over the old ones
+    start, update, finish (paused)      load; what kernels want packed, layer by layer: repack, copy over the old ones
 
 Everything that can be rejected is rejected in the first step, before any weight changes.
 """

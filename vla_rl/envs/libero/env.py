@@ -49,11 +49,12 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
             times angle (rad), the two finger joints (m, about 0.04 and -0.04 when open).
         instruction: str, the task in words.
     Both images are OpenGL's turned by 180 degrees: upright, left and right exchanged, as the
-    published policies see them. Action: float32 [7] in [-1, 1]: hand displacement x, y, z (1 is 5
-        cm), rotation vector (1 is 0.5 rad), gripper (its sign counts: above 0 closes, below 0
-        opens).
-    Reward: 1.0 at the control step where the goal first holds, which ends the episode (terminated);
-    else 0.0. Truncated: after `step_limit` control steps.
+    published policies see them.
+    Action: float32 [7] in [-1, 1]: hand displacement x, y, z (1 is 5 cm), rotation vector (1 is
+        0.5 rad), gripper (its sign counts: above 0 closes, below 0 opens).
+    Reward: 1.0 at the control step at which the goal first holds, which ends the episode
+        (terminated); else 0.0.
+    Truncated: after `step_limit` control steps.
     Info: task, init_state_id, scene_seed, num_steps (control steps so far), is_success, and
         settings of the results: scenes, physics, quality, assets; for a variant of LIBERO-plus or
         LIBERO-PRO also perturbation, the change.
@@ -70,9 +71,8 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
             finds.
         image_size: S, in pixels.
         step_limit: control steps after which the episode is truncated; None for the suite's
-            published limit. (Not called
-            max_episode_steps: `gymnasium.make` keeps that name for a wrapper that cannot lift a
-                limit.)
+            published limit. (`gymnasium.make` keeps the name max_episode_steps for a wrapper that
+            cannot lift a limit.)
         num_settle_steps: idle control steps in `reset`, not counted, in which objects settle.
         scene_seed: seed of the fixtures' poses, which LIBERO's initial states do not contain.
         scenes: "same" places the fixtures alike in every episode; "published" anew for each initial
