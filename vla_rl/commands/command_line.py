@@ -45,7 +45,7 @@ class Launch:
     dry_run: bool = False
     """Print the plan and the resolved configuration, and read every file that the command would
     read: the policy is loaded, and each environment is opened once. Nothing is trained and nothing
-        is written."""
+    is written."""
 
 
 @dataclasses.dataclass(frozen=True)

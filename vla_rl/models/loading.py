@@ -48,8 +48,7 @@ class CheckpointFormat(Config, frozen=True, kw_only=True):
     policy_family: Literal["auto", "openvla", "openvla_oft", "continuous"] = "auto"
     """openvla: action tokens one after the other; openvla_oft: a chunk of tokens at once;
     continuous: OpenVLA-OFT with an L1 or diffusion head. auto (the default) reads it from the
-        checkpoint, which works if vla_rl saved it or it has an action
-    head.
+    checkpoint, which works if vla_rl saved it or it has an action head.
     """
 
     norm_key: str | None = None

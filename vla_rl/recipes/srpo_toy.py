@@ -3,8 +3,7 @@
 
 It has the graph, processes, policy architecture and learner of `srpo_libero`, on a cheap reaching
 task: move a hand into the square of the colour that the instruction names. The policy starts from
-    random weights, and its success rate rises within
-minutes.
+random weights, and its success rate rises within minutes.
 """
 
 import sys

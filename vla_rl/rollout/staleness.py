@@ -10,8 +10,8 @@ Two bounds, both met by delaying dispatch and neither by discarding groups:
 A group dispatched at version d must be in one of the updates up to its deadline d + max_staleness.
 The first bound makes that possible for every group at the moment it is admitted. `select` keeps it
 possible: it takes the earliest dispatched of the complete groups, unless a running group with an
-    earlier deadline would then miss it. In that case the update waits for
-that group. A filtered group frees its capacity at once.
+earlier deadline would then miss it. In that case the update waits for that group. A filtered group
+frees its capacity at once.
 """
 
 import heapq

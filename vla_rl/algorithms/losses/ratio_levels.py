@@ -2,10 +2,9 @@
 
 The loss of a control step or a row is divided equally among its unmasked tokens. So the sum of
 losses over tokens is the sum over control steps or rows, and if the policies agree (ratio 1) the
-gradient is the plain policy gradient at every
-level: the level changes what is clipped together, not the size of a step. Other systems average
-    over control steps instead,
-which multiplies the gradient by the number of tokens.
+gradient is the plain policy gradient at every level: the level changes what is clipped together,
+not the size of a step. Other systems average over control steps instead, which multiplies the
+gradient by the number of tokens.
 """
 
 from dataclasses import dataclass
