@@ -173,8 +173,20 @@ def project_to_polyline(points: Floats, line: Floats) -> tuple[Floats, Floats]:
     Returns: arc lengths of the nearest points (the first one if there are several), and
         distances to them, each [M].
     """
+    if not len(points):
+        return np.zeros(0), np.zeros(0)
     starts, steps = line[:-1], np.diff(line, axis=0)
     squared = np.maximum((steps**2).sum(-1), 1e-300)
+    lengths = np.sqrt(squared)
+    before = np.concatenate([[0.0], np.cumsum(lengths)[:-1]])
+    # segments too far from all points to be the nearest of any: most of a long route
+    middle = points.mean(0)
+    reach = np.sqrt(((points - middle) ** 2).sum(-1).max())
+    share = (((middle - starts) * steps).sum(-1) / squared).clip(0.0, 1.0)
+    to_middle = np.hypot(*(middle - starts - share[:, None] * steps).T)
+    near = to_middle <= to_middle.min() + 2 * reach + 1e-9
+    starts, steps, squared = starts[near], steps[near], squared[near]
+    lengths, before = lengths[near], before[near]
     offset_x = points[:, :1] - starts[:, 0]
     offset_y = points[:, 1:] - starts[:, 1]
     along = (offset_x * (steps[:, 0] / squared) + offset_y * (steps[:, 1] / squared)).clip(0.0, 1.0)
@@ -182,8 +194,6 @@ def project_to_polyline(points: Floats, line: Floats) -> tuple[Floats, Floats]:
     distances = away_x * away_x + away_y * away_y
     best = distances.argmin(-1)
     rows = np.arange(len(points))
-    lengths = np.sqrt(squared)
-    before = np.concatenate([[0.0], np.cumsum(lengths)[:-1]])
     return (
         before[best] + along[rows, best] * lengths[best],
         np.sqrt(distances[rows, best]),
