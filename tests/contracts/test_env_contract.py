@@ -40,7 +40,11 @@ class Case:
 TOY = Case("vla_rl/toy_reach-v0", {"render_mode": "rgb_array"})
 SOUND_FAULTY = Case("vla_rl/faulty-v0", {"fault": "raise", "times": 0, "render_mode": "rgb_array"})
 LIBERO = Case("vla_rl/libero_goal-v0", {"task_id": 3, "image_size": 64, "num_settle_steps": 1})
-CASES = [TOY, SOUND_FAULTY, LIBERO]
+DRIVING = [
+    Case(f"vla_rl/driving{way}-v0", {"render_mode": "rgb_array", "image_size": 64})
+    for way in ("", "_waypoints", "_control")
+]
+CASES = [TOY, SOUND_FAULTY, *DRIVING, LIBERO]
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.env_id, scope="module")
@@ -284,6 +288,7 @@ def test_every_registered_environment_is_held_to_the_contract() -> None:
     assert ids == {
         TOY.env_id,
         SOUND_FAULTY.env_id,
+        *(case.env_id for case in DRIVING),
         "vla_rl/control-v0",
         "vla_rl/libero-v0",
         *libero,

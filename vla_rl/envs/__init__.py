@@ -34,6 +34,13 @@ def _register(env_id: str, entry_point: str, kwargs: dict[str, Any] | None = Non
 _register("vla_rl/toy_reach-v0", "vla_rl.envs.toy.reach:ToyReachEnv")
 _register("vla_rl/control-v0", "vla_rl.envs.control.env:ControlEnv")
 _register("vla_rl/faulty-v0", "vla_rl.envs.toy.faulty:FaultyEnv")
+_register("vla_rl/driving-v0", "vla_rl.envs.driving.open_loop:OpenLoopDrivingEnv")
+for _action in ("waypoints", "control"):
+    _register(
+        f"vla_rl/driving_{_action}-v0",
+        "vla_rl.envs.driving.closed_loop:ClosedLoopDrivingEnv",
+        {"action": _action},
+    )
 _register("vla_rl/libero-v0", "vla_rl.envs.libero.env:LiberoEnv")
 for _suite in LIBERO_SUITES:
     _register(f"vla_rl/{_suite}-v0", "vla_rl.envs.libero.env:LiberoEnv", {"suite": _suite})

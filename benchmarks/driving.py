@@ -1,0 +1,162 @@
+"""Speed, memory and exactness of the driving world and its scores: `python -m benchmarks.driving`.
+
+The last line is JSON: camera_steps_per_s, worker_mb, scored_per_s, batch_vs_single_max_diff,
+rigid_motion_max_diff, bicycle_vs_scalar_max_diff. Rates are per second of one core's CPU time.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+
+from vla_rl.driving_scores import Map, PdmScores, RedLights, Scene, Tracks, score_waypoints
+from vla_rl.driving_scores.motion import bicycle_step
+from vla_rl.driving_scores.vehicle import AX, HEADING, STEER, VX, YAW_RATE, X, Y
+from vla_rl.envs.driving.closed_loop import ClosedLoopDrivingEnv
+from vla_rl.envs.driving.control import Car, bicycle
+from vla_rl.envs.driving.planner import best_proposal
+from vla_rl.envs.driving.world import draw_world
+
+NUM_SCENES: Final = 12
+BATCH: Final = 64
+NUM_STEPS: Final = 600
+
+
+def camera_steps_per_s() -> float:
+    """Measure closed-loop steps: a decision of 0.5 s, 10 control steps, traffic, a 128 px image."""
+    env = ClosedLoopDrivingEnv(image_size=128)
+    waypoints = np.tile(np.array([-0.2, 0.0, 0.0], np.float32), (8, 1))
+    spent, steps, number = 0.0, 0, 0
+    while steps < NUM_STEPS:
+        env.reset(options={"init_state_id": number})
+        number, over = number + 1, False
+        began = time.process_time()
+        while not over:
+            _, _, terminated, truncated, _ = env.step(waypoints)
+            over, steps = terminated or truncated, steps + 1
+        spent += time.process_time() - began
+    return steps / spent
+
+
+def worker_mb() -> float:
+    """Measure the private memory of a process that has driven one episode."""
+    code = (
+        "import numpy as np\n"
+        "from vla_rl.envs.driving.closed_loop import ClosedLoopDrivingEnv\n"
+        "env = ClosedLoopDrivingEnv()\n"
+        "env.reset(seed=0)\n"
+        "for _ in range(5): env.step(np.zeros((8, 3), np.float32))\n"
+        "lines = open('/proc/self/smaps_rollup').read().splitlines()[1:]\n"
+        "print(sum(int(line.split()[1]) for line in lines if line.startswith('Private')) / 1024)\n"
+    )
+    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env
+    )
+    return float(done.stdout)
+
+
+def scenes() -> list[Scene]:
+    """Draw scenes with the planner's reference."""
+    worlds = [draw_world(number) for number in range(NUM_SCENES)]
+    return [world.scene(best_proposal(world, "epdms_v2")[0]) for world in worlds]
+
+
+def trajectories(seed: int) -> np.ndarray:
+    """Draw trajectories: float64 [BATCH, 8, 3]."""
+    rng = np.random.default_rng(seed)
+    speed, turn = rng.uniform(0, 12, (BATCH, 1)), rng.normal(0, 0.1, (BATCH, 1))
+    times = np.arange(1, 9) * 0.5
+    heading = turn * times
+    return np.stack([speed * times, speed * times * heading / 2, heading], -1)
+
+
+def columns(scores: PdmScores) -> np.ndarray:
+    """Return all sub-scores and the total: [BATCH, columns]."""
+    return np.stack([*scores.sub.values(), scores.total], -1)
+
+
+def moved(points: np.ndarray, angle: float, shift: np.ndarray) -> np.ndarray:
+    """Turn and shift positions, and headings if there are three or more columns."""
+    cos, sin = np.cos(angle), np.sin(angle)
+    result = np.array(points, np.float64)
+    result[..., 0] = cos * points[..., 0] - sin * points[..., 1] + shift[0]
+    result[..., 1] = sin * points[..., 0] + cos * points[..., 1] + shift[1]
+    if points.shape[-1] > 2:
+        result[..., 2] = points[..., 2] + angle
+    return result
+
+
+def elsewhere(scene: Scene, angle: float, shift: np.ndarray) -> Scene:
+    """Return the scene turned and shifted."""
+
+    def rings(given: tuple[np.ndarray, ...]) -> tuple[np.ndarray, ...]:
+        return tuple(moved(ring, angle, shift) for ring in given)
+
+    area, lights, tracks = scene.map, scene.red_lights, scene.tracks
+    assert scene.reference is not None
+    assert scene.history is not None
+    return replace(
+        scene,
+        start=moved(scene.start, angle, shift),
+        map=Map(rings(area.rings), area.layers, area.on_route),
+        centre_line=moved(scene.centre_line, angle, shift),
+        tracks=Tracks(
+            moved(tracks.poses, angle, shift), tracks.sizes, tracks.speeds, tracks.is_agent
+        ),
+        red_lights=RedLights(rings(lights.rings), lights.is_red),
+        reference=moved(scene.reference, angle, shift),
+        history=moved(scene.history, angle, shift),
+    )
+
+
+def bicycle_difference() -> float:
+    """Return the largest difference between the scalar and the batched bicycle in 40 steps."""
+    rng = np.random.default_rng(1)
+    car, state = Car(1.0, 2.0, 0.3, 6.0, 0.5, 0.1, 0.2), np.zeros((1, 11))
+    places = [X, Y, HEADING, VX, AX, STEER, YAW_RATE]
+    state[0, places] = car
+    worst = 0.0
+    for _ in range(40):
+        accel, rate = rng.uniform(-3, 3), rng.uniform(-2, 2)
+        car = bicycle(car, accel, rate, 0.1)
+        state = bicycle_step(state, np.array([accel]), np.array([rate]))
+        worst = max(worst, float(np.abs(state[0, places] - car).max()))
+    return worst
+
+
+def main() -> int:
+    """Measure, and print one line for each figure and the JSON."""
+    result = {"camera_steps_per_s": round(camera_steps_per_s()), "worker_mb": round(worker_mb(), 1)}
+    drawn = scenes()
+    began = time.process_time()
+    whole = [score_waypoints(one, trajectories(i), "epdms_v2") for i, one in enumerate(drawn)]
+    spent = time.process_time() - began
+    single = moving = 0.0
+    for number, (scene, batch) in enumerate(zip(drawn, whole, strict=True)):
+        given, expected = trajectories(number), columns(batch)
+        for row in range(0, BATCH, 16):
+            alone = columns(score_waypoints(scene, given[row : row + 1], "epdms_v2"))
+            single = max(single, float(np.abs(alone[0] - expected[row]).max()))
+        there = elsewhere(scene, 0.4 + number, np.array([40.0, -70.0]))
+        other = columns(score_waypoints(there, given, "epdms_v2"))
+        moving = max(moving, float(np.abs(other - expected).max()))
+    result |= {
+        "scored_per_s": round(NUM_SCENES * BATCH / spent),
+        "batch_vs_single_max_diff": single,
+        "rigid_motion_max_diff": moving,
+        "bicycle_vs_scalar_max_diff": bicycle_difference(),
+    }
+    for key, value in result.items():
+        print(f"{key:28} {value}")
+    print(json.dumps(result))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

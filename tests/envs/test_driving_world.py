@@ -1,0 +1,167 @@
+"""The driving world: scenes from integers, cameras, and both ways of acting in it."""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+
+import vla_rl.envs  # noqa: F401  # registers ours
+from vla_rl.driving_scores.geometry import Polygons
+from vla_rl.driving_scores.motion import bicycle_step
+from vla_rl.driving_scores.vehicle import AX, HEADING, STEER, VX, YAW_RATE, X, Y
+from vla_rl.envs.driving.camera import CAMERAS
+from vla_rl.envs.driving.control import Car, bicycle
+from vla_rl.envs.driving.layouts import LAYOUTS
+from vla_rl.envs.driving.moves import actions_of_poses, waypoints_of_actions
+from vla_rl.envs.driving.world import draw_world
+
+STANDING = actions_of_poses(np.zeros((9, 3)))
+
+
+def make(env_id: str, **kwargs: Any) -> Any:
+    env = gymnasium.make(f"vla_rl/{env_id}", disable_env_checker=True, image_size=32, **kwargs)
+    return env.unwrapped
+
+
+@pytest.mark.parametrize("kind", list(LAYOUTS))
+def test_every_layout_has_a_sound_map_under_its_route(kind: str) -> None:
+    for number in range(5):
+        world = draw_world(number, kind=kind)
+        ours = [
+            ring
+            for ring, on_route in zip(world.map.rings, world.map.on_route, strict=True)
+            if on_route
+        ]
+        ahead = world.roads.route[30:90]
+        inside = Polygons(ours).contain(ahead + 0.01).any(0)
+        assert inside.mean() > 0.95
+        assert np.isfinite(world.recording).all()
+
+
+def test_the_same_number_is_the_same_scene_and_splits_share_none() -> None:
+    one, again, other = draw_world(5), draw_world(5), draw_world(5, "held_out")
+    np.testing.assert_array_equal(one.recording, again.recording)
+    assert one.recording.shape != other.recording.shape or not np.array_equal(
+        one.recording, other.recording
+    )
+    with pytest.raises(ValueError, match="train or held_out"):
+        draw_world(5, "test")  # type: ignore[arg-type]
+
+
+def test_the_planner_drives_well_and_standing_still_does_not() -> None:
+    env = make("driving-v0", split="held_out")
+    experts, idle = [], []
+    for number in range(12):
+        env.reset(options={"init_state_id": number})
+        for row in env.expert_actions():
+            *_, terminated, _, info = env.step(row)
+        assert terminated
+        experts.append(info["score"]["total"])
+        env.reset(options={"init_state_id": number})
+        for _ in range(8):
+            *_, info = env.step(STANDING[0])
+        idle.append(info["score"]["total"])
+    assert np.mean(experts) > 0.85
+    assert np.mean(idle) < np.mean(experts) - 0.15
+
+
+def test_the_reward_can_be_one_sub_score_and_success_has_a_threshold() -> None:
+    env = make("driving-v0", reward="ego_progress", version="pdms_v1", success_score=0.0)
+    env.reset(seed=3)
+    for _ in range(8):
+        _, reward, *_, info = env.step(STANDING[0])
+    assert reward == info["score"]["ego_progress"]
+    assert info["is_success"] is True
+    with pytest.raises(ValueError, match="ego_progress"):
+        make("driving-v0", reward="speed")
+
+
+def test_moves_and_waypoints_are_inverse() -> None:
+    actions = np.random.default_rng(0).uniform(-0.5, 0.5, (8, 3))
+    poses = np.concatenate([np.zeros((1, 3)), waypoints_of_actions(actions)])
+    np.testing.assert_allclose(actions_of_poses(poses), actions, atol=1e-6)
+
+
+def test_surround_cameras_are_named_as_navsims() -> None:
+    env = make("driving_waypoints-v0", cameras=tuple(CAMERAS))
+    observation, _ = env.reset(seed=0)
+    views = [key for key in observation if key.startswith("image")]
+    assert views == ["image", *(f"image_{name}" for name in CAMERAS if name != "cam_f0")]
+    assert len({observation[key].tobytes() for key in views}) > 4
+    with pytest.raises(ValueError, match="cam_f0"):
+        make("driving_waypoints-v0", cameras=("cam_l0",))
+
+
+def test_the_scalar_bicycle_equals_the_batched_one() -> None:
+    rng = np.random.default_rng(1)
+    car = Car(1.0, 2.0, 0.3, 6.0, 0.5, 0.1, 0.2)
+    state = np.zeros((1, 11))
+    state[0, [X, Y, HEADING, VX, AX, STEER, YAW_RATE]] = car
+    for _ in range(40):
+        accel, rate = rng.uniform(-3, 3), rng.uniform(-2, 2)
+        car = bicycle(car, accel, rate, 0.1)
+        state = bicycle_step(state, np.array([accel]), np.array([rate]))
+    columns = state[0, [X, Y, HEADING, VX, AX, STEER, YAW_RATE]]
+    np.testing.assert_allclose(columns, car, rtol=0, atol=1e-9)
+
+
+def along_the_route(observation: dict[str, Any], speed: float) -> np.ndarray:
+    """The action that follows the route of the observation at a steady speed."""
+    route = np.concatenate([np.zeros((1, 2)), observation["route"]])
+    along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(route, axis=0).T))])
+    wanted = speed * 0.5 * np.arange(9)
+    places = np.stack([np.interp(wanted, along, route[:, axis]) for axis in (0, 1)], -1)
+    ways = np.diff(places, axis=0)
+    headings = np.concatenate([[0.0], np.arctan2(ways[:, 1], ways[:, 0])])
+    return actions_of_poses(np.concatenate([places, headings[:, None]], -1))
+
+
+def test_following_the_route_by_waypoints_reaches_the_goal() -> None:
+    env = make("driving_waypoints-v0", kind="curve")
+    done = []
+    for number in range(4):
+        observation, _ = env.reset(options={"init_state_id": number})
+        over = False
+        while not over:
+            action = along_the_route(observation, 5.0)
+            observation, reward, terminated, truncated, info = env.step(action)
+            over = terminated or truncated
+        done.append(info["score"]["completion"])
+        assert reward == pytest.approx(info["score"]["driving_score"] / 100)
+    assert np.mean(done) == 100.0
+
+
+def test_running_into_others_is_noted_once_for_each() -> None:
+    env = make("driving_control-v0")
+    noted = []
+    for number in range(12):
+        env.reset(options={"init_state_id": number})
+        over = False
+        while not over:
+            _, _, terminated, truncated, info = env.step(np.array([1, 0, 0], np.float32))
+            over = terminated or truncated
+        noted.append(sum(v for k, v in info["score"].items() if k.startswith("collisions")))
+        assert info["is_success"] is (
+            info["score"]["driving_score"] == 100.0 and info["score"]["completion"] == 100.0
+        )
+    assert max(noted) >= 1
+    assert max(noted) <= 6
+
+
+@pytest.mark.parametrize("env_id", ["driving-v0", "driving_waypoints-v0", "driving_control-v0"])
+def test_actions_that_are_not_finite_are_refused(env_id: str) -> None:
+    env = make(env_id)
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="finite"):
+        env.step(np.full(env.action_space.shape, np.nan, np.float32))
+    with pytest.raises(ValueError, match="finite"):
+        env.step(np.zeros((5, 2), np.float32))
+
+
+def test_the_birds_eye_view_is_a_picture() -> None:
+    for env_id in ("driving-v0", "driving_waypoints-v0"):
+        env = make(env_id, render_mode="rgb_array")
+        env.reset(seed=1)
+        env.step(np.zeros(env.action_space.shape, np.float32))
+        assert env.render().shape == (256, 256, 3)

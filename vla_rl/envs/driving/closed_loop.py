@@ -1,0 +1,253 @@
+"""Drive a scene in closed loop, by waypoints every 0.5 s or by pedals and wheel at 20 Hz."""
+
+import json
+from typing import Any, Final, Literal
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from vla_rl.driving_scores.bench2drive import RouteRecord
+from vla_rl.driving_scores.geometry import boxes_meet, directions, project_to_polyline
+from vla_rl.driving_scores.vehicle import AX, HEADING, PACIFICA, STEER, VX, YAW_RATE, X, Y
+from vla_rl.envs.driving.control import CONTROL_S, Car, Control, WaypointFollower, drive
+from vla_rl.envs.driving.moves import NUM_WAYPOINTS, waypoints_of_actions
+from vla_rl.envs.driving.observing import FRONT, Observer, centre_of, checked_cameras, space_of
+from vla_rl.envs.driving.paths import Floats
+from vla_rl.envs.driving.starts import scene_number
+from vla_rl.envs.driving.traffic import CONE, WALKER
+from vla_rl.envs.driving.world import Split, draw_world
+from vla_rl.types import Info, Observation
+
+DECISION_STEPS: Final = 10
+"""Control steps of one decision by waypoints: 0.5 s."""
+
+GOAL: Final = 60.0
+"""Metres of the route that are to be driven."""
+
+LOST: Final = 30.0
+"""Metres from the route at which the car has deviated from it, as in Bench2Drive."""
+
+_HALVES: Final = np.array([PACIFICA.half_length, PACIFICA.half_width])
+_KINDS: Final = {WALKER: "collisions_pedestrian", CONE: "collisions_layout"}
+
+
+class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
+    """Drive 60 m of a route among others that react, and be graded by Bench2Drive's driving score.
+
+    Observation: as `OpenLoopDrivingEnv`'s.
+    Action:
+        waypoints: float32 [8, 3] in [-1, 1], the moves of a 4 s trajectory, as
+            `OpenLoopDrivingEnv`'s rows. One step follows it for 0.5 s.
+        control: float32 [3] in [-1, 1]: throttle, steer (left positive) and brake; pedals below 0
+            are released. One step is 0.05 s; 10 rows make a chunk of 0.5 s.
+    Reward: 0 until the end, then the driving score in [0, 1].
+    Ends: `terminated` at the goal, or 30 m from the route; `truncated` after `step_limit`.
+    Info: `score` with driving_score (0 to 100), completion (0 to 100) and the events so far;
+        `is_success` at the goal without an event.
+    Randomness: `reset(seed=...)` draws a scene; `options={"init_state_id": k}` takes scene k.
+
+    Args:
+        action: waypoints or control.
+        split, kind, cameras, image_size, render_mode: as `OpenLoopDrivingEnv`'s.
+        step_limit: steps before the episode is truncated; None: 20 s.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 2}  # noqa: RUF012  # as gymnasium declares it
+
+    def __init__(
+        self,
+        action: Literal["waypoints", "control"] = "waypoints",
+        split: Split = "train",
+        kind: str | None = None,
+        cameras: tuple[str, ...] = (FRONT,),
+        image_size: int = 128,
+        step_limit: int | None = None,
+        render_mode: str | None = None,
+    ) -> None:
+        if action not in ("waypoints", "control"):
+            raise ValueError(f"action is {action!r}, expected waypoints or control.")
+        self.render_mode = render_mode
+        self.render_every_step = True
+        self._by_waypoints = action == "waypoints"
+        self._split, self._kind, self._size = split, kind, image_size
+        self._cameras = checked_cameras(tuple(cameras))
+        self._step_limit = step_limit or (40 if self._by_waypoints else 400)
+        self.observation_space = space_of(self._cameras, image_size)
+        shape = (NUM_WAYPOINTS, 3) if self._by_waypoints else (3,)
+        self.action_space = spaces.Box(-1.0, 1.0, shape, np.float32)
+        self._is_over = True
+        self._number = -1
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Start a scene, drawn from `seed` or named by `options={"init_state_id": k}`."""
+        super().reset(seed=seed)
+        self._build(scene_number(options, self.np_random))
+        return self._look(), {"is_success": False}
+
+    def _build(self, number: int) -> None:
+        self._number = number
+        self._world = draw_world(number, self._split, self._kind)
+        self._observer = Observer(self._world, self._cameras, self._size)
+        s = self._world.start
+        self._car = Car(*(float(s[i]) for i in (X, Y, HEADING, VX, AX, STEER, YAW_RATE)))
+        self._traffic = self._world.traffic
+        self._poses = self._traffic.poses()
+        self._sizes = self._traffic.sizes()
+        self._ticks, self._steps, self._is_over = 0, 0, False
+        self._events: dict[str, int] = {}
+        self._touched: set[int] = set()
+        along, _ = project_to_polyline(self._centre[None, :2], self._world.roads.route)
+        self._start = float(along[0])
+        self._reached, self._away = 0.0, 0.0
+        self._picture: Observation | None = None
+
+    def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
+        """Drive for 0.5 s by waypoints, or for 0.05 s by pedals and wheel."""
+        if self._is_over:
+            raise gymnasium.error.ResetNeeded(
+                "the episode is over or has not begun; call reset() first."
+            )
+        given = np.asarray(action, np.float64)
+        if given.shape != self.action_space.shape or not np.isfinite(given).all():
+            raise ValueError(
+                f"the action has shape {given.shape}, expected {self.action_space.shape} finite "
+                "numbers; resample waypoints to 2 Hz over 4 s."
+            )
+        if self._by_waypoints:
+            follower = WaypointFollower(waypoints_of_actions(given).tolist(), self._car)
+            for _ in range(DECISION_STEPS):
+                self._tick(follower.control(self._car))
+        else:
+            throttle, steer, brake = given.tolist()
+            self._tick(
+                Control(
+                    min(max(throttle, 0.0), 1.0),
+                    min(max(steer, -1.0), 1.0),
+                    min(max(brake, 0.0), 1.0),
+                )
+            )
+        self._steps += 1
+        self._measure()
+        terminated = self._reached >= GOAL or self._away > LOST
+        truncated = not terminated and self._steps >= self._step_limit
+        self._is_over = terminated or truncated
+        record = self._record()
+        score = {"driving_score": record.driving_score, "completion": record.completion}
+        info: Info = {
+            "is_success": record.is_success,
+            "score": {**score, **{name: float(n) for name, n in self._events.items()}},
+        }
+        reward = record.driving_score / 100.0 if self._is_over else 0.0
+        return self._look(), reward, terminated, truncated, info
+
+    def render(self) -> np.ndarray | None:
+        """Return the scene from above; None without a render mode."""
+        if self.render_mode is None:
+            return None
+        return self._observer.from_above(self._car, self._poses[1:], self._world.roads.route[::5])
+
+    def get_state(self) -> dict[str, Any]:
+        """Return all state that later steps depend on, as plain values."""
+        return {
+            "number": self._number,
+            "car": list(self._car),
+            "along": self._traffic.along.copy(),
+            "speeds": self._traffic.speeds.copy(),
+            "counts": [self._ticks, self._steps],
+            "events": dict(self._events),
+            "touched": sorted(self._touched),
+            "reached": self._reached,
+            "away": self._away,
+            "is_over": self._is_over,
+            "rng": json.dumps(self.np_random.bit_generator.state),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> Observation:
+        """Continue from a state that `get_state` returned, and return the observation there."""
+        self._build(state["number"])
+        self._car = Car(*state["car"])
+        self._traffic.along = np.array(state["along"], np.float64)
+        self._traffic.speeds = np.array(state["speeds"], np.float64)
+        self._ticks, self._steps = state["counts"]
+        self._events, self._touched = dict(state["events"]), set(state["touched"])
+        self._reached, self._away = state["reached"], state["away"]
+        self._is_over = state["is_over"]
+        self.np_random.bit_generator.state = json.loads(state["rng"])
+        self._poses = self._traffic.poses()
+        return self._look()
+
+    @property
+    def _centre(self) -> Floats:
+        return centre_of(self._car)
+
+    def _tick(self, control: Control) -> None:
+        """Advance by 0.05 s; the others every second time."""
+        was_before = self._before_line()
+        self._car = drive(self._car, control)
+        self._ticks += 1
+        if was_before and not self._before_line() and self._is_red():
+            self._note("red_light")
+        if self._ticks % 2 == 0:
+            self._step_others()
+
+    def _step_others(self) -> None:
+        poses, speeds = self._poses, self._traffic.speeds.copy()
+        poses[0], speeds[0] = self._centre, self._car.speed
+        has_signal, red = self._world.roads.stop is not None, self._is_red()
+        self._traffic.step(poses, speeds, has_signal and red, has_signal and not red)
+        self._poses = self._traffic.poses()
+        offset = self._poses[1:, :2] - poses[0, :2]
+        near = np.flatnonzero((offset**2).sum(-1) < 36.0) + 1
+        if len(near):
+            self._note_collisions(poses[0], near)
+
+    def _note_collisions(self, centre: Floats, near: np.ndarray) -> None:
+        repeated = np.repeat(centre[None], len(near), 0)
+        others = self._poses[near]
+        meet = boxes_meet(
+            repeated[:, :2],
+            directions(repeated[:, 2]),
+            _HALVES,
+            others[:, :2],
+            directions(others[:, 2]),
+            self._sizes[near, :2] / 2,
+        )
+        for number in near[meet].tolist():
+            if number not in self._touched:
+                self._touched.add(number)
+                kind = int(self._traffic.kinds[number])
+                self._note(_KINDS.get(kind, "collisions_vehicle"))
+
+    def _note(self, event: str) -> None:
+        self._events[event] = self._events.get(event, 0) + 1
+
+    def _is_red(self) -> bool:
+        return self._world.signal.is_red(self._ticks * CONTROL_S)
+
+    def _before_line(self) -> bool:
+        """Return if a stop line of the route lies ahead of the front bumper."""
+        stop, roads = self._world.roads.stop, self._world.roads
+        if stop is None:
+            return False
+        place, after = roads.route[int(stop)], roads.route[int(stop) - 1]
+        way = place - after
+        return float((place[0] - self._car.x) * way[0] + (place[1] - self._car.y) * way[1]) > 4.049
+
+    def _measure(self) -> None:
+        along, away = project_to_polyline(self._centre[None, :2], self._world.roads.route)
+        self._reached = max(self._reached, float(along[0]) - self._start)
+        self._away = float(away[0])
+
+    def _record(self) -> RouteRecord:
+        done = min(max(self._reached / GOAL, 0.0), 1.0)
+        status = "Completed" if done >= 1.0 else "Failed"
+        return RouteRecord(str(self._number), status, 100.0 * done, self._events)
+
+    def _look(self) -> Observation:
+        if self.render_every_step or self._is_over or self._picture is None:
+            time_s = self._ticks * CONTROL_S
+            self._picture = self._observer.look(self._car, self._poses[1:], time_s)
+        return dict(self._picture)

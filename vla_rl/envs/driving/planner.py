@@ -1,0 +1,114 @@
+"""A planner that sees everything: the best of 15 IDM proposals along the route.
+
+Five speeds, as shares of the limit, times three offsets from the centre line, as in NavSim's
+PDM-Closed (metric_cache_processor.py:56-69 at 0a380a9), here over the recorded future.
+"""
+
+from typing import Final
+
+import numpy as np
+
+from vla_rl.driving_scores import Scene, Version, score_poses
+from vla_rl.driving_scores.geometry import project_to_polyline
+from vla_rl.driving_scores.vehicle import HEADING, INTERVAL_S, NUM_STEPS, PACIFICA, VX
+from vla_rl.envs.driving.paths import Floats, curvatures, ways
+from vla_rl.envs.driving.traffic import CORNER_ACCEL
+from vla_rl.envs.driving.world import World
+
+SPEED_SHARES: Final = (0.2, 0.4, 0.6, 0.8, 1.0)
+OFFSETS: Final = (0.0, -1.0, 1.0)
+MIN_GAP: Final = 1.0
+HEADWAY_S: Final = 1.5
+ACCEL: Final = 1.5
+BRAKE: Final = 3.0
+BLEND_S: Final = 3.0
+"""Time in which a proposal moves to its offset."""
+
+
+def proposals(world: World) -> Floats:
+    """Return the poses of 15 proposals at 10 Hz: [15, 41, 3]."""
+    route, start = world.roads.route, world.start
+    share, offset = (part.ravel() for part in np.meshgrid(SPEED_SHARES, OFFSETS, indexing="ij"))
+    tracks = world.tracks
+    heading = np.array([np.cos(start[HEADING]), np.sin(start[HEADING])])
+    centre = start[:2] + PACIFICA.rear_axle_to_centre * heading
+    first, _ = project_to_polyline(np.stack([centre, start[:2]]), route)
+    side_now = float(_side(start[None, :2], route)[0])
+    flat = tracks.poses[..., :2].reshape(-1, 2)
+    along, _ = project_to_polyline(flat, route)
+    along = along.reshape(tracks.poses.shape[:2])
+    side = _side(flat, route).reshape(along.shape)
+    way = ways(route)[np.minimum(along.astype(int), len(route) - 1)]
+    facing = np.cos(tracks.poses[..., 2] - np.arctan2(way[..., 1], way[..., 0]))
+    limits = np.minimum(
+        np.sqrt(CORNER_ACCEL / np.maximum(curvatures(route), 1e-3)), world.roads.speed_limit
+    )
+    positions, s, v = [], np.full(15, first[0]), np.full(15, start[VX])
+    half = PACIFICA.half_length + tracks.sizes[:, 0] / 2
+    reach = PACIFICA.half_width + tracks.sizes[:, 1] / 2 + 0.3
+    for step in range(NUM_STEPS + 1):
+        positions.append(s.copy())
+        gap, front = np.full(15, 1e3), np.zeros(15)
+        if len(reach):
+            ahead = along[:, step] - s[:, None]
+            blocking = np.abs(side[:, step] - offset[:, None]) < reach
+            gaps = np.where(blocking & (ahead > 0), np.maximum(ahead - half, 0.1), 1e3)
+            nearest = gaps.argmin(-1)
+            gap = gaps[np.arange(15), nearest]
+            front = (tracks.speeds * np.maximum(facing[:, step], 0.0))[nearest]
+        stop = world.roads.stop
+        if stop is not None and world.signal.is_red(step * INTERVAL_S):
+            to_line = stop - s - PACIFICA.half_length
+            waits = (to_line > -1.0) & (to_line < gap)
+            gap, front = np.where(waits, np.maximum(to_line, 0.1), gap), np.where(waits, 0.0, front)
+        place = np.minimum(s.astype(int), len(route) - 1)
+        ahead_limit = limits[np.minimum(place + 7, len(route) - 1)]
+        wanted = np.maximum(share * np.minimum(limits[place], ahead_limit), 0.3)
+        closing = v * (v - front) / (2 * np.sqrt(ACCEL * BRAKE))
+        wished = MIN_GAP + np.maximum(v * HEADWAY_S + closing, 0.0)
+        pull = ACCEL * (1 - (v / wanted) ** 4 - (wished / gap) ** 2)
+        after = np.maximum(v + np.clip(pull, -BRAKE, ACCEL) * INTERVAL_S, 0.0)
+        s, v = s + (v + after) / 2 * INTERVAL_S, after
+    back = first[0] - first[1]
+    return _poses(route, np.array(positions).T - back, side_now, offset)
+
+
+def best_proposal(world: World, version: Version) -> tuple[Floats, Scene]:
+    """Return the poses [41, 3] of the proposal that scores best, and the scene it was graded in."""
+    scene, poses = world.scene(), proposals(world)
+    totals = score_poses(scene, poses, version).total
+    # progress that is measured alone is 1 for all, so equal scores are told apart by distance
+    far = np.linalg.norm(np.diff(poses[..., :2], axis=1), axis=-1).sum(-1)
+    return poses[int(np.argmax(totals + 1e-3 * far))], scene
+
+
+def _poses(route: Floats, along: Floats, side_now: float, offset: Floats) -> Floats:
+    """Return poses [15, 41, 3] of rear axles at `along` [15, 41] metres of the route."""
+    limit = len(route) - 1.001
+    along = np.clip(along, 0.0, limit)
+    whole = along.astype(int)
+    share = (along - whole)[..., None]
+    tangent = ways(route)
+    place = route[whole] * (1 - share) + route[whole + 1] * share
+    way = tangent[whole] * (1 - share) + tangent[whole + 1] * share
+    way /= np.linalg.norm(way, axis=-1, keepdims=True)
+    t = np.clip(np.arange(NUM_STEPS + 1) * INTERVAL_S / BLEND_S, 0.0, 1.0)
+    blend = t * t * (3 - 2 * t)
+    side = side_now + (offset[:, None] - side_now) * blend
+    left = np.stack([-way[..., 1], way[..., 0]], -1)
+    place = place + side[..., None] * left
+    moved = np.gradient(side, axis=1)
+    forward = np.maximum(np.gradient(along, axis=1), 0.05)
+    heading = np.arctan2(way[..., 1], way[..., 0]) + np.where(
+        forward > 0.1, np.arctan2(moved, forward), 0.0
+    )
+    return np.concatenate([place, np.unwrap(heading, axis=1)[..., None]], -1)
+
+
+def _side(points: Floats, route: Floats) -> Floats:
+    """Return the signed distances to the left of the route."""
+    along, away = project_to_polyline(points, route)
+    place = np.minimum(along.astype(int), len(route) - 2)
+    way = ways(route)[place]
+    offset = points - route[place]
+    return np.asarray(np.sign(way[:, 0] * offset[:, 1] - way[:, 1] * offset[:, 0]) * away)
