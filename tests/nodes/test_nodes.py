@@ -86,6 +86,17 @@ async def test_the_success_rate_of_a_group_is_left_out_if_success_is_unknown() -
     assert "reward/success_rate" not in (await GroupReward(RewardConfig())(SILENT)).metrics
 
 
+async def test_the_parts_of_an_environments_score_are_metrics() -> None:
+    scores = ({"total": 0.5, "comfort": 1.0}, {"total": 1.0})
+    parts = [trajectory([[0.0]], number, info={"score": s}) for number, s in enumerate(scores)]
+    group = msgspec.structs.replace(PAIR, trajectories=tuple(parts))
+    metrics = (await GroupReward(RewardConfig())(group)).metrics
+    assert metrics["score/total"] == 0.75
+    assert metrics["score/comfort"] == 1.0
+    plain = (await GroupReward(RewardConfig())(PAIR)).metrics
+    assert not any(name.startswith("score/") for name in plain)
+
+
 async def test_a_reward_for_success_is_refused_if_success_is_unknown() -> None:
     with pytest.raises(
         EnvError, match=r"reward.function is 'success', but no episode of none .* 'is_success'"

@@ -28,7 +28,10 @@ if TYPE_CHECKING:
         openvla.OpenVla | openvla_oft.OpenVlaOft | openvla_oft.ContinuousOpenVlaOft
     )
 
-BASE_POLICY: Final = Path(vla_rl.__file__).parent / "assets" / "libero_base"
+ASSETS: Final = Path(vla_rl.__file__).parent / "assets"
+"""Folder of the files that ship."""
+
+BASE_POLICY: Final = ASSETS / "libero_base"
 """The checkpoint in this package: half-trained on tasks 1, 6 and 8 of libero_object and task 7 of
 libero_goal."""
 

@@ -135,7 +135,8 @@ class GroupReward:
         }
         if any(trajectory.is_success_known for trajectory in group.trajectories):
             metrics["reward/success_rate"] = group.success_rate
-        return NodeOutput(rewards, metrics=metrics | _metrics_by_agent(group, rewards))
+        metrics |= _metrics_by_agent(group, rewards) | _metrics_of_scores(group)
+        return NodeOutput(rewards, metrics=metrics)
 
 
 def named(table: Mapping[str, T], name: str, kind: str) -> T:
@@ -253,6 +254,20 @@ def _as_groups(sizes: list[int], rewards: Any) -> list[list[Reward]]:
             "rewards", f"its groups have {lengths} rewards, expected {sizes}, one for each episode"
         )
     return found
+
+
+def _metrics_of_scores(group: Group) -> dict[str, float]:
+    """Return the mean of each entry of `info["score"]`, such as `score/ego_progress`.
+
+    An environment whose reward has parts names them there; others have no such metrics.
+    """
+    scores = [trajectory.info.get("score") for trajectory in group.trajectories]
+    found = [score for score in scores if isinstance(score, Mapping)]
+    names = sorted({name for score in found for name in score})
+    return {
+        f"score/{name}": float(np.mean([score[name] for score in found if name in score]))
+        for name in names
+    }
 
 
 def _metrics_by_agent(group: Group, rewards: Sequence[Reward]) -> dict[str, float]:

@@ -1,0 +1,86 @@
+"""The driving recipes from demonstrations to held-out scores, as small as they go."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from vla_rl.commands.command_line import Command, Launch, TrainingLaunch
+from vla_rl.evaluation.scored import score_table
+from vla_rl.pipelines.config import RunConfig
+from vla_rl.recipes import driving_training, sft_driving
+from vla_rl.recipes.driving_training import HeldOutScenesConfig, starts_of
+from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
+from vla_rl.recipes.sft_driving import SftDrivingConfig
+from vla_rl.rollout import SchedulerConfig
+from vla_rl.simulation import SimulatorConfig
+
+
+def results_in(folder: Path) -> tuple[list[dict[str, float]], str]:
+    """The held-out scores and the metrics of the only run in a folder."""
+    (scores,) = folder.glob("driving*/held_out_scores.jsonl")
+    (metrics,) = folder.glob("driving*/metrics.jsonl")
+    lines = [json.loads(line) for line in scores.read_text().splitlines()]
+    return lines, metrics.read_text()
+
+
+async def test_a_policy_is_taught_by_the_planner_and_trained_on_its_scores(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    base = tmp_path / "base"
+    taught = SftDrivingConfig(scenes=4, updates=2, batch=4, out=str(base))
+    assert await sft_driving.main(Command(launch=Launch(), config=taught)) == 0
+    config = GrpoDrivingConfig(
+        run=RunConfig(name="driving", root=str(tmp_path), updates=1, device="cpu"),
+        policy=str(base),
+        group_size=2,
+        scenes=4,
+        scheduler=SchedulerConfig(groups_per_update=2, max_staleness=0),
+        held_out=HeldOutScenesConfig(scenes=3),
+        simulators=SimulatorConfig(num_envs=2),
+    )
+    command = Command(launch=TrainingLaunch(), config=config)
+    assert await driving_training.main(command) == 0
+    lines, metrics = results_in(tmp_path)
+    assert sorted((line["weights"], line["start"]) for line in lines) == [
+        (version, scene) for version in (0, 1) for scene in range(3)
+    ]
+    assert all({"total", "ego_progress", "lane_keeping"} <= set(line) for line in lines)
+    assert "score/ego_progress" in metrics
+    assert "total " in capsys.readouterr().out
+
+
+def test_training_scenes_and_held_out_scenes_are_of_other_splits() -> None:
+    config = GrpoDrivingConfig(scenes=3)
+    assert {start.env.kwargs["split"] for start in starts_of(config)} == {"train"}
+    held_out = driving_training.held_out_episodes(config)
+    assert {episode.env.kwargs["split"] for episode in held_out} == {"held_out"}
+    assert len(held_out) == 500
+    control = msgspec.structs.replace(config, reward_of="ego_progress")
+    assert starts_of(control)[0].env.kwargs["reward"] == "ego_progress"
+
+
+def test_the_table_has_a_row_for_each_score_and_a_column_for_each_version() -> None:
+    lines = [
+        {"weights": version, "start": scene, "total": 0.5 + version * 0.25}
+        for version in (0, 1)
+        for scene in (0, 1)
+    ]
+    assert score_table(lines).split() == (
+        [
+            "total",
+            "weights",
+            "0:",
+            "0.500",
+            "±",
+            "0.000",
+            "(2)",
+            "weights",
+            "1:",
+            "0.750",
+            "±",
+            "0.000",
+            "(2)",
+        ]
+    )

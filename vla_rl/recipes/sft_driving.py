@@ -1,0 +1,123 @@
+"""Train a small driving policy from a planner: `python -m vla_rl.recipes.sft_driving --out base`.
+
+The demonstrations are made on the way: the best of 15 IDM proposals in drawn training scenes. The
+policy is a small OpenVLA-OFT with the front camera, the command as text, and the car's state; it
+answers with 8 waypoints of 3 tokens in one pass. `grpo_driving --policy base` continues from it.
+"""
+
+import asyncio
+import random
+import sys
+from pathlib import Path
+from typing import Final
+
+import gymnasium
+import numpy as np
+
+import vla_rl.envs  # noqa: F401  # registers ours
+from vla_rl.commands.command_line import Command, Launch, run_recipe
+from vla_rl.engines import DeviceLane
+from vla_rl.learning import ImitationConfig, Imitator, OptimizerConfig
+from vla_rl.learning.imitation import Demonstration
+from vla_rl.models.loading import require_new
+from vla_rl.models.openvla_oft import OpenVlaOft, tiny
+from vla_rl.models.prismatic.config import ProprioConfig
+from vla_rl.training.supervised import folder_after, teach
+from vla_rl.types import Config, derive_seed
+
+DRIVING_STATE: Final = ProprioConfig(
+    low=(0.0, -1.0, -4.0, -4.0, -0.6, -0.4, 0.0, 0.0, 0.0, 0.0),
+    high=(15.0, 1.0, 3.0, 4.0, 0.6, 0.4, 1.0, 1.0, 1.0, 1.0),
+)
+"""Velocity [m/s], acceleration [m/s^2], yaw rate [rad/s], steering angle [rad], and the command."""
+
+IMAGE_SIZE: Final = 56
+"""Side of the pictures in pixels, which is also the policy's input."""
+
+
+class SftDrivingConfig(Config, frozen=True, kw_only=True):
+    """Supervised learning of a small driving policy."""
+
+    scenes: int = 800
+    """Training scenes, from number 0 on, with one demonstration each."""
+
+    out: str = "driving_base"
+    """Folder that the checkpoint is written to. It must not exist yet."""
+
+    updates: int = 1200
+    """Optimizer steps. Fewer leave more to learn for reinforcement learning."""
+
+    batch: int = 8
+    """Demonstrations in one optimizer step."""
+
+    imitation: ImitationConfig = ImitationConfig(
+        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=50, decay_steps=1200), micro_batch=8
+    )
+
+    torch_threads: int = 1
+    """Threads for the computation on a CPU."""
+
+    seed: int = 0
+    """Seed of the initial weights and the order of the demonstrations."""
+
+    def __post_init__(self) -> None:
+        for field in ("scenes", "updates", "batch", "torch_threads"):
+            self.require(getattr(self, field) >= 1, field, "at least 1")
+
+
+def new_policy(seed: int) -> OpenVlaOft:
+    """Create the small policy with random weights."""
+    shape = tiny(
+        image_size=IMAGE_SIZE, cameras=("image",), proprio=DRIVING_STATE, chunk_size=8, action_dim=3
+    )
+    return OpenVlaOft.create(shape, seed)
+
+
+def demonstrate(scenes: range) -> list[Demonstration]:
+    """Ask the planner for a trajectory in each training scene."""
+    env = gymnasium.make("vla_rl/driving-v0", image_size=IMAGE_SIZE, split="train").unwrapped
+    made = []
+    for number in scenes:
+        observation, _ = env.reset(options={"init_state_id": number})
+        actions: np.ndarray = env.expert_actions()  # type: ignore[attr-defined]
+        made.append(Demonstration(observation=observation, actions=actions, num_valid=len(actions)))
+    return made
+
+
+async def main(command: Command[Launch, SftDrivingConfig]) -> int:
+    """Make demonstrations, train the policy and save it; return the exit status."""
+    config = command.config
+    require_new(Path(config.out), folder_after(Path(config.out), config.updates))
+    policy = await asyncio.to_thread(new_policy, derive_seed(config.seed, "policy"))
+    if command.launch.dry_run:
+        await asyncio.to_thread(demonstrate, range(1))
+        print("everything that the command would read was found")
+        return 0
+    demonstrations = await asyncio.to_thread(demonstrate, range(config.scenes))
+    print(f"{len(demonstrations)} demonstrations; {config.updates} updates of {config.batch}")
+    order = random.Random(derive_seed(config.seed, "samples"))
+    async with DeviceLane(config.torch_threads) as lane:
+        imitator = Imitator(policy, lane, config.imitation)
+        losses: list[float] = []
+
+        async def batch(_: int) -> list[Demonstration]:
+            return order.choices(demonstrations, k=config.batch)
+
+        async def learn(number: int, chosen: list[Demonstration]) -> None:
+            losses.append((await imitator.update(chosen)).metrics["imitation/loss"])
+            if number % 200 == 0:
+                print(f"update {number}: loss {np.mean(losses[-200:]):.3f}", flush=True)
+
+        async def save(folder: Path) -> None:
+            await lane.run(policy.save, folder, work="checkpoint")
+
+        return await teach(config.updates, batch, learn, save, Path(config.out))
+
+
+def cli() -> int:
+    """Run the command line; return the exit status."""
+    return run_recipe(Launch, SftDrivingConfig, main, __doc__ or "")
+
+
+if __name__ == "__main__":
+    sys.exit(cli())
