@@ -31,7 +31,7 @@ from vla_rl.learning import (
     save_checkpoint,
     verify_checkpoint,
 )
-from vla_rl.learning.checkpoint_folders import renamed_checkpoints, set_aside_after
+from vla_rl.learning.checkpoint_folders import renamed_checkpoints, set_newer_aside
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import Group, Trajectory
 
@@ -222,11 +222,11 @@ async def test_checkpoints_newer_than_the_one_that_is_gone_on_from_are_set_aside
     async with asyncio.timeout(30):
         for version in (1, 2, 3, 3):
             await save_checkpoint(tmp_path, state_of(version), {})
-        moved = set_aside_after(tmp_path, tmp_path / "update-000002")
+        moved = set_newer_aside(tmp_path, tmp_path / "update-000002")
         assert [path.name for path in moved] == ["aside-update-000003", "aside-update-000003-1"]
         assert latest_checkpoint(tmp_path) == tmp_path / "update-000002"
         await save_checkpoint(tmp_path, state_of(3), {}, keep_last=1)
-        assert [path.name for path in set_aside_after(tmp_path, tmp_path / "update-000001")] == [
+        assert [path.name for path in set_newer_aside(tmp_path, tmp_path / "update-000001")] == [
             "aside-update-000003-2"
         ]
     assert contents(tmp_path) == {f"aside-update-000003{suffix}" for suffix in ("", "-1", "-2")}

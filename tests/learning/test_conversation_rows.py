@@ -140,7 +140,7 @@ def test_agents_that_speak_in_turns_have_rows_of_their_own(policy: CausalLanguag
     assert rows.tokens.tolist() == [[20, 7, 21], [30, NO_TOKEN, NO_TOKEN]]
     assert rows.advantage.tolist() == [[1.0, 0.0, 3.0], [2.0, 0.0, 0.0]]
     values = torch.tensor([[1.0, 0.0, 3.0], [2.0, 0.0, 0.0]])
-    assert [part.tolist() for part in rows.by_decision(values)] == [[1.0], [2.0], [3.0]]
+    assert [part.tolist() for part in rows.split_by_decision(values)] == [[1.0], [2.0], [3.0]]
 
 
 def test_each_token_keeps_the_version_that_chose_it(policy: CausalLanguageModel) -> None:

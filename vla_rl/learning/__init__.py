@@ -4,7 +4,8 @@ a run continues.
 learner        `Learner`: policy gradients; imitation: `Imitator`, cross-entropy on demonstrations
 team           several policies that learn in one run, together or in turns
 critic         `Critic`: values; scoring: `Reference`, the frozen policy of a KL term
-rows           decisions of an update as rows of tokens; decisions: those rows as padded tensors
+columns        each number of a token, declared once; rows: decisions as rows of tokens; decisions:
+               those rows as padded tensors
 checkpoint     all state of a run, written completely or not at all
 
 Importing the configurations does not import torch; the other names do when they are first used.

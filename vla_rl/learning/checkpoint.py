@@ -224,7 +224,7 @@ def _require_words(names: Iterable[str]) -> None:
 def _write(
     writer: FolderWriter, state: TrainingState | TeamState, packed: Mapping[str, bytes]
 ) -> None:
-    for below, each in _by_folder(state).items():
+    for below, each in _states_by_folder(state).items():
         writer.write_tensors(f"{below}{POLICY_TENSORS}", each.policy)
         for name, data in each.policy_files.items():
             writer.write_bytes(f"{below}policy/{name}", data)
@@ -290,7 +290,7 @@ def _read(
     )
 
 
-def _by_folder(state: TrainingState | TeamState) -> dict[str, TrainingState]:
+def _states_by_folder(state: TrainingState | TeamState) -> dict[str, TrainingState]:
     """Return each policy's state by the subfolder that it is written to.
 
     A single policy has none.
@@ -305,7 +305,7 @@ def _agent_folder(name: str) -> str:
 
 
 def _num_bytes(state: TrainingState | TeamState, packed: Mapping[str, bytes]) -> int:
-    states = _by_folder(state).values()
+    states = _states_by_folder(state).values()
     tensors: list[Mapping[str, Tensor]] = [state.critic]
     for each in states:
         tensors += [each.policy, each.optimizer, each.rng]

@@ -23,10 +23,9 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor
 
 from vla_rl.algorithms import Denominators, aggregation, count_denominators
-from vla_rl.algorithms.losses import PolicyLoss, TokenBatch, policy_loss
+from vla_rl.algorithms.losses import PolicyLoss, policy_loss
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import CheckpointError, ConfigError, VlaRlError
@@ -145,10 +144,12 @@ class Learner:
                 compare = version if number == 1 else None
                 sums += await self._accumulate(minibatch, compare)
                 if number == 1:
+                    # before the first step, so that a disagreement leaves the weights as they were
                     self._require_agreement(sums)
                 is_last = number == len(minibatches)
                 reports.append(await self._lane.run(self._training.step, is_last, work="update"))
             if not minibatches:
+                # a new version all the same: scheduler and engines count updates, not changes
                 await self._lane.run(self._training.stand_still, work="update")
         staleness = (version - decisions.weight_version).expand_as(decisions.mask)[decisions.mask]
         metrics = staleness_metrics(staleness) | update_metrics(sums, reports, version)
@@ -214,7 +215,9 @@ class Learner:
     async def _accumulate(self, minibatch: Decisions, compare: int | None) -> list[MicroBatchSums]:
         """Accumulate the gradient of a mini-batch; `compare` is the version whose log-probs the
         learner should reproduce."""
+        # first, because an update that was cancelled half-way left the gradients of its micro-batches
         await self._lane.run(self._training.optimizer.zero_grad, work="update")
+        # over the whole mini-batch: means of micro-batches would weigh a token by how rows are packed
         denominators = count_denominators(
             minibatch.mask, minibatch.sequence, length=self._config.trajectory_length
         )
@@ -229,6 +232,7 @@ class Learner:
                     )
                 )
         model = type(self._training.model).__name__
+        # once per mini-batch: asking after each micro-batch would make the host wait for the device
         require_sound_model(
             [rows for rows, _ in parts], [part.first_unsound for part in sums], model
         )
@@ -240,7 +244,7 @@ class Learner:
     def _backward(
         self, batch: Any, rows: Decisions, counts: Denominators, compare: int | None
     ) -> MicroBatchSums:
-        rows = rows.on(self._training.device)
+        rows = rows.on_device(self._training.device)
         log_prob, entropy = self._training.model.log_probs(batch, rows.tokens, rows.temperature)
         if log_prob.dtype not in (torch.float32, torch.float64):
             raise ValueError(
@@ -249,7 +253,7 @@ class Learner:
                 "rounded to 8 bits a ratio of 1.0004 is 1. Call .float() on the logits before "
                 "log_softmax."
             )
-        losses, diagnostics = self._loss(token_batch(rows, log_prob))
+        losses, diagnostics = self._loss(rows.token_batch(log_prob))
         if self._config.entropy_coef:
             losses = losses - self._config.entropy_coef * entropy
         counts = dataclasses.replace(
@@ -294,20 +298,3 @@ class Learner:
                 "observations are prepared."
             )
         self._agreed = True
-
-
-def token_batch(rows: Decisions, log_prob: Tensor) -> TokenBatch:
-    """Return the input of a policy loss for some rows."""
-    return TokenBatch(
-        log_prob=log_prob,
-        behavior_log_prob=rows.behavior_log_prob,
-        advantage=rows.advantage,
-        mask=rows.mask,
-        proximal_log_prob=rows.proximal_log_prob,
-        reference_log_prob=rows.reference_log_prob,
-        sequence_log_ratio=rows.sequence_log_ratio,
-        sequence_drift=rows.sequence_drift,
-        action_tokens=rows.action_tokens,
-        correction_weight=rows.correction_weight,
-        chosen_tokens=rows.chosen_tokens,
-    )

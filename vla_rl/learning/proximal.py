@@ -19,7 +19,6 @@ from typing import Any
 from torch import Tensor
 
 from vla_rl.algorithms.losses import (
-    TokenBatch,
     behavior_weights,
     chosen_tokens,
     engine_correction,
@@ -77,10 +76,11 @@ class Proximal:
         )
         if not (needs_sequences or needs_choice):
             return minibatch
+        # later steps have other weights: an old ratio would clip tokens that have moved since
         current = minibatch.proximal_log_prob if is_first else None
         if current is None:
             current = await self._scorer.log_probs(minibatch)
-        batch = _token_batch(minibatch, current)
+        batch = minibatch.token_batch(current)
         if needs_choice:
             return replace(minibatch, chosen_tokens=chosen_tokens(self._loss, batch))
         if self._loss.needs_sequence_drift:
@@ -93,7 +93,7 @@ class Proximal:
     def _behavior_weights(self, decisions: Decisions, proximal: Tensor) -> Tensor:
         numbers = self._loss.parameters
         return behavior_weights(
-            _token_batch(decisions, proximal),
+            decisions.token_batch(proximal),
             behavior_weight_cap=numbers["behavior_weight_cap"],
             level=numbers["level"],
             sequence=decisions.sequence,
@@ -106,15 +106,3 @@ class Proximal:
     def _needs_choice(self, minibatch: Decisions) -> bool:
         is_whole = self._size.tokens is None and len(minibatch) <= self._size.rows
         return self._loss.needs_chosen_tokens and not is_whole
-
-
-def _token_batch(decisions: Decisions, log_prob: Tensor) -> TokenBatch:
-    return TokenBatch(
-        log_prob=log_prob,
-        behavior_log_prob=decisions.behavior_log_prob,
-        advantage=decisions.advantage,
-        mask=decisions.mask,
-        proximal_log_prob=decisions.proximal_log_prob,
-        action_tokens=decisions.action_tokens,
-        correction_weight=decisions.correction_weight,
-    )

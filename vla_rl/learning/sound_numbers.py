@@ -55,11 +55,10 @@ def place_of(decisions: "Decisions", row: int, column: int) -> str:
     """Name a token of a row by its episode, the decision in the episode and the token in the
     decision, counted from 0.
     """
-    span = next(span for span in decisions.spans[row] if span.start <= column < span.stop)
-    agent = "" if span.agent == DEFAULT_AGENT else f" of agent {span.agent!r}"
-    return (
-        f"token {column - span.start} of decision {span.number}{agent} of episode {span.episode_id}"
-    )
+    place = next(each for each in decisions.places[row] if each.start <= column < each.stop)
+    agent = "" if place.agent == DEFAULT_AGENT else f" of agent {place.agent!r}"
+    token = column - place.start
+    return f"token {token} of decision {place.number}{agent} of episode {place.episode_id}"
 
 
 def first_unsound(log_prob: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:

@@ -87,7 +87,7 @@ class LearnerTeam:
                     ]
                 report = await learner.update(
                     [part.trajectory for part in parts],
-                    [_of_part(advantages[part.row], part) for part in parts],
+                    [_part_advantage(advantages[part.row], part) for part in parts],
                     references,
                 )
             metrics |= {f"{name}/{key}": value for key, value in report.metrics.items()}
@@ -250,7 +250,7 @@ async def _each_part(
     return answers
 
 
-def _of_part(advantage: Advantage, part: AgentPart) -> Advantage:
+def _part_advantage(advantage: Advantage, part: AgentPart) -> Advantage:
     """Return the advantage of a part: a single number as it is, or the numbers of the part's
     decisions.
     """

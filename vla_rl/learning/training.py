@@ -93,6 +93,8 @@ class Training:
         that wait for a version go on.
         """
         report = self.optimizer.step()
+        # in the same piece of work: a batch between step and hand-over would act with new weights
+        # under the old version
         if publish:
             self.weight_version += 1
             self.publish()
