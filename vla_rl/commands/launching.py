@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from vla_rl.commands.command_line import Command, TrainingLaunch
-from vla_rl.commands.plan import EpisodeFootprint, print_plan
+from vla_rl.commands.plan import EpisodeFootprint, print_plan, print_ranks
 from vla_rl.commands.rehearsal import rehearse_training
 from vla_rl.commands.report import write_report
 from vla_rl.evaluation.held_out import Judge
+from vla_rl.learning.rank_memory import size_of
 from vla_rl.observe import RunDirectory
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import TaskStart
@@ -39,6 +40,8 @@ async def launch(
     config, wanted = command.config, command.launch
     if wanted.dry_run:
         print_plan(config, footprint, *bytes_of(model))
+        if config.learner.ranks > 1 and not isinstance(model, Team):
+            print_ranks(config.learner, size_of(model.network))
         await rehearse_training(
             config, starts, model, judge=judge, resume=wanted.resume, resume_from=wanted.resume_from
         )

@@ -42,7 +42,7 @@ from vla_rl.learning.checkpoint_folders import (
     update_in_name,
 )
 from vla_rl.learning.packing import pack, unpack
-from vla_rl.learning.training import TeamState, TrainingState
+from vla_rl.learning.training import StagedTensors, TeamState, TrainingState
 
 T = TypeVar("T")
 
@@ -225,10 +225,10 @@ def _write(
     writer: FolderWriter, state: TrainingState | TeamState, packed: Mapping[str, bytes]
 ) -> None:
     for below, each in _states_by_folder(state).items():
-        writer.write_tensors(f"{below}{POLICY_TENSORS}", each.policy)
+        _write_tensors(writer, f"{below}{POLICY_TENSORS}", each.policy)
         for name, data in each.policy_files.items():
             writer.write_bytes(f"{below}policy/{name}", data)
-        writer.write_tensors(f"{below}{OPTIMIZER_TENSORS}", each.optimizer)
+        _write_tensors(writer, f"{below}{OPTIMIZER_TENSORS}", each.optimizer)
         writer.write_tensors(f"{below}{RNG_TENSORS}", each.rng)
     if state.critic:
         writer.write_tensors(CRITIC_TENSORS, state.critic)
@@ -238,6 +238,15 @@ def _write(
     writer.write_bytes(
         HEADER, msgspec.json.encode(CheckpointHeader(FORMAT, state.weight_version, agents))
     )
+
+
+def _write_tensors(
+    writer: FolderWriter, name: str, tensors: Mapping[str, Tensor] | StagedTensors
+) -> None:
+    if isinstance(tensors, StagedTensors):
+        tensors.write_to(writer.new_path(name))
+    else:
+        writer.write_tensors(name, tensors)
 
 
 def _verified(folder: Path) -> tuple[CheckpointHeader, dict[str, FileEntry]]:
@@ -287,6 +296,7 @@ def _read(
         optimizer=load_file(folder / f"{below}{OPTIMIZER_TENSORS}"),
         rng=load_file(folder / f"{below}{RNG_TENSORS}"),
         policy_files={name.removeprefix(start): (folder / name).read_bytes() for name in files},
+        folder=folder / below,
     )
 
 
@@ -306,10 +316,15 @@ def _agent_folder(name: str) -> str:
 
 def _num_bytes(state: TrainingState | TeamState, packed: Mapping[str, bytes]) -> int:
     states = _states_by_folder(state).values()
-    tensors: list[Mapping[str, Tensor]] = [state.critic]
+    tensors: list[Mapping[str, Tensor] | StagedTensors] = [state.critic]
     for each in states:
         tensors += [each.policy, each.optimizer, each.rng]
-    num_tensor_bytes = sum(tensor.nbytes for group in tensors for tensor in group.values())
+    num_tensor_bytes = sum(
+        group.nbytes
+        if isinstance(group, StagedTensors)
+        else sum(tensor.nbytes for tensor in group.values())
+        for group in tensors
+    )
     files = [*packed.values(), *(data for each in states for data in each.policy_files.values())]
     return num_tensor_bytes + sum(map(len, files)) + MARGIN_BYTES
 

@@ -105,8 +105,20 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     seed: int = 0
     """Seed of the order of the mini-batches."""
 
+    ranks: int = 1
+    """Processes that share the update, each with its part of the rows and of the optimizer's state:
+    one for each GPU, or on the CPU one for each core. 1 computes in this process."""
+
+    shard: Literal["gradients", "weights", "replicas"] = "gradients"
+    """With several ranks, what each holds. gradients: whole weights during an update, and its share
+    of masters and moments. weights: its share of the weights too, for less memory and more
+    communication. replicas: all of it, for adapters, which are small."""
+
     def __post_init__(self) -> None:
         self.require(self.micro_batch >= 1, "micro_batch", "at least 1 decision")
+        self.require(self.ranks >= 1, "ranks", "at least 1 process")
+        is_used = self.shard == "gradients" or self.ranks > 1
+        self.require(is_used, "shard", "gradients with one rank, which has nothing to share")
         by_tokens = self.micro_batch_tokens is None or self.micro_batch_tokens >= 1
         self.require(by_tokens, "micro_batch_tokens", "at least 1 token, or none")
         several = self.minibatch_trajectories is None or self.minibatch_trajectories >= 1

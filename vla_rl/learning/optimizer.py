@@ -103,6 +103,11 @@ class PolicyOptimizer:
         self._num_skips_in_a_row = 0
 
     @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """The trained parameters, as they were when the optimizer was built."""
+        return self._parameters
+
+    @property
     def num_steps(self) -> int:
         """Number of optimizer steps tried, skipped ones included.
 

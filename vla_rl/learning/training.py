@@ -7,7 +7,8 @@ change it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -32,13 +33,29 @@ class WeightSink(Protocol):
         ...
 
 
+@runtime_checkable
+class StagedTensors(Protocol):
+    """Tensors of one file, copied where they are computed, in other processes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        ...
+
+    def write_to(self, path: Path) -> None:
+        """Write the safetensors file. Blocks: call it in a thread. Raises: CheckpointError."""
+        ...
+
+
 @dataclass(frozen=True)
 class TrainingState:
-    """All state that the next update depends on: plain tensors on the CPU, by name."""
+    """All state that the next update depends on: plain tensors on the CPU, by name, or staged by
+    ranks.
+    """
 
     weight_version: int
-    policy: Mapping[str, Tensor]
-    optimizer: Mapping[str, Tensor]
+    policy: "Mapping[str, Tensor] | StagedTensors"
+    optimizer: "Mapping[str, Tensor] | StagedTensors"
     rng: Mapping[str, Tensor]
     policy_files: Mapping[str, bytes]
     """Small files that make the policy's tensors a checkpoint of their own, such as its
@@ -46,6 +63,9 @@ class TrainingState:
 
     critic: Mapping[str, Tensor] = field(default_factory=dict)
     """State of the critic, if there is one."""
+
+    folder: Path | None = None
+    """Folder of the checkpoint that it was read from, from which ranks read their own parts."""
 
 
 @dataclass(frozen=True)
@@ -119,7 +139,7 @@ class Training:
             weight_version=self.weight_version,
             policy=_copied(self.model.checkpoint_tensors()),
             optimizer=_copied(self.optimizer.tensors()),
-            rng=_random_state(),
+            rng=random_state(),
             policy_files=dict(self.model.checkpoint_files()),
         )
 
@@ -128,9 +148,11 @@ class Training:
 
         Raises: CheckpointError if it is not of this policy.
         """
+        if isinstance(state.policy, StagedTensors) or isinstance(state.optimizer, StagedTensors):
+            raise CheckpointError("the state is staged by ranks; save it, and load the checkpoint.")
         self.model.load_checkpoint_tensors(state.policy)
         self.optimizer.load_tensors(state.optimizer)
-        _set_random_state(state.rng)
+        set_random_state(state.rng)
         self.weight_version = state.weight_version
         self.publish()
 
@@ -139,7 +161,7 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
-def _random_state() -> dict[str, Tensor]:
+def random_state() -> dict[str, Tensor]:
     # NumPy's legacy global generator, because libraries still draw from it
     _, keys, position, has_gauss, cached = np.random.get_state()
     state = {
@@ -154,7 +176,7 @@ def _random_state() -> dict[str, Tensor]:
     return state
 
 
-def _set_random_state(state: Mapping[str, Tensor]) -> None:
+def set_random_state(state: Mapping[str, Tensor]) -> None:
     try:
         position, has_gauss, cached = state["numpy_rest"].tolist()
         keys = state["numpy_keys"].numpy().astype(np.uint32)

@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_rl.actors.completion import carried_through
 from vla_rl.graph import NodeOutput, WrongInput
-from vla_rl.learning import Learner, LearnerTeam, UpdateReport
+from vla_rl.learning import LearnerTeam, PolicyLearner, UpdateReport
 from vla_rl.learning.rows import Advantage
 from vla_rl.nodes.advantages import members_of
 from vla_rl.nodes.selection import learnt_from
@@ -44,7 +44,7 @@ class Learn:
 
     def __init__(
         self,
-        learner: Learner | LearnerTeam,
+        learner: PolicyLearner | LearnerTeam,
         scheduler: EpisodeScheduler,
         *,
         mask_truncated: bool,

@@ -13,7 +13,8 @@ policy is created when a pipeline first reads it. If a team learns, engine, lear
 reference are teams with the same interface.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -23,8 +24,8 @@ from vla_rl.actors import Runtime
 from vla_rl.algorithms import has_equal_rewards, within_accuracy
 from vla_rl.engines import DeviceLane, TorchEngine
 from vla_rl.errors import ConfigError
-from vla_rl.learning import Checkpoint, Critic, Reference
-from vla_rl.learning.team import CriticTeam, ReferenceTeam
+from vla_rl.learning import Checkpoint, Critic, Learner, Reference
+from vla_rl.learning.team import CriticTeam, LearnerTeam, ReferenceTeam
 from vla_rl.nodes.ends import Collect, Learn, Save, Show
 from vla_rl.nodes.rewards import require_known_success
 from vla_rl.nodes.selection import is_cut_short
@@ -69,7 +70,9 @@ class TrainingParts:
         self.pool: RunPool = pool_of(config, self.runtime, starts)
         self.lane = DeviceLane(config.run.torch_threads)
         self.engine = engines_of(config, model, self.lane, first_update)
-        self.learner = learners_of(config, model, self.lane, self.engine, first_update)
+        self.learner = learners_of(
+            config, model, self.lane, self.engine, first_update, self.runtime
+        )
         self.progress = RunProgress(
             config.run.updates, first_update=first_update, policy_busy_share=self._policy_busy_share
         )
@@ -154,6 +157,23 @@ class TrainingParts:
                 ReferenceTeam(references) if isinstance(self._model, Team) else references[""]
             )
         return self._reference
+
+    @asynccontextmanager
+    async def opened_learner(self) -> AsyncIterator[None]:
+        """Start the processes of a learner that has some, and end them on leaving."""
+        learner = self.learner
+        if isinstance(learner, Learner | LearnerTeam):
+            yield
+            return
+        async with learner:
+            alone = [
+                name
+                for name, part in (("critic", self._critic), ("reference", self._reference))
+                if part is not None
+            ]
+            here = f"; the {' and the '.join(alone)} computes in this process" if alone else ""
+            print(f"{self.config.learner.ranks} learner ranks share the update{here}", flush=True)
+            yield
 
     def engine_metrics(self) -> dict[str, float]:
         """Return the metrics of engines in their own processes.

@@ -175,7 +175,7 @@ class TrainingRun:
                 f"run {run.path}: starting {parts.pool.num_envs} {what_plays(self._config)}",
                 flush=True,
             )
-            async with parts.runtime, parts.lane:
+            async with parts.runtime, parts.lane, parts.opened_learner():
                 if checkpoint is not None:
                     await parts.restore(checkpoint)
                 before, first = parts.scheduler.state().ledger, parts.scheduler.version

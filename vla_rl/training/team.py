@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
+from vla_rl.actors import Runtime
 from vla_rl.engines import DeviceLane, EngineConfig, LanguageModel, PolicyModel, TorchEngine
 from vla_rl.engines.policy_model import missing_methods, unfit_for_learning
 from vla_rl.errors import ConfigError
@@ -26,6 +27,7 @@ from vla_rl.rollout import EngineTeam
 
 if TYPE_CHECKING:
     from vla_rl.engines.vllm import VllmEngine
+    from vla_rl.learning.sharded import ShardedLearner
 
 RunModel: TypeAlias = PolicyModel[Any] | LanguageModel[Any]
 
@@ -143,11 +145,25 @@ def learners_of(
     lane: DeviceLane,
     engine: "RunEngines | TorchEngine | VllmEngine",
     weight_version: int,
-) -> Learner | LearnerTeam:
+    runtime: Runtime,
+) -> "Learner | ShardedLearner | LearnerTeam":
     """Make the learner, or learners, of a run.
 
-    Each publishes its weights to its policy's engine.
+    Each publishes its weights to its policy's engine. Raises: ConfigError if several ranks cannot
+    train this policy.
     """
+    if isinstance(model, Team):
+        for member in model.members.values():
+            settings = member.learner or config.learner
+            settings.require(settings.ranks == 1, "ranks", "1 in a team of several policies")
+    elif config.learner.ranks > 1:
+        # imported here, because one process pays nothing for what several need
+        from vla_rl.learning.sharded import ShardedLearner
+
+        assert not isinstance(engine, RunEngines)
+        return ShardedLearner(
+            model, runtime, lane, config.learner, [engine], weight_version=weight_version
+        )
     sinks = engine.owned if isinstance(engine, RunEngines) else {"": engine}
     learners = {
         name: Learner(
@@ -191,6 +207,7 @@ def _engine_of(
             serve(member.model, max_context=engine.max_context), lane, engine, weight_version
         )
     # in the middle of an update the learner's weights are no version to act with, so updates of
-    # several steps need a copy
-    acting = member.model if learner.steps_once_per_update else member.model.copy()
+    # several steps need a copy; ranks have weights of their own
+    shares = learner.steps_once_per_update or learner.ranks > 1
+    acting = member.model if shares else member.model.copy()
     return TorchEngine(acting, lane, engine, weight_version)
