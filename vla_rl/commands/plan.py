@@ -119,7 +119,7 @@ def print_ranks(config: LearnerConfig, size: PolicySize, console: Console | None
     )
     table = Table("in each rank", "GiB", title=title)
     for name, num_bytes in parts.items():
-        table.add_row(name, f"{num_bytes / 2**30:.2f}")
+        table.add_row(name, f"{num_bytes / 2**30:.3f}")
     out.print(table)
 
 
