@@ -156,7 +156,7 @@ async def test_two_ranks_learn_what_one_process_learns_and_either_continues_the_
         continued = oft()
         resumed = Learner(continued, lane, settings())
         await resumed.restore(state)
-        await two.restore(state)
+        await two.restore(await saved(one, tmp_path / "other"))
         for learner in (two, resumed):
             await learner.update(trajectories, list(ADVANTAGES))
         assert apart(weights(continued), weights(shared)) <= 1e-5
@@ -201,10 +201,15 @@ async def test_a_gradient_with_nan_on_one_rank_is_skipped_on_all(
         assert not torch.equal(weights(policy)["head.weight"], before["head.weight"])
 
 
-async def test_a_killed_rank_is_named_and_all_ranks_end(runtime: Runtime, lane: DeviceLane) -> None:
+async def test_a_full_disk_ends_no_rank_and_a_killed_rank_is_named_and_all_end(
+    runtime: Runtime, lane: DeviceLane, tmp_path: Path
+) -> None:
     policy = mlp()
     trajectories = episodes(policy)
     async with sharded(policy, runtime, lane) as learner:
+        await learner.snapshot()
+        with pytest.raises(CheckpointError, match="missing could not be written"):
+            await learner.ranks.write(1, "policy", tmp_path / "missing", {})
         report = await learner.update(trajectories, [0.0, 0.0, 0.0])
         assert (report.weight_version, report.metrics["update/taught"]) == (1, 0.0)
         await learner.update(trajectories, list(ADVANTAGES))

@@ -42,8 +42,7 @@ async def test_a_run_on_two_ranks_is_that_of_one_process_which_can_continue_it(
     assert "2 learner ranks share the update" in capsys.readouterr().out
     kept = ("update/loss", "update/grad_norm", "update/tokens")
     first, second = (
-        [{name: line[name] for name in kept} for line in metrics_in(run)]
-        for run in (alone, shared)
+        [{name: line[name] for name in kept} for line in metrics_in(run)] for run in (alone, shared)
     )
     for one, two in zip(first, second, strict=True):
         assert two == pytest.approx(one, rel=1e-4)

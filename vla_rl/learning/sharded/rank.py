@@ -5,7 +5,6 @@ whether a step is taken and what is refused come from the learner, and whether a
 from the norm over all ranks, so that no rank can wait for another in a different collective.
 """
 
-import logging
 import os
 from collections.abc import AsyncIterator
 from datetime import timedelta
@@ -52,8 +51,6 @@ LAST_RESORT: Final = timedelta(hours=2)
 """Longest wait of a collective. The learner ends all ranks seconds after one fails; this is for a
 learner that itself stands still."""
 
-log = logging.getLogger(__name__)
-
 
 class PolicySource(msgspec.Struct, frozen=True):
     """The policy that a rank builds before the weights are shared."""
@@ -88,7 +85,7 @@ class LearnerRank(Actor):
     ) -> None:
         self._rank, self._source, self._config = rank, source, config
         self._meeting_point = meeting_point
-        self._lane = DeviceLane(config_threads())
+        self._lane = DeviceLane(num_threads())
         self._staged: dict[int, dict[str, dict[str, Part]]] = {}
 
     async def join(self) -> None:
@@ -162,10 +159,6 @@ class LearnerRank(Actor):
     async def restore(self, policy: str, optimizer: str) -> None:
         """Read this rank's part of weights and optimizer. Raises: CheckpointError."""
         await self._lane.run(self._restore, Path(policy), Path(optimizer))
-
-    async def rss_anon_mb(self) -> float:
-        """Return the private memory of this process in MB, at its peak and now."""
-        return _private_mb()
 
     async def on_stop(self) -> None:
         """Leave the group."""
@@ -256,7 +249,7 @@ class LearnerRank(Actor):
         self._optimizer.load_tensors(tensors)
 
 
-def config_threads() -> int:
+def num_threads() -> int:
     """Return torch's threads of a rank: those of OMP_NUM_THREADS, else one."""
     return int(os.environ.get("OMP_NUM_THREADS") or 1)
 
@@ -293,10 +286,3 @@ def _write(path: Path, parts: dict[str, Part], begins: dict[str, int]) -> None:
         write_parts(path, parts, begins)
     except OSError as error:
         raise CheckpointError(f"{path} could not be written: {error}") from error
-
-
-def _private_mb() -> float:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("RssAnon:"):
-            return int(line.split()[1]) / 1024
-    return 0.0

@@ -1,11 +1,8 @@
 """The ranks of a sharded learner, as the learner sees them: one object that computes its passes.
 
-    learner ──► plan ──► rank 0: micro-batch, micro-batch, ...  ─┐ sums      gradients meet in the
-                         rank 1: micro-batch, ...               ─┘           last backward pass
-            ◄── weights, piece by piece, from every rank's own part
-
-A rank that dies, freezes or raises ends all ranks, because the others would wait for it in a
-collective. The run then ends with one error that names the rank.
+learner ──► plan ──► rank 0: micro-batch, micro-batch, ...  ─┐ sums      gradients meet in the
+                     rank 1: micro-batch, ...               ─┘           last backward pass
+        ◄── weights, piece by piece, from every rank's own part
 """
 
 import asyncio
@@ -19,19 +16,18 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from vla_rl.actors import ChildProcess, ForkServer, Runtime
+from vla_rl.actors import Runtime
 from vla_rl.actors.completion import to_its_end
-from vla_rl.actors.owned_folder import OwnedFolder
 from vla_rl.engines.atomic_folder import writing_folder
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
-from vla_rl.errors import ActorDied, RemoteError, VlaRlError
 from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.decisions import Decisions
-from vla_rl.learning.optimizer import DivergedError, StepReport
+from vla_rl.learning.optimizer import StepReport
 from vla_rl.learning.plan import StepPlan, plan_passes
+from vla_rl.learning.sharded.group import RankGroup
 from vla_rl.learning.sharded.messages import Piece, pack_counts, pack_rows, unpack_sums
-from vla_rl.learning.sharded.rank import LearnerRank, PolicySource
+from vla_rl.learning.sharded.rank import LearnerRank
 from vla_rl.learning.sharded.state import Entry, create_file, nbytes_of
 from vla_rl.learning.training import (
     StagedTensors,
@@ -45,18 +41,8 @@ from vla_rl.learning.update_metrics import MicroBatchSums
 S = TypeVar("S")
 T = TypeVar("T")
 
-START_TIMEOUT_S: Final = 600.0
-"""Longest start of a rank, in which it imports torch and the policy's code."""
-
 IN_FLIGHT: Final = 2
 """Micro-batches that a rank has at a time: one is computed, the next is prepared."""
-
-NAMED_WITHIN_S: Final = 1.5
-"""Time in which a dead rank is found after another one complained about its connection."""
-
-
-class RankFailed(VlaRlError):
-    """A rank of the sharded learner died, froze or failed; all ranks were ended."""
 
 
 class RankPasses:
@@ -81,20 +67,13 @@ class RankPasses:
         publish_to: Sequence[WeightSink],
         weight_version: int,
     ) -> None:
-        self._model, self._runtime, self._lane, self._config = model, runtime, lane, config
+        self._model, self._lane, self._config = model, lane, config
         self._sinks, self._weight_version = tuple(publish_to), weight_version
-        self._ranks: list[LearnerRank] = []
-        self._failure: BaseException | None = None
+        self._group = RankGroup(runtime, config)
         self._num_snapshots = 0
-        self._folder: OwnedFolder | None = None
 
     async def __aenter__(self) -> Self:
-        self._folder = await asyncio.to_thread(OwnedFolder, "vla_rl-ranks-")
-        try:
-            await self._start(self._folder.path)
-        except BaseException:
-            await self._close()
-            raise
+        await self._group.start(self._model)
         return self
 
     async def __aexit__(
@@ -103,7 +82,7 @@ class RankPasses:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._close()
+        await self._group.close()
 
     @property
     def weight_version(self) -> int:
@@ -113,7 +92,7 @@ class RankPasses:
     @property
     def ranks(self) -> Sequence[LearnerRank]:
         """Handles of the ranks."""
-        return tuple(self._ranks)
+        return tuple(self._group.ranks)
 
     async def log_probs(self, decisions: Decisions) -> Tensor:
         """Score every token under the current weights."""
@@ -144,24 +123,6 @@ class RankPasses:
         """Continue from a snapshot, and publish it. Each rank reads its own part of the files."""
         await self._to_its_end(self._restore(state))
 
-    async def _start(self, folder: Path) -> None:
-        source = await asyncio.to_thread(_saved, self._model, folder / "policy")
-        placement = _placement(self._model)
-        self._ranks = await self._together(
-            self._runtime.spawn(
-                LearnerRank,
-                rank,
-                source,
-                self._config,
-                str(folder / "meeting-point"),
-                name=f"rank {rank}",
-                placement=placement,
-                start_timeout_s=START_TIMEOUT_S,
-            )
-            for rank in range(self._config.ranks)
-        )
-        await self._together(rank.join() for rank in self._ranks)
-
     async def _log_probs(self, decisions: Decisions) -> Tensor:
         config = self._config
         dealt = plan_passes(decisions.num_read, config.micro_batch_size, config.ranks)
@@ -180,7 +141,9 @@ class RankPasses:
                 scores[index, : result.shape[1]] = torch.tensor(result)
             await rank.end()
 
-        await self._together(score(*pair) for pair in zip(self._ranks, dealt, strict=True))
+        await self._group.together(
+            score(*pair) for pair in zip(self._group.ranks, dealt, strict=True)
+        )
         return scores
 
     async def _accumulate(
@@ -208,13 +171,13 @@ class RankPasses:
             found = await _in_order(call, range(num_passes))
             return [unpack_sums(each) for each in found[: len(parts)]]
 
-        sums = await self._together(
-            compute(*pair) for pair in zip(self._ranks, plan.ranks, strict=True)
+        sums = await self._group.together(
+            compute(*pair) for pair in zip(self._group.ranks, plan.ranks, strict=True)
         )
         return [each for of_rank in sums for each in of_rank]
 
     async def _step(self, publish: bool) -> StepReport:
-        reports = await self._together(rank.step() for rank in self._ranks)
+        reports = await self._group.together(rank.step() for rank in self._group.ranks)
         if publish:
             await self._publish(self._weight_version + 1)
         report: StepReport = reports[0]
@@ -222,7 +185,7 @@ class RankPasses:
 
     async def _publish(self, version: int) -> None:
         loop = asyncio.get_running_loop()
-        await self._together([self._lane.run(self._receive, version, loop, work="publish")])
+        await self._group.together([self._lane.run(self._receive, version, loop, work="publish")])
 
     def _receive(self, version: int, loop: asyncio.AbstractEventLoop) -> None:
         """Replace the weights by the ranks', on the device lane.
@@ -231,7 +194,7 @@ class RankPasses:
         """
         parameters = dict(self._model.network.named_parameters())
         with torch.no_grad():
-            for rank in self._ranks:
+            for rank in self._group.ranks:
                 stream = rank.weights()
                 while True:
                     asked = asyncio.run_coroutine_threadsafe(_next(stream), loop)
@@ -249,7 +212,7 @@ class RankPasses:
     async def _snapshot(self) -> TrainingState:
         self._num_snapshots += 1
         number = self._num_snapshots
-        described = await self._together(rank.stage(number) for rank in self._ranks)
+        described = await self._group.together(rank.stage(number) for rank in self._group.ranks)
         loop = asyncio.get_running_loop()
         policy, optimizer = (
             RankTensors(self, number, name, described[0][name], loop)
@@ -265,16 +228,18 @@ class RankPasses:
 
     async def write(self, number: int, name: str, path: Path, begins: dict[str, int]) -> None:
         """Let every rank write its part of a staged file."""
-        await self._together(rank.write(number, name, str(path), begins) for rank in self._ranks)
+        await self._group.each(
+            rank.write(number, name, str(path), begins) for rank in self._group.ranks
+        )
 
     async def _restore(self, state: TrainingState) -> None:
-        assert self._folder is not None
-        scratch = self._folder.path / f"restored-{self._num_snapshots}-{self._weight_version}"
         folder = state.folder
         if folder is None:
+            self._num_snapshots += 1
+            scratch = self._group.folder / f"state-{self._num_snapshots}"
             folder = await asyncio.to_thread(_written, state, scratch)
         files = folder / "policy" / "model.safetensors", folder / "optimizer.safetensors"
-        await self._together(rank.restore(*map(str, files)) for rank in self._ranks)
+        await self._group.together(rank.restore(*map(str, files)) for rank in self._group.ranks)
         tensors = await asyncio.to_thread(load_file, files[0])
         await self._lane.run(self._model.load_checkpoint_tensors, tensors, work="checkpoint")
         set_random_state(state.rng)
@@ -282,61 +247,6 @@ class RankPasses:
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
         return await to_its_end(asyncio.ensure_future(work))
-
-    async def _together(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-        """Await calls to all ranks. The first failure ends every rank, and is raised as one error.
-
-        Raises: RankFailed naming the rank that died; else what a rank raised.
-        """
-        if self._failure is not None:
-            for call in calls:
-                call.close()
-            raise self._failure
-        tasks = [asyncio.ensure_future(call) for call in calls]
-        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-        errors = [task.exception() for task in done]
-        if not any(errors):
-            return [task.result() for task in tasks]
-        if not any(isinstance(error, ActorDied) for error in errors) and pending:
-            # the others notice a death by their connections, before the process is known to be gone
-            await asyncio.wait(pending, timeout=NAMED_WITHIN_S)
-        self._failure = self._explained(
-            [task.exception() for task in tasks if task.done() and not task.cancelled()]
-        )
-        await self._end_all()
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise self._failure
-
-    def _explained(self, errors: Sequence[BaseException | None]) -> BaseException:
-        found = [error for error in errors if error is not None]
-        died = [error for error in found if isinstance(error, ActorDied)]
-        if died:
-            failure = RankFailed(
-                f"{died[0].name} of {self._config.ranks} (pid {died[0].pid}) is gone: "
-                f"{died[0].cause}. All ranks were ended; continue from the newest checkpoint with "
-                "--resume, with as many --learner.ranks as there are now."
-            )
-            failure.__cause__ = died[0]
-            return failure
-        first = next((each for each in found if not _is_of_connection(each)), found[0])
-        if isinstance(first, RemoteError) and first.type_name == DivergedError.__name__:
-            return DivergedError(first.message)
-        return first
-
-    async def _end_all(self) -> None:
-        await asyncio.gather(
-            *(self._runtime.kill(rank) for rank in self._ranks), return_exceptions=True
-        )
-
-    async def _close(self) -> None:
-        await asyncio.gather(
-            *(self._runtime.stop(rank) for rank in self._ranks), return_exceptions=True
-        )
-        if self._folder is not None:
-            await asyncio.to_thread(self._folder.remove)
-            self._folder = None
 
 
 class RankTensors:
@@ -389,33 +299,6 @@ def _put(piece: Piece, parameter: Tensor) -> None:
 def _idle_row(num_read: Tensor) -> Tensor:
     """Return the shortest row, for passes of ranks that have no row of their own."""
     return num_read.argmin()[None]
-
-
-def _is_of_connection(error: BaseException) -> bool:
-    return isinstance(error, RuntimeError) and "onnection" in str(error)
-
-
-def _saved(model: Any, folder: Path) -> PolicySource:
-    model.save(folder)
-    kind, network = type(model), model.network
-    parameters = dict(network.named_parameters())
-    first = next(iter(parameters.values()))
-    return PolicySource(
-        policy_class=f"{kind.__module__}:{kind.__qualname__}",
-        folder=str(folder),
-        dtype=str(first.dtype).removeprefix("torch."),
-        trained=frozenset(name for name, each in parameters.items() if each.requires_grad),
-        recomputes=getattr(model, "recomputes_activations", False),
-        device=first.device.type,
-    )
-
-
-def _placement(model: object) -> ChildProcess:
-    """Return where ranks run: forked from one server that has imported torch and the policy."""
-    # loopback only: neither gloo nor NCCL encrypts, and ranks are on this host
-    env = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    imports = ("vla_rl.learning.sharded.rank", type(model).__module__)
-    return ChildProcess(env=env, fork_from=ForkServer(imports=imports, env=env))
 
 
 def _written(state: TrainingState, folder: Path) -> Path:
