@@ -33,7 +33,7 @@ async def play(pool: SimulatorPool, number: int, meet: asyncio.Barrier) -> tuple
     async with pool.lease(episode) as env:
         await env.reset()
         await meet.wait()
-        return env.handle.process.pid, (await env.step(UP))[0]
+        return env.process.pid, (await env.step(UP))[0]
 
 
 async def test_two_forks_of_one_scene_draw_the_same_episode_with_little_memory_of_their_own() -> (

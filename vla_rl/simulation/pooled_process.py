@@ -1,5 +1,5 @@
-"""Slots for the processes of a pool: a bench for each process, with a seat for each of its
-environments.
+"""The processes and environments of a pool, each with its successors: leases name these, and a
+process that dies is replaced behind them.
 """
 
 import asyncio
@@ -7,45 +7,50 @@ import enum
 import itertools
 
 from vla_rl.simulation.process import SimulatorProcess
-from vla_rl.simulation.simulator import Simulator
+from vla_rl.simulation.remote_env import RemoteEnv
 from vla_rl.types import EnvSpec
 
 
-class Place(enum.Enum):
-    """Current owner of a seat."""
+class EnvState(enum.Enum):
+    """Whom a pooled environment waits for."""
 
-    KEEPER = enum.auto()
+    STARTING = enum.auto()
+    """Its keeper, which starts a process for it."""
+
     IDLE = enum.auto()
-    LEASE = enum.auto()
+    """An episode."""
+
+    LEASED = enum.auto()
+    """The end of its lease."""
 
 
-class Seat:
-    """A place for one environment.
+class PooledEnv:
+    """One environment of the pool, whichever process it is in at the moment.
 
-    A lease keeps its first simulator, even if the bench gets another process.
+    A lease keeps its first process, even if that process is replaced meanwhile.
     """
 
-    def __init__(self, bench: "Bench", row: int) -> None:
-        self.bench, self.row = bench, row
-        self.place = Place.KEEPER
+    def __init__(self, owner: "PooledProcess", index: int) -> None:
+        self.owner, self.index = owner, index
+        self.state = EnvState.STARTING
 
     @property
-    def simulator(self) -> Simulator | None:
-        """Simulator for the next lease; None until the bench has a process again."""
-        process = self.bench.process
-        return None if process is None else process.simulators[self.row]
+    def remote(self) -> RemoteEnv | None:
+        """The environment for the next lease; None until it has a process again."""
+        process = self.owner.process
+        return None if process is None else process.envs[self.index]
 
 
-class Bench:
-    """A place for one process, and the state that its keeper acts on.
+class PooledProcess:
+    """One process of the pool and its successors, and the state that its keeper acts on.
 
     A process that must be replaced stays until its successor is up, or leaves first; either way it
     is stopped after the last of its leases.
     """
 
-    def __init__(self, index: int, num_seats: int) -> None:
+    def __init__(self, index: int, num_envs: int) -> None:
         self.index = index
-        self.seats = [Seat(self, row) for row in range(num_seats)]
+        self.envs = [PooledEnv(self, env) for env in range(num_envs)]
         self.incarnations = itertools.count()
         self.process: SimulatorProcess | None = None
         """Process whose environments are leased."""
@@ -54,11 +59,11 @@ class Bench:
         self.must_replace = False
         self.news = asyncio.Event()
         """Set when the keeper may have something to do."""
-        self._held: list[EnvSpec | None] = [None] * num_seats
+        self._held: list[EnvSpec | None] = [None] * num_envs
 
     @property
     def held(self) -> list[EnvSpec | None]:
-        """Environments that the process holds at each seat, or held when it left."""
+        """Environments that the process holds, by place, or held when it left."""
         return self._held if self.process is None else self.process.held
 
     def put(self, process: SimulatorProcess) -> None:

@@ -1,12 +1,13 @@
-"""One environment's place in a simulator process, as its user sees it."""
+"""One environment's place in a simulator process, as its owner sees it."""
 
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import TracebackType
+from typing import TYPE_CHECKING, TypeVar
 
 from vla_rl.errors import ActorDied, EnvError
 from vla_rl.simulation.checked import EnvDescription
-from vla_rl.simulation.layout import Packed
-from vla_rl.types import EnvSpec, Info
+from vla_rl.simulation.worker import EnvWorker
+from vla_rl.types import EnvSpec
 
 if TYPE_CHECKING:
     from vla_rl.simulation.process import SimulatorProcess
@@ -14,9 +15,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Simulator:
-    """Records which environment is built and intact in its place. To keep that true, calls of the
-    process's worker go through `ask`, or pass their errors to `remember`.
+class RemoteEnv:
+    """Records which environment is built and intact in its place.
+
+        with env as worker:  # an EnvError or a death in here is recorded
+            answer = await worker.render(env.index)
+
+    To keep that true, all calls of the process's worker are made so.
 
     Args:
         process: its process, which may have other environments too.
@@ -25,9 +30,20 @@ class Simulator:
 
     def __init__(self, process: "SimulatorProcess", index: int) -> None:
         self.process, self.index = process, index
-        self.worker = process.worker
         self._held: EnvSpec | None = None
         self._description: EnvDescription | None = None
+
+    def __enter__(self) -> EnvWorker:
+        return self.process.worker
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, ActorDied | EnvError):
+            self.note_error(error)
 
     @property
     def held(self) -> EnvSpec | None:
@@ -39,27 +55,19 @@ class Simulator:
         if self._description is None or self.held != spec:
             self._held = None
             self.process.note_opening(spec)
-            self._description = await self.ask(self.worker.open(self.index, spec))
+            with self as worker:
+                self._description = await worker.open(self.index, spec)
             self._held = spec
         return self._description
 
-    async def reset(
-        self, seed: int | None, options: dict[str, Any] | None, batch: int = 0
-    ) -> tuple[Packed, Info]:
-        """Begin an episode; `batch` is the number of the batch to write to, if its process shares
-        batches.
+    async def answered(self, call: Awaitable[T]) -> T:
+        """Await a call of the worker whose errors are recorded: for calls that are awaited together
+        with others.
         """
-        return await self.ask(self.worker.reset(self.index, seed, options, batch))
-
-    async def ask(self, call: Awaitable[T]) -> T:
-        """Await a call of the worker, and record its error."""
-        try:
+        with self:
             return await call
-        except (ActorDied, EnvError) as error:
-            self.remember(error)
-            raise
 
-    def remember(self, error: ActorDied | EnvError) -> None:
+    def note_error(self, error: ActorDied | EnvError) -> None:
         """Record an error: a broken environment is built anew.
 
         A death is final for all environments in the process.
@@ -70,8 +78,9 @@ class Simulator:
 
     async def close(self) -> None:
         """Close the environment, and end the process if it has no other environment."""
-        if len(self.process.simulators) == 1:
+        if len(self.process.envs) == 1:
             await self.process.stop()
         elif self.process.is_alive():
             self._held = None
-            await self.ask(self.worker.close_env(self.index))
+            with self as worker:
+                await worker.close_env(self.index)
