@@ -14,9 +14,10 @@ import dataclasses
 import functools
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 import tyro
@@ -24,7 +25,7 @@ import uvloop
 from tyro.constructors import ConstructorRegistry
 
 from vla_rl.commands.command_help import HELP_ALL, option_registry, print_help, program_name
-from vla_rl.commands.config_files import convert, read_config, read_table
+from vla_rl.commands.config_files import convert, read_table
 from vla_rl.errors import ConfigError
 from vla_rl.observe.run_directory import RunDirectory
 from vla_rl.pipelines import merged, settings_of
@@ -37,6 +38,10 @@ from vla_rl.types import Config
 @dataclasses.dataclass(frozen=True)
 class Launch:
     """Launch options of every recipe."""
+
+    recorded_before: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Fields of the configuration that are younger than some records of runs, and the values that
+    those runs used; a resume takes them instead of today's defaults."""
 
     config: Path | None = None
     """Read the configuration from this .toml or .json file, such as a run's config.json; the
@@ -104,7 +109,8 @@ def parse_command(
             "its own configuration; change settings with options"
         )
     path = RunDirectory.existing(known.resume).config if known.resume is not None else known.config
-    default = _defaults(config_type, path, known.pipeline)
+    recorded_before = launch_type.recorded_before if known.resume is not None else {}
+    default = _defaults(config_type, path, known.pipeline, recorded_before)
 
     # built here because only here the types of its fields are known; with empty names, tyro gives
     # options no prefix
@@ -144,12 +150,17 @@ def _spelt_out(argument: str) -> str:
     return f"--engine.kind{equals}{value}" if name == "--engine" else argument
 
 
-def _defaults(config_type: type[ConfigT], path: Path | None, pipeline: str | None) -> ConfigT:
+def _defaults(
+    config_type: type[ConfigT],
+    path: Path | None,
+    pipeline: str | None,
+    recorded_before: Mapping[str, Any],
+) -> ConfigT:
     """Return the values of options that the command line does not give."""
+    in_file = {} if path is None else {**recorded_before, **read_table(path, config_type)}
     if not issubclass(config_type, LearningConfig):
-        return config_type() if path is None else read_config(path, config_type)
+        return config_type() if path is None else convert(in_file, config_type, str(path))
     recipe = config_type()
-    in_file = {} if path is None else read_table(path, config_type)
     chosen = {} if pipeline is None else {"pipeline": pipeline}
     name = chosen.get("pipeline") or in_file.get("pipeline") or recipe.pipeline
     where = str(path) if path is not None else f"the settings of the pipeline {name}"

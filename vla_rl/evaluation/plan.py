@@ -6,7 +6,7 @@ from typing import Literal, Protocol
 from rich.console import Console
 from rich.table import Table
 
-from vla_rl.envs.libero.tasks import NUM_STARTS, step_limit_of
+from vla_rl.envs.libero.tasks import NUM_STARTS, Task, find_task, step_limit_of
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.libero import (
     SERVER_MB,
@@ -18,7 +18,7 @@ from vla_rl.evaluation.libero import (
     tasks_of,
 )
 from vla_rl.observe import MemoryItem, available_bytes, memory_table
-from vla_rl.types import EpisodeSpec, Sampling
+from vla_rl.types import EnvSpec, EpisodeSpec, Sampling
 
 MIB = 2**20
 
@@ -96,6 +96,33 @@ def planned_episodes(
     ) < len(episodes):
         raise ConfigError(f"suites are {starts.suites}, expected each once")
     return episodes
+
+
+def one_of_each_kind(episodes: Sequence[EpisodeSpec]) -> list[EnvSpec]:
+    """Return the first environment of each suite and kind of perturbation, in order."""
+    chosen: dict[tuple[str, str], EnvSpec] = {}
+    for episode in episodes:
+        task = _task_of(episode)
+        chosen.setdefault((task.suite, task.perturbation), episode.env)
+    return list(chosen.values())
+
+
+def require_goal_files(episodes: Sequence[EpisodeSpec]) -> None:
+    """Raise ConfigError naming the first task whose goal file is not there.
+
+    Files of initial states need no check here: `planned_episodes` has read them.
+    """
+    for task in dict.fromkeys(map(_task_of, episodes)):
+        if not task.goal_file.is_file():
+            raise ConfigError(
+                f"{task.key} needs {task.goal_file}, which is not there: this distribution of the "
+                "package leaves it out; choose other tasks with --tasks"
+            )
+
+
+def _task_of(episode: EpisodeSpec) -> Task:
+    suite, _, number = episode.task.rpartition("/")
+    return find_task(suite, int(number))
 
 
 def print_plan(

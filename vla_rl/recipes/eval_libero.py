@@ -23,8 +23,10 @@ import dataclasses
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 import tyro
@@ -51,7 +53,12 @@ from vla_rl.evaluation import (
 from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
 from vla_rl.evaluation.libero import key_of, require_for_libero
 from vla_rl.evaluation.pictures import assets_for, picture_size_for, quality_for
-from vla_rl.evaluation.plan import planned_episodes, print_plan
+from vla_rl.evaluation.plan import (
+    one_of_each_kind,
+    planned_episodes,
+    print_plan,
+    require_goal_files,
+)
 from vla_rl.evaluation.results import by_perturbation, by_task, summary_of
 from vla_rl.models.loading import (
     BASE_POLICY,
@@ -215,6 +222,8 @@ conditions."""
 class EvalLaunch(Launch):
     """Options of an evaluation besides its configuration."""
 
+    recorded_before: ClassVar[Mapping[str, Any]] = MappingProxyType({"scenes": "same"})
+
     resume: Path | None = None
     """Continue the evaluation in this folder: run the episodes that are still missing."""
 
@@ -319,7 +328,15 @@ async def _rehearse(
     envs = distinct(episode.env for episode in episodes)
     await asyncio.to_thread(check_recording, config.record_to, envs)
     await asyncio.to_thread(_load, config)
-    await open_each(envs, SimulatorConfig(rss_limit_mb=4000))
+    await asyncio.to_thread(require_goal_files, episodes)
+    opened = one_of_each_kind(episodes) if len(envs) > MOST_PREPARED else envs
+    if len(opened) < len(envs):
+        print(
+            f"{len(envs)} environments: one of each suite and kind of change is opened "
+            f"({len(opened)}); of the others, the files of their tasks were found",
+            flush=True,
+        )
+    await open_each(opened, SimulatorConfig(rss_limit_mb=4000))
 
 
 def _note_conditions(run: RunDirectory, conditions: dict[str, Any]) -> None:
@@ -497,14 +514,10 @@ def _results_in(folder: Path | None) -> dict[tuple[str, int, int], EpisodeResult
 
 
 def _config_in(folder: Path) -> EvalLiberoConfig:
-    """Read the configuration of an evaluation.
-
-    One without `scenes` is older than that option and used `same`.
-    """
+    """Read the configuration of an evaluation."""
     path = folder / "config.json"
-    return convert(
-        {"scenes": "same", **read_table(path, EvalLiberoConfig)}, EvalLiberoConfig, str(path)
-    )
+    recorded = {**EvalLaunch.recorded_before, **read_table(path, EvalLiberoConfig)}
+    return convert(recorded, EvalLiberoConfig, str(path))
 
 
 def _refuse_other_conditions(
