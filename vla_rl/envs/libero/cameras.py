@@ -9,7 +9,7 @@ import atexit
 import functools
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -17,9 +17,16 @@ from vla_rl.envs.libero.graphics import is_forked_with_opengl, make_context, req
 from vla_rl.envs.libero.look import DRAWN_GROUPS, HIDDEN_GROUP, Look, Quality
 from vla_rl.envs.libero.simulator import load_simulator
 from vla_rl.envs.libero.visible import Visible
+from vla_rl.errors import EnvError
 
 _MAX_GEOMS = 1000
 """robosuite's limit: further geoms of a scene are not drawn."""
+
+_LOST: Final = "a picture could not be drawn: this environment's OpenGL context was lost"
+_AFTER_A_LOSS: Final = (
+    "The driver was reset, or its memory is full. Resume the run; if it happens again, render in "
+    "fewer processes, or on the CPU with MUJOCO_GL=osmesa."
+)
 
 _open: "weakref.WeakSet[Cameras]" = weakref.WeakSet()
 
@@ -81,7 +88,7 @@ class Cameras:
         for name, array in drawn.items():
             if name != "site_rgba":
                 getattr(self._data, name)[:] = array
-        self._context.make_current()
+        self._take_context()
         model = self._model
         colours, groups = model.site_rgba.copy(), model.geom_group.copy()
         model.site_rgba[:] = drawn["site_rgba"]
@@ -96,6 +103,12 @@ class Cameras:
         finally:
             model.site_rgba[:], model.geom_group[:] = colours, groups
 
+    def _take_context(self) -> None:
+        try:
+            self._context.make_current()
+        except RuntimeError as error:
+            raise EnvError(f"{_LOST} ({error}). {_AFTER_A_LOSS}") from error
+
     def _draw_camera(self, camera: int) -> np.ndarray:
         mujoco = self._mujoco
         self._camera.fixedcamid = camera
@@ -106,6 +119,9 @@ class Cameras:
         mujoco.mjr_render(self._viewport, self._scene, self._renderer)
         rows = np.empty((self._size, self._size, 3), np.uint8)
         mujoco.mjr_readPixels(rows, None, self._viewport, self._renderer)
+        # a lost context reports nothing by itself: the rows would be what was in this memory before
+        if code := mujoco.mjr_getError():
+            raise EnvError(f"{_LOST} (OpenGL's error {code:#06x}). {_AFTER_A_LOSS}")
         return np.ascontiguousarray(rows[::-1, ::-1])
 
     def close(self) -> None:
