@@ -14,6 +14,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_rl.actors import Runtime
+from vla_rl.errors import ActorDied, EnvError
 from vla_rl.simulation.actions import ActionGate
 from vla_rl.simulation.checked import EnvDescription
 from vla_rl.simulation.config import SimulatorConfig
@@ -60,12 +61,17 @@ class EnvHandle:
 
     async def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         """Run one control step; return observation, reward, terminated, truncated, info."""
-        self._require_open()
+        if self._refusal is not None:
+            self._require_open()
         packed_action = self._gate.pack(self._gate.one(action))
-        with self._remote as worker:
-            packed, reward, terminated, truncated, info = await worker.step(
+        # not `with self._remote`: a step takes 100 us there and back, and two calls more are 1 %
+        try:
+            packed, reward, terminated, truncated, info = await self._remote.worker.step(
                 self._index, packed_action, 0
             )
+        except (ActorDied, EnvError) as error:
+            self._remote.note_error(error)
+            raise
         return self._read(packed), reward, terminated, truncated, info
 
     async def step_chunk(

@@ -29,12 +29,12 @@ class RemoteEnv:
     """
 
     def __init__(self, process: "SimulatorProcess", index: int) -> None:
-        self.process, self.index = process, index
+        self.process, self.index, self.worker = process, index, process.worker
         self._held: EnvSpec | None = None
         self._description: EnvDescription | None = None
 
     def __enter__(self) -> EnvWorker:
-        return self.process.worker
+        return self.worker
 
     def __exit__(
         self,

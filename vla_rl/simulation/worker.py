@@ -53,7 +53,7 @@ class EnvPlace:
         return self._env
 
     def __enter__(self) -> CheckedEnv:
-        return self.env
+        return self._env or self.env
 
     def __exit__(
         self,
