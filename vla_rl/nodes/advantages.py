@@ -7,15 +7,18 @@ order in which they were made.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vla_rl.algorithms import AdvantageConfig, AdvantageEstimator, RewardBatch, advantage_estimator
 from vla_rl.algorithms.advantages.from_trajectories import reward_batch_of
 from vla_rl.graph import NodeOutput
-from vla_rl.learning.critic import Judged
 from vla_rl.nodes.rewards import Reward, by_decision, by_group, outcome, outcomes_by_agent
 from vla_rl.types import AgentPart, Group, Trajectory, agents_of, parts_of
+
+if TYPE_CHECKING:  # imports torch, which reading a pipeline's settings does not need
+    from vla_rl.learning import Judged
 
 
 def members_of(groups: Sequence[Group]) -> list[Trajectory]:
@@ -71,7 +74,7 @@ class CriticAdvantage:
         self,
         groups: Sequence[Group],
         rewards: Sequence[Sequence[Reward]] | np.ndarray,
-        judged: Sequence[Sequence[Judged]],
+        judged: "Sequence[Sequence[Judged]]",
     ) -> NodeOutput:
         """Return the advantages and returns of all trajectories, group by group."""
         flat = [each for of_group in judged for each in of_group]
@@ -84,7 +87,7 @@ class CriticAdvantage:
 
 
 def reward_batch(
-    groups: Sequence[Group], rewards: Sequence[Sequence[Reward]], judged: Sequence[Judged]
+    groups: Sequence[Group], rewards: Sequence[Sequence[Reward]], judged: "Sequence[Judged]"
 ) -> RewardBatch:
     """Build the input of an estimator with a critic: one row per trajectory, one column per
     decision of any agent.

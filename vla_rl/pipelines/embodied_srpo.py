@@ -19,8 +19,8 @@ from typing import Any, Final
 
 import numpy as np
 
+from vla_rl import engines
 from vla_rl.algorithms import BankedTask, ReferenceBank, SrpoConfig, TrajectoryEncoder, srpo_rewards
-from vla_rl.engines import LanguageModel
 from vla_rl.errors import ConfigError
 from vla_rl.graph import NodeOutput, Pipeline
 from vla_rl.models.trajectory_encoders import trajectory_encoder
@@ -52,7 +52,7 @@ def embodied_srpo(parts: Parts) -> Pipeline:
             f"pipeline 'embodied_srpo' got a {type(config).__name__}, expected an EmbodiedConfig "
             "(vla_rl.pipelines.config), which has the settings for the embedding of videos."
         )
-    if isinstance(parts.model, LanguageModel):
+    if isinstance(parts.model, engines.LanguageModel):
         raise ConfigError(
             "pipeline 'embodied_srpo' got a language policy, expected one that sees "
             "images; use grpo."

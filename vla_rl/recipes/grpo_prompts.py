@@ -14,23 +14,26 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.data.prompts import read_prompts
-from vla_rl.engines import EngineConfig, LanguageModel
+from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig, make_text_task
 from vla_rl.envs.text.tasks.question import conversation_about, messages_of
 from vla_rl.errors import DataError
 from vla_rl.evaluation.validation import Validation
 from vla_rl.learning import LearnerConfig, OptimizerConfig
-from vla_rl.models.language import CausalLanguageModel
+from vla_rl.models import language
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
 from vla_rl.scoring import code_tests
 from vla_rl.types import EnvSpec, Sampling, derive_seed
+
+if TYPE_CHECKING:
+    from vla_rl.engines import LanguageModel
 
 ENV_ID = "text/question"
 
@@ -122,7 +125,7 @@ def starts_of(config: GrpoPromptsConfig, numbers: Sequence[int]) -> list[TaskSta
     ]
 
 
-def check_prompts(config: GrpoPromptsConfig, model: LanguageModel[Any]) -> int:
+def check_prompts(config: GrpoPromptsConfig, model: "LanguageModel[Any]") -> int:
     """Check every row; return the number of tokens of the longest prompt. A reply that finds little
     room is cut short.
 
@@ -169,7 +172,7 @@ async def main(command: Command[TrainingLaunch, GrpoPromptsConfig]) -> int:
     config = command.config
     trained, held_out = await asyncio.to_thread(split_rows, config)
     starts = starts_of(config, trained)
-    model = await asyncio.to_thread(CausalLanguageModel.load, config.policy)
+    model = await asyncio.to_thread(language.CausalLanguageModel.load, config.policy)
     longest = await asyncio.to_thread(check_prompts, config, model)
     print(
         f"{len(trained)} rows to train on, {len(held_out)} held out; the longest prompt has "

@@ -21,16 +21,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
-import torch
 import tyro
 
+from vla_rl import engines, learning
 from vla_rl.commands.command_line import Command, Launch, run_recipe
 from vla_rl.data import DatasetOptions, RecordedEpisode, open_dataset, statistics_of
-from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError, DataError
-from vla_rl.learning import ImitationConfig, Imitator, OptimizerConfig
-from vla_rl.learning.imitation import Demonstration
-from vla_rl.models.images.augmentation import AugmentationConfig
+from vla_rl.learning import ImitationConfig, OptimizerConfig
+from vla_rl.models.images.config import AugmentationConfig
 from vla_rl.models.loading import (
     CheckpointConfig,
     CheckpointFormat,
@@ -39,12 +37,12 @@ from vla_rl.models.loading import (
     load_policy,
     require_new,
 )
-from vla_rl.models.openvla_oft.new_parts import NewPart
-from vla_rl.training.imitation import Samples, augmented_batches, tiny_policy, with_statistics
+from vla_rl.models.openvla_oft.config import NewPart
 from vla_rl.training.supervised import folder_after, teach
 from vla_rl.types import derive_seed
 
 if TYPE_CHECKING:
+    from vla_rl.learning import Demonstration
     from vla_rl.models.loading import VlaPolicy
 
 
@@ -147,6 +145,8 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
 
 def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) -> "VlaPolicy":
     """Load or create the policy to train. Raises: ConfigError, CheckpointError."""
+    from vla_rl.training.imitation import tiny_policy, with_statistics
+
     found = statistics_of(episodes) if config.statistics == "data" else None
     if config.checkpoint is None:
         policy = tiny_policy(config.tiny_head, found, seed=derive_seed(config.seed, "policy"))
@@ -188,6 +188,10 @@ def folders_of(config: SftLiberoConfig) -> dict[int, Path]:
 
 async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     """Train the policy and save it; return the exit status."""
+    import torch
+
+    from vla_rl.training.imitation import Samples, augmented_batches
+
     config = command.config
     require_new(*folders_of(config).values())
     episodes = await asyncio.to_thread(read_demonstrations, config)
@@ -212,19 +216,19 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
         print("everything that the command would read was found")
         return 0
     order = random.Random(derive_seed(config.seed, "samples"))
-    async with DeviceLane(config.torch_threads) as lane:
+    async with engines.DeviceLane(config.torch_threads) as lane:
         generator = torch.Generator().manual_seed(derive_seed(config.seed, "augmentation"))
         prepare = (
             augmented_batches(policy, config.augmentation, generator) if config.augment else None
         )
-        imitator = Imitator(policy, lane, config.imitation, prepare=prepare)
+        imitator = learning.Imitator(policy, lane, config.imitation, prepare=prepare)
         losses: list[float] = []
 
-        async def batch(_: int) -> list[Demonstration]:
+        async def batch(_: int) -> "list[Demonstration]":
             chosen = order.choices(range(len(samples)), k=config.batch)
             return await asyncio.to_thread(samples.demonstrations, chosen)
 
-        async def learn(number: int, demonstrations: list[Demonstration]) -> None:
+        async def learn(number: int, demonstrations: "list[Demonstration]") -> None:
             losses.append((await imitator.update(demonstrations)).metrics["imitation/loss"])
             if number % 500 == 0:
                 print(f"update {number}: loss {sum(losses[-500:]) / 500:.3f}")

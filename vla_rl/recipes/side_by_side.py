@@ -11,10 +11,11 @@ too.
 
 import sys
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+import vla_rl
 from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
@@ -23,14 +24,16 @@ from vla_rl.envs.text import TextPoolConfig, is_text_task
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.playing import within_range
 from vla_rl.learning import LearnerConfig, OptimizerConfig
-from vla_rl.models.language import CausalLanguageModel
+from vla_rl.models import language
 from vla_rl.nodes.rewards import RewardConfig
 from vla_rl.pipelines.config import MixedTrainingConfig, RunConfig
 from vla_rl.recipes import grpo_text, srpo_toy
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent, embodied_agent
 from vla_rl.simulation import SimulatorConfig
-from vla_rl.training.team import Member, Team
 from vla_rl.types import DEFAULT_AGENT, Agent, Trajectory
+
+if TYPE_CHECKING:
+    from vla_rl.training.team import Team
 
 ROBOT, LANGUAGE = "robot", "language"
 
@@ -154,17 +157,19 @@ def starts_of(config: SideBySideConfig) -> list[TaskStart]:
     return mixed(srpo_toy.starts_of(_toy(config)), language, config.robot_share, config.num_starts)
 
 
-def team_of(config: SideBySideConfig) -> Team:
+def team_of(config: SideBySideConfig) -> "Team":
     """Make the team of both policies; each learns in every update from its own groups."""
     speaking = msgspec.structs.replace(
         config.learner,
         optimizer=config.language_optimizer,
         entropy_coef=config.language_entropy_coef,
     )
-    return Team(
+    return vla_rl.Team(
         {
-            ROBOT: Member(srpo_toy.policy_of(_toy(config))),
-            LANGUAGE: Member(CausalLanguageModel.load(config.policy), learner=speaking),
+            ROBOT: vla_rl.Member(srpo_toy.policy_of(_toy(config))),
+            LANGUAGE: vla_rl.Member(
+                language.CausalLanguageModel.load(config.policy), learner=speaking
+            ),
         }
     )
 

@@ -21,10 +21,11 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
+from vla_rl import engines
 from vla_rl.actors import Runtime
 from vla_rl.commands.command_line import Command, Launch, run_recipe
 from vla_rl.commands.opening import distinct, open_each
-from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.engines import EngineConfig
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.assets import find_assets
 from vla_rl.envs.libero.experts import Expert
@@ -209,10 +210,10 @@ async def _engine(config: WatchConfig, stack: AsyncExitStack) -> PolicyEngine:
     """Return the engine that acts; what it needs is opened on `stack`."""
     if config.policy == "random":
         return RandomActions()
-    lane = await stack.enter_async_context(DeviceLane(1))
+    lane = await stack.enter_async_context(engines.DeviceLane(1))
     model = await asyncio.to_thread(load_policy, config.policy, config, config.device)
     require_for_libero(model, config.policy)
-    return await stack.enter_async_context(TorchEngine(model, lane, EngineConfig()))
+    return await stack.enter_async_context(engines.TorchEngine(model, lane, EngineConfig()))
 
 
 async def main(command: Command[Launch, WatchConfig]) -> int:
