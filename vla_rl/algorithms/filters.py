@@ -5,7 +5,7 @@ which no group is ever kept (`max_filtered_in_a_row`). A masked trajectory stays
 still counts in the baseline.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -83,6 +83,12 @@ class OverlongConfig(Config, frozen=True, kw_only=True):
         fits = self.max_length is None or 1 <= self.buffer <= self.max_length
         self.require(fits, "buffer", f"1 <= buffer <= max_length = {self.max_length}")
         self.require(0.0 <= self.factor < float("inf"), "factor", "a finite weight >= 0")
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of the penalty, if it is turned off."""
+        if self.max_length is not None:
+            return {}
+        return dict.fromkeys(("buffer", "factor"), "overlong.max_length is none")
 
 
 def overlong_penalty(lengths: NDArray[np.number], config: OverlongConfig) -> NDArray[np.float32]:

@@ -1,17 +1,18 @@
 """The command line of every recipe: an option for each field of its configuration, and options to
 launch it.
 
-python -m vla_rl.recipes.srpo_libero --help                         the common options, explained
-python -m vla_rl.recipes.srpo_libero --help-all                      every option
-python -m vla_rl.recipes.srpo_libero --config my.toml --run.updates 20  a file, which the command
-line overrides python -m vla_rl.recipes.srpo_libero --dry-run                       the resolved
-configuration and plan; nothing starts
+    vla-rl srpo_libero --help                                 the common options, explained
+    vla-rl srpo_libero --help-all                             every option that the recipe reads
+    vla-rl srpo_libero --config my.toml --run.updates 20      a file; the command line overrides it
+    vla-rl srpo_libero --dry-run                              the configuration and the plan
 """
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import functools
+import io
 import signal
 import sys
 from collections.abc import Callable, Coroutine
@@ -25,6 +26,7 @@ from tyro.constructors import ConstructorRegistry
 
 from vla_rl.commands.command_help import HELP_ALL, option_registry, print_help, program_name
 from vla_rl.commands.config_files import convert, read_config, read_table
+from vla_rl.commands.unread import refuse_unread
 from vla_rl.errors import ConfigError
 from vla_rl.observe.run_directory import RunDirectory
 from vla_rl.pipelines import merged, settings_of
@@ -121,7 +123,15 @@ def parse_command(
         def show(registry: ConstructorRegistry, place: str) -> Any:
             return parse(args=[*others, "--help"], registry=registry, description=place)
 
-        print_help(show, None if wants_all else config_type, description)
+        # `--engine vllm --help-all` shows vLLM's options; help is shown for wrong values too
+        given = default
+        with (
+            contextlib.suppress(SystemExit, ConfigError),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            given = parse(args=others, registry=option_registry()).config
+        print_help(show, default, given, description, wants_all=wants_all)
     parsed: Any = parse(args=arguments, registry=option_registry(), description=description)
     launch = parsed.launch
     if (
@@ -133,6 +143,11 @@ def parse_command(
             f"--resume-from is {launch.resume_from!r}, expected --resume with the run's directory "
             "as well"
         )
+    # A file is checked by itself, so that `--embedding.encoder pixels` may leave the settings of the
+    # file's own encoder unread; a resumed run keeps what its configuration says.
+    if known.config is not None:
+        refuse_unread(default, _unset_values(config_type, default))
+    refuse_unread(parsed.config, msgspec.to_builtins(default, enc_hook=str))
     return Command(launch, parsed.config)
 
 
@@ -156,6 +171,14 @@ def _defaults(config_type: type[ConfigT], path: Path | None, pipeline: str | Non
     return convert(
         merged(msgspec.to_builtins(recipe), settings_of(name), in_file, chosen), config_type, where
     )
+
+
+def _unset_values(config_type: type[ConfigT], given: ConfigT) -> dict[str, Any]:
+    """Return the values that options have if neither a file nor the command line gives them."""
+    values: dict[str, Any] = msgspec.to_builtins(config_type(), enc_hook=str)
+    if isinstance(given, LearningConfig):
+        return merged(values, settings_of(given.pipeline))
+    return values
 
 
 def run_recipe(

@@ -5,8 +5,8 @@
            └── embodied_grpo ─ embodied_srpo
 
 A pipeline is a function `(parts) -> Pipeline`; its module may define `SETTINGS`, nested defaults of
-the configuration. Select your own pipeline as `"module:function"`; its module may define `SETTINGS`
-too.
+the configuration, and `READS`, the options out of `OPTIONAL` that it reads. Select your own pipeline
+as `"module:function"`; its module may define both too.
 """
 
 import importlib
@@ -41,6 +41,9 @@ PIPELINES: Final = MappingProxyType(
 )
 """Built-in pipelines by name, each as "module:function"."""
 
+OPTIONAL: Final = ("reward", "overlong", "critic", "embedding", "srpo", "run.videos_every")
+"""Options that some pipelines read and others do not; a pipeline without `READS` reads all."""
+
 NAMED_TABLES: Final = ("loss", "advantage")
 """Tables of the configuration whose other fields depend on their `name`."""
 
@@ -58,12 +61,21 @@ def settings_of(pipeline: str) -> Mapping[str, Any]:
 
     Raises: ConfigError for an unknown name.
     """
-    path = _path(pipeline)
-    load_function(path, "pipeline")
-    settings: Mapping[str, Any] = vars(importlib.import_module(path.partition(":")[0])).get(
-        "SETTINGS", {}
-    )
+    settings: Mapping[str, Any] = _declared(pipeline).get("SETTINGS", {})
     return settings
+
+
+def unread_by(pipeline: str) -> dict[str, str]:
+    """Return the options that a pipeline does not read, each with the reason.
+
+    Raises: ConfigError for an unknown name.
+    """
+    reads = _declared(pipeline).get("READS", OPTIONAL)
+    return {
+        option: f"it is for other pipelines than {pipeline!r}"
+        for option in OPTIONAL
+        if option not in reads
+    }
 
 
 def with_pipeline(config: ConfigT, pipeline: str) -> ConfigT:
@@ -92,6 +104,13 @@ def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
             else:
                 result[key] = merged(value) if isinstance(value, Mapping) else value
     return result
+
+
+def _declared(pipeline: str) -> Mapping[str, Any]:
+    """Return the names that the module of a pipeline defines."""
+    path = _path(pipeline)
+    load_function(path, "pipeline")
+    return vars(importlib.import_module(path.partition(":")[0]))
 
 
 def _path(pipeline: str) -> str:

@@ -1,7 +1,8 @@
 """Configurations that all training runs share, for any task: sizes, seeds, and the run's files."""
 
 import os
-from typing import Literal
+from collections.abc import Mapping
+from typing import Final, Literal
 
 from vla_rl.algorithms import AdvantageConfig, EmbeddingConfig, SrpoConfig, policy_loss_for
 from vla_rl.algorithms.filters import OverlongConfig, require_satisfiable
@@ -14,6 +15,14 @@ from vla_rl.nodes.rewards import RewardConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import Config
+
+OF_LANGUAGE_POLICIES: Final = (
+    "engine.max_context",
+    "engine.max_reply",
+    "engine.kept_conversations",
+    "learner.micro_batch_tokens",
+    "critic.micro_batch_tokens",
+)
 
 
 class RunConfig(Config, frozen=True, kw_only=True):
@@ -181,6 +190,10 @@ class TrainingConfig(LearningConfig, frozen=True, kw_only=True):
 
     simulators: SimulatorConfig = SimulatorConfig(num_envs=max(os.cpu_count() or 1, 1))
 
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of language policies."""
+        return dict.fromkeys(OF_LANGUAGE_POLICIES, "it is for language policies only")
+
     @property
     def num_envs(self) -> int:
         """Number of simulators."""
@@ -203,6 +216,11 @@ class TextTrainingConfig(LearningConfig, frozen=True, kw_only=True):
             "none: conversations have no control steps to record",
         )
 
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of simulators and of policies that act in them."""
+        of_robots = ("engine.cuda_graphs", "run.chaos_every_s", "run.record_to")
+        return dict.fromkeys(of_robots, "it is for runs with simulators only")
+
     @property
     def num_envs(self) -> int:
         """Number of conversations that can run at the same time."""
@@ -216,6 +234,10 @@ class MixedTrainingConfig(TrainingConfig, frozen=True, kw_only=True):
 
     text: TextPoolConfig = TextPoolConfig()
     chat: ChatLimits = ChatLimits()
+
+    def unread(self) -> Mapping[str, str]:
+        """Return no option, because policies of both kinds learn."""
+        return {}
 
     @property
     def num_envs(self) -> int:

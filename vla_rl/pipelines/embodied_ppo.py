@@ -16,6 +16,7 @@ from vla_rl.pipelines.embodied_grpo import with_videos
 from vla_rl.pipelines.parts import Parts
 from vla_rl.pipelines.ppo import ppo
 
+READS: Final = ("reward", "critic", "run.videos_every")
 SETTINGS: Final[dict[str, Any]] = {
     "advantage": {"name": "gae"},
     "reward": {"function": "success"},

@@ -31,6 +31,7 @@ from vla_rl.pipelines.embodied_grpo import embodied_grpo
 from vla_rl.pipelines.parts import Parts
 from vla_rl.types import Group
 
+READS: Final = ("embedding", "srpo", "run.videos_every")
 SETTINGS: Final[dict[str, Any]] = {
     "advantage": {"name": "grpo"},
     "learner": {

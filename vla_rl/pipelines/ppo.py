@@ -19,6 +19,7 @@ from vla_rl.nodes.judging import JudgeValues, LearnValues
 from vla_rl.pipelines.grpo import grpo
 from vla_rl.pipelines.parts import Parts
 
+READS: Final = ("reward", "critic")
 SETTINGS: Final[dict[str, Any]] = {
     "advantage": {"name": "gae"},
     "learner": {

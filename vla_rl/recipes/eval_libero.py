@@ -23,6 +23,7 @@ import dataclasses
 import logging
 import os
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -181,6 +182,10 @@ class EvalLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
         for field in ("num_envs", "torch_threads", "videos_per_task"):
             self.require(getattr(self, field) >= 1, field, "at least 1")
         planned_episodes(self, self.scenes)
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of videos, if there are none."""
+        return {} if self.videos != "none" else {"videos_per_task": "videos is 'none'"}
 
     @property
     def picture_size(self) -> int:

@@ -15,6 +15,7 @@ policy.
 """
 
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Literal
 
 import vla_rl
@@ -52,6 +53,12 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
         is_possible = self.weights == "own" or self.turns == "joint"
         self.require(
             is_possible, "turns", "'joint' if one policy acts for all agents; set weights to 'own'"
+        )
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of turns, if all policies learn in every update."""
+        return (
+            {} if self.turns == "alternating" else {"updates_per_turn": "agents.turns is 'joint'"}
         )
 
 

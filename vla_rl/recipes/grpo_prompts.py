@@ -11,7 +11,7 @@ field, has an empty question, or does not fit the policy's context.
 import asyncio
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,6 +83,11 @@ class GrpoPromptsConfig(TextTrainingConfig, frozen=True, kw_only=True):
         super().__post_init__()
         self.require(self.num_validation >= 0, "num_validation", "at least 0")
         self.require(self.num_tries >= 1, "num_tries", "at least 1")
+
+    def unread(self) -> Mapping[str, str]:
+        """Return also the options of validation, if there is none."""
+        of_validation = {} if self.num_validation else {"num_tries": "num_validation is 0"}
+        return {**super().unread(), **of_validation}
 
     @property
     def max_reply(self) -> int:

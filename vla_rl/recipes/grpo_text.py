@@ -7,7 +7,7 @@ the calculator and half knows when; a correct answer that was calculated earns 1
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -80,6 +80,11 @@ class GrpoTextConfig(TextTrainingConfig, frozen=True, kw_only=True):
         for field in ("num_starts", "num_tries"):
             self.require(getattr(self, field) >= 1, field, "at least 1")
         self.require(self.num_validation >= 0, "num_validation", "at least 0")
+
+    def unread(self) -> Mapping[str, str]:
+        """Return also the options of validation, if there is none."""
+        of_validation = {} if self.num_validation else {"num_tries": "num_validation is 0"}
+        return {**super().unread(), **of_validation}
 
     @property
     def env(self) -> EnvSpec:

@@ -6,6 +6,7 @@ episodes, training.
 
 import asyncio
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final, Literal
 
 from vla_rl.commands.command_line import Command, TrainingLaunch
@@ -73,6 +74,13 @@ class HeldOutConfig(Config, frozen=True, kw_only=True):
 
     physics: Literal["fast", "exact"] = "exact"
     """exact: LIBERO's own physics, as evaluations use; fast: the quicker one of training."""
+
+    def unread(self) -> Mapping[str, str]:
+        """Return all other options, if there are no held-out episodes."""
+        if self.init_states is not None:
+            return {}
+        others = ("scene_seeds", "step_limit", "physics")
+        return dict.fromkeys(others, "held_out.init_states is none")
 
 
 class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
@@ -167,6 +175,11 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
             least = part.step_limit is None or part.step_limit >= 1
             part.require(least, "step_limit", "at least 1 control step, or none")
         held_out_episodes(self)
+
+    def unread(self) -> Mapping[str, str]:
+        """Return also the options of adapters, if there are no new ones."""
+        of_adapters = ("lora_alpha", "lora_targets") if self.lora_rank is None else ()
+        return {**super().unread(), **dict.fromkeys(of_adapters, "lora_rank is none")}
 
     @property
     def played(self) -> tuple[Task, ...]:

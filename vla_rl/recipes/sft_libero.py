@@ -17,6 +17,7 @@ checkpoint is written in the public layout, with adapters merged into its weight
 import asyncio
 import random
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
@@ -141,6 +142,20 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
                     name,
                     "the default without --from: it describes the checkpoint to start from",
                 )
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of a start from a checkpoint, of adapters and of augmentation, if
+        there are none, and those of language policies.
+        """
+        found = {"imitation.micro_batch_tokens": "it is for language policies only"}
+        if self.checkpoint is None:
+            of_checkpoints = (*CheckpointFormat.__struct_fields__, "new_parts")
+            found |= dict.fromkeys(of_checkpoints, "there is no checkpoint to start from (--from)")
+        else:
+            found["tiny_head"] = "the policy comes from a checkpoint (--from)"
+        if self.lora_rank is None:
+            found |= dict.fromkeys(("lora_alpha", "lora_targets"), "lora_rank is none")
+        return found if self.augment else found | {"augmentation": "augment is off"}
 
 
 def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) -> "VlaPolicy":

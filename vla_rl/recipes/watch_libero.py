@@ -8,7 +8,7 @@ below each frame. Without LIBERO's own assets it uses the stand-ins that ship wi
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
@@ -39,7 +39,7 @@ from vla_rl.evaluation import (
 )
 from vla_rl.evaluation.libero import Suite, require_for_libero, tasks_of
 from vla_rl.evaluation.pictures import Quality, assets_for, picture_size_for, quality_for
-from vla_rl.models.loading import CheckpointConfig, load_policy
+from vla_rl.models.loading import CheckpointConfig, CheckpointFormat, load_policy
 from vla_rl.observe.captions import with_caption
 from vla_rl.observe.mp4 import encode_mp4
 from vla_rl.rollout import PolicyEngine, embodied_agent
@@ -108,6 +108,13 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
         is_known = not self.has_checkpoint or Path(self.policy).is_dir()
         self.require(is_known, "policy", "expert, random or the folder of a checkpoint")
         check_starts(self.suite, self.tasks, self.init_states)
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of a checkpoint, if none acts."""
+        if self.has_checkpoint:
+            return {}
+        of_checkpoints = (*CheckpointFormat.__struct_fields__, "is_greedy")
+        return dict.fromkeys(of_checkpoints, f"policy is {self.policy!r}")
 
     @property
     def has_checkpoint(self) -> bool:

@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -39,6 +40,14 @@ class Config(
 
     def __post_init__(self) -> None:
         self._require_types()
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options that nothing reads under this configuration's other values, by dotted
+        path, each with the reason; the name of a table stands for all of its options.
+
+        The command line leaves them out of the help and refuses to set them.
+        """
+        return {}
 
     def require(self, condition: bool, field: str, expected: str) -> None:
         """Raise `ConfigError`, with the field, its value and what was expected, unless `condition`

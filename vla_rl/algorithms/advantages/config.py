@@ -84,6 +84,14 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
         """
         return {**ADVANTAGE_PARAMETERS.get(self.name, {}), **self.chosen}
 
+    def unread(self) -> Mapping[str, str]:
+        """Return the parameters of other estimators; a custom one may read all."""
+        if is_function_path(self.name):
+            return {}
+        fields = (field for field in self.__struct_fields__ if field != "name")
+        others = [field for field in fields if field not in self.parameters]
+        return dict.fromkeys(others, f"it is for other advantages than {self.name!r}")
+
     @property
     def needs_group(self) -> bool:
         """Whether trajectories are compared within groups, so that a group of one teaches nothing.

@@ -156,6 +156,15 @@ class PolicyLossConfig(Config, frozen=True, kw_only=True):
         """
         return {**PARAMETERS.get(self.name, {}), **self.chosen}
 
+    def unread(self) -> Mapping[str, str]:
+        """Return the parameters of other losses; a custom loss may read all."""
+        if is_function_path(self.name):
+            return {}
+        others = {field for field in _PARAMETER_FIELDS if field not in self.parameters}
+        if self.name not in WITHOUT_TRUST_REGION:
+            others.add("allow_unbounded")
+        return dict.fromkeys(sorted(others), f"it is for other losses than {self.name!r}")
+
     @property
     def needs_proximal(self) -> bool:
         """Whether the loss needs the learner's own log-probs from before the update."""

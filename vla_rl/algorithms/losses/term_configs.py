@@ -2,6 +2,7 @@
 correction. No torch.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 from vla_rl.algorithms.choices import check_choice
@@ -26,6 +27,10 @@ class KlLossConfig(Config, frozen=True, kw_only=True):
             self.estimator,
             "KlLossConfig.estimator",
         )
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of the penalty, if it is turned off."""
+        return {} if self.coef > 0.0 else {"estimator": "learner.loss.kl.coef is 0"}
 
 
 class ValueLossConfig(Config, frozen=True, kw_only=True):
@@ -86,6 +91,15 @@ class CorrectionConfig(Config, frozen=True, kw_only=True):
                 "trainer and an engine that agree lose nothing."
             )
         self.require(0.0 <= self.veto_below < 1.0, "veto_below", "in [0, 1)")
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of a truncation or mask that is turned off."""
+        off = {} if self.truncate != "none" else {"truncate_at": "truncate is 'none'"}
+        return off | (
+            {}
+            if self.mask != "none"
+            else dict.fromkeys(("mask_low", "mask_high"), "mask is 'none'")
+        )
 
     @property
     def bounds(self) -> tuple[float, float]:

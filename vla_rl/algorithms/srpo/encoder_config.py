@@ -2,6 +2,7 @@
 sees of them.
 """
 
+from collections.abc import Mapping
 from typing import Final
 
 from vla_rl.algorithms.choices import check_choice
@@ -106,3 +107,14 @@ class EmbeddingConfig(Config, frozen=True, kw_only=True):
         self.require(
             has_folder, "encoder", "embedding.vjepa2.folder to name a V-JEPA 2 checkpoint as well"
         )
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of other encoders."""
+        reads = {
+            "pixels": ("num_frames", "image_size", "image_key"),
+            "state": ("num_frames", "state_key"),
+            "policy": ("num_frames",),
+            "vjepa2": ("image_key", "vjepa2"),
+        }[self.encoder]
+        others = [name for name in self.__struct_fields__ if name not in ("encoder", *reads)]
+        return dict.fromkeys(others, f"embedding.encoder is {self.encoder!r}")
