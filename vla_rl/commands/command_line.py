@@ -25,7 +25,7 @@ import uvloop
 from tyro.constructors import ConstructorRegistry
 
 from vla_rl.commands.command_help import HELP_ALL, option_registry, print_help, program_name
-from vla_rl.commands.config_files import convert, read_config, read_table
+from vla_rl.commands.config_files import convert, found_config, read_config, read_table
 from vla_rl.commands.unread import refuse_unread
 from vla_rl.errors import ConfigError
 from vla_rl.observe.run_directory import RunDirectory
@@ -41,8 +41,9 @@ class Launch:
     """Launch options of every recipe."""
 
     config: Path | None = None
-    """Read the configuration from this .toml or .json file, such as a run's config.json; the
-    command line overrides it."""
+    """Read the configuration from this .toml or .json file, such as a run's config.json, or from
+    one that ships with the package, such as srpo_openvla_oft_libero_goal; the command line
+    overrides it."""
 
     dry_run: bool = False
     """Print the plan and the resolved configuration, and read every file that the command would
@@ -95,7 +96,7 @@ def parse_command(
     """
     arguments = [_spelt_out(argument) for argument in (sys.argv[1:] if argv is None else argv)]
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    early.add_argument("--config", type=Path)
+    early.add_argument("--config", type=found_config)
     early.add_argument("--resume", type=Path)
     early.add_argument("--pipeline")
     known, _ = early.parse_known_args(arguments)
