@@ -10,7 +10,7 @@ from vla_rl.commands.command_line import Launch, TrainingLaunch, parse_command
 from vla_rl.commands.unread import unread_options
 from vla_rl.errors import ConfigError
 from vla_rl.observe import RunDirectory
-from vla_rl.pipelines import OPTIONAL, PIPELINES, settings_of, unread_by, with_pipeline
+from vla_rl.pipelines import OPTIONAL, PIPELINES, settings_of, unread_by_pipeline, with_pipeline
 from vla_rl.pipelines.config import LearningConfig, RunConfig
 from vla_rl.recipes.grpo_pair import GrpoPairConfig
 from vla_rl.recipes.grpo_text import GrpoTextConfig
@@ -154,7 +154,7 @@ def test_a_pipeline_reads_the_options_that_it_declares_and_no_others(
     if "videos" in run.graph.nodes:
         seen.add("run.videos_every")
     to_refuse = {"overlong"} | ({"reward"} if pipeline == "embodied_srpo" else set())
-    declared = set(OPTIONAL) - set(unread_by(pipeline))
+    declared = set(OPTIONAL) - set(unread_by_pipeline(pipeline))
     assert (seen & set(OPTIONAL)) - to_refuse == declared - to_refuse
     assert ("overlong" in run.graph.nodes) == ("overlong" in declared)
     assert settings_of(pipeline)

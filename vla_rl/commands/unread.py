@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from vla_rl.errors import ConfigError
-from vla_rl.pipelines import unread_by
+from vla_rl.pipelines import unread_by_pipeline
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.types import Config
 
@@ -21,7 +21,7 @@ def unread_options(config: Config) -> dict[str, str]:
     """
     found = dict(config.unread())
     if isinstance(config, LearningConfig):
-        found = {**unread_by(config.pipeline), **found}
+        found = {**unread_by_pipeline(config.pipeline), **found}
     for name in config.__struct_fields__:
         table = getattr(config, name)
         if isinstance(table, Config) and name not in found:

@@ -65,7 +65,7 @@ def settings_of(pipeline: str) -> Mapping[str, Any]:
     return settings
 
 
-def unread_by(pipeline: str) -> dict[str, str]:
+def unread_by_pipeline(pipeline: str) -> dict[str, str]:
     """Return the options that a pipeline does not read, each with the reason.
 
     Raises: ConfigError for an unknown name.
