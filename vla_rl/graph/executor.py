@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from vla_rl.graph.errors import InvalidRun, NodeFailed, nearest
+from vla_rl.graph.errors import InvalidRun, nearest
+from vla_rl.graph.failures import NodeFailed
 from vla_rl.graph.node import Names, as_names
 from vla_rl.graph.plan import Plan, make_plan
 from vla_rl.graph.resources import Resource
@@ -154,7 +155,7 @@ class Run:
         now = self._clock()
         return tuple(
             RunningNode(
-                node.step.id,
+                node.planned.id,
                 update.index,
                 node.status.value,
                 now - node.activity.open.start if node.activity.open else None,
@@ -234,6 +235,8 @@ class Run:
         """Wake the loop if it waits for this update, and cut links that no critical path needs any
         more.
         """
+        # a critical path may reach back through as many updates as are in flight; older links would
+        # keep the intervals of the whole run in memory
         self._remembered.append(update)
         while len(self._remembered) >= self._max_in_flight:
             self._remembered.popleft().forget_causes()

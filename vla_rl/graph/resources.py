@@ -45,6 +45,8 @@ class Resource:
 
     def take(self, units: int) -> bool:
         """Take units if they are free and no call waits in line; return whether they were taken."""
+        # also refused while others wait: small calls would otherwise overtake one that needs several
+        # units, which might then never get them together
         if self._free < units or (self._waiters and self.num_waiting):
             return False
         self._free -= units

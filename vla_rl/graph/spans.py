@@ -109,6 +109,8 @@ class Activity:
         `cause` is None if the wait was for something outside the graph.
         """
         last = self.last
+        # a cause that ended before this node began to wait did not bound it; the path then
+        # continues through the node's own work, or it would lose the seconds in between
         if last is not None and (cause is None or _is_old_news(cause, last)):
             cause = last
         if cause is not None:
@@ -220,15 +222,17 @@ def critical_path(update: int, started: float, ended: float, last: Interval | No
     """
     segments: list[Segment] = []
     until = ended
-    chain = list(_until(last, started))
+    chain = list(_back_to_start(last, started))
     for interval in chain:
+        # the seconds between an interval and the one that it started count as its own, so that
+        # the segments add up to the update's whole duration
         start = started if interval is chain[-1] else interval.start
         segments.append(Segment(interval.node, interval.update, until - start, interval.waited))
         until = start
     return CriticalPath(update, ended - started, tuple(reversed(segments)))
 
 
-def _until(last: Interval | None, started: float) -> Iterator[Interval]:
+def _back_to_start(last: Interval | None, started: float) -> Iterator[Interval]:
     for interval in last.chain() if last is not None else ():
         yield interval
         if interval.start <= started:

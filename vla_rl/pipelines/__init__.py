@@ -17,8 +17,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from vla_rl.algorithms.choices import chosen, is_function_path, load_function
-from vla_rl.graph import Pipeline
-from vla_rl.graph.paths import load_pipeline
+from vla_rl.graph import Pipeline, load_pipeline
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.pipelines.parts import Parts
 

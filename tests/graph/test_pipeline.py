@@ -118,10 +118,20 @@ def test_a_copy_is_changed_without_changing_the_original() -> None:
     assert [node.id for node in original.nodes] == ["source", "double", "plus"]
 
 
-def test_a_built_graph_is_edited_into_another_one() -> None:
+def test_a_pipeline_from_a_built_graph_is_changed_into_another_one() -> None:
     graph = built_in().build()
-    assert graph.edit().remove_node("plus").build().topological_order == ("source", "double")
+    assert Pipeline.from_graph(graph).remove_node("plus").build().topological_order == (
+        "source",
+        "double",
+    )
     assert graph.topological_order == ("source", "double", "plus")
+
+
+def test_the_old_name_of_from_graph_still_works_with_a_warning() -> None:
+    graph = built_in().build()
+    with pytest.warns(DeprecationWarning, match="Pipeline.from_graph"):
+        pipeline = graph.edit()
+    assert pipeline.nodes == built_in().nodes
 
 
 def test_an_edit_of_an_unknown_node_names_the_nearest() -> None:
