@@ -58,6 +58,13 @@ async def test_a_node_inserted_after_another_takes_over_its_readers(run_all) -> 
     assert await result(pipeline, run_all) == 8
 
 
+def test_the_inserted_node_itself_reads_what_the_others_are_rerouted_from() -> None:
+    node = Node.declare("more", add_one, reads={"value": "doubled"}, writes="more")
+    pipeline = built_in().insert_after("double", node, reroute={"doubled": "more"})
+    assert pipeline.node("more").reads == {"value": "doubled"}
+    assert pipeline.node("plus").reads == {"value": "more"}
+
+
 async def test_a_node_inserted_before_another_comes_between_it_and_its_inputs(run_all) -> None:  # type: ignore[no-untyped-def]
     node = Node.declare("more", add_one, reads="value", writes="more")
     pipeline = built_in().insert_before("double", node, reroute={"value": "more"})

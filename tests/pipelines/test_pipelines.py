@@ -235,6 +235,18 @@ def test_a_reference_policy_exists_only_where_its_coefficient_is_above_0(
     assert len(graph.nodes_by_role(NodeRole.REFERENCE)) == len(nodes & {"reference"})
 
 
+@pytest.mark.parametrize("pipeline", sorted(PIPELINES))
+def test_the_kl_node_reads_the_reward_and_the_advantage_reads_what_it_leaves(
+    pipeline: str, tmp_path: Path
+) -> None:
+    penalised = KlRewardConfig(coef=0.1)
+    config = msgspec.structs.replace(small(pipeline, tmp_path), kl_in_reward=penalised)
+    graph = run_of(config).graph
+    before = "shaped" if pipeline == "dapo" else "rewards"
+    assert graph.node("kl").reads["rewards"] == before
+    assert graph.node("advantage").reads["rewards"] == "rewards_less_kl"
+
+
 async def test_kl_in_the_reward_is_paid_for_by_later_updates_and_saved(tmp_path: Path) -> None:
     adaptive = KlRewardConfig(coef=0.1, target=1.0, horizon=10)
     config = msgspec.structs.replace(small("ppo", tmp_path), kl_in_reward=adaptive)

@@ -88,8 +88,8 @@ class Pipeline:
     ) -> Self:
         """Put `node` between `anchor` and all nodes that waited for `anchor`.
 
-        `reroute={"groups": "kept"}`: nodes that read `groups` then read `kept`, in the same
-        parameter.
+        `reroute={"groups": "kept"}`: all other nodes that read `groups` then read `kept`, in the
+        same parameter.
         """
         position = self._position(anchor)
         self._require_new(node)

@@ -14,8 +14,8 @@ from vla_rl.algorithms import AdvantageConfig, AdvantageEstimator, RewardBatch, 
 from vla_rl.algorithms.advantages.from_trajectories import reward_batch_of
 from vla_rl.graph import NodeOutput
 from vla_rl.learning.critic import Judged
-from vla_rl.nodes.rewards import Reward, by_decision, by_group, outcome, outcomes_by_agent
-from vla_rl.types import AgentPart, Group, Trajectory, agents_of, parts_of
+from vla_rl.nodes.rewards import Reward, outcome, outcomes_by_agent, rewards_by_group
+from vla_rl.types import AgentPart, DecisionRewards, Group, Trajectory, agents_of, parts_of
 
 
 def members_of(groups: Sequence[Group]) -> list[Trajectory]:
@@ -39,7 +39,7 @@ class GroupAdvantage:
         An agent's use its own decisions and returns.
         """
         trajectories = members_of(groups)
-        flat = [reward for of_group in by_group(groups, rewards) for reward in of_group]
+        flat = [reward for of_group in rewards_by_group(groups, rewards) for reward in of_group]
         advantages = [np.zeros(len(trajectory.steps), np.float32) for trajectory in trajectories]
         informative: list[bool] = []
         for agent in agents_of(trajectories):
@@ -75,7 +75,7 @@ class CriticAdvantage:
     ) -> NodeOutput:
         """Return the advantages and returns of all trajectories, group by group."""
         flat = [each for of_group in judged for each in of_group]
-        made = self._estimate(reward_batch(groups, by_group(groups, rewards), flat))
+        made = self._estimate(reward_batch(groups, rewards_by_group(groups, rewards), flat))
         acted = made.advantage if made.mask is None else made.advantage[made.mask]
         return NodeOutput(
             values={"advantages": made.per_trajectory(), "returns": made.returns_per_trajectory()},
@@ -84,7 +84,9 @@ class CriticAdvantage:
 
 
 def reward_batch(
-    groups: Sequence[Group], rewards: Sequence[Sequence[Reward]], judged: Sequence[Judged]
+    groups: Sequence[Group],
+    rewards: Sequence[Sequence[DecisionRewards]],
+    judged: Sequence[Judged],
 ) -> RewardBatch:
     """Build the input of an estimator with a critic: one row per trajectory, one column per
     decision of any agent.
@@ -93,13 +95,11 @@ def reward_batch(
     end it.
     """
     trajectories = members_of(groups)
-    pairs = list(
-        zip(trajectories, [reward for of_group in rewards for reward in of_group], strict=True)
-    )
+    flat = [row for of_group in rewards for row in of_group]
     return reward_batch_of(
         trajectories,
-        np.array([outcome(*pair) for pair in pairs]),
-        step_rewards=[by_decision(*pair) for pair in pairs],
+        np.array([outcome(*pair) for pair in zip(trajectories, flat, strict=True)]),
+        step_rewards=flat,
         values=[each.values for each in judged],
         final_values=np.array([each.bootstrap for each in judged]),
     )
@@ -109,19 +109,14 @@ def _batch_of_agent(
     agent: str,
     parts: Sequence[AgentPart],
     trajectories: Sequence[Trajectory],
-    rewards: Sequence[Reward],
+    rewards: Sequence[DecisionRewards],
 ) -> RewardBatch:
     """Build the input of an estimator without a critic for one agent: one row for each episode in
     which it decided.
 
     If an episode of a group is greedy, the agent's return in it is the baseline of ReMax.
     """
-    own: list[Reward] = [
-        rewards[part.row]
-        if np.ndim(rewards[part.row]) == 0
-        else np.asarray(rewards[part.row])[list(part.decisions)]
-        for part in parts
-    ]
+    own = [rewards[part.row][list(part.decisions)] for part in parts]
     greedy = {
         trajectory.episode.group_id: outcomes_by_agent(trajectory, reward).get(agent, 0.0)
         for trajectory, reward in zip(trajectories, rewards, strict=True)
@@ -131,8 +126,8 @@ def _batch_of_agent(
     groups = [each.episode.group_id for each in alone]
     return reward_batch_of(
         alone,
-        np.array([float(np.sum(reward)) for reward in own]),
-        step_rewards=[by_decision(*pair) for pair in zip(alone, own, strict=True)],
+        np.array([float(np.sum(earned)) for earned in own]),
+        step_rewards=own,
         greedy_rewards=np.array([greedy[group] for group in groups])
         if greedy.keys() >= set(groups)
         else None,

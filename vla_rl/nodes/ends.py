@@ -13,7 +13,7 @@ from vla_rl.graph import NodeOutput, WrongInput
 from vla_rl.learning import Learner, LearnerTeam, UpdateReport
 from vla_rl.learning.rows import Advantage
 from vla_rl.nodes.advantages import members_of
-from vla_rl.nodes.selection import learnt_from
+from vla_rl.nodes.selection import select_episodes
 from vla_rl.rollout import EpisodeScheduler
 from vla_rl.types import Group, Trajectory
 
@@ -111,7 +111,7 @@ class Learn:
         references: list[Sequence[np.ndarray]] | None,
     ) -> Any:
         """Return the coroutine of the update, not started."""
-        kept, advantages = learnt_from(
+        kept, advantages = select_episodes(
             trajectories, advantages, mask_truncated=self._mask_truncated
         )
         references = None if references is None else [references[row] for row in kept]

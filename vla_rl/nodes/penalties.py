@@ -11,7 +11,7 @@ from vla_rl.algorithms.filters import OverlongConfig, overlong_penalty
 from vla_rl.algorithms.kl_in_reward import KlRewardConfig, mean_kl, next_kl_coef, penalised_rewards
 from vla_rl.graph import NodeOutput
 from vla_rl.learning.rows import executed_tokens
-from vla_rl.nodes.rewards import Reward, by_decision, by_group
+from vla_rl.nodes.rewards import Reward, rewards_by_group
 from vla_rl.types import Group, Trajectory
 
 
@@ -26,17 +26,15 @@ class OverlongPenalty:
     async def __call__(
         self, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | np.ndarray
     ) -> NodeOutput:
-        """Return rewards by group, float [decisions] for each episode.
+        """Return rewards by group, float32 [decisions] for each episode.
 
         The last decision gets the penalty.
         """
         shaped, penalties = [], []
-        for group, of_group in zip(groups, by_group(groups, rewards), strict=True):
+        for group, of_group in zip(groups, rewards_by_group(groups, rewards), strict=True):
             lengths = np.array([num_tokens(trajectory) for trajectory in group.trajectories])
             penalty = overlong_penalty(lengths, self._config)
-            rows = [
-                by_decision(*pair).copy() for pair in zip(group.trajectories, of_group, strict=True)
-            ]
+            rows = [row.copy() for row in of_group]
             for row, lost in zip(rows, penalty.tolist(), strict=True):
                 row[-1] += lost
             shaped.append(rows)
@@ -85,14 +83,14 @@ class KlPenalty:
         rewards: Sequence[Sequence[Reward]] | np.ndarray,
         reference_log_probs: Sequence[Sequence[Sequence[np.ndarray]]],
     ) -> NodeOutput:
-        """Return rewards by group, float [decisions] for each episode.
+        """Return rewards by group, float32 [decisions] for each episode.
 
         Each decision gets the penalty of its own tokens.
         """
-        earlier, coef = self._coefs_until(update)
+        earlier, coef = self._stored_coefs(update)
         shaped, sums, counts = [], [], []
         for group, of_group, references in zip(
-            groups, by_group(groups, rewards), reference_log_probs, strict=True
+            groups, rewards_by_group(groups, rewards), reference_log_probs, strict=True
         ):
             rows = []
             for trajectory, reward, reference in zip(
@@ -100,10 +98,8 @@ class KlPenalty:
             ):
                 kl = decision_kl(trajectory, reference)
                 everywhere = np.ones((1, len(kl)), bool)
-                row, _ = penalised_rewards(
-                    by_decision(trajectory, reward)[None], kl[None], everywhere, coef
-                )
-                rows.append(row[0])
+                row, _ = penalised_rewards(reward[None], kl[None], everywhere, coef)
+                rows.append(row[0].astype(np.float32))
                 sums.append(float(kl.sum()))
                 counts.append(num_tokens(trajectory))
             shaped.append(rows)
@@ -112,7 +108,7 @@ class KlPenalty:
         self._state = KlCoefficient(update=update, coef=coef, next_coef=next_coef, earlier=earlier)
         return NodeOutput(shaped, metrics={"reward/reference_kl": observed, "reward/kl_coef": coef})
 
-    def _coefs_until(self, update: int) -> tuple[tuple[float, ...], float]:
+    def _stored_coefs(self, update: int) -> tuple[tuple[float, ...], float]:
         """Return the stored coefficients of the updates before `update`, and its own."""
         state = self._state
         known = (*state.earlier, state.coef, state.next_coef)

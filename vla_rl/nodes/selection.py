@@ -21,7 +21,7 @@ def is_cut_short(trajectory: Trajectory) -> bool:
     return trajectory.stop_reason.is_cut_off and not trajectory.is_success
 
 
-def learnt_from(
+def select_episodes(
     trajectories: Sequence[Trajectory], advantages: Sequence[Advantage], *, mask_truncated: bool
 ) -> tuple[list[int], list[Advantage]]:
     """Return the positions of the episodes to learn from, and their advantages; both may be empty.

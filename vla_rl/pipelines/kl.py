@@ -42,6 +42,4 @@ def with_kl(pipeline: Pipeline, parts: Parts) -> Pipeline:
             "kl", penalty, reads=reads, writes="rewards_less_kl", node_role=NodeRole.REWARD
         )
         pipeline.insert_after("reward", node, reroute={"rewards": "rewards_less_kl"})
-        # the node `kl` itself reads the output of the reward node
-        pipeline.replace_node("kl", reads=reads)
     return pipeline

@@ -36,7 +36,15 @@ from vla_rl.types.reply_options import (
 )
 from vla_rl.types.seeds import derive_seed
 from vla_rl.types.struct import ExplainsFields
-from vla_rl.types.trajectory import ActionChunk, ChunkOutcome, Group, Step, StopReason, Trajectory
+from vla_rl.types.trajectory import (
+    ActionChunk,
+    ChunkOutcome,
+    DecisionRewards,
+    Group,
+    Step,
+    StopReason,
+    Trajectory,
+)
 
 __all__ = [
     "ANY_REPLY",
@@ -49,6 +57,7 @@ __all__ = [
     "ChunkOutcome",
     "Completion",
     "Config",
+    "DecisionRewards",
     "Env",
     "EnvPool",
     "EnvSpec",

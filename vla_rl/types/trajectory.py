@@ -1,9 +1,11 @@
 """The record of an episode from reset to end, chunk by chunk, and groups of them."""
 
 import enum
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from vla_rl.types.episode import EpisodeSpec
 from vla_rl.types.language import DEFAULT_AGENT
@@ -213,3 +215,7 @@ class Group(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True)
         return sum(trajectory.is_success for trajectory in self.trajectories) / len(
             self.trajectories
         )
+
+
+DecisionRewards: TypeAlias = NDArray[np.float32]
+"""Rewards of one episode, float32 [decisions]: what each decision earned."""

@@ -80,7 +80,7 @@ def dropped_by_clip_cov(
     picked = candidates[
         torch.arange(wanted, device=candidates.device) * len(candidates) // max(wanted, 1)
     ]
-    return _at(picked, batch)
+    return _marked(picked, batch)
 
 
 def kl_cov(
@@ -109,7 +109,7 @@ def penalised_by_kl_cov(batch: TokenBatch, *, covariance_share: float) -> Tensor
     ranked = (
         torch.where(batch.mask, token_covariance(batch), -torch.inf).flatten().topk(wanted).indices
     )
-    return _at(ranked, batch)
+    return _marked(ranked, batch)
 
 
 def token_covariance(batch: TokenBatch) -> Tensor:
@@ -122,7 +122,7 @@ def token_covariance(batch: TokenBatch) -> Tensor:
     return torch.where(batch.mask, centred, 0.0)
 
 
-def _at(places: Tensor, batch: TokenBatch) -> Tensor:
+def _marked(places: Tensor, batch: TokenBatch) -> Tensor:
     """Return bool [B, T], True at the indices int64 [n] of the flattened batch."""
     chosen = torch.zeros_like(batch.mask).flatten()
     chosen[places] = True
