@@ -15,10 +15,8 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-import torch
-from torch import Tensor
-
 from vla_rl.algorithms.choices import chosen
+from vla_rl.algorithms.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True)
@@ -75,6 +73,8 @@ def count_denominators(
         raise ValueError(
             f"length is {length}, expected a number of tokens above 0, the same for every update."
         )
+    # counted from the mask and not from the padded shape, or an update would depend on how long the
+    # longest of its rows is
     row_tokens = mask.sum(dim=1)
     if sequence is None:
         sequence_tokens = row_tokens

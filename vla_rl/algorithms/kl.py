@@ -11,8 +11,7 @@ from collections.abc import Callable
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-from torch import Tensor
-
+from vla_rl.algorithms.lazy_torch import Tensor
 from vla_rl.algorithms.precision import full_precision
 
 MAX_LOG_RATIO: Final = 20.0
@@ -45,6 +44,8 @@ def k3(log_prob: Tensor, reference_log_prob: Tensor) -> Tensor:
     The value to log.
     """
     difference = _difference(log_prob, reference_log_prob)
+    # expm1 keeps small divergences: at d = 1e-4 k3 is 5e-9, far below the rounding of exp(d) in
+    # float32, which is 6e-8
     return (difference.expm1() - difference).clamp(max=MAX_K3)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def best_at(rewards: NDArray[np.floating], num: int) -> float:
+def mean_best_reward(rewards: NDArray[np.floating], num: int) -> float:
     """Compute the mean over problems of the expected best reward among `num` tries, drawn without
     replacement.
 
@@ -33,7 +33,7 @@ def best_at(rewards: NDArray[np.floating], num: int) -> float:
     return float((np.sort(rewards, axis=1) * weights).sum() / num_problems)
 
 
-def majority_at(rewards: NDArray[np.floating], answers: Sequence[Sequence[str]]) -> float:
+def mean_majority_reward(rewards: NDArray[np.floating], answers: Sequence[Sequence[str]]) -> float:
     """Compute the mean reward of each problem's most frequent answer; of equally frequent ones, the
     answer that came first.
 
@@ -66,10 +66,10 @@ def validation_metrics(
     sizes = sorted({2**power for power in range(1, num_tries.bit_length())} | {num_tries} - {1})
     metrics = {
         "mean": float(rewards.mean()),
-        **{f"best@{num}": best_at(rewards, num) for num in sizes},
+        **{f"best@{num}": mean_best_reward(rewards, num) for num in sizes},
     }
     if answers is not None:
-        metrics[f"maj@{num_tries}"] = majority_at(rewards, answers)
+        metrics[f"maj@{num_tries}"] = mean_majority_reward(rewards, answers)
     return metrics
 
 

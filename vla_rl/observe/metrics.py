@@ -79,7 +79,7 @@ class MetricLog:
         cannot be set aside.
         """
         if resumed_at is not None:
-            set_aside_lines(run.metrics, partial(_is_of, last=resumed_at))
+            set_aside_lines(run.metrics, partial(_is_up_to_update, last=resumed_at))
         sinks: list[Sink] = [TensorBoardSink(run.tensorboard, resumed_at=resumed_at)]
         if wandb_project is not None:
             sinks.append(
@@ -167,7 +167,7 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     by_update: dict[int, dict[str, Any]] = {}
     num_damaged = 0
     for line in path.read_bytes().splitlines():
-        values = _values_in(line)
+        values = _parsed_line(line)
         if values is None:
             num_damaged += 1
         else:
@@ -179,12 +179,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [by_update[update] for update in sorted(by_update)]
 
 
-def _is_of(line: bytes, last: int) -> bool:
-    values = _values_in(line)
+def _is_up_to_update(line: bytes, last: int) -> bool:
+    values = _parsed_line(line)
     return values is not None and values["update"] <= last
 
 
-def _values_in(line: bytes) -> dict[str, Any] | None:
+def _parsed_line(line: bytes) -> dict[str, Any] | None:
     """Return the metrics in a line; None if it is damaged."""
     try:
         values = msgspec.json.decode(line, type=dict[str, Any])

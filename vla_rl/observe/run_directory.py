@@ -104,7 +104,7 @@ class RunDirectory:
             )
         return cls(path)
 
-    def go_on_with(self, config: msgspec.Struct) -> None:
+    def record_resume(self, config: msgspec.Struct) -> None:
         """Record the configuration of a resume if it has changed.
 
         Raises: ConfigError if it cannot be written.

@@ -119,7 +119,7 @@ async def train(
     if judge is not None:
         judge.check(resume)
     training = make(first_update=first_update)
-    resume.go_on_with(config)
+    resume.record_resume(config)
     await leave_later(resume, None if found is None else found[0], first_update, judge)
     return await training.execute(resume, checkpoint, is_resumed=True)
 

@@ -3,8 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
+from vla_rl.algorithms.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True)
@@ -86,6 +85,8 @@ def diagnose(
     log_ratio = log_ratio.detach().float()
     weight = mask.float()
     ratio = (log_ratio if level_log_ratio is None else level_log_ratio.detach().float()).exp()
+    # sums and counts instead of means: micro-batches of different sizes add up exactly, and nothing
+    # waits for the device before the update ends
     zero = weight.sum() * 0.0
     return Diagnostics(
         num_tokens=weight.sum(),

@@ -11,9 +11,7 @@ sequences may span rows and micro-batches.
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
+from vla_rl.algorithms.lazy_torch import Tensor, torch
 from vla_rl.algorithms.losses.ratio_levels import MAX_LOG_RATIO
 from vla_rl.algorithms.losses.sequences_of_rows import SequencesOfRows
 from vla_rl.algorithms.losses.term_configs import CorrectionConfig
@@ -136,6 +134,8 @@ def engine_correction(
 def _diagnostics(
     d: Tensor, mask: Tensor, dropped: Tensor, rows: SequencesOfRows
 ) -> MismatchDiagnostics:
+    # float64: chi2 and the effective share are differences of sums that nearly cancel if engine and
+    # trainer agree, beside squared products of whole sequences of up to e^40
     d, weight = d.double(), mask.double()
     kappa = d.exp()
     has_tokens = rows.by_sequence(weight) > 0

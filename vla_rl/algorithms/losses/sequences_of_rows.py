@@ -1,7 +1,6 @@
 """Sums over sequences (trajectories) whose tokens are in several rows."""
 
-import torch
-from torch import Tensor
+from vla_rl.algorithms.lazy_torch import Tensor, torch
 
 
 class SequencesOfRows:

@@ -4,9 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import torch
-from torch import Tensor
-
+from vla_rl.algorithms.lazy_torch import Tensor, torch
 from vla_rl.algorithms.losses.term_configs import ValueLossConfig
 from vla_rl.algorithms.precision import full_precision
 
@@ -127,6 +125,7 @@ def _error(difference: Tensor, huber_delta: float | None) -> Tensor:
 def _diagnostics(
     values: Tensor, returns: Tensor, mask: Tensor, clipped: Tensor
 ) -> ValueDiagnostics:
+    # float64: a variance is the difference of two large sums, which float32 can turn negative
     weight, values, returns = mask.double(), values.double(), returns.double()
     errors = (returns - values) * weight
     return ValueDiagnostics(

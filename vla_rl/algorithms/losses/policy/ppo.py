@@ -1,22 +1,28 @@
 """PPO's clipped surrogate."""
 
-import torch
-from torch import Tensor
-
-from vla_rl.algorithms.losses.config import RatioLevel
-from vla_rl.algorithms.losses.diagnostics import Diagnostics, diagnose
+from vla_rl.algorithms.lazy_torch import torch
+from vla_rl.algorithms.losses.declaration import (
+    ClipHigh,
+    ClipLow,
+    DualClip,
+    Level,
+    LossResult,
+    declare_loss,
+)
+from vla_rl.algorithms.losses.diagnostics import diagnose
 from vla_rl.algorithms.losses.ratio_levels import ratios
 from vla_rl.algorithms.losses.token_batch import TokenBatch
 
 
+@declare_loss("ppo")
 def clipped_surrogate(
     batch: TokenBatch,
     *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-    level: RatioLevel = "token",
-) -> tuple[Tensor, Diagnostics]:
+    clip_low: ClipLow = 0.2,
+    clip_high: ClipHigh = 0.28,
+    dual_clip: DualClip = None,
+    level: Level = "token",
+) -> LossResult:
     """Compute PPO's clipped objective, negated to be a loss (Schulman et al. 2017,
     arXiv:1707.06347, eq. 7).
 
@@ -39,6 +45,8 @@ def clipped_surrogate(
     advantage, ratio = batch.masked_advantage, rho.ratio
     unclipped = -advantage * ratio
     losses = torch.maximum(unclipped, -advantage * ratio.clamp(1.0 - clip_low, 1.0 + clip_high))
+    # PPO's maximum leaves a negative advantage unbounded: at a ratio of 50 one token would outweigh
+    # all others of the update
     if dual_clip is not None:
         losses = torch.where(advantage < 0.0, torch.minimum(losses, -advantage * dual_clip), losses)
     clipped = (losses != unclipped).detach()

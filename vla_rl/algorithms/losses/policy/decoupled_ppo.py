@@ -5,27 +5,41 @@ behavior (the engine, maybe with older weights) ─► proximal (the trainer bef
 """
 
 import dataclasses
+from typing import Annotated
 
-import torch
-from torch import Tensor
-
-from vla_rl.algorithms.losses.clipped_surrogates import clipped_surrogate
-from vla_rl.algorithms.losses.config import RatioLevel
-from vla_rl.algorithms.losses.diagnostics import Diagnostics
-from vla_rl.algorithms.losses.ratio_levels import ratios
+from vla_rl.algorithms.lazy_torch import Tensor, torch
+from vla_rl.algorithms.losses.declaration import (
+    ClipHigh,
+    ClipLow,
+    DualClip,
+    Level,
+    LossResult,
+    Parameter,
+    declare_loss,
+)
+from vla_rl.algorithms.losses.policy.ppo import clipped_surrogate
+from vla_rl.algorithms.losses.ratio_levels import RatioLevel, ratios
 from vla_rl.algorithms.losses.sequences_of_rows import SequencesOfRows
 from vla_rl.algorithms.losses.token_batch import TokenBatch
 
 
+@declare_loss("decoupled_ppo", needs_proximal=True)
 def decoupled_surrogate(
     batch: TokenBatch,
     *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-    behavior_weight_cap: float = 5.0,
-    level: RatioLevel = "token",
-) -> tuple[Tensor, Diagnostics]:
+    clip_low: ClipLow = 0.2,
+    clip_high: ClipHigh = 0.28,
+    dual_clip: DualClip = None,
+    behavior_weight_cap: Annotated[
+        float,
+        Parameter(
+            "drop tokens whose weight proximal / behavior is above this; at the levels "
+            "action and chunk, drop the whole control step or chunk.",
+            above=0.0,
+        ),
+    ] = 5.0,
+    level: Level = "token",
+) -> LossResult:
     """Clip around the trainer's own recent weights, and weigh tokens by how these differ from the
     weights that acted.
 
