@@ -19,6 +19,8 @@ else:
 
     class _Torch:
         def __getattr__(self, name: str) -> Any:
-            return getattr(import_module("torch"), name)
+            found = getattr(import_module("torch"), name)
+            setattr(self, name, found)  # losses run once per micro-batch: look it up once
+            return found
 
     torch = _Torch()
