@@ -1,5 +1,6 @@
-"""Advantages, losses and rewards as pure functions, one topic per file, to be read beside the
-papers.
+"""Advantages, losses and rewards as pure functions, one topic per file.
+
+They are to be read beside the papers.
 
 advantages     how much better than expected: GRPO and its kin, GAE             NumPy
 losses         policy losses, the value loss, trainer against engine             torch

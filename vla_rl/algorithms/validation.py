@@ -1,6 +1,4 @@
-"""Metrics of several tries at the same problems: mean reward, best of some tries, and reward of the
-majority's answer.
-"""
+"""Metrics of several tries at the same problems: mean, best, and the majority's answer."""
 
 import math
 from collections import Counter
@@ -11,8 +9,9 @@ from numpy.typing import NDArray
 
 
 def mean_best_reward(rewards: NDArray[np.floating], num: int) -> float:
-    """Compute the mean over problems of the expected best reward among `num` tries, drawn without
-    replacement.
+    """Compute the mean over problems of the expected best reward among `num` tries.
+
+    The tries are drawn without replacement.
 
         best@m = mean over problems of sum_i r_(i) C(i-1, m-1) / C(n, m),   r_(1) <= ... <= r_(n)
 
@@ -34,8 +33,9 @@ def mean_best_reward(rewards: NDArray[np.floating], num: int) -> float:
 
 
 def mean_majority_reward(rewards: NDArray[np.floating], answers: Sequence[Sequence[str]]) -> float:
-    """Compute the mean reward of each problem's most frequent answer; of equally frequent ones, the
-    answer that came first.
+    """Compute the mean reward of each problem's most frequent answer.
+
+    If answers are equally frequent, the one that came first counts.
 
     Args:
         rewards: float [problems, n].
@@ -55,8 +55,7 @@ def mean_majority_reward(rewards: NDArray[np.floating], answers: Sequence[Sequen
 def validation_metrics(
     rewards: NDArray[np.floating], answers: Sequence[Sequence[str]] | None = None
 ) -> dict[str, float]:
-    """Compute `mean`, `best@m` for m = 2, 4, 8, ... up to n and n itself, and `maj@n` if the
-    answers are known.
+    """Compute `mean`, `best@m` for m = 2, 4, 8, ... and n, and `maj@n` if answers are known.
 
     Args:
         rewards: float [problems, n].

@@ -1,5 +1,6 @@
-"""Pipelines of coroutine nodes with declared reads and writes: checked when built, overlapped when
-run, traced afterwards.
+"""Pipelines of coroutine nodes with declared reads and writes.
+
+They are checked when built, overlapped when run, and traced afterwards.
 
 Knows nothing about reinforcement learning, actors or torch.
 """

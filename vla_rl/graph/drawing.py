@@ -1,5 +1,4 @@
-"""Drawings of a graph: a text tree, mermaid text, graphviz's language, and files made by graphviz's
-`dot`.
+"""Drawings of a graph: a text tree, mermaid text, graphviz's language, and files made by `dot`.
 
 In all of them a solid arrow is a value, a thick one a stream, a dashed one only an order.
 """

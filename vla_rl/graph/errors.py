@@ -10,9 +10,7 @@ from vla_rl.errors import GraphError
 
 
 class InvalidNode(GraphError):
-    """A node's own declaration is invalid: an empty id, a negative retry count, a name that is not
-    an identifier.
-    """
+    """Invalid declaration of a node, such as an empty id or a name that is not an identifier."""
 
 
 class DuplicateNode(GraphError):
@@ -52,9 +50,7 @@ class SignatureMismatch(GraphError):
 
 
 class InvalidStream(GraphError):
-    """A streaming node that cannot stream: no stream to read, two of them, or one that would wait
-    for itself.
-    """
+    """A node that cannot stream: it reads no stream, or two, or would wait for itself."""
 
 
 class InvalidPipelineFile(GraphError):
@@ -66,14 +62,13 @@ class UnknownResource(GraphError):
 
 
 class InvalidRun(GraphError):
-    """An executor or a run got impossible arguments: inputs that do not match, no room for an
-    update.
-    """
+    """Impossible arguments of an executor or a run, such as inputs that do not match."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` if a known name is close to `name`, else up to 12 known names,
-    else an empty string.
+    """Return `; did you mean 'x'?` if a known name is close to `name`, else up to 12 known names.
+
+    Empty if there are more, or none.
     """
     candidates = list(known)
     if close := difflib.get_close_matches(name, candidates, n=1):

@@ -86,8 +86,9 @@ class Executor:
         first: int = 0,
         inputs: Mapping[str, Any] | None = None,
     ) -> "Run":
-        """Return a run of updates `first`, `first + 1`, ...; enter it with `async with`, then
-        iterate.
+        """Return a run of updates `first`, `first + 1`, ...
+
+        Enter it with `async with`, then iterate.
 
         Args:
             num_updates: number of updates; None for as many as the loop asks for.
@@ -149,9 +150,7 @@ class Run:
 
     @property
     def running(self) -> tuple[RunningNode, ...]:
-        """Nodes that run or wait for their turn now, oldest update first: for a progress
-        display.
-        """
+        """Nodes that run or wait for their turn now, oldest update first."""
         now = self._clock()
         return tuple(
             RunningNode(
@@ -232,9 +231,7 @@ class Run:
                 later.stop()
 
     def update_ended(self, update: UpdateRun) -> None:
-        """Wake the loop if it waits for this update, and cut links that no critical path needs any
-        more.
-        """
+        """Wake the loop if it waits for this update, and cut links that no path needs any more."""
         # a critical path may reach back through as many updates as are in flight; older links would
         # keep the intervals of the whole run in memory
         self._remembered.append(update)

@@ -1,6 +1,4 @@
-"""One node in one update: a task that calls its function, once or for each item, and passes on the
-results.
-"""
+"""One node in one update: a task that calls its function and passes on the results."""
 
 import asyncio
 import logging

@@ -24,8 +24,9 @@ from vla_rl.graph.validation import build_graph
 
 
 class Pipeline:
-    """Nodes in the order in which they were added. Each method that changes the pipeline returns
-    it, so that calls chain.
+    """Nodes in the order in which they were added.
+
+    Each method that changes the pipeline returns it, so that calls chain.
 
     Args:
         id: name of the pipeline, in drawings and traces.
@@ -171,8 +172,7 @@ class Pipeline:
 
 
 def load_pipeline(path: str, *arguments: object) -> Pipeline:
-    """Call the function at `"module:function"` and return its pipeline, ready to be changed and
-    built.
+    """Call the function at `"module:function"` and return its pipeline.
 
     Args:
         path: path of a function that returns a `Pipeline` or a `TaskGraph`.

@@ -12,8 +12,9 @@ from vla_rl.errors import GraphError
 
 
 class Resource:
-    """`capacity` units that calls hold while they run; the oldest update goes first, then in order
-    of arrival.
+    """Units that calls hold while they run.
+
+    The oldest update goes first, then the call that arrived first.
 
     Belongs to one event loop. May be shared between executors, and with code outside any graph:
 

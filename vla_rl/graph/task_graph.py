@@ -94,15 +94,11 @@ class TaskGraph:
         return tuple(self._targets[self.node(node_id).id])
 
     def upstream(self, node_id: str) -> tuple[str, ...]:
-        """Return all nodes that this one waits for, directly or through others, in topological
-        order.
-        """
+        """Return all nodes that this one waits for, also through others, in topological order."""
         return self._reachable(node_id, self._sources)
 
     def downstream(self, node_id: str) -> tuple[str, ...]:
-        """Return all nodes that wait for this one, directly or through others, in topological
-        order.
-        """
+        """Return all nodes that wait for this one, also through others, in topological order."""
         return self._reachable(node_id, self._targets)
 
     def nodes_by_type(self, node_type: NodeType) -> tuple[Node, ...]:
@@ -114,9 +110,7 @@ class TaskGraph:
         return tuple(node for node in self.nodes.values() if node.node_role is node_role)
 
     def edit(self) -> Any:
-        """Return `Pipeline.from_graph(self)`, the name to use; this one goes with the next
-        release.
-        """
+        """Return `Pipeline.from_graph(self)`; this name goes with the next release."""
         warnings.warn(
             "graph.edit() is Pipeline.from_graph(graph) now; the old name goes with the next "
             "release",

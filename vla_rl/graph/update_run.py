@@ -1,6 +1,4 @@
-"""One update in flight: starts each node when the last of its dependencies is ready, and contains a
-failure.
-"""
+"""One update in flight: starts each node when its dependencies are ready; contains failures."""
 
 import asyncio
 from collections.abc import Mapping
@@ -19,9 +17,7 @@ class Listener(Protocol):
     """Runs several updates and is notified of the progress of this one."""
 
     def node_completed(self, update: "UpdateRun", position: int) -> None:
-        """Handle the end of a node: the same node of the next update need not wait for it
-        any more.
-        """
+        """Handle the end of a node, for which the same node of the next update may wait."""
         ...
 
     def update_failed(self, update: "UpdateRun") -> None:
@@ -93,8 +89,9 @@ class UpdateRun:
                 node.task.cancel()
 
     def add_metrics(self, node: str, metrics: Mapping[str, float]) -> None:
-        """Merge metrics; a key that a node reports several times (a stream) counts as
-        their mean.
+        """Merge metrics.
+
+        A key that a node reports several times, as a stream does, gives their mean.
         """
         for key, number in metrics.items():
             owner, total, count = self._metrics.get(key, (node, 0.0, 0))
@@ -170,9 +167,7 @@ class UpdateRun:
         self._listener.node_completed(self, planned.position)
 
     def _settle(self, node: NodeRun) -> None:
-        """Record the end of a node: its streams are closed, and its values are freed if no other
-        node reads them.
-        """
+        """Record the end of a node: close its streams, and free values that no other node reads."""
         self._remaining -= 1
         if node.items is not None and node.status is NodeStatus.COMPLETED:
             self.values[node.planned.writes[0]] = node.items
@@ -211,8 +206,9 @@ class UpdateRun:
         self._listener.update_failed(self)
 
     def _blamed(self, reader: NodeRun, error: WrongInput) -> NodeFailed:
-        """Return the failure of the node that wrote the value `reader` cannot use; of `reader`, if
-        no node wrote it.
+        """Return the failure of the node that wrote the value `reader` cannot use.
+
+        If no node wrote it, the failure is the reader's.
         """
         name = dict(reader.planned.reads).get(error.parameter, error.parameter)
         writer = next((node.planned.id for node in self.nodes if name in node.planned.writes), None)

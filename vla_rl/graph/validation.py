@@ -1,6 +1,4 @@
-"""Build a runnable graph from a pipeline: all mistakes are reported here, before anything
-starts.
-"""
+"""Checks of a pipeline: all mistakes are reported here, before anything starts."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace

@@ -1,5 +1,4 @@
-"""The advantage node: compute an advantage for each decision from rewards, and from values if there
-is a critic.
+"""The advantage node: an advantage for each decision, from rewards and a critic's values.
 
 Without a critic, each agent is compared with itself: its return in an episode with its returns in
 the other episodes of the group. With one, the decisions of all agents form one sequence, in the
@@ -24,8 +23,9 @@ def members_of(groups: Sequence[Group]) -> list[Trajectory]:
 
 
 class GroupAdvantage:
-    """The node function without a critic: writes `advantages`, float32 [decisions] for each
-    trajectory.
+    """The node function without a critic.
+
+    Writes `advantages`, float32 [decisions] for each trajectory.
     """
 
     def __init__(self, config: AdvantageConfig) -> None:
@@ -60,8 +60,9 @@ class GroupAdvantage:
 
 
 class CriticAdvantage:
-    """The node function with a critic: writes `advantages` and `returns`, float32 [decisions] for
-    each trajectory.
+    """The node function with a critic.
+
+    Writes `advantages` and `returns`, float32 [decisions] for each trajectory.
     """
 
     def __init__(self, config: AdvantageConfig) -> None:
@@ -88,8 +89,9 @@ def reward_batch(
     rewards: Sequence[Sequence[DecisionRewards]],
     judged: Sequence[Judged],
 ) -> RewardBatch:
-    """Build the input of an estimator with a critic: one row per trajectory, one column per
-    decision of any agent.
+    """Build the input of an estimator with a critic.
+
+    It has one row per trajectory and one column per decision of any agent.
 
     A time limit truncates an episode (`judged` holds the value of the rest); success and failure
     end it.
@@ -111,8 +113,9 @@ def _batch_of_agent(
     trajectories: Sequence[Trajectory],
     rewards: Sequence[DecisionRewards],
 ) -> RewardBatch:
-    """Build the input of an estimator without a critic for one agent: one row for each episode in
-    which it decided.
+    """Build one agent's input of an estimator without a critic.
+
+    It has one row for each episode in which the agent decided.
 
     If an episode of a group is greedy, the agent's return in it is the baseline of ReMax.
     """

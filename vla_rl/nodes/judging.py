@@ -1,6 +1,4 @@
-"""Nodes that run other networks on episodes: the critic for values, the reference policy for
-log-probs.
-"""
+"""Nodes that run other networks on episodes: the critic and the reference policy."""
 
 import asyncio
 from collections.abc import Sequence
@@ -41,8 +39,9 @@ class LearnValues:
         judged: Sequence[Sequence[Judged]],
         returns: Sequence[np.ndarray],
     ) -> NodeOutput:
-        """Fit the values; write only metrics, and none if the critic learnt from this update before
-        a resume.
+        """Fit the values and write metrics.
+
+        There are none if the critic learnt from this update before a resume.
         """
         flat = [each for of_group in judged for each in of_group]
         learning = self._critic.update(members_of(groups), flat, returns, number=update)
@@ -53,9 +52,7 @@ class LearnValues:
 
 
 class ReferenceLogProbs:
-    """The node function that computes the log-probs of one group's actions under the frozen
-    reference policy.
-    """
+    """The node function that computes log-probs under the frozen reference policy."""
 
     def __init__(self, reference: Reference | ReferenceTeam) -> None:
         self._reference = reference

@@ -1,6 +1,4 @@
-"""Penalties that are subtracted from rewards before the advantages: for length, and for distance
-from the reference.
-"""
+"""Penalties on rewards, for length and for distance from the reference policy."""
 
 from collections.abc import Sequence
 
@@ -16,9 +14,7 @@ from vla_rl.types import Group, Trajectory
 
 
 class OverlongPenalty:
-    """The node function that subtracts a penalty for an episode's length in tokens from
-    its reward.
-    """
+    """The node function that subtracts a penalty for an episode's length in tokens."""
 
     def __init__(self, config: OverlongConfig) -> None:
         self._config = config
@@ -60,8 +56,7 @@ class KlCoefficient(msgspec.Struct, frozen=True):
 
 
 class KlPenalty:
-    """The node function that subtracts a penalty for the distance from the reference policy from
-    rewards.
+    """The node function that subtracts a penalty for the distance from the reference policy.
 
     Its only state is the coefficient, which may adapt from update to update. An update that is made
     again, such as after a resume, uses the same coefficient again.
@@ -125,8 +120,9 @@ class KlPenalty:
 
 
 def decision_kl(trajectory: Trajectory, reference: Sequence[np.ndarray]) -> np.ndarray:
-    """Sum log pi_behavior - log pi_reference over the executed tokens of each decision, an estimate
-    of the KL (k1).
+    """Sum log pi_behavior - log pi_reference over the executed tokens of each decision.
+
+    This is the estimate k1 of the KL.
 
     Args:
         trajectory: episode with the log-probs of the weights that acted.

@@ -59,9 +59,7 @@ class RewardConfig(Config, frozen=True, kw_only=True):
 
 
 def environment(trajectory: Trajectory) -> np.ndarray:
-    """Return the undiscounted sum of rewards over the control steps of each decision: float32
-    [decisions].
-    """
+    """Return the sum of rewards over the control steps of each decision: float32 [decisions]."""
     return np.array([step.rewards.sum() for step in trajectory.steps], np.float32)
 
 
@@ -193,8 +191,9 @@ def decision_rewards(trajectory: Trajectory, reward: Reward) -> DecisionRewards:
 
 
 def require_known_success(group: Group, wanted_by: str) -> None:
-    """Raise EnvError if the environment ended an episode of the group and none has `is_success` in
-    its info.
+    """Raise EnvError if the environment ended episodes of the group without reporting success.
+
+    Success is `is_success` in the info of the last step.
 
     Args:
         group: the episodes.
@@ -257,9 +256,7 @@ def _as_groups(sizes: list[int], rewards: Any) -> list[list[Reward]]:
 
 
 def _metrics_by_agent(group: Group, rewards: Sequence[DecisionRewards]) -> dict[str, float]:
-    """Return metrics of each named agent: its mean reward (`reward/solver/mean`), and the success
-    rate of its episodes.
-    """
+    """Return each named agent's mean reward (`reward/solver/mean`) and success rate."""
     metrics = {}
     for agent in agents_of(group.trajectories):
         if agent == DEFAULT_AGENT:

@@ -1,5 +1,6 @@
-"""Selection of the episodes of an update to learn from. Two kinds are left out and only count in
-their groups' baselines:
+"""Selection of the episodes of an update to learn from.
+
+Two kinds are left out and only count in their groups' baselines:
 
     greedy       ReMax's baseline episode, in which the policy did not sample its actions
     truncated    by a limit and unsolved, if `filter.mask_truncated` is set: DAPO's overlong filtering

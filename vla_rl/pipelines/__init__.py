@@ -66,8 +66,7 @@ def settings_of(pipeline: str) -> Mapping[str, Any]:
 
 
 def with_pipeline(config: ConfigT, pipeline: str) -> ConfigT:
-    """Return `config` with another pipeline and that pipeline's default settings; the rest is
-    unchanged.
+    """Return `config` with another pipeline and that pipeline's default settings.
 
     Raises: ConfigError for an unknown name, or settings that contradict the rest of the
     configuration.
@@ -77,8 +76,11 @@ def with_pipeline(config: ConfigT, pipeline: str) -> ConfigT:
 
 
 def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge nested tables; later ones override earlier ones. A loss or an advantage of another name
-    replaces the whole earlier table, because the other fields belonged to the old name."""
+    """Merge nested tables; later ones override earlier ones.
+
+    A loss or an advantage of another name replaces the whole earlier table, because the other
+    fields belonged to the old name.
+    """
     result: dict[str, Any] = {}
     for table in tables:
         for key, value in table.items():

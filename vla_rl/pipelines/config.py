@@ -170,9 +170,7 @@ class LearningConfig(Config, frozen=True, kw_only=True):
 
     @property
     def episodes_per_group(self) -> int:
-        """Number of episodes from the same start: `group_size`, plus the greedy one if it is
-        needed.
-        """
+        """Number of episodes from the same start: `group_size`, and one if ReMax is used."""
         return self.group_size + self.needs_greedy_baseline
 
 
@@ -188,8 +186,9 @@ class TrainingConfig(LearningConfig, frozen=True, kw_only=True):
 
 
 class TextTrainingConfig(LearningConfig, frozen=True, kw_only=True):
-    """Reinforcement learning of language policies in text environments, which run as coroutines of
-    this process.
+    """Reinforcement learning of language policies in text environments.
+
+    The environments run as coroutines of this process.
     """
 
     text: TextPoolConfig = TextPoolConfig()
@@ -210,9 +209,7 @@ class TextTrainingConfig(LearningConfig, frozen=True, kw_only=True):
 
 
 class MixedTrainingConfig(TrainingConfig, frozen=True, kw_only=True):
-    """Reinforcement learning of policies in simulators and of others in text environments, in one
-    run.
-    """
+    """Reinforcement learning of policies in simulators and in text environments, in one run."""
 
     text: TextPoolConfig = TextPoolConfig()
     chat: ChatLimits = ChatLimits()

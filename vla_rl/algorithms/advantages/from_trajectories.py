@@ -1,5 +1,6 @@
-"""Rewards of recorded trajectories as a `RewardBatch`, in which a step is a decision, a control
-step or a token.
+"""Rewards of recorded trajectories as a `RewardBatch`.
+
+A step of it is a decision, a control step or a token.
 """
 
 from collections.abc import Sequence
@@ -77,8 +78,9 @@ def reward_batch_of(
 
 
 def _agents(trajectories: Sequence[Trajectory], level: StepLevel) -> NDArray[np.int64]:
-    """Return int64 [N, S], the agent that decided each step, as an index in the sorted names of all
-    deciding agents.
+    """Return int64 [N, S], the agent that decided each step.
+
+    It is an index in the sorted names of all deciding agents.
     """
     number_of = {name: number for number, name in enumerate(sorted(agents_of(trajectories)))}
     rows = [

@@ -1,5 +1,6 @@
-"""Configuration of policy losses: a loss by name, with its parameters. Importing it does not import
-torch.
+"""Configuration of policy losses: a loss by name, with its parameters.
+
+Importing it does not import torch.
 
 The parameters are those that the files in `policy` declare. A field left at None takes the default
 of the chosen loss; a field that it does not have is rejected, so that no setting is silently
@@ -75,8 +76,9 @@ class PolicyLossSettings(Config, frozen=True, kw_only=True):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Every parameter of the loss, as set or by default; for a custom loss only those that were
-        set.
+        """Every parameter of the loss, as set or by default.
+
+        A custom loss has only those that were set.
         """
         return {**(self.declared.defaults if self.declared else {}), **self.chosen}
 
@@ -92,8 +94,10 @@ class PolicyLossSettings(Config, frozen=True, kw_only=True):
 
     @property
     def has_terms_without_advantage(self) -> bool:
-        """Whether the loss may have a gradient if every advantage is 0; True for a custom loss,
-        because it cannot be determined."""
+        """Whether the loss may have a gradient if every advantage is 0.
+
+        True for a custom loss, because it cannot be determined.
+        """
         if self.declared is None:
             return True
         terms = self.declared.terms_without_advantage
@@ -111,9 +115,7 @@ class PolicyLossSettings(Config, frozen=True, kw_only=True):
 
     @property
     def needs_chosen_tokens(self) -> bool:
-        """Whether a micro-batch that is only part of a mini-batch needs
-        `TokenBatch.chosen_tokens`.
-        """
+        """Whether a part of a mini-batch needs `TokenBatch.chosen_tokens`."""
         return self._needs("choose_tokens")
 
     def _needs(self, need: str) -> bool:
@@ -135,8 +137,9 @@ class PolicyLossSettings(Config, frozen=True, kw_only=True):
 
 
 def _help_by_parameter() -> dict[str, str]:
-    """Return the option's help for each parameter: one sentence for each meaning, with the names of
-    the losses that give it that meaning.
+    """Return the option's help for each parameter.
+
+    It has one sentence for each meaning, with the names of the losses that give it that meaning.
     """
     meanings: dict[str, dict[Parameter, list[str]]] = {}
     for loss in LOSSES.values():
@@ -197,8 +200,9 @@ else:
 def policy_loss_for(
     config: PolicyLossConfig, max_staleness: int, *, steps_once_per_update: bool = True
 ) -> PolicyLossConfig:
-    """Return the configured loss if it is safe in a run whose generation may be `max_staleness`
-    updates ahead of the learner.
+    """Return the configured loss if it is safe at this staleness.
+
+    Generation may be `max_staleness` updates ahead of the learner.
 
     The default, `ppo`, has a trust region at every staleness. A loss without one is rejected if it
     would see data of older weights: if `max_staleness` is above 0, or if an update has several

@@ -24,8 +24,9 @@ CovarianceShare: TypeAlias = Annotated[
 
 
 def token_covariance(batch: TokenBatch) -> Tensor:
-    """Return each token's share of the covariance of log-prob and advantage: float [B, T],
-    constant, 0 where masked.
+    """Return each token's share of the covariance of log-prob and advantage.
+
+    float [B, T], constant, 0 where masked.
     """
     log_prob, advantage = batch.masked_log_prob.detach(), batch.masked_advantage
     count = batch.mask.sum().clamp(min=1)

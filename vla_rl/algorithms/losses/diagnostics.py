@@ -8,8 +8,9 @@ from vla_rl.algorithms.lazy_torch import Tensor, torch
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """Sums over the unmasked tokens of one micro-batch, kept on the device; `a + b` combines
-    micro-batches exactly.
+    """Sums over the unmasked tokens of one micro-batch, kept on the device.
+
+    `a + b` combines micro-batches exactly.
 
     Attributes: float32 [] tensors without gradient.
         num_tokens: number of unmasked tokens.
@@ -48,8 +49,11 @@ class Diagnostics:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Return `ratio_mean`, `ratio_max`, `kl_k1`, `kl_k3`, `clip_fraction`, `dropped_fraction`
-        and the extra metrics; empty if every token was masked."""
+        """Return the metrics by name; empty if every token was masked.
+
+        They are `ratio_mean`, `ratio_max`, `kl_k1`, `kl_k3`, `clip_fraction`, `dropped_fraction`
+        and the extra metrics.
+        """
         num_tokens = float(self.num_tokens)
         if num_tokens == 0.0:
             return {}

@@ -29,9 +29,7 @@ PullBack: TypeAlias = Annotated[
 
 
 def pulled_back(batch: TokenBatch, dropped: Tensor, penalty_coef: float) -> LossResult:
-    """Compute the loss without the dropped tokens, and add the squared log-ratio of every token,
-    dropped ones included.
-    """
+    """Compute the loss without the dropped tokens, plus the squared log-ratio of every token."""
     losses, diagnostics = masked_importance(batch, dropped)
     return losses + penalty_coef * token_log_ratio(batch).square(), diagnostics
 

@@ -1,5 +1,6 @@
-"""Quantities of a whole mini-batch, so that a loss does not depend on the micro-batches: the ratios
-of sequences that span several rows, and choices of tokens.
+"""Quantities of a whole mini-batch, so that a loss does not depend on the micro-batches.
+
+They are the ratios of sequences that span several rows, and choices of tokens.
 """
 
 import dataclasses
@@ -12,8 +13,9 @@ from vla_rl.algorithms.losses.token_batch import TokenBatch
 
 
 def sequence_log_ratio(config: PolicyLossConfig, batch: TokenBatch, sequence: Tensor) -> Tensor:
-    """Compute `TokenBatch.sequence_log_ratio` for sequences that span several rows, over a whole
-    mini-batch at once.
+    """Compute `TokenBatch.sequence_log_ratio` over a whole mini-batch at once.
+
+    It is needed for sequences that span several rows.
 
     Args:
         config: the loss that needs it. GMPO's mean is over clipped log-ratios; with a correction,

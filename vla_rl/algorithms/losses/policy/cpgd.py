@@ -27,8 +27,9 @@ def cpgd(
     clip_high: ClipHigh = 0.2,
     drift_coef: Annotated[float, Parameter("weight of the policy drift.", least=0.0)] = 1e-3,
 ) -> LossResult:
-    """CPGD: a policy gradient on the clipped log-ratio, with a pull back to the old policy (Liu et
-    al. 2025, arXiv:2505.12504).
+    """CPGD: a policy gradient on the clipped log-ratio, with a pull back to the old policy.
+
+    Liu et al. 2025, arXiv:2505.12504.
 
         loss  = -A * min(l, log(1 + clip_high))  where A >= 0;  -A * max(l, log(1 - clip_low))  where A < 0
         drift = sg(min(rho - 1, 2)) * l,   whose gradient is that of KL(behavior || policy) up to the bound

@@ -40,8 +40,7 @@ def decoupled_surrogate(
     ] = 5.0,
     level: Level = "token",
 ) -> LossResult:
-    """Clip around the trainer's own recent weights, and weigh tokens by how these differ from the
-    weights that acted.
+    """Clip around the trainer's own recent weights, and weigh tokens by proximal / behavior.
 
         loss = w * PPO(exp(log_prob - proximal_log_prob)),    w from `behavior_weights`, 0 where dropped
 
@@ -79,8 +78,7 @@ def behavior_weights(
     level: RatioLevel,
     sequence: Tensor | None = None,
 ) -> Tensor:
-    """Divide the probability of a choice under the trainer's weights before the update by its
-    probability in the engine.
+    """Divide the probability of a choice before the update by its probability in the engine.
 
         kappa_t = exp(proximal_log_prob - behavior_log_prob), at the level of the ratio: of one token, or the
                   product over a control step or a row; dropped if it is above behavior_weight_cap

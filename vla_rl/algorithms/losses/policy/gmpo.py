@@ -28,8 +28,9 @@ def gmpo(
     ] = 0.4,
     clip_high: Annotated[float, Parameter("upper bound of the log-ratio.", least=0.0)] = 0.4,
 ) -> LossResult:
-    """GMPO: the geometric mean of ratios that are clipped token by token (Zhao et al. 2025,
-    arXiv:2507.20673).
+    """GMPO: the geometric mean of ratios that are clipped token by token.
+
+    Zhao et al. 2025, arXiv:2507.20673.
 
         c_t  = min(l_t, clip_high) where A >= 0, max(l_t, -clip_low) where A < 0;    l_t = log rho_t
         loss = -A * exp(mean_t c_t)

@@ -11,8 +11,9 @@ from vla_rl.algorithms.losses.token_batch import TokenBatch
 def gpg(
     batch: TokenBatch,
 ) -> LossResult:
-    """The plain policy gradient (Williams 1992; Chu et al. 2025, GPG, arXiv:2504.02546): no ratio
-    at all.
+    """The plain policy gradient: no ratio at all.
+
+    Williams 1992; Chu et al. 2025, GPG, arXiv:2504.02546.
 
         loss = -A * log_prob
 

@@ -19,8 +19,9 @@ def ipo(
     probability_high: ProbabilityHigh = 0.1,
     penalty_coef: PullBack = 1e-3,
 ) -> LossResult:
-    """IPO: the trust region of `dppo` on both sides, whatever the advantage, with the same pull
-    back (prime-rl's `ipo`).
+    """IPO: the trust region of `dppo` on both sides, whatever the advantage.
+
+    It has the same pull back (prime-rl's `ipo`).
 
         dropped if p - q > probability_high or p - q < -probability_low
         loss = -A * rho (kept) or 0 (dropped), + penalty_coef * (log rho)^2 for every token

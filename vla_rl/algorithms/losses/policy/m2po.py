@@ -32,8 +32,9 @@ def m2po(
         ),
     ] = 0.04,
 ) -> LossResult:
-    """M2PO: drop the farthest tokens until the second moment of the log-ratio is small (Zheng et
-    al. 2025, arXiv:2510.01161).
+    """M2PO: drop the farthest tokens until the second moment of the log-ratio is small.
+
+    Zheng et al. 2025, arXiv:2510.01161.
 
         loss = -A * rho for the largest set of nearest tokens with mean (log rho)^2 <= max_second_moment, else 0
 

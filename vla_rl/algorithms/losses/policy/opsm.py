@@ -37,9 +37,10 @@ def sequence_masked_surrogate(
     dual_clip: DualClip = None,
     level: Level = "token",
 ) -> LossResult:
-    """Leave out sequences with a negative advantage that the policy has moved away from; the rest
-    is the clipped surrogate (DeepSeek-V3.2, arXiv:2512.02556, "off-policy sequence masking", eq.
-    9).
+    """Leave out sequences with a negative advantage that the policy has moved away from.
+
+    The rest is the clipped surrogate (DeepSeek-V3.2, arXiv:2512.02556, "off-policy sequence
+    masking", eq. 9).
 
         loss = 0   if A < 0 and mean_t (sampler_log_prob - log_prob) > max_sequence_kl, else PPO
 
@@ -68,8 +69,7 @@ def sequence_masked_surrogate(
 
 
 def sequence_drift(batch: TokenBatch, sequence: Tensor | None = None) -> Tensor:
-    """Average over a sequence how much less likely the current policy finds each token than the
-    policy that sampled it.
+    """Average how much less likely the policy finds a sequence's tokens than their sampler did.
 
         mean_t (sampler_log_prob - log_prob) over the tokens of the sequence: the k1 estimate of KL(sampler || policy)
 

@@ -23,8 +23,9 @@ def clipped_surrogate(
     dual_clip: DualClip = None,
     level: Level = "token",
 ) -> LossResult:
-    """Compute PPO's clipped objective, negated to be a loss (Schulman et al. 2017,
-    arXiv:1707.06347, eq. 7).
+    """Compute PPO's clipped objective, negated to be a loss.
+
+    Schulman et al. 2017, arXiv:1707.06347, eq. 7.
 
         loss = max(-A * rho, -A * clamp(rho, 1 - clip_low, 1 + clip_high))
         loss = min(loss, -A * dual_clip)   where A < 0 (Ye et al. 2020, arXiv:1912.09729)
