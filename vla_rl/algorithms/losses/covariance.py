@@ -34,7 +34,7 @@ def token_covariance(batch: TokenBatch) -> Tensor:
     return torch.where(batch.mask, centred, 0.0)
 
 
-def tokens_at(places: Tensor, batch: TokenBatch) -> Tensor:
+def mark_tokens(places: Tensor, batch: TokenBatch) -> Tensor:
     """Return bool [B, T], True at the indices int64 [n] of the flattened batch."""
     chosen = torch.zeros_like(batch.mask).flatten()
     chosen[places] = True

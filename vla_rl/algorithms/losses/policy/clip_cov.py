@@ -6,9 +6,9 @@ from typing import Annotated
 from vla_rl.algorithms.lazy_torch import Tensor, torch
 from vla_rl.algorithms.losses.covariance import (
     CovarianceShare,
+    mark_tokens,
     num_chosen,
     token_covariance,
-    tokens_at,
 )
 from vla_rl.algorithms.losses.declaration import (
     ClipHigh,
@@ -44,7 +44,7 @@ def dropped_by_clip_cov(
     picked = candidates[
         torch.arange(wanted, device=candidates.device) * len(candidates) // max(wanted, 1)
     ]
-    return tokens_at(picked, batch)
+    return mark_tokens(picked, batch)
 
 
 @declare_loss(

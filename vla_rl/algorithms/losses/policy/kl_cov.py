@@ -5,9 +5,9 @@ from typing import Annotated
 from vla_rl.algorithms.lazy_torch import Tensor, torch
 from vla_rl.algorithms.losses.covariance import (
     CovarianceShare,
+    mark_tokens,
     num_chosen,
     token_covariance,
-    tokens_at,
 )
 from vla_rl.algorithms.losses.declaration import LossResult, Parameter, declare_loss
 from vla_rl.algorithms.losses.diagnostics import diagnose
@@ -23,7 +23,7 @@ def penalised_by_kl_cov(
     ranked = (
         torch.where(batch.mask, token_covariance(batch), -torch.inf).flatten().topk(wanted).indices
     )
-    return tokens_at(ranked, batch)
+    return mark_tokens(ranked, batch)
 
 
 @declare_loss(
