@@ -13,7 +13,7 @@ from vla_rl.algorithms import AdvantageConfig, AdvantageEstimator, RewardBatch, 
 from vla_rl.algorithms.advantages.from_trajectories import reward_batch_of
 from vla_rl.graph import NodeOutput
 from vla_rl.learning.critic import Judged
-from vla_rl.nodes.rewards import Reward, outcome, outcomes_by_agent, rewards_by_group
+from vla_rl.nodes.rewards import WrittenRewards, outcome, outcomes_by_agent, rewards_by_group
 from vla_rl.types import AgentPart, DecisionRewards, Group, Trajectory, agents_of, parts_of
 
 
@@ -31,9 +31,7 @@ class GroupAdvantage:
     def __init__(self, config: AdvantageConfig) -> None:
         self._estimate: AdvantageEstimator = advantage_estimator(config)
 
-    async def __call__(
-        self, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | np.ndarray
-    ) -> NodeOutput:
+    async def __call__(self, groups: Sequence[Group], rewards: WrittenRewards) -> NodeOutput:
         """Return the advantages of all trajectories, group by group.
 
         An agent's use its own decisions and returns.
@@ -71,7 +69,7 @@ class CriticAdvantage:
     async def __call__(
         self,
         groups: Sequence[Group],
-        rewards: Sequence[Sequence[Reward]] | np.ndarray,
+        rewards: WrittenRewards,
         judged: Sequence[Sequence[Judged]],
     ) -> NodeOutput:
         """Return the advantages and returns of all trajectories, group by group."""

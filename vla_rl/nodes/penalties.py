@@ -9,7 +9,7 @@ from vla_rl.algorithms.filters import OverlongConfig, overlong_penalty
 from vla_rl.algorithms.kl_in_reward import KlRewardConfig, mean_kl, next_kl_coef, penalised_rewards
 from vla_rl.graph import NodeOutput
 from vla_rl.learning.rows import executed_tokens
-from vla_rl.nodes.rewards import Reward, rewards_by_group
+from vla_rl.nodes.rewards import WrittenRewards, rewards_by_group
 from vla_rl.types import Group, Trajectory
 
 
@@ -19,9 +19,7 @@ class OverlongPenalty:
     def __init__(self, config: OverlongConfig) -> None:
         self._config = config
 
-    async def __call__(
-        self, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | np.ndarray
-    ) -> NodeOutput:
+    async def __call__(self, groups: Sequence[Group], rewards: WrittenRewards) -> NodeOutput:
         """Return rewards by group, float32 [decisions] for each episode.
 
         The last decision gets the penalty.
@@ -75,7 +73,7 @@ class KlPenalty:
         self,
         update: int,
         groups: Sequence[Group],
-        rewards: Sequence[Sequence[Reward]] | np.ndarray,
+        rewards: WrittenRewards,
         reference_log_probs: Sequence[Sequence[Sequence[np.ndarray]]],
     ) -> NodeOutput:
         """Return rewards by group, float32 [decisions] for each episode.

@@ -38,6 +38,9 @@ Reward: TypeAlias = float | np.ndarray
 """Return value of a reward function: one number, for the last decision (of each agent), or float
 [decisions]."""
 
+WrittenRewards: TypeAlias = Sequence[Sequence[Reward]] | Sequence[float] | np.ndarray
+"""Value of the reward node, or of one in its place: by group, or flat over all episodes."""
+
 RewardFunction: TypeAlias = Callable[[Trajectory], Reward | Awaitable[Reward]]
 RewardManager: TypeAlias = Callable[[Group, RewardFunction], Awaitable[Sequence[Reward]]]
 
@@ -213,7 +216,7 @@ def require_known_success(group: Group, wanted_by: str) -> None:
 
 
 def rewards_by_group(
-    groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | Sequence[float] | np.ndarray
+    groups: Sequence[Group], rewards: WrittenRewards
 ) -> list[list[DecisionRewards]]:
     """Return the rewards of each group's episodes, as the reward node writes them.
 
