@@ -1,11 +1,10 @@
 """The command line of every recipe: an option for each field of its configuration, and options to
 launch it.
 
-python -m vla_rl.recipes.srpo_libero --help                         the common options, explained
-python -m vla_rl.recipes.srpo_libero --help-all                      every option
-python -m vla_rl.recipes.srpo_libero --config my.toml --run.updates 20  a file, which the command
-line overrides python -m vla_rl.recipes.srpo_libero --dry-run                       the resolved
-configuration and plan; nothing starts
+    vla-rl srpo_libero --help                                the common options, explained
+    vla-rl srpo_libero --help-all                            every option
+    vla-rl srpo_libero --config my.toml --run.updates 20     a file, which options override
+    vla-rl srpo_libero --dry-run                             the resolved configuration and plan
 """
 
 import argparse
