@@ -57,6 +57,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "envs",
         "models",
     },
+    "parity": {"types", "errors", "models"},
     "training": {
         "types",
         "errors",
@@ -109,6 +110,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "nodes",
         "pipelines",
         "evaluation",
+        "parity",
         "training",
         "commands",
     },
