@@ -5,8 +5,8 @@
     somebody's own loop ──┘                       │
                                        another trace
 
-`boundaries.py` lists what is compared, in the order in which an episode produces it. docs/parity.md
-shows how to write a trace from a loop of your own.
+`boundaries.py` lists what is compared, in the order in which an episode produces it. The
+page parity.md shows how to write a trace from a loop of your own.
 """
 
 from vla_rl.parity.boundaries import BOUNDARIES, Boundary

@@ -10,7 +10,7 @@ import torch
 
 from vla_rl.models.images.pipeline import image_stages
 from vla_rl.models.prismatic.action_tokens import ActionScaler, ActionTokenizer
-from vla_rl.parity.trace import Trace, TraceEntry, Value
+from vla_rl.parity.trace import Trace, TraceEntry
 from vla_rl.types import Trajectory
 
 if TYPE_CHECKING:
@@ -75,6 +75,6 @@ def _actions(tokens: np.ndarray, policy: "VlaPolicy") -> Iterator[tuple[str, np.
     yield "action", ActionScaler(config.action_bounds).unscaled(unit)
 
 
-def _numbers(tensor: torch.Tensor) -> Value:
+def _numbers(tensor: torch.Tensor) -> np.ndarray:
     numbers: np.ndarray = tensor.cpu().numpy()
     return numbers

@@ -1,6 +1,6 @@
 """Compare two ways of running one LIBERO episode, until their first difference: `vla-rl parity A B`.
 
-A and B are each a trace that another program wrote (a file, docs/parity.md), or settings of ours:
+A and B are each a trace (a file that another program wrote), or settings of ours:
 
     vla-rl parity exact fast                          our two kinds of physics and pictures
     vla-rl parity theirs.jsonl exact                  somebody's loop against ours
