@@ -14,7 +14,7 @@ from vla_rl.observe import RunDirectory
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import TaskStart
 from vla_rl.training.run import TrainingRun, train
-from vla_rl.training.team import RunModel, Team, bytes_of
+from vla_rl.training.team import Team, Trainable
 from vla_rl.types import Agent
 
 ConfigT = TypeVar("ConfigT", bound=LearningConfig)
@@ -23,7 +23,7 @@ ConfigT = TypeVar("ConfigT", bound=LearningConfig)
 async def launch(
     command: Command[TrainingLaunch, ConfigT],
     starts: Sequence[TaskStart],
-    model: RunModel | Team,
+    model: Trainable,
     footprint: EpisodeFootprint,
     about: Mapping[str, str] | None = None,
     judge: Judge | None = None,
@@ -38,7 +38,7 @@ async def launch(
     """
     config, wanted = command.config, command.launch
     if wanted.dry_run:
-        print_plan(config, footprint, *bytes_of(model))
+        print_plan(config, footprint, *Team.of(model).num_bytes)
         await rehearse_training(
             config, starts, model, judge=judge, resume=wanted.resume, resume_from=wanted.resume_from
         )

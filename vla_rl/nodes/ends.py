@@ -10,7 +10,7 @@ import numpy as np
 
 from vla_rl.actors.completion import carried_through
 from vla_rl.graph import NodeOutput, WrongInput
-from vla_rl.learning import Learner, LearnerTeam, UpdateReport
+from vla_rl.learning import LearnerTeam, UpdateReport
 from vla_rl.learning.rows import Advantage
 from vla_rl.nodes.advantages import members_of
 from vla_rl.nodes.selection import select_episodes
@@ -34,7 +34,7 @@ class Learn:
     """The node function that updates the policy and records the update in the scheduler.
 
     Args:
-        learner: updates the policy, or the policies of a team.
+        learner: updates the policies of the run.
         scheduler: records which episodes were trained on.
         mask_truncated: do not learn from episodes that a limit truncated unsolved.
         warmup_updates: returns the number of first updates in which only the critic learns.
@@ -44,7 +44,7 @@ class Learn:
 
     def __init__(
         self,
-        learner: Learner | LearnerTeam,
+        learner: LearnerTeam,
         scheduler: EpisodeScheduler,
         *,
         mask_truncated: bool,

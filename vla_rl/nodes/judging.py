@@ -7,7 +7,7 @@ import numpy as np
 
 from vla_rl.actors.completion import carried_through
 from vla_rl.graph import NodeOutput
-from vla_rl.learning import Critic, CriticTeam, Judged, Reference, ReferenceTeam
+from vla_rl.learning import CriticTeam, Judged, ReferenceTeam
 from vla_rl.nodes.advantages import members_of
 from vla_rl.types import Group
 
@@ -15,7 +15,7 @@ from vla_rl.types import Group
 class JudgeValues:
     """The node function that computes the values of one group's episodes, one `Judged` for each."""
 
-    def __init__(self, critic: Critic | CriticTeam) -> None:
+    def __init__(self, critic: CriticTeam) -> None:
         self._critic = critic
 
     async def __call__(self, group: Group) -> list[Judged]:
@@ -29,7 +29,7 @@ class LearnValues:
     Once started, it is completed.
     """
 
-    def __init__(self, critic: Critic | CriticTeam) -> None:
+    def __init__(self, critic: CriticTeam) -> None:
         self._critic = critic
 
     async def __call__(
@@ -54,7 +54,7 @@ class LearnValues:
 class ReferenceLogProbs:
     """The node function that computes log-probs under the frozen reference policy."""
 
-    def __init__(self, reference: Reference | ReferenceTeam) -> None:
+    def __init__(self, reference: ReferenceTeam) -> None:
         self._reference = reference
 
     async def __call__(self, group: Group) -> list[list[np.ndarray]]:

@@ -23,7 +23,7 @@ from vla_rl.models.language import CausalLanguageModel
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.grpo_text import GrpoTextConfig, launch_text
 from vla_rl.rollout import ChatLimits
-from vla_rl.training.team import Member, RunModel, Team
+from vla_rl.training.team import Member, Team
 from vla_rl.types import Config, EnvSpec
 
 ENV_ID = "text/arithmetic_pair"
@@ -94,10 +94,10 @@ class GrpoPairConfig(GrpoTextConfig, frozen=True, kw_only=True):
         return EnvSpec(id=ENV_ID, kwargs=kwargs)
 
 
-def policies_of(config: GrpoPairConfig) -> RunModel | Team:
+def policies_of(config: GrpoPairConfig) -> Team:
     """Load one policy for both agents, or one for each."""
     if config.agents.weights == "shared":
-        return CausalLanguageModel.load(config.policy)
+        return Team.of(CausalLanguageModel.load(config.policy))
     folders = (config.policy, config.checker_policy or config.policy)
     members = {
         agent: Member(CausalLanguageModel.load(folder))

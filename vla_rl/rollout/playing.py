@@ -8,7 +8,7 @@ from typing import Any
 
 from vla_rl.errors import ActorDied, ActorFrozen, AgentError, VlaRlError
 from vla_rl.rollout.owned_tasks import is_being_cancelled
-from vla_rl.rollout.policies import AnyEngine, DecisionGauge, policy_for
+from vla_rl.rollout.policies import AnyEngine, DecisionGauge, EngineTeam
 from vla_rl.types import Agent, EnvPool, EpisodeSpec, Step, StopReason, Trajectory
 
 
@@ -52,7 +52,7 @@ async def play_episode(
     least one step; all other errors of the agent or the environment, with a note that names the
     episode.
     """
-    policy = policy_for(engine, episode, gauge)
+    policy = EngineTeam.of(engine).policies_of(episode, gauge)
     deadline = asyncio.timeout(None)
     try:
         async with pool.lease(episode) as env, deadline:

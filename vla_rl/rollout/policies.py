@@ -14,12 +14,14 @@ from vla_rl.errors import AgentError, PolicyError
 from vla_rl.rollout.call_ids import with_unique_call_ids
 from vla_rl.types import (
     ANY_REPLY,
+    SOLE_MEMBER,
     ActionChunk,
     Completion,
     EpisodeSpec,
     Observation,
     Prompt,
     ReplyOptions,
+    Roster,
     Sampling,
     ToolSpec,
     derive_seed,
@@ -73,23 +75,48 @@ class LanguageEngine(Protocol):
 
 
 class EngineTeam:
-    """Engines by the name of the agent that each acts for: several policies in one episode or in
-    one run.
+    """The engines of a team, by member name.
+
+    Args:
+        engines: each acts for the agent of its name; the only one of a team of one for every agent.
     """
 
     def __init__(self, engines: Mapping[str, PolicyEngine | LanguageEngine]) -> None:
         if not engines:
             raise ValueError("a team has no engine, expected one for each agent of the environment")
-        self.engines = dict(engines)
+        self.engines, self._roster = dict(engines), Roster(engines)
+
+    @classmethod
+    def of(cls, engine: "AnyEngine") -> "EngineTeam":
+        """Return a team, or the team of one that an engine is."""
+        return engine if isinstance(engine, EngineTeam) else cls({SOLE_MEMBER: engine})
 
     @property
     def weight_version(self) -> int:
         """Weight version of the engine that is furthest behind."""
         return min(engine.weight_version for engine in self.engines.values())
 
+    def policies_of(
+        self, episode: EpisodeSpec, gauge: "DecisionGauge | None" = None
+    ) -> "EpisodePolicy | dict[str, EpisodePolicy]":
+        """Return what the agent of an episode gets: the policy for all agents, or one by agent
+        name, each with seeds of its own.
+        """
+        policies = {
+            name: EpisodePolicy(
+                engine,
+                msgspec.structs.replace(
+                    episode, policy_seed=self._roster.seed(episode.policy_seed, name)
+                ),
+                gauge,
+            )
+            for name, engine in self.engines.items()
+        }
+        return policies[SOLE_MEMBER] if self._roster.acts_for_all else policies
+
 
 AnyEngine: TypeAlias = PolicyEngine | LanguageEngine | EngineTeam
-"""The engines that a scheduler can use."""
+"""An engine, or the engines of a team. Schedulers accept both."""
 
 
 class DecisionGauge:
@@ -239,21 +266,3 @@ class EpisodePolicy:
         finally:
             end_wait(wait)
             self._gauge.leave(self._clock())
-
-
-def policy_for(
-    engine: AnyEngine, episode: EpisodeSpec, gauge: DecisionGauge | None = None
-) -> EpisodePolicy | dict[str, EpisodePolicy]:
-    """Return the policy that an agent gets: one, or one by agent name, each with seeds of
-    its own.
-    """
-    if not isinstance(engine, EngineTeam):
-        return EpisodePolicy(engine, episode, gauge)
-    return {
-        name: EpisodePolicy(
-            member,
-            msgspec.structs.replace(episode, policy_seed=derive_seed(episode.policy_seed, name)),
-            gauge,
-        )
-        for name, member in engine.engines.items()
-    }

@@ -31,7 +31,7 @@ from vla_rl.rollout.meter import RolloutMeter
 from vla_rl.rollout.outstanding import GroupState, OutstandingGroups
 from vla_rl.rollout.owned_tasks import leave
 from vla_rl.rollout.playing import EpisodeLost, play_episode
-from vla_rl.rollout.policies import AnyEngine
+from vla_rl.rollout.policies import AnyEngine, EngineTeam
 from vla_rl.rollout.staleness import StalenessPolicy
 from vla_rl.types import Agent, EnvPool, EpisodeSpec, Group, Trajectory
 
@@ -90,7 +90,7 @@ class EpisodeScheduler:
         config.require_feasible(num_envs=pool.num_envs, group_size=source.group_size)
         self._pool, self._engine, self._agent, self._source, self._config = (
             pool,
-            engine,
+            EngineTeam.of(engine),
             agent,
             source,
             config,

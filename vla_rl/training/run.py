@@ -39,7 +39,7 @@ from vla_rl.training.pools import simulator_pids, what_plays
 from vla_rl.training.resuming import checkpoint_to_resume, leave_later
 from vla_rl.training.run_record import RunRecord
 from vla_rl.training.stopping import StopSignal
-from vla_rl.training.team import RunModel, Team
+from vla_rl.training.team import Team, Trainable
 from vla_rl.types import Agent, derive_seed
 
 Customise: TypeAlias = Callable[[Pipeline], Pipeline]
@@ -64,7 +64,7 @@ class Outcome:
 async def train(
     config: LearningConfig,
     starts: Sequence[TaskStart],
-    model: RunModel | Team,
+    model: Trainable,
     *,
     agent: Agent | None = None,
     customise: Customise = lambda pipeline: pipeline,
@@ -135,7 +135,7 @@ class TrainingRun:
         self,
         config: LearningConfig,
         starts: Sequence[TaskStart],
-        model: RunModel | Team,
+        model: Trainable,
         *,
         agent: Agent = embodied_agent,
         customise: Customise = lambda pipeline: pipeline,
@@ -143,7 +143,9 @@ class TrainingRun:
         first_update: int = 0,
     ) -> None:
         self._config, self._judge = config, judge
-        self._parts = TrainingParts(config, starts, model, agent=agent, first_update=first_update)
+        self._parts = TrainingParts(
+            config, starts, Team.of(model), agent=agent, first_update=first_update
+        )
         self.graph: TaskGraph = customised(make_pipeline(self._parts), customise).build()
         if config.overlong.max_length is not None and "overlong" not in self.graph.nodes:
             raise ConfigError(
@@ -300,7 +302,7 @@ class TrainingRun:
             **update.metrics,
             **parts.scheduler.metrics(),
             **parts.pool.metrics(),
-            **parts.engine_metrics(),
+            **parts.engine.metrics(),
             **{f"time/node/{node}_s": span.busy_s for node, span in update.spans.items()},
             "time/update_s": update.duration_s,
             "time/device_busy_share": parts.lane.busy_share(),

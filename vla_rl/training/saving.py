@@ -18,7 +18,7 @@ import msgspec
 
 from vla_rl.actors.completion import run_to_its_end
 from vla_rl.errors import CheckpointError
-from vla_rl.learning import PreparedCheckpoint, TeamState, TrainingState, prepare_checkpoint
+from vla_rl.learning import PreparedCheckpoint, TeamState, prepare_checkpoint
 from vla_rl.learning.checkpoint_folders import newest_name
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 class RunSnapshot(msgspec.Struct, frozen=True):
     """The complete state of a run, taken at one instant."""
 
-    learner: TrainingState | TeamState
+    learner: TeamState
     others: dict[str, Any]
     """States of the scheduler and of other parts, by name."""
 
