@@ -110,7 +110,7 @@ class Team:
 
 
 Trainable: TypeAlias = RunModel | Team
-"""What `train` accepts: one policy for all agents, or a team."""
+"""A model that `train` accepts: one policy for all agents, or a team."""
 
 
 class RunEngines(EngineTeam):
