@@ -8,7 +8,6 @@ import numpy as np
 from vla_rl.algorithms.filters import OverlongConfig, overlong_penalty
 from vla_rl.algorithms.kl_in_reward import KlRewardConfig, mean_kl, next_kl_coef, penalised_rewards
 from vla_rl.graph import NodeOutput
-from vla_rl.learning.rows import executed_tokens
 from vla_rl.nodes.rewards import WrittenRewards, rewards_by_group
 from vla_rl.types import Group, Trajectory
 
@@ -26,7 +25,7 @@ class OverlongPenalty:
         """
         shaped, penalties = [], []
         for group, of_group in zip(groups, rewards_by_group(groups, rewards), strict=True):
-            lengths = np.array([num_tokens(trajectory) for trajectory in group.trajectories])
+            lengths = np.array([trajectory.num_executed_tokens for trajectory in group.trajectories])
             penalty = overlong_penalty(lengths, self._config)
             rows = [row.copy() for row in of_group]
             for row, lost in zip(rows, penalty.tolist(), strict=True):
@@ -94,7 +93,7 @@ class KlPenalty:
                 row, _ = penalised_rewards(reward[None], kl[None], everywhere, coef)
                 rows.append(row[0].astype(np.float32))
                 sums.append(float(kl.sum()))
-                counts.append(num_tokens(trajectory))
+                counts.append(trajectory.num_executed_tokens)
             shaped.append(rows)
         observed = mean_kl(np.array(sums), np.array(counts), self._config.average)
         next_coef = next_kl_coef(self._config, coef, observed, len(sums))
@@ -129,7 +128,7 @@ def decision_kl(trajectory: Trajectory, reference: Sequence[np.ndarray]) -> np.n
     Returns: float64 [decisions]. Raises: ValueError, naming the episode, if a value is not finite.
     """
     differences = [
-        np.where(executed_tokens(step), step.chunk.log_probs.astype(np.float64) - row, 0.0).sum()
+        np.where(step.executed_tokens, step.chunk.log_probs.astype(np.float64) - row, 0.0).sum()
         for step, row in zip(trajectory.steps, reference, strict=True)
     ]
     kl = np.array(differences)
@@ -142,8 +141,3 @@ def decision_kl(trajectory: Trajectory, reference: Sequence[np.ndarray]) -> np.n
             "the engine."
         )
     return kl
-
-
-def num_tokens(trajectory: Trajectory) -> int:
-    """Count the tokens that the policy chose and that were executed."""
-    return int(sum(executed_tokens(step).sum() for step in trajectory.steps))

@@ -70,7 +70,7 @@ def reward_batch_of(
         ),
         durations=_padded(durations).astype(np.int64),
         num_tokens=np.array(
-            [_executed_tokens(trajectory) for trajectory in trajectories], dtype=np.float64
+            [trajectory.num_executed_tokens for trajectory in trajectories], dtype=np.float64
         ),
         greedy_rewards=None if greedy_rewards is None else np.asarray(greedy_rewards),
         agents=_agents(trajectories, level),
@@ -97,17 +97,9 @@ def _by_level(step: Step, level: StepLevel) -> tuple[NDArray[np.float64], NDArra
         return np.array([rewards.sum()]), np.array([float(len(rewards))])
     if level == "action":
         return rewards, np.ones(len(rewards))
-    last = np.zeros((len(rewards), _tokens_of_action(step)))
+    last = np.zeros((len(rewards), step.chunk.tokens_per_step))
     last[:, -1] = 1.0
     return (last * rewards[:, None]).reshape(-1), last.reshape(-1)
-
-
-def _tokens_of_action(step: Step) -> int:
-    return len(step.chunk.tokens) // len(step.chunk.actions)
-
-
-def _executed_tokens(trajectory: Trajectory) -> int:
-    return sum(step.num_executed * _tokens_of_action(step) for step in trajectory.steps)
 
 
 def _joined(rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
