@@ -43,6 +43,11 @@ STARTS = [
 ]
 
 
+CRITIC = CriticConfig(
+    optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0), micro_batch_tokens=1024, epochs=1
+)
+
+
 def config_of(
     root: Path, updates: int, pipeline: str = "grpo", **fields: Any
 ) -> TextTrainingConfig:
@@ -58,9 +63,7 @@ def config_of(
         learner=LearnerConfig(
             optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0), micro_batch_tokens=1024
         ),
-        critic=CriticConfig(
-            optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0), micro_batch_tokens=1024, epochs=1
-        ),
+        critic=CRITIC if pipeline == "ppo" else CriticConfig(),
     )
     return msgspec.structs.replace(with_pipeline(config, pipeline), **fields)
 

@@ -54,7 +54,7 @@ def test_one_policy_acts_for_agents_of_any_name_and_gets_their_episodes_whole() 
     (part,) = ONE.parts_of([trajectory], SOLE_MEMBER)
     assert part.trajectory is trajectory
     assert part.decisions == (0, 1)
-    assert ONE.member_for("whoever") == SOLE_MEMBER
+    assert ONE.member_of("whoever") == SOLE_MEMBER
     ONE.require_all([trajectory])
 
 
@@ -67,7 +67,7 @@ def test_one_policy_leaves_no_name_in_metrics_and_seeds() -> None:
 def test_a_member_gets_the_decisions_of_its_own_agent() -> None:
     (part,) = PAIR.parts_of([episode(["solver", "checker", "solver"])], "solver")
     assert part.decisions == (0, 2)
-    assert PAIR.member_for("solver") == "solver"
+    assert PAIR.member_of("solver") == "solver"
 
 
 def test_an_agent_without_a_member_is_named() -> None:
@@ -76,7 +76,7 @@ def test_an_agent_without_a_member_is_named() -> None:
     ):
         PAIR.require_all([episode(["solver", "judge"])])
     with pytest.raises(KeyError):
-        PAIR.member_for("judge")
+        PAIR.member_of("judge")
 
 
 def test_a_team_of_one_named_member_acts_for_its_own_agent_only() -> None:

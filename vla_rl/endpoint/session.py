@@ -69,7 +69,7 @@ class Session:
 
         Raises: KeyError for a name that no agent has.
         """
-        agent = self._roster.member_for(model)
+        agent = self._roster.member_of(model)
         return agent, self._policies[agent]
 
     def recall(self, answer_id: str) -> Sequence[Message] | None:

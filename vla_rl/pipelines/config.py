@@ -39,7 +39,8 @@ class RunConfig(Config, frozen=True, kw_only=True):
 
     videos_every: int = 5
     """In each window of this many updates, the first success and the first failure of every task
-    become videos. Among the built-in pipelines, only the `embodied_` ones make videos."""
+    become videos. Refused if the pipeline makes none: among the built-in ones, only the `embodied_`
+    ones do."""
 
     stall_warning_s: float = 120.0
     """Seconds without progress after which the watchdog prints which tasks wait for which, and all

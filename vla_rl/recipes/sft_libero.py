@@ -41,7 +41,7 @@ from vla_rl.models.loading import (
 )
 from vla_rl.models.openvla_oft.new_parts import NewPart
 from vla_rl.training.imitation import Samples, augmented_batches, tiny_policy, with_statistics
-from vla_rl.training.supervised import folder_after, teach
+from vla_rl.training.supervised import intermediate_folder, teach
 from vla_rl.types import derive_seed
 
 if TYPE_CHECKING:
@@ -182,7 +182,7 @@ def folders_of(config: SftLiberoConfig) -> dict[int, Path]:
     on_the_way = (
         range(config.save_every, config.updates, config.save_every) if config.save_every else []
     )
-    folders = {number: folder_after(Path(config.out), number) for number in on_the_way}
+    folders = {number: intermediate_folder(Path(config.out), number) for number in on_the_way}
     return {**folders, config.updates: Path(config.out)}
 
 

@@ -108,16 +108,16 @@ def play_either(limits: ChatLimits) -> Agent:
                 f"with the members {ROBOT!r} and {LANGUAGE!r}"
             )
         if not is_text:
-            return decided_by(await within_range(embodied_agent)(env, policies[ROBOT]), ROBOT)
+            return with_agent(await within_range(embodied_agent)(env, policies[ROBOT]), ROBOT)
         speakers = dict(policies)
         if LANGUAGE in policies:
             speakers[DEFAULT_AGENT] = policies[LANGUAGE]
-        return decided_by(await chat_agent(env, speakers, limits=limits), LANGUAGE)
+        return with_agent(await chat_agent(env, speakers, limits=limits), LANGUAGE)
 
     return play
 
 
-def decided_by(trajectory: Trajectory, name: str) -> Trajectory:
+def with_agent(trajectory: Trajectory, name: str) -> Trajectory:
     """Return the episode with `name` as the agent of decisions that have none.
 
     The policy of that name learns from them.

@@ -256,7 +256,7 @@ class _Conversation:
 
     def _policy_of(self, agent: str) -> LanguagePolicy:
         try:
-            return self._policies[self._roster.member_for(agent)]
+            return self._policies[self._roster.member_of(agent)]
         except KeyError:
             raise ConfigError(
                 f"it is the turn of agent {agent!r}, but there are policies for "

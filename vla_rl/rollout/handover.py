@@ -47,7 +47,7 @@ class Handover:
         """Return the groups that an update has so far."""
         return self._handed.get(update, ())
 
-    def select_for(self, update: int) -> bool:
+    def hand_over(self, update: int) -> bool:
         """Hand one more group to `update` if it is the one being filled and a group may be
         taken.
         """
@@ -80,7 +80,7 @@ class Handover:
         self._staleness.trained(group.group_id for group in groups)
         return groups
 
-    def waiting_for(self, missing: Callable[[int], Sequence[int]]) -> str:
+    def describe_wait(self, missing: Callable[[int], Sequence[int]]) -> str:
         """Describe what the update being filled waits for.
 
         Args:

@@ -74,7 +74,7 @@ async def play_episode(
             "agent awaits a task that it cancelled"
         ) from error
     except ActorDied as death:
-        raise _lost_to(death, episode) from death
+        raise _process_loss(death, episode) from death
     except TimeoutError as error:
         if not deadline.expired():
             error.add_note(f"while running {describe(episode)}")
@@ -85,7 +85,7 @@ async def play_episode(
     except ExceptionGroup as errors:  # of an agent that runs tasks of its own
         deaths, others = errors.split(ActorDied)
         if deaths is not None and others is None:
-            raise _lost_to(_first_death(deaths), episode) from errors
+            raise _process_loss(_first_death(deaths), episode) from errors
         errors.add_note(f"while running {describe(episode)}")
         raise
     except Exception as error:
@@ -141,7 +141,7 @@ def _spelt(value: Any) -> str:
     )
 
 
-def _lost_to(death: ActorDied, episode: EpisodeSpec) -> EpisodeLost:
+def _process_loss(death: ActorDied, episode: EpisodeSpec) -> EpisodeLost:
     return EpisodeLost(episode, "frozen" if isinstance(death, ActorFrozen) else "died", str(death))
 
 

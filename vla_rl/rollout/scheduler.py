@@ -159,9 +159,9 @@ class EpisodeScheduler:
             )
         for place in range(self._config.groups_per_update):
             while len(self._handover.groups_of(update)) <= place:
-                if not self._select_for(update):
+                if not self._hand_over(update):
                     self._running.require_running()
-                    with waiting(f"update {update}", on=self.waiting_for()):
+                    with waiting(f"update {update}", on=self.describe_wait()):
                         await self._changed.wait()
             yield self._handover.groups_of(update)[place]
 
@@ -253,9 +253,9 @@ class EpisodeScheduler:
         }
         return self._meter.report(asyncio.get_running_loop().time(), depths, self._ledger.dropped)
 
-    def waiting_for(self) -> str:
+    def describe_wait(self) -> str:
         """Describe in words what the update being filled waits for."""
-        return self._handover.waiting_for(self._groups.missing)
+        return self._handover.describe_wait(self._groups.missing)
 
     def _new_staleness_policy(self, version: int) -> StalenessPolicy:
         return StalenessPolicy(
@@ -267,9 +267,9 @@ class EpisodeScheduler:
             version=version,
         )
 
-    def _select_for(self, update: int) -> bool:
+    def _hand_over(self, update: int) -> bool:
         """Hand one more group to `update`, and wake the next update once this one is full."""
-        is_selected = self._handover.select_for(update)
+        is_selected = self._handover.hand_over(update)
         if is_selected and self._staleness.next_update != update:
             self._wake()
         return is_selected

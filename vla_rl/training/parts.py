@@ -104,7 +104,7 @@ class TrainingParts:
             self.learner,
             self.scheduler,
             mask_truncated=config.filter.mask_truncated,
-            warmup_updates=lambda: 0 if self._critic is None else config.critic.warmup_updates,
+            warmup_updates=lambda: config.critic.warmup_updates if self.has_critic else 0,
             snapshot=self.snapshot,
             is_due=self.saver.is_due,
         )
@@ -133,6 +133,11 @@ class TrainingParts:
         return self._critic
 
     @property
+    def has_critic(self) -> bool:
+        """Whether the pipeline has asked for critics."""
+        return self._critic is not None
+
+    @property
     def reference(self) -> ReferenceTeam:
         """Copies of the policies from the beginning of the run (not of its last resume), made at
         the first access.
@@ -147,7 +152,7 @@ class TrainingParts:
         """
         self._remembered[name] = (what, state_type)
 
-    def write_videos_to(self, run: RunDirectory) -> VideoRecorder:
+    def write_videos(self, run: RunDirectory) -> VideoRecorder:
         """Make the node `show` write videos into `run`; the caller closes the recorder."""
         videos = VideoRecorder(run.videos, self.config.run.videos_every)
         self.show.offer = videos.offer

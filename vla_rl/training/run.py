@@ -19,7 +19,6 @@ import msgspec
 
 from vla_rl.actors import Watchdog
 from vla_rl.actors.completion import carried_through
-from vla_rl.errors import ConfigError
 from vla_rl.evaluation.held_out import Judge
 from vla_rl.graph import Executor, NodeFailed, NodeType, Pipeline, TaskGraph, Update
 from vla_rl.learning import Checkpoint, load_checkpoint
@@ -30,12 +29,12 @@ from vla_rl.pipelines import make_pipeline
 from vla_rl.pipelines.config import LearningConfig, RunConfig
 from vla_rl.rollout import TaskStart, embodied_agent
 from vla_rl.training.agents import agent_of, digest_of_run, recorded
-from vla_rl.training.arguments import check_arguments, customised
 from vla_rl.training.chaos import chaos
+from vla_rl.training.checks import check_arguments, check_settings, customised
 from vla_rl.training.failures import raises_one_error
 from vla_rl.training.lasting_output import lasting_output
 from vla_rl.training.parts import TrainingParts
-from vla_rl.training.pools import simulator_pids, what_plays
+from vla_rl.training.pools import environments_in_words, simulator_pids
 from vla_rl.training.resuming import checkpoint_to_resume, leave_later
 from vla_rl.training.run_record import RunRecord
 from vla_rl.training.stopping import StopSignal
@@ -147,12 +146,12 @@ class TrainingRun:
             config, starts, Team.of(model), agent=agent, first_update=first_update
         )
         self.graph: TaskGraph = customised(make_pipeline(self._parts), customise).build()
-        if config.overlong.max_length is not None and "overlong" not in self.graph.nodes:
-            raise ConfigError(
-                f"overlong.max_length is {config.overlong.max_length}, but pipeline "
-                f"{config.pipeline!r} has no node "
-                "'overlong' to penalise long replies; use dapo, or insert that node"
-            )
+        check_settings(
+            config,
+            self.graph,
+            has_critic=self._parts.has_critic,
+            makes_videos=any(node.func is self._parts.show for node in self.graph.nodes.values()),
+        )
 
     @property
     def simulator_pids(self) -> list[int]:
@@ -174,19 +173,19 @@ class TrainingRun:
             StopSignal() as stop,
         ):
             print(
-                f"run {run.path}: starting {parts.pool.num_envs} {what_plays(self._config)}",
+                f"run {run.path}: starting {parts.pool.num_envs} {environments_in_words(self._config)}",
                 flush=True,
             )
             async with parts.runtime, parts.lane:
                 if checkpoint is not None:
                     await parts.restore(checkpoint)
                 before, first = parts.scheduler.state().ledger, parts.scheduler.version
-                videos = parts.write_videos_to(run)
+                videos = parts.write_videos(run)
                 make = partial(
                     RunRecord, run, self._config, self.graph, first
                 )  # slow: it imports much, and may go on-line
                 record = await asyncio.to_thread(make, checkpoint=checkpoint, is_resumed=is_resumed)
-                parts.saver.save_to(run.checkpoints, record.unwritten)
+                parts.saver.open(run.checkpoints, record.unwritten)
                 try:
                     with record:
                         await self._carry_out(run, record, stop)

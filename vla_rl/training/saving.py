@@ -51,8 +51,8 @@ class CheckpointSaver:
         self._prepared: dict[int, PreparedCheckpoint] = {}
         self._is_overdue = False
 
-    def save_to(self, root: Path, unwritten: Callable[[], bytes]) -> None:
-        """Save below `root`, with the lines of metrics that `unwritten` returns, which found no
+    def open(self, root: Path, unwritten: Callable[[], bytes]) -> None:
+        """Prepare to save below `root`, with the lines of metrics that `unwritten` returns, which found no
         room in their file.
         """
         self._root, self._unwritten = root, unwritten

@@ -46,7 +46,7 @@ class Roster:
         """Whether the team has one policy, for agents of any name."""
         return self.names == (SOLE_MEMBER,)
 
-    def member_for(self, agent: str) -> str:
+    def member_of(self, agent: str) -> str:
         """Return the name of the member that acts for an agent. Raises: KeyError if none does."""
         if self.acts_for_all:
             return SOLE_MEMBER
