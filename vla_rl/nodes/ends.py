@@ -97,6 +97,8 @@ class Learn:
         # stays True if the update raises: it may have changed half of the weights
         self._is_learning = True
         report, is_cancelled = await carried_through(update)
+        # no await in between: a snapshot taken there would have trained on episodes that its ledger
+        # still counts as buffered, and a resume would train on them again
         self._scheduler.trained(groups, report.weight_version)
         self._is_learning, self.last_report = False, report
         if is_cancelled:

@@ -66,6 +66,8 @@ async def play_episode(
                 )
             returned: Any = await playing
     except asyncio.CancelledError as error:
+        # a CancelledError of what the agent awaits would end this task as if the run had stopped:
+        # the episode would stay in flight for ever, and no error would say why
         if is_being_cancelled():
             raise
         raise RuntimeError(

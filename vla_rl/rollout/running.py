@@ -49,7 +49,7 @@ class RunningEpisodes:
     def stop(self) -> None:
         """Cancel all episodes, the oldest first."""
         self.may_start, self._is_left = False, True
-        # oldest first: their ends are printed and freed in the order in which they began
+        # in a fixed order, so that a simulated run ends in the same way every time
         for episode_id in sorted(self._running):
             self._running[episode_id].cancel()
 

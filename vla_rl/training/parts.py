@@ -167,6 +167,7 @@ class TrainingParts:
 
     async def restore(self, checkpoint: Checkpoint) -> None:
         """Restore a checkpoint. Call it before anything but the lane is opened."""
+        # the learner first: it publishes, and the scheduler refuses an engine with older weights
         await self.learner.restore(checkpoint.state)
         if self._critic is not None:
             await self._critic.restore(checkpoint.state.critic)

@@ -117,6 +117,7 @@ async def train(
     first_update = 0 if checkpoint is None else checkpoint.state.weight_version
     if judge is not None:
         judge.check(resume)
+    # built before anything is written: a configuration that is refused must leave the run as it was
     training = make(first_update=first_update)
     resume.record_resume(config)
     await leave_later(resume, None if found is None else found[0], first_update, judge)
@@ -177,6 +178,7 @@ class TrainingRun:
                 flush=True,
             )
             async with parts.runtime, parts.lane:
+                # before pool and engines: no episode may begin with the weights from before
                 if checkpoint is not None:
                     await parts.restore(checkpoint)
                 before, first = parts.scheduler.state().ledger, parts.scheduler.version
@@ -251,6 +253,7 @@ class TrainingRun:
         parts, last = self._parts, self._config.run.updates
         seed = derive_seed(self._config.run.seed, "chaos")
         broken = chaos(lambda: self.simulator_pids, self._config.run.chaos_every_s, seed)
+        # faults last in and first out: a simulator that closes must not be frozen meanwhile
         async with parts.pool, parts.engine, broken:
             if self._judge is not None and parts.scheduler.version == 0:
                 await self._judge(run, parts.pool, parts.engine)
@@ -288,6 +291,8 @@ class TrainingRun:
         node_seconds = {node: span.busy_s for node, span in update.spans.items()}
         parts.progress.update_done(node_seconds, str(update.critical_path))
         view.after_update()
+        # in this order: a run killed in between has a line too many, which a resume sets aside;
+        # the other way round, it would have a checkpoint whose update has no line
         await record.note(update, await self._metrics(update))
         await parts.saver.commit(update.index + 1)
 

@@ -100,6 +100,7 @@ class CheckpointSaver:
         return await prepare_checkpoint(self._root, snapshot.learner, snapshot.others)
 
     async def _commit(self, prepared: PreparedCheckpoint, version: int) -> Path:
+        # lines that find no room on a full disk travel in the checkpoint, so none is ever missing
         unwritten = await run_to_its_end(self._unwritten)
         folder = await prepared.commit(keep_last=self._keep_last, metrics=unwritten)
         if self._is_overdue:
