@@ -25,7 +25,9 @@ class OverlongPenalty:
         """
         shaped, penalties = [], []
         for group, of_group in zip(groups, rewards_by_group(groups, rewards), strict=True):
-            lengths = np.array([trajectory.num_executed_tokens for trajectory in group.trajectories])
+            lengths = np.array(
+                [trajectory.num_executed_tokens for trajectory in group.trajectories]
+            )
             penalty = overlong_penalty(lengths, self._config)
             rows = [row.copy() for row in of_group]
             for row, lost in zip(rows, penalty.tolist(), strict=True):
