@@ -74,6 +74,13 @@ RENAMED: Final = MappingProxyType(
 
 _MOVED_ATTRIBUTES: Final = MappingProxyType({"vla_rl.engines": "vla_rl.learning"})
 
+_RENAMED_ATTRIBUTES: Final = MappingProxyType(
+    {
+        "vla_rl.rollout": {"PolicyEngine": "ActionEngine", "LanguageEngine": "ChatEngine"},
+    }
+)
+"""Names that changed within their package."""
+
 
 class _SameModule(Loader):
     """Loads the module of the new name under the old one."""
@@ -134,15 +141,24 @@ def new_name_of(name: str) -> str | None:
 
 
 def renamed_attribute(module: str, name: str) -> Any:
-    """Return an attribute that a package had until it moved to another package.
+    """Return an attribute that a package had until it was renamed, or moved to another package.
 
     None if it never had it.
     """
-    new = import_module(_MOVED_ATTRIBUTES[module])
-    if name.startswith("_") or name not in new.__all__:
+    own_name = _RENAMED_ATTRIBUTES.get(module, {}).get(name)
+    home = module if own_name is not None else _MOVED_ATTRIBUTES.get(module)
+    if home is None or name.startswith("_"):
         return None
-    _warn(f"{module}.{name}", f"{new.__name__}.{name}")
-    return getattr(new, name)
+    new, new_name = import_module(home), own_name or name
+    if new_name not in new.__all__:
+        return None
+    _warn(f"{module}.{name}", f"{home}.{new_name}")
+    return getattr(new, new_name)
+
+
+def warn_of_base(base: type, kind: type) -> None:
+    """Warn that a class became the base of two and that one of these is made now."""
+    _warn(f"{base.__name__}(...)", f"{kind.__name__}(...)")
 
 
 def _warn(old: str, new: str) -> None:

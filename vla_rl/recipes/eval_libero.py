@@ -37,7 +37,7 @@ from vla_rl.actors.completion import run_to_its_end
 from vla_rl.commands.command_line import Command, Launch, run_recipe
 from vla_rl.commands.config_files import convert, read_table
 from vla_rl.commands.opening import distinct, open_each
-from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.envs.libero.assets import Assets, find_assets
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import (
@@ -464,7 +464,7 @@ async def _play(
             Runtime(config.name) as runtime,
             DeviceLane(config.torch_threads) as lane,
             SimulatorPool(runtime, simulators, specs=specs) as pool,
-            TorchEngine(model, lane, EngineConfig(max_batch=pool.num_envs)) as engine,
+            TorchActionEngine(model, lane, EngineConfig(max_batch=pool.num_envs)) as engine,
         ):
             await play_each(pool, engine, agent, missing, done)
 

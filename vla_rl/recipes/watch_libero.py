@@ -24,7 +24,7 @@ from rich.table import Table
 from vla_rl.actors import Runtime
 from vla_rl.commands.command_line import Command, Launch, run_recipe
 from vla_rl.commands.opening import distinct, open_each
-from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.assets import find_assets
 from vla_rl.envs.libero.experts import Expert
@@ -41,7 +41,7 @@ from vla_rl.evaluation.pictures import Quality, assets_for, picture_size_for, qu
 from vla_rl.models.loading import CheckpointConfig, load_policy
 from vla_rl.observe.captions import with_caption
 from vla_rl.observe.mp4 import encode_mp4
-from vla_rl.rollout import PolicyEngine, embodied_agent
+from vla_rl.rollout import ActionEngine, embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation, Sampling, Trajectory, derive_seed
 
@@ -188,7 +188,7 @@ def play_expert(env: LiberoEnv, init_state_id: int, has_frames: bool) -> Episode
 
 
 class RandomActions:
-    """A `PolicyEngine` that draws one action at a time, uniformly from -1 to 1 in each
+    """An `ActionEngine` that draws one action at a time, uniformly from -1 to 1 in each
     dimension.
     """
 
@@ -205,14 +205,14 @@ class RandomActions:
         )
 
 
-async def _engine(config: WatchConfig, stack: AsyncExitStack) -> PolicyEngine:
+async def _engine(config: WatchConfig, stack: AsyncExitStack) -> ActionEngine:
     """Return the engine that acts; what it needs is opened on `stack`."""
     if config.policy == "random":
         return RandomActions()
     lane = await stack.enter_async_context(DeviceLane(1))
     model = await asyncio.to_thread(load_policy, config.policy, config, config.device)
     require_for_libero(model, config.policy)
-    return await stack.enter_async_context(TorchEngine(model, lane, EngineConfig()))
+    return await stack.enter_async_context(TorchActionEngine(model, lane, EngineConfig()))
 
 
 async def main(command: Command[Launch, WatchConfig]) -> int:

@@ -14,7 +14,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from vla_rl.engines import DeviceLane, EngineConfig, LanguageModel, PolicyModel, TorchEngine
+from vla_rl.engines import (
+    DeviceLane,
+    EngineConfig,
+    LanguageModel,
+    PolicyModel,
+    TorchActionEngine,
+    TorchChatEngine,
+    make_torch_engine,
+)
 from vla_rl.engines.policy_model import missing_methods, unfit_for_learning
 from vla_rl.errors import ConfigError
 from vla_rl.learning import (
@@ -32,9 +40,12 @@ from vla_rl.rollout import EngineTeam
 from vla_rl.types import SOLE_MEMBER, Roster, derive_seed
 
 if TYPE_CHECKING:
-    from vla_rl.engines.vllm import VllmEngine
+    from vla_rl.engines.vllm import VllmActionEngine, VllmChatEngine
 
 RunModel: TypeAlias = PolicyModel[Any] | LanguageModel[Any]
+
+OwnedEngine: TypeAlias = "TorchActionEngine | TorchChatEngine | VllmActionEngine | VllmChatEngine"
+"""An engine that a run opens, gives weights to, and closes."""
 
 
 @dataclass(frozen=True)
@@ -120,7 +131,7 @@ class RunEngines(EngineTeam):
         engines: engines by the name of the agent that each acts for.
     """
 
-    def __init__(self, engines: "Mapping[str, TorchEngine | VllmEngine]") -> None:
+    def __init__(self, engines: Mapping[str, OwnedEngine]) -> None:
         super().__init__(engines)
         self._owned = dict(engines)
         self._open = AsyncExitStack()
@@ -141,7 +152,7 @@ class RunEngines(EngineTeam):
         await self._open.__aexit__(kind, error, traceback)
 
     @property
-    def owned(self) -> "Mapping[str, TorchEngine | VllmEngine]":
+    def owned(self) -> Mapping[str, OwnedEngine]:
         """Engines by name."""
         return self._owned
 
@@ -156,7 +167,6 @@ class RunEngines(EngineTeam):
         return {
             f"{roster.prefix(name)}{key}": value
             for name, engine in self._owned.items()
-            if not isinstance(engine, TorchEngine)
             for key, value in engine.metrics().items()
         }
 
@@ -218,7 +228,7 @@ def references_of(config: LearningConfig, team: Team, lane: DeviceLane) -> Refer
 
 def _engine_of(
     config: LearningConfig, member: Member, lane: DeviceLane, weight_version: int
-) -> "TorchEngine | VllmEngine":
+) -> OwnedEngine:
     engine, learner = member.engine or config.engine, member.learner or config.learner
     engine.require(
         engine.is_deterministic == config.engine.is_deterministic,
@@ -227,13 +237,13 @@ def _engine_of(
         "reproducible",
     )
     if engine.kind == "vllm":
-        from vla_rl.engines.vllm import VllmEngine
+        from vla_rl.engines.vllm import make_vllm_engine
         from vla_rl.models.serving import serve
 
-        return VllmEngine(
+        return make_vllm_engine(
             serve(member.model, max_context=engine.max_context), lane, engine, weight_version
         )
     # in the middle of an update the learner's weights are no version to act with, so updates of
     # several steps need a copy
     acting = member.model if learner.steps_once_per_update else member.model.copy()
-    return TorchEngine(acting, lane, engine, weight_version)
+    return make_torch_engine(acting, lane, engine, weight_version)

@@ -16,8 +16,8 @@ import pytest_asyncio
 import torch
 from small_policies import moved, speaking_policy
 
-from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
-from vla_rl.engines.vllm import VllmEngine
+from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine
+from vla_rl.engines.vllm import VllmChatEngine
 from vla_rl.errors import ContextOverflow
 from vla_rl.models.language import CausalLanguageModel
 from vla_rl.models.serving import serve
@@ -86,9 +86,9 @@ async def speaking(request: pytest.FixtureRequest) -> AsyncIterator[Speaking]:
     config = EngineConfig(max_reply=MAX_REPLY)
     async with DeviceLane(1) as lane:
         make: Any = (
-            (lambda: TorchEngine(policy.copy(), lane, config))
+            (lambda: TorchChatEngine(policy.copy(), lane, config))
             if request.param == "torch"
-            else (lambda: VllmEngine(serve(policy), lane, config))
+            else (lambda: VllmChatEngine(serve(policy), lane, config))
         )
         async with make() as engine:
             yield Speaking(engine, lane, policy)

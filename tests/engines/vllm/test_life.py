@@ -22,7 +22,7 @@ from processes import all_end, is_gone, processes_of_session
 from small_policies import log_prob_gap, moved, observe, oft_policy
 
 from vla_rl.engines import DeviceLane, EngineConfig
-from vla_rl.engines.vllm import VllmConfig, VllmEngine
+from vla_rl.engines.vllm import VllmActionEngine, VllmConfig
 from vla_rl.engines.vllm.adapter import AsyncLLM
 from vla_rl.engines.vllm.engine_folder import engine_folder
 from vla_rl.engines.vllm.replica import Replica
@@ -45,7 +45,7 @@ SUPPORT = Path(__file__).parent / "support"
 class Team:
     """Two engines behind one door."""
 
-    def __init__(self, engine: VllmEngine, lane: DeviceLane, policy: OpenVlaOft) -> None:
+    def __init__(self, engine: VllmActionEngine, lane: DeviceLane, policy: OpenVlaOft) -> None:
         self.engine, self.lane, self.policy = engine, lane, policy
         self.answers: list[tuple[int, ActionChunk]] = []
 
@@ -78,7 +78,7 @@ async def team() -> AsyncIterator[Team]:
             num_engines=2, update_mode="drain", health_every_s=hour, update_timeout_s=hour
         )
     )
-    async with DeviceLane(1) as lane, VllmEngine(serve(policy), lane, config) as engine:
+    async with DeviceLane(1) as lane, VllmActionEngine(serve(policy), lane, config) as engine:
         yield Team(engine, lane, policy)
 
 
@@ -185,7 +185,7 @@ async def test_callers_of_an_engine_that_stays_dead_are_told_before_anything_of_
     policy, newer = oft_policy(), moved(oft_policy(), 3)
     config = EngineConfig(vllm=VllmConfig(attempts=1, max_restarts=0))
     async with DeviceLane(1) as lane:
-        engine = VllmEngine(serve(policy), lane, config)
+        engine = VllmActionEngine(serve(policy), lane, config)
         await lane.run(engine.adopt, newer.network, 5)  # before it is open: it begins with these
         with pytest.raises(RuntimeError, match="not open"):
             await engine.act(observe(0))
@@ -237,7 +237,7 @@ async def start_and_look_around() -> None:
 
     served, before = serve(oft_policy()), files()
     variables, drawn = dict(os.environ), numbers()
-    async with DeviceLane(1) as lane, VllmEngine(served, lane, EngineConfig()) as engine:
+    async with DeviceLane(1) as lane, VllmActionEngine(served, lane, EngineConfig()) as engine:
         assert engine.pids
         assert (dict(os.environ), numbers()) == (variables, drawn)
     assert files() - before == set()
@@ -251,12 +251,12 @@ import asyncio, sys
 sys.path.insert(0, sys.argv[1])
 from small_policies import oft_policy
 from vla_rl.engines import DeviceLane, EngineConfig
-from vla_rl.engines.vllm import VllmConfig, VllmEngine
+from vla_rl.engines.vllm import VllmConfig, VllmActionEngine
 from vla_rl.models.serving import serve
 
 async def main():
     config = EngineConfig(vllm=VllmConfig(num_engines=2))
-    async with DeviceLane(1) as lane, VllmEngine(serve(oft_policy()), lane, config):
+    async with DeviceLane(1) as lane, VllmActionEngine(serve(oft_policy()), lane, config):
         await asyncio.Event().wait()
 
 if __name__ == "__main__":
