@@ -76,6 +76,7 @@ _MOVED_ATTRIBUTES: Final = MappingProxyType({"vla_rl.engines": "vla_rl.learning"
 
 _RENAMED_ATTRIBUTES: Final = MappingProxyType(
     {
+        "vla_rl.actors": {"endpoint": "actor_method"},
         "vla_rl.rollout": {"PolicyEngine": "ActionEngine", "LanguageEngine": "ChatEngine"},
     }
 )

@@ -99,7 +99,7 @@ async def test_a_hundred_thousand_broken_messages_do_not_disturb_an_actor(
         counter, table, codec, 0, answers.append, mailbox=64, lag=lag, at_once=False
     )
     serving = asyncio.create_task(server.serve())
-    name_of = {entry.name: entry.index for entry in table.endpoints}
+    name_of = {entry.name: entry.index for entry in table.methods}
     good = [
         codec.encode(Kind.CALL, name_of["add"], 0, 5, (1,), "add"),
         codec.encode(Kind.CALL, name_of["echo"], 0, 6, ({"a": [1, "x", None, 2.5]},), "echo"),
@@ -150,7 +150,7 @@ async def test_a_hundred_thousand_broken_answers_do_not_disturb_a_caller(
         "victim",
         table_of(Counter),
         mailbox=8,
-        deadlines_s=[None] * len(table_of(Counter).endpoints),
+        deadlines_s=[None] * len(table_of(Counter).methods),
     )
     client.connect(channel)
     good = [

@@ -23,7 +23,7 @@ from sample_actors import Counter, FailsToStart, Slow, Streamer
 from vla_rl.actors import Actor, ChildProcess, InLoop, Placement, RestartPolicy, Runtime, begin
 from vla_rl.actors import child_process as child_process_module
 from vla_rl.actors import client as client_module
-from vla_rl.actors.actor import EndpointTable
+from vla_rl.actors.actor import MethodTable
 from vla_rl.actors.channel import Channel, OnEnd, OnMessage
 from vla_rl.actors.handle import client_of
 from vla_rl.actors.sockets import LoopSocket
@@ -138,7 +138,7 @@ async def test_an_actor_that_is_stopped_while_its_restart_fails_does_not_come_ba
         num_launches = 0
 
         def _launcher(
-            self, name: str, table: EndpointTable, *args: Any
+            self, name: str, table: MethodTable, *args: Any
         ) -> Callable[[OnMessage, OnEnd], Channel]:
             launch = super()._launcher(name, table, *args)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from vla_rl.actors.actor import Endpoint, EndpointTable
+from vla_rl.actors.actor import ActorMethod, MethodTable
 from vla_rl.actors.call_limit import CallLimit
 from vla_rl.actors.channel import Channel, Death
 from vla_rl.actors.deadlines import DeadlineWatch
@@ -69,16 +69,16 @@ class ActorClient:
     Args:
         name: the actor's name.
         mailbox: largest number of unanswered calls; further senders wait.
-        deadlines_s: for each endpoint, the longest time the actor may work on one call before it
+        deadlines_s: for each method, the longest time the actor may work on one call before it
             counts as frozen and is killed; None for ever. If a call waits behind another, its time
             starts when that one is answered.
-        limits: by index of an endpoint: shortens the deadline of each of its calls.
+        limits: by index of a method: shortens the deadline of each of its calls.
     """
 
     def __init__(
         self,
         name: str,
-        table: EndpointTable,
+        table: MethodTable,
         mailbox: int,
         deadlines_s: Sequence[float | None],
         limits: Mapping[int, CallLimit] = MappingProxyType({}),
@@ -89,7 +89,7 @@ class ActorClient:
         self._deadlines_s, self._limits = deadlines_s, limits
         self._loop = asyncio.get_running_loop()
         self._channel: Channel | None = None
-        self._labels = [f"{name}.{entry.name}" for entry in table.endpoints]
+        self._labels = [f"{name}.{entry.name}" for entry in table.methods]
         self._decoders: list[msgspec.msgpack.Decoder[Any]] = []
         self._error_decoder: msgspec.msgpack.Decoder[Any] | None = None
         self._pending: dict[int, PendingCall] = {}
@@ -127,21 +127,21 @@ class ActorClient:
         for pending in (*self._pending.values(), *self._lag_reports.values()):
             if pending.task is not None and not pending.future.done():
                 yield Wait(
-                    pending.task.get_name(), f"{self.name}.{pending.endpoint_name}", pending.since
+                    pending.task.get_name(), f"{self.name}.{pending.method_name}", pending.since
                 )
 
     # ---- calls
 
-    async def call(self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    async def call(self, method: ActorMethod, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Send a call and wait for its answer; a cancellation is passed on to the actor."""
-        if kwargs or len(args) != endpoint.num_plain_args:
-            args = endpoint.bind(args, kwargs)
+        if kwargs or len(args) != method.num_plain_args:
+            args = method.bind(args, kwargs)
         if self.state is not _RUNNING or not self.mailbox.try_enter():
             await self._enter()
         pending = PendingCall(
-            self._loop, endpoint, self._decoders[endpoint.index], asyncio.current_task(self._loop)
+            self._loop, method, self._decoders[method.index], asyncio.current_task(self._loop)
         )
-        call = self._send_call(endpoint, args, pending)
+        call = self._send_call(method, args, pending)
         try:
             return await pending.future
         except asyncio.CancelledError:
@@ -149,44 +149,46 @@ class ActorClient:
             raise
 
     def begin(
-        self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, method: ActorMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Awaitable[Any]:
         """Send a call now; await the result for its answer.
 
         If it cannot be sent now, it is sent when awaited.
         """
-        bound = endpoint.bind(args, kwargs)
+        bound = method.bind(args, kwargs)
         if self.state is not _RUNNING or not self.mailbox.try_enter():
-            return self.call(endpoint, args, kwargs)
+            return self.call(method, args, kwargs)
         pending = PendingBegun(
-            self._loop, endpoint, self._decoders[endpoint.index], asyncio.current_task(self._loop)
+            self._loop, method, self._decoders[method.index], asyncio.current_task(self._loop)
         )
-        self._send_call(endpoint, bound, pending)
+        self._send_call(method, bound, pending)
         return pending.future
 
-    async def tell(self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    async def tell(
+        self, method: ActorMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
         """Send a call without an answer; waits only for a place in the mailbox.
 
         An error is logged.
         """
-        args = endpoint.bind(args, kwargs)
+        args = method.bind(args, kwargs)
         if self.state is not _RUNNING or not self.mailbox.try_enter():
             await self._enter()
-        pending = PendingCall(self._loop, endpoint, self._decoders[endpoint.index], None)
-        self._send_call(endpoint, args, pending)
+        pending = PendingCall(self._loop, method, self._decoders[method.index], None)
+        self._send_call(method, args, pending)
         pending.future.add_done_callback(self._log_untold_error)
 
     async def stream(
-        self, endpoint: Endpoint, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, method: ActorMethod, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> AsyncIterator[Any]:
-        """Iterate over a streaming endpoint. Leaving the iteration stops the remote generator."""
-        args = endpoint.bind(args, kwargs)
+        """Iterate over a streaming method. Leaving the iteration stops the remote generator."""
+        args = method.bind(args, kwargs)
         if self.state is not _RUNNING or not self.mailbox.try_enter():
             await self._enter()
         pending = PendingStream(
-            self._loop, endpoint, self._decoders[endpoint.index], asyncio.current_task()
+            self._loop, method, self._decoders[method.index], asyncio.current_task()
         )
-        call = self._send_call(endpoint, args, pending)
+        call = self._send_call(method, args, pending)
         ended = False
         try:
             self._grant(call, pending, STREAM_WINDOW)
@@ -245,7 +247,7 @@ class ActorClient:
     def _ask_for_lag(self) -> asyncio.Future[Any]:
         channel = self._channel
         assert channel is not None
-        lag = Endpoint(
+        lag = ActorMethod(
             0,
             "loop_lag",
             "loop_lag",
@@ -273,9 +275,7 @@ class ActorClient:
 
         Raises: TypeError for an annotation that cannot be decoded.
         """
-        self._decoders = [
-            channel.codec.decoder(entry.result_type) for entry in self.table.endpoints
-        ]
+        self._decoders = [channel.codec.decoder(entry.result_type) for entry in self.table.methods]
         self._error_decoder = channel.codec.decoder(ErrorReport)
         self._channel = channel
         self._deadlines.answered_at = time.monotonic()
@@ -369,7 +369,7 @@ class ActorClient:
                 self._take_item(call, pending, frames)
             else:
                 del self._pending[call]
-                if not pending.endpoint.concurrent:
+                if not pending.method.concurrent:
                     now = _now()
                     if pending.limit is not None:
                         worked_s = now - max(pending.since, self._deadlines.answered_at)
@@ -411,21 +411,21 @@ class ActorClient:
             return ActorDied(self.name, 0, f"it is {self.state.value}")
         return type(error)(error.name, error.pid, error.cause, error.last_words)
 
-    def _send_call(self, endpoint: Endpoint, args: tuple[Any, ...], pending: PendingCall) -> int:
+    def _send_call(self, method: ActorMethod, args: tuple[Any, ...], pending: PendingCall) -> int:
         channel = self._channel
         assert channel is not None
         call = next(self._ids)
         try:
             frames = channel.codec.encode(
-                _CALL, endpoint.index, channel.actor_id, call, args, self._labels[endpoint.index]
+                _CALL, method.index, channel.actor_id, call, args, self._labels[method.index]
             )
         except TypeError:
             self.mailbox.leave()
             raise
         self._pending[call] = pending
         channel.send(frames)
-        pending.deadline_s = self._deadlines_s[endpoint.index]
-        if self._limits and (limit := self._limits.get(endpoint.index)) is not None:
+        pending.deadline_s = self._deadlines_s[method.index]
+        if self._limits and (limit := self._limits.get(method.index)) is not None:
             pending.limit, pending.num_units = limit, limit.num_units(args)
             pending.deadline_s = self._shortest_deadline_of(pending)
         if (
@@ -464,7 +464,7 @@ class ActorClient:
     def _take_item(self, call: int, pending: PendingCall, frames: Frames) -> None:
         assert self._channel is not None
         if not isinstance(pending, PendingStream) or pending.num_granted == 0:
-            raise MalformedMessage(f"an unexpected stream item from {pending.endpoint_name}.")
+            raise MalformedMessage(f"an unexpected stream item from {pending.method_name}.")
         if pending.future.done():  # it failed: an item is missing, so later ones are dropped
             self._channel.codec.discard(frames)
             return
@@ -473,7 +473,7 @@ class ActorClient:
         except msgspec.ValidationError as error:
             pending.fail(
                 TypeError(
-                    f"{self.name}.{pending.endpoint_name} yielded another type than it "
+                    f"{self.name}.{pending.method_name} yielded another type than it "
                     f"declares: {error}"
                 )
             )
@@ -509,7 +509,7 @@ class ActorClient:
         except msgspec.ValidationError as error:
             pending.fail(
                 TypeError(
-                    f"{self.name}.{pending.endpoint_name} returned another type than it "
+                    f"{self.name}.{pending.method_name} returned another type than it "
                     f"declares: {error}"
                 )
             )
@@ -557,18 +557,18 @@ class ActorClient:
             pending.deadline_s = deadline_s  # its limit has learned since
             self._deadlines.expect_by(_now())
             return
-        cause = f"{pending.endpoint_name} did not answer within {pending.deadline_s:.4g} s"
+        cause = f"{pending.method_name} did not answer within {pending.deadline_s:.4g} s"
         if (
             pending.limit is not None
-            and pending.deadline_s != self._deadlines_s[pending.endpoint.index]
+            and pending.deadline_s != self._deadlines_s[pending.method.index]
         ):
             cause += f" ({pending.limit.note_overdue(pending.num_units)})"
         self.disconnect(Death(channel.pid, cause, frozen=True), State.RESTARTING)
         channel.kill()
 
     def _shortest_deadline_of(self, pending: PendingCall) -> float | None:
-        """Return the endpoint's deadline, or the call's current limit if that is shorter."""
-        deadline_s = self._deadlines_s[pending.endpoint.index]
+        """Return the method's deadline, or the call's current limit if that is shorter."""
+        deadline_s = self._deadlines_s[pending.method.index]
         learnt_s = pending.limit.limit_s(pending.num_units) if pending.limit is not None else None
         return (
             learnt_s
@@ -587,7 +587,7 @@ class ActorClient:
                     entry.deadline_s = None
                 entry.fail(
                     RuntimeError(
-                        f"{self.name}.{pending.endpoint_name} was called during the iteration "
+                        f"{self.name}.{pending.method_name} was called during the iteration "
                         "over a stream of the same "
                         "actor, which ends before the next call begins; call it after the "
                         "iteration, or mark one of the "

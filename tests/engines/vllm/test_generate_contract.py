@@ -21,10 +21,13 @@ from vla_rl.engines.vllm import VllmChatEngine
 from vla_rl.errors import ContextOverflow
 from vla_rl.models.language import CausalLanguageModel
 from vla_rl.models.serving import serve
+from vla_rl.rollout import EpisodePolicy
 from vla_rl.types import (
     ANY_REPLY,
     ChoiceFormat,
     Completion,
+    EnvSpec,
+    EpisodeSpec,
     GrammarFormat,
     JsonFormat,
     Message,
@@ -315,8 +318,17 @@ async def test_a_cancelled_reply_is_given_up(speaking: Speaking) -> None:
 
 
 async def test_an_engine_that_speaks_does_not_act(speaking: Speaking) -> None:
+    episode = EpisodeSpec(
+        episode_id=0,
+        group_id=0,
+        member=0,
+        env=EnvSpec(id="none"),
+        task="none",
+        seed=0,
+        policy_seed=0,
+    )
     with pytest.raises(TypeError, match="use `generate`"):
-        await speaking.engine.act({})
+        await EpisodePolicy(speaking.engine, episode).act({})
 
 
 async def test_replies_that_run_go_on_with_new_weights_and_every_token_names_its_own(
