@@ -19,10 +19,11 @@ from sample_actors import Counter
 from vla_rl.actors import KeyPair, RemoteHost, Runtime, make_keys, read_keys
 from vla_rl.actors import host as host_module
 from vla_rl.actors.actor import table_of
-from vla_rl.actors.client import ActorClient, State
+from vla_rl.actors.client import ActorClient
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.host import HostServer
 from vla_rl.actors.host_connection import set_tcp_options
+from vla_rl.actors.life import State
 from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.server import ActorServer
 from vla_rl.actors.wire import Frames, Kind

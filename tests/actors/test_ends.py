@@ -20,9 +20,17 @@ from pace import at_some_pace
 from processes import children_of
 from sample_actors import Counter, FailsToStart, Slow, Streamer
 
-from vla_rl.actors import Actor, ChildProcess, InLoop, Placement, RestartPolicy, Runtime, begin
+from vla_rl.actors import (
+    Actor,
+    ChildProcess,
+    InLoop,
+    Placement,
+    RestartPolicy,
+    Runtime,
+    begin,
+    lag_questions,
+)
 from vla_rl.actors import child_process as child_process_module
-from vla_rl.actors import client as client_module
 from vla_rl.actors.actor import MethodTable
 from vla_rl.actors.channel import Channel, OnEnd, OnMessage
 from vla_rl.actors.handle import client_of
@@ -411,7 +419,7 @@ async def test_nothing_is_yielded_behind_an_item_that_is_missing(placement: Plac
 async def test_a_stopped_process_that_is_asked_for_its_lag_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_module, "_LAG_WITHIN_S", 0.2)
+    monkeypatch.setattr(lag_questions, "_WITHIN_S", 0.2)
     async with asyncio.timeout(20), Runtime() as runtime:
         counter = await runtime.spawn(Counter, placement=ChildProcess(), mailbox=1)
         pid = runtime.info(counter).pid

@@ -138,7 +138,9 @@ class PendingStream(PendingCall):
             self.is_cancelled, self.since = True, time.monotonic()
 
     def add(self, item: Any) -> None:
-        """Take one item from the wire."""
+        """Take one item from the wire; the deadline of the next one starts."""
+        self.num_granted -= 1
+        self.since = time.monotonic()
         self.items.append(item)
         self._news.set()
 
