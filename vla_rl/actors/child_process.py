@@ -58,6 +58,7 @@ class ChildChannel:
         self.name, self.actor_id, self._on_end = name, actor_id, on_end
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
+        # an abstract name leaves no file behind after a kill; random, so that nobody binds it first
         address = f"ipc://@vla_rl-{os.getpid()}-{secrets.token_hex(16)}"
         socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         lift_high_water_mark(socket)

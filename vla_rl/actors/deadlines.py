@@ -79,6 +79,7 @@ class DeadlineWatch:
         actor, did not run.
         """
         now = time.monotonic()
+        # never into the future: a call sent during the pause would get more than its deadline
         for pending in self._calls().values():
             pending.since = min(now, pending.since + lost_s)
         self.answered_at = min(now, self.answered_at + lost_s)
@@ -102,6 +103,7 @@ class DeadlineWatch:
         elif confirmed:
             self._on_overdue(overdue)
         else:
+            # as late as this timer was, our loop was: it needs as long to read what waits in its sockets
             self.next_look = now
             again_s = min(max(late_s, _CONFIRM_AFTER_S), _CONFIRM_WITHIN_S)
             self._timer = self._loop.call_later(again_s, self._check, True)

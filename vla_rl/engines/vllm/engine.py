@@ -213,6 +213,7 @@ class VllmEngine:
         if loop is None:
             self._publication.current, self._weight_version = staged, weight_version
             return
+        # the lane waits for it: no update begins before all engines have the weights of the last one
         asyncio.run_coroutine_threadsafe(self._publish(staged, began), loop).result()
 
     async def checksums(self) -> dict[str, str]:
