@@ -128,3 +128,14 @@ async def test_a_lag_report_takes_no_place_and_a_failed_end_is_logged(
     waiting.answer(Kind.ERROR, OWN_CALL, ["builtins", "ValueError", "x", ["x"], {}, "trace"])
     assert "failed while it ended" in caplog.text
     assert waiting.answers.num_rejected == 0
+
+
+async def test_the_arrays_of_an_answer_that_nobody_waits_for_are_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waiting, discarded = Waiting(), list[object]()
+    monkeypatch.setattr(waiting.codec, "discard", discarded.append)
+    waiting.ask(1).future.cancel()
+    waiting.answer(Kind.RESULT, 1, 8)
+    assert len(discarded) == 1
+    assert waiting.mailbox.try_enter()
