@@ -23,7 +23,7 @@ from rich.table import Table
 
 from vla_rl.actors import Runtime
 from vla_rl.commands.command_line import Command, Launch, run_recipe
-from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import play_each, within_range
 from vla_rl.evaluation.libero import check_starts, libero_env, libero_episode, require_for_libero
@@ -233,7 +233,7 @@ async def _recorded(config: ParityConfig, policy: "VlaPolicy", way: Way, side: s
         Runtime("parity") as runtime,
         DeviceLane(num_threads=1) as lane,
         SimulatorPool(runtime, simulator, specs=[env]) as pool,
-        TorchEngine(policy, lane, EngineConfig(max_batch=1)) as engine,
+        TorchActionEngine(policy, lane, EngineConfig(max_batch=1)) as engine,
     ):
         await play_each(pool, engine, within_range(embodied_agent), [episode], keep)
     return await asyncio.to_thread(trace_of, played[0], policy, f"vla_rl, {side}")

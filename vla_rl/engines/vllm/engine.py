@@ -13,6 +13,7 @@ import asyncio
 import itertools
 import time
 from contextlib import AsyncExitStack
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -21,7 +22,6 @@ from torch import nn
 
 from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.device_lane import DeviceLane
-from vla_rl.engines.vllm import engine_class
 from vla_rl.engines.vllm.adapter import require_plugin, require_vllm
 from vla_rl.engines.vllm.engine_folder import engine_folder
 from vla_rl.engines.vllm.keeper import Keeper
@@ -56,7 +56,8 @@ class VllmEngine:
         """Make the engine that suits the policy, for code that calls `VllmEngine` itself."""
         if cls is not VllmEngine:
             return super().__new__(cls)
-        kind = engine_class(served)
+        # the package imports the subclasses, which import this module
+        kind: type[Any] = import_module("vla_rl.engines.vllm").engine_class(served)
         warn_of_base(VllmEngine, kind)
         engine: Self = object.__new__(kind)
         return engine
