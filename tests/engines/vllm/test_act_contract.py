@@ -19,6 +19,7 @@ from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.engines.vllm import VllmActionEngine, VllmConfig
 from vla_rl.errors import CheckpointError
 from vla_rl.models.serving import serve
+from vla_rl.rollout.engines import require_chat_engine
 from vla_rl.types import ActionChunk, Sampling
 
 pytestmark = [
@@ -165,7 +166,7 @@ async def test_a_cancelled_decision_is_given_up(acting: Acting) -> None:
 
 async def test_an_engine_that_acts_does_not_speak(acting: Acting) -> None:
     with pytest.raises(TypeError, match="use `act`"):
-        await acting.engine.generate([])
+        require_chat_engine(acting.engine)
 
 
 async def test_new_weights_act_from_their_publication_on(acting: Acting) -> None:
