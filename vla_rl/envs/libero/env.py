@@ -8,15 +8,16 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.envs.libero.cameras import Cameras
 from vla_rl.envs.libero.init_states import read_init_states
 from vla_rl.envs.libero.kept_scenes import SceneKey, give_back_scene, keep_scene, take_scene
 from vla_rl.envs.libero.libero_code import find_assets_for
-from vla_rl.envs.libero.look import Quality
+from vla_rl.envs.libero.panda_look import LIBERO_STYLE
 from vla_rl.envs.libero.scene import Scene
 from vla_rl.envs.libero.sensor_noise import add_noise
 from vla_rl.envs.libero.stepping import Physics
 from vla_rl.envs.libero.tasks import NUM_STARTS, Task, find_task, step_limit_of
+from vla_rl.envs.mujoco.cameras import Cameras, Orientation
+from vla_rl.envs.mujoco.look import Quality
 from vla_rl.types import Info, Observation, derive_seed
 
 Scenes: TypeAlias = Literal["same", "published"]
@@ -186,8 +187,10 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         Raises: `EnvError`.
         """
         if self._cameras is None:
-            names = tuple(CAMERAS[name] for name in self._pictures)
-            self._cameras = Cameras(self.scene.model, names, self._image_size, self._quality)
+            cameras: dict[str, Orientation] = {CAMERAS[name]: "mirrored" for name in self._pictures}
+            self._cameras = Cameras(
+                self.scene.model, cameras, self._image_size, self._quality, LIBERO_STYLE
+            )
 
     @property
     def scene(self) -> Scene:

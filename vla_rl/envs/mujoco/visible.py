@@ -7,13 +7,12 @@ mirror shows it either. MuJoCo mirrors in the upper face of boxes and planes; wh
 lies in the pyramid from the mirrored eye through that face.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from vla_rl.envs.libero.look import DRAWN_GROUPS
-from vla_rl.envs.libero.simulator import load_simulator
+from vla_rl.envs.mujoco.loading import load_mujoco
 
 _MARGIN_M = 2e-3
 """Distance beyond a side that a box has to have (m): more than the rounding of OpenGL's single
@@ -25,14 +24,15 @@ class Visible:
 
     Args:
         model: MuJoCo's own model, with the groups of geoms already set for drawing.
+        groups: 1 for each visible group of geoms, else 0.
     """
 
-    def __init__(self, model: Any) -> None:
-        kinds = load_simulator().mujoco.mjtGeom
+    def __init__(self, model: Any, groups: Sequence[int]) -> None:
+        kinds = load_mujoco().mjtGeom
         self._fields_of_view = np.deg2rad(model.cam_fovy)
         self._centres, self._halves = model.geom_aabb[:, :3].copy(), model.geom_aabb[:, 3:].copy()
         is_plane, has_material = model.geom_type == kinds.mjGEOM_PLANE, model.geom_matid >= 0
-        is_drawn = np.take(DRAWN_GROUPS, model.geom_group).astype(bool)
+        is_drawn = np.take(groups, model.geom_group).astype(bool)
         reflectance = np.append(model.mat_reflectance, 0.0)[model.geom_matid]
         is_mirror = (
             is_drawn

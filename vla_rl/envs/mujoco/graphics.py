@@ -68,7 +68,7 @@ def choose_graphics() -> str:
     asked = os.environ.get("MUJOCO_GL", "").lower().strip()
     if asked not in ("", "egl", "osmesa"):
         raise EnvError(
-            f"MUJOCO_GL is {asked!r}, expected 'egl' or 'osmesa': LIBERO draws off screen. Unset "
+            f"MUJOCO_GL is {asked!r}, expected 'egl' or 'osmesa', which draw off screen. Unset "
             "it to choose."
         )
     bound = os.environ.get("PYOPENGL_PLATFORM", "").lower() if "OpenGL" in sys.modules else ""

@@ -9,17 +9,44 @@ import atexit
 import functools
 import weakref
 from collections.abc import Mapping
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from vla_rl.envs.libero.graphics import is_forked_with_opengl, make_context, require_own_opengl
-from vla_rl.envs.libero.look import DRAWN_GROUPS, HIDDEN_GROUP, Look, Quality
-from vla_rl.envs.libero.simulator import load_simulator
-from vla_rl.envs.libero.visible import Visible
+from vla_rl.envs.mujoco.graphics import is_forked_with_opengl, make_context, require_own_opengl
+from vla_rl.envs.mujoco.loading import load_mujoco
+from vla_rl.envs.mujoco.look import HIDDEN_GROUP, Look, Quality, Style
+from vla_rl.envs.mujoco.visible import Visible
+
+DRAWN_FIELDS: Final = (
+    "geom_xpos",
+    "geom_xmat",
+    "site_xpos",
+    "site_xmat",
+    "cam_xpos",
+    "cam_xmat",
+    "light_xpos",
+    "light_xdir",
+)
+"""Arrays of `MjData` from which MuJoCo draws."""
+
+Orientation: TypeAlias = Literal["upright", "mirrored", "turned"]
+"""upright: as the camera sees. mirrored: left and right exchanged. turned: by 180 degrees, for a
+camera that is mounted upside down."""
+
+_BACKWARDS, _ALL = slice(None, None, -1), slice(None)
+_FROM_OPENGL: Final = MappingProxyType(
+    {
+        "upright": (_BACKWARDS, _ALL),
+        "mirrored": (_BACKWARDS, _BACKWARDS),
+        "turned": (_ALL, _BACKWARDS),
+    }
+)
+"""Rows and columns to take from an OpenGL picture, whose rows run from the bottom up."""
 
 _MAX_GEOMS = 1000
-"""robosuite's limit: further geoms of a scene are not drawn."""
+"""Limit of robosuite and gymnasium: further geoms of a scene are not drawn."""
 
 _open: "weakref.WeakSet[Cameras]" = weakref.WeakSet()
 
@@ -29,30 +56,36 @@ forever."""
 
 
 class Cameras:
-    """Draws square pictures of a model; in the quality "exact", equal to robosuite's pixel by
-    pixel.
+    """Draws square pictures of a model; in the quality "exact", equal to the simulator's own pixel
+    by pixel.
 
     Args:
         model: MuJoCo's own model; `close` undoes the changes made for drawing.
-        names: the cameras.
+        cameras: names of the cameras, with the orientation of their pictures.
         size: height and width in pixels.
-        quality: see `Look`.
+        quality, style: see `Look`.
     """
 
     def __init__(
-        self, model: Any, names: tuple[str, ...], size: int, quality: Quality = "exact"
+        self,
+        model: Any,
+        cameras: Mapping[str, Orientation],
+        size: int,
+        quality: Quality,
+        style: Style,
     ) -> None:
-        mujoco = load_simulator().mujoco
+        mujoco = load_mujoco()
         self._mujoco, self._model, self._size = mujoco, model, size
         self._ids = {
-            name: mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, name) for name in names
+            name: mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, name) for name in cameras
         }
-        self._look = Look(model, size, quality)
-        self._visible = Visible(model)
+        self._orientations = dict(cameras)
+        self._look = Look(model, size, quality, style)
+        self._visible = Visible(model, style.groups)
         self._data = mujoco.MjData(model)
         self._scene = mujoco.MjvScene(model, maxgeom=_MAX_GEOMS)
         self._option = mujoco.MjvOption()
-        self._option.geomgroup[:] = DRAWN_GROUPS
+        self._option.geomgroup[:] = style.groups
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
         self._viewport = mujoco.MjrRect(0, 0, size, size)
@@ -67,12 +100,11 @@ class Cameras:
     def draw(
         self, drawn: Mapping[str, np.ndarray], names: tuple[str, ...]
     ) -> tuple[np.ndarray, ...]:
-        """Draw one uint8 [size, size, 3] RGB picture for each named camera, rotated by 180 degrees
-        from OpenGL's rows.
+        """Draw one uint8 [size, size, 3] RGB picture for each named camera.
 
         Args:
-            drawn: `Sample.drawn`: the poses of all visible things at one instant, and the colours
-                of the sites.
+            drawn: the arrays of `DRAWN_FIELDS` at one instant, and `site_rgba`, the colours of the
+                sites.
             names: names of the cameras.
         """
         if self._context is None:
@@ -87,16 +119,21 @@ class Cameras:
         model.site_rgba[:] = drawn["site_rgba"]
         try:
             pictures = []
-            for camera in (self._ids[name] for name in names):
-                model.geom_group[:] = np.where(
-                    self._visible.seen_by(camera, drawn), groups, HIDDEN_GROUP
-                )
-                pictures.append(self._draw_camera(camera))
+            for name in names:
+                camera = self._ids[name]
+                if not self._look.has_shadows:  # else what is beside the picture shades it
+                    model.geom_group[:] = np.where(
+                        self._visible.seen_by(camera, drawn), groups, HIDDEN_GROUP
+                    )
+                rows = self._draw_camera(camera)
+                oriented = rows[_FROM_OPENGL[self._orientations[name]]]
+                pictures.append(np.ascontiguousarray(oriented))
             return tuple(pictures)
         finally:
             model.site_rgba[:], model.geom_group[:] = colours, groups
 
     def _draw_camera(self, camera: int) -> np.ndarray:
+        """Return the picture as OpenGL stores it, its rows from the bottom up."""
         mujoco = self._mujoco
         self._camera.fixedcamid = camera
         every = mujoco.mjtCatBit.mjCAT_ALL
@@ -106,7 +143,7 @@ class Cameras:
         mujoco.mjr_render(self._viewport, self._scene, self._renderer)
         rows = np.empty((self._size, self._size, 3), np.uint8)
         mujoco.mjr_readPixels(rows, None, self._viewport, self._renderer)
-        return np.ascontiguousarray(rows[::-1, ::-1])
+        return rows
 
     def close(self) -> None:
         """Free the OpenGL context; a second call does nothing."""
