@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 from vla_rl.envs import LIBERO_SUITES
-from vla_rl.envs.libero.tasks import NUM_STARTS, Task, find_task, list_tasks
+from vla_rl.envs.libero.tasks import Task, find_task, list_tasks
+from vla_rl.envs.picture_env import NUM_STARTS
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.results import Key
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed

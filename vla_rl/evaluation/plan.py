@@ -6,7 +6,8 @@ from typing import Literal, Protocol
 from rich.console import Console
 from rich.table import Table
 
-from vla_rl.envs.libero.tasks import NUM_STARTS, step_limit_of
+from vla_rl.envs.libero.tasks import step_limit_of
+from vla_rl.envs.picture_env import NUM_STARTS
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.libero import (
     SERVER_MB,

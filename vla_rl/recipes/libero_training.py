@@ -12,7 +12,8 @@ from vla_rl.commands.command_line import Command, TrainingLaunch
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.envs.libero.assets import STAND_INS, Assets, find_assets
-from vla_rl.envs.libero.tasks import NUM_STARTS, Task, step_limit_of
+from vla_rl.envs.libero.tasks import Task, step_limit_of
+from vla_rl.envs.picture_env import NUM_STARTS
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import (
     HeldOutJudge,

@@ -25,7 +25,8 @@ from vla_rl.commands.opening import open_each
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.assets import Assets, find_assets
 from vla_rl.envs.libero.demonstrations import Demonstration, record_demonstration
-from vla_rl.envs.libero.tasks import NUM_STARTS, SUITES
+from vla_rl.envs.libero.tasks import SUITES
+from vla_rl.envs.picture_env import NUM_STARTS
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
 from vla_rl.evaluation.libero import check_starts, libero_env
