@@ -1,36 +1,52 @@
-"""The expert as a policy: the environment suggests the expert's action, and the policy follows.
+"""A scripted expert as a policy: the environment suggests its action, and the policy follows.
 
 The hidden state stays in the environment's process; only one action in each observation leaves it.
 `expert_action` is the right action at that moment for any acting policy, also a learnt one (DAgger,
 Ross et al. 2011, arXiv:1011.0686).
 """
 
-from typing import Any
+from typing import Any, Protocol
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.envs.libero.env import LiberoEnv
-from vla_rl.envs.libero.experts.expert import Expert
 from vla_rl.types import ActionChunk, Info, Observation, Sampling
 
 
+class Expert(Protocol):
+    """Solves the task of one environment's simulation, whose hidden state it reads."""
+
+    def begin(self) -> None:
+        """Start over, after a reset."""
+        ...
+
+    def act(self) -> np.ndarray:
+        """Return the action for the current state, float32 [D]; call it once a control step."""
+        ...
+
+    @property
+    def obstacle(self) -> str | None:
+        """Reason why the expert stands still before its task is done; None if it does not."""
+        ...
+
+
 class ExpertSuggestions(gymnasium.Wrapper[Observation, np.ndarray, Observation, np.ndarray]):
-    """A `LiberoEnv` whose observations also have `expert_action`: float32 [7], the scripted
+    """An environment whose observations also have `expert_action`: float32 [D], the scripted
     expert's action.
     """
 
-    def __init__(self, env: LiberoEnv) -> None:
+    def __init__(self, env: gymnasium.Env[Observation, np.ndarray], expert: Expert) -> None:
         super().__init__(env)
         assert isinstance(env.observation_space, spaces.Dict)
+        assert isinstance(env.action_space, spaces.Box)
         self.observation_space = spaces.Dict(
             {
                 **env.observation_space.spaces,
-                "expert_action": spaces.Box(-1.0, 1.0, (7,), np.float32),
+                "expert_action": env.action_space,
             }
         )
-        self._expert = Expert(env.scene)
+        self._expert = expert
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -50,14 +66,6 @@ class ExpertSuggestions(gymnasium.Wrapper[Observation, np.ndarray, Observation, 
             truncated,
             info,
         )
-
-
-def make_suggesting_env(**kwargs: Any) -> ExpertSuggestions:
-    """Make an environment `vla_rl/<suite>-expert-v0`.
-
-    Keywords are those of `LiberoEnv`. gymnasium's entry point.
-    """
-    return ExpertSuggestions(LiberoEnv(**kwargs))
 
 
 class ExpertPolicy:
