@@ -228,6 +228,7 @@ def test_the_root_shows_the_rooms_that_people_look_for() -> None:
         "vla_rl.envs",
         "vla_rl.envs.toy",
         "vla_rl.envs.libero",
+        "vla_rl.envs.metaworld",
         "vla_rl.envs.text",
         "vla_rl.sandbox",
         "vla_rl.scoring",
