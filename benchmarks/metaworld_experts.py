@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from vla_rl.envs.metaworld.experts import Expert
+from vla_rl.envs.metaworld.experts import MetaWorldExpert
 from vla_rl.envs.metaworld.scene import Scene
 from vla_rl.envs.metaworld.tasks import STEP_LIMIT, SUITES, Task, list_tasks
 
@@ -32,7 +32,7 @@ def expert_lengths(task: Task, starts: Sequence[int]) -> list[int | None]:
 
 
 def _run(scene: Scene) -> int | None:
-    expert = Expert(scene)
+    expert = MetaWorldExpert(scene)
     for num_steps in range(1, STEP_LIMIT + 1):
         if scene.advance(expert.act().astype(np.float64)):
             return num_steps

@@ -56,7 +56,7 @@ RENAMED: Final = MappingProxyType(
         "envs.libero.cameras": "envs.mujoco.cameras",
         "envs.libero.look": "envs.mujoco.look",
         "envs.libero.visible": "envs.mujoco.visible",
-        "envs.libero.experts.policy": "envs.suggestions",
+        "envs.libero.demonstrations": "envs.demonstrations",
         "engines.checkpoint": "learning.checkpoint",
         "engines.checkpoint_folders": "learning.checkpoint_folders",
         "engines.packing": "learning.packing",

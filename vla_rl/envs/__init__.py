@@ -42,7 +42,7 @@ for _suite in LIBERO_SUITES:
     _register(f"vla_rl/{_suite}-v0", "vla_rl.envs.libero.env:LiberoEnv", {"suite": _suite})
     _register(
         f"vla_rl/{_suite}-expert-v0",
-        "vla_rl.envs.libero.experts.suggesting:make_suggesting_env",
+        "vla_rl.envs.libero.experts.policy:make_suggesting_env",
         {"suite": _suite},
     )
 _register("vla_rl/metaworld-v0", "vla_rl.envs.metaworld.env:MetaWorldEnv")
@@ -50,7 +50,7 @@ for _suite in METAWORLD_SUITES:
     _register(f"vla_rl/{_suite}-v0", "vla_rl.envs.metaworld.env:MetaWorldEnv", {"suite": _suite})
     _register(
         f"vla_rl/{_suite}-expert-v0",
-        "vla_rl.envs.metaworld.experts:make_suggesting_env",
+        "vla_rl.envs.metaworld.env:make_suggesting_env",
         {"suite": _suite},
     )
 

@@ -25,6 +25,23 @@ class Task(Protocol):
     def instruction(self) -> str: ...
 
 
+class Expert(Protocol):
+    """Solves the task of one environment's simulation, whose hidden state it reads."""
+
+    def begin(self) -> None:
+        """Start over, after a reset."""
+        ...
+
+    def act(self) -> np.ndarray:
+        """Return the action for the current state, float32 [D]; call it once a control step."""
+        ...
+
+    @property
+    def obstacle(self) -> str | None:
+        """Reason why the expert stands still before its task is done; None if it does not."""
+        ...
+
+
 class PictureEnv(gymnasium.Env[Observation, np.ndarray]):
     """Runs episodes of one task; a subclass has the simulation and the cameras.
 
@@ -37,8 +54,15 @@ class PictureEnv(gymnasium.Env[Observation, np.ndarray]):
         render_key: key of the picture that `render` returns.
     """
 
+    task: Task
+    """The task."""
+
     recorded_in_states: ClassVar[tuple[str, ...]] = ()
     """Entries of the info that a state depends on besides its task."""
+
+    displacements: ClassVar[tuple[float, ...]] = ()
+    """Share that each displacement of an action gets of a demonstration's noise; the number that
+    follows them is the gripper's command."""
 
     def __init__(
         self,
@@ -53,7 +77,7 @@ class PictureEnv(gymnasium.Env[Observation, np.ndarray]):
         if render_mode not in (None, "rgb_array"):
             raise ValueError(f"render_mode is {render_mode!r}, expected 'rgb_array' or None.")
         refuse_other("render_key", render_key, pictures)
-        self._named, self.step_limit = task, step_limit
+        self.task, self.step_limit = task, step_limit
         self.render_mode = render_mode
         self.render_key = render_key
         """Key of the picture that `render` returns."""
@@ -67,6 +91,10 @@ class PictureEnv(gymnasium.Env[Observation, np.ndarray]):
         self._init_state_id = -1
         self._images: tuple[np.ndarray, ...] = ()
         self._images_are_new = False
+
+    @abstractmethod
+    def make_expert(self) -> Expert:
+        """Return the scripted expert of the task, which reads this environment's simulation."""
 
     @abstractmethod
     def _begin(self, init_state_id: int) -> None:
@@ -147,7 +175,7 @@ class PictureEnv(gymnasium.Env[Observation, np.ndarray]):
         """
         info = self._info()
         return {
-            "task": self._named.key,
+            "task": self.task.key,
             **{name: info[name] for name in self.recorded_in_states},
             "scene": self._simulation_state(),
             "init_state_id": self._init_state_id,
@@ -165,10 +193,10 @@ class PictureEnv(gymnasium.Env[Observation, np.ndarray]):
 
         Raises: `ValueError` for a state of another task, or of an environment with other arguments.
         """
-        if state["task"] != self._named.key:
+        if state["task"] != self.task.key:
             raise ValueError(
                 f"the state is one of {state['task']}, this environment has the task "
-                f"{self._named.key}."
+                f"{self.task.key}."
             )
         own = self._info()
         for name in self.recorded_in_states:
@@ -226,12 +254,12 @@ class PictureEnv(gymnasium.Env[Observation, np.ndarray]):
                 name: image.copy() for name, image in zip(self._pictures, self._images, strict=True)
             },
             "state": self._vector(),
-            "instruction": self._named.instruction,
+            "instruction": self.task.instruction,
         }
 
     def _info(self) -> Info:
         return {
-            "task": self._named.key,
+            "task": self.task.key,
             "init_state_id": self._init_state_id,
             "num_steps": self._num_steps,
             "is_success": self._is_success,

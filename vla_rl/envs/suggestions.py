@@ -5,30 +5,14 @@ The hidden state stays in the environment's process; only one action in each obs
 Ross et al. 2011, arXiv:1011.0686).
 """
 
-from typing import Any, Protocol
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from vla_rl.envs.picture_env import PictureEnv
 from vla_rl.types import ActionChunk, Info, Observation, Sampling
-
-
-class Expert(Protocol):
-    """Solves the task of one environment's simulation, whose hidden state it reads."""
-
-    def begin(self) -> None:
-        """Start over, after a reset."""
-        ...
-
-    def act(self) -> np.ndarray:
-        """Return the action for the current state, float32 [D]; call it once a control step."""
-        ...
-
-    @property
-    def obstacle(self) -> str | None:
-        """Reason why the expert stands still before its task is done; None if it does not."""
-        ...
 
 
 class ExpertSuggestions(gymnasium.Wrapper[Observation, np.ndarray, Observation, np.ndarray]):
@@ -36,17 +20,16 @@ class ExpertSuggestions(gymnasium.Wrapper[Observation, np.ndarray, Observation, 
     expert's action.
     """
 
-    def __init__(self, env: gymnasium.Env[Observation, np.ndarray], expert: Expert) -> None:
+    def __init__(self, env: PictureEnv) -> None:
         super().__init__(env)
         assert isinstance(env.observation_space, spaces.Dict)
-        assert isinstance(env.action_space, spaces.Box)
         self.observation_space = spaces.Dict(
             {
                 **env.observation_space.spaces,
                 "expert_action": env.action_space,
             }
         )
-        self._expert = expert
+        self._expert = env.make_expert()
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None

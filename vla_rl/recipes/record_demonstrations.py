@@ -22,9 +22,9 @@ from rich.progress import Progress
 
 from vla_rl.commands.command_line import Command, Launch, parse_command
 from vla_rl.commands.opening import open_each
+from vla_rl.envs.demonstrations import Demonstration, record_demonstration
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.assets import Assets, find_assets
-from vla_rl.envs.libero.demonstrations import Demonstration, record_demonstration
 from vla_rl.envs.libero.tasks import SUITES
 from vla_rl.envs.picture_env import NUM_STARTS
 from vla_rl.errors import ConfigError, VlaRlError

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from vla_rl.envs.metaworld import MetaWorldEnv
-from vla_rl.envs.metaworld.experts import Expert
+from vla_rl.envs.metaworld.experts import MetaWorldExpert
 
 
 @pytest.mark.parametrize("task", ["drawer-open", "button-press-topdown", "window-close"])
@@ -13,7 +13,7 @@ def test_an_expert_solves_its_task(task: str) -> None:
     env = MetaWorldEnv("metaworld_mt10", task, image_size=16, quality="fast", wrist_image=False)
     env.reset(options={"init_state_id": 0})
     env.render_every_step = False
-    expert = Expert(env.scene)
+    expert = MetaWorldExpert(env.scene)
     terminated = truncated = False
     while not (terminated or truncated):
         _, reward, terminated, truncated, info = env.step(expert.act())
@@ -27,7 +27,7 @@ def test_suggestions_are_the_experts_actions(drawer_env: MetaWorldEnv) -> None:
     )
     drawer_env.reset(options={"init_state_id": 2})
     seen, _ = env.reset(options={"init_state_id": 2})
-    expert = Expert(drawer_env.scene)
+    expert = MetaWorldExpert(drawer_env.scene)
     for _ in range(3):
         np.testing.assert_array_equal(seen["expert_action"], expert.act())
         drawer_env.step(seen["expert_action"])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from vla_rl.envs.metaworld.experts import Expert
+from vla_rl.envs.metaworld.experts import MetaWorldExpert
 from vla_rl.envs.metaworld.package import load_metaworld
 from vla_rl.envs.metaworld.scene import Scene
 from vla_rl.envs.metaworld.tasks import find_task
@@ -48,7 +48,7 @@ def test_an_episode_is_the_packages_own_whatever_ran_before(name: str) -> None:
     for _ in range(5):
         scene.advance(np.full(4, 0.5))
     scene.begin(3)
-    env, expert = the_packages_own(scene), Expert(scene)
+    env, expert = the_packages_own(scene), MetaWorldExpert(scene)
     observation, _ = env.reset()
     np.testing.assert_array_equal(scene.observation, observation)
     for _ in range(NUM_STEPS):
@@ -62,7 +62,7 @@ def test_an_episode_is_the_packages_own_whatever_ran_before(name: str) -> None:
 @pytest.mark.parametrize("name", TASKS)
 def test_a_restored_state_goes_on_with_the_same_bits(name: str) -> None:
     scene = scene_at(name, 3)
-    expert = Expert(scene)
+    expert = MetaWorldExpert(scene)
     for _ in range(NUM_STEPS):
         scene.advance(expert.act().astype(np.float64))
     state = as_plain(scene.get_state(), "state")

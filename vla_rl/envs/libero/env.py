@@ -17,7 +17,7 @@ from vla_rl.envs.libero.stepping import Physics
 from vla_rl.envs.libero.tasks import Task, find_task, step_limit_of
 from vla_rl.envs.mujoco.cameras import Cameras, Orientation
 from vla_rl.envs.mujoco.look import Quality
-from vla_rl.envs.picture_env import PictureEnv, refuse_below, refuse_other
+from vla_rl.envs.picture_env import Expert, PictureEnv, refuse_below, refuse_other
 from vla_rl.types import Info, derive_seed
 
 Scenes: TypeAlias = Literal["same", "published"]
@@ -93,6 +93,7 @@ class LiberoEnv(PictureEnv):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20, "robot_type": "panda"}  # noqa: RUF012 - as gymnasium declares it
     recorded_in_states = ("scene_seed", "scenes", "physics", "quality", "assets")
+    displacements = (1.0, 1.0, 1.0, 0.3, 0.3, 0.3)
 
     def __init__(
         self,
@@ -189,6 +190,13 @@ class LiberoEnv(PictureEnv):
         if self._scene is None:
             raise RuntimeError("this environment is closed; make a new one.")
         return self._scene
+
+    def make_expert(self) -> Expert:
+        """Return the scripted expert of the task."""
+        # here, because the experts' package has an environment with suggestions, and so this module
+        from vla_rl.envs.libero.experts.expert import Expert as LiberoExpert
+
+        return LiberoExpert(self.scene)
 
     def close(self) -> None:
         """Free the simulation and the OpenGL context; a second call does nothing."""

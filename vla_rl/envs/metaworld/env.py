@@ -8,12 +8,14 @@ from typing import Any, Final, get_args
 import numpy as np
 from gymnasium import spaces
 
+from vla_rl.envs.metaworld.experts import MetaWorldExpert
 from vla_rl.envs.metaworld.sawyer_look import METAWORLD_STYLE
 from vla_rl.envs.metaworld.scene import Scene
 from vla_rl.envs.metaworld.tasks import STEP_LIMIT, Task, find_task
 from vla_rl.envs.mujoco.cameras import Cameras, Orientation
 from vla_rl.envs.mujoco.look import Quality
-from vla_rl.envs.picture_env import PictureEnv, refuse_below, refuse_other
+from vla_rl.envs.picture_env import Expert, PictureEnv, refuse_below, refuse_other
+from vla_rl.envs.suggestions import ExpertSuggestions
 from vla_rl.types import Info
 
 CAMERAS: Final = MappingProxyType({"image": "corner2", "wrist_image": "gripperPOV"})
@@ -69,6 +71,7 @@ class MetaWorldEnv(PictureEnv):
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 80, "robot_type": "sawyer"}  # noqa: RUF012 - as gymnasium declares it
     recorded_in_states = ("quality",)
+    displacements = (1.0, 1.0, 1.0)
 
     def __init__(
         self,
@@ -128,6 +131,10 @@ class MetaWorldEnv(PictureEnv):
             raise RuntimeError("this environment is closed; make a new one.")
         return self._scene
 
+    def make_expert(self) -> Expert:
+        """Return Meta-World's scripted policy of the task."""
+        return MetaWorldExpert(self.scene)
+
     def close(self) -> None:
         """Free the simulation and the OpenGL context; a second call does nothing."""
         if self._scene is not None:
@@ -158,3 +165,11 @@ class MetaWorldEnv(PictureEnv):
 
     def _settings(self) -> Info:
         return {"quality": self._quality, "dense_reward": self.scene.dense_reward}
+
+
+def make_suggesting_env(**kwargs: Any) -> ExpertSuggestions:
+    """Make an environment `vla_rl/<suite>-expert-v0`.
+
+    Keywords are those of `MetaWorldEnv`. gymnasium's entry point.
+    """
+    return ExpertSuggestions(MetaWorldEnv(**kwargs))

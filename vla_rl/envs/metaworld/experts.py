@@ -1,17 +1,15 @@
-"""Meta-World's scripted policies as experts, and the environments that suggest their actions."""
+"""Meta-World's scripted policies as experts."""
 
 import warnings
 from typing import Any
 
 import numpy as np
 
-from vla_rl.envs.metaworld.env import MetaWorldEnv
 from vla_rl.envs.metaworld.package import load_metaworld
 from vla_rl.envs.metaworld.scene import Scene
-from vla_rl.envs.suggestions import ExpertSuggestions
 
 
-class Expert:
+class MetaWorldExpert:
     """Solves the task of one scene by Meta-World's own program; it has no memory."""
 
     def __init__(self, scene: Scene) -> None:
@@ -33,12 +31,3 @@ class Expert:
     def obstacle(self) -> str | None:
         """None: these programs do not know why they fail."""
         return None
-
-
-def make_suggesting_env(**kwargs: Any) -> ExpertSuggestions:
-    """Make an environment `vla_rl/<suite>-expert-v0`.
-
-    Keywords are those of `MetaWorldEnv`. gymnasium's entry point.
-    """
-    env = MetaWorldEnv(**kwargs)
-    return ExpertSuggestions(env, Expert(env.scene))

@@ -11,6 +11,6 @@ processes.
 """
 
 from vla_rl.envs.libero.experts.expert import Expert
-from vla_rl.envs.suggestions import ExpertPolicy, ExpertSuggestions
+from vla_rl.envs.libero.experts.policy import ExpertPolicy, ExpertSuggestions
 
 __all__ = ["Expert", "ExpertPolicy", "ExpertSuggestions"]

@@ -3,8 +3,9 @@
 from typing import Any
 
 from vla_rl.envs.libero.env import LiberoEnv
-from vla_rl.envs.libero.experts.expert import Expert
-from vla_rl.envs.suggestions import ExpertSuggestions
+from vla_rl.envs.suggestions import ExpertPolicy, ExpertSuggestions
+
+__all__ = ["ExpertPolicy", "ExpertSuggestions", "make_suggesting_env"]
 
 
 def make_suggesting_env(**kwargs: Any) -> ExpertSuggestions:
@@ -12,5 +13,4 @@ def make_suggesting_env(**kwargs: Any) -> ExpertSuggestions:
 
     Keywords are those of `LiberoEnv`. gymnasium's entry point.
     """
-    env = LiberoEnv(**kwargs)
-    return ExpertSuggestions(env, Expert(env.scene))
+    return ExpertSuggestions(LiberoEnv(**kwargs))

@@ -1,4 +1,4 @@
-"""Record demonstrations of the scripted expert: the observation at each control step, and the right
+"""Record demonstrations of a scripted expert: the observation at each control step, and the right
 action.
 
 With noise, the executed action differs from the recorded one, so that demonstrations also show how
@@ -6,17 +6,18 @@ to recover.
 """
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 
-from vla_rl.envs.libero.env import LiberoEnv
-from vla_rl.envs.libero.experts import Expert
+from vla_rl.envs.picture_env import PictureEnv
 
 _MEMORY = 0.7
-_ROTATION_SHARE = 0.3
+_OF_SIX = (1.0, 1.0, 1.0, 0.3, 0.3, 0.3)
+"""Shares of three translations and three rotations."""
 
 
 class Demonstration(msgspec.Struct, frozen=True):
@@ -25,21 +26,21 @@ class Demonstration(msgspec.Struct, frozen=True):
     """
 
     observations: dict[str, np.ndarray]
-    """`image` (and `wrist_image`) uint8 [T, S, S, 3] and `state` float32 [T, 8], before each
+    """`image` (and `wrist_image`) uint8 [T, S, S, 3] and `state` float32 [T, D], before each
     action."""
 
     actions: np.ndarray
-    """float32 [T, 7], the expert's actions."""
+    """float32 [T, A], the expert's actions."""
 
     executed_actions: np.ndarray
-    """float32 [T, 7], the executed actions: the expert's plus noise."""
+    """float32 [T, A], the executed actions: the expert's plus noise."""
 
     instruction: str
     task: str
     init_state_id: int
-    scene_seed: int
-    physics: str
-    """Start and simulation; with the executed actions they reproduce the episode."""
+    settings: dict[str, Any]
+    """Settings of the environment, such as LIBERO's `scene_seed` and `physics`, one array each in
+    the file; with the start and the executed actions they reproduce the episode."""
 
     is_success: bool
 
@@ -55,8 +56,7 @@ class Demonstration(msgspec.Struct, frozen=True):
             "instruction": np.array(self.instruction),
             "task": np.array(self.task),
             "init_state_id": np.array(self.init_state_id),
-            "scene_seed": np.array(self.scene_seed),
-            "physics": np.array(self.physics),
+            **{name: np.array(value) for name, value in self.settings.items()},
             "is_success": np.array(self.is_success),
         }
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -67,36 +67,41 @@ class Demonstration(msgspec.Struct, frozen=True):
 
 
 class CorrelatedNoise:
-    """First-order noise on the six displacement commands: each value keeps 0.7 of the one before.
+    """First-order noise on the displacement commands: each value keeps 0.7 of the one before.
 
     Args:
-        scale: size of the noise on the position commands, in units of a full command; rotations get
-            0.3 of it.
+        scale: size of the noise, in units of a full command.
         rng: random generator.
+        shares: part of `scale` that each displacement gets.
     """
 
-    def __init__(self, scale: float, rng: np.random.Generator) -> None:
+    def __init__(
+        self, scale: float, rng: np.random.Generator, shares: Sequence[float] = _OF_SIX
+    ) -> None:
         if not 0.0 <= scale <= 1.0:
             raise ValueError(f"noise is {scale}, expected 0 to 1 (a full command).")
-        self._scale = scale * np.array([1.0] * 3 + [_ROTATION_SHARE] * 3)
-        self._rng, self._value = rng, np.zeros(6)
+        self._scale = scale * np.array(shares)
+        self._rng, self._value = rng, np.zeros(len(shares))
 
     def add_to(self, action: np.ndarray) -> np.ndarray:
         """Return `action` plus the next noise, clipped to [-1, 1].
 
         The gripper keeps its command.
         """
-        self._value = _MEMORY * self._value + _MEMORY * self._scale * self._rng.standard_normal(6)
+        self._value = _MEMORY * self._value + _MEMORY * self._scale * self._rng.standard_normal(
+            len(self._scale)
+        )
         noisy = action + np.append(self._value, 0.0)
         return np.asarray(np.clip(noisy, -1.0, 1.0), np.float32)
 
 
 def record_demonstration(
-    env: LiberoEnv, init_state_id: int, noise: float = 0.0, seed: int = 0
+    env: PictureEnv, init_state_id: int, noise: float = 0.0, seed: int = 0
 ) -> Demonstration:
     """Run the expert for one episode of `env` from an initial state; `seed` fixes the noise."""
     observation, info = env.reset(options={"init_state_id": init_state_id})
-    expert, disturbance = Expert(env.scene), CorrelatedNoise(noise, np.random.default_rng(seed))
+    expert = env.make_expert()
+    disturbance = CorrelatedNoise(noise, np.random.default_rng(seed), env.displacements)
     seen: list[dict[str, np.ndarray]] = []
     actions, executed = [], []
     terminated = truncated = False
@@ -114,8 +119,7 @@ def record_demonstration(
         instruction=env.task.instruction,
         task=env.task.key,
         init_state_id=init_state_id,
-        scene_seed=info["scene_seed"],
-        physics=info["physics"],
+        settings={name: info[name] for name in env.recorded_in_states},
         is_success=terminated,
         obstacle=expert.obstacle,
     )
