@@ -19,6 +19,7 @@ from vla_rl.commands import plan
 from vla_rl.commands.command_line import Command, TrainingLaunch
 from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.data import LeRobotWriter, read_lerobot
+from vla_rl.envs.libero import tasks as libero_tasks
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.errors import ConfigError, DataError, EnvError, PolicyError
 from vla_rl.evaluation import (
@@ -521,12 +522,12 @@ def test_conversations_are_not_recorded_and_that_is_said() -> None:
         TextTrainingConfig(run=RunConfig(record_to="data"), text=TextPoolConfig(num_envs=4))
 
 
-def without_libero(suite: str) -> Any:
+def without_libero(package: str) -> Any:
     raise ImportError("LIBERO is not installed; run `pip install it`.")
 
 
 def test_without_libero_an_evaluation_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libero, "list_tasks", without_libero)
+    monkeypatch.setattr(libero_tasks, "package_root", without_libero)
     with pytest.raises(ConfigError, match="suites: LIBERO is not installed; run `pip install it`"):
         EvalLiberoConfig()
     with pytest.raises(ConfigError, match="tasks: LIBERO is not installed"):
@@ -546,7 +547,12 @@ def test_a_suite_of_another_package_is_played_by_the_id_for_all_suites() -> None
 def test_conditions_are_how_episodes_are_played_and_not_which() -> None:
     episodes = planned_episodes(
         EvalLiberoConfig(
-            checkpoint="theirs", init_states="0-1", tasks="0-1", scene_seeds="0-1", temperature=0.5
+            checkpoint="theirs",
+            init_states="0-1",
+            tasks="0-1",
+            scene_seeds="0-1",
+            scenes="same",
+            temperature=0.5,
         )
     )
     assert len(episodes) == 8

@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_rl.envs.metaworld.experts import MetaWorldExpert
+from vla_rl.envs.metaworld.package import load_metaworld
 from vla_rl.envs.metaworld.sawyer_look import METAWORLD_STYLE
 from vla_rl.envs.metaworld.scene import Scene
 from vla_rl.envs.metaworld.tasks import STEP_LIMIT, Task, find_task
@@ -107,6 +108,11 @@ class MetaWorldEnv(PictureEnv):
             }
         )
         self.action_space = spaces.Box(-1.0, 1.0, (4,), np.float32)
+
+    @classmethod
+    def prepare(cls, **_of_each_env: object) -> None:
+        """Import Meta-World without OpenGL, so that forks of this process share its code."""
+        load_metaworld()
 
     def open_graphics(self) -> None:
         """Open OpenGL now instead of at the first picture, in a process that will not fork.
