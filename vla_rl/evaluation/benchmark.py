@@ -71,8 +71,8 @@ METAWORLD: Final = Benchmark(
     ("image", "wrist_image"),
     state_size=4,
     action_size=4,
-    simulator_mb=100,
-    server_mb=160,
+    simulator_mb=200,
+    server_mb=100,
 )
 
 

@@ -17,6 +17,7 @@ SIZE = 96
 
 def played(quality: str) -> MetaWorldEnv:
     env = MetaWorldEnv("metaworld_mt10", "drawer-open", image_size=SIZE, quality=quality)  # type: ignore[arg-type]
+    env.render_every_step = False
     env.reset(options={"init_state_id": 3})
     for _ in range(10):
         env.step(np.array([0.5, 0.5, -0.5, 1.0], np.float32))
