@@ -16,15 +16,13 @@ from vla_rl.envs.mujoco.look import Style
 _CELL_M: Final = 0.025
 """Finer cells cost more, coarser ones break the outline of the arm."""
 
-_MANY_TRIANGLES: Final = 2000
-"""Meshes with more triangles are the robot's."""
-
 
 def draw_sawyer_plainly(model: Any) -> None:
-    """Simplify the meshes of the robot."""
+    """Simplify the meshes of the robot, which share the root of its hand; objects stay exact."""
     is_mesh = model.geom_type == load_mujoco().mjtGeom.mjGEOM_MESH
-    meshes = np.unique(model.geom_dataid[is_mesh])
-    make_coarse(model, meshes[model.mesh_facenum[meshes] > _MANY_TRIANGLES], _CELL_M)
+    robot = model.body_rootid[model.body("hand").id]
+    is_robot = model.body_rootid[model.geom_bodyid] == robot
+    make_coarse(model, np.unique(model.geom_dataid[is_mesh & is_robot]), _CELL_M)
 
 
 METAWORLD_STYLE = Style((1, 1, 1, 0, 0, 0), draw_sawyer_plainly)
