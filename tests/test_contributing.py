@@ -43,11 +43,10 @@ def test_the_readme_leads_to_the_files_that_people_look_for() -> None:
 @pytest.mark.parametrize(
     ("recipe", "path", "names"),
     [
-        ("Add a loss", "vla_rl/algorithms/losses/registry.py", ["POLICY_LOSSES"]),
         (
             "Add a loss",
-            "vla_rl/algorithms/losses/config.py",
-            ["PARAMETERS", "_check_ranges", "WITHOUT_TRUST_REGION"],
+            "vla_rl/algorithms/losses/declaration.py",
+            ["declare_loss", "Parameter", "LossResult", "DeclaredLoss", "has_trust_region"],
         ),
         ("Add a loss", "tests/algorithms/test_loss_gradients.py", ["WITH_STOPPED_GRADIENTS"]),
         ("Add an environment", "vla_rl/envs/__init__.py", ["_register("]),

@@ -115,8 +115,9 @@ def mean_kl(
 def next_kl_coef(
     config: KlRewardConfig, coef: float, observed_kl: float, num_samples: int
 ) -> float:
-    """Return the weight after an update (Ziegler et al. 2019, arXiv:1909.08593, section 2.2);
-    `config.coef` if it is fixed.
+    """Return the weight after an update; `config.coef` if it is fixed.
+
+    Ziegler et al. 2019, arXiv:1909.08593, section 2.2.
 
         coef * max(1 + clip(observed / target - 1, -0.2, 0.2) * num_samples / horizon, 0.5)
 

@@ -214,6 +214,7 @@ def field_docs(config: type[Config]) -> Mapping[str, str]:
     for kind in reversed(config.__mro__):
         if not (issubclass(kind, Config) and kind is not Config):
             continue
+        found |= vars(kind).get("FIELD_DOCS", {})
         try:
             (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
         except (OSError, SyntaxError):  # a class without a source file

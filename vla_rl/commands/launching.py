@@ -14,7 +14,7 @@ from vla_rl.rollout import TaskStart
 from vla_rl.types import Agent
 
 if TYPE_CHECKING:
-    from vla_rl.training.team import RunModel, Team
+    from vla_rl.training.team import Trainable
 
 ConfigT = TypeVar("ConfigT", bound=LearningConfig)
 
@@ -22,7 +22,7 @@ ConfigT = TypeVar("ConfigT", bound=LearningConfig)
 async def launch(
     command: Command[TrainingLaunch, ConfigT],
     starts: Sequence[TaskStart],
-    model: "RunModel | Team",
+    model: "Trainable",
     footprint: EpisodeFootprint,
     about: Mapping[str, str] | None = None,
     judge: Judge | None = None,
@@ -38,11 +38,11 @@ async def launch(
     # torch takes 2 s to import and matplotlib half a second: `--help` and errors must not wait
     from vla_rl.commands.rehearsal import rehearse_training
     from vla_rl.training.run import TrainingRun, train
-    from vla_rl.training.team import bytes_of
+    from vla_rl.training.team import Team
 
     config, wanted = command.config, command.launch
     if wanted.dry_run:
-        print_plan(config, footprint, *bytes_of(model))
+        print_plan(config, footprint, *Team.of(model).num_bytes)
         await rehearse_training(
             config, starts, model, judge=judge, resume=wanted.resume, resume_from=wanted.resume_from
         )

@@ -17,8 +17,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from vla_rl.algorithms.choices import chosen, is_function_path, load_function
-from vla_rl.graph import Pipeline
-from vla_rl.graph.paths import load_pipeline
+from vla_rl.graph import Pipeline, load_pipeline
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.pipelines.parts import Parts
 
@@ -79,8 +78,7 @@ def unread_by_pipeline(pipeline: str) -> dict[str, str]:
 
 
 def with_pipeline(config: ConfigT, pipeline: str) -> ConfigT:
-    """Return `config` with another pipeline and that pipeline's default settings; the rest is
-    unchanged.
+    """Return `config` with another pipeline and that pipeline's default settings.
 
     Raises: ConfigError for an unknown name, or settings that contradict the rest of the
     configuration.
@@ -90,8 +88,11 @@ def with_pipeline(config: ConfigT, pipeline: str) -> ConfigT:
 
 
 def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge nested tables; later ones override earlier ones. A loss or an advantage of another name
-    replaces the whole earlier table, because the other fields belonged to the old name."""
+    """Merge nested tables; later ones override earlier ones.
+
+    A loss or an advantage of another name replaces the whole earlier table, because the other
+    fields belonged to the old name.
+    """
     result: dict[str, Any] = {}
     for table in tables:
         for key, value in table.items():

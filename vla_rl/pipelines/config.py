@@ -48,7 +48,8 @@ class RunConfig(Config, frozen=True, kw_only=True):
 
     videos_every: int = 5
     """In each window of this many updates, the first success and the first failure of every task
-    become videos. Among the built-in pipelines, only the `embodied_` ones make videos."""
+    become videos. Refused if the pipeline makes none: among the built-in ones, only the `embodied_`
+    ones do."""
 
     stall_warning_s: float = 120.0
     """Seconds without progress after which the watchdog prints which tasks wait for which, and all
@@ -179,9 +180,7 @@ class LearningConfig(Config, frozen=True, kw_only=True):
 
     @property
     def episodes_per_group(self) -> int:
-        """Number of episodes from the same start: `group_size`, plus the greedy one if it is
-        needed.
-        """
+        """Number of episodes from the same start: `group_size`, and one if ReMax is used."""
         return self.group_size + self.needs_greedy_baseline
 
 
@@ -201,8 +200,9 @@ class TrainingConfig(LearningConfig, frozen=True, kw_only=True):
 
 
 class TextTrainingConfig(LearningConfig, frozen=True, kw_only=True):
-    """Reinforcement learning of language policies in text environments, which run as coroutines of
-    this process.
+    """Reinforcement learning of language policies in text environments.
+
+    The environments run as coroutines of this process.
     """
 
     text: TextPoolConfig = TextPoolConfig()
@@ -228,9 +228,7 @@ class TextTrainingConfig(LearningConfig, frozen=True, kw_only=True):
 
 
 class MixedTrainingConfig(TrainingConfig, frozen=True, kw_only=True):
-    """Reinforcement learning of policies in simulators and of others in text environments, in one
-    run.
-    """
+    """Reinforcement learning of policies in simulators and in text environments, in one run."""
 
     text: TextPoolConfig = TextPoolConfig()
     chat: ChatLimits = ChatLimits()

@@ -1,5 +1,4 @@
-"""PPO for robots: a critic on the policy's observations, one value for each action chunk, and
-videos of some episodes.
+"""PPO for robots: one value for each action chunk, and videos of some episodes.
 
     rollout ─┬► reward ─┐
        │     └► values ─┴► advantage ─► critic ─► update ─► checkpoint

@@ -25,7 +25,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.graph import NodeOutput, Pipeline
 from vla_rl.models.trajectory_encoders import trajectory_encoder
 from vla_rl.nodes.advantages import members_of
-from vla_rl.nodes.rewards import RewardConfig, require_known_success
+from vla_rl.nodes.rewards import RewardConfig, require_known_success, rewards_by_group
 from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.pipelines.embodied_grpo import embodied_grpo
 from vla_rl.pipelines.parts import Parts
@@ -100,8 +100,9 @@ async def reward_by_progress(
     config: SrpoConfig,
     bank: ReferenceBank,
 ) -> NodeOutput:
-    """Reward all N trajectories of the update: 1 for a success, progress towards the successes for
-    a failure; float32 [N].
+    """Reward 1 for a success, and progress towards the successes for a failure.
+
+    Return `DecisionRewards` for each episode of each group.
 
     Raises: EnvError if an environment does not report success.
     """
@@ -134,4 +135,4 @@ async def reward_by_progress(
             "reward/failures_mean": float(failures.mean()),
             "reward/failures_max": float(failures.max()),
         }
-    return NodeOutput(rewards, metrics=metrics)
+    return NodeOutput(rewards_by_group(groups, rewards), metrics=metrics)

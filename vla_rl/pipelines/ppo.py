@@ -50,9 +50,11 @@ def ppo(
         node_role=NodeRole.CRITIC,
         resources="device",
     )
+    pipeline = grpo(parts, id, description)
+    # its own reads, not "rewards" by name: a penalty between reward and advantage has rerouted them
+    judged = {**pipeline.node("advantage").reads, "judged": "judged"}
     return (
-        grpo(parts, id, description)
-        .add_node(
+        pipeline.add_node(
             "values",
             JudgeValues(parts.critic),
             reads={"group": "groups"},
@@ -64,7 +66,7 @@ def ppo(
         .replace_node(
             "advantage",
             CriticAdvantage(config.advantage),
-            reads=("groups", "rewards", "judged"),
+            reads=judged,
             writes=("advantages", "returns"),
         )
         .insert_after("advantage", critic)

@@ -28,7 +28,7 @@ from vla_rl.rollout import ChatLimits
 from vla_rl.types import Config, EnvSpec
 
 if TYPE_CHECKING:
-    from vla_rl.training.team import RunModel, Team
+    from vla_rl.training.team import Team
 
 ENV_ID = "text/arithmetic_pair"
 AGENTS = ("solver", "checker")
@@ -104,10 +104,10 @@ class GrpoPairConfig(GrpoTextConfig, frozen=True, kw_only=True):
         return EnvSpec(id=ENV_ID, kwargs=kwargs)
 
 
-def policies_of(config: GrpoPairConfig) -> "RunModel | Team":
+def policies_of(config: GrpoPairConfig) -> "Team":
     """Load one policy for both agents, or one for each."""
     if config.agents.weights == "shared":
-        return language.CausalLanguageModel.load(config.policy)
+        return vla_rl.Team.of(language.CausalLanguageModel.load(config.policy))
     folders = (config.policy, config.checker_policy or config.policy)
     members = {
         agent: vla_rl.Member(language.CausalLanguageModel.load(folder))

@@ -28,7 +28,7 @@ from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
 from vla_rl.types import EnvSpec, Sampling, derive_seed
 
 if TYPE_CHECKING:
-    from vla_rl.training.team import RunModel, Team
+    from vla_rl.training.team import Trainable
 
 ENV_ID = "text/arithmetic"
 OPERATORS: Final = "+-"
@@ -157,7 +157,7 @@ def validation_of(config: GrpoTextConfig) -> Validation | None:
     return Validation(starts, config.num_tries, agent, Sampling(temperature=config.temperature))
 
 
-async def launch_text(command: Command[TrainingLaunch, Any], model: "RunModel | Team") -> int:
+async def launch_text(command: Command[TrainingLaunch, Any], model: "Trainable") -> int:
     """Plan, draw or train `model`, as the command line says."""
     config: GrpoTextConfig = command.config
     footprint = EpisodeFootprint(

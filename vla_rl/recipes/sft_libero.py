@@ -39,7 +39,7 @@ from vla_rl.models.loading import (
     require_new,
 )
 from vla_rl.models.openvla_oft.config import NewPart
-from vla_rl.training.supervised import folder_after, teach
+from vla_rl.training.supervised import intermediate_folder, teach
 from vla_rl.types import derive_seed
 
 if TYPE_CHECKING:
@@ -197,15 +197,16 @@ def folders_of(config: SftLiberoConfig) -> dict[int, Path]:
     on_the_way = (
         range(config.save_every, config.updates, config.save_every) if config.save_every else []
     )
-    folders = {number: folder_after(Path(config.out), number) for number in on_the_way}
+    folders = {number: intermediate_folder(Path(config.out), number) for number in on_the_way}
     return {**folders, config.updates: Path(config.out)}
 
 
 async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     """Train the policy and save it; return the exit status."""
+    # torch takes seconds to import: `--help` and errors in options must not wait for it
     import torch
 
-    from vla_rl.training.imitation import Samples, augmented_batches
+    from vla_rl.training import imitation
 
     config = command.config
     require_new(*folders_of(config).values())
@@ -214,7 +215,7 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     if config.recompute_activations:
         policy.recompute_activations()
     print(described(policy))
-    samples = Samples(episodes, policy)
+    samples = imitation.Samples(episodes, policy)
     print(
         f"{len(samples)} samples of {len(episodes)} episodes; {config.updates} updates of "
         f"{config.batch}"
@@ -234,7 +235,9 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     async with engines.DeviceLane(config.torch_threads) as lane:
         generator = torch.Generator().manual_seed(derive_seed(config.seed, "augmentation"))
         prepare = (
-            augmented_batches(policy, config.augmentation, generator) if config.augment else None
+            imitation.augmented_batches(policy, config.augmentation, generator)
+            if config.augment
+            else None
         )
         imitator = learning.Imitator(policy, lane, config.imitation, prepare=prepare)
         losses: list[float] = []

@@ -10,7 +10,7 @@ too.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -30,7 +30,7 @@ from vla_rl.pipelines.config import MixedTrainingConfig, RunConfig
 from vla_rl.recipes import grpo_text, srpo_toy
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent, embodied_agent
 from vla_rl.simulation import SimulatorConfig
-from vla_rl.types import DEFAULT_AGENT, Agent, Trajectory
+from vla_rl.types import DEFAULT_AGENT, Agent, Roster, Trajectory, by_member
 
 if TYPE_CHECKING:
     from vla_rl.training.team import Team
@@ -101,8 +101,10 @@ def play_either(limits: ChatLimits) -> Agent:
 
     async def play(env: Any, policies: Any) -> Trajectory:
         is_text = is_text_task(env.episode.env)
-        if not isinstance(policies, Mapping) or not (is_text or ROBOT in policies):
-            names = sorted(policies) if isinstance(policies, Mapping) else "all environments"
+        policies = by_member(policies)
+        is_shared = Roster(policies).acts_for_all
+        if is_shared or not (is_text or ROBOT in policies):
+            names = "all environments" if is_shared else sorted(policies)
             raise ConfigError(
                 f"{env.episode.env.id!r} needs the policy {ROBOT!r}, but there is only one for "
                 f"{names}; train a Team "

@@ -42,7 +42,7 @@ from vla_rl.evaluation.pictures import Quality, assets_for, picture_size_for, qu
 from vla_rl.models.loading import CheckpointConfig, CheckpointFormat, load_policy
 from vla_rl.observe.captions import with_caption
 from vla_rl.observe.mp4 import encode_mp4
-from vla_rl.rollout import PolicyEngine, embodied_agent
+from vla_rl.rollout import ActionEngine, embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation, Sampling, Trajectory, derive_seed
 
@@ -196,7 +196,7 @@ def play_expert(env: LiberoEnv, init_state_id: int, has_frames: bool) -> Episode
 
 
 class RandomActions:
-    """A `PolicyEngine` that draws one action at a time, uniformly from -1 to 1 in each
+    """An `ActionEngine` that draws one action at a time, uniformly from -1 to 1 in each
     dimension.
     """
 
@@ -213,14 +213,14 @@ class RandomActions:
         )
 
 
-async def _engine(config: WatchConfig, stack: AsyncExitStack) -> PolicyEngine:
+async def _engine(config: WatchConfig, stack: AsyncExitStack) -> ActionEngine:
     """Return the engine that acts; what it needs is opened on `stack`."""
     if config.policy == "random":
         return RandomActions()
     lane = await stack.enter_async_context(engines.DeviceLane(1))
     model = await asyncio.to_thread(load_policy, config.policy, config, config.device)
     require_for_libero(model, config.policy)
-    return await stack.enter_async_context(engines.TorchEngine(model, lane, EngineConfig()))
+    return await stack.enter_async_context(engines.TorchActionEngine(model, lane, EngineConfig()))
 
 
 async def main(command: Command[Launch, WatchConfig]) -> int:

@@ -120,11 +120,11 @@ def _types_of(config: type[Config]) -> tuple[tuple[str, Any, tuple[Any, ...]], .
     except NameError:  # a type that only type checkers can import: the fields are not checked then
         return ()
     return tuple(
-        (field, hints[field], _choices_in(hints[field])) for field in config.__struct_fields__
+        (field, hints[field], _literal_choices(hints[field])) for field in config.__struct_fields__
     )
 
 
-def _choices_in(hint: Any) -> tuple[Any, ...]:
+def _literal_choices(hint: Any) -> tuple[Any, ...]:
     """Return the values of a `Literal`, or of a union of them and None.
 
     Empty for any other type.
@@ -133,5 +133,7 @@ def _choices_in(hint: Any) -> tuple[Any, ...]:
         return get_args(hint)
     if get_origin(hint) not in (Union, UnionType):
         return ()
-    members = [(None,) if member is NoneType else _choices_in(member) for member in get_args(hint)]
+    members = [
+        (None,) if member is NoneType else _literal_choices(member) for member in get_args(hint)
+    ]
     return tuple(value for member in members for value in member) if all(members) else ()

@@ -1,5 +1,6 @@
-"""Configurations of the terms beside a policy loss: reference penalty, critic's loss, engine
-correction. No torch.
+"""Configurations of the terms beside a policy loss. No torch.
+
+They are the reference penalty, the critic's loss and the engine correction.
 """
 
 from collections.abc import Mapping
@@ -52,8 +53,7 @@ class ValueLossConfig(Config, frozen=True, kw_only=True):
 
 
 class CorrectionConfig(Config, frozen=True, kw_only=True):
-    """Correction of the difference between the log-probs of engine and trainer for the same
-    weights.
+    """Correction of the difference between the engine's and the trainer's log-probs.
 
     kappa = exp(proximal_log_prob - behavior_log_prob), the trainer's view of the acting weights
     against the engine's.

@@ -1,6 +1,4 @@
-"""Settings of SRPO's rewards: the rule, its clusters, and the successes kept from earlier
-updates.
-"""
+"""Settings of SRPO's rewards: the rule, its clusters, and successes of earlier updates."""
 
 from collections.abc import Mapping
 from typing import Final

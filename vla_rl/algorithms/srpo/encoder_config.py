@@ -1,6 +1,4 @@
-"""Settings of the trajectory encoders: which encoder SRPO compares trajectories with, and what it
-sees of them.
-"""
+"""Settings of the encoders with which SRPO compares trajectories."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -14,8 +12,9 @@ SHORT_VIDEOS: Final = ("cyclic", "stretched")
 
 
 class VJepa2Config(Config, frozen=True, kw_only=True):
-    """V-JEPA 2 (Assran et al. 2025, arXiv:2506.09985), any public size, as implemented in
-    transformers.
+    """V-JEPA 2 of any public size, as implemented in transformers.
+
+    Assran et al. 2025, arXiv:2506.09985.
     """
 
     folder: str = ""
