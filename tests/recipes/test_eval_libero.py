@@ -270,10 +270,8 @@ def test_trials_have_the_fixtures_of_published_evaluations_unless_the_command_li
 ):
     plan = {"suites": ("libero_goal",), "tasks": "3", "init_states": "0-1", "assets": "stand-ins"}
     published, same = (EvalLiberoConfig(**plan), EvalLiberoConfig(**plan, scenes="same"))
-    assert [e.env.kwargs.get("scenes") for e in planned_episodes(published, published.scenes)] == [
-        "published"
-    ] * 2
-    assert [e.env.kwargs.get("scenes") for e in planned_episodes(same, same.scenes)] == [None] * 2
+    assert [e.env.kwargs.get("scenes") for e in planned_episodes(published)] == ["published"] * 2
+    assert [e.env.kwargs.get("scenes") for e in planned_episodes(same)] == [None] * 2
     assert (conditions_of(published)["scenes"], conditions_of(same)["scenes"]) == (
         "published",
         "same",

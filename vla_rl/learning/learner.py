@@ -28,7 +28,7 @@ from vla_rl.algorithms import Denominators, aggregation, count_denominators
 from vla_rl.algorithms.losses import PolicyLoss, TokenBatch, policy_loss
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
-from vla_rl.errors import CheckpointError, ConfigError, VlaRlError
+from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.decisions import Decisions, decisions_of
 from vla_rl.learning.micro_batches import micro_batches
@@ -36,7 +36,7 @@ from vla_rl.learning.optimizer import StepReport
 from vla_rl.learning.proximal import Proximal
 from vla_rl.learning.rows import Advantage
 from vla_rl.learning.sound_numbers import first_unsound, require_sound_model
-from vla_rl.learning.training import TeamState, Training, TrainingState, WeightSink
+from vla_rl.learning.training import Training, TrainingState, WeightSink
 from vla_rl.learning.update_metrics import (
     MicroBatchSums,
     mean_gap,
@@ -172,15 +172,11 @@ class Learner:
         async with self._turn:
             return await self._lane.run(self._training.snapshot, work="checkpoint")
 
-    async def restore(self, state: TrainingState | TeamState) -> None:
-        """Continue from a snapshot, and publish it to the engines. Raises: CheckpointError if it is
-        the snapshot of a team."""
-        if isinstance(state, TeamState):
-            raise CheckpointError(
-                f"the checkpoint holds the policies of agents {sorted(state.members)}, expected "
-                "one policy for all agents; "
-                "resume with the recipe and settings that made it."
-            )
+    async def restore(self, state: TrainingState) -> None:
+        """Continue from a snapshot, and publish it to the engines.
+
+        Raises: CheckpointError if it is not of this policy.
+        """
         async with self._turn:
             await self._lane.run(self._training.restore, state, work="checkpoint")
 

@@ -116,7 +116,7 @@ class Row:
         versions = chunk.weight_versions
         self.tokens.append(chunk.tokens)
         self.log_probs.append(chunk.log_probs)
-        self.mask.append(executed_tokens(step))
+        self.mask.append(step.executed_tokens)
         self.advantage.append(advantage)
         self.versions.append(
             np.full(len(chunk.tokens), chunk.weight_version) if versions is None else versions
@@ -176,17 +176,6 @@ def rows_of(
         )
         speaking[step.agent] = (row, step)
     return rows
-
-
-def executed_tokens(step: Step) -> np.ndarray:
-    """Return bool [T], True for the tokens of the first `num_executed` control steps."""
-    num_tokens, horizon = len(step.chunk.tokens), len(step.chunk.actions)
-    if num_tokens % horizon:
-        raise ValueError(
-            f"a chunk has {num_tokens} tokens for {horizon} control steps, expected "
-            "a multiple of them."
-        )
-    return np.arange(num_tokens) < step.num_executed * (num_tokens // horizon)
 
 
 def _heard_between(before: Step, step: Step) -> np.ndarray | None:
