@@ -5,12 +5,9 @@ ZeroMQ and Ray.
 
     latency_vs_zmq, latency_vs_ray   our median time of one call at a time, over theirs
     rate64_vs_zmq, rate64_vs_ray     our calls per second with 64 in flight, over theirs
-    cpu64_vs_zmq                     our CPU time per call with 64 in flight, parent and child
-                                     together, over theirs
-    uvloop_floor_vs_zmq              the same two sockets, the caller's driven by uvloop: its median
-                                     time, over theirs
-    latency_vs_uvloop_floor          ours over that: the cost of types, deadlines, cancellation and
-                                     liveness
+    cpu64_vs_zmq                     our CPU time per call with 64 in flight, parent and child together, over theirs
+    uvloop_floor_vs_zmq              the same two sockets, the caller's driven by uvloop: its median time, over theirs
+    latency_vs_uvloop_floor          ours over that: the cost of types, deadlines, cancellation and liveness
 
 Raw ZeroMQ is a pair of blocking DEALER sockets over ipc in two processes that send the same bytes
 untyped; ours adds types, deadlines, cancellation and liveness. All take turns, round after round; a

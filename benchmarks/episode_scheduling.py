@@ -4,8 +4,7 @@
 
 Simulators and policy sleep, so only scheduling is measured: a chunk takes a lognormal time of 10 ms
 on average, an episode 20 chunks on average and 64 at most, the policy 20 ms and 0.5 ms per row. The
-peer is a lockstep
-rollout: all simulators step together and every episode runs to the cap.
+peer is a lockstep rollout: all simulators step together and every episode runs to the cap.
 
 Keys of the last line: `vs_fixed_lockstep` and `vs_fixed_lockstep_32` (episodes/s of 16 and of 32
 simulators over the peer's 16), `policy_busy` (share of the time), `needed_rows` (executed rows over

@@ -1,7 +1,6 @@
 """Seconds of an update for each executed chunk, compared with the same update in the common way.
 
-    python -m benchmarks.learner_step [--size tiny|7b] [--trajectories 8] [--mean-steps 200]
-    [--rounds 3]
+    python -m benchmarks.learner_step [--size tiny|7b] [--trajectories 8] [--mean-steps 200] [--rounds 3]
 
 Episodes have a mean length of 200 control steps of 512. Ours computes the executed chunks; the peer
 computes all 64 chunks of every episode, one batch of episodes after the other

@@ -1,7 +1,6 @@
 """Measure the curves of docs/pipelines again.
 
-    python -m benchmarks.pipeline_curves --pipelines grpo ppo --seeds 0 1 2 --out
-    docs/pipelines/data
+    python -m benchmarks.pipeline_curves --pipelines grpo ppo --seeds 0 1 2 --out docs/pipelines/data
 
 Runs the command on a pipeline's page, once a seed, and writes `<pipeline>.jsonl` with one line for
 each seed and update. If the policy is evaluated before the first update and after the last, it also

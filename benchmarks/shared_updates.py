@@ -12,6 +12,7 @@ from vla_rl.learning import (
     LearnerConfig,
     OptimizerConfig,
     PolicyLearner,
+    TeamState,
     TrainingState,
     load_checkpoint,
     save_checkpoint,
@@ -31,10 +32,9 @@ def settings(**changes: Any) -> LearnerConfig:
 
 async def saved(learner: PolicyLearner, folder: Path) -> TrainingState:
     """The learner's state, written to a checkpoint and read again."""
-    path = await save_checkpoint(folder, await learner.snapshot(), {})
-    state = (await load_checkpoint(path)).state
-    assert isinstance(state, TrainingState)
-    return state
+    state = TeamState.of_one(await learner.snapshot())
+    path = await save_checkpoint(folder, state, {})
+    return (await load_checkpoint(path)).state.only
 
 
 async def gradients(

@@ -1,8 +1,7 @@
 """Updates, episodes and minutes that a pipeline needs to improve by some points, from the measured
 curves.
 
-    python -m benchmarks.updates_needed embodied_srpo embodied_grpo embodied_srpo_released [--points
-    20]
+    python -m benchmarks.updates_needed embodied_srpo embodied_grpo embodied_srpo_released [--points 20]
 
 Reads `docs/pipelines/data/<name>.jsonl`, which `pipeline_curves` writes; runs nothing. All curves
 are assumed to start with the same policy, so their first updates together give its success rate. A

@@ -3,8 +3,7 @@ if there is one.
 
     python scripts/check_prose.py                 the whole checkout
     python scripts/check_prose.py vla_rl/actors   some folders or files
-    python scripts/check_prose.py --unchanged main vla_rl/actors    and that only prose differs from
-    another commit
+    python scripts/check_prose.py --unchanged main vla_rl/actors    and that only prose differs from another commit
 
 It looks for docstrings whose first line is a fragment ("Of ...", "Where ...", "What ..."),
 "whoever" and other words for persons that stand for things, "in place of" for "instead of", "is

@@ -6,8 +6,7 @@ invariants checked.
 
 Every try draws its faults from the seed, runs in a folder of its own, and ends with the same
 checks: every update has exactly one metrics line, every episode is accounted for, and no process,
-    descriptor, shared memory or temporary folder is
-left. A try that fails prints its findings and keeps its folder.
+descriptor, shared memory or temporary folder is left. A try that fails prints its findings and keeps its folder.
 
 Keys of the last line:
     tries                tries that were made

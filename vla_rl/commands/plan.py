@@ -12,7 +12,7 @@ from vla_rl.learning.rank_memory import PolicySize, rank_memory
 from vla_rl.observe import MemoryItem, available_bytes, gpu_memory, memory_table
 from vla_rl.pipelines.config import LearningConfig, MixedTrainingConfig, RunConfig, TrainingConfig
 from vla_rl.simulation import SimulatorConfig
-from vla_rl.training.pools import what_plays
+from vla_rl.training.pools import environments_in_words
 
 MIB = 2**20
 
@@ -71,7 +71,7 @@ def print_plan(
         processes.add_row(
             "vLLM engines", str(config.engine.vllm.num_engines), "a copy of the policy in each"
         )
-    processes.add_row(what_plays(config), *_environments(config, footprint))
+    processes.add_row(environments_in_words(config), *_environments(config, footprint))
     out.print(processes)
 
     scheduler = config.scheduler

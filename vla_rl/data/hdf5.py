@@ -3,8 +3,7 @@ authors publish them.
 
     actions                    [T, 7], in the environment's units: gripper +1 closes, -1 opens
     rewards                    [T], of each action
-    obs/agentview_rgb          uint8 [T, 128, 128, 3], upside down and mirrored: rotated by 180
-                               degrees here
+    obs/agentview_rgb          uint8 [T, 128, 128, 3], upside down and mirrored: rotated by 180 degrees here
     obs/eye_in_hand_rgb        the same for the camera in the hand
     obs/ee_pos, ee_ori         [T, 3] each, position (m) and axis times angle (rad)
     obs/gripper_states         [T, 2], finger joints (m)

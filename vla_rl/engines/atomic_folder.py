@@ -2,8 +2,7 @@
 renamed.
 
     .writing-<name>-<pid>/...   every file written and synced
-    .../manifest.json           written last: size and digest of every file; a folder without it is
-                                incomplete
+    .../manifest.json           written last: size and digest of every file; a folder without it is incomplete
     rename                      to <name>, then the parent folder is synced
 
 A crash leaves at most a `.writing-*` folder, which readers ignore and the next write of the same

@@ -31,8 +31,9 @@ def choose_tokens(
 
     Args:
         logits: float [B, T, V], before temperature.
-        samplings: one per row. uniforms: float64 [B, T] in [0, 1), needed unless these are the
-            first T tokens of a decision; None draws them.
+        samplings: one per row.
+        uniforms: float64 [B, T] in [0, 1), needed unless these are the first T tokens of a
+            decision; None draws them.
 
     Returns: indices into V, int64 [B, T], and their log-probs after temperature, float32 [B, T].
     """

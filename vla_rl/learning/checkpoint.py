@@ -1,17 +1,12 @@
 """Checkpoints of a run: the policy, its optimizer, random states, and all other state that the
 caller needs to continue.
 
-    <root>/update-000012/policy/{model.safetensors, config.json, ...}   loadable by itself, as a
-                         policy's checkpoint optimizer.safetensors, rng.safetensors,
-                         critic.safetensors (with a critic)
-                         agents/<name>/{policy, optimizer, ...}          instead of both, if several
-                         policies learn
-                         parts/<name>.msgpack                            data cursor, buffered
-                         groups, ...
-                         metrics.jsonl                                   lines of metrics without
-                         another place
-                         manifest.json                                   written last: a folder
-                         without it is no checkpoint
+    <root>/update-000012/policy/{model.safetensors, config.json, ...}   loadable by itself, as a policy's checkpoint
+                         optimizer.safetensors, rng.safetensors, critic.safetensors (with a critic)
+                         agents/<name>/{policy, optimizer, ...}          instead of both, if several policies learn
+                         parts/<name>.msgpack                            data cursor, buffered groups, ...
+                         metrics.jsonl                                   lines of metrics without another place
+                         manifest.json                                   last: a folder without it is no checkpoint
 
 Checkpoints appear complete or not at all (`atomic_folder`), contain no pickle, and are verified
 byte by byte before use.
@@ -20,7 +15,6 @@ byte by byte before use.
 import asyncio
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -43,6 +37,7 @@ from vla_rl.learning.checkpoint_folders import (
 )
 from vla_rl.learning.packing import pack, unpack
 from vla_rl.learning.training import StagedTensors, TeamState, TrainingState
+from vla_rl.types import SOLE_MEMBER
 
 T = TypeVar("T")
 
@@ -64,7 +59,7 @@ class Checkpoint:
     def __init__(
         self,
         folder: Path,
-        state: TrainingState | TeamState,
+        state: TeamState,
         part_names: frozenset[str],
         metrics: bytes = b"",
     ) -> None:
@@ -119,11 +114,11 @@ class PreparedCheckpoint:
 
 
 async def prepare_checkpoint(
-    root: Path, state: TrainingState | TeamState, parts: Mapping[str, object]
+    root: Path, state: TeamState, parts: Mapping[str, object]
 ) -> PreparedCheckpoint:
     """Write a checkpoint off the event loop, up to the step that makes it visible. Arguments and
     errors as in `save_checkpoint`."""
-    _require_words((*parts, *(state.members if isinstance(state, TeamState) else ())))
+    _require_words((*parts, *state.members))
     writing = asyncio.ensure_future(asyncio.to_thread(_prepare, root, state, parts))
     try:
         return PreparedCheckpoint(await to_its_end(writing))
@@ -136,7 +131,7 @@ async def prepare_checkpoint(
 
 async def save_checkpoint(
     root: Path,
-    state: TrainingState | TeamState,
+    state: TeamState,
     parts: Mapping[str, object],
     *,
     keep_last: int | None = None,
@@ -155,7 +150,7 @@ async def save_checkpoint(
     """
     if keep_last is not None and keep_last < 1:
         raise ValueError(f"keep_last is {keep_last}, expected at least 1, or None to keep all.")
-    _require_words((*parts, *(state.members if isinstance(state, TeamState) else ())))
+    _require_words((*parts, *state.members))
     return await run_to_its_end(_save, root, state, parts, keep_last)
 
 
@@ -173,9 +168,7 @@ async def verify_checkpoint(folder: Path) -> int:
     return (await run_to_its_end(_verified, folder))[0].weight_version
 
 
-def _prepare(
-    root: Path, state: TrainingState | TeamState, parts: Mapping[str, object]
-) -> FolderWriter:
+def _prepare(root: Path, state: TeamState, parts: Mapping[str, object]) -> FolderWriter:
     packed = {name: pack(part) for name, part in parts.items()}
     try:
         remove_what_a_crash_left(root)
@@ -206,9 +199,7 @@ def _commit(writer: FolderWriter, keep_last: int | None, metrics: bytes = b"") -
     return folder
 
 
-def _save(
-    root: Path, state: TrainingState | TeamState, parts: Mapping[str, object], keep_last: int | None
-) -> Path:
+def _save(root: Path, state: TeamState, parts: Mapping[str, object], keep_last: int | None) -> Path:
     return _commit(_prepare(root, state, parts), keep_last)
 
 
@@ -221,10 +212,8 @@ def _require_words(names: Iterable[str]) -> None:
             )
 
 
-def _write(
-    writer: FolderWriter, state: TrainingState | TeamState, packed: Mapping[str, bytes]
-) -> None:
-    for below, each in _states_by_folder(state).items():
+def _write(writer: FolderWriter, state: TeamState, packed: Mapping[str, bytes]) -> None:
+    for below, each in _by_folder(state).items():
         _write_tensors(writer, f"{below}{POLICY_TENSORS}", each.policy)
         for name, data in each.policy_files.items():
             writer.write_bytes(f"{below}policy/{name}", data)
@@ -234,7 +223,7 @@ def _write(
         writer.write_tensors(CRITIC_TENSORS, state.critic)
     for name, data in packed.items():
         writer.write_bytes(_part_file(name), data)
-    agents = tuple(state.members) if isinstance(state, TeamState) else ()
+    agents = () if state.roster.acts_for_all else state.roster.names
     writer.write_bytes(
         HEADER, msgspec.json.encode(CheckpointHeader(FORMAT, state.weight_version, agents))
     )
@@ -266,15 +255,10 @@ def _load(folder: Path) -> Checkpoint:
     header, entries = _verified(folder)
     try:
         critic = load_file(folder / CRITIC_TENSORS) if CRITIC_TENSORS in entries else {}
-        state: TrainingState | TeamState
-        if header.agents:
-            members = {
-                agent: _read(folder, entries, header, _agent_folder(agent))
-                for agent in header.agents
-            }
-            state = TeamState(members, critic)
-        else:
-            state = replace(_read(folder, entries, header, ""), critic=critic)
+        members = {
+            agent: _read(folder, entries, header, _agent_folder(agent)) for agent in header.agents
+        } or {SOLE_MEMBER: _read(folder, entries, header, "")}
+        state = TeamState(members, critic)
         metrics = (folder / METRICS).read_bytes() if METRICS in entries else b""
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder} is not a checkpoint of a run: {error}") from error
@@ -300,13 +284,10 @@ def _read(
     )
 
 
-def _states_by_folder(state: TrainingState | TeamState) -> dict[str, TrainingState]:
-    """Return each policy's state by the subfolder that it is written to.
-
-    A single policy has none.
-    """
-    if isinstance(state, TrainingState):
-        return {"": state}
+def _by_folder(state: TeamState) -> dict[str, TrainingState]:
+    """Return each policy's state by the subfolder that it is written to; a team of one has none."""
+    if state.roster.acts_for_all:
+        return {"": state.only}
     return {_agent_folder(name): each for name, each in state.members.items()}
 
 
@@ -314,8 +295,8 @@ def _agent_folder(name: str) -> str:
     return f"agents/{name}/"
 
 
-def _num_bytes(state: TrainingState | TeamState, packed: Mapping[str, bytes]) -> int:
-    states = _states_by_folder(state).values()
+def _num_bytes(state: TeamState, packed: Mapping[str, bytes]) -> int:
+    states = _by_folder(state).values()
     tensors: list[Mapping[str, Tensor] | StagedTensors] = [state.critic]
     for each in states:
         tensors += [each.policy, each.optimizer, each.rng]

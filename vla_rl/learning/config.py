@@ -1,6 +1,7 @@
 """Configurations of the optimizer, the policy learner, the critic and imitation learning. Importing
 them does not import torch."""
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from vla_rl.algorithms.losses import PolicyLossConfig, ValueLossConfig
@@ -60,6 +61,10 @@ class OptimizerConfig(Config, frozen=True, kw_only=True):
         self.require(self.weight_decay >= 0.0, "weight_decay", "at least 0")
         self.require(self.max_grad_norm > 0.0, "max_grad_norm", "above 0")
         self.require(self.max_skips_in_a_row >= 1, "max_skips_in_a_row", "at least 1 step")
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of the decay, if there is none."""
+        return {} if self.decay_steps is not None else {"final_lr_share": "decay_steps is none"}
 
 
 class LearnerConfig(Config, frozen=True, kw_only=True):
@@ -136,6 +141,12 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
         )
         self.require(fits, "trajectory_length", needed)
         self.require(self.max_mismatch > 0.0, "max_mismatch", "above 0")
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of other aggregations."""
+        if self.aggregation == "seq_mean_token_sum_norm":
+            return {}
+        return {"trajectory_length": f"learner.aggregation is {self.aggregation!r}"}
 
     @property
     def micro_batch_size(self) -> MicroBatchSize:

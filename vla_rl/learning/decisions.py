@@ -147,7 +147,7 @@ def _action_tokens(trajectories: Sequence[Trajectory]) -> int:
     steps = [step for trajectory in trajectories for step in trajectory.steps]
     if any("prompt_tokens" in step.observation for step in steps):
         return 1
-    sizes = {len(step.chunk.tokens) // len(step.chunk.actions) for step in steps}
+    sizes = {step.chunk.tokens_per_step for step in steps}
     return sizes.pop() if len(sizes) == 1 else 1
 
 

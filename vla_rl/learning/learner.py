@@ -1,9 +1,8 @@
 """The learner: it turns trajectories and their advantages into a new version of the weights.
 
     trajectories ─► decisions ─► log-probs under ─► mini-batches ─► micro-batches ─► loss, backward
-                    (valid ones)  the weights before  one optimizer    one piece on the device lane
-                                  each; (if needed)         step each        inference runs in
-                                  between
+                    (valid ones)  the weights before  one optimizer    one piece on the device lane each;
+                                  (if needed)         step each        inference runs in between
                                                           └──► last step + version + publish: one piece, atomic
 
 Token losses are divided by counts over the whole mini-batch, and everything that a loss needs from
@@ -23,7 +22,7 @@ import numpy as np
 
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
-from vla_rl.errors import CheckpointError, ConfigError, VlaRlError
+from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.decisions import decisions_of
 from vla_rl.learning.optimizer import StepReport
@@ -32,7 +31,7 @@ from vla_rl.learning.plan import has_gradient, plan_minibatches, plan_step
 from vla_rl.learning.proximal import Proximal
 from vla_rl.learning.rows import Advantage
 from vla_rl.learning.sound_numbers import require_sound_model
-from vla_rl.learning.training import TeamState, TrainingState, WeightSink
+from vla_rl.learning.training import TrainingState, WeightSink
 from vla_rl.learning.update_metrics import (
     MicroBatchSums,
     mean_gap,
@@ -158,15 +157,11 @@ class PolicyLearner:
         async with self._turn:
             return await self._passes.snapshot()
 
-    async def restore(self, state: TrainingState | TeamState) -> None:
-        """Continue from a snapshot, and publish it to the engines. Raises: CheckpointError if it is
-        the snapshot of a team."""
-        if isinstance(state, TeamState):
-            raise CheckpointError(
-                f"the checkpoint holds the policies of agents {sorted(state.members)}, expected "
-                "one policy for all agents; "
-                "resume with the recipe and settings that made it."
-            )
+    async def restore(self, state: TrainingState) -> None:
+        """Continue from a snapshot, and publish it to the engines.
+
+        Raises: CheckpointError if it is not of this policy.
+        """
         async with self._turn:
             await self._passes.restore(state)
 

@@ -7,8 +7,7 @@ passes.
                           micro-batches: GSPO, GMPO, and for OPSM the drift from the engine; they
                           depend on the weights, so every optimizer step recomputes them
     chosen tokens         which tokens a loss drops or penalises, chosen among the whole mini-batch:
-                          clip_cov, kl_cov, M2PO; if it has only one micro-batch, the loss itself
-                          chooses
+                          clip_cov, kl_cov, M2PO; if it has only one micro-batch, the loss chooses
 
 A loss that needs none of these (the clipped surrogate) costs no forward pass here.
 """

@@ -101,7 +101,7 @@ class Row:
         self.add(
             chunk.tokens,
             behavior_log_prob=chunk.log_probs,
-            mask=executed_tokens(step),
+            mask=step.executed_tokens,
             weight_version=versions,
             **others,
         )
@@ -160,17 +160,6 @@ def rows_of(
         row.add_decision(step, place, **others)
         speaking[step.agent] = (row, step)
     return rows
-
-
-def executed_tokens(step: Step) -> np.ndarray:
-    """Return bool [T], True for the tokens of the first `num_executed` control steps."""
-    num_tokens, horizon = len(step.chunk.tokens), len(step.chunk.actions)
-    if num_tokens % horizon:
-        raise ValueError(
-            f"a chunk has {num_tokens} tokens for {horizon} control steps, expected "
-            "a multiple of them."
-        )
-    return np.arange(num_tokens) < step.num_executed * (num_tokens // horizon)
 
 
 def _heard_between(before: Step, step: Step) -> np.ndarray | None:

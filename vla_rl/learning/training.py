@@ -18,6 +18,7 @@ from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import CheckpointError
 from vla_rl.learning.config import OptimizerConfig
 from vla_rl.learning.optimizer import PolicyOptimizer, StepReport
+from vla_rl.types import SOLE_MEMBER, Roster
 
 
 class WeightSink(Protocol):
@@ -61,23 +62,39 @@ class TrainingState:
     """Small files that make the policy's tensors a checkpoint of their own, such as its
     `config.json`."""
 
-    critic: Mapping[str, Tensor] = field(default_factory=dict)
-    """State of the critic, if there is one."""
-
     folder: Path | None = None
     """Folder of the checkpoint that it was read from, from which ranks read their own parts."""
 
 
 @dataclass(frozen=True)
 class TeamState:
-    """The states of several policies that learn in one run."""
+    """The states of all policies that learn in one run."""
 
     members: Mapping[str, TrainingState]
-    """States by the name of the agent for which each policy acts; at least one, all at one weight
-    version."""
+    """States by member name; at least one, all at one weight version."""
 
     critic: Mapping[str, Tensor] = field(default_factory=dict)
     """State of the critics, if there are any."""
+
+    @classmethod
+    def of_one(cls, state: TrainingState) -> "TeamState":
+        """Return the state of a team of one, whose policy acts for all agents."""
+        return cls({SOLE_MEMBER: state})
+
+    @property
+    def only(self) -> TrainingState:
+        """State of the only policy. Raises: CheckpointError if there are several."""
+        if len(self.members) > 1:
+            raise CheckpointError(
+                f"the checkpoint has {self.roster}, expected one policy; "
+                "resume with the recipe and settings that made it."
+            )
+        return next(iter(self.members.values()))
+
+    @property
+    def roster(self) -> Roster:
+        """Names of the members."""
+        return Roster(self.members)
 
     @property
     def weight_version(self) -> int:

@@ -1,6 +1,7 @@
 """Load any policy: its family, device and settings.
 
-Shared by all recipes that load a checkpoint.
+Shared by all recipes that load a checkpoint. Importing this module does not import torch, so that a
+recipe can show its help at once.
 """
 
 import hashlib
@@ -8,18 +9,12 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
-import torch
-
 import vla_rl
 from vla_rl.errors import ConfigError
-
-# importing the policies takes long, so they are imported on demand
 from vla_rl.models import openvla, openvla_oft
-from vla_rl.models.openvla_oft.new_parts import NewPart
+from vla_rl.models.openvla_oft.config import NewPart
 from vla_rl.models.prismatic.checkpoint_format import CheckpointFormat, Family, refuse_unused
-from vla_rl.models.prismatic.folder import PublicFolder, open_folder
 from vla_rl.models.prismatic.public_config import EXTENSION_FILE
-from vla_rl.models.prismatic.weights import find_part
 
 __all__ = [
     "BASE_POLICY",
@@ -40,6 +35,10 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
+    import torch
+
+    from vla_rl.models.prismatic.folder import PublicFolder
+
     VlaPolicy: TypeAlias = (
         openvla.OpenVla | openvla_oft.OpenVlaOft | openvla_oft.ContinuousOpenVlaOft
     )
@@ -68,10 +67,13 @@ def is_base_policy(checkpoint: str) -> bool:
     return Path(checkpoint).expanduser().resolve() == BASE_POLICY.resolve()
 
 
-def family_of(checkpoint: str | PublicFolder) -> Family:
+def family_of(checkpoint: "str | PublicFolder") -> Family:
     """Return the family that a checkpoint names. Raises: ConfigError if it names none;
     CheckpointError if it is not a checkpoint.
     """
+
+    from vla_rl.models.prismatic.folder import open_folder
+
     folder = open_folder(checkpoint)
     if folder.extension.family == "openvla":
         return "openvla"
@@ -86,13 +88,17 @@ def family_of(checkpoint: str | PublicFolder) -> Family:
     )
 
 
-def action_head_of(checkpoint: str | PublicFolder) -> Path | None:
+def action_head_of(checkpoint: "str | PublicFolder") -> Path | None:
     """Return the action head's file beside a public checkpoint, if any. Raises: CheckpointError."""
+
+    from vla_rl.models.prismatic.folder import open_folder
+    from vla_rl.models.prismatic.weights import find_part
+
     return find_part(open_folder(checkpoint).folders, "action_head")
 
 
 def load_policy(
-    checkpoint: str | PublicFolder,
+    checkpoint: "str | PublicFolder",
     config: CheckpointFormat,
     device: Device,
     new_parts: Collection[NewPart] = (),
@@ -148,11 +154,13 @@ def described(policy: "VlaPolicy") -> str:
     )
 
 
-def device_for(asked: Device) -> torch.device:
+def device_for(asked: Device) -> "torch.device":
     """Return the device that `asked` means.
 
     Raises: ConfigError if a GPU is requested and there is none.
     """
+    import torch
+
     if asked == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "device is 'cuda', but torch sees no GPU; expected 'cpu' or 'auto' on this machine"
@@ -160,7 +168,7 @@ def device_for(asked: Device) -> torch.device:
     return torch.device("cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def weight_bytes(folder: PublicFolder) -> int:
+def weight_bytes(folder: "PublicFolder") -> int:
     """Return the size of the weight files in bytes."""
     return sum(
         file.stat().st_size
@@ -169,7 +177,7 @@ def weight_bytes(folder: PublicFolder) -> int:
     )
 
 
-def digest_of(folder: PublicFolder) -> str:
+def digest_of(folder: "PublicFolder") -> str:
     """Return a fingerprint of all files of a checkpoint.
 
     It changes with the weights or settings.

@@ -3,17 +3,15 @@ clock.
 
 Two bounds, both met by delaying dispatch and neither by discarding groups:
 
-    in aggregate    groups outstanding + groups trained <= (max_staleness + version + 1) *
-                    groups_per_update (AReaL, arXiv:2505.24298, eq. 3), where outstanding groups are
-                    in flight, buffered or in training
-    per group       version it is trained at - version it was dispatched at <= max_staleness, queues
-    included
+    in aggregate    groups outstanding + groups trained <= (max_staleness + version + 1) * groups_per_update
+                    (AReaL, arXiv:2505.24298, eq. 3), where outstanding groups are in flight, buffered or in training
+    per group       version it is trained at - version it was dispatched at <= max_staleness, queues included
 
 A group dispatched at version d must be in one of the updates up to its deadline d + max_staleness.
 The first bound makes that possible for every group at the moment it is admitted. `select` keeps it
 possible: it takes the earliest dispatched of the complete groups, unless a running group with an
-    earlier deadline would then miss it. In that case the update waits for
-that group. A filtered group frees its capacity at once.
+earlier deadline would then miss it. In that case the update waits for that group. A filtered group
+frees its capacity at once.
 """
 
 import heapq
@@ -75,7 +73,9 @@ class StalenessPolicy:
         if self._num_updates is None:
             return self.num_outstanding < self._capacity
         return self.num_outstanding < min(
-            self._capacity, (self._num_updates - self.version) * self.groups_per_update
+            # near the end the bound of staleness would admit groups that no update is left for
+            self._capacity,
+            (self._num_updates - self.version) * self.groups_per_update,
         )
 
     def admit(self, group_id: int, dispatch_version: int | None = None) -> int:
@@ -162,6 +162,8 @@ class StalenessPolicy:
             for version, ids in self._unselected.items()
         ):
             return False
+        # only running groups with an earlier deadline can suffer: the heap gives the earliest of the
+        # complete ones, and taking it costs each of those a place in the updates that are left
         num_due = 0
         for version in sorted(self._unselected):
             if version >= dispatch_version:

@@ -1,8 +1,7 @@
 """Killable child processes for single calls, which contain the effects of tools, scorers and
 model-written code. No torch.
 
-    Sandbox          `await call("module:function", {...}, limits)`,
-                     `await run_program(source, stdin, limits)`
+    Sandbox          `await call("module:function", {...}, limits)`, `await run_program(source, stdin, limits)`
     ProcessLimits    time, CPU, memory, files, output, processes, network
     CallResult       the returned value and the output, or the limit that was exceeded
 

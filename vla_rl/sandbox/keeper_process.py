@@ -48,8 +48,8 @@ class KeeperProcess:
     """A keeper and its reaper from their start to their end; `start` starts them.
 
     The keeper ends every call by the call's own limits. If an answer takes longer, or a signal
-    stops the keeper, it is
-    stuck: it is killed with all its calls, and every caller gets an answer with the fault "died".
+    stops the keeper, it is stuck: it is killed with all its calls, and every caller gets an answer
+    with the fault "died".
 
     Invariant: when `stop` has returned, the two processes, all that they started, and their folder
     are gone. If this process is killed, or another one kills the keeper, the reaper ensures that.

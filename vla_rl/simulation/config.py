@@ -24,10 +24,9 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
 
     envs_per_process: int = 1
     """Simulators per process (>= 1). More than one pays off if a control step takes less than about
-    a tenth of a
-    millisecond: toys, control tasks, grid worlds. The simulators of a process run one at a time,
-        and all end if one of
-    them ends the process; so keep 1 for anything that renders or computes physics."""
+    a tenth of a millisecond: toys, control tasks, grid worlds. The simulators of a process run one
+    at a time, and all end if one of them ends the process; so keep 1 for anything that renders or
+    computes physics."""
 
     start: Literal["fork", "spawn"] = "fork"
     """How processes start. "fork": copies of one clean process that has imported the environments
@@ -93,7 +92,7 @@ class SimulatorConfig(Config, frozen=True, kw_only=True):
     render_devices: tuple[int, ...] = ()
     """EGL devices that render, assigned to the processes in turn as MUJOCO_EGL_DEVICE_ID. Empty
     assigns all GPUs that EGL lists, for environments that choose by
-    `vla_rl.envs.libero.graphics`."""
+    `vla_rl.envs.mujoco.graphics`."""
 
     def __post_init__(self) -> None:
         for field in ("num_envs", "envs_per_process", "concurrent_starts"):

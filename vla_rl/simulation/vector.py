@@ -36,8 +36,8 @@ def make_vec(
 
         envs = make_vec("CartPole-v1", num_envs=4)
         observations, infos = envs.reset(seed=0)
-        observations, rewards, terminations, truncations, infos =
-        envs.step(envs.action_space.sample()) envs.close()
+        observations, rewards, terminations, truncations, infos = envs.step(envs.action_space.sample())
+        envs.close()
 
     Args:
         env: a spec, or only the id; any registered id, or `module:id`.

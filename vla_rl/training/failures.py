@@ -63,7 +63,7 @@ def explain(error: Exception) -> str:
     For an error of vla_rl: its message and notes (an environment's own traceback is one of them),
     the lines of user code that led to it, and its cause. For any other error, which is a bug
     somewhere: its traceback, shortened by `vla_rl.tracebacks`. The errors of a group are described
-        one after the other.
+    one after the other.
     """
     failure = only_error(error)
     shorten(failure)

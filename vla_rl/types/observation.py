@@ -4,8 +4,7 @@ An observation has the form of the environment's gymnasium space; embodied envir
 dict:
 
     image, wrist_image, ...   uint8 [H, W, 3], RGB, upright
-    state, ...                float32 [D], proprioception; the environment's docstring gives units
-                              and frames
+    state, ...                float32 [D], proprioception; the environment's docstring gives units and frames
     instruction               str, the task in words
 """
 

@@ -13,8 +13,9 @@ from vla_rl.algorithms.advantages.reward_batch import Advantages, RewardBatch, o
 
 
 def opo(batch: RewardBatch) -> Advantages:
-    """OPO: the baseline of least variance if gradients grow with the length (Hao et al. 2025,
-    arXiv:2505.23585).
+    """OPO: the baseline of least variance if gradients grow with the length.
+
+    Hao et al. 2025, arXiv:2505.23585.
 
         A_i = r_i - sum_j len_j r_j / sum_j len_j        over the members j of i's group
 
@@ -35,11 +36,11 @@ def opo(batch: RewardBatch) -> Advantages:
 
 
 def remax(batch: RewardBatch) -> Advantages:
-    """ReMax: the greedy policy's outcome from the same start is the baseline (Li et al. 2023,
-    arXiv:2310.10505).
+    """ReMax: the greedy policy's outcome from the same start is the baseline.
 
-        A_t = sum of rewards from t on - r_greedy;       A = r - r_greedy if only an outcome is
-        known
+    Li et al. 2023, arXiv:2310.10505.
+
+        A_t = sum of rewards from t on - r_greedy;       A = r - r_greedy if only an outcome is known
 
     Needs `greedy_rewards`, and no group.
     """
@@ -68,8 +69,7 @@ def gpg(batch: RewardBatch) -> Advantages:
 def cpgd_filter(batch: RewardBatch, *, max_weight: float = 3.0) -> Advantages:
     """CPGD's weight that filters groups (Liu et al. 2025, arXiv:2505.12504).
 
-        A_i = (r_i - mean(group)) * min(number of groups / number of groups that are not all equal,
-        max_weight)
+        A_i = (r_i - mean(group)) * min(number of groups / number of groups that are not all equal, max_weight)
 
     Its other two weightings are `grpo` (by the standard deviation) and `dr_grpo` (none). siiRL
     counts trajectories above the line and groups below it, so that its factor nearly always is the

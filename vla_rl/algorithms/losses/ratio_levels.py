@@ -2,22 +2,24 @@
 
 The loss of a control step or a row is divided equally among its unmasked tokens. So the sum of
 losses over tokens is the sum over control steps or rows, and if the policies agree (ratio 1) the
-gradient is the plain policy gradient at every
-level: the level changes what is clipped together, not the size of a step. Other systems average
-    over control steps instead,
-which multiplies the gradient by the number of tokens.
+gradient is the plain policy gradient at every level: the level changes what is clipped together,
+not the size of a step. Other systems average over control steps instead, which multiplies the
+gradient by the number of tokens.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
-import torch
-from torch import Tensor
-
-from vla_rl.algorithms.losses.config import RatioLevel
+from vla_rl.algorithms.lazy_torch import Tensor, torch
 from vla_rl.algorithms.losses.sequences_of_rows import SequencesOfRows
 from vla_rl.algorithms.losses.token_batch import TokenBatch
 
+RatioLevel: TypeAlias = Literal["token", "action", "chunk", "sequence"]
+"""Unit whose probability ratio is clipped: one token, all tokens of one control step, all tokens of
+one row (an action chunk), or the whole sequence, length-normalised."""
+
+# exp(20) = 5e8 is far outside every trust region and still finite in float32, also when it is
+# squared for a metric; exp overflows above 88, which the sum over a chunk of tokens can reach
 MAX_LOG_RATIO: Final = 20.0
 """Bound on |log-ratio| before `exp`; a clamped token has no gradient."""
 
@@ -57,8 +59,7 @@ def ratios(batch: TokenBatch, level: RatioLevel = "token") -> Ratios:
         token      log rho_t = l_t,              l_t = log_prob - behavior_log_prob
         action     log rho_t = sum of l over the tokens of t's control step
         chunk      log rho_t = sum of l over the row
-        sequence   log rho_t = sg(mean of l over the sequence) + log_prob_t - sg(log_prob_t)  (GSPO,
-                   arXiv:2507.18071)
+        sequence   log rho_t = sg(mean of l over the sequence) + log_prob_t - sg(log_prob_t)  (GSPO, arXiv:2507.18071)
 
     Raises: ValueError for the level "action" without `action_tokens`.
     """

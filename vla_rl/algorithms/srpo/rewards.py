@@ -1,5 +1,6 @@
-"""SRPO's self-referential reward: a failure's reward depends on how close it came to the successes
-of its own task.
+"""SRPO's self-referential reward.
+
+A failure's reward depends on how close it came to the successes of its own task.
 
     embeddings of a batch ─► per task: successes, else those carried over ─► rule ─► rewards of the failures
 
@@ -35,8 +36,8 @@ def srpo_rewards(
     """Compute the rewards of one batch of trajectories (Fei et al. 2025, arXiv:2511.15605).
 
         r_i = 1                                    if i succeeded
-        r_i = rule(failures, references)           of i's task otherwise: `aligned`, `paper` or
-        `released` r_i = 0                                    if the task has no reference
+        r_i = rule(failures, references)           of i's task otherwise: `aligned`, `paper` or `released`
+        r_i = 0                                    if the task has no reference
 
     The references of a task are its successes in the batch; without any, those `carried` over.
     `paper` and `released` compare whole trajectories by the mean over their T vectors, because both

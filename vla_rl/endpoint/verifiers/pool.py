@@ -3,8 +3,7 @@ run like any other.
 
 config = VerifiersConfig(env="gsm8k", python="/venvs/verifiers/bin/python")
 async with Runtime() as runtime, VerifiersPool(runtime, config) as pool:
-    ...                                         # `pool.starts()`: one start for each row of its
-                                                data set
+    ...  # `pool.starts()`: one start for each row of its data set
 """
 
 import asyncio

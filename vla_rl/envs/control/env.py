@@ -21,9 +21,10 @@ class ControlEnv(gymnasium.Env[Observation, np.ndarray]):
         it is float32 [1] in [0, n - 1], rounded to the nearest.
     Reward: the inner environment's, times `reward_scale`.
     Ends: `terminated` by the inner environment, `truncated` by its time limit, or after
-    `step_limit` control steps. Info: the inner environment's; `return`, the unscaled return so far;
-        and, with a `success_return`, `is_success`: True on the last step of an episode whose
-        unscaled return reached it.
+        `step_limit` control steps.
+    Info: the inner environment's; `return`, the unscaled return so far; and, with a
+        `success_return`, `is_success`: True on the last step of an episode whose unscaled return
+        reached it.
     Randomness: `reset(seed=...)`.
 
     Args:

@@ -6,8 +6,7 @@ positions and velocities are the same in all three, so they are computed once he
 3.3 every constraint solve moves the warm start of the next one, so the exact mode keeps the two
 solves that robosuite throws away.
 
-    exact:  step1, solve, solve, torques, step2         the second solve belongs to the controller's
-            update
+    exact:  step1, solve, solve, torques, step2         the second solve belongs to the controller's update
     fast:   step1,               torques, step2
 
 robosuite's sensor clock sets the substep at which the sensors read: poses and pictures are those of

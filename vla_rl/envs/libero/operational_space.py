@@ -3,15 +3,14 @@ for each substep.
 
     F       = kp * position error - kd * linear velocity          tau_F = lambda_p F
     T       = kp * orientation error - kd * angular velocity      tau_T = lambda_r T
-    x       = 10 (q0 - q) - 2 sqrt(10) q'                         posture, in the null space of the
-            hand's task
+    x       = 10 (q0 - q) - 2 sqrt(10) q'                         posture, in the null space of the hand's task
     torques = J^T (lambda_p F, lambda_r T) + gravity compensation + N^T M x
 
-with lambda = (J M^-1 J^T)^-1 for the whole Jacobian J and for its position and rotation rows, N = I
-- M^-1 J^T lambda J. `exact_torques` performs robosuite's operations one by one, on arrays in
-  robosuite's memory order, because LAPACK and BLAS
-round differently in another; its results are bit for bit the same. `fast_torques` solves the same
-equations by Cholesky's factorisation, and uses M^-1 M x = x, so that no inverse is formed.
+with lambda = (J M^-1 J^T)^-1 for the whole Jacobian J and for its position and rotation rows, and
+N = I - M^-1 J^T lambda J. `exact_torques` performs robosuite's operations one by one, on arrays in
+robosuite's memory order, because LAPACK and BLAS round differently in another; its results are bit
+for bit the same. `fast_torques` solves the same equations by Cholesky's factorisation, and uses
+M^-1 M x = x, so that no inverse is formed.
 """
 
 from typing import NamedTuple

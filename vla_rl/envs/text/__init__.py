@@ -1,8 +1,7 @@
 """Text environments: one protocol for single-turn, multi-turn, tool-using and several-agent tasks.
 
     TextTask            written by the task's author: setup, reply, tools
-    TextEpisode         runs one: executes tools, answers malformed calls, enforces limits and
-                        deadlines
+    TextEpisode         runs one: executes tools, answers malformed calls, enforces limits and deadlines
     TextEnvPool         leases them to episodes, like a pool of simulators
     Toolbox             typed tools: `list_tools()`, `await aexecute(name, arguments)`
     Sandbox             processes for code that may hang, crash or be hostile

@@ -1,12 +1,9 @@
 """Conversations of a half-skilled calculator user, on which the small base checkpoint is trained.
 
-    user       23+58-7=?                            at every turn, with probability `mistakes`, one
-               of
+    user       23+58-7=?                            at every turn, with probability `mistakes`, one of
     assistant  calc {"e": "23+58"}                    - a digit of the operation is wrong
-    tool       81                                     - it answers before all is worked out, or with
-               a guess
-    assistant  calc {"e": "81-7"}                     - it works out what it knows already, once
-               more
+    tool       81                                     - it answers before all is worked out, or with a guess
+    assistant  calc {"e": "81-7"}                     - it works out what it knows already, once more
     tool       74                                     - the call is not JSON
     assistant  74
 

@@ -27,8 +27,8 @@ class TextEpisode:
 
     The info of every outcome has `num_turns`, `num_tool_calls`, `tool_faults` (counts by kind) and
     `rewards` (each agent's total so far, by name). At the end it has `is_success` and `stop`, which
-    is "finished", or the limit that ended the
-    episode: "max_turns", "max_tool_calls" or "max_characters".
+    is "finished", or the limit that ended the episode: "max_turns", "max_tool_calls" or
+    "max_characters".
     """
 
     def __init__(self, task: TextTask, episode: EpisodeSpec, sandbox: Sandbox) -> None:

@@ -2,8 +2,8 @@
 each.
 
     async with TextEnvPool(TextPoolConfig(num_envs=64)) as pool:
-        async with pool.lease(episode) as env:      # `episode.env` names the task:
-            `EnvSpec(id="text/arithmetic")` start = await env.reset()
+        async with pool.lease(episode) as env:      # `episode.env` names the task: `EnvSpec(id="text/arithmetic")`
+            start = await env.reset()
 
 An episode is a coroutine in this loop; tools, scorers and code run in the sandbox that the pool
 owns.

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from vla_rl.actors import Actor, endpoint
+from vla_rl.actors import Actor, actor_method
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.errors import CheckpointError
 from vla_rl.learning.config import LearnerConfig
@@ -96,7 +96,7 @@ class LearnerRank(Actor):
         """Gather the weights for the passes that follow; with `clear`, drop gradients first."""
         await self._lane.run(self._begin, clear)
 
-    @endpoint(concurrent=True)
+    @actor_method(concurrent=True)
     async def accumulate(
         self, rows: Rows, counts: Counts, compare: int | None, is_last: bool
     ) -> Sums:
@@ -108,7 +108,7 @@ class LearnerRank(Actor):
             self._accumulate, batch, decisions, unpack_counts(counts), compare, is_last
         )
 
-    @endpoint(concurrent=True)
+    @actor_method(concurrent=True)
     async def score(self, rows: Rows) -> np.ndarray:
         """Return the log-probs of all tokens of some rows, float32 [M, T]."""
         decisions, batch = await self._lane.prepare(self._prepare, rows)
@@ -143,7 +143,7 @@ class LearnerRank(Actor):
             for file, parts in self._staged[number].items()
         }
 
-    @endpoint(concurrent=True)
+    @actor_method(concurrent=True)
     async def write(self, number: int, file: str, path: str, begins: dict[str, int]) -> None:
         """Write a staged part of one file in place. Raises: CheckpointError."""
         if number not in self._staged:

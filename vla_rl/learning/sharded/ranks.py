@@ -166,7 +166,8 @@ class RankPasses:
                     rows = replace(rows, mask=torch.zeros_like(rows.mask))
                 counts = pack_counts(plan.denominators.rows(index))
                 is_last = number == num_passes - 1
-                return rank.accumulate(pack_rows(rows), counts, compare, is_last)
+                sums: Awaitable[Any] = rank.accumulate(pack_rows(rows), counts, compare, is_last)
+                return sums
 
             found = await _in_order(call, range(num_passes))
             return [unpack_sums(each) for each in found[: len(parts)]]

@@ -7,13 +7,10 @@ ImagePipelineName: TypeAlias = Literal[
 ]
 """Steps between a camera's frame and what the vision towers see:
 
-    exact            JPEG, lanczos3, central crop of 0.9 of the area: LIBERO in OpenVLA,
-                     OpenVLA-OFT, SimpleVLA-RL, SRPO
+    exact            JPEG, lanczos3, central crop of 0.9 of the area: LIBERO in OpenVLA, OpenVLA-OFT, SimpleVLA-RL, SRPO
     crop             the central crop of the raw frame alone: RoboTwin in SimpleVLA-RL and RLinf
-    bicubic          torch's antialiased bicubic in fixed-point arithmetic: policies trained from
-                     scratch here
-    bicubic_float    torch's in float32, clamped and rounded: RLinf's own version of OpenVLA and
-                     OpenVLA-OFT
+    bicubic          torch's antialiased bicubic in fixed-point arithmetic: policies trained from scratch here
+    bicubic_float    torch's in float32, clamped and rounded: RLinf's own version of OpenVLA and OpenVLA-OFT
     bicubic_pillow   Pillow's: RLinf's version for models of the official OpenVLA-OFT
 """
 

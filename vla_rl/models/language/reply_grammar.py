@@ -1,8 +1,7 @@
 """Convert the options of a reply to a grammar over its text, in llguidance's dialect of Lark.
 
     reply ::= tool calls, or text in the requested format
-    call  ::= <tool_call> {"name": one of the tools, "arguments": what its schema allows}
-          </tool_call>
+    call  ::= <tool_call> {"name": one of the tools, "arguments": what its schema allows} </tool_call>
 
 A grammar is made only if needed: a reply that may be any text, with calls of any kind, has none,
 and its distribution is the model's own.

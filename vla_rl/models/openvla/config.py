@@ -12,7 +12,7 @@ class OpenVlaConfig(PrismaticConfig, frozen=True, kw_only=True):
     vocabulary: Vocabulary = "all"
     """Token ids over which an action token's probability is normalised, in rollout and training
     alike: `all`, as OpenVLA's authors and SimpleVLA-RL sample, or those of the `actions` alone, as
-        RLinf does."""
+    RLinf does."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -11,10 +11,10 @@ import torch
 from tokenizers import Tokenizer
 
 from vla_rl.errors import CheckpointError, ConfigError
-from vla_rl.models.openvla_oft.config import Head, OpenVlaOftConfig
+from vla_rl.models.openvla_oft.config import Head, NewPart, OpenVlaOftConfig
 from vla_rl.models.openvla_oft.film_part import FILMED_TOWERS, TOWER_PREFIX
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
-from vla_rl.models.openvla_oft.new_parts import NewPart, begin_anew, require_known, require_new
+from vla_rl.models.openvla_oft.new_parts import begin_anew, require_known, require_new
 from vla_rl.models.openvla_oft.parts import (
     FILM_TOWERS,
     parts_beside,

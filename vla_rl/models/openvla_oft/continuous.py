@@ -21,10 +21,9 @@ from torch import Tensor
 from vla_rl.engines.cuda_graphs import Tensors
 from vla_rl.engines.sampling import seeded_uniforms
 from vla_rl.models.openvla_oft import checkpoint
-from vla_rl.models.openvla_oft.config import OpenVlaOftConfig
+from vla_rl.models.openvla_oft.config import NewPart, OpenVlaOftConfig
 from vla_rl.models.openvla_oft.heads import NUM_DENOISING_STEPS, add_noise, denoise
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
-from vla_rl.models.openvla_oft.new_parts import NewPart
 from vla_rl.models.openvla_oft.oft_policy import OftPolicy
 from vla_rl.models.prismatic.action_tokens import ActionScaler
 from vla_rl.models.prismatic.checkpoint_format import FILES_SAY, CheckpointFormat

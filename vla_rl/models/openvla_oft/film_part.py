@@ -1,10 +1,8 @@
 """Towers with FiLM as OpenVLA-OFT's code stores them: in a separate file, under different names.
 
-    [vision_backbone.]vision_backbone.<tower>.blocks.7.block.<layer>     a tower's block, one level
-    further in
+    [vision_backbone.]vision_backbone.<tower>.blocks.7.block.<layer>     a tower's block, one level further in
     [vision_backbone.]vision_backbone.<tower>.blocks.7.{scale,shift}.*   the block's FiLM layers
-    <layer>.base_layer.*, <layer>.lora_{A,B}.<adapter>.weight            a layer and the adapter it
-    was trained with
+    <layer>.base_layer.*, <layer>.lora_{A,B}.<adapter>.weight            a layer and the adapter it was trained with
 
 That code puts adapters into the towers (on every linear layer, and on the convolution that cuts the
 patches), FiLM around them, and then loads the file strictly, so a file written for it needs the

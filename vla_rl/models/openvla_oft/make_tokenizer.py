@@ -1,7 +1,7 @@
 """Make a small byte-level BPE tokenizer from instructions, one a line on standard input.
 
-    python -m vla_rl.models.openvla_oft.make_tokenizer vla_rl/assets/tiny_tokenizer/tokenizer.json
-        \\ < vla_rl/assets/tiny_tokenizer/instructions.txt
+    python -m vla_rl.models.openvla_oft.make_tokenizer vla_rl/assets/tiny_tokenizer/tokenizer.json \\
+        < vla_rl/assets/tiny_tokenizer/instructions.txt
 
 Any text can be encoded, because every byte is a token of its own. Ids 0, 1 and 2 are `<unk>`, `<s>`
 and `</s>` as in Llama, and every text begins with `<s>`; the ids above `--size` stay free for

@@ -2,8 +2,7 @@
 arXiv:2502.19645).
 
     position  0     1 .. V     V + 1     ...     then the prompt     then T of them    then    then
-    token     BOS   patches    proprio   time    without BOS         placeholders      stop
-              padding
+    token     BOS   patches    proprio   time    without BOS         placeholders      stop    padding
 
 (positions shift down if a checkpoint lacks one of these parts). Placeholders have an embedding of
 exactly zero and differ by their position only; with diffusion they are the noisy numbers. Attention

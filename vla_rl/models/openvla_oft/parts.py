@@ -1,11 +1,9 @@
 """Weights that OpenVLA-OFT's code stores in PyTorch files beside the main ones.
 
     action_head--*_checkpoint.pt                L1 or diffusion head
-    proprio_projector--*_checkpoint.pt          unless it stands among the main weights, as in
-                                                SimpleVLA-RL's
+    proprio_projector--*_checkpoint.pt          unless it stands among the main weights, as in SimpleVLA-RL's
     noisy_action_projector--*_checkpoint.pt     with diffusion
-    vision_backbone--*_checkpoint.pt            towers with FiLM, instead of those among the main
-                                                weights
+    vision_backbone--*_checkpoint.pt            towers with FiLM, instead of those among the main weights
 
 They are read without executing any pickled code, and written so that OpenVLA-OFT's code finds and
 loads them.

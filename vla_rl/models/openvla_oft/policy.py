@@ -15,9 +15,8 @@ from vla_rl.algorithms import entropy
 from vla_rl.engines.cuda_graphs import Tensors
 from vla_rl.engines.sampling import choose_tokens, tempered_log_probs
 from vla_rl.models.openvla_oft import checkpoint
-from vla_rl.models.openvla_oft.config import OpenVlaOftConfig
+from vla_rl.models.openvla_oft.config import NewPart, OpenVlaOftConfig
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
-from vla_rl.models.openvla_oft.new_parts import NewPart
 from vla_rl.models.openvla_oft.oft_policy import OftPolicy
 from vla_rl.models.prismatic.action_tokens import ActionTokenizer
 from vla_rl.models.prismatic.checkpoint_format import FILES_SAY, CheckpointFormat, refuse_unused

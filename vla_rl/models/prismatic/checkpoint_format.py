@@ -5,16 +5,19 @@ setting is declared, explained and given its default here alone.
 """
 
 from pathlib import Path
-from typing import Any, Final, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
 import msgspec
-import torch
 
 from vla_rl.errors import ConfigError
 from vla_rl.models.prismatic.config import AdapterUse, Normalization
 from vla_rl.models.prismatic.dialects import Dialect, Vocabulary
-from vla_rl.models.prismatic.folder import PublicFolder, open_folder
 from vla_rl.types import Config
+
+if TYPE_CHECKING:
+    import torch
+
+    from vla_rl.models.prismatic.folder import PublicFolder
 
 Family: TypeAlias = Literal["openvla", "openvla_oft", "continuous"]
 
@@ -73,12 +76,16 @@ class CheckpointFormat(Config, frozen=True, kw_only=True):
     """Data type of the weights; auto keeps the files'."""
 
     @property
-    def torch_dtype(self) -> torch.dtype | None:
+    def torch_dtype(self) -> "torch.dtype | None":
         """Data type to load as; None keeps the files'."""
+        import torch
+
         return None if self.dtype == "auto" else getattr(torch, self.dtype)
 
     def changed(self, **fields: Any) -> Self:
         """Return the format with other fields; `dtype` and `adapter` may be torch's and a path."""
+        import torch
+
         if isinstance(fields.get("dtype"), torch.dtype):
             fields["dtype"] = str(fields["dtype"]).removeprefix("torch.")
         if fields.get("dtype", "") is None:
@@ -87,8 +94,10 @@ class CheckpointFormat(Config, frozen=True, kw_only=True):
             fields["adapter"] = str(fields["adapter"])
         return msgspec.structs.replace(self, **fields)
 
-    def opened(self, checkpoint: Path | str | PublicFolder) -> PublicFolder:
+    def opened(self, checkpoint: "Path | str | PublicFolder") -> "PublicFolder":
         """Read the checkpoint with its adapter, without the weights. Raises: CheckpointError."""
+        from vla_rl.models.prismatic.folder import open_folder
+
         return open_folder(checkpoint, self.adapter)
 
 

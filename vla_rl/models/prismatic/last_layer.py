@@ -1,8 +1,7 @@
 """The trunk's last layer, computed only where its output is read.
 
     all layers before it       all positions: the next one needs keys and values of each
-    the last layer             keys and values of all positions; queries, attention, output and MLP
-    of those that are read
+    the last layer             keys and values of all positions; the rest only of those that are read
 
 An action is read at a few positions after hundreds of patches. The results equal those of the whole
 layer, because no position needs another's output of the same layer.

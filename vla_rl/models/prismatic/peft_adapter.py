@@ -1,8 +1,7 @@
 """Adapters that peft saved, read without executing any of their code.
 
     adapter_config.json           rank, alpha, and the checkpoint that the adapter was trained on
-    adapter_model.safetensors     base_model.model.<layer>.lora_A.weight and lora_B.weight; if the
-                                  output head is adapted,
+    adapter_model.safetensors     base_model.model.<layer>.lora_{A,B}.weight; if the output head is adapted,
     (or adapter_model.bin)        a copy of its own weight, too
 
 They are stored in a separate folder, or in `lora_adapter/` of a folder that OpenVLA-OFT's training

@@ -2,8 +2,7 @@
 gradient is needed.
 
     kept for the backward pass   without: all activations of every block
-                                 with:    the input of each block, and all activations of one block
-                                          at a time
+                                 with:    the input of each block, and all activations of one block at a time
 
 Chen et al. 2016, "Training Deep Nets with Sublinear Memory Cost", arXiv:1604.06174. Gradients are
 the same; an update costs one more forward pass. Acting stores no activations either way. Parameter

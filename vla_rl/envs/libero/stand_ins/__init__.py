@@ -4,8 +4,7 @@ With them libero_spatial, libero_object, libero_goal and libero_10 run on a mach
 assets. They have the names, frames, regions, joints and about the sizes and masses of LIBERO's own,
 but not its looks, so results with them are not comparable with published ones.
 
-    python -m vla_rl.envs.libero.stand_ins OUT      writes the tree (the one in
-    vla_rl/assets/libero_stand_ins)
+    python -m vla_rl.envs.libero.stand_ins OUT      writes the tree (the one in vla_rl/assets/libero_stand_ins)
 
     model ─► shapes ─► groceries, tableware, fixtures, scenes ─► catalogue ─► writer ─► files
 """
