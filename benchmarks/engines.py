@@ -35,8 +35,8 @@ import uvloop
 
 from benchmarks.interleaved import print_json_line, print_table
 from benchmarks.policy_sizes import make_observation, make_policy
-from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
-from vla_rl.engines.vllm import VllmConfig, VllmEngine
+from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
+from vla_rl.engines.vllm import VllmActionEngine, VllmConfig
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.serving import serve
@@ -123,11 +123,13 @@ async def agreement(
     policy: Any, lane: DeviceLane, config: EngineConfig, observations: list[Observation]
 ) -> float:
     """Return the largest difference of a log-prob, over some decisions of a vLLM engine."""
-    async with VllmEngine(serve(policy), lane, config) as engine:
+    async with VllmActionEngine(serve(policy), lane, config) as engine:
         return await agreement_of(engine, policy, observations)
 
 
-async def agreement_of(engine: VllmEngine, policy: Any, observations: list[Observation]) -> float:
+async def agreement_of(
+    engine: VllmActionEngine, policy: Any, observations: list[Observation]
+) -> float:
     """Return the same for an open engine."""
     chunks = await asyncio.gather(
         *(
@@ -139,7 +141,7 @@ async def agreement_of(engine: VllmEngine, policy: Any, observations: list[Obser
 
 
 async def rates(
-    engine: VllmEngine,
+    engine: VllmActionEngine,
     policy: OpenVlaOft,
     lane: DeviceLane,
     observations: list[Observation],
@@ -147,7 +149,7 @@ async def rates(
 ) -> dict[str, float]:
     """Measure decisions a second of both engines, in turn."""
     figures = {}
-    async with TorchEngine(policy, lane, EngineConfig(max_batch=64)) as own:
+    async with TorchActionEngine(policy, lane, EngineConfig(max_batch=64)) as own:
         for num_episodes in (1, 16, 64):
             measured: dict[str, list[float]] = {"vllm": [], "torch": []}
             for _ in range(options.rounds):
@@ -164,7 +166,7 @@ async def rates(
 
 
 async def updates(
-    engine: VllmEngine,
+    engine: VllmActionEngine,
     policy: OpenVlaOft,
     lane: DeviceLane,
     observations: list[Observation],
@@ -209,7 +211,7 @@ async def updates(
 
 
 async def share_lost(
-    engine: VllmEngine,
+    engine: VllmActionEngine,
     policy: OpenVlaOft,
     lane: DeviceLane,
     observations: list[Observation],
@@ -236,7 +238,7 @@ async def deaths(
 ) -> int:
     """Count requests without an answer while one of two engines is killed repeatedly."""
     config = EngineConfig(vllm=VllmConfig(num_engines=2))
-    async with VllmEngine(serve(policy), lane, config) as engine:
+    async with VllmActionEngine(serve(policy), lane, config) as engine:
         traffic, is_over = Traffic(engine, observations), asyncio.Event()
 
         async def kill() -> None:
@@ -265,7 +267,7 @@ async def measure(options: Any) -> dict[str, float]:
         figures = {
             "max_logprob_diff_ar": await agreement(openvla_like(policy), lane, config, observations)
         }
-        async with VllmEngine(serve(policy), lane, config) as engine:
+        async with VllmActionEngine(serve(policy), lane, config) as engine:
             figures["max_logprob_diff_oft"] = await agreement_of(engine, policy, observations)
             figures |= await rates(engine, policy, lane, observations, options)
             figures |= await updates(engine, policy, lane, observations, options.chunks)

@@ -35,10 +35,10 @@ def _original(suite: str, task_id: int, assets: str, cameras: int) -> tuple[Any,
     keeps from robosuite.
     """
     from vla_rl.envs.libero.assets import find_assets
-    from vla_rl.envs.libero.graphics import choose_graphics
     from vla_rl.envs.libero.init_states import read_init_states
     from vla_rl.envs.libero.libero_code import load_libero
     from vla_rl.envs.libero.tasks import find_task
+    from vla_rl.envs.mujoco.graphics import choose_graphics
 
     task = find_task(suite, task_id)
     code = load_libero(task.package)

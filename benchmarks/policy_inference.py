@@ -22,7 +22,7 @@ import uvloop
 from benchmarks.interleaved import measure_in_turn, print_json_line, print_table
 from benchmarks.plain_policy import PlainPolicy
 from benchmarks.policy_sizes import make_observation, make_policy
-from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import Observation, Sampling
 
@@ -43,7 +43,7 @@ async def ours(
     config = EngineConfig(max_batch=len(observations), cuda_graphs=cuda_graphs)
     async with (
         DeviceLane(num_threads=torch.get_num_threads()) as lane,
-        TorchEngine(policy, lane, config) as engine,
+        TorchActionEngine(policy, lane, config) as engine,
     ):
         began = time.perf_counter()
         async with asyncio.TaskGroup() as episodes:

@@ -34,7 +34,7 @@ async def started(
     process = await SimulatorProcess.start(
         runtime, f"{config.start}-{index}", config, index, (env,)
     )
-    await process.simulators[0].open(env)
+    await process.envs[0].open(env)
     return process
 
 
@@ -65,7 +65,7 @@ async def private_mb(start: Start, env: EnvSpec) -> float:
     config = SimulatorConfig(start=start)
     async with Runtime(name="memory") as runtime:
         processes = [await started(runtime, config, env, index) for index in range(2)]
-        await processes[0].simulators[0].reset(0, None)
+        await processes[0].worker.reset(0, 0, None, 0)
         return processes[0].private_mb()
 
 

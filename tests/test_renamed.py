@@ -45,6 +45,30 @@ def test_learners_are_still_given_by_the_room_of_engines() -> None:
         engines.Lerner  # type: ignore[attr-defined]  # noqa: B018
 
 
+def test_actor_methods_are_still_marked_by_their_old_name() -> None:
+    from vla_rl import actors
+
+    with pytest.warns(
+        DeprecationWarning, match=r"actors\.endpoint is vla_rl\.actors\.actor_method"
+    ):
+        assert actors.endpoint is actors.actor_method  # type: ignore[attr-defined]
+
+
+def test_the_two_kinds_of_engine_are_still_given_by_their_old_names() -> None:
+    from vla_rl import rollout
+
+    with pytest.warns(
+        DeprecationWarning, match=r"PolicyEngine is vla_rl\.rollout\.ActionEngine now"
+    ):
+        assert rollout.PolicyEngine is rollout.ActionEngine  # type: ignore[attr-defined]
+    with pytest.warns(
+        DeprecationWarning, match=r"LanguageEngine is vla_rl\.rollout\.ChatEngine now"
+    ):
+        assert rollout.LanguageEngine is rollout.ChatEngine  # type: ignore[attr-defined]
+    with pytest.raises(AttributeError, match="ChatEngines"):
+        rollout.ChatEngines  # type: ignore[attr-defined]  # noqa: B018
+
+
 def test_the_old_command_of_the_report_runs() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "vla_rl.recipes.report", "nowhere"],

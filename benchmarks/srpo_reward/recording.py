@@ -17,9 +17,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from benchmarks.srpo_reward.episodes import STEPS_PER_MOMENT, Episode
-from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
+from vla_rl.envs.demonstrations import CorrelatedNoise
 from vla_rl.envs.libero import LiberoEnv
-from vla_rl.envs.libero.demonstrations import CorrelatedNoise
 from vla_rl.envs.libero.env import IDLE_ACTION
 from vla_rl.envs.libero.experts import Expert
 from vla_rl.models.loading import BASE_POLICY
@@ -123,7 +123,7 @@ class FlawedExpert:
 class SampledPolicy:
     """The half-trained policy, acting as in training: at temperature 1, a whole chunk at a time."""
 
-    def __init__(self, engine: TorchEngine, seed: int) -> None:
+    def __init__(self, engine: TorchActionEngine, seed: int) -> None:
         self._engine, self._seed = engine, seed
 
     async def __call__(self, num_steps: int, observation: Observation) -> np.ndarray:
@@ -175,7 +175,7 @@ async def record(
     with closing(_env(POLICY_TASK, assets, wrist_image=True)) as env:
         async with (
             DeviceLane(1) as lane,
-            TorchEngine(model, lane, EngineConfig(max_wait_s=0.0)) as engine,
+            TorchActionEngine(model, lane, EngineConfig(max_wait_s=0.0)) as engine,
         ):
             for init_state_id in POLICY_INIT_STATES:
                 for member in range(POLICY_SAMPLES):

@@ -19,10 +19,11 @@ from sample_actors import Counter
 from vla_rl.actors import KeyPair, RemoteHost, Runtime, make_keys, read_keys
 from vla_rl.actors import host as host_module
 from vla_rl.actors.actor import table_of
-from vla_rl.actors.client import ActorClient, State
+from vla_rl.actors.client import ActorClient
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.host import HostServer
 from vla_rl.actors.host_connection import set_tcp_options
+from vla_rl.actors.life import State
 from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.server import ActorServer
 from vla_rl.actors.wire import Frames, Kind
@@ -99,7 +100,7 @@ async def test_a_hundred_thousand_broken_messages_do_not_disturb_an_actor(
         counter, table, codec, 0, answers.append, mailbox=64, lag=lag, at_once=False
     )
     serving = asyncio.create_task(server.serve())
-    name_of = {entry.name: entry.index for entry in table.endpoints}
+    name_of = {entry.name: entry.index for entry in table.methods}
     good = [
         codec.encode(Kind.CALL, name_of["add"], 0, 5, (1,), "add"),
         codec.encode(Kind.CALL, name_of["echo"], 0, 6, ({"a": [1, "x", None, 2.5]},), "echo"),
@@ -150,7 +151,7 @@ async def test_a_hundred_thousand_broken_answers_do_not_disturb_a_caller(
         "victim",
         table_of(Counter),
         mailbox=8,
-        deadlines_s=[None] * len(table_of(Counter).endpoints),
+        deadlines_s=[None] * len(table_of(Counter).methods),
     )
     client.connect(channel)
     good = [

@@ -20,10 +20,18 @@ from pace import at_some_pace
 from processes import children_of
 from sample_actors import Counter, FailsToStart, Slow, Streamer
 
-from vla_rl.actors import Actor, ChildProcess, InLoop, Placement, RestartPolicy, Runtime, begin
+from vla_rl.actors import (
+    Actor,
+    ChildProcess,
+    InLoop,
+    Placement,
+    RestartPolicy,
+    Runtime,
+    begin,
+    lag_questions,
+)
 from vla_rl.actors import child_process as child_process_module
-from vla_rl.actors import client as client_module
-from vla_rl.actors.actor import EndpointTable
+from vla_rl.actors.actor import MethodTable
 from vla_rl.actors.channel import Channel, OnEnd, OnMessage
 from vla_rl.actors.handle import client_of
 from vla_rl.actors.sockets import LoopSocket
@@ -138,7 +146,7 @@ async def test_an_actor_that_is_stopped_while_its_restart_fails_does_not_come_ba
         num_launches = 0
 
         def _launcher(
-            self, name: str, table: EndpointTable, *args: Any
+            self, name: str, table: MethodTable, *args: Any
         ) -> Callable[[OnMessage, OnEnd], Channel]:
             launch = super()._launcher(name, table, *args)
 
@@ -411,7 +419,7 @@ async def test_nothing_is_yielded_behind_an_item_that_is_missing(placement: Plac
 async def test_a_stopped_process_that_is_asked_for_its_lag_is_not_waited_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(client_module, "_LAG_WITHIN_S", 0.2)
+    monkeypatch.setattr(lag_questions, "_WITHIN_S", 0.2)
     async with asyncio.timeout(20), Runtime() as runtime:
         counter = await runtime.spawn(Counter, placement=ChildProcess(), mailbox=1)
         pid = runtime.info(counter).pid

@@ -61,7 +61,7 @@ async def test_stopped_processes_fail_calls_that_have_no_deadline_however_they_w
             asyncio.create_task(counter.wait_for_gate("caller")),
             runtime.info(counter).pid,
         )
-        # a concurrent endpoint: its answer says that the call before it has arrived
+        # a concurrent method: its answer says that the call before it has arrived
         await counter.cancelled()
     for _, pid in calls.values():
         os.kill(pid, signal.SIGSTOP)

@@ -59,7 +59,7 @@ async def test_a_lost_host_fails_pending_calls(
     async with asyncio.timeout(60), Runtime(name="lost host", stop_grace_s=0.5) as runtime:
         counter = await runtime.spawn(Counter, 3, name="far away", placement=placement)
         pending = asyncio.ensure_future(counter.wait_for_gate("nobody opens it"))
-        # a concurrent endpoint: its answer says that the call before it has arrived
+        # a concurrent method: its answer says that the call before it has arrived
         await counter.cancelled()
         os.kill(server.pid, how)
         with pytest.raises(ActorDied, match="far away"):

@@ -20,8 +20,8 @@ from vla_rl.actors import (
     RemoteHost,
     RestartPolicy,
     Runtime,
+    actor_method,
     call_all,
-    endpoint,
     make_keys,
     read_keys,
     read_public_key,
@@ -51,7 +51,7 @@ async def test_an_endpoint_that_takes_anything_is_refused() -> None:
     async with asyncio.timeout(20), Runtime() as runtime:
         with pytest.raises(
             TypeError,
-            match=r"Loose\.take takes \*settings; an endpoint names each of its parameters",
+            match=r"Loose\.take takes \*settings; a method names each of its parameters",
         ):
             await runtime.spawn(Loose)
 
@@ -113,7 +113,7 @@ async def test_a_runtime_forgets_actors_that_ended_and_their_handles_do_not() ->
 
 async def test_a_deadline_of_an_endpoint_replaces_that_of_its_actor() -> None:
     class Patient(Actor):
-        @endpoint(deadline_s=30.0)
+        @actor_method(deadline_s=30.0)
         async def reset(self) -> str:
             await asyncio.sleep(0.5)
             return "ready"
@@ -125,7 +125,7 @@ async def test_a_deadline_of_an_endpoint_replaces_that_of_its_actor() -> None:
 
 async def test_a_deadline_given_with_the_actor_replaces_that_of_its_endpoint() -> None:
     class Patient(Actor):
-        @endpoint(deadline_s=0.1)
+        @actor_method(deadline_s=0.1)
         async def reset(self) -> str:
             await asyncio.sleep(0.5)
             return "ready"
@@ -143,7 +143,7 @@ async def test_only_endpoints_can_be_fanned_out() -> None:
         counter = await runtime.spawn(Counter)
         with pytest.raises(ValueError, match="no actors to call"):
             await call_all([], Counter.add, 1)
-        with pytest.raises(TypeError, match="on_stop is not an endpoint of Counter"):
+        with pytest.raises(TypeError, match="on_stop is not a method of Counter"):
             await call_all([counter], Counter.on_stop)
         with pytest.raises(TypeError, match="is not a handle; use what Runtime"):
             await call_all([Counter()], Counter.add, 1)
@@ -167,7 +167,7 @@ def test_settings_out_of_range_are_refused() -> None:
     with pytest.raises(ValueError, match="max_restarts=-1"):
         RestartPolicy(max_restarts=-1)
     with pytest.raises(ValueError, match="deadline_s is 0, expected more than 0 seconds"):
-        endpoint(deadline_s=0)
+        actor_method(deadline_s=0)
     with pytest.raises(ValueError, match=r"address is 'ipc:///tmp/x', expected tcp://host:port"):
         RemoteHost(address="ipc:///tmp/x", server_public_key="", client_keys=read_only_keys())
 

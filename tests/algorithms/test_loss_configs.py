@@ -82,7 +82,7 @@ def test_a_parameter_that_a_loss_does_not_have_is_refused() -> None:
         ({"name": "icepop", "weight_high": float("nan")}, "weight_high = nan"),
         (
             {"name": "clip_cov", "covariance_share": 1.5},
-            r"covariance_share is 1.5, expected a share in \[0, 1\]",
+            r"covariance_share is 1.5, expected in \[0, 1\]",
         ),
         (
             {"name": "clip_cov", "covariance_low": 9.0},

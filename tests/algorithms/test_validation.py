@@ -5,13 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from vla_rl.algorithms.validation import best_at, majority_at, validation_metrics
+from vla_rl.algorithms.validation import mean_best_reward, mean_majority_reward, validation_metrics
 
 
 def test_best_of_all_is_the_maximum_and_best_of_one_the_mean() -> None:
     rewards = np.array([[0.0, 1.0, 0.5], [0.0, 0.0, 0.3]])
-    assert best_at(rewards, 3) == pytest.approx((1.0 + 0.3) / 2)
-    assert best_at(rewards, 1) == pytest.approx(rewards.mean())
+    assert mean_best_reward(rewards, 3) == pytest.approx((1.0 + 0.3) / 2)
+    assert mean_best_reward(rewards, 1) == pytest.approx(rewards.mean())
 
 
 def test_best_of_some_is_the_mean_over_all_ways_to_draw_them() -> None:
@@ -22,14 +22,14 @@ def test_best_of_some_is_the_mean_over_all_ways_to_draw_them() -> None:
             for row in rewards
             for places in itertools.combinations(range(6), num)
         ]
-        assert best_at(rewards, num) == pytest.approx(np.mean(drawn))
+        assert mean_best_reward(rewards, num) == pytest.approx(np.mean(drawn))
 
 
 def test_the_majority_answers_and_of_equals_the_first() -> None:
     rewards = np.array([[1.0, 0.0, 0.0, 1.0], [0.0, 1.0, 1.0, 0.0]])
-    assert majority_at(rewards, [["7", "8", "9", "7"], ["1", "2", "2", "1"]]) == pytest.approx(
-        (1.0 + 0.0) / 2
-    )
+    assert mean_majority_reward(
+        rewards, [["7", "8", "9", "7"], ["1", "2", "2", "1"]]
+    ) == pytest.approx((1.0 + 0.0) / 2)
 
 
 def test_the_figures_have_names_with_their_numbers() -> None:
@@ -45,4 +45,4 @@ def test_nothing_to_validate_is_refused() -> None:
     with pytest.raises(ValueError, match=r"rewards are \[0, 4\], expected \[problems, tries\]"):
         validation_metrics(np.zeros((0, 4)))
     with pytest.raises(ValueError, match=r"best@5 of 4 tries, expected 1 to 4"):
-        best_at(np.zeros((1, 4)), 5)
+        mean_best_reward(np.zeros((1, 4)), 5)

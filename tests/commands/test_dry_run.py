@@ -20,7 +20,7 @@ from vla_rl.algorithms import EmbeddingConfig, VJepa2Config
 from vla_rl.commands.command_line import Command, Launch, TrainingLaunch
 from vla_rl.commands.rehearsal import rehearse_training
 from vla_rl.data import LeRobotWriter, RecordedEpisode
-from vla_rl.envs.libero.demonstrations import Demonstration
+from vla_rl.envs.demonstrations import Demonstration
 from vla_rl.errors import CheckpointError, ConfigError, DataError, EnvError, VlaRlError
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.observe import RunDirectory
@@ -196,8 +196,7 @@ def demonstration(path: Path, num_frames: int) -> None:
         instruction="turn on the stove",
         task="libero_goal/7",
         init_state_id=0,
-        scene_seed=0,
-        physics="fast",
+        settings={"scene_seed": 0, "physics": "fast"},
         is_success=True,
     ).save(path)
 

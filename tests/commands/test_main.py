@@ -59,5 +59,5 @@ def test_libero_is_installed_as_errors_say(
     assert main(["install", "everything"]) == 2
     assert (
         "install everything: expected one "
-        "of libero, assets, family, vllm" in capsys.readouterr().err
+        "of libero, assets, family, metaworld, vllm" in capsys.readouterr().err
     )

@@ -184,7 +184,7 @@ async def test_a_concurrent_endpoint_runs_beside_a_call_that_waits(counter: Coun
 
 
 async def test_an_unknown_method_of_a_handle_says_what_would_be_one(counter: Counter) -> None:
-    with pytest.raises(AttributeError, match="Counter has no endpoint 'subtract'"):
+    with pytest.raises(AttributeError, match="Counter has no method 'subtract'"):
         counter.subtract  # type: ignore[attr-defined]  # noqa: B018
 
 

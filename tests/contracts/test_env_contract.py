@@ -1,6 +1,7 @@
 """The rules that every registered environment keeps, run against each of them.
 
-LIBERO is tested too if it is installed, with the assets that an environment finds by itself.
+LIBERO and Meta-World are tested too if they are installed, LIBERO with the assets that an
+environment finds by itself.
 """
 
 import asyncio
@@ -18,8 +19,9 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 from vla_rl.actors import Runtime
-from vla_rl.envs import LIBERO_SUITES, run_chunk
+from vla_rl.envs import LIBERO_SUITES, METAWORLD_SUITES, run_chunk
 from vla_rl.envs.libero.assets import find_assets
+from vla_rl.envs.metaworld.package import load_metaworld
 from vla_rl.simulation import SimulatorConfig, SimulatorPool, open_env
 from vla_rl.types import EnvSpec, EpisodeSpec
 
@@ -44,7 +46,10 @@ DRIVING = [
     Case(f"vla_rl/driving{way}-v0", {"render_mode": "rgb_array", "image_size": 64})
     for way in ("", "_waypoints", "_control")
 ]
-CASES = [TOY, SOUND_FAULTY, *DRIVING, LIBERO]
+METAWORLD = Case(
+    "vla_rl/metaworld_mt10-v0", {"task_id": "drawer-open", "image_size": 64, "quality": "fast"}
+)
+CASES = [TOY, SOUND_FAULTY, *DRIVING, LIBERO, METAWORLD]
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.env_id, scope="module")
@@ -54,6 +59,11 @@ def case(request: pytest.FixtureRequest) -> Case:
             find_assets(None)
         except (FileNotFoundError, ImportError) as error:
             pytest.skip(f"LIBERO cannot be played here: {str(error).split('. ')[0]}")
+    if request.param is METAWORLD:
+        try:
+            load_metaworld()
+        except ImportError as error:
+            pytest.skip(str(error))
     chosen: Case = request.param
     return chosen
 
@@ -207,7 +217,7 @@ async def test_it_plays_the_same_in_a_process_of_its_own(
 async def test_it_plays_the_same_beside_another_in_one_process(
     case: Case, env: gymnasium.Env[Any, Any]
 ) -> None:
-    if case is LIBERO:
+    if case in (LIBERO, METAWORLD):
         pytest.skip("a simulator that draws has a process of its own")
     rows = actions_for(env, 4)
     expected_start, _ = env.reset(seed=8)
@@ -270,7 +280,7 @@ def test_it_imports_no_torch(case: Case) -> None:
 def test_importing_the_environments_imports_no_simulator() -> None:
     code = (
         "import sys, gymnasium, vla_rl.envs\n"
-        "assert not {'mujoco', 'robosuite', 'libero', 'torch', 'cv2'} & set(sys.modules), 'a "
+        "assert not {'mujoco', 'robosuite', 'libero', 'metaworld', 'torch', 'cv2'} & set(sys.modules), 'a "
         "simulator was imported'\n"
         f"assert all(f'vla_rl/{{suite}}-v0' in gymnasium.registry for suite in {LIBERO_SUITES!r})\n"
     )
@@ -282,14 +292,19 @@ def test_importing_the_environments_imports_no_simulator() -> None:
 
 def test_every_registered_environment_is_held_to_the_contract() -> None:
     ids = {env_id for env_id in gymnasium.registry if env_id.startswith("vla_rl/")}
-    libero = {f"vla_rl/{suite}{kind}-v0" for suite in LIBERO_SUITES for kind in ("", "-expert")}
-    # control tasks have no image, so their own tests hold them; an expert's environment is LIBERO's
-    # with one key more
+    suites = {
+        f"vla_rl/{suite}{kind}-v0"
+        for suite in (*LIBERO_SUITES, *METAWORLD_SUITES)
+        for kind in ("", "-expert")
+    }
+    # control tasks have no image, so their own tests hold them; an expert's environment is the
+    # suite's with one key more
     assert ids == {
         TOY.env_id,
         SOUND_FAULTY.env_id,
         *(case.env_id for case in DRIVING),
         "vla_rl/control-v0",
         "vla_rl/libero-v0",
-        *libero,
+        "vla_rl/metaworld-v0",
+        *suites,
     }

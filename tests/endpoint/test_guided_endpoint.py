@@ -15,7 +15,7 @@ from clients import ASK, client_of
 from pydantic import BaseModel, Field
 
 from vla_rl.endpoint import Endpoint, Session
-from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine
 from vla_rl.learning import Learner, LearnerConfig, OptimizerConfig
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.rollout.policies import EpisodePolicy
@@ -73,7 +73,7 @@ async def lane() -> AsyncIterator[DeviceLane]:
 async def session(model: CausalLanguageModel, lane: DeviceLane) -> AsyncIterator[Session]:
     async with (
         asyncio.timeout(120),
-        TorchEngine(model, lane, EngineConfig(max_reply=300)) as engine,
+        TorchChatEngine(model, lane, EngineConfig(max_reply=300)) as engine,
         Endpoint() as endpoint,
     ):
         with endpoint.session(EpisodePolicy(engine, EPISODE)) as session:

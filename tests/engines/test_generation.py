@@ -9,14 +9,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-import small_worlds
 import torch
 from torch import Tensor
 
-from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine
 from vla_rl.errors import ContextOverflow
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
-from vla_rl.models.mlp import MlpPolicy
 from vla_rl.types import Completion, Message, Sampling, ToolSpec
 
 SHAPE = TinyConfig(
@@ -45,7 +43,7 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0)
 
 
-async def replies(engine: TorchEngine, num: int) -> list[Completion]:
+async def replies(engine: TorchChatEngine, num: int) -> list[Completion]:
     samplings = [Sampling(seed=number, temperature=1.3) for number in range(num)]
     return await asyncio.gather(
         *(
@@ -72,7 +70,7 @@ async def test_a_reply_does_not_depend_on_who_is_in_the_batch(
         EngineConfig(max_batch=3, max_reply=20, kept_conversations=2),
         EngineConfig(max_batch=16, max_reply=20, kept_conversations=0),
     ):
-        async with TorchEngine(policy, lane, config) as engine:
+        async with TorchChatEngine(policy, lane, config) as engine:
             found.append(await replies(engine, 7))
     alone, *others = found
     for together in others:
@@ -90,7 +88,10 @@ async def test_tool_calls_of_later_replies_have_ids_of_their_own(
         policy, "decode", lambda tokens: '<tool_call>{"name": "add"}</tool_call>' * 2
     )
     talk, ids = list(said(0)), []
-    async with asyncio.timeout(30), TorchEngine(policy, lane, EngineConfig(max_reply=2)) as engine:
+    async with (
+        asyncio.timeout(30),
+        TorchChatEngine(policy, lane, EngineConfig(max_reply=2)) as engine,
+    ):
         for _ in range(2):
             reply = await engine.generate(talk, sampling=Sampling(seed=1))
             ids += [call.id for call in reply.message.tool_calls]
@@ -105,7 +106,9 @@ async def test_tool_calls_of_later_replies_have_ids_of_their_own(
 async def test_log_probs_are_those_that_the_learner_finds(
     policy: CausalLanguageModel, lane: DeviceLane
 ) -> None:
-    async with TorchEngine(policy, lane, EngineConfig(max_reply=20), weight_version=4) as engine:
+    async with TorchChatEngine(
+        policy, lane, EngineConfig(max_reply=20), weight_version=4
+    ) as engine:
         for reply in await replies(engine, 5):
             np.testing.assert_allclose(reply.log_probs, log_probs_of(policy, reply, 1.3), atol=1e-4)
             assert reply.weight_versions.tolist() == [4] * len(reply.tokens)
@@ -115,7 +118,7 @@ async def test_log_probs_are_those_that_the_learner_finds(
 async def test_greedy_is_what_transformers_generates(
     policy: CausalLanguageModel, lane: DeviceLane
 ) -> None:
-    async with TorchEngine(policy, lane, EngineConfig()) as engine:
+    async with TorchChatEngine(policy, lane, EngineConfig()) as engine:
         reply = await engine.generate(said(0), sampling=Sampling(greedy=True), max_tokens=12)
     network: Any = policy.network
     prompt = torch.from_numpy(reply.prompt_tokens)[None]
@@ -132,7 +135,7 @@ async def test_greedy_is_what_transformers_generates(
 async def test_a_reply_ends_at_its_limit_or_at_a_stop_token(
     policy: CausalLanguageModel, lane: DeviceLane
 ) -> None:
-    async with TorchEngine(policy, lane, EngineConfig(max_reply=150)) as engine:
+    async with TorchChatEngine(policy, lane, EngineConfig(max_reply=150)) as engine:
         short = await engine.generate(said(1), sampling=Sampling(seed=1), max_tokens=3)
         long = await asyncio.gather(
             *(
@@ -153,13 +156,13 @@ async def test_a_prompt_that_fills_the_context_is_refused(
     policy: CausalLanguageModel, lane: DeviceLane
 ) -> None:
     num = len(policy.render(said(1)))
-    async with TorchEngine(policy, lane, EngineConfig(max_context=num)) as engine:
+    async with TorchChatEngine(policy, lane, EngineConfig(max_context=num)) as engine:
         with pytest.raises(
             ContextOverflow,
             match=rf"the prompt has {num} tokens and the context {num}, expected room",
         ):
             await engine.generate(said(1))
-    async with TorchEngine(policy, lane, EngineConfig(max_context=num + 2)) as engine:
+    async with TorchChatEngine(policy, lane, EngineConfig(max_context=num + 2)) as engine:
         reply = await engine.generate(said(1), sampling=Sampling(seed=1))
         assert len(reply.tokens) <= 2
 
@@ -167,7 +170,7 @@ async def test_a_prompt_that_fills_the_context_is_refused(
 async def test_limits_that_allow_no_token_are_refused(
     policy: CausalLanguageModel, lane: DeviceLane
 ) -> None:
-    async with TorchEngine(policy, lane, EngineConfig()) as engine:
+    async with TorchChatEngine(policy, lane, EngineConfig()) as engine:
         with pytest.raises(ValueError, match="max_tokens is 0, expected at least 1"):
             await engine.generate(said(1), max_tokens=0)
         with pytest.raises(ValueError, match=r"temperature is 0.0, expected > 0"):
@@ -184,7 +187,7 @@ async def test_a_short_reply_leaves_before_a_long_one_that_came_first(
         ended.append(name)
 
     async with (
-        TorchEngine(policy, lane, EngineConfig(max_batch=4)) as engine,
+        TorchChatEngine(policy, lane, EngineConfig(max_batch=4)) as engine,
         asyncio.TaskGroup() as tasks,
     ):
         tasks.create_task(one("long", 40))
@@ -196,7 +199,7 @@ async def test_a_short_reply_leaves_before_a_long_one_that_came_first(
 async def test_who_gives_up_makes_room_for_the_next(
     policy: CausalLanguageModel, lane: DeviceLane
 ) -> None:
-    async with TorchEngine(policy, lane, EngineConfig(max_batch=1, max_reply=200)) as engine:
+    async with TorchChatEngine(policy, lane, EngineConfig(max_batch=1, max_reply=200)) as engine:
         first = asyncio.ensure_future(engine.generate(said(0), sampling=Sampling(seed=5)))
         second = asyncio.ensure_future(
             engine.generate(said(1), sampling=Sampling(seed=5), max_tokens=2)
@@ -235,7 +238,7 @@ def counting(policy: CausalLanguageModel) -> CountingModel:
 async def test_a_conversation_goes_on_without_reading_its_past_again(
     counting: CountingModel, lane: DeviceLane
 ) -> None:
-    async with TorchEngine(counting, lane, EngineConfig(max_batch=2)) as engine:
+    async with TorchChatEngine(counting, lane, EngineConfig(max_batch=2)) as engine:
         reply = await engine.generate(said(4), sampling=Sampling(seed=2), max_tokens=5)
         assert counting.num_read == len(reply.prompt_tokens) + len(reply.tokens) - 1
         before = counting.num_read
@@ -254,7 +257,7 @@ async def test_a_conversation_goes_on_without_reading_its_past_again(
 async def test_an_error_of_the_model_reaches_who_waits_and_the_engine_goes_on(
     counting: CountingModel, lane: DeviceLane
 ) -> None:
-    async with TorchEngine(counting, lane, EngineConfig(max_batch=2)) as engine:
+    async with TorchChatEngine(counting, lane, EngineConfig(max_batch=2)) as engine:
         counting.fails = True
         with pytest.raises(RuntimeError, match="no memory is left"):
             await engine.generate(said(0), max_tokens=2)
@@ -274,7 +277,7 @@ async def test_replies_end_with_an_error_where_the_lane_is_closed_under_the_engi
     async def close_the_lane_under_the_engine() -> None:
         async with (
             asyncio.timeout(60),
-            TorchEngine(policy, lane, EngineConfig(max_batch=1)) as engine,
+            TorchChatEngine(policy, lane, EngineConfig(max_batch=1)) as engine,
         ):
             asked.append(asyncio.ensure_future(lane.run(is_let_go.wait, 100.0)))
             asked.append(asyncio.ensure_future(engine.generate(said(0))))
@@ -304,7 +307,7 @@ async def test_tokens_after_an_update_are_chosen_by_the_new_weights_from_the_who
                 0.05 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0))
             )
     older = policy.copy()
-    async with TorchEngine(
+    async with TorchChatEngine(
         policy, lane, EngineConfig(max_batch=2, max_reply=64), weight_version=1
     ) as engine:
         waiting = asyncio.ensure_future(
@@ -328,7 +331,7 @@ async def test_tokens_after_an_update_are_chosen_by_the_new_weights_from_the_who
 async def test_who_waits_when_the_engine_closes_is_told(
     policy: CausalLanguageModel, lane: DeviceLane
 ) -> None:
-    async with TorchEngine(policy, lane, EngineConfig(max_batch=1, max_reply=200)) as engine:
+    async with TorchChatEngine(policy, lane, EngineConfig(max_batch=1, max_reply=200)) as engine:
         waiting = [asyncio.ensure_future(engine.generate(said(number))) for number in range(3)]
         await until(lambda: engine.stats().num_queued == 2)
     for each in waiting:
@@ -336,15 +339,3 @@ async def test_who_waits_when_the_engine_closes_is_told(
             await each
     with pytest.raises(RuntimeError, match="the engine is not open"):
         await engine.generate(said(0))
-
-
-async def test_who_speaks_does_not_act_and_who_acts_does_not_speak(
-    policy: CausalLanguageModel, lane: DeviceLane
-) -> None:
-    async with TorchEngine(policy, lane, EngineConfig()) as engine:
-        with pytest.raises(TypeError, match="generates text and has no `act`"):
-            await engine.act({})
-    acting = MlpPolicy.create(small_worlds.SHAPE, seed=0)
-    async with TorchEngine(acting, lane, EngineConfig()) as engine:
-        with pytest.raises(TypeError, match="does not generate text; use `act`"):
-            await engine.generate(said(0))

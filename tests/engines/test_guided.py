@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine
 from vla_rl.engines.vocabulary import Guide, Vocabulary, first_stop
 from vla_rl.learning import Learner, LearnerConfig, OptimizerConfig, Reference
 from vla_rl.learning.decisions import decisions_of
@@ -83,7 +83,7 @@ class Asking:
         )
 
 
-async def play(engine: TorchEngine, number: int, rules: Sequence[ReplyOptions]) -> Trajectory:
+async def play(engine: TorchChatEngine, number: int, rules: Sequence[ReplyOptions]) -> Trajectory:
     return await chat_agent(Asking(number, rules), EpisodePolicy(engine, episode(number)))
 
 
@@ -93,7 +93,7 @@ async def test_log_probs_are_those_of_the_tokens_that_were_allowed(
     network = policy.network
     with torch.no_grad():
         network.model.norm.weight.zero_()  # type: ignore[union-attr]  # every token is as likely as every other
-    async with TorchEngine(policy, lane, EngineConfig()) as engine:
+    async with TorchChatEngine(policy, lane, EngineConfig()) as engine:
         replies = [
             await engine.generate(ASKED, sampling=Sampling(seed=seed), options=A_OR_B)
             for seed in range(12)
@@ -111,7 +111,7 @@ async def test_turns_with_and_without_a_grammar_share_a_row_and_the_learner_find
     policy: CausalLanguageModel, lane: DeviceLane
 ) -> None:
     digits = ReplyOptions(format=RegexFormat(pattern="[0-9]{3}"))
-    async with TorchEngine(policy, lane, EngineConfig(max_reply=6)) as engine:
+    async with TorchChatEngine(policy, lane, EngineConfig(max_reply=6)) as engine:
         played = await asyncio.gather(
             *(play(engine, number, [A_OR_B, ANY_REPLY, digits]) for number in range(3))
         )
@@ -138,7 +138,7 @@ async def test_turns_with_and_without_a_grammar_share_a_row_and_the_learner_find
 async def test_a_trajectory_that_lost_its_grammar_is_not_learned_from(
     policy: CausalLanguageModel, lane: DeviceLane
 ) -> None:
-    async with TorchEngine(policy, lane, EngineConfig()) as engine:
+    async with TorchChatEngine(policy, lane, EngineConfig()) as engine:
         played = await play(engine, 0, [A_OR_B])
     (step,) = played.steps
     lost = msgspec.structs.replace(
@@ -159,7 +159,7 @@ async def test_a_policy_learns_what_pays_among_the_allowed_replies(
     policy: CausalLanguageModel, lane: DeviceLane
 ) -> None:
     config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0))
-    async with TorchEngine(policy, lane, EngineConfig(max_batch=32)) as engine:
+    async with TorchChatEngine(policy, lane, EngineConfig(max_batch=32)) as engine:
         learner = Learner(policy, lane, config, publish_to=[engine])
         shares = []
         for update in range(8):
@@ -181,7 +181,7 @@ async def test_a_grammar_that_fails_on_the_way_costs_its_own_reply_alone(
     def too_complex(guide: Guide) -> torch.Tensor:
         raise ValueError("a reply left its grammar: ParserTooComplex")
 
-    async with TorchEngine(policy, lane, EngineConfig(max_reply=40)) as engine:
+    async with TorchChatEngine(policy, lane, EngineConfig(max_reply=40)) as engine:
         other = asyncio.create_task(engine.generate(ASKED, sampling=Sampling(seed=1)))
         monkeypatch.setattr(Guide, "allowed", too_complex)
         with pytest.raises(ValueError, match="ParserTooComplex"):

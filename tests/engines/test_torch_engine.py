@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.engines import (
+    DeviceLane,
+    EngineConfig,
+    TorchActionEngine,
+    TorchChatEngine,
+    TorchEngine,
+    make_torch_engine,
+)
+from vla_rl.models.language import TinyConfig
+from vla_rl.models.language import tiny as tiny_speaker
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import Observation, Sampling
 
@@ -29,7 +38,7 @@ async def test_a_decision_is_a_chunk_with_its_tokens_log_probs_and_version(
 ) -> None:
     async with (
         asyncio.timeout(30),
-        TorchEngine(policy, lane, EngineConfig(), weight_version=5) as engine,
+        TorchActionEngine(policy, lane, EngineConfig(), weight_version=5) as engine,
     ):
         chunk = await engine.act(make_observation(0), Sampling(seed=1))
     assert (chunk.actions.shape, chunk.actions.dtype) == ((2, 2), np.float32)
@@ -43,7 +52,10 @@ async def test_whoever_waits_while_the_device_is_busy_goes_into_one_batch(
     policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
 ) -> None:
     go_on = threading.Event()
-    async with asyncio.timeout(30), TorchEngine(policy, lane, EngineConfig(max_batch=8)) as engine:
+    async with (
+        asyncio.timeout(30),
+        TorchActionEngine(policy, lane, EngineConfig(max_batch=8)) as engine,
+    ):
         busy = asyncio.create_task(lane.run(go_on.wait, 20))
         first = asyncio.create_task(engine.act(make_observation(9)))
         await until(lambda: engine.stats().num_batches == 1)
@@ -57,7 +69,10 @@ async def test_whoever_waits_while_the_device_is_busy_goes_into_one_batch(
 async def test_a_decision_does_not_depend_on_who_waits_beside_it(
     policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
 ) -> None:
-    async with asyncio.timeout(30), TorchEngine(policy, lane, EngineConfig(max_batch=4)) as engine:
+    async with (
+        asyncio.timeout(30),
+        TorchActionEngine(policy, lane, EngineConfig(max_batch=4)) as engine,
+    ):
         together = await asyncio.gather(
             *(engine.act(make_observation(seed), Sampling(seed=seed)) for seed in range(4))
         )
@@ -71,7 +86,7 @@ async def test_deterministic_decisions_are_equal_to_the_last_bit(
     policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
 ) -> None:
     config = EngineConfig(is_deterministic=True)
-    async with asyncio.timeout(30), TorchEngine(policy, lane, config) as engine:
+    async with asyncio.timeout(30), TorchActionEngine(policy, lane, config) as engine:
         crowd = await asyncio.gather(
             *(engine.act(make_observation(seed), Sampling(seed=seed)) for seed in range(4))
         )
@@ -87,7 +102,7 @@ async def test_greedy_takes_the_most_likely_tokens_whatever_the_seed(
     with torch.inference_mode():
         # 1024 ids, 16 bins
         best = policy.network(policy.prepare([make_observation(0)])).argmax(-1)[0] + 1008
-    async with asyncio.timeout(30), TorchEngine(policy, lane, EngineConfig()) as engine:
+    async with asyncio.timeout(30), TorchActionEngine(policy, lane, EngineConfig()) as engine:
         for seed in range(3):
             chunk = await engine.act(
                 make_observation(0), Sampling(greedy=True, seed=seed, temperature=1.6)
@@ -113,7 +128,7 @@ async def test_a_batch_sees_one_version_and_its_weights(
             expected[version] = other.sample(other.prepare([observation]), [sampling])[1][0].numpy()
     config = EngineConfig(is_deterministic=True)
     seen = set[int]()
-    async with asyncio.timeout(60), TorchEngine(policy, lane, config) as engine:
+    async with asyncio.timeout(60), TorchActionEngine(policy, lane, config) as engine:
 
         async def publish() -> None:
             for index in itertools.count():
@@ -133,7 +148,7 @@ async def test_a_batch_sees_one_version_and_its_weights(
 async def test_a_wrong_observation_is_refused_and_the_engine_goes_on(
     policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
 ) -> None:
-    async with asyncio.timeout(30), TorchEngine(policy, lane, EngineConfig()) as engine:
+    async with asyncio.timeout(30), TorchActionEngine(policy, lane, EngineConfig()) as engine:
         with pytest.raises(ValueError, match=r"observation\['image'\] is NoneType"):
             await engine.act({"instruction": "go"})
         assert (await engine.act(make_observation(0))).tokens.shape == (4,)
@@ -142,7 +157,7 @@ async def test_a_wrong_observation_is_refused_and_the_engine_goes_on(
 async def test_a_temperature_of_zero_is_refused(
     policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
 ) -> None:
-    async with asyncio.timeout(30), TorchEngine(policy, lane, EngineConfig()) as engine:
+    async with asyncio.timeout(30), TorchActionEngine(policy, lane, EngineConfig()) as engine:
         with pytest.raises(ValueError, match=r"temperature is 0\.0, expected > 0; use greedy=True"):
             await engine.act(make_observation(0), Sampling(temperature=0.0))
 
@@ -167,7 +182,7 @@ async def test_recordings_are_given_up_on_the_lane_also_where_the_owner_is_cance
 ) -> None:
     model: Any = Recorded()
     with pytest.raises(TimeoutError):
-        async with asyncio.timeout(0), TorchEngine(model, lane, EngineConfig()):
+        async with asyncio.timeout(0), TorchActionEngine(model, lane, EngineConfig()):
             await asyncio.Event().wait()
     assert [is_wanted for is_wanted, _ in model.asked] == [True, False]
     assert model.asked[1][1].startswith("device-lane")
@@ -177,7 +192,22 @@ async def test_leaving_cancels_nothing_half_way_and_later_calls_are_refused(
     policy: OpenVlaOft, lane: DeviceLane, make_observation: MakeObservation
 ) -> None:
     async with asyncio.timeout(30):
-        async with TorchEngine(policy, lane, EngineConfig()) as engine:
+        async with TorchActionEngine(policy, lane, EngineConfig()) as engine:
             await engine.act(make_observation(0))
         with pytest.raises(RuntimeError, match="not open"):
             await engine.act(make_observation(0))
+
+
+async def test_the_engine_suits_the_model_also_if_made_by_its_old_name(
+    policy: OpenVlaOft, lane: DeviceLane
+) -> None:
+    speaker = tiny_speaker(TinyConfig(), ["yes", "no"], seed=0)
+    assert isinstance(make_torch_engine(speaker, lane, EngineConfig()), TorchChatEngine)
+    assert isinstance(make_torch_engine(policy, lane, EngineConfig()), TorchActionEngine)
+    old: Any = TorchEngine
+    with pytest.warns(DeprecationWarning, match=r"is TorchActionEngine\(\.\.\.\) now"):
+        engine = old(policy, lane, EngineConfig(), weight_version=2)
+    assert isinstance(engine, TorchActionEngine)
+    assert engine.weight_version == 2
+    with pytest.warns(DeprecationWarning, match=r"is TorchChatEngine\(\.\.\.\) now"):
+        assert isinstance(old(speaker, lane, EngineConfig()), TorchChatEngine)

@@ -19,6 +19,7 @@ from vla_rl.commands import plan
 from vla_rl.commands.command_line import Command, TrainingLaunch
 from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.data import LeRobotWriter, read_lerobot
+from vla_rl.envs.libero import tasks as libero_tasks
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.errors import ConfigError, DataError, EnvError, PolicyError
 from vla_rl.evaluation import (
@@ -42,7 +43,7 @@ from vla_rl.recipes.train_toy import TrainToyConfig
 from vla_rl.recipes.watch_libero import RandomActions
 from vla_rl.rollout import EpisodeLost, SchedulerConfig, TaskStart, embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
-from vla_rl.training.agents import recorded, said_by
+from vla_rl.training.agents import common_metadata, recorded
 from vla_rl.training.recording import EpisodeRecorder
 from vla_rl.training.run import train
 from vla_rl.types import (
@@ -136,7 +137,7 @@ async def test_an_environment_that_breaks_its_contract_ends_it_with_its_own_erro
 
 async def test_recording_looks_more_often_and_changes_nothing(tmp_path: Path) -> None:
     plain = await played(embodied_agent, toy_episodes(3))
-    recorded = await played(EpisodeRecorder(LeRobotWriter(tmp_path)).around(), toy_episodes(3))
+    recorded = await played(EpisodeRecorder(LeRobotWriter(tmp_path)).record(), toy_episodes(3))
     for one, other in zip(plain, recorded, strict=True):
         assert (one.num_env_steps, one.stop_reason) == (other.num_env_steps, other.stop_reason)
         assert np.array_equal(one.final_observation["image"], other.final_observation["image"])
@@ -163,7 +164,7 @@ async def test_an_agent_of_one_s_own_is_recorded_as_it_plays_by_chunks_and_pictu
     toy = EnvSpec(id=TOY.id, kwargs={**TOY.kwargs, "render_mode": "rgb_array"})
     looking = functools.partial(embodied_agent, frames_every=2)
     (plain,) = await played(looking, toy_episodes(1, toy), engine=Fixed(STILL, rows=4))
-    agent = EpisodeRecorder(LeRobotWriter(tmp_path)).around(looking)
+    agent = EpisodeRecorder(LeRobotWriter(tmp_path)).record(looking)
     (recorded,) = await played(agent, toy_episodes(1, toy), engine=Fixed(STILL, rows=4))
     assert [len(step.rewards) for step in recorded.steps] == [4, 2]
     for one, other in zip(plain.steps, recorded.steps, strict=True):
@@ -179,7 +180,7 @@ async def test_an_episode_that_is_recorded_already_is_not_recorded_twice_and_tha
 ) -> None:
     for num in (1, 3):
         recorder = EpisodeRecorder(LeRobotWriter(tmp_path), "mine")
-        await played(recorder.around(), toy_episodes(num))
+        await played(recorder.record(), toy_episodes(num))
     assert len(read_lerobot(tmp_path)) == 3
     assert recorder.num_left_out == 1
     assert (
@@ -202,7 +203,7 @@ async def test_an_episode_that_a_full_disk_does_not_take_is_left_out_and_the_nex
 
     monkeypatch.setattr("vla_rl.data.lerobot.writing.os.replace", full_at_the_second_episode)
     recorder = EpisodeRecorder(LeRobotWriter(tmp_path))
-    await played(recorder.around(), toy_episodes(4), num_envs=1)
+    await played(recorder.record(), toy_episodes(4), num_envs=1)
     assert recorder.num_failed == 2
     assert [int(episode.about["policy_seed"]) for episode in read_lerobot(tmp_path)] == [0, 3]
     assert caplog.text.count("No space left on device") == 1
@@ -216,7 +217,7 @@ async def test_the_same_episodes_of_another_run_or_other_weights_are_recorded_to
 ) -> None:
     for run, engine in (("one", None), ("other", None), ("other", Fixed(STILL))):
         await played(
-            EpisodeRecorder(LeRobotWriter(tmp_path), run).around(), toy_episodes(1), engine=engine
+            EpisodeRecorder(LeRobotWriter(tmp_path), run).record(), toy_episodes(1), engine=engine
         )
     about = [episode.about for episode in read_lerobot(tmp_path)]
     assert [(each["run"], each["weight_version"]) for each in about] == [
@@ -242,7 +243,10 @@ async def test_a_recording_has_the_rate_and_the_robot_of_its_environment(
         embodied_agent, str(tmp_path), [env, EnvSpec(id="text/arithmetic")], "mine"
     )
     assert agent is not embodied_agent
-    assert (said_by([env], "render_fps"), said_by([env], "robot_type")) == (fps, robot)
+    assert (common_metadata([env], "render_fps"), common_metadata([env], "robot_type")) == (
+        fps,
+        robot,
+    )
 
 
 async def test_a_run_without_pictures_is_recorded_at_its_own_rate_and_can_be_gone_on_with(
@@ -273,7 +277,7 @@ async def test_a_run_without_pictures_is_recorded_at_its_own_rate_and_can_be_gon
 async def test_environments_of_two_rates_do_not_fit_into_one_recording(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"render_fps differs: .*, but a data set has only one"):
         await recorded(embodied_agent, str(tmp_path), [TOY, EnvSpec(id="CartPole-v1")], "mine")
-    await played(EpisodeRecorder(LeRobotWriter(tmp_path, fps=20)).around(), toy_episodes(1))
+    await played(EpisodeRecorder(LeRobotWriter(tmp_path, fps=20)).record(), toy_episodes(1))
     with pytest.raises(DataError, match=r"fps is 10, .* says 20"):
         await recorded(embodied_agent, str(tmp_path), [TOY], "mine")
 
@@ -518,12 +522,12 @@ def test_conversations_are_not_recorded_and_that_is_said() -> None:
         TextTrainingConfig(run=RunConfig(record_to="data"), text=TextPoolConfig(num_envs=4))
 
 
-def without_libero(suite: str) -> Any:
+def without_libero(package: str) -> Any:
     raise ImportError("LIBERO is not installed; run `pip install it`.")
 
 
 def test_without_libero_an_evaluation_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(libero, "list_tasks", without_libero)
+    monkeypatch.setattr(libero_tasks, "package_root", without_libero)
     with pytest.raises(ConfigError, match="suites: LIBERO is not installed; run `pip install it`"):
         EvalLiberoConfig()
     with pytest.raises(ConfigError, match="tasks: LIBERO is not installed"):
@@ -543,7 +547,12 @@ def test_a_suite_of_another_package_is_played_by_the_id_for_all_suites() -> None
 def test_conditions_are_how_episodes_are_played_and_not_which() -> None:
     episodes = planned_episodes(
         EvalLiberoConfig(
-            checkpoint="theirs", init_states="0-1", tasks="0-1", scene_seeds="0-1", temperature=0.5
+            checkpoint="theirs",
+            init_states="0-1",
+            tasks="0-1",
+            scene_seeds="0-1",
+            scenes="same",
+            temperature=0.5,
         )
     )
     assert len(episodes) == 8

@@ -23,6 +23,7 @@ from vla_rl.errors import CheckpointError
 from vla_rl.learning import (
     Learner,
     LearnerConfig,
+    TeamState,
     TrainingState,
     latest_checkpoint,
     list_checkpoints,
@@ -31,19 +32,21 @@ from vla_rl.learning import (
     save_checkpoint,
     verify_checkpoint,
 )
-from vla_rl.learning.checkpoint_folders import renamed_checkpoints, set_aside_after
+from vla_rl.learning.checkpoint_folders import renamed_checkpoints, set_newer_aside
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import Group, Trajectory
 
 
-def state_of(version: int, num_floats: int = 1000) -> TrainingState:
+def state_of(version: int, num_floats: int = 1000) -> TeamState:
     tensors = {"weight": torch.arange(num_floats, dtype=torch.float32) + version}
-    return TrainingState(
-        weight_version=version,
-        policy=tensors,
-        optimizer=tensors,
-        rng=tensors,
-        policy_files={"config.json": b"{}"},
+    return TeamState.of_one(
+        TrainingState(
+            weight_version=version,
+            policy=tensors,
+            optimizer=tensors,
+            rng=tensors,
+            policy_files={"config.json": b"{}"},
+        )
     )
 
 
@@ -69,14 +72,14 @@ async def test_a_run_goes_on_from_its_checkpoint_with_all_its_parts(
         state = await learner.snapshot()
         expected_draw = (torch.rand(3), np.random.random(3))
         folder = await save_checkpoint(
-            tmp_path, state, {"cursor": {"epoch": 2}, "buffered": [group]}
+            tmp_path, TeamState.of_one(state), {"cursor": {"epoch": 2}, "buffered": [group]}
         )
         await learner.update(group.trajectories, [1.0, -1.0])
 
         checkpoint = await load_checkpoint(folder)
         twin = OpenVlaOft.load(checkpoint.policy_folder)  # the policy is a checkpoint of its own
         other = Learner(twin, lane, LearnerConfig())
-        await other.restore(checkpoint.state)
+        await other.restore(checkpoint.state.only)
         drawn = (torch.rand(3), np.random.random(3))
         buffered = checkpoint.part("buffered", list[Group])
         await other.update(buffered[0].trajectories, [1.0, -1.0])
@@ -222,11 +225,11 @@ async def test_checkpoints_newer_than_the_one_that_is_gone_on_from_are_set_aside
     async with asyncio.timeout(30):
         for version in (1, 2, 3, 3):
             await save_checkpoint(tmp_path, state_of(version), {})
-        moved = set_aside_after(tmp_path, tmp_path / "update-000002")
+        moved = set_newer_aside(tmp_path, tmp_path / "update-000002")
         assert [path.name for path in moved] == ["aside-update-000003", "aside-update-000003-1"]
         assert latest_checkpoint(tmp_path) == tmp_path / "update-000002"
         await save_checkpoint(tmp_path, state_of(3), {}, keep_last=1)
-        assert [path.name for path in set_aside_after(tmp_path, tmp_path / "update-000001")] == [
+        assert [path.name for path in set_newer_aside(tmp_path, tmp_path / "update-000001")] == [
             "aside-update-000003-2"
         ]
     assert contents(tmp_path) == {f"aside-update-000003{suffix}" for suffix in ("", "-1", "-2")}
@@ -315,13 +318,15 @@ KILLED = """
     import asyncio, os, signal, sys
     from pathlib import Path
     import torch
-    from vla_rl.learning import TrainingState, latest_checkpoint, load_checkpoint, save_checkpoint
+    from vla_rl.learning import TeamState, TrainingState
+    from vla_rl.learning import latest_checkpoint, load_checkpoint, save_checkpoint
 
     root, events = Path(sys.argv[1]), ("open", "os.mkdir", "os.rename", "os.remove", "os.rmdir")
 
     def state(version):
         tensors = {"weight": torch.zeros(1000) + version}
-        return TrainingState(version, tensors, tensors, tensors, {"config.json": b"{}"})
+        one = TrainingState(version, tensors, tensors, tensors, {"config.json": b"{}"})
+        return TeamState.of_one(one)
 
     def save_and_die(version, last_event):
         count = 0
@@ -345,7 +350,7 @@ KILLED = """
         checkpoint = asyncio.run(load_checkpoint(latest_checkpoint(root)))
         version = checkpoint.state.weight_version
         assert checkpoint.part("cursor", int) == version <= last_event + 1, (version, last_event)
-        assert checkpoint.state.policy["weight"].unique().tolist() == [float(version)]
+        assert checkpoint.state.only.policy["weight"].unique().tolist() == [float(version)]
         if status == 0:
             print(last_event - 1, version)
             break

@@ -3,7 +3,6 @@ the same gradient.
 """
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.conversations import SHAPE, broken, chat, episode, turn
 from vla_rl.algorithms import PolicyLossConfig
 from vla_rl.engines import DeviceLane
 from vla_rl.engines.policy_model import NO_TOKEN
@@ -18,85 +18,13 @@ from vla_rl.learning import Critic, CriticConfig, Learner, LearnerConfig, Optimi
 from vla_rl.learning.config import MicroBatchSize
 from vla_rl.learning.decisions import decisions_of
 from vla_rl.learning.micro_batches import micro_batches
-from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
-from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Step, StopReason, Trajectory
-
-SHAPE = TinyConfig(
-    hidden_size=32,
-    num_layers=2,
-    num_heads=2,
-    intermediate_size=64,
-    vocab_size=300,
-    context_size=256,
-)
+from vla_rl.models.language import CausalLanguageModel, tiny
+from vla_rl.types import StopReason
 
 
 @pytest.fixture
 def policy() -> CausalLanguageModel:
     return tiny(SHAPE, ["a"], seed=0)
-
-
-def turn(
-    policy: CausalLanguageModel,
-    prompt: Sequence[int],
-    reply: Sequence[int],
-    *,
-    agent: str = "policy",
-    versions: Sequence[int] | None = None,
-) -> Step:
-    """A reply with the log-probs that the policy itself gives it."""
-    tokens = np.array(reply)
-    observation = {"prompt_tokens": np.array(prompt)}
-    with torch.inference_mode():
-        log_probs, _ = policy.log_probs(
-            policy.prepare([observation]), torch.from_numpy(tokens)[None], torch.ones(1)
-        )
-    chunk = ActionChunk(
-        actions=tokens[None],
-        tokens=tokens,
-        log_probs=log_probs[0].numpy(),
-        weight_version=0 if versions is None else min(versions),
-        weight_versions=None if versions is None else np.array(versions),
-    )
-    return Step(observation=observation, chunk=chunk, rewards=np.zeros(1, np.float32), agent=agent)
-
-
-def episode(
-    number: int, *steps: Step, stop_reason: StopReason = StopReason.TERMINATED
-) -> Trajectory:
-    spec = EpisodeSpec(
-        episode_id=number,
-        group_id=0,
-        member=number,
-        env=EnvSpec(id="x"),
-        task="x",
-        seed=0,
-        policy_seed=0,
-    )
-    last = steps[-1]
-    seen = np.concatenate([last.observation["prompt_tokens"], last.chunk.tokens])
-    return Trajectory(
-        episode=spec,
-        steps=steps,
-        final_observation={"prompt_tokens": seen},
-        stop_reason=stop_reason,
-    )
-
-
-def chat(policy: CausalLanguageModel, number: int = 0) -> Trajectory:
-    """Two turns that fit together: prompt 5 6 7, reply 20 21, heard 8 9, reply 22 23 24."""
-    return episode(
-        number,
-        turn(policy, [5, 6, 7], [20, 21]),
-        turn(policy, [5, 6, 7, 20, 21, 8, 9], [22, 23, 24]),
-    )
-
-
-def broken(policy: CausalLanguageModel, number: int = 0) -> Trajectory:
-    """The same turns, but the second prompt writes the past in another way."""
-    return episode(
-        number, turn(policy, [5, 6, 7], [20, 21]), turn(policy, [5, 6, 7, 20, 8, 9], [22, 23, 24])
-    )
 
 
 def test_turns_that_continue_each_other_exactly_become_one_row(policy: CausalLanguageModel) -> None:
@@ -140,7 +68,7 @@ def test_agents_that_speak_in_turns_have_rows_of_their_own(policy: CausalLanguag
     assert rows.tokens.tolist() == [[20, 7, 21], [30, NO_TOKEN, NO_TOKEN]]
     assert rows.advantage.tolist() == [[1.0, 0.0, 3.0], [2.0, 0.0, 0.0]]
     values = torch.tensor([[1.0, 0.0, 3.0], [2.0, 0.0, 0.0]])
-    assert [part.tolist() for part in rows.by_decision(values)] == [[1.0], [2.0], [3.0]]
+    assert [part.tolist() for part in rows.split_by_decision(values)] == [[1.0], [2.0], [3.0]]
 
 
 def test_each_token_keeps_the_version_that_chose_it(policy: CausalLanguageModel) -> None:

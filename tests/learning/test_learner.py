@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms import PolicyLossConfig
-from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.errors import ConfigError
 from vla_rl.learning import (
     DivergedError,
@@ -234,7 +234,7 @@ async def test_engines_get_weights_and_version_with_every_update(
     policy: OpenVlaOft, lane: DeviceLane, play: Play
 ) -> None:
     actor = policy.copy()
-    async with asyncio.timeout(60), TorchEngine(actor, lane, EngineConfig()) as engine:
+    async with asyncio.timeout(60), TorchActionEngine(actor, lane, EngineConfig()) as engine:
         learner = Learner(policy, lane, config(minibatch_trajectories=1, epochs=2), [engine])
         report = await learner.update(batch_of(play, policy), ADVANTAGES)
         assert report.weight_version == learner.weight_version == engine.weight_version == 1
@@ -244,7 +244,7 @@ async def test_engines_get_weights_and_version_with_every_update(
 async def test_an_engine_that_shares_the_model_needs_updates_of_one_step(
     policy: OpenVlaOft, lane: DeviceLane
 ) -> None:
-    async with TorchEngine(policy, lane, EngineConfig()) as engine:
+    async with TorchActionEngine(policy, lane, EngineConfig()) as engine:
         Learner(policy, lane, config(), [engine])
         with pytest.raises(ConfigError, match="Give the engine a copy of the model"):
             Learner(policy, lane, config(epochs=2), [engine])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from vla_rl.algorithms import group_advantage
-from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.learning import (
     Demonstration,
     ImitationConfig,
@@ -63,7 +63,7 @@ def played(observation: Observation, chunk: ActionChunk, reward: float, seed: in
     )
 
 
-async def play_groups(engine: TorchEngine, seed: int) -> list[list[Trajectory]]:
+async def play_groups(engine: TorchActionEngine, seed: int) -> list[list[Trajectory]]:
     groups = []
     for is_bright in (True, False):
         seeds = [derive_seed(seed, is_bright, member) for member in range(GROUP_SIZE)]
@@ -107,7 +107,7 @@ async def test_trial_and_error_teaches_a_bandit(policy: OpenVlaOft, lane: Device
     # nothing
     config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-3, warmup_steps=5), entropy_coef=0.02)
     mean_rewards = []
-    async with asyncio.timeout(110), TorchEngine(policy, lane, EngineConfig()) as engine:
+    async with asyncio.timeout(110), TorchActionEngine(policy, lane, EngineConfig()) as engine:
         learner = Learner(policy, lane, config, [engine])
         for update in range(40):
             groups = await play_groups(engine, update)

@@ -16,6 +16,7 @@ from vla_rl.engines import DeviceLane
 from vla_rl.learning import Learner, LearnerConfig, OptimizerConfig, Reference
 from vla_rl.learning.decisions import decisions_of
 from vla_rl.learning.proximal import Proximal
+from vla_rl.learning.scoring import Scorer
 from vla_rl.models.mlp import MlpPolicy
 
 ADVANTAGES = (1.0, -0.5, 0.25)
@@ -23,6 +24,10 @@ ADVANTAGES = (1.0, -0.5, 0.25)
 
 def parameters(policy: MlpPolicy) -> Tensor:
     return torch.cat([tensor.detach().flatten() for tensor in policy.network.parameters()])
+
+
+def proximal_of(policy: MlpPolicy, lane: DeviceLane, settings: LearnerConfig) -> Proximal:
+    return Proximal(Scorer(policy, lane, settings.micro_batch_size).log_probs, settings)
 
 
 def config(loss: PolicyLossConfig, **changes: object) -> LearnerConfig:
@@ -36,7 +41,9 @@ async def test_proximal_log_probs_are_those_of_the_weights_before_the_update(
     acted, policy = mlp(seed=1), mlp(seed=2)
     trajectories = [walk(acted, 1, 3), walk(acted, 2, 2)]
     decisions = decisions_of(trajectories, [1.0, 1.0])
-    proximal = Proximal(policy, lane, config(PolicyLossConfig(name="decoupled_ppo"), micro_batch=2))
+    proximal = proximal_of(
+        policy, lane, config(PolicyLossConfig(name="decoupled_ppo"), micro_batch=2)
+    )
     async with asyncio.timeout(30):
         found = (await proximal.before_update(decisions)).proximal_log_prob
     for index, step in enumerate(step for trajectory in trajectories for step in trajectory.steps):
@@ -58,7 +65,7 @@ async def test_a_loss_that_needs_no_proximal_log_probs_costs_no_forward_pass(
     decisions = decisions_of([walk(policy, 1, 3)], [1.0])
     async with asyncio.timeout(30):
         assert (
-            await Proximal(policy, lane, config(PolicyLossConfig())).before_update(decisions)
+            await proximal_of(policy, lane, config(PolicyLossConfig())).before_update(decisions)
             is decisions
         )
     assert lane.busy_seconds() == {}
@@ -161,7 +168,7 @@ async def test_a_trajectorys_ratio_weight_and_drift_are_means_over_all_its_decis
     acted, policy = mlp(seed=1), mlp(seed=2)
     trajectories = [walk(acted, 1, 5), walk(acted, 2, 4)]
     async with asyncio.timeout(30):
-        proximal = Proximal(policy, lane, config(loss))
+        proximal = proximal_of(policy, lane, config(loss))
         before = await proximal.before_update(decisions_of(trajectories, [1.0, 1.0]))
         with torch.no_grad():
             policy.network.head.bias.add_(

@@ -21,12 +21,20 @@ from vla_rl.learning import (
     OptimizerConfig,
     Reference,
     ReferenceTeam,
-    TeamState,
     load_checkpoint,
     save_checkpoint,
 )
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
-from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Step, StopReason, Trajectory, parts_of
+from vla_rl.types import (
+    SOLE_MEMBER,
+    ActionChunk,
+    EnvSpec,
+    EpisodeSpec,
+    Step,
+    StopReason,
+    Trajectory,
+    parts_of,
+)
 
 SHAPE = TinyConfig(
     hidden_size=32, num_layers=1, num_heads=2, intermediate_size=64, vocab_size=300, context_size=64
@@ -200,7 +208,6 @@ async def test_a_checkpoint_holds_all_members_and_comes_back_as_it_was(tmp_path:
         await team.update(episodes(members), ADVANTAGES)
         folder = await save_checkpoint(tmp_path, await team.snapshot(), {})
         state = (await load_checkpoint(folder)).state
-        assert isinstance(state, TeamState)
         assert state.weight_version == 1
         others = policies()
         again = LearnerTeam(
@@ -211,7 +218,7 @@ async def test_a_checkpoint_holds_all_members_and_comes_back_as_it_was(tmp_path:
         stranger = LearnerTeam({"judge": Learner(policies()["solver"], lane, CONFIG)})
         with pytest.raises(
             CheckpointError,
-            match=r"of \['checker', 'solver'\], expected the policies of agents \['judge'\]",
+            match=r"agents \['checker', 'solver'\], expected the policies of agents \['judge'\]",
         ):
             await stranger.restore(state)
     for name in NAMES:
@@ -232,3 +239,24 @@ async def test_a_name_that_is_no_folder_is_refused(tmp_path: Path) -> None:
 def test_a_team_of_nobody_is_refused() -> None:
     with pytest.raises(ConfigError, match="0 learners"):
         LearnerTeam({})
+
+
+async def test_a_team_of_one_learns_from_every_agent_as_its_learner_alone(tmp_path: Path) -> None:
+    together, alone = policies()["solver"], policies()["solver"]
+    trajectories = episodes(dict.fromkeys(NAMES, together))
+    async with DeviceLane(1) as lane:
+        team = LearnerTeam({SOLE_MEMBER: Learner(together, lane, CONFIG)})
+        report = await team.update(trajectories, ADVANTAGES)
+        expected = await Learner(alone, lane, CONFIG).update(trajectories, ADVANTAGES)
+        folder = await save_checkpoint(tmp_path, await team.snapshot(), {})
+        state = (await load_checkpoint(folder)).state
+        await LearnerTeam({SOLE_MEMBER: Learner(alone, lane, CONFIG)}).restore(state)
+        solver = LearnerTeam({"solver": Learner(alone, lane, CONFIG)})
+        with pytest.raises(
+            CheckpointError, match=r"has one policy for all agents, expected .* \['solver'\]"
+        ):
+            await solver.restore(state)
+    assert torch.equal(weights_of(together), weights_of(alone))
+    assert report.metrics.keys() == expected.metrics.keys()
+    assert (folder / "policy" / "model.safetensors").is_file()
+    assert not (folder / "agents").exists()

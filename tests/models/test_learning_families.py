@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.learning import Critic, CriticConfig, Learner, LearnerConfig, OptimizerConfig
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
@@ -55,7 +55,7 @@ async def played(
     """Three decisions of the policy's own."""
     sampling = Sampling(temperature=0.8)
     steps = []
-    async with TorchEngine(policy, lane, EngineConfig()) as engine:
+    async with TorchActionEngine(policy, lane, EngineConfig()) as engine:
         for number in range(3):
             seen = make_observation(10 * episode_id + number)
             chunk = await engine.act(

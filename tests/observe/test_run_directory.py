@@ -56,9 +56,9 @@ def test_resuming_opens_the_same_folder_and_notes_the_new_versions(tmp_path) -> 
 
 def test_a_resume_with_another_configuration_notes_it(tmp_path) -> None:
     run = RunDirectory.create(tmp_path, "srpo", ExampleConfig())
-    run.go_on_with(ExampleConfig())
+    run.record_resume(ExampleConfig())
     assert [path.name for path in run.path.glob("config*.json")] == ["config.json"]
-    run.go_on_with(ExampleConfig(suite="libero_10"))
+    run.record_resume(ExampleConfig(suite="libero_10"))
     assert run.config.name == "config-2.json"
     assert msgspec.json.decode(run.config.read_bytes(), type=ExampleConfig).suite == "libero_10"
 
@@ -81,7 +81,7 @@ def test_a_configuration_that_is_not_as_it_was_written_is_refused_and_says_what_
         match=r"config.json is not what was written .*remove config.json.sha256 to accept",
     ):
         require_digest(run.config, flipped)
-    run.go_on_with(ExampleConfig(suite="libero_10"))
+    run.record_resume(ExampleConfig(suite="libero_10"))
     with pytest.raises(ConfigError, match=r"config-2.json is not what was written"):
         require_digest(run.config, data)
 

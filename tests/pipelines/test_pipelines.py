@@ -20,7 +20,7 @@ from vla_rl.commands.command_line import TrainingLaunch, parse_command
 from vla_rl.engines import EngineConfig
 from vla_rl.errors import ConfigError
 from vla_rl.graph import Node, NodeOutput, NodeRole, Pipeline
-from vla_rl.learning import LearnerConfig
+from vla_rl.learning import CriticConfig, LearnerConfig
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.nodes.rewards import RewardConfig
 from vla_rl.observe import RunDirectory, read_metrics
@@ -40,7 +40,12 @@ def small(pipeline: str, root: Path, **changes: Any) -> TrainToyConfig:
     control steps.
     """
     config = TrainToyConfig(
-        run=RunConfig(name=pipeline, root=str(root), updates=2, videos_every=1),
+        run=RunConfig(
+            name=pipeline,
+            root=str(root),
+            updates=2,
+            videos_every=1 if pipeline in NEEDS_IMAGES else 5,
+        ),
         group_size=3,
         num_starts=4,
         step_limit=8,
@@ -235,6 +240,18 @@ def test_a_reference_policy_exists_only_where_its_coefficient_is_above_0(
     assert len(graph.nodes_by_role(NodeRole.REFERENCE)) == len(nodes & {"reference"})
 
 
+@pytest.mark.parametrize("pipeline", sorted(PIPELINES))
+def test_the_kl_node_reads_the_reward_and_the_advantage_reads_what_it_leaves(
+    pipeline: str, tmp_path: Path
+) -> None:
+    penalised = KlRewardConfig(coef=0.1)
+    config = msgspec.structs.replace(small(pipeline, tmp_path), kl_in_reward=penalised)
+    graph = run_of(config).graph
+    before = "shaped" if pipeline == "dapo" else "rewards"
+    assert graph.node("kl").reads["rewards"] == before
+    assert graph.node("advantage").reads["rewards"] == "rewards_less_kl"
+
+
 async def test_kl_in_the_reward_is_paid_for_by_later_updates_and_saved(tmp_path: Path) -> None:
     adaptive = KlRewardConfig(coef=0.1, target=1.0, horizon=10)
     config = msgspec.structs.replace(small("ppo", tmp_path), kl_in_reward=adaptive)
@@ -276,10 +293,29 @@ def test_settings_that_a_pipeline_would_not_read_are_refused(tmp_path: Path) -> 
             {"overlong": OverlongConfig(max_length=600)},
             "max_length is 600, but pipeline 'gspo' has no node",
         ),
+        (
+            "embodied_srpo",
+            {"critic": CriticConfig(trunk="shared")},
+            "critic.trunk is 'shared', but pipeline 'embodied_srpo' has no critic; leave",
+        ),
+        (
+            "grpo",
+            {"critic": CriticConfig(warmup_updates=3)},
+            "critic.warmup_updates is 3, but pipeline 'grpo' has no critic",
+        ),
+        (
+            "ppo",
+            {"run": RunConfig(root=str(tmp_path), videos_every=2)},
+            "run.videos_every is 2, but pipeline 'ppo' makes no videos; leave it unset, or use",
+        ),
     ]
     for pipeline, changes, message in cases:
         with pytest.raises(ConfigError, match=message):
             run_of(small(pipeline, tmp_path, **changes))
+
+
+def test_settings_of_a_recipe_are_no_choice_of_its_user() -> None:
+    run_of(with_pipeline(TrainToyConfig(), "grpo"))
 
 
 def with_entropy_bonus(config: TrainToyConfig) -> TrainToyConfig:

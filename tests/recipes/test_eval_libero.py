@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,11 +18,13 @@ import msgspec
 import numpy as np
 import pytest
 
-from vla_rl.commands.command_line import Command
+from vla_rl.commands.command_line import Command, parse_command
 from vla_rl.data import open_dataset
+from vla_rl.envs.libero.packages import installed_packages
+from vla_rl.envs.libero.tasks import Task, find_task
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.evaluation import EpisodeResult, ResultFile, result_of, result_table
-from vla_rl.evaluation.plan import planned_episodes
+from vla_rl.evaluation.plan import one_of_each_kind, planned_episodes, require_goal_files
 from vla_rl.recipes import eval_libero
 from vla_rl.recipes.eval_libero import (
     EvalLaunch,
@@ -32,6 +35,7 @@ from vla_rl.recipes.eval_libero import (
     title_of,
     write_results,
 )
+from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import EnvSpec, EpisodeSpec, StopReason, Trajectory
 
 EVAL = [sys.executable, "-m", "vla_rl.recipes.eval_libero"]
@@ -159,6 +163,53 @@ async def test_a_dry_run_shows_episodes_and_memory_and_plays_nothing(
     assert not os.listdir(tmp_path)
 
 
+async def test_a_dry_run_of_very_many_environments_opens_one_of_each_suite(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    opened: list[EnvSpec] = []
+
+    async def note(envs: Sequence[EnvSpec], _: SimulatorConfig) -> None:
+        opened.extend(envs)
+
+    monkeypatch.setattr(eval_libero, "open_each", note)
+    plan = {"init_states": "0", "assets": "stand-ins", "root": str(tmp_path)}
+    few = EvalLiberoConfig(suites=("libero_goal", "libero_10"), **plan)
+    assert await main(Command(EvalLaunch(dry_run=True), few)) == 0
+    assert len(opened) == 20
+    opened.clear()
+    capsys.readouterr()
+    monkeypatch.setattr(eval_libero, "MOST_PREPARED", 19)
+    assert await main(Command(EvalLaunch(dry_run=True), few)) == 0
+    assert [env.id for env in opened] == ["vla_rl/libero_goal-v0", "vla_rl/libero_10-v0"]
+    told = "20 environments: one of each suite and kind of change is opened (2)"
+    assert told in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_sample_has_one_environment_of_each_kind_of_change() -> None:
+    if "liberoplus" not in installed_packages():
+        pytest.skip("liberoplus is in vla_rl/requirements/libero-family.txt")
+    some = EvalLiberoConfig(
+        suites=("liberoplus.libero_object",), tasks="0-300", init_states="0", assets="stand-ins"
+    )
+    episodes = planned_episodes(some, "published")
+    require_goal_files(episodes)
+    kinds = {find_task("liberoplus.libero_object", number).perturbation for number in range(301)}
+    sample = one_of_each_kind(episodes)
+    found = [find_task("liberoplus.libero_object", env.kwargs["task_id"]) for env in sample]
+    assert {task.perturbation for task in found} == kinds
+    assert len(sample) == len(kinds) > 1
+
+
+def test_a_goal_file_that_is_not_there_is_named_before_an_episode(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    config = EvalLiberoConfig(suites=("libero_goal",), tasks="3", init_states="0")
+    episodes = planned_episodes(config, config.scenes)
+    monkeypatch.setattr(Task, "goal_file", tmp_path / "gone.bddl")
+    with pytest.raises(ConfigError, match=r"libero_goal/3 needs .*gone\.bddl, which is not there"):
+        require_goal_files(episodes)
+
+
 @pytest.mark.parametrize("dry_run", [False, True])
 @pytest.mark.parametrize(
     ("changed", "resume", "message"),
@@ -219,10 +270,8 @@ def test_trials_have_the_fixtures_of_published_evaluations_unless_the_command_li
 ):
     plan = {"suites": ("libero_goal",), "tasks": "3", "init_states": "0-1", "assets": "stand-ins"}
     published, same = (EvalLiberoConfig(**plan), EvalLiberoConfig(**plan, scenes="same"))
-    assert [e.env.kwargs.get("scenes") for e in planned_episodes(published, published.scenes)] == [
-        "published"
-    ] * 2
-    assert [e.env.kwargs.get("scenes") for e in planned_episodes(same, same.scenes)] == [None] * 2
+    assert [e.env.kwargs.get("scenes") for e in planned_episodes(published)] == ["published"] * 2
+    assert [e.env.kwargs.get("scenes") for e in planned_episodes(same)] == [None] * 2
     assert (conditions_of(published)["scenes"], conditions_of(same)["scenes"]) == (
         "published",
         "same",
@@ -242,6 +291,10 @@ async def test_an_evaluation_older_than_the_choice_of_scenes_goes_on_with_the_sa
         (tmp_path / name).write_bytes(msgspec.json.encode(older))
     (tmp_path / "episodes.jsonl").write_bytes(msgspec.json.encode(ended().result) + b"\n")
     assert await main(Command(EvalLaunch(resume=tmp_path, dry_run=True), config)) == 0
+    resumed = parse_command(EvalLaunch, EvalLiberoConfig, "", ["--resume", str(tmp_path)])
+    assert resumed.config == config
+    fresh = ["--config", str(tmp_path / "config.json")]
+    assert parse_command(EvalLaunch, EvalLiberoConfig, "", fresh).config.scenes == "published"
     published = msgspec.structs.replace(config, scenes="published")
     with pytest.raises(
         ConfigError, match=r"scenes is 'published', but the episodes in .* were run with 'same'"

@@ -13,7 +13,7 @@ from vla_rl.commands.command_line import Launch, TrainingLaunch, parse_command
 from vla_rl.models.language import TinyConfig, tiny
 from vla_rl.recipes import grpo_pair, grpo_prompts, grpo_text, sft_text, side_by_side, srpo_toy
 from vla_rl.recipes.grpo_pair import AGENTS, GrpoPairConfig, policies_of
-from vla_rl.training.team import Team
+from vla_rl.types import SOLE_MEMBER
 
 PAGE = (Path(__file__).parents[2] / "docs" / "language.md").read_text()
 COMMANDS = [
@@ -58,18 +58,13 @@ def test_the_commands_for_a_pair_differ_in_who_learns_when(tmp_path: Path) -> No
                 str(tmp_path / word) if word == "pair_base" else word for word in shlex.split(rest)
             ]
             config = parse_command(TrainingLaunch, GrpoPairConfig, "", words).config
-            policies = policies_of(config)
-            team = (
-                (list(policies.members), policies.updates_per_turn)
-                if isinstance(policies, Team)
-                else None
-            )
-            found.append((config.advantage.name, team))
+            team = policies_of(config)
+            found.append((config.advantage.name, list(team.members), team.updates_per_turn))
     assert found == [
-        ("grpo", None),
-        ("grpo", (list(AGENTS), None)),
-        ("grpo", (list(AGENTS), 2)),
-        ("marft_gae", None),
+        ("grpo", [SOLE_MEMBER], None),
+        ("grpo", list(AGENTS), None),
+        ("grpo", list(AGENTS), 2),
+        ("marft_gae", [SOLE_MEMBER], None),
     ]
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from vla_rl.data import LeRobotWriter, RecordedEpisode
-from vla_rl.engines import DeviceLane, EngineConfig, PolicyModel, TorchEngine
+from vla_rl.engines import DeviceLane, EngineConfig, PolicyModel, TorchActionEngine
 from vla_rl.errors import ConfigError, PolicyError
 from vla_rl.learning import Demonstration, ImitationConfig, Imitator
 from vla_rl.training.team import Member
@@ -131,7 +131,7 @@ async def test_actions_of_another_shape_are_named(
             PolicyError,
             match=r"CnnPolicy\.decode gave \[4, 2\] for 1 decisions, expected \[1, H, D\]",
         ):
-            async with TorchEngine(policy, lane, EngineConfig()) as engine:
+            async with TorchActionEngine(policy, lane, EngineConfig()) as engine:
                 await engine.act(seen, Sampling())
 
 

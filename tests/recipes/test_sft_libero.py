@@ -251,9 +251,9 @@ def test_what_a_checkpoint_says_of_itself_cannot_be_said_otherwise(
     [
         (
             {"dialect": "simpleVLA"},
-            "dialect is 'simpleVLA', expected one of openvla_oft, simplevla",
+            "dialect is 'simpleVLA', expected one of 'openvla_oft', 'simplevla'",
         ),
-        ({"cameras": "image"}, "cameras is 'image', expected a tuple of observation keys"),
+        ({"cameras": "image"}, "cameras is 'image', expected a list of str"),
         ({"cameras": ("image", "image")}, "each of them once"),
         (
             {"new_parts": ("lora",)},

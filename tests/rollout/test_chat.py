@@ -13,7 +13,7 @@ import pytest
 from vla_rl.errors import ConfigError, ContextOverflow, EnvError, PolicyError
 from vla_rl.rollout import ChatLimits, EngineTeam, chat_agent
 from vla_rl.rollout.call_ids import with_unique_call_ids
-from vla_rl.rollout.policies import EpisodePolicy, policy_for
+from vla_rl.rollout.policies import EpisodePolicy
 from vla_rl.types import (
     ANY_REPLY,
     Completion,
@@ -304,7 +304,7 @@ async def test_each_agent_of_a_team_has_seeds_of_its_own() -> None:
     solver, checker = Speaker(), Speaker(first=100)
     team = EngineTeam({"solver": solver, "checker": checker})
     assert team.weight_version == 5
-    policies = policy_for(team, EPISODE)
+    policies = team.policies_of(EPISODE)
     trajectory = await chat_agent(Counting(2, agents=("solver", "checker")), policies)
     assert len(trajectory.steps) == 3
     assert len({*solver.seeds, *checker.seeds}) == 3

@@ -144,7 +144,7 @@ def test_the_wait_graph_says_which_episodes_an_update_waits_for() -> None:
             lines = {f"{wait.who} waits for {wait.on}" for wait in current_waits()}
             expected = "2 of 2 groups, the oldest of 1 running is group 0: episodes 0, 1, 2, 3"
             assert f"update 0 waits for {expected}" in lines
-            assert scheduler.waiting_for() == expected
+            assert scheduler.describe_wait() == expected
             await collecting
         assert current_waits() == []
 

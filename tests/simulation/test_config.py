@@ -8,7 +8,7 @@ import pytest
 
 from vla_rl.errors import ConfigError
 from vla_rl.simulation import SimulatorConfig
-from vla_rl.simulation.restarts import RestartBudget
+from vla_rl.simulation.replacements import RestartBudget
 
 
 @pytest.mark.parametrize(

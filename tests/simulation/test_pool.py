@@ -115,7 +115,7 @@ async def test_an_episode_prefers_the_simulator_that_holds_its_environment(
             ("blue", blue),
         ):
             async with pool.lease(spec) as env:
-                used[name].add(env.handle.process.pid)
+                used[name].add(env.process.pid)
         assert len(used["red"]) == len(used["blue"]) == 1
         assert used["red"] != used["blue"]
 
@@ -169,7 +169,7 @@ async def test_a_simulator_that_dies_while_idle_costs_no_episode(
         SimulatorPool(runtime, SimulatorConfig(envs_per_process=per_process, num_envs=1)) as pool,
     ):
         async with pool.lease(episode(0)) as env:
-            process = env.handle.process
+            process = env.process
         os.kill(process.pid, signal.SIGKILL)
         while process.is_alive():  # noqa: ASYNC110  # a turn of the loop at a time, until its end is known here
             await asyncio.sleep(0)
@@ -202,7 +202,7 @@ async def test_a_simulator_that_stands_still_while_idle_costs_no_episode(
     config = SimulatorConfig(num_envs=1, frozen_after_s=1.0)
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         async with pool.lease(episode(0)) as env:
-            process = env.handle.process
+            process = env.process
         os.kill(process.pid, signal.SIGSTOP)
         while process.is_alive():  # noqa: ASYNC110
             await asyncio.sleep(0.02)
@@ -216,7 +216,7 @@ async def test_a_pool_whose_fork_server_stands_still_starts_another(
     config = SimulatorConfig(num_envs=1, frozen_after_s=1.0)
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         async with pool.lease(episode(0)) as env:
-            process = env.handle.process
+            process = env.process
         server = psutil.Process(process.pid).parent()
         assert server is not None
         server.suspend()
@@ -273,14 +273,14 @@ async def test_a_worn_out_simulator_plays_on_until_its_successor_is_up(
         )
         # the fourth, at once: nobody waits for the successor
         async with pool.lease(episode(3)) as env:
-            assert env.handle.process.pid == first
+            assert env.process.pid == first
             await env.reset()
             await until_there_is(b"env-0.1")
             await env.step(STILL[0])  # the successor waits for the end of the episode
         await until_gone(first)
         async with pool.lease(episode(4)) as env:
-            assert env.handle.process.pid != first
-            assert env.handle.process.num_episodes == 0
+            assert env.process.pid != first
+            assert env.process.num_episodes == 0
         assert pool.metrics()["simulation/replaced/recycle_after_episodes"] == 1
 
 
@@ -293,7 +293,7 @@ async def test_without_room_for_two_the_old_simulator_goes_before_the_new_one_co
         used = []
         for number in range(3):
             async with pool.lease(episode(number)) as env:
-                used.append(env.handle.process.pid)
+                used.append(env.process.pid)
                 await env.reset()
                 assert len(children_named(b"env-0")) == 1
         assert len(set(used)) == 3
@@ -317,7 +317,7 @@ async def test_a_worn_out_simulator_that_dies_before_its_successor_is_up_costs_o
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         await play(pool, episode(0))
         async with pool.lease(episode(1)) as env:
-            os.kill(env.handle.process.pid, signal.SIGKILL)
+            os.kill(env.process.pid, signal.SIGKILL)
             with pytest.raises(ActorDied):
                 await env.reset()
         assert pool.metrics()["simulation/replaced/recycle_after_episodes"] == 1

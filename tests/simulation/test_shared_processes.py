@@ -109,12 +109,10 @@ async def test_the_end_of_a_process_is_told_to_everybody_in_it_and_counted_once(
         config = SimulatorConfig(num_envs=6, envs_per_process=4, step_timeout_s=0.5 * scale)
         async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
             async with leases(pool, [episode(number) for number in range(6)]) as envs:
-                struck = next(
-                    env.handle.process for env in envs if len(env.handle.process.simulators) == 4
-                )
+                struck = next(env.process for env in envs if len(env.process.envs) == 4)
                 os.kill(struck.pid, sent)
                 outcomes = await asyncio.gather(*(outcome_of(env) for env in envs))
-                mates = [env.handle.process is struck for env in envs]
+                mates = [env.process is struck for env in envs]
                 assert sum(mates) == 4
                 assert [type(outcome) is error for outcome in outcomes] == mates
             assert (
@@ -139,7 +137,7 @@ async def test_a_death_that_one_met_is_not_handed_to_the_next(
     config = SimulatorConfig(num_envs=4, envs_per_process=4)
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         async with leases(pool, [episode(0), episode(1)]) as (playing, _):
-            os.kill(playing.handle.process.pid, signal.SIGKILL)
+            os.kill(playing.process.pid, signal.SIGKILL)
             assert isinstance(await outcome_of(playing), ActorDied)
             await play(pool, episode(2))  # two seats were idle, over the dead process
             with pytest.raises(ActorDied):
@@ -156,21 +154,21 @@ async def test_a_worn_out_process_hands_over_seat_by_seat(
     config = SimulatorConfig(num_envs=3, envs_per_process=3, recycle_after_episodes=2)
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         async with leases(pool, [episode(0)]) as (long,):
-            old = long.handle.process
+            old = long.process
             await play(pool, episode(1))
             await play(pool, episode(2))
             while (serving := await process_that_plays(pool, episode(3))) is old:
                 pass
             assert (await long.step(STILL))[1] == 0.0  # the long episode goes on where it began
             async with leases(pool, [episode(4), episode(5)]) as envs:
-                assert [env.handle.process for env in envs] == [serving, serving]
+                assert [env.process for env in envs] == [serving, serving]
             assert old.is_alive()
             await play(pool, episode(6))
             assert len(pool.pids) == 1  # worn out too, but two processes to a bench are enough
         await until_gone(old.pid)
         assert pool.metrics()["simulation/replaced/died"] == 0
         async with leases(pool, [episode(number) for number in range(3)]) as envs:
-            assert all(env.handle.process is not old for env in envs)
+            assert all(env.process is not old for env in envs)
 
 
 async def test_without_room_for_two_a_worn_out_process_goes_with_its_last_episode(
@@ -180,7 +178,7 @@ async def test_without_room_for_two_a_worn_out_process_goes_with_its_last_episod
     config = SimulatorConfig(num_envs=3, envs_per_process=3, recycle_after_episodes=1)
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         async with leases(pool, [episode(0)]) as (long,):
-            old = long.handle.process
+            old = long.process
             await play(pool, episode(1))
             waiting = asyncio.create_task(play(pool, episode(2)))
             while pool.metrics()["simulation/waiting"] == 0:  # noqa: ASYNC110  # a turn of the loop at a time
@@ -198,7 +196,7 @@ async def test_closing_one_environment_leaves_the_others_alone(
     config = SimulatorConfig(num_envs=2, envs_per_process=2)
     async with asyncio.timeout(60), SimulatorPool(runtime, config) as pool:
         async with leases(pool, [episode(0), episode(1)]) as (one, other):
-            await one.handle.close()
+            await one.close()
             with pytest.raises(RuntimeError, match="was closed here"):
                 await one.step(STILL)
             await other.step(STILL)
@@ -264,7 +262,7 @@ async def test_all_environments_of_a_process_are_closed_with_it(
     files = [tmp_path / f"closed-{number}" for number in range(2)]
     async with asyncio.timeout(60), Runtime(name="test", stop_grace_s=30.0) as runtime:
         process = await SimulatorProcess.start(runtime, "two", SimulatorConfig(), num_envs=2)
-        for simulator, file in zip(process.simulators, files, strict=True):
+        for simulator, file in zip(process.envs, files, strict=True):
             await simulator.open(
                 EnvSpec(id="tells_its_end:test/tells_its_end-v0", kwargs={"file": str(file)})
             )
@@ -275,7 +273,7 @@ async def test_all_environments_of_a_process_are_closed_with_it(
 async def process_that_plays(pool: SimulatorPool, spec: EpisodeSpec) -> SimulatorProcess:
     async with pool.lease(spec) as env:
         await env.reset()
-        return env.handle.process
+        return env.process
 
 
 async def until_gone(pid: int) -> None:

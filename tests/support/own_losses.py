@@ -31,3 +31,9 @@ def second_micro_batch_waits(batch: TokenBatch) -> Any:
         reached.set()
         go_on.wait(30)
     return plain(batch)
+
+
+def nan_of_large_advantages(batch: TokenBatch) -> tuple[Tensor, Diagnostics]:
+    """The clipped surrogate, but NaN for rows whose advantage is above 10."""
+    losses, diagnostics = plain(batch)
+    return losses * torch.where(batch.advantage > 10.0, torch.nan, 1.0), diagnostics

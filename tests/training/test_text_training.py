@@ -42,6 +42,11 @@ STARTS = [
 ]
 
 
+CRITIC = CriticConfig(
+    optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0), micro_batch_tokens=1024, epochs=1
+)
+
+
 def config_of(root: Path, pipeline: str, updates: int, **fields: Any) -> TextTrainingConfig:
     config = TextTrainingConfig(
         run=RunConfig(
@@ -59,9 +64,7 @@ def config_of(root: Path, pipeline: str, updates: int, **fields: Any) -> TextTra
         learner=LearnerConfig(
             optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0), micro_batch_tokens=1024
         ),
-        critic=CriticConfig(
-            optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0), micro_batch_tokens=1024, epochs=1
-        ),
+        critic=CRITIC if pipeline == "ppo" else CriticConfig(),
     )
     return msgspec.structs.replace(with_pipeline(config, pipeline), **fields)
 

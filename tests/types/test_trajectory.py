@@ -2,6 +2,7 @@
 
 import msgspec
 import numpy as np
+import pytest
 
 from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Group, Step, StopReason, Trajectory
 
@@ -77,3 +78,15 @@ def test_a_group_knows_its_task_and_its_success_rate() -> None:
     group = Group(group_id=0, trajectories=members, dispatch_version=4)
     assert group.task == "toy/0"
     assert group.success_rate == 1 / 3
+
+
+def test_only_tokens_of_control_steps_that_ran_are_executed() -> None:
+    ran = step(3, version=0).executed_tokens
+    assert ran.tolist() == [True] * 21 + [False] * 35
+    assert trajectory(StopReason.SUCCESS).num_executed_tokens == 56 + 56 + 21
+
+
+def test_tokens_that_control_steps_cannot_share_are_refused() -> None:
+    chunk = msgspec.structs.replace(step(8, version=0).chunk, tokens=np.zeros(55, np.int64))
+    with pytest.raises(ValueError, match="55 tokens for 8 control steps"):
+        _ = chunk.tokens_per_step

@@ -2,7 +2,9 @@
 or on another host.
 """
 
-from vla_rl.actors.actor import Actor, endpoint
+from typing import Any
+
+from vla_rl.actors.actor import Actor, actor_method
 from vla_rl.actors.call_limit import CallLimit
 from vla_rl.actors.fanout import begin, call_all, call_any, call_as_completed, tell
 from vla_rl.actors.keys import make_keys, read_keys, read_public_key
@@ -21,6 +23,7 @@ from vla_rl.actors.slots import release
 from vla_rl.actors.waits import Wait, current_waits, note_progress, progress_counts, waiting
 from vla_rl.actors.watchdog import Watchdog
 from vla_rl.actors.wire import LagReport
+from vla_rl.renamed import renamed_attribute
 
 __all__ = [
     "Actor",
@@ -38,12 +41,12 @@ __all__ = [
     "Runtime",
     "Wait",
     "Watchdog",
+    "actor_method",
     "begin",
     "call_all",
     "call_any",
     "call_as_completed",
     "current_waits",
-    "endpoint",
     "make_keys",
     "note_progress",
     "progress_counts",
@@ -53,3 +56,9 @@ __all__ = [
     "tell",
     "waiting",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if (renamed := renamed_attribute(__name__, name)) is not None:
+        return renamed
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""Actors: classes whose public async methods are endpoints, and the endpoint table that both ends
-of a connection read.
+"""Actors: classes whose public async methods can be called by messages, and the table of these
+methods that both ends of a connection read.
 
-The table is derived from the class alone: names, annotations and `@endpoint` marks. It decides how
+The table is derived from the class alone: names, annotations and `@actor_method` marks. It decides how
 arguments and results are decoded, so a message can only contain what a signature declares.
 """
 
@@ -15,13 +15,13 @@ from typing import Any, TypeVar
 from vla_rl.actors.importable import main_module_name
 
 F = TypeVar("F", bound=Callable[..., Any])
-_MARK = "__vla_rl_endpoint__"
+_MARK = "__vla_rl_actor_method__"
 _STREAM_TYPES = (AsyncIterator, AsyncGenerator, AsyncIterable)
 
 
 @dataclass(frozen=True, slots=True)
-class EndpointOptions:
-    """Options that `@endpoint` sets on one method."""
+class MethodOptions:
+    """Options that `@actor_method` sets on one method."""
 
     concurrent: bool = False
     deadline_s: float | None = None
@@ -30,9 +30,9 @@ class EndpointOptions:
 class Actor:
     """A class that owns some state and is reached by messages only.
 
-    Public `async def` methods are endpoints; a public async generator is a streaming endpoint. One
+    Public `async def` methods are actor methods; a public async generator is one that streams. One
     message is handled at a time, in the order in which the caller sent them, unless the method is
-    marked `@endpoint(concurrent=True)`. The constructor takes what the actor needs and does no I/O;
+    marked `@actor_method(concurrent=True)`. The constructor takes what the actor needs and does no I/O;
     `on_start` may. Arguments, including those of the constructor, may be anything that msgspec can
     encode by type, and NumPy arrays; received arrays are read-only.
     """
@@ -51,12 +51,12 @@ class Actor:
         """
 
 
-def endpoint(*, concurrent: bool = False, deadline_s: float | None = None) -> Callable[[F], F]:
-    """Mark an endpoint that differs from the default.
+def actor_method(*, concurrent: bool = False, deadline_s: float | None = None) -> Callable[[F], F]:
+    """Mark an actor method that differs from the default.
 
     Args:
         concurrent: start it as soon as its message arrives, without waiting for other calls.
-        deadline_s: replaces the actor's own `deadline_s` for this endpoint, e.g. for a reset that
+        deadline_s: replaces the actor's own `deadline_s` for this method, e.g. for a reset that
             may take a minute.
     """
     if deadline_s is not None and deadline_s <= 0:
@@ -66,14 +66,14 @@ def endpoint(*, concurrent: bool = False, deadline_s: float | None = None) -> Ca
         )
 
     def mark(method: F) -> F:
-        setattr(method, _MARK, EndpointOptions(concurrent, deadline_s))
+        setattr(method, _MARK, MethodOptions(concurrent, deadline_s))
         return method
 
     return mark
 
 
 @dataclass(frozen=True, slots=True)
-class Endpoint:
+class ActorMethod:
     """One entry of the table."""
 
     index: int
@@ -121,13 +121,13 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class EndpointTable:
-    """All endpoints of one actor class, and its constructor."""
+class MethodTable:
+    """The methods of one actor class that messages can call, and its constructor."""
 
     actor_class: type[Actor]
-    endpoints: tuple[Endpoint, ...]
-    by_name: dict[str, Endpoint]
-    constructor: Endpoint
+    methods: tuple[ActorMethod, ...]
+    by_name: dict[str, ActorMethod]
+    constructor: ActorMethod
     fingerprint: str
     """Equal on both ends exactly if names, order and annotations are equal."""
 
@@ -146,11 +146,11 @@ def target_of(actor_class: type[Actor]) -> str:
     return f"{main_module_name() if module == '__main__' else module}:{qualname}"
 
 
-_tables: dict[type[Actor], EndpointTable] = {}
+_tables: dict[type[Actor], MethodTable] = {}
 
 
-def table_of(actor_class: type[Actor]) -> EndpointTable:
-    """Return the endpoint table of a class, made once.
+def table_of(actor_class: type[Actor]) -> MethodTable:
+    """Return the method table of a class, made once.
 
     Raises: TypeError if a signature cannot be sent over a wire.
     """
@@ -160,36 +160,36 @@ def table_of(actor_class: type[Actor]) -> EndpointTable:
     return table
 
 
-def _make_table(actor_class: type[Actor]) -> EndpointTable:
+def _make_table(actor_class: type[Actor]) -> MethodTable:
     if not (isinstance(actor_class, type) and issubclass(actor_class, Actor)):
         raise TypeError(
             f"{actor_class!r} is not an actor class; derive it from vla_rl.actors.Actor."
         )
-    names = sorted(name for name in dir(actor_class) if _is_endpoint(actor_class, name))
-    endpoints = tuple(
-        _endpoint_of(actor_class, index, name, getattr(actor_class, name))
+    names = sorted(name for name in dir(actor_class) if _is_method(actor_class, name))
+    methods = tuple(
+        _method_of(actor_class, index, name, getattr(actor_class, name))
         for index, name in enumerate(names)
     )
-    constructor = _endpoint_of(actor_class, 0, "__init__", actor_class.__init__)
+    constructor = _method_of(actor_class, 0, "__init__", actor_class.__init__)
     described = "\n".join(
-        f"{entry.name}{entry.signature}{entry.is_stream}" for entry in (constructor, *endpoints)
+        f"{entry.name}{entry.signature}{entry.is_stream}" for entry in (constructor, *methods)
     )
     fingerprint = hashlib.sha256(described.encode()).hexdigest()[:16]
-    return EndpointTable(
-        actor_class, endpoints, {entry.name: entry for entry in endpoints}, constructor, fingerprint
+    return MethodTable(
+        actor_class, methods, {entry.name: entry for entry in methods}, constructor, fingerprint
     )
 
 
-def _is_endpoint(actor_class: type[Actor], name: str) -> bool:
+def _is_method(actor_class: type[Actor], name: str) -> bool:
     if name.startswith("_") or hasattr(Actor, name):
         return False
     method = inspect.getattr_static(actor_class, name)
     return inspect.iscoroutinefunction(method) or inspect.isasyncgenfunction(method)
 
 
-def _endpoint_of(
+def _method_of(
     actor_class: type[Actor], index: int, name: str, method: Callable[..., Any]
-) -> Endpoint:
+) -> ActorMethod:
     label = f"{actor_class.__name__}.{name}"
     if method is object.__init__:
         signature, hints = inspect.Signature(), {}
@@ -205,19 +205,19 @@ def _endpoint_of(
     for parameter in signature.parameters.values():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise TypeError(
-                f"{label} takes *{parameter.name}; an endpoint names each of its parameters."
+                f"{label} takes *{parameter.name}; a method names each of its parameters."
             )
     arg_types = [hints.get(parameter, Any) for parameter in signature.parameters]
     is_stream = inspect.isasyncgenfunction(method)
     result_type = hints.get("return", Any)
     if is_stream and result_type is not Any:
         result_type = _item_type(label, result_type)
-    options: EndpointOptions = getattr(method, _MARK, EndpointOptions())
+    options: MethodOptions = getattr(method, _MARK, MethodOptions())
     args_type: Any = tuple[tuple(arg_types)] if arg_types else tuple[()]  # type: ignore[misc]
     keyword_only = tuple(
         entry.name for entry in signature.parameters.values() if entry.kind is entry.KEYWORD_ONLY
     )
-    return Endpoint(
+    return ActorMethod(
         index=index,
         name=name,
         label=label,

@@ -1,6 +1,6 @@
 """The event loop of an actor's own process, which waits in ZeroMQ and answers there.
 
-A call whose endpoint never suspends, such as the step of a simulator, is received, run and answered
+A call whose method never suspends, such as the step of a simulator, is received, run and answered
 inside the loop's wait. It needs no turn of asyncio and no edge-triggered descriptor. The wait ends,
 and asyncio takes its turn, as soon as there is anything else to do: a woken task, a due timer, a
 descriptor or a thread with news. The socket is read again before the next turn.

@@ -1,6 +1,6 @@
 """Memory that the receiver reads directly: a large result is sent without a copy.
 
-    block = new_block(num_bytes)          # inside an endpoint
+    block = new_block(num_bytes)          # inside a method
     block.array[:] = ...
     return block                          # arrives as a uint8 array [num_bytes]
 

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 
 class CallLimit(Protocol):
-    """Sets the deadlines of an endpoint's calls from the durations of earlier calls.
+    """Sets the deadlines of a method's calls from the durations of earlier calls.
 
     Its methods must not block.
     """

@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import msgspec
 import zmq
 
-from vla_rl.actors.actor import Actor, EndpointTable, table_of
+from vla_rl.actors.actor import Actor, MethodTable, table_of
 from vla_rl.actors.actor_loop import ActorLoop, WaitingSocket
 from vla_rl.actors.blocks import use_for_blocks
 from vla_rl.actors.codec import Codec
@@ -96,7 +96,7 @@ async def _live(settings: ChildSettings) -> int:
     with zmq.Context() as context:
         socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         lift_high_water_mark(socket)
-        socket.connect(settings.endpoint)
+        socket.connect(settings.address)
         life = _Life(codec, settings.actor_id)
         loop = asyncio.get_running_loop()
         assert isinstance(loop, ActorLoop)
@@ -156,14 +156,14 @@ class _Life:
             return 1
         return 0
 
-    def _build(self) -> tuple[Actor, EndpointTable, int]:
+    def _build(self) -> tuple[Actor, MethodTable, int]:
         request: SpawnRequest = self._codec.decode(
             self._codec.decoder(SpawnRequest), self._birth[0]
         )
         table = table_of(import_target(request.target))
         if table.fingerprint != request.fingerprint:
             raise TypeError(
-                f"{request.target} has other endpoints here than at its caller; run "
+                f"{request.target} has other methods here than at its caller; run "
                 "the same code on both."
             )
         args: tuple[Any, ...] = self._codec.decode(

@@ -58,14 +58,15 @@ class ChildChannel:
         self.name, self.actor_id, self._on_end = name, actor_id, on_end
         self._loop = asyncio.get_running_loop()
         self._gone: asyncio.Future[None] = self._loop.create_future()
-        endpoint = f"ipc://@vla_rl-{os.getpid()}-{secrets.token_hex(16)}"
+        # an abstract name leaves no file behind after a kill; random, so that nobody binds it first
+        address = f"ipc://@vla_rl-{os.getpid()}-{secrets.token_hex(16)}"
         socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
         lift_high_water_mark(socket)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_WIRE_FRAME_BYTES)
         socket.setsockopt(_IPC_FILTER_UID, os.getuid())
         with contextlib.ExitStack() as until_started, contextlib.ExitStack() as on_failure:
             on_failure.callback(socket.close, linger=0)
-            socket.bind(endpoint)
+            socket.bind(address)
             self._socket = LoopSocket(socket, on_message)
             on_failure.callback(self._socket.close)
             arenas = []
@@ -79,7 +80,7 @@ class ChildChannel:
             settings = ChildSettings(
                 name,
                 actor_id,
-                endpoint,
+                address,
                 os.getpid(),
                 own_sys_path(placement),
                 arena_in=arena_in,

@@ -83,7 +83,7 @@ class Codec:
         return decoder
 
     def encode(
-        self, kind: int, endpoint: int, actor: int, call: int, value: Any, label: str
+        self, kind: int, method: int, actor: int, call: int, value: Any, label: str
     ) -> list[Any]:
         """Return the frames of one message.
 
@@ -100,7 +100,7 @@ class Codec:
         if not self._frames_out and len(payload) < _WHOLE_BELOW:
             if self._slots_taken:
                 self._slots_taken.clear()
-            return [ENVELOPE.pack(MAGIC, kind, endpoint, 0, actor, call) + payload]
+            return [ENVELOPE.pack(MAGIC, kind, method, 0, actor, call) + payload]
         sizes = (ENVELOPE_SIZE + len(payload), *(len(frame) for frame in self._frames_out))
         num_frames = sum(map(num_parts, sizes))
         if num_frames > MAX_FRAMES:
@@ -110,7 +110,7 @@ class Codec:
                 f"{MAX_FRAMES}; "
                 "stack small arrays, or send several messages."
             )
-        head = ENVELOPE.pack(MAGIC, kind, endpoint, num_frames - 1, actor, call) + payload
+        head = ENVELOPE.pack(MAGIC, kind, method, num_frames - 1, actor, call) + payload
         frames, self._frames_out = in_parts((head, *self._frames_out)), []
         self._slots_taken.clear()
         return frames

@@ -5,7 +5,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 
-from vla_rl.actors.actor import EndpointTable
+from vla_rl.actors.actor import MethodTable
 from vla_rl.actors.pending import PendingCall
 
 _CONFIRM_AFTER_S = 0.005
@@ -13,12 +13,12 @@ _CONFIRM_WITHIN_S = 1.0
 
 
 def deadlines_of(
-    table: EndpointTable, actors: float | None, by_name: Mapping[str, float]
+    table: MethodTable, actors: float | None, by_name: Mapping[str, float]
 ) -> list[float | None]:
-    """Return the deadline of each endpoint (s): by its name, else by its mark in the class, else
+    """Return the deadline of each method (s): by its name, else by its mark in the class, else
     the actor's.
 
-    Raises: ValueError for a name that no endpoint has, or a deadline that is not positive.
+    Raises: ValueError for a name that no method has, or a deadline that is not positive.
     """
     for name, deadline_s in by_name.items():
         if name not in table.by_name or deadline_s <= 0:
@@ -26,7 +26,7 @@ def deadlines_of(
                 f"deadline of {name} is {deadline_s} s, expected more than 0 s, for one of "
                 f"{[*table.by_name]}."
             )
-    return [by_name.get(entry.name) or entry.deadline_s or actors for entry in table.endpoints]
+    return [by_name.get(entry.name) or entry.deadline_s or actors for entry in table.methods]
 
 
 class DeadlineWatch:
@@ -79,6 +79,7 @@ class DeadlineWatch:
         actor, did not run.
         """
         now = time.monotonic()
+        # never into the future: a call sent during the pause would get more than its deadline
         for pending in self._calls().values():
             pending.since = min(now, pending.since + lost_s)
         self.answered_at = min(now, self.answered_at + lost_s)
@@ -102,6 +103,7 @@ class DeadlineWatch:
         elif confirmed:
             self._on_overdue(overdue)
         else:
+            # as late as this timer was, our loop was: it needs as long to read what waits in its sockets
             self.next_look = now
             again_s = min(max(late_s, _CONFIRM_AFTER_S), _CONFIRM_WITHIN_S)
             self._timer = self._loop.call_later(again_s, self._check, True)

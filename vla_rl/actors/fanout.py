@@ -1,7 +1,7 @@
 """Calls to several actors, and calls without an answer. For one actor and one answer use
 `await actor.method(...)`.
 
-`endpoint` is the method of the class, so that mypy checks the arguments:
+`method` is the method of the class, so that mypy checks the arguments:
 `await call_all(counters, Counter.add, 2)`.
 """
 
@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
-from vla_rl.actors.actor import Actor, Endpoint
+from vla_rl.actors.actor import Actor, ActorMethod
 from vla_rl.actors.client import ActorClient
 from vla_rl.actors.handle import client_of
 
@@ -20,13 +20,13 @@ Method = Callable[Concatenate[A, P], Coroutine[Any, Any, R]]
 
 
 async def call_all(
-    actors: Sequence[A], endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs
+    actors: Sequence[A], method: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs
 ) -> list[R]:
     """Call all actors; return the answers in the order of `actors`.
 
     The first error cancels the other calls.
     """
-    tasks = _start(actors, endpoint, args, kwargs)
+    tasks = _start(actors, method, args, kwargs)
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
         return [task.result() for task in _failed_first(tasks)]
@@ -35,13 +35,13 @@ async def call_all(
 
 
 async def call_any(
-    actors: Sequence[A], endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs
+    actors: Sequence[A], method: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs
 ) -> R:
     """Call all actors; return the first answer and cancel the other calls.
 
     An error counts only if all actors failed; then the last one is raised.
     """
-    tasks = _start(actors, endpoint, args, kwargs)
+    tasks = _start(actors, method, args, kwargs)
     waiting = set(tasks)
     try:
         while True:
@@ -56,13 +56,13 @@ async def call_any(
 
 
 async def call_as_completed(
-    actors: Sequence[A], endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs
+    actors: Sequence[A], method: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs
 ) -> AsyncIterator[tuple[A, R]]:
     """Call all actors; yield `(actor, answer)` as they come.
 
     The first error, or leaving the loop, cancels the others.
     """
-    tasks = _start(actors, endpoint, args, kwargs)
+    tasks = _start(actors, method, args, kwargs)
     actor_of = dict(zip(tasks, actors, strict=True))
     waiting = set(tasks)
     try:
@@ -75,9 +75,7 @@ async def call_as_completed(
         await _cancel(tasks)
 
 
-def begin(
-    actor: A, endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs
-) -> Awaitable[R]:
+def begin(actor: A, method: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs) -> Awaitable[R]:
     """Send a call now and await its answer later, without a task per call.
 
         answers = [begin(worker, EnvWorker.step, action, 0) for worker, action in zip(workers, actions)]
@@ -87,25 +85,25 @@ def begin(
     restarting) is sent when it is awaited. Unlike with a plain call, a cancellation is not passed
     on to the actor.
     """
-    client, entry = _resolve(actor, endpoint)
+    client, entry = _resolve(actor, method)
     return client.begin(entry, args, kwargs)
 
 
-async def tell(actor: A, endpoint: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs) -> None:
+async def tell(actor: A, method: Method[A, P, R], /, *args: P.args, **kwargs: P.kwargs) -> None:
     """Send a call without waiting for an answer; waits only while the mailbox is full.
 
-    The endpoint's result is dropped; an exception that it raises is logged.
+    The method's result is dropped; an exception that it raises is logged.
     """
-    client, entry = _resolve(actor, endpoint)
+    client, entry = _resolve(actor, method)
     await client.tell(entry, args, kwargs)
 
 
 def _start(
-    actors: Sequence[A], endpoint: Method[A, P, R], args: tuple[Any, ...], kwargs: dict[str, Any]
+    actors: Sequence[A], method: Method[A, P, R], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> list["asyncio.Task[R]"]:
     if not actors:
         raise ValueError("no actors to call, expected at least one.")
-    targets = [_resolve(actor, endpoint) for actor in actors]
+    targets = [_resolve(actor, method) for actor in actors]
     return [
         asyncio.create_task(client.call(entry, args, kwargs), name=f"{client.name}.{entry.name}")
         for client, entry in targets
@@ -131,13 +129,13 @@ def _failed_first(tasks: list["asyncio.Task[R]"]) -> list["asyncio.Task[R]"]:
     return failed or tasks
 
 
-def _resolve(actor: object, endpoint: Callable[..., Any]) -> tuple[ActorClient, Endpoint]:
+def _resolve(actor: object, method: Callable[..., Any]) -> tuple[ActorClient, ActorMethod]:
     client = client_of(actor)
-    name = getattr(endpoint, "__name__", repr(endpoint))
+    name = getattr(method, "__name__", repr(method))
     entry = client.table.by_name.get(name)
     if entry is None or entry.is_stream:
         kind = client.table.actor_class.__name__
         raise TypeError(
-            f"{name} is not an endpoint of {kind} that answers once; name one as {kind}.method."
+            f"{name} is not a method of {kind} that answers once; name one as {kind}.method."
         )
     return client, entry

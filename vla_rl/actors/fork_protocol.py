@@ -22,7 +22,7 @@ class ChildSettings(msgspec.Struct, frozen=True):
 
     name: str
     actor_id: int
-    endpoint: str
+    address: str
     parent_pid: int
     sys_path: list[str] | None
     """None keeps that of the interpreter."""

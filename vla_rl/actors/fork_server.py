@@ -129,6 +129,7 @@ class ForkServerLoop:
             self._reply(Refused(request.number, str(error)))
             return -1
         if pid == 0:
+            # with these a child would keep its siblings and the server from being seen as ended
             self._runtime.close()
             _close(list(self._children))
             return None

@@ -1,4 +1,4 @@
-"""Handles: objects with an actor's endpoints as methods.
+"""Handles: objects with the methods of an actor that messages can call.
 
 Typed as the actor's class, so that editors and mypy know them.
 """
@@ -6,7 +6,7 @@ Typed as the actor's class, so that editors and mypy know them.
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from vla_rl.actors.actor import Actor, Endpoint, table_of
+from vla_rl.actors.actor import Actor, ActorMethod, table_of
 from vla_rl.actors.client import ActorClient
 
 
@@ -29,9 +29,9 @@ class Handle:
         kind = self.actor_class.__name__
         if hasattr(self.actor_class, name):
             raise AttributeError(
-                f"{kind}.{name} is not an endpoint: a handle can only call public async methods."
+                f"{kind}.{name} is no actor method: a handle can only call public async methods."
             )
-        raise AttributeError(f"{kind} has no endpoint {name!r}.")
+        raise AttributeError(f"{kind} has no method {name!r}.")
 
 
 _classes: dict[type[Actor], type[Handle]] = {}
@@ -45,7 +45,7 @@ def handle_class(actor_class: type[Actor]) -> type[Handle]:
 
 
 def _make_class(actor_class: type[Actor]) -> type[Handle]:
-    methods = {entry.name: _method(entry) for entry in table_of(actor_class).endpoints}
+    methods = {entry.name: _method(entry) for entry in table_of(actor_class).methods}
     namespace = {
         "__slots__": (),
         "__doc__": actor_class.__doc__,
@@ -67,7 +67,7 @@ def record_of(handle: object) -> object:
     return handle._record if isinstance(handle, Handle) else None
 
 
-def _method(entry: Endpoint) -> Callable[..., Any]:
+def _method(entry: ActorMethod) -> Callable[..., Any]:
     if entry.is_stream:
 
         def method(self: Handle, *args: Any, **kwargs: Any) -> Any:

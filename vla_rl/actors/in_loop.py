@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from vla_rl.actors.actor import Actor, EndpointTable
+from vla_rl.actors.actor import Actor, MethodTable
 from vla_rl.actors.channel import Death, OnEnd, OnMessage
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.loop_lag import LoopLag
@@ -31,7 +31,7 @@ class InLoopChannel:
     def __init__(
         self,
         name: str,
-        table: EndpointTable,
+        table: MethodTable,
         build: Callable[[], Actor],
         mailbox: int,
         lag: LoopLag,
@@ -73,7 +73,7 @@ class InLoopChannel:
         await asyncio.wait([self._task])
 
     async def _live(
-        self, table: EndpointTable, build: Callable[[], Actor], mailbox: int, lag: LoopLag
+        self, table: MethodTable, build: Callable[[], Actor], mailbox: int, lag: LoopLag
     ) -> None:
         try:
             actor = build()

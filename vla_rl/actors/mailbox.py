@@ -45,6 +45,7 @@ class Mailbox:
         """Free a place, or hand it to the sender that has waited longest."""
         while self._waiters:
             waiter = self._waiters.popleft()
+            # the place is handed over, not freed: else a caller that came later could take it first
             if not waiter.done():
                 waiter.set_result(None)
                 return

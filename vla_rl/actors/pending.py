@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from vla_rl.actors.actor import Endpoint
+from vla_rl.actors.actor import ActorMethod
 from vla_rl.actors.call_limit import CallLimit
 
 
@@ -24,9 +24,9 @@ class PendingCall:
     __slots__ = (
         "deadline_s",
         "decoder",
-        "endpoint",
         "future",
         "limit",
+        "method",
         "num_units",
         "since",
         "task",
@@ -35,25 +35,25 @@ class PendingCall:
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        endpoint: Endpoint,
+        method: ActorMethod,
         decoder: msgspec.msgpack.Decoder[Any],
         task: asyncio.Task[Any] | None,
     ) -> None:
         self.future: asyncio.Future[Any] = loop.create_future()
-        self.endpoint, self.decoder, self.task = endpoint, decoder, task
+        self.method, self.decoder, self.task = method, decoder, task
         self.since = time.monotonic()
         self.deadline_s: float | None = None
         self.limit: CallLimit | None = None
 
     @property
-    def endpoint_name(self) -> str:
-        """Name of the endpoint, for messages."""
-        return self.endpoint.name
+    def method_name(self) -> str:
+        """Name of the method, for messages."""
+        return self.method.name
 
     @property
     def concurrent(self) -> bool:
         """Whether the actor handles it concurrently with other calls."""
-        return self.endpoint.concurrent
+        return self.method.concurrent
 
     @property
     def expects_answer(self) -> bool:
@@ -113,11 +113,11 @@ class PendingStream(PendingCall):
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
-        endpoint: Endpoint,
+        method: ActorMethod,
         decoder: msgspec.msgpack.Decoder[Any],
         task: asyncio.Task[Any] | None,
     ) -> None:
-        super().__init__(loop, endpoint, decoder, task)
+        super().__init__(loop, method, decoder, task)
         self.items: deque[Any] = deque()
         self.num_granted = 0
         self.num_taken = 0
@@ -138,7 +138,9 @@ class PendingStream(PendingCall):
             self.is_cancelled, self.since = True, time.monotonic()
 
     def add(self, item: Any) -> None:
-        """Take one item from the wire."""
+        """Take one item from the wire; the deadline of the next one starts."""
+        self.num_granted -= 1
+        self.since = time.monotonic()
         self.items.append(item)
         self._news.set()
 

@@ -13,7 +13,7 @@ from typing import Any, Self, TypeVar, TypeVarTuple, cast
 import msgspec
 import zmq
 
-from vla_rl.actors.actor import Actor, EndpointTable, table_of, target_of
+from vla_rl.actors.actor import Actor, MethodTable, table_of, target_of
 from vla_rl.actors.call_limit import CallLimit
 from vla_rl.actors.channel import Channel, OnEnd, OnMessage
 from vla_rl.actors.child_process import ChildChannel
@@ -161,8 +161,7 @@ class Runtime:
         start_timeout_s: float = 60.0,
         mailbox: int = 64,
     ) -> A:
-        """Start an actor and wait until it is ready; return a handle with the class's endpoints as
-        methods.
+        """Start an actor and wait until it is ready; return a handle with the class's actor methods.
 
         Args:
             actor_class, args: the class and its constructor's arguments, by position.
@@ -172,23 +171,23 @@ class Runtime:
             restart: how often to replace it when it dies; None leaves it dead.
             deadline_s: longest time for one call (s), without the wait behind other calls; after
                 that the actor is killed and the call raises ActorFrozen. None waits for ever.
-            deadlines_s: deadlines of single endpoints, by name; they replace `deadline_s` and those
+            deadlines_s: deadlines of single methods, by name; they replace `deadline_s` and those
                 of the class.
-            limits: limits of single endpoints, by name, which shorten a call's deadline from the
+            limits: limits of single methods, by name, which shorten a call's deadline from the
                 durations of earlier calls.
             start_timeout_s: longest time for its constructor and `on_start` (s).
             mailbox: largest number of unanswered calls; further senders wait.
 
         Raises: what the constructor or `on_start` raises; ActorDied, also if the runtime is closed
             meanwhile; TimeoutError; TypeError for a class or an argument that cannot be sent;
-            ValueError for a deadline of an unknown endpoint; what `prepare` raises.
+            ValueError for a deadline of an unknown method; what `prepare` raises.
         """
         kind = cast(type[Actor], actor_class)
         table = table_of(kind)
         _check_annotations(table)
         name = name if name is not None else f"{kind.__name__}-{next(self._numbers)}"
         limits_by_index = {
-            table.by_name[endpoint].index: limit for endpoint, limit in (limits or {}).items()
+            table.by_name[method].index: limit for method, limit in (limits or {}).items()
         }
         deadlines = deadlines_of(table, deadline_s, deadlines_s or {})
         client = ActorClient(name, table, mailbox, deadlines, limits_by_index)
@@ -319,7 +318,7 @@ class Runtime:
     def _launcher(
         self,
         name: str,
-        table: EndpointTable,
+        table: MethodTable,
         args: tuple[Any, ...],
         placement: Placement,
         mailbox: int,
@@ -376,13 +375,13 @@ class Runtime:
         return connection
 
 
-def _check_annotations(table: EndpointTable) -> None:
+def _check_annotations(table: MethodTable) -> None:
     """Make each decoder once.
 
-    Raises: TypeError naming the endpoint whose annotation cannot be sent.
+    Raises: TypeError naming the method whose annotation cannot be sent.
     """
     codec = Codec()
-    for entry in (table.constructor, *table.endpoints):
+    for entry in (table.constructor, *table.methods):
         try:
             codec.decoder(entry.args_type)
             codec.decoder(entry.result_type)

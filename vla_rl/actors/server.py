@@ -1,7 +1,7 @@
-"""The actor's end of a channel: takes messages, runs endpoints, answers. The same in all
+"""The actor's end of a channel: takes messages, runs methods, answers. The same in all
 placements.
 
-One task works through the mailbox, so that a call needs no task of its own; concurrent endpoints
+One task works through the mailbox, so that a call needs no task of its own; concurrent methods
 get a task each, in a task group. In a process of its own an idle actor begins a call as its message
 arrives, without a turn of the loop in between; if the call has to wait for something, the mailbox
 task continues it. No message can end the loop of this task: unreadable bytes are counted; wrong
@@ -20,7 +20,7 @@ from typing import Any
 
 import msgspec
 
-from vla_rl.actors.actor import Actor, Endpoint, EndpointTable
+from vla_rl.actors.actor import Actor, ActorMethod, MethodTable
 from vla_rl.actors.begun import BegunCall
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.loop_lag import LoopLag
@@ -55,10 +55,10 @@ _PAUSE_S = 20e-6
 class _Work:
     """One call that has arrived: waiting in the mailbox, running, or streaming."""
 
-    __slots__ = ("call", "cancelled", "credit", "credit_came", "endpoint", "frames", "task")
+    __slots__ = ("call", "cancelled", "credit", "credit_came", "frames", "method", "task")
 
-    def __init__(self, endpoint: Endpoint, call: int, frames: Frames) -> None:
-        self.endpoint, self.call, self.frames = endpoint, call, frames
+    def __init__(self, method: ActorMethod, call: int, frames: Frames) -> None:
+        self.method, self.call, self.frames = method, call, frames
         self.task: asyncio.Task[Any] | None = None
         self.cancelled = False
         self.credit = 0
@@ -69,7 +69,7 @@ class ActorServer:
     """Runs one actor for one caller.
 
     Args:
-        actor, table: the instance and its endpoints.
+        actor, table: the instance and its methods.
         send: queues frames for the caller.
         mailbox: largest number of unanswered calls; a caller of ours never sends more, so further
             ones are rejected.
@@ -81,7 +81,7 @@ class ActorServer:
     def __init__(
         self,
         actor: Actor,
-        table: EndpointTable,
+        table: MethodTable,
         codec: Codec,
         actor_id: int,
         send: Callable[[Frames], Any],
@@ -98,11 +98,11 @@ class ActorServer:
             send,
         )
         self._lag, self._most_calls = lag, mailbox
-        self._methods = [getattr(actor, entry.name) for entry in table.endpoints]
-        self._args = [codec.decoder(entry.args_type) for entry in table.endpoints]
-        self._labels = [entry.label for entry in table.endpoints]
+        self._functions = [getattr(actor, entry.name) for entry in table.methods]
+        self._args = [codec.decoder(entry.args_type) for entry in table.methods]
+        self._labels = [entry.label for entry in table.methods]
         self._short = frozenset(
-            entry.index for entry in table.endpoints if at_once and entry.is_plain
+            entry.index for entry in table.methods if at_once and entry.is_plain
         )
         self._mailbox: deque[_Work | None] = deque()
         self._works: dict[int, _Work] = {}
@@ -179,18 +179,18 @@ class ActorServer:
 
     def _take_call(self, index: int, call: int, frames: Frames) -> None:
         if (
-            index >= len(self._table.endpoints)
+            index >= len(self._table.methods)
             or call in self._works
             or len(self._works) >= self._most_calls
         ):
             self._codec.discard(frames)
             raise MalformedMessage(
-                f"call {call} of endpoint {index} is unknown, already here, or exceeds the mailbox."
+                f"call {call} of method {index} is unknown, already here, or exceeds the mailbox."
             )
-        endpoint = self._table.endpoints[index]
-        work = self._works[call] = _Work(endpoint, call, frames)
-        if endpoint.concurrent and self._group is not None:
-            work.task = self._group.create_task(self._run(work), name=endpoint.label)
+        method = self._table.methods[index]
+        work = self._works[call] = _Work(method, call, frames)
+        if method.concurrent and self._group is not None:
+            work.task = self._group.create_task(self._run(work), name=method.label)
         else:
             self._is_idle = False
             self._mailbox.append(work)
@@ -233,7 +233,7 @@ class ActorServer:
         began = time.perf_counter()
         _enter_task(loop, task)
         try:
-            running = self._methods[index](*self._codec.decode(self._args[index], frames))
+            running = self._functions[index](*self._codec.decode(self._args[index], frames))
             waits_for = context.run(running.send, None)
         except StopIteration as done:
             try:
@@ -259,7 +259,7 @@ class ActorServer:
             error = failure
         finally:
             _leave_task(loop, task)
-        work = self._works[call] = _Work(self._table.endpoints[index], call, ())
+        work = self._works[call] = _Work(self._table.methods[index], call, ())
         work.task = task
         self._begun = work, BegunCall(running, waits_for, error)
         error = None  # its traceback refers to this frame
@@ -285,8 +285,8 @@ class ActorServer:
                 return
             work = waiting
             # it came before the task group existed
-            if work.endpoint.concurrent and self._group is not None:
-                work.task = self._group.create_task(self._run(work), name=work.endpoint.label)
+            if work.method.concurrent and self._group is not None:
+                work.task = self._group.create_task(self._run(work), name=work.method.label)
                 continue
             work.task = task
             await self._run(work)
@@ -315,31 +315,29 @@ class ActorServer:
 
         Raises a cancellation only if the actor itself is being stopped.
         """
-        endpoint, call = work.endpoint, work.call
+        method, call = work.method, work.call
         try:
             if begun is not None:
                 self._send(
-                    self._codec.encode(
-                        _RESULT, 0, self._actor_id, call, await begun, endpoint.label
-                    )
+                    self._codec.encode(_RESULT, 0, self._actor_id, call, await begun, method.label)
                 )
                 return
             if work.cancelled:
                 self._codec.discard(work.frames)
                 self._answer(Kind.CANCELLED, call, None)
                 return
-            args = self._codec.decode(self._args[endpoint.index], work.frames)
+            args = self._codec.decode(self._args[method.index], work.frames)
             work.frames = ()
-            method = self._methods[endpoint.index]
-            if endpoint.is_stream:
-                await self._stream(work, endpoint.apply(method, args))
+            function = self._functions[method.index]
+            if method.is_stream:
+                await self._stream(work, method.apply(function, args))
                 self._answer(Kind.END, call, None)
             else:
                 result = await (
-                    method(*args) if endpoint.num_plain_args >= 0 else endpoint.apply(method, args)
+                    function(*args) if method.num_plain_args >= 0 else method.apply(function, args)
                 )
                 self._send(
-                    self._codec.encode(_RESULT, 0, self._actor_id, call, result, endpoint.label)
+                    self._codec.encode(_RESULT, 0, self._actor_id, call, result, method.label)
                 )
         except asyncio.CancelledError as error:
             if work.cancelled:
@@ -352,7 +350,7 @@ class ActorServer:
             self._answer(
                 Kind.ERROR,
                 call,
-                report_of(TypeError(f"{endpoint.label} got wrong argument types: {error}")),
+                report_of(TypeError(f"{method.label} got wrong argument types: {error}")),
             )
         except MalformedMessage as error:
             self.reject(error)
@@ -373,10 +371,10 @@ class ActorServer:
                     work.credit_came = asyncio.Event()
                     await work.credit_came.wait()
                 work.credit -= 1
-                self._answer(Kind.ITEM, work.call, item, work.endpoint)
+                self._answer(Kind.ITEM, work.call, item, work.method)
         finally:
             await items.aclose()  # type: ignore[attr-defined]
 
-    def _answer(self, kind: Kind, call: int, value: Any, endpoint: Endpoint | None = None) -> None:
-        label = endpoint.label if endpoint is not None else type(self._actor).__name__
+    def _answer(self, kind: Kind, call: int, value: Any, method: ActorMethod | None = None) -> None:
+        label = method.label if method is not None else type(self._actor).__name__
         self._send(self._codec.encode(kind, 0, self._actor_id, call, value, label))

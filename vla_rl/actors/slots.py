@@ -167,6 +167,7 @@ class SlotWriter:
             if states[slot] == _FREE:
                 states[slot] = _TAKEN
                 return slot
+        # no lock: this end alone takes slots, and the other end alone frees what was sent, a byte each
         if self._end + size > self._size or len(self._offsets) == _STATE_BYTES:
             return None
         slot = len(self._offsets)

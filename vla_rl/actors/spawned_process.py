@@ -77,6 +77,7 @@ class SpawnedProcess:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it has already ended, as its pidfd will show
             self._process.stdin.write(len(words).to_bytes(4, "little") + words)
+        # a number may belong to another process by the time of a kill; a descriptor never does
         self._pidfd = os.pidfd_open(self.pid)
         self.has_ended = False
         self._loop.add_reader(self._pidfd, self._end)

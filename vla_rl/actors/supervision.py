@@ -14,7 +14,8 @@ from typing import Any
 import msgspec
 
 from vla_rl.actors.channel import Channel, Death, OnEnd, OnMessage
-from vla_rl.actors.client import ActorClient, State
+from vla_rl.actors.client import ActorClient
+from vla_rl.actors.life import State
 from vla_rl.actors.placement import Intensity, RestartPolicy
 from vla_rl.actors.remote_errors import ErrorReport, error_from
 from vla_rl.actors.wire import Frames, Kind, MalformedMessage, SpawnRequest, unpack_envelope
@@ -150,7 +151,9 @@ class Supervisor:
                 self._restarting = None
         if self.is_stopping:
             return False
-        limit = self.client.last_error("it died more often than its restart policy allows", cause)
+        limit = self.client.life.last_error(
+            "it died more often than its restart policy allows", cause
+        )
         self.client.give_up(State.DEAD, limit)
         raise limit from cause
 

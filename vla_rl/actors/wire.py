@@ -1,11 +1,11 @@
 """The envelope of each message: 18 bytes in front of a msgpack payload, in the first frame; arrays
 may follow as frames.
 
-    magic u8 | kind u8 | endpoint u16 | frames u16 | actor u32 | call u64        little endian
+    magic u8 | kind u8 | method u16 | frames u16 | actor u32 | call u64        little endian
 
 `frames` is the number of frames that follow; a reader takes no more from the socket, which saves a
 query. A frame of `parts.PART_BYTES` or more is sent as several.
-`actor` distinguishes the actors behind one tcp connection; on a pipe of its own it is 0. `endpoint`
+`actor` distinguishes the actors behind one tcp connection; on a pipe of its own it is 0. `method`
 is an index into the actor's table. For CREDIT it is the number of items granted.
 
 Small messages that are queued at the same moment are sent as one BATCH: each is preceded by its
@@ -107,13 +107,13 @@ class LagReport(msgspec.Struct, frozen=True, array_like=True):
 
 
 def unpack_envelope(head: Any) -> tuple[int, int, int, int]:
-    """Return `(kind, endpoint, actor, call)`. Raises: MalformedMessage."""
+    """Return `(kind, method, actor, call)`. Raises: MalformedMessage."""
     if len(head) < ENVELOPE_SIZE:
         raise MalformedMessage(f"message of {len(head)} bytes, expected at least {ENVELOPE_SIZE}.")
-    magic, kind, endpoint, _, actor, call = ENVELOPE.unpack_from(head)
+    magic, kind, method, _, actor, call = ENVELOPE.unpack_from(head)
     if magic != MAGIC:
         raise MalformedMessage(f"message begins with {magic:#x}, expected {MAGIC:#x}.")
-    return kind, endpoint, actor, call
+    return kind, method, actor, call
 
 
 def num_frames_after(head: Any) -> int:

@@ -1,5 +1,6 @@
-"""Advantages, losses and rewards as pure functions, one topic per file, to be read beside the
-papers.
+"""Advantages, losses and rewards as pure functions, one topic per file.
+
+They are to be read beside the papers.
 
 advantages     how much better than expected: GRPO and its kin, GAE             NumPy
 losses         policy losses, the value loss, trainer against engine             torch
@@ -7,12 +8,8 @@ aggregations   one loss a token ─► one number, the same for every split     
 filters        which groups and tokens are worth an update                       NumPy
 srpo           rewards for failures, by how close they came to a success                 NumPy
 
-Importing the configs and the NumPy functions does not import torch; the other names do when they
-are first used.
+Importing all of this does not import torch; a function that needs it does when it is first called.
 """
-
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
 
 from vla_rl.algorithms.advantages import (
     AdvantageConfig,
@@ -24,6 +21,18 @@ from vla_rl.algorithms.advantages import (
     leave_one_out_advantage,
     reward_batch_of,
 )
+from vla_rl.algorithms.aggregations import (
+    AGGREGATIONS,
+    Aggregation,
+    Denominators,
+    aggregation,
+    count_denominators,
+    seq_mean_token_mean,
+    seq_mean_token_sum,
+    seq_mean_token_sum_norm,
+    token_mean,
+)
+from vla_rl.algorithms.categorical import entropy
 from vla_rl.algorithms.filters import (
     OverlongConfig,
     has_equal_rewards,
@@ -32,13 +41,20 @@ from vla_rl.algorithms.filters import (
     require_satisfiable,
     within_accuracy,
 )
+from vla_rl.algorithms.kl import KL_ESTIMATORS, importance_weighted_k3, k1, k2, k3, k3_plus
 from vla_rl.algorithms.kl_in_reward import KlRewardConfig, mean_kl, next_kl_coef, penalised_rewards
 from vla_rl.algorithms.losses import (
     CorrectionConfig,
+    Diagnostics,
     KlLossConfig,
+    PolicyLoss,
     PolicyLossConfig,
+    TokenBatch,
     ValueLossConfig,
+    engine_correction,
+    policy_loss,
     policy_loss_for,
+    value_loss,
 )
 from vla_rl.algorithms.srpo import (
     BankedTask,
@@ -52,29 +68,6 @@ from vla_rl.algorithms.srpo import (
     trajectory_embedding,
     trajectory_embeddings,
 )
-
-if TYPE_CHECKING:
-    from vla_rl.algorithms.aggregations import (
-        AGGREGATIONS,
-        Aggregation,
-        Denominators,
-        aggregation,
-        count_denominators,
-        seq_mean_token_mean,
-        seq_mean_token_sum,
-        seq_mean_token_sum_norm,
-        token_mean,
-    )
-    from vla_rl.algorithms.categorical import entropy
-    from vla_rl.algorithms.kl import KL_ESTIMATORS, importance_weighted_k3, k1, k2, k3, k3_plus
-    from vla_rl.algorithms.losses import (
-        Diagnostics,
-        PolicyLoss,
-        TokenBatch,
-        engine_correction,
-        policy_loss,
-        value_loss,
-    )
 
 __all__ = [
     "AGGREGATIONS",
@@ -133,34 +126,3 @@ __all__ = [
     "value_loss",
     "within_accuracy",
 ]
-
-_HOME = {
-    "aggregations": (
-        "AGGREGATIONS",
-        "Aggregation",
-        "Denominators",
-        "aggregation",
-        "count_denominators",
-        "seq_mean_token_mean",
-        "seq_mean_token_sum",
-        "seq_mean_token_sum_norm",
-        "token_mean",
-    ),
-    "categorical": ("entropy",),
-    "kl": ("KL_ESTIMATORS", "importance_weighted_k3", "k1", "k2", "k3", "k3_plus"),
-    "losses": (
-        "Diagnostics",
-        "PolicyLoss",
-        "TokenBatch",
-        "engine_correction",
-        "policy_loss",
-        "value_loss",
-    ),
-}
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

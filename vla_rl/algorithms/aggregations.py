@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Final, TypeAlias
 
-import torch
-from torch import Tensor
-
 from vla_rl.algorithms.choices import chosen
+from vla_rl.algorithms.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True)
 class Denominators:
-    """Divisors of the losses of one update. Over several ranks, `num_tokens` and `num_sequences`
-    are the sums.
+    """Divisors of the losses of one update.
+
+    Over several ranks, `num_tokens` and `num_sequences` are the sums.
 
     Attributes:
         num_tokens: number of unmasked tokens of the whole update.
@@ -75,6 +74,8 @@ def count_denominators(
         raise ValueError(
             f"length is {length}, expected a number of tokens above 0, the same for every update."
         )
+    # counted from the mask and not from the padded shape, or an update would depend on how long the
+    # longest of its rows is
     row_tokens = mask.sum(dim=1)
     if sequence is None:
         sequence_tokens = row_tokens
@@ -95,8 +96,9 @@ def count_denominators(
 
 
 def token_mean(losses: Tensor, mask: Tensor, denominators: Denominators) -> Tensor:
-    """Mean over all tokens of the update (DAPO, arXiv:2503.14476, section 3.3): long trajectories
-    weigh more.
+    """Mean over all tokens of the update: long trajectories weigh more.
+
+    DAPO, arXiv:2503.14476, section 3.3.
 
     L = sum_{b,t} m * loss / num_tokens
     """
@@ -105,8 +107,9 @@ def token_mean(losses: Tensor, mask: Tensor, denominators: Denominators) -> Tens
 
 
 def seq_mean_token_mean(losses: Tensor, mask: Tensor, denominators: Denominators) -> Tensor:
-    """Mean over a trajectory's tokens, then over trajectories (GRPO, arXiv:2402.03300, eq. 3): each
-    weighs the same.
+    """Mean over a trajectory's tokens, then over trajectories: each weighs the same.
+
+    GRPO, arXiv:2402.03300, eq. 3.
 
     L = sum_b [sum_t m * loss / tokens of b's sequence] / num_sequences
     """
@@ -116,8 +119,9 @@ def seq_mean_token_mean(losses: Tensor, mask: Tensor, denominators: Denominators
 
 
 def seq_mean_token_sum(losses: Tensor, mask: Tensor, denominators: Denominators) -> Tensor:
-    """Sum over a trajectory's tokens, mean over trajectories: the plain policy gradient, without a
-    length bias.
+    """Sum over a trajectory's tokens, mean over trajectories.
+
+    This is the plain policy gradient, without a length bias.
 
     L = sum_{b,t} m * loss / num_sequences
     """
@@ -126,8 +130,9 @@ def seq_mean_token_sum(losses: Tensor, mask: Tensor, denominators: Denominators)
 
 
 def seq_mean_token_sum_norm(losses: Tensor, mask: Tensor, denominators: Denominators) -> Tensor:
-    """Sum over a trajectory's tokens divided by a constant, mean over trajectories (Dr. GRPO,
-    arXiv:2503.20783): no length bias, and the size of a token mean.
+    """Sum over a trajectory's tokens divided by a constant, mean over trajectories.
+
+    Dr. GRPO (arXiv:2503.20783): no length bias, and the size of a token mean.
 
     L = sum_{b,t} m * loss / length / num_sequences
 

@@ -1,7 +1,6 @@
 """Entropy of a categorical policy, in nats."""
 
-import torch
-from torch import Tensor
+from vla_rl.algorithms.lazy_torch import Tensor, torch
 
 
 def entropy(logits: Tensor) -> Tensor:

@@ -5,7 +5,7 @@ which no group is ever kept (`max_filtered_in_a_row`). A masked trajectory stays
 still counts in the baseline.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,7 @@ from vla_rl.types import Config
 
 
 def within_accuracy(success_rate: float, lowest: float, highest: float) -> bool:
-    """Return whether a group is neither too hard nor too easy: lowest <= success_rate <= highest,
-    both ends included.
+    """Return whether lowest <= success_rate <= highest: a group neither too hard nor too easy.
 
     These are SimpleVLA-RL's accuracy bounds (Li et al. 2025, arXiv:2509.09674), which uses 0.1 and
     0.9; [0, 1] keeps every group.
@@ -35,17 +34,18 @@ def within_accuracy(success_rate: float, lowest: float, highest: float) -> bool:
 
 
 def has_equal_rewards(rewards: Sequence[float]) -> bool:
-    """Return whether all rewards of a group are the same, so that its advantages are all 0; True
-    for an empty group or one member. DAPO's dynamic sampling samples until this is False (Yu et al.
-    2025, arXiv:2503.14476, section 3.2)."""
+    """Return whether all rewards of a group are the same, so that its advantages are all 0.
+
+    True for an empty group or one member. DAPO's dynamic sampling samples until this is False (Yu
+    et al. 2025, arXiv:2503.14476, section 3.2).
+    """
     return len(rewards) < 2 or min(rewards) == max(rewards)
 
 
 def require_satisfiable(
     group_size: int, lowest: float, highest: float, needs_difference: bool = False
 ) -> None:
-    """Reject accuracy bounds that no group of this size can meet, before a run filters groups for
-    ever.
+    """Reject accuracy bounds that no group of this size can meet.
 
     Args:
         group_size: number of members of a group; their success rate is k / group_size for a whole
@@ -84,10 +84,17 @@ class OverlongConfig(Config, frozen=True, kw_only=True):
         self.require(fits, "buffer", f"1 <= buffer <= max_length = {self.max_length}")
         self.require(0.0 <= self.factor < float("inf"), "factor", "a finite weight >= 0")
 
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of the penalty, if it is turned off."""
+        if self.max_length is not None:
+            return {}
+        return dict.fromkeys(("buffer", "factor"), "overlong.max_length is none")
+
 
 def overlong_penalty(lengths: NDArray[np.number], config: OverlongConfig) -> NDArray[np.float32]:
-    """Compute DAPO's soft overlong punishment, to be added to the rewards (arXiv:2503.14476,
-    section 3.4, eq. 13).
+    """Compute DAPO's soft overlong punishment, to be added to the rewards.
+
+    arXiv:2503.14476, section 3.4, eq. 13.
 
         -factor * clip((length - (max_length - buffer)) / buffer, 0, 1)
 
@@ -104,8 +111,9 @@ def overlong_penalty(lengths: NDArray[np.number], config: OverlongConfig) -> NDA
 
 
 def overlong_filter(mask: NDArray[np.bool_], is_truncated: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Remove cut-off trajectories from a mask: DAPO's overlong filtering (arXiv:2503.14476, section
-    3.4).
+    """Remove cut-off trajectories from a mask: DAPO's overlong filtering.
+
+    arXiv:2503.14476, section 3.4.
 
     Apply it after the advantages are computed, so that these trajectories still count in their
     group's baseline. Their tokens are removed from the denominators of the loss too.

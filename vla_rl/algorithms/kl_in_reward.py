@@ -6,6 +6,7 @@ Called by the reward node. The KL values are those of `vla_rl.algorithms.kl` for
 acted.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 import numpy as np
@@ -46,6 +47,12 @@ class KlRewardConfig(Config, frozen=True, kw_only=True):
             self.target is None or self.coef > 0.0, "coef", "above 0 if a target adapts it"
         )
         self.require(self.horizon >= 1, "horizon", "at least 1 sample")
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of an adaptive weight, if the weight is fixed."""
+        if self.target is not None:
+            return {}
+        return dict.fromkeys(("average", "horizon"), "kl_in_reward.target is none")
 
 
 def penalised_rewards(
@@ -108,8 +115,9 @@ def mean_kl(
 def next_kl_coef(
     config: KlRewardConfig, coef: float, observed_kl: float, num_samples: int
 ) -> float:
-    """Return the weight after an update (Ziegler et al. 2019, arXiv:1909.08593, section 2.2);
-    `config.coef` if it is fixed.
+    """Return the weight after an update; `config.coef` if it is fixed.
+
+    Ziegler et al. 2019, arXiv:1909.08593, section 2.2.
 
         coef * max(1 + clip(observed / target - 1, -0.2, 0.2) * num_samples / horizon, 0.5)
 

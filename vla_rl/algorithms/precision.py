@@ -1,7 +1,6 @@
 """The number format that losses are computed in."""
 
-import torch
-from torch import Tensor
+from vla_rl.algorithms.lazy_torch import Tensor, torch
 
 
 def full_precision(tensor: Tensor) -> Tensor:

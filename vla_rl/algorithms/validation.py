@@ -1,6 +1,4 @@
-"""Metrics of several tries at the same problems: mean reward, best of some tries, and reward of the
-majority's answer.
-"""
+"""Metrics of several tries at the same problems: mean, best, and the majority's answer."""
 
 import math
 from collections import Counter
@@ -10,9 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def best_at(rewards: NDArray[np.floating], num: int) -> float:
-    """Compute the mean over problems of the expected best reward among `num` tries, drawn without
-    replacement.
+def mean_best_reward(rewards: NDArray[np.floating], num: int) -> float:
+    """Compute the mean over problems of the expected best reward among `num` tries.
+
+    The tries are drawn without replacement.
 
         best@m = mean over problems of sum_i r_(i) C(i-1, m-1) / C(n, m),   r_(1) <= ... <= r_(n)
 
@@ -33,9 +32,10 @@ def best_at(rewards: NDArray[np.floating], num: int) -> float:
     return float((np.sort(rewards, axis=1) * weights).sum() / num_problems)
 
 
-def majority_at(rewards: NDArray[np.floating], answers: Sequence[Sequence[str]]) -> float:
-    """Compute the mean reward of each problem's most frequent answer; of equally frequent ones, the
-    answer that came first.
+def mean_majority_reward(rewards: NDArray[np.floating], answers: Sequence[Sequence[str]]) -> float:
+    """Compute the mean reward of each problem's most frequent answer.
+
+    If answers are equally frequent, the one that came first counts.
 
     Args:
         rewards: float [problems, n].
@@ -55,8 +55,7 @@ def majority_at(rewards: NDArray[np.floating], answers: Sequence[Sequence[str]])
 def validation_metrics(
     rewards: NDArray[np.floating], answers: Sequence[Sequence[str]] | None = None
 ) -> dict[str, float]:
-    """Compute `mean`, `best@m` for m = 2, 4, 8, ... up to n and n itself, and `maj@n` if the
-    answers are known.
+    """Compute `mean`, `best@m` for m = 2, 4, 8, ... and n, and `maj@n` if answers are known.
 
     Args:
         rewards: float [problems, n].
@@ -66,10 +65,10 @@ def validation_metrics(
     sizes = sorted({2**power for power in range(1, num_tries.bit_length())} | {num_tries} - {1})
     metrics = {
         "mean": float(rewards.mean()),
-        **{f"best@{num}": best_at(rewards, num) for num in sizes},
+        **{f"best@{num}": mean_best_reward(rewards, num) for num in sizes},
     }
     if answers is not None:
-        metrics[f"maj@{num_tries}"] = majority_at(rewards, answers)
+        metrics[f"maj@{num_tries}"] = mean_majority_reward(rewards, answers)
     return metrics
 
 

@@ -10,7 +10,7 @@ import io
 import shutil
 import sys
 import textwrap
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Final, NoReturn, TextIO, get_type_hints
@@ -23,6 +23,7 @@ from tyro.constructors import (
     StructTypeInfo,
 )
 
+from vla_rl.commands.unread import unread_options
 from vla_rl.types import Config
 
 HELP_ALL: Final = "--help-all"
@@ -51,7 +52,10 @@ COMMON: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     }
 )
 """Options that `--help` shows, by the class of their table. It shows all of a recipe's own options,
-and none of a table that is not listed here."""
+and none of a table that is not listed here. Neither `--help` nor `--help-all` shows what nothing
+reads (`unread_options`)."""
+
+PACKAGE: Final = Path(__file__).parents[1]
 
 
 def program_name() -> str:
@@ -66,11 +70,13 @@ def program_name() -> str:
     return f"python -m {spec.name.removesuffix('.__main__')}"
 
 
-def option_registry(recipe: type[Config] | None = None) -> ConstructorRegistry:
+def option_registry(
+    is_shown: Callable[[Config, str], bool] = lambda table, name: True,
+) -> ConstructorRegistry:
     """Return a registry with which tyro makes one option for each field of a configuration, with
     the field's string as help.
 
-    `recipe`: show only the common options of this configuration; None shows every option.
+    `is_shown` returns whether the help shows a field of a table.
     """
     registry = ConstructorRegistry()
 
@@ -81,9 +87,13 @@ def option_registry(recipe: type[Config] | None = None) -> ConstructorRegistry:
         config: type[Config] = info.type
         fields = []
         for name, hint in _hints_of(config).items():
-            is_shown = recipe is None or _is_common(config, name, recipe)
-            kind: Any = hint if is_shown else Annotated[hint, tyro.conf.Suppress]
             default, help_text = getattr(info.default, name), field_docs(config).get(name)
+            kind: Any = hint
+            if not is_shown(info.default, name):
+                kind = Annotated[hint, tyro.conf.Suppress]
+            elif isinstance(default, str) and Path(default).is_relative_to(PACKAGE):
+                shipped = f"(default: {Path(default).name}, which ships with the package)"
+                kind = Annotated[hint, tyro.conf.arg(help_behavior_hint=shipped)]
             fields.append(
                 StructFieldSpec(name=name, type=kind, default=default, helptext=help_text)
             )
@@ -93,24 +103,68 @@ def option_registry(recipe: type[Config] | None = None) -> ConstructorRegistry:
 
 
 def print_help(
-    parse: Callable[[ConstructorRegistry, str], Any], recipe: type[Config] | None, description: str
+    parse: Callable[[ConstructorRegistry, str], Any],
+    default: Config,
+    given: Config,
+    description: str,
+    *,
+    wants_all: bool,
 ) -> NoReturn:
-    """Print the help of a recipe's common options, or of all. Raises: SystemExit.
+    """Print the help of the options that the recipe reads: the common ones, or all. Raises:
+    SystemExit.
 
     Args:
         parse: has tyro print its help and exit, with the options of a registry and a description.
-        recipe: the recipe's configuration; None shows every option.
+        default: the configuration whose values the help shows as defaults.
+        given: the same with the values of the command line; they decide what is read.
         description: description of the recipe, in paragraphs.
+        wants_all: show every option that is read, not only the common ones.
     """
+    unread = unread_options(given)
+    hidden = {id(table): names for table, names in _tables_with(default, unread)}
+
+    def is_read(table: Config, name: str) -> bool:
+        return name not in hidden.get(id(table), ())
+
+    def is_common(table: Config, name: str) -> bool:
+        return is_read(table, name) and _is_common(type(table), name, type(default))
+
+    is_shown = is_read if wants_all else is_common
     shown = _Captured(sys.stdout)
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
-        parse(option_registry(recipe), _PLACE)
+        parse(option_registry(is_shown), _PLACE)
     before, _, after = shown.getvalue().partition(_PLACE)
     print(before + filled(description) + after.rstrip("\n"))
-    num_left_out = 0 if recipe is None else _num_options(recipe) - _num_options(recipe, recipe)
-    if num_left_out:
-        print(f"{num_left_out} more options: {program_name()} {HELP_ALL}")
+    num_more = num_options(default, is_read) - num_options(default, is_shown)
+    if num_more:
+        print(f"{num_more} more options: {program_name()} {HELP_ALL}")
+    if wants_all and unread:
+        print(_unread_in_words(unread))
     raise SystemExit(0)
+
+
+def _tables_with(
+    config: Config, paths: Collection[str], prefix: str = ""
+) -> Iterator[tuple[Config, set[str]]]:
+    """Yield each table of a configuration with the names of those of its options that are among
+    `paths`.
+    """
+    fields = config.__struct_fields__
+    yield config, {name for name in fields if f"{prefix}{name}" in paths}
+    for name in fields:
+        if isinstance(table := getattr(config, name), Config):
+            yield from _tables_with(table, paths, f"{prefix}{name}.")
+
+
+def _unread_in_words(unread: Mapping[str, str]) -> str:
+    """List the options that other values would make readable, by the reason."""
+    by_reason: dict[str, list[str]] = {}
+    for path, why in unread.items():
+        by_reason.setdefault(why, []).append(path)
+    rows = [f"{why}: {', '.join(paths)}" for why, paths in by_reason.items()]
+    return filled("Not shown, because nothing would read them:") + "".join(
+        f"\n  {row}" for row in rows
+    )
 
 
 _PLACE: Final = "DESCRIPTION"
@@ -160,6 +214,7 @@ def field_docs(config: type[Config]) -> Mapping[str, str]:
     for kind in reversed(config.__mro__):
         if not (issubclass(kind, Config) and kind is not Config):
             continue
+        found |= vars(kind).get("FIELD_DOCS", {})
         try:
             (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
         except (OSError, SyntaxError):  # a class without a source file
@@ -198,11 +253,7 @@ def _is_common(config: type[Config], name: str, recipe: type[Config]) -> bool:
     return not _is_table(hint) or hint.__name__ in COMMON
 
 
-def _num_options(config: type[Config], recipe: type[Config] | None = None) -> int:
-    """Count the options of a configuration; with a `recipe`, only the common ones."""
-    shown = {
-        name: hint
-        for name, hint in _hints_of(config).items()
-        if recipe is None or _is_common(config, name, recipe)
-    }
-    return sum(_num_options(hint, recipe) if _is_table(hint) else 1 for hint in shown.values())
+def num_options(config: Config, is_shown: Callable[[Config, str], bool]) -> int:
+    """Count the options of a configuration and its tables that are shown."""
+    values = [getattr(config, name) for name in config.__struct_fields__ if is_shown(config, name)]
+    return sum(num_options(v, is_shown) if isinstance(v, Config) else 1 for v in values)

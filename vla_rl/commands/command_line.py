@@ -1,22 +1,24 @@
 """The command line of every recipe: an option for each field of its configuration, and options to
 launch it.
 
-python -m vla_rl.recipes.srpo_libero --help                         the common options, explained
-python -m vla_rl.recipes.srpo_libero --help-all                      every option
-python -m vla_rl.recipes.srpo_libero --config my.toml --run.updates 20  a file, which the command
-line overrides python -m vla_rl.recipes.srpo_libero --dry-run                       the resolved
-configuration and plan; nothing starts
+    vla-rl srpo_libero --help                                 the common options, explained
+    vla-rl srpo_libero --help-all                             every option that the recipe reads
+    vla-rl srpo_libero --config my.toml --run.updates 20      a file; the command line overrides it
+    vla-rl srpo_libero --dry-run                              the configuration and the plan
 """
 
 import argparse
 import asyncio
+import contextlib
 import dataclasses
 import functools
+import io
 import signal
 import sys
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Generic, TypeVar
+from types import MappingProxyType
+from typing import Annotated, Any, ClassVar, Generic, TypeVar
 
 import msgspec
 import tyro
@@ -24,7 +26,8 @@ import uvloop
 from tyro.constructors import ConstructorRegistry
 
 from vla_rl.commands.command_help import HELP_ALL, option_registry, print_help, program_name
-from vla_rl.commands.config_files import convert, read_config, read_table
+from vla_rl.commands.config_files import convert, found_config, read_table
+from vla_rl.commands.unread import refuse_unread
 from vla_rl.errors import ConfigError
 from vla_rl.observe.run_directory import RunDirectory
 from vla_rl.pipelines import merged, settings_of
@@ -38,9 +41,14 @@ from vla_rl.types import Config
 class Launch:
     """Launch options of every recipe."""
 
+    recorded_before: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Fields of the configuration that are younger than some records of runs, and the values that
+    those runs used; a resume takes them instead of today's defaults."""
+
     config: Path | None = None
-    """Read the configuration from this .toml or .json file, such as a run's config.json; the
-    command line overrides it."""
+    """Read the configuration from this .toml or .json file, such as a run's config.json, or from
+    one that ships with the package, such as srpo_openvla_oft_libero_goal; the command line
+    overrides it."""
 
     dry_run: bool = False
     """Print the plan and the resolved configuration, and read every file that the command would
@@ -93,7 +101,7 @@ def parse_command(
     """
     arguments = [_spelt_out(argument) for argument in (sys.argv[1:] if argv is None else argv)]
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    early.add_argument("--config", type=Path)
+    early.add_argument("--config", type=found_config)
     early.add_argument("--resume", type=Path)
     early.add_argument("--pipeline")
     known, _ = early.parse_known_args(arguments)
@@ -104,7 +112,8 @@ def parse_command(
             "its own configuration; change settings with options"
         )
     path = RunDirectory.existing(known.resume).config if known.resume is not None else known.config
-    default = _defaults(config_type, path, known.pipeline)
+    recorded_before = launch_type.recorded_before if known.resume is not None else {}
+    default = _defaults(config_type, path, known.pipeline, recorded_before)
 
     # built here because only here the types of its fields are known; with empty names, tyro gives
     # options no prefix
@@ -121,7 +130,15 @@ def parse_command(
         def show(registry: ConstructorRegistry, place: str) -> Any:
             return parse(args=[*others, "--help"], registry=registry, description=place)
 
-        print_help(show, None if wants_all else config_type, description)
+        # `--engine vllm --help-all` shows vLLM's options; help is shown for wrong values too
+        given = default
+        with (
+            contextlib.suppress(SystemExit, ConfigError),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            given = parse(args=others, registry=option_registry()).config
+        print_help(show, default, given, description, wants_all=wants_all)
     parsed: Any = parse(args=arguments, registry=option_registry(), description=description)
     launch = parsed.launch
     if (
@@ -133,6 +150,11 @@ def parse_command(
             f"--resume-from is {launch.resume_from!r}, expected --resume with the run's directory "
             "as well"
         )
+    # A file is checked by itself, so that `--embedding.encoder pixels` may leave the settings of the
+    # file's own encoder unread; a resumed run keeps what its configuration says.
+    if known.config is not None:
+        refuse_unread(default, _unset_values(config_type, default))
+    refuse_unread(parsed.config, msgspec.to_builtins(default, enc_hook=str))
     return Command(launch, parsed.config)
 
 
@@ -144,18 +166,33 @@ def _spelt_out(argument: str) -> str:
     return f"--engine.kind{equals}{value}" if name == "--engine" else argument
 
 
-def _defaults(config_type: type[ConfigT], path: Path | None, pipeline: str | None) -> ConfigT:
+def _defaults(
+    config_type: type[ConfigT],
+    path: Path | None,
+    pipeline: str | None,
+    recorded_before: Mapping[str, Any],
+) -> ConfigT:
     """Return the values of options that the command line does not give."""
+    known = config_type.__struct_fields__
+    younger = {name: value for name, value in recorded_before.items() if name in known}
+    in_file = {} if path is None else {**younger, **read_table(path, config_type)}
     if not issubclass(config_type, LearningConfig):
-        return config_type() if path is None else read_config(path, config_type)
+        return config_type() if path is None else convert(in_file, config_type, str(path))
     recipe = config_type()
-    in_file = {} if path is None else read_table(path, config_type)
     chosen = {} if pipeline is None else {"pipeline": pipeline}
     name = chosen.get("pipeline") or in_file.get("pipeline") or recipe.pipeline
     where = str(path) if path is not None else f"the settings of the pipeline {name}"
     return convert(
         merged(msgspec.to_builtins(recipe), settings_of(name), in_file, chosen), config_type, where
     )
+
+
+def _unset_values(config_type: type[ConfigT], given: ConfigT) -> dict[str, Any]:
+    """Return the values that options have if neither a file nor the command line gives them."""
+    values: dict[str, Any] = msgspec.to_builtins(config_type(), enc_hook=str)
+    if isinstance(given, LearningConfig):
+        return merged(values, settings_of(given.pipeline))
+    return values
 
 
 def run_recipe(

@@ -8,7 +8,7 @@ import types
 import typing
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 
@@ -17,6 +17,16 @@ from vla_rl.observe.run_directory import require_digest
 from vla_rl.types import Config
 
 ConfigT = TypeVar("ConfigT", bound=Config)
+
+
+SHIPPED: Final = Path(__file__).parents[1] / "recipes" / "configs"
+"""Configurations of published experiments, by name."""
+
+
+def found_config(name: str) -> Path:
+    """Return the file at this path, or the shipped configuration of this name."""
+    shipped = SHIPPED / f"{name}.toml"
+    return shipped if shipped.exists() and not Path(name).exists() else Path(name)
 
 
 def read_config(path: Path, config_type: type[ConfigT]) -> ConfigT:
@@ -40,7 +50,11 @@ def read_table(path: Path, config_type: type[Config]) -> dict[str, Any]:
         ".json": msgspec.json.decode,
     }
     if path.suffix not in decoders:
-        raise ConfigError(f"{path} ends in {path.suffix!r}, expected one of {', '.join(decoders)}")
+        shipped = difflib.get_close_matches(path.name, [each.stem for each in SHIPPED.iterdir()], 1)
+        nearest = f"; did you mean the shipped {shipped[0]!r}?" if shipped else ""
+        raise ConfigError(
+            f"{path} ends in {path.suffix!r}, expected one of {', '.join(decoders)}{nearest}"
+        )
     try:
         content = path.read_bytes()
     except OSError as error:

@@ -3,19 +3,18 @@
 import asyncio
 import sys
 from collections.abc import Mapping, Sequence
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from vla_rl.commands.command_line import Command, TrainingLaunch
-from vla_rl.commands.plan import EpisodeFootprint, print_plan
-from vla_rl.commands.rehearsal import rehearse_training
-from vla_rl.commands.report import write_report
+from vla_rl.commands.plan import EpisodeFootprint, print_plan, print_ranks
 from vla_rl.evaluation.held_out import Judge
 from vla_rl.observe import RunDirectory
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import TaskStart
-from vla_rl.training.run import TrainingRun, train
-from vla_rl.training.team import RunModel, Team, bytes_of
 from vla_rl.types import Agent
+
+if TYPE_CHECKING:
+    from vla_rl.training.team import Trainable
 
 ConfigT = TypeVar("ConfigT", bound=LearningConfig)
 
@@ -23,7 +22,7 @@ ConfigT = TypeVar("ConfigT", bound=LearningConfig)
 async def launch(
     command: Command[TrainingLaunch, ConfigT],
     starts: Sequence[TaskStart],
-    model: RunModel | Team,
+    model: "Trainable",
     footprint: EpisodeFootprint,
     about: Mapping[str, str] | None = None,
     judge: Judge | None = None,
@@ -36,9 +35,19 @@ async def launch(
     goes into the run's `about.json`: facts about its environments that the configuration lacks.
     `judge` as in `train`; `agent` defaults to that of `agent_of`.
     """
+    # torch takes 2 s to import and matplotlib half a second: `--help` and errors must not wait
+    from vla_rl.commands.rehearsal import rehearse_training
+    from vla_rl.learning.rank_memory import size_of
+    from vla_rl.training.run import TrainingRun, train
+    from vla_rl.training.team import Team
+
     config, wanted = command.config, command.launch
     if wanted.dry_run:
-        print_plan(config, footprint, *bytes_of(model))
+        team = Team.of(model)
+        print_plan(config, footprint, *team.num_bytes)
+        if config.learner.ranks > 1:
+            for member in team.members.values():
+                print_ranks(config.learner, size_of(member.model.network))
         await rehearse_training(
             config, starts, model, judge=judge, resume=wanted.resume, resume_from=wanted.resume_from
         )
@@ -70,6 +79,8 @@ async def _report(run: RunDirectory) -> None:
 
     A failure is printed as one line and not raised, because the run itself succeeded.
     """
+    from vla_rl.commands.report import write_report
+
     try:
         print(f"the report is {await asyncio.to_thread(write_report, run)}")
     except Exception as error:

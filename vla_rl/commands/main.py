@@ -3,7 +3,7 @@
 vla-rl                            list the recipes
 vla-rl srpo_libero --dry-run      the same as python -m vla_rl.recipes.srpo_libero --dry-run
 vla-rl report runs/<run>          write the report of a run again
-vla-rl install libero             LIBERO and its simulator; also: assets, vllm
+vla-rl install libero             LIBERO and its simulator; also: assets, family, metaworld, vllm
 """
 
 import ast

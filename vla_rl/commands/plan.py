@@ -7,10 +7,12 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
+from vla_rl.learning import LearnerConfig
+from vla_rl.learning.rank_memory import PolicySize, rank_memory
 from vla_rl.observe import MemoryItem, available_bytes, gpu_memory, memory_table
 from vla_rl.pipelines.config import LearningConfig, MixedTrainingConfig, RunConfig, TrainingConfig
 from vla_rl.simulation import SimulatorConfig
-from vla_rl.training.pools import what_plays
+from vla_rl.training.pools import environments_in_words
 
 MIB = 2**20
 
@@ -69,7 +71,7 @@ def print_plan(
         processes.add_row(
             "vLLM engines", str(config.engine.vllm.num_engines), "a copy of the policy in each"
         )
-    processes.add_row(what_plays(config), *_environments(config, footprint))
+    processes.add_row(environments_in_words(config), *_environments(config, footprint))
     out.print(processes)
 
     scheduler = config.scheduler
@@ -99,6 +101,26 @@ def print_plan(
         ),
     ]
     out.print(memory_table("Memory estimate", items, available_bytes()))
+
+
+def print_ranks(config: LearnerConfig, size: PolicySize, console: Console | None = None) -> None:
+    """Print the memory of each learner rank, without activations."""
+    out, memory = console if console is not None else Console(), rank_memory(size, config)
+    parts = {
+        "weights that passes compute with": memory.weights,
+        "gradients, float32": memory.gradients,
+        "masters, float32": memory.masters,
+        "both moments of AdamW, float32": memory.moments,
+        "each rank": memory.total,
+    }
+    title = (
+        f"{config.ranks} ranks, shard {config.shard}: {size.num_trained:,} trained and "
+        f"{size.num_frozen:,} frozen parameters"
+    )
+    table = Table("in each rank", "GiB", title=title)
+    for name, num_bytes in parts.items():
+        table.add_row(name, f"{num_bytes / 2**30:.3f}")
+    out.print(table)
 
 
 def _copies_of_weights(config: LearningConfig, weights: int) -> list[MemoryItem]:

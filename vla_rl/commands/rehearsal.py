@@ -21,13 +21,13 @@ from vla_rl.simulation import SimulatorConfig
 from vla_rl.training.agents import check_recording
 from vla_rl.training.resuming import checkpoint_to_resume
 from vla_rl.training.run import TrainingRun
-from vla_rl.training.team import RunModel, Team
+from vla_rl.training.team import Trainable
 
 
 async def rehearse_training(
     config: LearningConfig,
     starts: Sequence[TaskStart],
-    model: RunModel | Team,
+    model: Trainable,
     *,
     judge: Judge | None = None,
     resume: Path | None = None,

@@ -10,7 +10,7 @@ import contextlib
 import math
 import os
 import signal
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeAlias
 
 import msgspec
@@ -23,7 +23,7 @@ from vla_rl.errors import ActorFrozen, EnvError
 from vla_rl.rollout import stop_reason
 from vla_rl.types import (
     Agent,
-    LanguagePolicy,
+    LanguagePolicies,
     Message,
     StopReason,
     TextEnv,
@@ -78,9 +78,7 @@ def external_agent(
     """
     agent = run if callable(run) else _Program(tuple(run))
 
-    async def play(
-        env: TextEnv, policy: LanguagePolicy | Mapping[str, LanguagePolicy]
-    ) -> Trajectory:
+    async def play(env: TextEnv, policy: LanguagePolicies) -> Trajectory:
         start = await env.reset()
         with endpoint.session(policy) as session:
             answer = await _answer_of(agent, session, start, timeout_s)

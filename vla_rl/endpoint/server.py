@@ -11,7 +11,7 @@ import asyncio
 import hashlib
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
@@ -29,7 +29,7 @@ from vla_rl.endpoint.generation import replies_to
 from vla_rl.endpoint.listener import Connection, Listener
 from vla_rl.endpoint.session import Session, new_key
 from vla_rl.rollout.owned_tasks import leave
-from vla_rl.types import LanguagePolicy
+from vla_rl.types import LanguagePolicies
 
 _STOP_GRACE_S: Final = 1.0
 _LINGER_S: Final = 2.0
@@ -118,9 +118,7 @@ class Endpoint:
         return 0 if self._listener is None else self._listener.num_open
 
     @contextmanager
-    def session(
-        self, policy: LanguagePolicy | Mapping[str, LanguagePolicy], *, api_key: str | None = None
-    ) -> Iterator[Session]:
+    def session(self, policy: LanguagePolicies, *, api_key: str | None = None) -> Iterator[Session]:
         """Make a key for one episode; it becomes invalid at the end of the block.
 
         Args:

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -11,14 +11,16 @@ import numpy as np
 from vla_rl.errors import ContextOverflow
 from vla_rl.rollout.reply_steps import step_of
 from vla_rl.types import (
-    DEFAULT_AGENT,
     Completion,
     EpisodeSpec,
     Info,
+    LanguagePolicies,
     LanguagePolicy,
     Message,
+    Roster,
     StopReason,
     Trajectory,
+    by_member,
 )
 
 
@@ -43,9 +45,7 @@ class Session:
         api_key: key that clients show.
     """
 
-    def __init__(
-        self, policy: LanguagePolicy | Mapping[str, LanguagePolicy], base_url: str, api_key: str
-    ) -> None:
+    def __init__(self, policy: LanguagePolicies, base_url: str, api_key: str) -> None:
         self.base_url, self.api_key = base_url, api_key
         self.calls: list[RecordedCall] = []
         """Recorded calls, in the order of their answers."""
@@ -54,23 +54,23 @@ class Session:
         self.failure: Exception | None = None
         """The policy's own exception, if it failed for another reason; the client only got status
         500."""
-        self._policy = policy
+        self._policies = by_member(policy)
+        self._roster = Roster(self._policies)
         self._conversations: dict[str, tuple[Message, ...]] = {}
         self._running: set[asyncio.Task[Any]] = set()
 
     @property
     def models(self) -> tuple[str, ...] | None:
         """Names of models that requests may use; None: any name."""
-        return tuple(self._policy) if isinstance(self._policy, Mapping) else None
+        return None if self._roster.acts_for_all else self._roster.names
 
     def policy_of(self, model: str) -> tuple[str, LanguagePolicy]:
         """Return the agent of a request and its policy.
 
         Raises: KeyError for a name that no agent has.
         """
-        if isinstance(self._policy, Mapping):
-            return model, self._policy[model]
-        return DEFAULT_AGENT, self._policy
+        agent = self._roster.member_of(model)
+        return agent, self._policies[agent]
 
     def recall(self, answer_id: str) -> Sequence[Message] | None:
         """Return the conversation up to a stored answer; None if there is none."""

@@ -3,8 +3,10 @@
 policy_model   methods that engines and learners need from a policy family; language_model: from one
                that generates text
 device_lane    the one thread that uses the device
-torch_engine   `TorchEngine`: actions, or replies, in batches of the requests that wait
-vllm           `VllmEngine`: the same in processes of vLLM
+torch_engine   `TorchActionEngine`, `TorchChatEngine`: batches of the requests that wait
+vllm           `VllmActionEngine`, `VllmChatEngine`: the same in processes of vLLM
+
+`ActionEngine` and `ChatEngine`, which these implement, are the protocols of `vla_rl.rollout`.
 
 Importing the configuration does not import torch; the other names do when they are first used.
 """
@@ -19,7 +21,12 @@ if TYPE_CHECKING:
     from vla_rl.engines.device_lane import DeviceLane
     from vla_rl.engines.language_model import LanguageModel
     from vla_rl.engines.policy_model import PolicyModel, TokenModel
-    from vla_rl.engines.torch_engine import TorchEngine
+    from vla_rl.engines.torch_engine import (
+        TorchActionEngine,
+        TorchChatEngine,
+        TorchEngine,
+        make_torch_engine,
+    )
 
 __all__ = [
     "DeviceLane",
@@ -27,7 +34,10 @@ __all__ = [
     "LanguageModel",
     "PolicyModel",
     "TokenModel",
+    "TorchActionEngine",
+    "TorchChatEngine",
     "TorchEngine",
+    "make_torch_engine",
 ]
 
 _HOME = {
@@ -37,7 +47,7 @@ _HOME = {
         "PolicyModel",
         "TokenModel",
     ),
-    "torch_engine": ("TorchEngine",),
+    "torch_engine": ("TorchActionEngine", "TorchChatEngine", "TorchEngine", "make_torch_engine"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

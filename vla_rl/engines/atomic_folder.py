@@ -73,6 +73,10 @@ class FolderWriter:
         )
         path.chmod(permissions)
 
+    def new_path(self, name: str) -> Path:
+        """Return the path of one file, to be written by the caller before `seal`."""
+        return self._path(name)
+
     def write_torch(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Write one file in PyTorch's own format, for code that reads nothing else."""
         with self._path(name).open("wb") as file:  # torch's own open: RuntimeError on a full disk

@@ -1,5 +1,6 @@
 """Configuration of engines. Importing it does not import torch."""
 
+from collections.abc import Mapping
 from typing import Literal
 
 from vla_rl.engines.vllm.config import VllmConfig
@@ -52,3 +53,10 @@ class EngineConfig(Config, frozen=True, kw_only=True):
         self.require(self.kept_conversations >= 0, "kept_conversations", "at least 0")
         self.require(self.max_batch >= 1, "max_batch", "at least 1 decision")
         self.require(self.max_wait_s >= 0.0, "max_wait_s", "at least 0 seconds")
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of the other kind of engine."""
+        if self.kind == "torch":
+            return {"vllm": "engine.kind is 'torch'"}
+        torch_only = ("max_batch", "max_wait_s", "cuda_graphs", "kept_conversations")
+        return dict.fromkeys(torch_only, "engine.kind is 'vllm'")

@@ -11,17 +11,16 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
-from vla_rl.engines.chat_interface import Question, Sampled, completion, question
+from vla_rl.engines.chat_interface import Question, Sampled
 from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.generator import Generator
 from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.reply import Reply
 from vla_rl.engines.vocabulary import StopWatch
-from vla_rl.errors import ContextOverflow
 from vla_rl.rollout import BatchStats
 from vla_rl.rollout.owned_tasks import is_being_cancelled, leave
-from vla_rl.types import Completion, Prompt, ReplyOptions, Sampling, ToolSpec
+from vla_rl.types import Sampling
 
 MAX_QUEUE = 1024
 """Maximum number of requests that wait to join the batch; further callers wait before they are
@@ -34,7 +33,7 @@ class _Waiter(msgspec.Struct, eq=False):
 
 
 class Conversations:
-    """Answers `generate` calls, any number at a time, with one model; owned by `async with`.
+    """Samples replies, any number at a time, with one model; owned by `async with`.
 
     Args:
         model: generates the replies.
@@ -53,8 +52,6 @@ class Conversations:
     ) -> None:
         self._model, self._lane, self._version = model, lane, version
         max_batch = 1 if config.is_deterministic else config.max_batch
-        self._context = min(model.context_size, config.max_context or model.context_size)
-        self._max_reply = config.max_reply
         self._generator = Generator(
             model, max_batch, 0 if config.is_deterministic else config.kept_conversations
         )
@@ -92,20 +89,12 @@ class Conversations:
             self._runner = None
             self._fail([*self._running.values(), *self._queue], _closed())
 
-    async def generate(
-        self,
-        prompt: Prompt,
-        tools: tuple[ToolSpec, ...],
-        sampling: Sampling,
-        max_tokens: int | None,
-        options: ReplyOptions,
-    ) -> Completion:
-        """Generate one reply. Raises: ContextOverflow; ValueError for a prompt, limits or options
-        that no reply can satisfy."""
-        if max_tokens is not None and max_tokens < 1:
-            raise ValueError(f"max_tokens is {max_tokens}, expected at least 1 token of a reply.")
-        asked = await self._lane.prepare(question, self._model, prompt, tools, options)
-        reply = self._reply(asked, sampling, self._room_for_reply(asked.tokens, max_tokens))
+    async def sample(self, asked: Question, sampling: Sampling, max_tokens: int) -> Sampled:
+        """Sample one reply of at most `max_tokens`; a cancellation aborts it.
+
+        Raises: RuntimeError if it is not open; what the reply's grammar or the model raises.
+        """
+        reply = self._reply(asked, sampling, max_tokens)
         await self._room.acquire()
         if self._runner is None or self._runner.done():
             self._room.release()
@@ -120,7 +109,7 @@ class Conversations:
             if waiter in self._queue:
                 self._queue.remove(waiter)
                 self._room.release()
-        return await self._lane.prepare(completion, self._model, asked, _sampled(reply))
+        return _sampled(reply)
 
     def stats(self) -> BatchStats:
         """Return the numbers of replies computed together, and the share of the time in which any
@@ -134,12 +123,6 @@ class Conversations:
             num_queued=len(self._queue),
             batch_sizes=dict(sorted(self._batch_sizes.items())),
         )
-
-    def _room_for_reply(self, prompt: np.ndarray, max_tokens: int | None) -> int:
-        room = self._context - len(prompt)
-        if room < 1:
-            raise ContextOverflow(len(prompt), self._context)
-        return min(room, max_tokens or self._max_reply, self._max_reply)
 
     def _reply(self, asked: Question, sampling: Sampling, max_tokens: int) -> Reply:
         vocabulary, options = self._model.vocabulary, asked.options

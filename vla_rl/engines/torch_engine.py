@@ -1,36 +1,36 @@
-"""The in-process engine: it batches waiting requests, computes on the device lane, and records the
-weight version of each answer.
+"""Engines in this process: they batch waiting requests and compute on the device lane.
 
-`act` is for policies that choose action chunks, `generate` for language policies; the model's
-methods decide.
+    TorchActionEngine   act        decisions, a batch per forward pass
+    TorchChatEngine     generate   replies, token by token in a running batch
+
+Both are a `TorchEngine`, which holds the weights and their version; `make_torch_engine` makes the one
+that suits a model.
 """
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Protocol, Self, overload
 
 import msgspec
 import numpy as np
 import torch
 from torch import nn
 
+from vla_rl.engines.chat_interface import Question, Sampled
 from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.conversations import Conversations
 from vla_rl.engines.cuda_graphs import ReplayedModel
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.policy_model import PolicyModel
+from vla_rl.engines.replying import ReplyingEngine
 from vla_rl.errors import PolicyError
+from vla_rl.renamed import warn_of_base
 from vla_rl.rollout import BatchStats, DynamicBatcher
 from vla_rl.types import (
-    ANY_REPLY,
     ActionChunk,
-    Completion,
     Observation,
-    Prompt,
-    ReplyOptions,
     Sampling,
-    ToolSpec,
 )
 
 
@@ -82,42 +82,44 @@ class _Decisions(DynamicBatcher[_Request, ActionChunk]):
         return tokens.cpu().numpy(), log_probs.float().cpu().numpy(), self._version()
 
 
+class _Queue(Protocol):
+    """Requests that wait for the model, and the task that runs them."""
+
+    async def __aenter__(self) -> Any: ...
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None: ...
+
+    def stats(self) -> BatchStats: ...
+
+
 class TorchEngine:
-    """Answers `act` or `generate` calls of any number of episodes with one policy model.
+    """The weights of one policy in this process, with their version. Owned by `async with`.
 
-    Owned by `async with`. Invariant: weights and version change together, on the device lane and
-    between batches, so every chunk of a batch comes from exactly the weights that its
-    `weight_version` names.
-
-    Args:
-        model: the policy; either the learner's own model (then nothing is copied) or a copy of it.
-        lane: runs the model; shared with the learner.
-        config: batching. weight_version: number of updates already applied to the weights of
-            `model`.
+    Invariant: weights and version change together, on the device lane and between batches, so every
+    answer of a batch comes from exactly the weights that its version names.
     """
 
-    def __init__(
-        self,
-        model: PolicyModel[Any] | LanguageModel[Any],
-        lane: DeviceLane,
-        config: EngineConfig,
-        weight_version: int = 0,
-    ) -> None:
-        self._network, self._weight_version, self._lane = model.network, weight_version, lane
-        self._answering: _Decisions | Conversations
-        self._replayed: ReplayedModel | None = None
-        if isinstance(model, LanguageModel):
-            self._answering = Conversations(model, lane, config, lambda: self._weight_version)
-        else:
-            self._replayed = (
-                model if isinstance(model, ReplayedModel) and _is_on_gpu(model.network) else None
-            )
-            if self._replayed is not None:
-                self._replayed.replay_acting(config.cuda_graphs)
-            self._answering = _Decisions(model, lane, config, lambda: self._weight_version)
+    _queue: _Queue
+
+    def __new__(cls, model: Any = None, *args: Any, **kwargs: Any) -> Self:
+        """Make the engine that suits the model, for code that calls `TorchEngine` itself."""
+        if cls is not TorchEngine:
+            return super().__new__(cls)
+        kind: type[Any] = engine_class(model)
+        warn_of_base(TorchEngine, kind)
+        engine: Self = object.__new__(kind)
+        return engine
+
+    def __init__(self, network: nn.Module, lane: DeviceLane, weight_version: int) -> None:
+        self._network, self._lane, self._weight_version = network, lane, weight_version
 
     async def __aenter__(self) -> Self:
-        await self._answering.__aenter__()
+        await self._queue.__aenter__()
         return self
 
     async def __aexit__(
@@ -126,12 +128,7 @@ class TorchEngine:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        try:
-            await self._answering.__aexit__(kind, error, traceback)
-        finally:
-            # recordings hold GPU memory; a batch whose caller left may still replay one
-            if self._replayed is not None:
-                await self._lane.run(self._replayed.replay_acting, False, work="act")
+        await self._queue.__aexit__(kind, error, traceback)
 
     @property
     def weight_version(self) -> int:
@@ -143,53 +140,13 @@ class TorchEngine:
         """The weights that act."""
         return self._network
 
-    async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
-        """Choose an action chunk; waits for its batch.
-
-        Raises: ValueError if the observation does not suit the policy, for every request of its
-        batch. TypeError for a language policy.
-        """
-        if isinstance(self._answering, Conversations):
-            raise TypeError(
-                "this engine's policy generates text and has no `act`; use "
-                "`generate`, as chat_agent does"
-            )
-        return await self._answering.submit(_Request(observation, sampling or Sampling()))
-
-    async def generate(
-        self,
-        prompt: Prompt,
-        *,
-        tools: Sequence[ToolSpec] = (),
-        sampling: Sampling | None = None,
-        max_tokens: int | None = None,
-        options: ReplyOptions = ANY_REPLY,
-    ) -> Completion:
-        """Generate one reply in the running batch. Cancelling the call aborts the reply.
-
-        Args:
-            prompt: the conversation so far, or text or tokens to continue.
-            tools: tools that the prompt describes to the policy.
-            sampling: temperature, or greedy, and the seed of all tokens of this reply.
-            max_tokens: maximum number of tokens of the reply; at most `EngineConfig.max_reply`.
-            options: form of the reply, stop texts, and what is reported with it.
-
-        Raises: ContextOverflow if the prompt leaves no room for a reply; ValueError for a prompt or
-        options that the model cannot take; TypeError for a policy over action chunks.
-        """
-        if not isinstance(self._answering, Conversations):
-            raise TypeError(
-                "this engine's policy chooses action chunks and does not generate text; use `act`"
-            )
-        return await self._answering.generate(
-            prompt, tuple(tools), sampling or Sampling(), max_tokens, options
-        )
-
     def stats(self) -> BatchStats:
-        """Return batch sizes, waiting times, and the share of the time in which a batch was
-        running.
-        """
-        return self._answering.stats()
+        """Return batch sizes, waiting times, and the share of time in which a batch was running."""
+        return self._queue.stats()
+
+    def metrics(self) -> dict[str, float]:
+        """Return no metrics: an engine in this process has no restarts and no pauses."""
+        return {}
 
     def adopt(self, network: nn.Module, weight_version: int) -> None:
         """Take over weights and their version.
@@ -201,6 +158,102 @@ class TorchEngine:
                 for own, new in zip(self._network.parameters(), network.parameters(), strict=True):
                     own.copy_(new)
         self._weight_version = weight_version
+
+
+class TorchActionEngine(TorchEngine):
+    """The `ActionEngine` in this process.
+
+    Args:
+        model: the policy; either the learner's own model (then nothing is copied) or a copy of it.
+        lane: runs the model; shared with the learner.
+        config: batching. weight_version: number of updates already applied to the weights of
+            `model`.
+    """
+
+    def __init__(
+        self,
+        model: PolicyModel[Any],
+        lane: DeviceLane,
+        config: EngineConfig,
+        weight_version: int = 0,
+    ) -> None:
+        super().__init__(model.network, lane, weight_version)
+        self._replayed = (
+            model if isinstance(model, ReplayedModel) and _is_on_gpu(model.network) else None
+        )
+        if self._replayed is not None:
+            self._replayed.replay_acting(config.cuda_graphs)
+        self._queue = self._decisions = _Decisions(
+            model, lane, config, lambda: self._weight_version
+        )
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            await super().__aexit__(kind, error, traceback)
+        finally:
+            # recordings hold GPU memory; a batch whose caller left may still replay one
+            if self._replayed is not None:
+                await self._lane.run(self._replayed.replay_acting, False, work="act")
+
+    async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
+        """Choose an action chunk; waits for its batch.
+
+        Raises: ValueError if the observation does not suit the policy, for every request of its
+        batch.
+        """
+        return await self._decisions.submit(_Request(observation, sampling or Sampling()))
+
+
+class TorchChatEngine(TorchEngine, ReplyingEngine):
+    """The `ChatEngine` in this process.
+
+    Args: those of `TorchActionEngine`, with a language model.
+    """
+
+    def __init__(
+        self,
+        model: LanguageModel[Any],
+        lane: DeviceLane,
+        config: EngineConfig,
+        weight_version: int = 0,
+    ) -> None:
+        TorchEngine.__init__(self, model.network, lane, weight_version)
+        context_size = min(model.context_size, config.max_context or model.context_size)
+        ReplyingEngine.__init__(self, model, lane, config, context_size)
+        self._queue = self._conversations = Conversations(
+            model, lane, config, lambda: self._weight_version
+        )
+
+    async def _sample(self, asked: Question, sampling: Sampling, max_tokens: int) -> Sampled:
+        return await self._conversations.sample(asked, sampling, max_tokens)
+
+
+def engine_class(model: object) -> type[TorchActionEngine] | type[TorchChatEngine]:
+    """Return the class of engine that suits a model: a language model replies, all others act."""
+    return TorchChatEngine if isinstance(model, LanguageModel) else TorchActionEngine
+
+
+@overload
+def make_torch_engine(
+    model: LanguageModel[Any], lane: DeviceLane, config: EngineConfig, weight_version: int = 0
+) -> TorchChatEngine: ...
+@overload
+def make_torch_engine(
+    model: PolicyModel[Any] | LanguageModel[Any],
+    lane: DeviceLane,
+    config: EngineConfig,
+    weight_version: int = 0,
+) -> TorchActionEngine | TorchChatEngine: ...
+def make_torch_engine(
+    model: Any, lane: DeviceLane, config: EngineConfig, weight_version: int = 0
+) -> TorchActionEngine | TorchChatEngine:
+    """Make the engine that suits a model whose kind is not known before."""
+    return engine_class(model)(model, lane, config, weight_version)
 
 
 def _is_on_gpu(network: nn.Module) -> bool:

@@ -22,6 +22,9 @@ LIBERO_SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", 
 `vla_rl/<suite>-expert-v0`. Suites of LIBERO-PRO and LIBERO-plus are `vla_rl/libero-v0` with
 `suite=...`."""
 
+METAWORLD_SUITES = ("metaworld_mt10", "metaworld_mt50")
+"""The suites of Meta-World, registered in the same way."""
+
 
 def _register(env_id: str, entry_point: str, kwargs: dict[str, Any] | None = None) -> None:
     if env_id not in gymnasium.registry:
@@ -49,5 +52,13 @@ for _suite in LIBERO_SUITES:
         "vla_rl.envs.libero.experts.policy:make_suggesting_env",
         {"suite": _suite},
     )
+_register("vla_rl/metaworld-v0", "vla_rl.envs.metaworld.env:MetaWorldEnv")
+for _suite in METAWORLD_SUITES:
+    _register(f"vla_rl/{_suite}-v0", "vla_rl.envs.metaworld.env:MetaWorldEnv", {"suite": _suite})
+    _register(
+        f"vla_rl/{_suite}-expert-v0",
+        "vla_rl.envs.metaworld.env:make_suggesting_env",
+        {"suite": _suite},
+    )
 
-__all__ = ["LIBERO_SUITES", "ActionChunks", "run_chunk"]
+__all__ = ["LIBERO_SUITES", "METAWORLD_SUITES", "ActionChunks", "run_chunk"]

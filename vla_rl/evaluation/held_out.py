@@ -34,7 +34,7 @@ from vla_rl.evaluation.results import (
 from vla_rl.observe import RunDirectory
 from vla_rl.observe.outlet import FailureStreak, Outlet
 from vla_rl.observe.undone_lines import set_aside_lines
-from vla_rl.rollout import PolicyEngine, embodied_agent
+from vla_rl.rollout import ActionEngine, embodied_agent
 from vla_rl.types import EnvPool, EpisodeSpec, Trajectory
 
 
@@ -109,7 +109,7 @@ class HeldOutJudge:
         """
         set_aside_lines(results_path(run), lambda line: _is_of(line, version))
 
-    async def __call__(self, run: RunDirectory, pool: EnvPool, engine: PolicyEngine) -> None:
+    async def __call__(self, run: RunDirectory, pool: EnvPool, engine: ActionEngine) -> None:
         """Run the episodes that this weight version lacks, and print its results beside those of
         earlier versions.
 

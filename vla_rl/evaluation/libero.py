@@ -1,27 +1,19 @@
-"""LIBERO's episodes by suite, task, initial state and scene seed."""
+"""Episodes by suite, task, initial state and, in LIBERO, scene seed."""
 
+import difflib
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from vla_rl.envs import LIBERO_SUITES
-from vla_rl.envs.libero.tasks import NUM_STARTS, Task, find_task, list_tasks
+from vla_rl.envs.picture_env import NUM_STARTS, is_whole
 from vla_rl.errors import ConfigError
+from vla_rl.evaluation.benchmark import LIBERO, SuiteTask, benchmark_of, require_fitting
 from vla_rl.evaluation.results import Key
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.models.loading import VlaPolicy
-
-SIMULATOR_MB: Final = 140
-"""Private memory of a forked simulator with LIBERO's own assets; stand-ins take a third."""
-
-SERVER_MB: Final = 400
-"""Memory of the server that simulators are forked from."""
-
-CAMERAS: Final = ("image", "wrist_image")
-STATE_SIZE: Final = 8
-ACTION_SIZE: Final = 7
 
 Suite: TypeAlias = Literal[
     "libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90"
@@ -58,9 +50,9 @@ def numbers_in(text: str, most: int, what: str, *, limit: int | None = None) -> 
     return tuple(chosen)
 
 
-def tasks_in(texts: Sequence[str], what: str) -> tuple[Task, ...]:
+def tasks_in(texts: Sequence[str], what: str) -> tuple[SuiteTask, ...]:
     """Return the tasks that `texts` name, in order and each once: a suite, or some tasks, such as
-    "libero_goal/0-3,7".
+    "libero_goal/0-3,7" or "metaworld_mt10/drawer-open,reach".
 
     Args:
         texts: the values of the option.
@@ -68,27 +60,41 @@ def tasks_in(texts: Sequence[str], what: str) -> tuple[Task, ...]:
 
     Raises: ConfigError.
     """
-    chosen: dict[str, Task] = {}
+    chosen: dict[str, SuiteTask] = {}
     for text in texts:
         suite, _, numbers = text.partition("/")
         tasks = tasks_of(suite, what)
-        of_suite = numbers_in(numbers if "/" in text else "all", len(tasks), f"{what} of {suite}")
+        of_suite = task_ids_in(numbers if "/" in text else "all", tasks, f"{what} of {suite}")
         chosen |= {tasks[number].key: tasks[number] for number in of_suite}
     return tuple(chosen.values())
 
 
-def tasks_of(suite: str, what: str) -> tuple[Task, ...]:
+def task_ids_in(text: str, tasks: Sequence[SuiteTask], what: str) -> tuple[int, ...]:
+    """Return the tasks that `text` names, as `numbers_in` does; parts of it may be names of tasks.
+
+    Raises: ConfigError.
+    """
+    by_name = {task.name: str(task.task_id) for task in tasks}
+    parts = [by_name.get(part, part) for part in text.split(",")]
+    for part in parts:
+        near = difflib.get_close_matches(part, by_name, n=1)
+        if near and not part[0].isdigit():
+            raise ConfigError(f"{what} are {text!r}, did you mean {near[0]!r} by {part!r}?")
+    return numbers_in(",".join(parts), len(tasks), what)
+
+
+def tasks_of(suite: str, what: str) -> tuple[SuiteTask, ...]:
     """Return all tasks of a suite.
 
     Raises: ConfigError, naming `what`, if the suite is unknown or not installed.
     """
     try:
-        return list_tasks(suite)
+        return tuple(benchmark_of(suite).list_tasks(suite))
     except (FileNotFoundError, ImportError, ValueError) as error:
         raise ConfigError(f"{what}: {error}") from error
 
 
-def num_states_of(task: Task) -> int:
+def num_states_of(task: SuiteTask) -> int:
     """Return the number of a task's fixed initial states.
 
     Raises: ConfigError if its package has none that can be read.
@@ -101,11 +107,13 @@ def num_states_of(task: Task) -> int:
 
 def check_starts(suite: str, task_ids: Sequence[int], init_states: Sequence[int]) -> None:
     """Raise ConfigError if a task does not exist, or a start's number is out of range."""
+    num_tasks = len(tasks_of(suite, "suite"))
     for task_id in task_ids:
-        try:
-            find_task(suite, task_id)
-        except (FileNotFoundError, ImportError, ValueError) as error:
-            raise ConfigError(str(error)) from error
+        if not is_whole(task_id) or not 0 <= task_id < num_tasks:
+            raise ConfigError(
+                f"task_id is {task_id!r}, expected 0 to {num_tasks - 1}: {suite} has "
+                f"{num_tasks} tasks."
+            )
     if not init_states or min(init_states) < 0 or max(init_states) >= NUM_STARTS:
         raise ConfigError(
             f"init_states is {tuple(init_states)}, expected numbers from 0 to {NUM_STARTS - 1}"
@@ -149,30 +157,18 @@ def suite_env(suite: str, kwargs: dict[str, Any]) -> EnvSpec:
 
 def require_for_libero(policy: "VlaPolicy", checkpoint: str) -> None:
     """Raise ConfigError if a policy's cameras, state or actions are not those of LIBERO's arm."""
-    config = policy.config
-    lost = [camera for camera in config.cameras if camera not in CAMERAS]
-    if lost:
-        raise ConfigError(
-            f"{checkpoint} needs the camera {lost[0]!r}, which LIBERO does not have; its cameras "
-            "are "
-            f"{', '.join(CAMERAS)} (--cameras)"
-        )
-    proprio = getattr(config, "proprio", None)
-    if proprio is not None and len(proprio.low) != STATE_SIZE:
-        raise ConfigError(
-            f"{checkpoint} reads a state of {len(proprio.low)} numbers, and "
-            f"LIBERO's has {STATE_SIZE}"
-        )
-    if config.action_dim != ACTION_SIZE:
-        raise ConfigError(
-            f"{checkpoint} gives actions of {config.action_dim} numbers, and LIBERO's arm takes "
-            f"{ACTION_SIZE}"
-        )
+    require_fitting(policy, checkpoint, LIBERO)
 
 
 def key_of(episode: EpisodeSpec) -> Key:
-    """Return the identity of a LIBERO episode: task, initial state and scene seed."""
-    return episode.task, episode.options["init_state_id"], episode.env.kwargs["scene_seed"]
+    """Return the identity of an episode: task, initial state and scene seed."""
+    return episode.task, episode.options["init_state_id"], _scene_seed_of(episode.env)
+
+
+def _scene_seed_of(env: EnvSpec) -> int:
+    """Return the scene seed, which is 0 in benchmarks whose starts leave nothing open."""
+    seed: int = env.kwargs.get("scene_seed", 0)
+    return seed
 
 
 def libero_episode(
@@ -189,7 +185,7 @@ def libero_episode(
         env=env,
         task=task,
         seed=0,
-        policy_seed=derive_seed(seed, task, init_state_id, env.kwargs["scene_seed"]),
+        policy_seed=derive_seed(seed, task, init_state_id, _scene_seed_of(env)),
         options={"init_state_id": init_state_id},
         sampling=sampling,
     )

@@ -1,24 +1,24 @@
 """The plan of an evaluation: its episodes, their maximum lengths, and the memory that they need."""
 
 from collections.abc import Sequence
-from typing import Literal, Protocol
+from typing import Protocol
 
 from rich.console import Console
 from rich.table import Table
 
-from vla_rl.envs.libero.tasks import NUM_STARTS, step_limit_of
+from vla_rl.envs.libero.tasks import Task, find_task
+from vla_rl.envs.picture_env import NUM_STARTS
 from vla_rl.errors import ConfigError
+from vla_rl.evaluation.benchmark import Benchmark, SuiteTask
 from vla_rl.evaluation.libero import (
-    SERVER_MB,
-    SIMULATOR_MB,
-    libero_env,
     libero_episode,
     num_states_of,
     numbers_in,
+    task_ids_in,
     tasks_of,
 )
 from vla_rl.observe import MemoryItem, available_bytes, memory_table
-from vla_rl.types import EpisodeSpec, Sampling
+from vla_rl.types import EnvSpec, EpisodeSpec, Sampling
 
 MIB = 2**20
 
@@ -33,31 +33,22 @@ class Starts(Protocol):
     @property
     def init_states(self) -> str: ...
     @property
-    def scene_seeds(self) -> str: ...
-    @property
     def step_limit(self) -> int | None: ...
     @property
     def temperature(self) -> float | None: ...
     @property
     def picture_size(self) -> int: ...
     @property
-    def physics(self) -> str: ...
-    @property
-    def pictures(self) -> str: ...
-    @property
-    def chosen_assets(self) -> str | None: ...
-    @property
     def seed(self) -> int: ...
+    @property
+    def benchmark(self) -> Benchmark: ...
+    @property
+    def conditions_in_words(self) -> str: ...
+    def envs_of(self, task: SuiteTask) -> Sequence[EnvSpec]: ...
 
 
-def planned_episodes(
-    starts: Starts, scenes: Literal["same", "published"] = "same"
-) -> list[EpisodeSpec]:
-    """Return every task from every initial state with every scene seed, once.
-
-    Args:
-        starts: selection of the episodes, and their conditions.
-        scenes: which of LIBERO's resets places the fixtures of an episode, as in `LiberoEnv`.
+def planned_episodes(starts: Starts) -> list[EpisodeSpec]:
+    """Return every task in each of its environments from every initial state, once.
 
     Raises: ConfigError for a suite, a task or an initial state that does not exist.
     """
@@ -68,20 +59,9 @@ def planned_episodes(
     episodes: list[EpisodeSpec] = []
     for suite in starts.suites:
         tasks = tasks_of(suite, "suites")
-        for task_id in numbers_in(starts.tasks, len(tasks), f"tasks of {suite}"):
+        for task_id in task_ids_in(starts.tasks, tasks, f"tasks of {suite}"):
             task = tasks[task_id]
-            for scene_seed in numbers_in(starts.scene_seeds, 1 << 31, "scene_seeds"):
-                env = libero_env(
-                    suite,
-                    task_id,
-                    assets=starts.chosen_assets,
-                    image_size=starts.picture_size,
-                    step_limit=starts.step_limit,
-                    physics=starts.physics,
-                    quality=starts.pictures,
-                    scene_seed=scene_seed,
-                    scenes=scenes,
-                )
+            for env in starts.envs_of(task):
                 what = f"init_states of {task.key}"
                 for state in numbers_in(
                     starts.init_states, num_states_of(task), what, limit=NUM_STARTS
@@ -96,6 +76,33 @@ def planned_episodes(
     ) < len(episodes):
         raise ConfigError(f"suites are {starts.suites}, expected each once")
     return episodes
+
+
+def one_of_each_kind(episodes: Sequence[EpisodeSpec]) -> list[EnvSpec]:
+    """Return the first environment of each suite of LIBERO and kind of perturbation, in order."""
+    chosen: dict[tuple[str, str], EnvSpec] = {}
+    for episode in episodes:
+        task = _task_of(episode)
+        chosen.setdefault((task.suite, task.perturbation), episode.env)
+    return list(chosen.values())
+
+
+def require_goal_files(episodes: Sequence[EpisodeSpec]) -> None:
+    """Raise ConfigError naming the first task of LIBERO whose goal file is not there.
+
+    Files of initial states need no check here: `planned_episodes` has read them.
+    """
+    for task in dict.fromkeys(map(_task_of, episodes)):
+        if not task.goal_file.is_file():
+            raise ConfigError(
+                f"{task.key} needs {task.goal_file}, which is not there: this distribution of the "
+                "package leaves it out; choose other tasks with --tasks"
+            )
+
+
+def _task_of(episode: EpisodeSpec) -> Task:
+    suite, _, number = episode.task.rpartition("/")
+    return find_task(suite, int(number))
 
 
 def print_plan(
@@ -121,7 +128,7 @@ def print_plan(
     )
     for suite in starts.suites:
         of_suite = [episode for episode in episodes if episode.task.startswith(f"{suite}/")]
-        limit = starts.step_limit or step_limit_of(suite)
+        limit = starts.step_limit or starts.benchmark.step_limit_of(suite)
         num_tasks = len({episode.task for episode in of_suite})
         table.add_row(
             suite,
@@ -137,15 +144,18 @@ def print_plan(
     )
     console.print(
         f"{len(episodes)} episodes, {how}, {num_done} of them done already; {num_envs} at a time; "
-        f"physics {starts.physics}, quality {starts.pictures}"
+        f"{starts.conditions_in_words}"
     )
-    longest = max((starts.step_limit or step_limit_of(suite)) for suite in starts.suites)
+    benchmark = starts.benchmark
+    longest = max(starts.step_limit or benchmark.step_limit_of(suite) for suite in starts.suites)
     pictures = 2 * 3 * starts.picture_size**2
     items = [
         MemoryItem("Python, torch and the rest of this process", 700 * MIB),
         MemoryItem("weights of the policy, on its device", weights),
-        MemoryItem("the server that simulators are forked from", SERVER_MB * MIB),
-        MemoryItem("simulator processes, private memory of each", SIMULATOR_MB * MIB, num_envs),
+        MemoryItem("the server that simulators are forked from", benchmark.server_mb * MIB),
+        MemoryItem(
+            "simulator processes, private memory of each", benchmark.simulator_mb * MIB, num_envs
+        ),
         MemoryItem("images of the running episodes, at most", longest * pictures, num_envs),
     ]
     console.print(memory_table("Memory estimate", items, available_bytes()))

@@ -57,7 +57,7 @@ class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def result_of(trajectory: Trajectory) -> EpisodeResult:
-    """Return the result of a LIBERO episode."""
+    """Return the result of an episode of a suite's task."""
     suite, _, task_id = trajectory.episode.task.partition("/")
     return EpisodeResult(
         suite=suite,
@@ -65,7 +65,7 @@ def result_of(trajectory: Trajectory) -> EpisodeResult:
         task=trajectory.episode.task,
         instruction=str(trajectory.final_observation["instruction"]),
         init_state_id=int(trajectory.info["init_state_id"]),
-        scene_seed=int(trajectory.info["scene_seed"]),
+        scene_seed=int(trajectory.info.get("scene_seed", 0)),
         is_success=trajectory.is_success,
         num_steps=trajectory.num_env_steps,
         attempts=trajectory.episode.attempt + 1,

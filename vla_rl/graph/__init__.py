@@ -1,5 +1,6 @@
-"""Pipelines of coroutine nodes with declared reads and writes: checked when built, overlapped when
-run, traced afterwards.
+"""Pipelines of coroutine nodes with declared reads and writes.
+
+They are checked when built, overlapped when run, and traced afterwards.
 
 Knows nothing about reinforcement learning, actors or torch.
 """
@@ -14,7 +15,6 @@ from vla_rl.graph.errors import (
     InvalidRun,
     InvalidStream,
     MissingProducer,
-    NodeFailed,
     NotAsync,
     SignatureMismatch,
     TwoWriters,
@@ -22,16 +22,23 @@ from vla_rl.graph.errors import (
     UnknownFunction,
     UnknownNode,
     UnknownResource,
-    WrongInput,
-    WrongOutput,
 )
 from vla_rl.graph.executor import Executor, Run, RunningNode
-from vla_rl.graph.node import DROP, Node, NodeOutput, NodeRole, NodeStatus, NodeType
-from vla_rl.graph.paths import load_pipeline
-from vla_rl.graph.pipeline import Pipeline
+from vla_rl.graph.failures import NodeFailed, WrongInput, WrongOutput
+from vla_rl.graph.node import (
+    DROP,
+    Edge,
+    Node,
+    NodeFields,
+    NodeOutput,
+    NodeRole,
+    NodeStatus,
+    NodeType,
+)
+from vla_rl.graph.pipeline import Pipeline, load_pipeline
 from vla_rl.graph.resources import Resource
 from vla_rl.graph.spans import CriticalPath, Interval, Segment, Span, Waited
-from vla_rl.graph.task_graph import Edge, TaskGraph
+from vla_rl.graph.task_graph import TaskGraph
 from vla_rl.graph.trace import TraceWriter, write_trace
 from vla_rl.graph.update import Update
 
@@ -52,6 +59,7 @@ __all__ = [
     "MissingProducer",
     "Node",
     "NodeFailed",
+    "NodeFields",
     "NodeOutput",
     "NodeRole",
     "NodeStatus",

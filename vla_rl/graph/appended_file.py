@@ -16,8 +16,9 @@ BLOCK: Final = 1 << 16
 
 
 class AppendedFile:
-    """Appends records, each of which is in the file completely or not at all; the part that a full
-    disk leaves is removed.
+    """Appends records, each of which is in the file completely or not at all.
+
+    The part that a full disk leaves is removed.
 
     The first record opens the file. Only one writer per file, and one thread at a time.
 

@@ -1,5 +1,4 @@
-"""Drawings of a graph: a text tree, mermaid text, graphviz's language, and files made by graphviz's
-`dot`.
+"""Drawings of a graph: a text tree, mermaid text, graphviz's language, and files made by `dot`.
 
 In all of them a solid arrow is a value, a thick one a stream, a dashed one only an order.
 """
@@ -7,13 +6,13 @@ In all of them a solid arrow is a value, a thick one a stream, a dashed one only
 import logging
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from vla_rl.errors import GraphError
 from vla_rl.graph.errors import nearest
-from vla_rl.graph.node import Node, NodeRole, NodeType
-from vla_rl.graph.task_graph import Edge, TaskGraph
+from vla_rl.graph.node import Edge, Node, NodeRole, NodeType
 
 logger = logging.getLogger("vla_rl.graph")
 
@@ -29,7 +28,40 @@ _COLORS = {
 _OTHER_COLOR = "#f5f5f5"
 
 
-def draw(graph: TaskGraph, path: Path) -> Path:
+class Drawable(Protocol):
+    """Parts of a `TaskGraph` that a drawing shows."""
+
+    @property
+    def id(self) -> str:
+        """Name of the graph."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """Description in one line; may be empty."""
+        ...
+
+    @property
+    def nodes(self) -> Mapping[str, Node]:
+        """Nodes by id, in topological order."""
+        ...
+
+    @property
+    def edges(self) -> tuple[Edge, ...]:
+        """All edges."""
+        ...
+
+    @property
+    def streamed(self) -> frozenset[str]:
+        """Names of the values that are streams."""
+        ...
+
+    def dependencies(self, node_id: str) -> tuple[str, ...]:
+        """Return the nodes that this one waits for, directly."""
+        ...
+
+
+def draw(graph: Drawable, path: Path) -> Path:
     """Write a drawing in the format of the suffix; see `TaskGraph.draw`."""
     suffix = path.suffix.lower()
     texts = {".mmd": to_mermaid, ".dot": to_dot, ".txt": to_tree}
@@ -62,7 +94,7 @@ def draw(graph: TaskGraph, path: Path) -> Path:
     return path
 
 
-def to_tree(graph: TaskGraph) -> str:
+def to_tree(graph: Drawable) -> str:
     """Return the graph as an indented tree: each node once, below the last of its dependencies."""
     below: dict[str | None, list[str]] = {}
     order = {node_id: position for position, node_id in enumerate(graph.nodes)}
@@ -81,7 +113,7 @@ def to_tree(graph: TaskGraph) -> str:
     return "\n".join([title, *lines(None, ""), *(["(* a stream)"] if graph.streamed else [])])
 
 
-def to_mermaid(graph: TaskGraph) -> str:
+def to_mermaid(graph: Drawable) -> str:
     """Return the graph as a mermaid flowchart."""
     names = {node_id: f"n{number}" for number, node_id in enumerate(graph.nodes)}
     out = ["flowchart TD"]
@@ -96,7 +128,7 @@ def to_mermaid(graph: TaskGraph) -> str:
     return "\n".join(out) + "\n"
 
 
-def to_dot(graph: TaskGraph) -> str:
+def to_dot(graph: Drawable) -> str:
     """Return the graph in graphviz's language."""
     out = [
         f"digraph {_quoted(graph.id)} {{",
@@ -117,7 +149,7 @@ def to_dot(graph: TaskGraph) -> str:
     return "\n".join([*out, "}"]) + "\n"
 
 
-def _describe(graph: TaskGraph, node: Node, parent: str | None) -> str:
+def _describe(graph: Drawable, node: Node, parent: str | None) -> str:
     def shown(name: str) -> str:
         return f"{name}*" if name in graph.streamed else name
 

@@ -1,23 +1,16 @@
-"""Errors of a graph, one class for each mistake; all are `GraphError`, so one `except` catches
-them.
+"""Mistakes in a graph, one class for each; all are raised before anything runs.
 
-Everything above `NodeFailed` is raised before anything runs.
+All are `GraphError`, so one `except` catches them. Failures of a running node are in `failures`.
 """
 
 import difflib
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from vla_rl.errors import GraphError
 
-if TYPE_CHECKING:
-    from vla_rl.graph.update import Update
-
 
 class InvalidNode(GraphError):
-    """A node's own declaration is invalid: an empty id, a negative retry count, a name that is not
-    an identifier.
-    """
+    """Invalid declaration of a node, such as an empty id or a name that is not an identifier."""
 
 
 class DuplicateNode(GraphError):
@@ -57,9 +50,7 @@ class SignatureMismatch(GraphError):
 
 
 class InvalidStream(GraphError):
-    """A streaming node that cannot stream: no stream to read, two of them, or one that would wait
-    for itself.
-    """
+    """A node that cannot stream: it reads no stream, or two, or would wait for itself."""
 
 
 class InvalidPipelineFile(GraphError):
@@ -71,52 +62,13 @@ class UnknownResource(GraphError):
 
 
 class InvalidRun(GraphError):
-    """An executor or a run got impossible arguments: inputs that do not match, no room for an
-    update.
-    """
-
-
-class NodeFailed(GraphError):
-    """A node failed in one update. Its dependents were cancelled; the nodes that do not depend on
-    it finished.
-
-    Args:
-        node: id of the node.
-        update: index of the update in which it failed.
-        message: description of the failure.
-
-    `__cause__` is the exception that the node's function raised. `report` is the unfinished update:
-    statuses, spans, and the values of the nodes that finished. Other nodes that failed in the same
-    update are in `__notes__`.
-    """
-
-    def __init__(self, node: str, update: int, message: str) -> None:
-        self.node, self.update = node, update
-        self.report: Update | None = None
-        super().__init__(message)
-
-
-class WrongOutput(NodeFailed):
-    """A node returned something other than it declared in `writes`. Never retried."""
-
-
-class WrongInput(GraphError):
-    """A node's function cannot use a value that it read. The node that wrote the value is reported
-    as the failed one.
-
-    Args:
-        parameter: the function's parameter with the value.
-        problem: what the value is, and what was expected.
-    """
-
-    def __init__(self, parameter: str, problem: str) -> None:
-        self.parameter, self.problem = parameter, problem
-        super().__init__(f"{parameter}: {problem}")
+    """Impossible arguments of an executor or a run, such as inputs that do not match."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` if a known name is close to `name`, else up to 12 known names,
-    else an empty string.
+    """Return `; did you mean 'x'?` if a known name is close to `name`, else up to 12 known names.
+
+    Empty if there are more, or none.
     """
     candidates = list(known)
     if close := difflib.get_close_matches(name, candidates, n=1):

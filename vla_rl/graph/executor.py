@@ -18,7 +18,8 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from vla_rl.graph.errors import InvalidRun, NodeFailed, nearest
+from vla_rl.graph.errors import InvalidRun, nearest
+from vla_rl.graph.failures import NodeFailed
 from vla_rl.graph.node import Names, as_names
 from vla_rl.graph.plan import Plan, make_plan
 from vla_rl.graph.resources import Resource
@@ -85,8 +86,9 @@ class Executor:
         first: int = 0,
         inputs: Mapping[str, Any] | None = None,
     ) -> "Run":
-        """Return a run of updates `first`, `first + 1`, ...; enter it with `async with`, then
-        iterate.
+        """Return a run of updates `first`, `first + 1`, ...
+
+        Enter it with `async with`, then iterate.
 
         Args:
             num_updates: number of updates; None for as many as the loop asks for.
@@ -148,13 +150,11 @@ class Run:
 
     @property
     def running(self) -> tuple[RunningNode, ...]:
-        """Nodes that run or wait for their turn now, oldest update first: for a progress
-        display.
-        """
+        """Nodes that run or wait for their turn now, oldest update first."""
         now = self._clock()
         return tuple(
             RunningNode(
-                node.step.id,
+                node.planned.id,
                 update.index,
                 node.status.value,
                 now - node.activity.open.start if node.activity.open else None,
@@ -231,9 +231,9 @@ class Run:
                 later.stop()
 
     def update_ended(self, update: UpdateRun) -> None:
-        """Wake the loop if it waits for this update, and cut links that no critical path needs any
-        more.
-        """
+        """Wake the loop if it waits for this update, and cut links that no path needs any more."""
+        # a critical path may reach back through as many updates as are in flight; older links would
+        # keep the intervals of the whole run in memory
         self._remembered.append(update)
         while len(self._remembered) >= self._max_in_flight:
             self._remembered.popleft().forget_causes()

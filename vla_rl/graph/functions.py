@@ -1,6 +1,4 @@
-"""Check that a function fits its node: async, and with exactly the parameters that the
-node fills.
-"""
+"""Checks that a function is async and has exactly the parameters that its node fills."""
 
 import enum
 import inspect
@@ -45,9 +43,7 @@ def kind_of(node: Node, func: Any) -> FunctionKind:
 
 
 def check_signature(node: Node, func: Any) -> None:
-    """Raise `SignatureMismatch` unless reads and config together fill the parameters of `func`, by
-    keyword.
-    """
+    """Raise `SignatureMismatch` unless reads and config fill all parameters of `func`."""
     parameters = inspect.signature(func).parameters
     signature = (
         f"node {node.id!r}: {getattr(func, '__qualname__', repr(func))}{inspect.signature(func)}"

@@ -5,9 +5,9 @@ or a whole config.
 """
 
 import enum
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Self, TypeAlias, final
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Self, TypeAlias, TypedDict, Unpack, final
 
 from vla_rl.graph.errors import InvalidNode
 
@@ -98,91 +98,85 @@ class NodeOutput:
 NodeFunction: TypeAlias = Callable[..., Awaitable[Any]] | Callable[..., AsyncIterator[Any]]
 """A coroutine function, or an async generator function whose items are a stream."""
 
-Names: TypeAlias = str | Iterable[str]
+Names: TypeAlias = str | Sequence[str]
 """One name, or several."""
+
+
+class NodeFields(TypedDict, total=False):
+    """Fields of a node beside its id and function, in the forms that declarations accept.
+
+    `Pipeline.add_node`, `Pipeline.replace_node`, `Node.declare` and pipeline files take them.
+    """
+
+    deps: Names
+    """Nodes that must have finished first. The writers of the values that the node reads need not
+    be named."""
+
+    reads: Names | Mapping[str, str]
+    """Values passed to the function as keyword arguments; `{parameter: value}` if the names
+    differ."""
+
+    writes: Names
+    """Values that the node writes. One: the return value. Several: the keys of the dict, or
+    `NodeOutput`, that it returns."""
+
+    node_type: NodeType
+    """Kind of work, for drawings and queries; it does not change how the node runs."""
+
+    node_role: NodeRole
+    """Role in the algorithm, for drawings and queries too."""
+
+    resources: Names | Mapping[str, int]
+    """Held while the function runs, one unit of each; `{name: units}` for more. A stream holds them
+    while it makes an item, not while it waits."""
+
+    stream: bool
+    """Call the function once for each item of the one streamed value it reads, as it arrives and in
+    that order. The return value is an item of the value it writes; `DROP` leaves the item out.
+    Without `stream`, a streamed value arrives as the list of all its items, once it is complete."""
+
+    retries: int
+    """Number of times that a call which raised one of `retry_on` is repeated at once. An async
+    generator is only restarted if it has not yielded an item."""
+
+    retry_on: tuple[type[Exception], ...]
+    """Exceptions after which a call is repeated."""
+
+    config: Mapping[str, Any]
+    """Values of the function's remaining parameters."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Node:
-    """One step of a pipeline, as declared.
-
-    `Node.declare` describes each field and accepts short forms.
-    """
+    """One step of a pipeline; `Node.declare` accepts the short forms of `NodeFields`."""
 
     id: str
+    """Unique in its pipeline."""
+
     func: NodeFunction | str
+    """A coroutine function, an async generator function (its items are a stream), or
+    `"module:name"`."""
+
     deps: tuple[str, ...] = ()
-
     reads: Mapping[str, str] = field(default_factory=dict)
-    """Value name for each parameter of the function that receives a value."""
-
     writes: tuple[str, ...] = ()
     node_type: NodeType = NodeType.COMPUTE
     node_role: NodeRole = NodeRole.DEFAULT
-
     resources: Mapping[str, int] = field(default_factory=dict)
-    """Units of each named resource that one call holds."""
-
     stream: bool = False
     retries: int = 0
     retry_on: tuple[type[Exception], ...] = (Exception,)
     config: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def declare(
-        cls,
-        id: str,
-        func: NodeFunction | str,
-        *,
-        deps: Names = (),
-        reads: Names | Mapping[str, str] = (),
-        writes: Names = (),
-        node_type: NodeType = NodeType.COMPUTE,
-        node_role: NodeRole = NodeRole.DEFAULT,
-        resources: Names | Mapping[str, int] = (),
-        stream: bool = False,
-        retries: int = 0,
-        retry_on: tuple[type[Exception], ...] = (Exception,),
-        config: Mapping[str, Any] | None = None,
-    ) -> Self:
-        """Declare a node; arguments that take several names also accept a single one.
+    def declare(cls, id: str, func: NodeFunction | str, **fields: Unpack[NodeFields]) -> Self:
+        """Declare a node. Raises: InvalidNode."""
+        return cls(id=id, func=func, **_stored(fields))
 
-        Args:
-            id: unique in its pipeline.
-            func: a coroutine function, an async generator function (its items are a stream), or
-                `"module:name"`.
-            deps: nodes that must have finished first. The writers of the values it reads need not
-                be named.
-            reads: values passed to the function as keyword arguments; `{parameter: value}` if the
-                names differ.
-            writes: values it writes. One: the return value. Several: the keys of the dict, or
-                `NodeOutput`, that it returns.
-            node_type, node_role: for drawings and queries; they do not change how the node runs.
-            resources: held while the function runs, one unit of each; `{name: units}` for more. A
-                stream holds them while it makes an item, not while it waits.
-            stream: call the function once for each item of the one streamed value it reads, as it
-                arrives and in that order. The return value is an item of the value it writes;
-                `DROP` leaves the item out. Without `stream`, a streamed value arrives as the list
-                of all its items, once it is complete.
-            retries: how often a call that raised one of `retry_on` is repeated at once. An async
-                generator is only restarted if it has not yielded an item.
-            retry_on: exceptions after which a call is repeated.
-            config: values of the function's remaining parameters.
-        """
-        return cls(
-            id=id,
-            func=func,
-            deps=as_names(deps),
-            reads=as_reads(reads),
-            writes=as_names(writes),
-            node_type=node_type,
-            node_role=node_role,
-            resources=as_units(resources),
-            stream=stream,
-            retries=retries,
-            retry_on=retry_on,
-            config=dict(config or {}),
-        )
+    def change(self, func: NodeFunction | str | None, **fields: Unpack[NodeFields]) -> Self:
+        """Return the node with other fields. A new function drops the old one's `config`."""
+        replaced: dict[str, Any] = {} if func is None else {"func": func, "config": {}}
+        return replace(self, **{**replaced, **_stored(fields)})
 
     def __post_init__(self) -> None:
         if not isinstance(self.id, str) or not self.id:
@@ -214,18 +208,50 @@ class Node:
                 )
 
 
+@dataclass(frozen=True, slots=True)
+class Edge:
+    """`target` waits for `source`: for its end, or, along a stream, for each of its items."""
+
+    source: str
+    target: str
+
+    value: str | None
+    """Name of the value that is passed along it; None if only the order matters."""
+
+    streamed: bool = False
+
+
 def as_names(names: Names) -> tuple[str, ...]:
     """Return a tuple of names, from one name or several."""
     return (names,) if isinstance(names, str) else tuple(names)
 
 
-def as_reads(reads: Names | Mapping[str, str]) -> dict[str, str]:
+def _as_reads(reads: Names | Mapping[str, str]) -> dict[str, str]:
     """Return value names by parameter; a bare name is both."""
     return dict(reads) if isinstance(reads, Mapping) else {name: name for name in as_names(reads)}
 
 
-def as_units(resources: Names | Mapping[str, int]) -> dict[str, int]:
+def _as_units(resources: Names | Mapping[str, int]) -> dict[str, int]:
     """Return units by resource; a bare name needs one unit."""
     return (
         dict(resources) if isinstance(resources, Mapping) else dict.fromkeys(as_names(resources), 1)
     )
+
+
+_LONG_FORMS: Final[Mapping[str, Callable[[Any], Any]]] = {
+    "deps": as_names,
+    "reads": _as_reads,
+    "writes": as_names,
+    "resources": _as_units,
+    "retry_on": tuple,
+    "config": dict,
+}
+
+
+def _stored(fields: NodeFields) -> dict[str, Any]:
+    """Return the given fields in the long forms that `Node` stores; None counts as not given."""
+    return {
+        name: _LONG_FORMS[name](value) if name in _LONG_FORMS else value
+        for name, value in fields.items()
+        if value is not None
+    }

@@ -1,6 +1,4 @@
-"""One node in one update: a task that calls its function, once or for each item, and passes on the
-results.
-"""
+"""One node in one update: a task that calls its function and passes on the results."""
 
 import asyncio
 import logging
@@ -11,9 +9,9 @@ from typing import Any, Protocol
 from vla_rl.graph.functions import FunctionKind
 from vla_rl.graph.node import DROP, NodeStatus
 from vla_rl.graph.outputs import unpack_call, unpack_item
-from vla_rl.graph.plan import Step
+from vla_rl.graph.plan import PlannedNode
 from vla_rl.graph.spans import Activity, Clock, Interval, Span, Waited
-from vla_rl.graph.streams import END, Channel
+from vla_rl.graph.streams import END, StreamBuffer
 
 logger = logging.getLogger("vla_rl.graph")
 
@@ -36,21 +34,21 @@ class NodeRun:
     """
 
     __slots__ = (
-        "_attempts", "_num_dropped", "_num_items", "_update", "activity", "inbox", "items", "outboxes", "skipped",
-        "status", "step", "task", "waits",
+        "_attempts", "_num_dropped", "_num_items", "_update", "activity", "inbox", "items",
+        "outboxes", "planned", "skipped", "status", "task", "waits",
     )  # fmt: skip
 
-    def __init__(self, step: Step, update: Surroundings, clock: Clock) -> None:
-        self.step, self._update = step, update
+    def __init__(self, planned: PlannedNode, update: Surroundings, clock: Clock) -> None:
+        self.planned, self._update = planned, update
         self.status = NodeStatus.PENDING
-        self.waits = step.num_waits
+        self.waits = planned.num_waits
         self.skipped = False
         self.task: asyncio.Task[None] | None = None
-        self.activity = Activity(step.id, update.index, clock)
-        self.inbox: Channel | None = None
-        self.outboxes: list[Channel] = []
+        self.activity = Activity(planned.id, update.index, clock)
+        self.inbox: StreamBuffer | None = None
+        self.outboxes: list[StreamBuffer] = []
         self.items: list[Any] | None = (
-            [] if step.collects and step.kind is not FunctionKind.CALL else None
+            [] if planned.collects and planned.kind is not FunctionKind.CALL else None
         )
         self._attempts = self._num_items = self._num_dropped = 0
 
@@ -66,36 +64,38 @@ class NodeRun:
     def start(self, on_end: "Callable[[NodeRun], None]") -> None:
         """Start the task; `on_end` is called when it has ended, whatever the reason."""
         self.status = NodeStatus.READY
-        kind = self.step.kind
+        kind = self.planned.kind
         work = (
             self._once() if kind is FunctionKind.CALL
             else self._per_item() if kind is FunctionKind.PER_ITEM
             else self._source()
         )  # fmt: skip
-        name = f"{self.step.id}[{self._update.index}]"
+        name = f"{self.planned.id}[{self._update.index}]"
         self.task = asyncio.get_running_loop().create_task(work, name=name)
         self.task.add_done_callback(lambda _: on_end(self))
 
     def span(self) -> Span:
         """Return the node's intervals and counts."""
         return Span(
-            self.step.id, self._update.index, self.status, tuple(self.activity.intervals),
+            self.planned.id, self._update.index, self.status, tuple(self.activity.intervals),
             self._attempts, self._num_items, self._num_dropped,
         )  # fmt: skip
 
     async def _once(self) -> None:
         result = await self._call(self._arguments())
-        values, metrics = unpack_call(self.step.id, self._update.index, self.step.writes, result)
+        values, metrics = unpack_call(
+            self.planned.id, self._update.index, self.planned.writes, result
+        )
         self._update.values.update(values)
         if metrics:
-            self._update.add_metrics(self.step.id, metrics)
+            self._update.add_metrics(self.planned.id, metrics)
         self.activity.pause()
 
     async def _per_item(self) -> None:
         assert self.inbox is not None
         arguments = self._arguments()
         while (item := await self.inbox.get(self.activity)) is not END:
-            await self._emit(await self._call({**arguments, self.step.item: item}))
+            await self._emit(await self._call({**arguments, self.planned.item: item}))
             del item
         self.activity.pause()
 
@@ -104,19 +104,21 @@ class NodeRun:
         failures = 0
         while True:
             self._attempts += 1
-            async with aclosing(self.step.func(**self._arguments())) as generator:
+            async with aclosing(self.planned.func(**self._arguments())) as generator:
                 while True:
                     await self._hold()
                     try:
                         item = await anext(generator, END)
-                    except self.step.retry_on as error:
+                    except self.planned.retry_on as error:
                         failures += 1
-                        if self._num_items or self._num_dropped or failures > self.step.retries:
+                        # readers have already used the items so far: a second run from the start
+                        # would give them each item twice
+                        if self._num_items or self._num_dropped or failures > self.planned.retries:
                             raise
-                        self._tell_retry(failures, error)
+                        self._log_retry(failures, error)
                         break
                     finally:
-                        self._let_go(len(self.step.resources))
+                        self._let_go(len(self.planned.resources))
                     if item is END:
                         self.activity.pause()
                         return
@@ -128,27 +130,29 @@ class NodeRun:
 
         Repeat it after a failure as often as the node allows.
         """
-        step, failures = self.step, 0
+        planned, failures = self.planned, 0
         await self._hold()
         try:
             while True:
                 self._attempts += 1
                 try:
-                    return await step.func(**arguments)
-                except step.retry_on as error:
+                    return await planned.func(**arguments)
+                except planned.retry_on as error:
                     failures += 1
-                    if failures > step.retries:
+                    if failures > planned.retries:
                         raise
-                    self._tell_retry(failures, error)
+                    self._log_retry(failures, error)
         finally:
-            self._let_go(len(step.resources))
+            self._let_go(len(planned.resources))
 
     async def _emit(self, result: object) -> None:
-        item, metrics = unpack_item(self.step.id, self._update.index, self.step.writes, result)
+        item, metrics = unpack_item(
+            self.planned.id, self._update.index, self.planned.writes, result
+        )
         if metrics:
-            self._update.add_metrics(self.step.id, metrics)
+            self._update.add_metrics(self.planned.id, metrics)
         if item is DROP:
-            self._num_dropped += bool(self.step.writes)
+            self._num_dropped += bool(self.planned.writes)
             return
         self._num_items += 1
         if self.items is not None:
@@ -159,13 +163,13 @@ class NodeRun:
     def _arguments(self) -> dict[str, Any]:
         values = self._update.values
         return {
-            **self.step.config,
-            **{parameter: values[name] for parameter, name in self.step.reads},
+            **self.planned.config,
+            **{parameter: values[name] for parameter, name in self.planned.reads},
         }
 
     async def _hold(self) -> None:
         """Take the resources, in order of name; the node counts as running from then on."""
-        for position, (resource, units) in enumerate(self.step.resources):
+        for position, (resource, units) in enumerate(self.planned.resources):
             if not resource.take(units):
                 self.activity.pause()
                 try:
@@ -178,11 +182,11 @@ class NodeRun:
         self.status = NodeStatus.RUNNING
 
     def _let_go(self, count: int) -> None:
-        for resource, units in self.step.resources[:count]:
+        for resource, units in self.planned.resources[:count]:
             resource.release(units, by=self.activity.last)
 
-    def _tell_retry(self, failures: int, error: Exception) -> None:
+    def _log_retry(self, failures: int, error: Exception) -> None:
         logger.warning(
             "node %r in update %d failed, try %d of %d: %s: %s",
-            self.step.id, self._update.index, failures, self.step.retries + 1, type(error).__name__, error,
+            self.planned.id, self._update.index, failures, self.planned.retries + 1, type(error).__name__, error,
         )  # fmt: skip

@@ -3,7 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from vla_rl.graph.errors import WrongOutput, nearest
+from vla_rl.graph.errors import nearest
+from vla_rl.graph.failures import WrongOutput
 from vla_rl.graph.node import DROP, NOTHING, NodeOutput
 
 _NO_METRICS: Mapping[str, float] = {}

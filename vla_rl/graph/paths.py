@@ -1,13 +1,10 @@
-"""Functions and pipelines named by `"module:qualified.name"`."""
+"""Objects named by `"module:qualified.name"`."""
 
 import importlib
 import pkgutil
 from typing import Any
 
-from vla_rl.errors import GraphError
 from vla_rl.graph.errors import UnknownFunction, nearest
-from vla_rl.graph.pipeline import Pipeline
-from vla_rl.graph.task_graph import TaskGraph
 
 
 def resolve(path: str, context: str) -> Any:
@@ -42,31 +39,6 @@ def resolve(path: str, context: str) -> Any:
             raise UnknownFunction(f"{context}: {owner!r} has no {part!r}{nearest(part, public)}")
         found = getattr(found, part)
     return found
-
-
-def load_pipeline(path: str, *arguments: object) -> Pipeline:
-    """Call the function at `"module:function"` and return its pipeline, ready to be changed and
-    built.
-
-    Args:
-        path: path of a function that returns a `Pipeline` or a `TaskGraph`.
-        arguments: passed to the function, such as the run's config.
-    """
-    function = resolve(path, "custom pipeline")
-    if not callable(function):
-        raise UnknownFunction(
-            f"custom pipeline: {path!r} is {function!r}, expected a function "
-            "that returns a Pipeline"
-        )
-    made = function(*arguments)
-    if isinstance(made, TaskGraph):
-        return made.edit()
-    if isinstance(made, Pipeline):
-        return made
-    raise GraphError(
-        f"custom pipeline: {path!r} returned {type(made).__name__}, expected a "
-        "Pipeline or a TaskGraph"
-    )
 
 
 def _nearest_module(name: str) -> str:

@@ -6,27 +6,27 @@
 import os
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Self, Unpack
 
-from vla_rl.graph.errors import DuplicateNode, InvalidNode, UnknownNode, nearest
-from vla_rl.graph.node import (
-    Names,
-    Node,
-    NodeFunction,
-    NodeRole,
-    NodeType,
-    as_names,
-    as_reads,
-    as_units,
+from vla_rl.errors import GraphError
+from vla_rl.graph.errors import (
+    DuplicateNode,
+    InvalidNode,
+    UnknownFunction,
+    UnknownNode,
+    nearest,
 )
-
-if TYPE_CHECKING:
-    from vla_rl.graph.task_graph import TaskGraph
+from vla_rl.graph.node import Names, Node, NodeFields, NodeFunction, as_names
+from vla_rl.graph.paths import resolve
+from vla_rl.graph.task_graph import TaskGraph
+from vla_rl.graph.toml_file import read_tables
+from vla_rl.graph.validation import build_graph
 
 
 class Pipeline:
-    """Nodes in the order in which they were added. Each method that changes the pipeline returns
-    it, so that calls chain.
+    """Nodes in the order in which they were added.
+
+    Each method that changes the pipeline returns it, so that calls chain.
 
     Args:
         id: name of the pipeline, in drawings and traces.
@@ -47,9 +47,17 @@ class Pipeline:
 
         Raises `InvalidPipelineFile`.
         """
-        from vla_rl.graph.toml_file import read_pipeline
+        table, nodes = read_tables(path)
+        pipeline = cls(table["id"], table.get("description", ""), inputs=table.get("inputs", ()))
+        pipeline._nodes = nodes
+        return pipeline
 
-        return read_pipeline(path)
+    @classmethod
+    def from_graph(cls, graph: TaskGraph) -> "Pipeline":
+        """Return a pipeline with a graph's nodes as declared, to make another graph of them."""
+        pipeline = cls(graph.id, graph.description, inputs=graph.inputs)
+        pipeline._nodes = list(graph.declared)
+        return pipeline
 
     @property
     def nodes(self) -> tuple[Node, ...]:
@@ -60,71 +68,20 @@ class Pipeline:
         """Return the node with this id. Raises `UnknownNode`."""
         return self._nodes[self._position(node_id)]
 
-    def add_node(
-        self,
-        id: str,
-        func: NodeFunction | str,
-        *,
-        deps: Names = (),
-        reads: Names | Mapping[str, str] = (),
-        writes: Names = (),
-        node_type: NodeType = NodeType.COMPUTE,
-        node_role: NodeRole = NodeRole.DEFAULT,
-        resources: Names | Mapping[str, int] = (),
-        stream: bool = False,
-        retries: int = 0,
-        retry_on: tuple[type[Exception], ...] = (Exception,),
-        config: Mapping[str, Any] | None = None,
-    ) -> Self:
-        """Add a node; `Node.declare` describes the arguments."""
-        self._nodes.append(
-            Node.declare(
-                id,
-                func,
-                deps=deps,
-                reads=reads,
-                writes=writes,
-                node_type=node_type,
-                node_role=node_role,
-                resources=resources,
-                stream=stream,
-                retries=retries,
-                retry_on=retry_on,
-                config=config,
-            )
-        )
+    def add_node(self, id: str, func: NodeFunction | str, **fields: Unpack[NodeFields]) -> Self:
+        """Add a node. `func` is an async function or `"module:name"`; see `NodeFields`."""
+        self._nodes.append(Node.declare(id, func, **fields))
         return self
 
     def replace_node(
-        self,
-        node_id: str,
-        func: NodeFunction | str | None = None,
-        *,
-        deps: Names | None = None,
-        reads: Names | Mapping[str, str] | None = None,
-        writes: Names | None = None,
-        resources: Names | Mapping[str, int] | None = None,
-        stream: bool | None = None,
-        retries: int | None = None,
-        config: Mapping[str, Any] | None = None,
+        self, node_id: str, func: NodeFunction | str | None = None, **fields: Unpack[NodeFields]
     ) -> Self:
         """Change a node in place.
 
         Omitted arguments stay as they were, but a new `func` drops the old one's `config`.
         """
-        old = self.node(node_id)
-        kept_config = old.config if func is None else {}
-        self._nodes[self._position(node_id)] = replace(
-            old,
-            func=old.func if func is None else func,
-            deps=old.deps if deps is None else as_names(deps),
-            reads=old.reads if reads is None else as_reads(reads),
-            writes=old.writes if writes is None else as_names(writes),
-            resources=old.resources if resources is None else as_units(resources),
-            stream=old.stream if stream is None else stream,
-            retries=old.retries if retries is None else retries,
-            config=kept_config if config is None else dict(config),
-        )
+        position = self._position(node_id)
+        self._nodes[position] = self._nodes[position].change(func, **fields)
         return self
 
     def insert_after(
@@ -132,8 +89,8 @@ class Pipeline:
     ) -> Self:
         """Put `node` between `anchor` and all nodes that waited for `anchor`.
 
-        `reroute={"groups": "kept"}`: nodes that read `groups` then read `kept`, in the same
-        parameter.
+        `reroute={"groups": "kept"}`: all other nodes that read `groups` then read `kept`, in the
+        same parameter.
         """
         position = self._position(anchor)
         self._require_new(node)
@@ -141,9 +98,9 @@ class Pipeline:
         produced = set(self._nodes[position].writes)
         for number, other in enumerate(self._nodes):
             if anchor in other.deps or produced & set(other.reads.values()):
-                other = replace(other, deps=_with(other.deps, node.id))
+                other = replace(other, deps=_joined(other.deps, node.id))
             self._nodes[number] = _rerouted(other, moved)
-        self._nodes.insert(position + 1, replace(node, deps=_with(node.deps, anchor)))
+        self._nodes.insert(position + 1, replace(node, deps=_joined(node.deps, anchor)))
         return self
 
     def insert_before(
@@ -156,11 +113,11 @@ class Pipeline:
         position = self._position(anchor)
         self._require_new(node)
         old = self._nodes[position]
-        writers = self._writers_before(position)
+        writers = self._upstream_writers(position)
         self._nodes[position] = _rerouted(
-            replace(old, deps=_with(old.deps, node.id)), reroute or {}
+            replace(old, deps=_joined(old.deps, node.id)), reroute or {}
         )
-        self._nodes.insert(position, replace(node, deps=_with(node.deps, *old.deps, *writers)))
+        self._nodes.insert(position, replace(node, deps=_joined(node.deps, *old.deps, *writers)))
         return self
 
     def remove_node(self, node_id: str, *, reroute: Mapping[str, str] | None = None) -> Self:
@@ -170,12 +127,12 @@ class Pipeline:
         read.
         """
         position = self._position(node_id)
-        before = (*self._nodes[position].deps, *self._writers_before(position))
+        before = (*self._nodes[position].deps, *self._upstream_writers(position))
         gone = self._nodes.pop(position)
         for number, other in enumerate(self._nodes):
             if node_id in other.deps or set(gone.writes) & set(other.reads.values()):
                 others = tuple(dep for dep in other.deps if dep != node_id)
-                other = replace(other, deps=_with(others, *before))
+                other = replace(other, deps=_joined(others, *before))
             self._nodes[number] = _rerouted(other, reroute or {})
         return self
 
@@ -185,16 +142,14 @@ class Pipeline:
         other._nodes = list(self._nodes)
         return other
 
-    def build(self) -> "TaskGraph":
+    def build(self) -> TaskGraph:
         """Check everything and return the graph to run.
 
         Raises the `GraphError` of the first mistake.
         """
-        from vla_rl.graph.validation import build_graph
-
         return build_graph(self)
 
-    def _writers_before(self, position: int) -> list[str]:
+    def _upstream_writers(self, position: int) -> list[str]:
         """Return the ids of the nodes whose values the node at `position` waits for."""
         wanted = set(self._nodes[position].reads.values())
         return [other.id for other in self._nodes if wanted & set(other.writes)]
@@ -216,7 +171,31 @@ class Pipeline:
             )
 
 
-def _with(deps: tuple[str, ...], *more: str) -> tuple[str, ...]:
+def load_pipeline(path: str, *arguments: object) -> Pipeline:
+    """Call the function at `"module:function"` and return its pipeline.
+
+    Args:
+        path: path of a function that returns a `Pipeline` or a `TaskGraph`.
+        arguments: passed to the function, such as the run's config.
+    """
+    function = resolve(path, "custom pipeline")
+    if not callable(function):
+        raise UnknownFunction(
+            f"custom pipeline: {path!r} is {function!r}, expected a function "
+            "that returns a Pipeline"
+        )
+    made = function(*arguments)
+    if isinstance(made, TaskGraph):
+        return Pipeline.from_graph(made)
+    if isinstance(made, Pipeline):
+        return made
+    raise GraphError(
+        f"custom pipeline: {path!r} returned {type(made).__name__}, expected a "
+        "Pipeline or a TaskGraph"
+    )
+
+
+def _joined(deps: tuple[str, ...], *more: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*deps, *more)))
 
 

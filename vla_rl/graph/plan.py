@@ -12,7 +12,7 @@ from vla_rl.graph.task_graph import TaskGraph
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class PlannedNode:
     """One node, with everything about it that is the same in each update.
 
     Other nodes are given by their position.
@@ -53,9 +53,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """All steps in topological order, and how long each value is kept."""
+    """All nodes in topological order, and how long each value is kept."""
 
-    steps: tuple[Step, ...]
+    nodes: tuple[PlannedNode, ...]
 
     kept: tuple[str, ...]
     """Values that the finished update contains."""
@@ -85,10 +85,10 @@ def make_plan(graph: TaskGraph, resources: Mapping[str, Resource], keep: Iterabl
                 num_readers[name] = num_readers.get(name, 0) + 1
     wanted_whole = {*kept, *num_readers}
     positions = {node_id: position for position, node_id in enumerate(graph.nodes)}
-    steps = tuple(
-        _step(graph, node, positions, resources, wanted_whole) for node in graph.nodes.values()
+    nodes = tuple(
+        _planned(graph, node, positions, resources, wanted_whole) for node in graph.nodes.values()
     )
-    return Plan(steps, kept, num_readers)
+    return Plan(nodes, kept, num_readers)
 
 
 def _whole_reads(graph: TaskGraph, node: Node) -> list[tuple[str, str]]:
@@ -97,13 +97,13 @@ def _whole_reads(graph: TaskGraph, node: Node) -> list[tuple[str, str]]:
     ]
 
 
-def _step(
+def _planned(
     graph: TaskGraph,
     node: Node,
     positions: Mapping[str, int],
     resources: Mapping[str, Resource],
     wanted_whole: Iterable[str],
-) -> Step:
+) -> PlannedNode:
     held = []
     for name, units in sorted(node.resources.items()):
         if name not in resources:
@@ -121,7 +121,7 @@ def _step(
     finishes = {edge.source for edge in graph.edges if edge.target == node.id and not edge.streamed}
     releases = {edge.target for edge in graph.edges if edge.source == node.id and not edge.streamed}
     assert not isinstance(node.func, str), "build() has resolved every function"
-    return Step(
+    return PlannedNode(
         position=positions[node.id],
         id=node.id,
         func=node.func,

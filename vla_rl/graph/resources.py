@@ -12,8 +12,9 @@ from vla_rl.errors import GraphError
 
 
 class Resource:
-    """`capacity` units that calls hold while they run; the oldest update goes first, then in order
-    of arrival.
+    """Units that calls hold while they run.
+
+    The oldest update goes first, then the call that arrived first.
 
     Belongs to one event loop. May be shared between executors, and with code outside any graph:
 
@@ -45,6 +46,8 @@ class Resource:
 
     def take(self, units: int) -> bool:
         """Take units if they are free and no call waits in line; return whether they were taken."""
+        # also refused while others wait: small calls would otherwise overtake one that needs several
+        # units, which might then never get them together
         if self._free < units or (self._waiters and self.num_waiting):
             return False
         self._free -= units

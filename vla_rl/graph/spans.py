@@ -1,5 +1,4 @@
-"""Times at which nodes ran, reasons for which they waited, and the chain of nodes that bounded an
-update.
+"""Times at which nodes ran, why they waited, and the chain of nodes that bounded an update.
 
 A node's time in one update is a list of intervals in which it worked. Each interval stores what
 started it: the interval, of this node or another one, in which the event it waited for happened.
@@ -57,9 +56,7 @@ class Interval:
         self._cause = cause
 
     def forget_cause(self) -> None:
-        """Remove the link, so that a finished update does not keep all earlier updates in
-        memory.
-        """
+        """Remove the link, so that a finished update does not keep all earlier ones in memory."""
         self._cause = None
 
     def chain(self) -> "Iterator[Interval]":
@@ -109,6 +106,8 @@ class Activity:
         `cause` is None if the wait was for something outside the graph.
         """
         last = self.last
+        # a cause that ended before this node began to wait did not bound it; the path then
+        # continues through the node's own work, or it would lose the seconds in between
         if last is not None and (cause is None or _is_old_news(cause, last)):
             cause = last
         if cause is not None:
@@ -117,9 +116,7 @@ class Activity:
 
 
 def _is_old_news(cause: Interval, last: Interval) -> bool:
-    """Return whether the cause ended before the waiting began, so that only the news of it came
-    later.
-    """
+    """Return whether the cause ended before the waiting began."""
     return cause.end is not None and last.end is not None and cause.end <= last.end
 
 
@@ -215,20 +212,20 @@ class CriticalPath(msgspec.Struct, frozen=True):
 
 
 def critical_path(update: int, started: float, ended: float, last: Interval | None) -> CriticalPath:
-    """Return the path from the interval that ended the update back to the moment at which the
-    update was admitted.
-    """
+    """Return the path from the end of an update back to the moment at which it was admitted."""
     segments: list[Segment] = []
     until = ended
-    chain = list(_until(last, started))
+    chain = list(_back_to_start(last, started))
     for interval in chain:
+        # the seconds between an interval and the one that it started count as its own, so that
+        # the segments add up to the update's whole duration
         start = started if interval is chain[-1] else interval.start
         segments.append(Segment(interval.node, interval.update, until - start, interval.waited))
         until = start
     return CriticalPath(update, ended - started, tuple(reversed(segments)))
 
 
-def _until(last: Interval | None, started: float) -> Iterator[Interval]:
+def _back_to_start(last: Interval | None, started: float) -> Iterator[Interval]:
     for interval in last.chain() if last is not None else ():
         yield interval
         if interval.start <= started:

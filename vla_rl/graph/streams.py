@@ -17,7 +17,7 @@ END: Final = _End()
 """Returned by a channel after its last item."""
 
 
-class Channel:
+class StreamBuffer:
     """Items in order. When `capacity` items are unread, the writer waits; no item is ever dropped.
 
     Both ends record in their `Activity` when they waited and what released them.
@@ -35,6 +35,8 @@ class Channel:
     async def put(self, item: object, activity: Activity) -> None:
         """Add an item; waits while the channel is full. Does nothing once the reader has ended."""
         while len(self._items) >= self._capacity and not self._abandoned:
+            # the pause is recorded, so that a full stream shows up on the critical path as the
+            # reader's time and not as the writer's work
             activity.pause()
             self._writer = asyncio.get_running_loop().create_future()
             activity.resume(await self._writer, Waited.FULL_STREAM)
@@ -65,6 +67,8 @@ class Channel:
 
         The writer then continues as if each item were read at once.
         """
+        # a reader that failed must not leave its writer waiting for ever: the writer may feed
+        # other readers that still need the rest of the stream
         self._abandoned = True
         self._items.clear()
         _wake(self._writer, None)

@@ -3,35 +3,24 @@
 It never changes after it is built.
 """
 
+import importlib
 import os
+import warnings
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from vla_rl.graph.drawing import draw, to_mermaid, to_tree
 from vla_rl.graph.errors import UnknownNode, nearest
-from vla_rl.graph.node import Node, NodeRole, NodeType
-from vla_rl.graph.pipeline import Pipeline
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """`target` waits for `source`: for its end, or, along a stream, for each of its items."""
-
-    source: str
-    target: str
-
-    value: str | None
-    """Name of the value that is passed along it; None if only the order matters."""
-
-    streamed: bool = False
+from vla_rl.graph.node import Edge, Node, NodeRole, NodeType
 
 
 class TaskGraph:
-    """Result of `Pipeline.build`: a checked graph with all functions resolved. `str(graph)` is a
-    tree.
+    """Checked graph with all functions resolved, made by `Pipeline.build`. `str(graph)` is a tree.
 
     Attributes:
         id, description, inputs: as in the pipeline.
+        declared: nodes as the pipeline declared them, in its order.
         nodes: nodes by id, in topological order; each `func` is the function itself.
         edges: all data and control edges, each once.
         streamed: names of the values that are streams.
@@ -39,13 +28,16 @@ class TaskGraph:
 
     def __init__(
         self,
-        declared: Pipeline,
+        id: str,
+        description: str,
+        inputs: tuple[str, ...],
+        *,
+        declared: tuple[Node, ...],
         nodes: Iterable[Node],
         edges: Iterable[Edge],
         streamed: Iterable[str],
     ) -> None:
-        self._declared = declared.copy()
-        self.id, self.description, self.inputs = declared.id, declared.description, declared.inputs
+        self.id, self.description, self.inputs, self.declared = id, description, inputs, declared
         self.nodes: Mapping[str, Node] = {node.id: node for node in nodes}
         self.edges = tuple(edges)
         self.streamed = frozenset(streamed)
@@ -102,15 +94,11 @@ class TaskGraph:
         return tuple(self._targets[self.node(node_id).id])
 
     def upstream(self, node_id: str) -> tuple[str, ...]:
-        """Return all nodes that this one waits for, directly or through others, in topological
-        order.
-        """
+        """Return all nodes that this one waits for, also through others, in topological order."""
         return self._reachable(node_id, self._sources)
 
     def downstream(self, node_id: str) -> tuple[str, ...]:
-        """Return all nodes that wait for this one, directly or through others, in topological
-        order.
-        """
+        """Return all nodes that wait for this one, also through others, in topological order."""
         return self._reachable(node_id, self._targets)
 
     def nodes_by_type(self, node_type: NodeType) -> tuple[Node, ...]:
@@ -121,14 +109,18 @@ class TaskGraph:
         """Return the nodes of a role, in topological order."""
         return tuple(node for node in self.nodes.values() if node.node_role is node_role)
 
-    def edit(self) -> Pipeline:
-        """Return a builder with the same nodes, to make another graph from this one."""
-        return self._declared.copy()
+    def edit(self) -> Any:
+        """Return `Pipeline.from_graph(self)`; this name goes with the next release."""
+        warnings.warn(
+            "graph.edit() is Pipeline.from_graph(graph) now; the old name goes with the next "
+            "release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return importlib.import_module("vla_rl.graph.pipeline").Pipeline.from_graph(self)
 
     def mermaid(self) -> str:
         """Return the graph as mermaid text, which GitHub and many editors can render."""
-        from vla_rl.graph.drawing import to_mermaid
-
         return to_mermaid(self)
 
     def draw(self, path: str | os.PathLike[str]) -> Path:
@@ -138,13 +130,9 @@ class TaskGraph:
         written to the same name with the suffix `.mmd`, and a warning is logged. `.mmd`, `.dot` and
         `.txt` (the tree) need no other program.
         """
-        from vla_rl.graph.drawing import draw
-
         return draw(self, Path(path))
 
     def __str__(self) -> str:
-        from vla_rl.graph.drawing import to_tree
-
         return to_tree(self)
 
     def __repr__(self) -> str:

@@ -3,46 +3,35 @@
 import os
 import tomllib
 from collections.abc import Iterable, Mapping
-from typing import Any, TypeVar
+from typing import Any, Required, TypedDict, TypeVar, get_type_hints
 
 import msgspec
 
 from vla_rl.graph.errors import InvalidPipelineFile, nearest
-from vla_rl.graph.node import NodeRole, NodeType
+from vla_rl.graph.node import Names, Node, NodeFields, NodeRole, NodeType
 from vla_rl.graph.paths import resolve
-from vla_rl.graph.pipeline import Pipeline
 
-S = TypeVar("S", bound=msgspec.Struct)
-
-
-class NodeTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[node]]` table; the keys are the arguments of `Node.declare`."""
-
-    id: str
-    func: str
-    deps: str | tuple[str, ...] = ()
-    reads: str | tuple[str, ...] | dict[str, str] = ()
-    writes: str | tuple[str, ...] = ()
-    node_type: str = "compute"
-    node_role: str = "default"
-    resources: str | tuple[str, ...] | dict[str, int] = ()
-    stream: bool = False
-    retries: int = 0
-    retry_on: tuple[str, ...] = ("builtins:Exception",)
-    config: dict[str, Any] = {}
+T = TypeVar("T")
 
 
-class PipelineFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The whole file."""
+class NodeTable(NodeFields, total=False):
+    """One `[[node]]` table: the arguments of `Pipeline.add_node`."""
 
-    id: str
-    description: str = ""
-    inputs: str | tuple[str, ...] = ()
-    node: list[dict[str, Any]]
+    id: Required[str]
+    func: Required[str]
 
 
-def read_pipeline(path: str | os.PathLike[str]) -> Pipeline:
-    """Read a pipeline; nothing is built yet, and only the exceptions of `retry_on` are imported.
+class PipelineTable(TypedDict, total=False):
+    """The tables of a file: the arguments of `Pipeline`, and the nodes."""
+
+    id: Required[str]
+    description: str
+    inputs: Names
+    node: Required[list[dict[str, Any]]]
+
+
+def read_tables(path: str | os.PathLike[str]) -> tuple[PipelineTable, list[Node]]:
+    """Read a pipeline's arguments and nodes; only the exceptions of `retry_on` are imported.
 
     Raises: `InvalidPipelineFile` naming the file, the table and the key; `OSError` if the file
     cannot be read.
@@ -53,38 +42,31 @@ def read_pipeline(path: str | os.PathLike[str]) -> Pipeline:
             document = tomllib.load(file)
         except (ValueError, RecursionError) as error:  # not TOML, or bytes that are not text
             raise InvalidPipelineFile(f"{where} is not TOML in UTF-8: {error}") from error
-    whole = _checked(document, PipelineFile, where)
-    pipeline = Pipeline(whole.id, whole.description, inputs=whole.inputs)
-    for number, raw in enumerate(whole.node, start=1):
-        context = f"{where}, node {raw.get('id', number)!r}"
-        table = _checked(raw, NodeTable, context)
-        pipeline.add_node(
-            table.id,
-            table.func,
-            deps=table.deps,
-            reads=table.reads,
-            writes=table.writes,
-            node_type=NodeType(
-                _choice(table.node_type, [kind.value for kind in NodeType], f"{context}: node_type")
-            ),
-            node_role=NodeRole(
-                _choice(table.node_role, [role.value for role in NodeRole], f"{context}: node_role")
-            ),
-            resources=table.resources,
-            stream=table.stream,
-            retries=table.retries,
-            retry_on=tuple(resolve(name, f"{context}: retry_on") for name in table.retry_on),
-            config=table.config,
-        )
-    return pipeline
+    whole = _checked(document, PipelineTable, where)
+    return whole, [_node(number, raw, where) for number, raw in enumerate(whole["node"], start=1)]
 
 
-def _checked(raw: Mapping[str, Any], kind: type[S], context: str) -> S:
+def _node(number: int, raw: Mapping[str, Any], where: str) -> Node:
+    context = f"{where}, node {raw.get('id', number)!r}"
+    named = dict(raw)
+    for key, kinds in (("node_type", NodeType), ("node_role", NodeRole)):
+        if isinstance(raw.get(key), str):
+            values = [kind.value for kind in kinds]
+            named[key] = kinds(_choice(raw[key], values, f"{context}: {key}"))
+    if isinstance(raw.get("retry_on"), list):
+        named["retry_on"] = [
+            resolve(path, f"{context}: retry_on") if isinstance(path, str) else path
+            for path in raw["retry_on"]
+        ]
+    table = _checked(named, NodeTable, context)
+    return Node.declare(**table)
+
+
+def _checked(raw: Mapping[str, Any], kind: type[T], context: str) -> T:
+    known = get_type_hints(kind)
     for key in raw:
-        if key not in kind.__struct_fields__:
-            raise InvalidPipelineFile(
-                f"{context}: unknown key {key!r}{nearest(key, kind.__struct_fields__)}"
-            )
+        if key not in known:
+            raise InvalidPipelineFile(f"{context}: unknown key {key!r}{nearest(key, known)}")
     try:
         return msgspec.convert(raw, kind)
     except msgspec.ValidationError as error:

@@ -20,8 +20,9 @@ _UPDATES_LANE = 0
 
 
 class TraceWriter:
-    """Appends updates to a trace file, each completely or not at all. `close` makes the file valid
-    JSON.
+    """Appends updates to a trace file, each completely or not at all.
+
+    `close` makes the file valid JSON.
 
     Args:
         path: the file, such as `trace.json`; overwritten by the first update.
@@ -44,8 +45,7 @@ class TraceWriter:
         self._is_closed = False
 
     def write(self, update: Update) -> None:
-        """Append one update; it has been handed to the operating system completely when this
-        returns.
+        """Append one update, and hand it to the operating system.
 
         Raises: OSError if it could not be written; the file is then unchanged, and the update may
         be written again.

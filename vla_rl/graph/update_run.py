@@ -1,17 +1,15 @@
-"""One update in flight: starts each node when the last of its dependencies is ready, and contains a
-failure.
-"""
+"""One update in flight: starts each node when its dependencies are ready; contains failures."""
 
 import asyncio
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from vla_rl.graph.errors import NodeFailed, WrongInput, WrongOutput
+from vla_rl.graph.failures import NodeFailed, WrongInput, WrongOutput
 from vla_rl.graph.node import NodeStatus
 from vla_rl.graph.node_run import NodeRun
 from vla_rl.graph.plan import Plan
 from vla_rl.graph.spans import Clock, Interval, Waited, critical_path
-from vla_rl.graph.streams import Channel
+from vla_rl.graph.streams import StreamBuffer
 from vla_rl.graph.update import Update, Values
 
 
@@ -19,9 +17,7 @@ class Listener(Protocol):
     """Runs several updates and is notified of the progress of this one."""
 
     def node_completed(self, update: "UpdateRun", position: int) -> None:
-        """Handle the end of a node: the same node of the next update need not wait for it
-        any more.
-        """
+        """Handle the end of a node, for which the same node of the next update may wait."""
         ...
 
     def update_failed(self, update: "UpdateRun") -> None:
@@ -53,12 +49,12 @@ class UpdateRun:
         self._num_readers = dict(plan.num_readers)
         self._metrics: dict[str, tuple[str, float, int]] = {}
         self._last: Interval | None = None
-        self.nodes = [NodeRun(step, self, clock) for step in plan.steps]
+        self.nodes = [NodeRun(planned, self, clock) for planned in plan.nodes]
         self._remaining = len(self.nodes)
         for node in self.nodes:
-            for position in node.step.stream_readers:
+            for position in node.planned.stream_readers:
                 reader = self.nodes[position]
-                reader.inbox = Channel(stream_capacity)
+                reader.inbox = StreamBuffer(stream_capacity)
                 node.outboxes.append(reader.inbox)
 
     @property
@@ -72,7 +68,7 @@ class UpdateRun:
         for node in self.nodes:
             if (
                 previous is not None
-                and previous.nodes[node.step.position].status is not NodeStatus.COMPLETED
+                and previous.nodes[node.planned.position].status is not NodeStatus.COMPLETED
             ):
                 node.waits += 1
         for node in self.nodes:
@@ -93,8 +89,9 @@ class UpdateRun:
                 node.task.cancel()
 
     def add_metrics(self, node: str, metrics: Mapping[str, float]) -> None:
-        """Merge metrics; a key that a node reports several times (a stream) counts as
-        their mean.
+        """Merge metrics.
+
+        A key that a node reports several times, as a stream does, gives their mean.
         """
         for key, number in metrics.items():
             owner, total, count = self._metrics.get(key, (node, 0.0, 0))
@@ -133,7 +130,7 @@ class UpdateRun:
                 {name: self.values[name] for name in self._plan.kept if name in self.values}
             ),
             metrics={key: total / count for key, (_, total, count) in self._metrics.items()},
-            spans={node.step.id: node.span() for node in self.nodes},
+            spans={node.planned.id: node.span() for node in self.nodes},
             started=self._started,
             ended=ended,
             critical_path=critical_path(self.index, self._started, ended, self._last),
@@ -159,38 +156,34 @@ class UpdateRun:
             self._fail(node, error)
         self._settle(node)
         if node.status is NodeStatus.COMPLETED:
-            self._hand_on(node)
+            self._release_dependents(node)
         if self._remaining == 0:
             self._finish()
 
-    def _hand_on(self, node: NodeRun) -> None:
-        step, last = node.step, node.activity.last
-        for position in step.releases:
+    def _release_dependents(self, node: NodeRun) -> None:
+        planned, last = node.planned, node.activity.last
+        for position in planned.releases:
             self.release(position, last, Waited.DEPENDENCY)
-        self._listener.node_completed(self, step.position)
+        self._listener.node_completed(self, planned.position)
 
     def _settle(self, node: NodeRun) -> None:
-        """Record the end of a node: its streams are closed, and its values are freed if no other
-        node reads them.
-        """
+        """Record the end of a node: close its streams, and free values that no other node reads."""
         self._remaining -= 1
         if node.items is not None and node.status is NodeStatus.COMPLETED:
-            self.values[node.step.writes[0]] = node.items
+            self.values[node.planned.writes[0]] = node.items
         node.items = None
         if node.inbox is not None:
             node.inbox.abandon()
         for outbox in node.outboxes:
             outbox.close(node.activity.last)
-        for _, name in node.step.reads:
+        for _, name in node.planned.reads:
             if name in self._num_readers:
                 self._num_readers[name] -= 1
                 if self._num_readers[name] == 0:
                     self.values.pop(name, None)
 
     def _fail(self, node: NodeRun, error: BaseException) -> None:
-        message = (
-            f"node {node.step.id!r} failed in update {self.index}: {type(error).__name__}: {error}"
-        )
+        message = f"node {node.planned.id!r} failed in update {self.index}: {type(error).__name__}: {error}"
         if self.failure is not None:
             self.failure.add_note(f"also, {message}")
         elif isinstance(error, NodeFailed):
@@ -198,11 +191,13 @@ class UpdateRun:
         elif isinstance(error, WrongInput):
             self.failure = self._blamed(node, error)
         else:
-            self.failure = NodeFailed(node.step.id, self.index, message)
+            self.failure = NodeFailed(node.planned.id, self.index, message)
             self.failure.__cause__ = error
-        for position in node.step.downstream:
+        for position in node.planned.downstream:
             other = self.nodes[position]
             if other.task is not None:
+                # a streaming node downstream already runs; it is marked before it is cancelled, or
+                # its end would be reported as a failure of its own
                 other.skipped = True
                 other.task.cancel()
             elif other.status is NodeStatus.PENDING:
@@ -211,20 +206,21 @@ class UpdateRun:
         self._listener.update_failed(self)
 
     def _blamed(self, reader: NodeRun, error: WrongInput) -> NodeFailed:
-        """Return the failure of the node that wrote the value `reader` cannot use; of `reader`, if
-        no node wrote it.
+        """Return the failure of the node that wrote the value `reader` cannot use.
+
+        If no node wrote it, the failure is the reader's.
         """
-        name = dict(reader.step.reads).get(error.parameter, error.parameter)
-        writer = next((node.step.id for node in self.nodes if name in node.step.writes), None)
+        name = dict(reader.planned.reads).get(error.parameter, error.parameter)
+        writer = next((node.planned.id for node in self.nodes if name in node.planned.writes), None)
         if writer is None:
             message = (
-                f"node {reader.step.id!r} cannot use {name!r} in update {self.index}: "
+                f"node {reader.planned.id!r} cannot use {name!r} in update {self.index}: "
                 f"{error.problem}"
             )
-            return NodeFailed(reader.step.id, self.index, message)
+            return NodeFailed(reader.planned.id, self.index, message)
         message = (
             f"node {writer!r} wrote {name!r} in update {self.index}, which node "
-            f"{reader.step.id!r} cannot use: "
+            f"{reader.planned.id!r} cannot use: "
         )
         return WrongOutput(writer, self.index, message + error.problem)
 
@@ -232,7 +228,7 @@ class UpdateRun:
         if error is not None and self.failure is not None:
             text = f"{type(error).__name__}: {error}"
             self.failure.add_note(
-                f"also, node {node.step.id!r} raised while it was cancelled: {text}"
+                f"also, node {node.planned.id!r} raised while it was cancelled: {text}"
             )
 
     def _finish(self) -> None:

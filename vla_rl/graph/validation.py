@@ -1,9 +1,8 @@
-"""Build a runnable graph from a pipeline: all mistakes are reported here, before anything
-starts.
-"""
+"""Checks of a pipeline: all mistakes are reported here, before anything starts."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from typing import Protocol
 
 from vla_rl.errors import GraphError
 from vla_rl.graph.errors import (
@@ -16,13 +15,25 @@ from vla_rl.graph.errors import (
     nearest,
 )
 from vla_rl.graph.functions import FunctionKind, check_signature, kind_of
-from vla_rl.graph.node import Node
+from vla_rl.graph.node import Edge, Node
 from vla_rl.graph.paths import resolve
-from vla_rl.graph.pipeline import Pipeline
-from vla_rl.graph.task_graph import Edge, TaskGraph
+from vla_rl.graph.task_graph import TaskGraph
 
 
-def build_graph(pipeline: Pipeline) -> TaskGraph:
+class Declared(Protocol):
+    """Content of a `Pipeline`: nodes that are not checked against each other yet."""
+
+    id: str
+    description: str
+    inputs: tuple[str, ...]
+
+    @property
+    def nodes(self) -> tuple[Node, ...]:
+        """The nodes as declared, in order."""
+        ...
+
+
+def build_graph(pipeline: Declared) -> TaskGraph:
     """Check a pipeline and return its graph, nodes in topological order.
 
     Raises the first `GraphError`.
@@ -41,7 +52,15 @@ def build_graph(pipeline: Pipeline) -> TaskGraph:
     edges = _edges(nodes, writers, streamed)
     order = _topological(nodes, edges)
     _check_no_stream_waits_for_itself(nodes, edges)
-    return TaskGraph(pipeline, (nodes[node_id] for node_id in order), edges, streamed)
+    return TaskGraph(
+        pipeline.id,
+        pipeline.description,
+        pipeline.inputs,
+        declared=pipeline.nodes,
+        nodes=(nodes[node_id] for node_id in order),
+        edges=edges,
+        streamed=streamed,
+    )
 
 
 def find_cycle(targets: Mapping[str, Iterable[str]]) -> list[str]:
@@ -66,7 +85,7 @@ def find_cycle(targets: Mapping[str, Iterable[str]]) -> list[str]:
     return []
 
 
-def _by_id(pipeline: Pipeline) -> dict[str, Node]:
+def _by_id(pipeline: Declared) -> dict[str, Node]:
     nodes: dict[str, Node] = {}
     for node in pipeline.nodes:
         if node.id in nodes:
@@ -86,7 +105,7 @@ def _by_id(pipeline: Pipeline) -> dict[str, Node]:
     return nodes
 
 
-def _writers(pipeline: Pipeline, nodes: Mapping[str, Node]) -> dict[str, str]:
+def _writers(pipeline: Declared, nodes: Mapping[str, Node]) -> dict[str, str]:
     writers: dict[str, str] = {}
     for node in nodes.values():
         for name in node.writes:
@@ -105,7 +124,7 @@ def _writers(pipeline: Pipeline, nodes: Mapping[str, Node]) -> dict[str, str]:
     return writers
 
 
-def _check_reads(pipeline: Pipeline, nodes: Mapping[str, Node], writers: Mapping[str, str]) -> None:
+def _check_reads(pipeline: Declared, nodes: Mapping[str, Node], writers: Mapping[str, str]) -> None:
     known = [*pipeline.inputs, *writers]
     for node in nodes.values():
         for name in node.reads.values():
@@ -197,6 +216,8 @@ def _check_no_stream_waits_for_itself(nodes: Mapping[str, Node], edges: list[Edg
     end of each node upstream along its stream; with these edges and the ordinary ones there must be
     no cycle.
     """
+    # streams are the only edges that feed back: a full buffer makes a writer wait for its reader,
+    # so "reader starts" must come before "writer ends", which the ordinary edges do not say
     feeds = {edge.target: edge.source for edge in edges if edge.streamed}
     later: dict[str, list[str]] = {
         f"{moment} of {node_id}": [] for node_id in nodes for moment in ("start", "end")

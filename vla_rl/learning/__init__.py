@@ -2,9 +2,11 @@
 a run continues.
 
 learner        `Learner`: policy gradients; imitation: `Imitator`, cross-entropy on demonstrations
+plan           rows of each optimizer step and of each rank; sharded: a learner over several ranks
 team           several policies that learn in one run, together or in turns
 critic         `Critic`: values; scoring: `Reference`, the frozen policy of a KL term
-rows           decisions of an update as rows of tokens; decisions: those rows as padded tensors
+columns        each number of a token, declared once; rows: decisions as rows of tokens; decisions:
+               those rows as padded tensors
 checkpoint     all state of a run, written completely or not at all
 
 Importing the configurations does not import torch; the other names do when they are first used.
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from vla_rl.learning.checkpoint_folders import latest_checkpoint, list_checkpoints
     from vla_rl.learning.critic import Critic, Judged
     from vla_rl.learning.imitation import Demonstration, Imitator
-    from vla_rl.learning.learner import Learner, PolicyMismatchError, UpdateReport
+    from vla_rl.learning.learner import Learner, PolicyLearner, PolicyMismatchError, UpdateReport
     from vla_rl.learning.optimizer import DivergedError
     from vla_rl.learning.scoring import Reference
     from vla_rl.learning.team import CriticTeam, LearnerTeam, ReferenceTeam
@@ -47,6 +49,7 @@ __all__ = [
     "LearnerConfig",
     "LearnerTeam",
     "OptimizerConfig",
+    "PolicyLearner",
     "PolicyMismatchError",
     "PreparedCheckpoint",
     "Reference",
@@ -86,6 +89,7 @@ _HOME = {
     ),
     "learner": (
         "Learner",
+        "PolicyLearner",
         "PolicyMismatchError",
         "UpdateReport",
     ),

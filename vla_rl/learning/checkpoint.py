@@ -15,7 +15,6 @@ byte by byte before use.
 import asyncio
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Final, TypeVar
 
@@ -37,7 +36,8 @@ from vla_rl.learning.checkpoint_folders import (
     update_in_name,
 )
 from vla_rl.learning.packing import pack, unpack
-from vla_rl.learning.training import TeamState, TrainingState
+from vla_rl.learning.training import StagedTensors, TeamState, TrainingState
+from vla_rl.types import SOLE_MEMBER
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class Checkpoint:
     def __init__(
         self,
         folder: Path,
-        state: TrainingState | TeamState,
+        state: TeamState,
         part_names: frozenset[str],
         metrics: bytes = b"",
     ) -> None:
@@ -114,11 +114,11 @@ class PreparedCheckpoint:
 
 
 async def prepare_checkpoint(
-    root: Path, state: TrainingState | TeamState, parts: Mapping[str, object]
+    root: Path, state: TeamState, parts: Mapping[str, object]
 ) -> PreparedCheckpoint:
     """Write a checkpoint off the event loop, up to the step that makes it visible. Arguments and
     errors as in `save_checkpoint`."""
-    _require_words((*parts, *(state.members if isinstance(state, TeamState) else ())))
+    _require_words((*parts, *state.members))
     writing = asyncio.ensure_future(asyncio.to_thread(_prepare, root, state, parts))
     try:
         return PreparedCheckpoint(await to_its_end(writing))
@@ -131,7 +131,7 @@ async def prepare_checkpoint(
 
 async def save_checkpoint(
     root: Path,
-    state: TrainingState | TeamState,
+    state: TeamState,
     parts: Mapping[str, object],
     *,
     keep_last: int | None = None,
@@ -150,7 +150,7 @@ async def save_checkpoint(
     """
     if keep_last is not None and keep_last < 1:
         raise ValueError(f"keep_last is {keep_last}, expected at least 1, or None to keep all.")
-    _require_words((*parts, *(state.members if isinstance(state, TeamState) else ())))
+    _require_words((*parts, *state.members))
     return await run_to_its_end(_save, root, state, parts, keep_last)
 
 
@@ -168,9 +168,7 @@ async def verify_checkpoint(folder: Path) -> int:
     return (await run_to_its_end(_verified, folder))[0].weight_version
 
 
-def _prepare(
-    root: Path, state: TrainingState | TeamState, parts: Mapping[str, object]
-) -> FolderWriter:
+def _prepare(root: Path, state: TeamState, parts: Mapping[str, object]) -> FolderWriter:
     packed = {name: pack(part) for name, part in parts.items()}
     try:
         remove_what_a_crash_left(root)
@@ -201,9 +199,7 @@ def _commit(writer: FolderWriter, keep_last: int | None, metrics: bytes = b"") -
     return folder
 
 
-def _save(
-    root: Path, state: TrainingState | TeamState, parts: Mapping[str, object], keep_last: int | None
-) -> Path:
+def _save(root: Path, state: TeamState, parts: Mapping[str, object], keep_last: int | None) -> Path:
     return _commit(_prepare(root, state, parts), keep_last)
 
 
@@ -216,23 +212,30 @@ def _require_words(names: Iterable[str]) -> None:
             )
 
 
-def _write(
-    writer: FolderWriter, state: TrainingState | TeamState, packed: Mapping[str, bytes]
-) -> None:
+def _write(writer: FolderWriter, state: TeamState, packed: Mapping[str, bytes]) -> None:
     for below, each in _by_folder(state).items():
-        writer.write_tensors(f"{below}{POLICY_TENSORS}", each.policy)
+        _write_tensors(writer, f"{below}{POLICY_TENSORS}", each.policy)
         for name, data in each.policy_files.items():
             writer.write_bytes(f"{below}policy/{name}", data)
-        writer.write_tensors(f"{below}{OPTIMIZER_TENSORS}", each.optimizer)
+        _write_tensors(writer, f"{below}{OPTIMIZER_TENSORS}", each.optimizer)
         writer.write_tensors(f"{below}{RNG_TENSORS}", each.rng)
     if state.critic:
         writer.write_tensors(CRITIC_TENSORS, state.critic)
     for name, data in packed.items():
         writer.write_bytes(_part_file(name), data)
-    agents = tuple(state.members) if isinstance(state, TeamState) else ()
+    agents = () if state.roster.acts_for_all else state.roster.names
     writer.write_bytes(
         HEADER, msgspec.json.encode(CheckpointHeader(FORMAT, state.weight_version, agents))
     )
+
+
+def _write_tensors(
+    writer: FolderWriter, name: str, tensors: Mapping[str, Tensor] | StagedTensors
+) -> None:
+    if isinstance(tensors, StagedTensors):
+        tensors.write_to(writer.new_path(name))
+    else:
+        writer.write_tensors(name, tensors)
 
 
 def _verified(folder: Path) -> tuple[CheckpointHeader, dict[str, FileEntry]]:
@@ -252,15 +255,10 @@ def _load(folder: Path) -> Checkpoint:
     header, entries = _verified(folder)
     try:
         critic = load_file(folder / CRITIC_TENSORS) if CRITIC_TENSORS in entries else {}
-        state: TrainingState | TeamState
-        if header.agents:
-            members = {
-                agent: _read(folder, entries, header, _agent_folder(agent))
-                for agent in header.agents
-            }
-            state = TeamState(members, critic)
-        else:
-            state = replace(_read(folder, entries, header, ""), critic=critic)
+        members = {
+            agent: _read(folder, entries, header, _agent_folder(agent)) for agent in header.agents
+        } or {SOLE_MEMBER: _read(folder, entries, header, "")}
+        state = TeamState(members, critic)
         metrics = (folder / METRICS).read_bytes() if METRICS in entries else b""
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder} is not a checkpoint of a run: {error}") from error
@@ -282,16 +280,14 @@ def _read(
         optimizer=load_file(folder / f"{below}{OPTIMIZER_TENSORS}"),
         rng=load_file(folder / f"{below}{RNG_TENSORS}"),
         policy_files={name.removeprefix(start): (folder / name).read_bytes() for name in files},
+        folder=folder / below,
     )
 
 
-def _by_folder(state: TrainingState | TeamState) -> dict[str, TrainingState]:
-    """Return each policy's state by the subfolder that it is written to.
-
-    A single policy has none.
-    """
-    if isinstance(state, TrainingState):
-        return {"": state}
+def _by_folder(state: TeamState) -> dict[str, TrainingState]:
+    """Return each policy's state by the subfolder that it is written to; a team of one has none."""
+    if state.roster.acts_for_all:
+        return {"": state.only}
     return {_agent_folder(name): each for name, each in state.members.items()}
 
 
@@ -299,12 +295,17 @@ def _agent_folder(name: str) -> str:
     return f"agents/{name}/"
 
 
-def _num_bytes(state: TrainingState | TeamState, packed: Mapping[str, bytes]) -> int:
+def _num_bytes(state: TeamState, packed: Mapping[str, bytes]) -> int:
     states = _by_folder(state).values()
-    tensors: list[Mapping[str, Tensor]] = [state.critic]
+    tensors: list[Mapping[str, Tensor] | StagedTensors] = [state.critic]
     for each in states:
         tensors += [each.policy, each.optimizer, each.rng]
-    num_tensor_bytes = sum(tensor.nbytes for group in tensors for tensor in group.values())
+    num_tensor_bytes = sum(
+        group.nbytes
+        if isinstance(group, StagedTensors)
+        else sum(tensor.nbytes for tensor in group.values())
+        for group in tensors
+    )
     files = [*packed.values(), *(data for each in states for data in each.policy_files.values())]
     return num_tensor_bytes + sum(map(len, files)) + MARGIN_BYTES
 

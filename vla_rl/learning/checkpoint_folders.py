@@ -85,7 +85,7 @@ def renamed_checkpoints(root: Path) -> dict[Path, int]:
 
     They never count as the newest or as checkpoints to keep, and are never removed.
     """
-    versions = {folder: _version_in(folder) for folder in _completed(root)}
+    versions = {folder: _header_version(folder) for folder in _completed(root)}
     return {
         folder: version
         for folder, version in versions.items()
@@ -93,7 +93,7 @@ def renamed_checkpoints(root: Path) -> dict[Path, int]:
     }
 
 
-def set_aside_after(root: Path, folder: Path) -> list[Path]:
+def set_newer_aside(root: Path, folder: Path) -> list[Path]:
     """Rename the checkpoints below `root` that are newer than `folder`, so that a run can resume
     from it; return the new names.
 
@@ -162,7 +162,7 @@ def _completed(root: Path) -> list[Path]:
     )
 
 
-def _version_in(folder: Path) -> int | None:
+def _header_version(folder: Path) -> int | None:
     """Return the update in a checkpoint's header.
 
     None if it cannot be read, which loading it reports.

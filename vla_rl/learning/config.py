@@ -1,6 +1,7 @@
 """Configurations of the optimizer, the policy learner, the critic and imitation learning. Importing
 them does not import torch."""
 
+from collections.abc import Mapping
 from typing import Literal, NamedTuple
 
 from vla_rl.algorithms.losses import PolicyLossConfig, ValueLossConfig
@@ -61,6 +62,10 @@ class OptimizerConfig(Config, frozen=True, kw_only=True):
         self.require(self.max_grad_norm > 0.0, "max_grad_norm", "above 0")
         self.require(self.max_skips_in_a_row >= 1, "max_skips_in_a_row", "at least 1 step")
 
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of the decay, if there is none."""
+        return {} if self.decay_steps is not None else {"final_lr_share": "decay_steps is none"}
+
 
 class LearnerConfig(Config, frozen=True, kw_only=True):
     """Settings of a policy update from trajectories and their advantages."""
@@ -105,8 +110,20 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     seed: int = 0
     """Seed of the order of the mini-batches."""
 
+    ranks: int = 1
+    """Processes that share the update, each with its part of the rows and of the optimizer's state:
+    one for each GPU, or on the CPU one for each core. 1 computes in this process."""
+
+    shard: Literal["gradients", "weights", "replicas"] = "gradients"
+    """With several ranks, what each holds. gradients: whole weights during an update, and its share
+    of masters and moments. weights: its share of the weights too, for less memory and more
+    communication. replicas: all of it, for adapters, which are small."""
+
     def __post_init__(self) -> None:
         self.require(self.micro_batch >= 1, "micro_batch", "at least 1 decision")
+        self.require(self.ranks >= 1, "ranks", "at least 1 process")
+        is_used = self.shard == "gradients" or self.ranks > 1
+        self.require(is_used, "shard", "gradients with one rank, which has nothing to share")
         by_tokens = self.micro_batch_tokens is None or self.micro_batch_tokens >= 1
         self.require(by_tokens, "micro_batch_tokens", "at least 1 token, or none")
         several = self.minibatch_trajectories is None or self.minibatch_trajectories >= 1
@@ -124,6 +141,12 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
         )
         self.require(fits, "trajectory_length", needed)
         self.require(self.max_mismatch > 0.0, "max_mismatch", "above 0")
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of other aggregations."""
+        if self.aggregation == "seq_mean_token_sum_norm":
+            return {}
+        return {"trajectory_length": f"learner.aggregation is {self.aggregation!r}"}
 
     @property
     def micro_batch_size(self) -> MicroBatchSize:

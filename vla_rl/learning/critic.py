@@ -27,7 +27,7 @@ from vla_rl.errors import CheckpointError
 from vla_rl.learning.config import CriticConfig
 from vla_rl.learning.micro_batches import micro_batches
 from vla_rl.learning.optimizer import PolicyOptimizer, StepReport
-from vla_rl.learning.scoring import in_parts
+from vla_rl.learning.scoring import compute_in_parts
 from vla_rl.learning.sound_numbers import require_returns, require_values
 from vla_rl.types import Observation, Trajectory, derive_seed
 
@@ -108,10 +108,12 @@ class Critic:
         indices = micro_batches(_num_read(seen), self._config.micro_batch_size)
         parts = [[seen[row] for row in index.tolist()] for index in indices]
         async with self._turn:
-            judged = await in_parts(self._lane, self._trunk.prepare, self._judge, parts, "values")
+            judged = await compute_in_parts(
+                self._lane, self._trunk.prepare, self._judge, parts, "values"
+            )
         values = torch.zeros(len(seen))
         values[torch.cat(indices)] = torch.cat(judged)
-        found = _by_trajectory(trajectories, values.numpy() * self._config.value_scale)
+        found = _split_by_trajectory(trajectories, values.numpy() * self._config.value_scale)
         require_values(trajectories, found)
         return found
 
@@ -160,6 +162,7 @@ class Critic:
         reports: list[StepReport] = []
         async with self._turn:
             number = self._num_updates if number is None else number
+            # a run that was stopped between critic and policy repeats the update with a fitted critic
             if number < self._num_updates:
                 return {}
             for index in self._minibatches(sequence, number):
@@ -173,7 +176,9 @@ class Critic:
                     for piece in pieces
                 ]
                 backward = partial(self._backward, num_rows=len(index))
-                losses += await in_parts(self._lane, self._prepare, backward, parts, "critic")
+                losses += await compute_in_parts(
+                    self._lane, self._prepare, backward, parts, "critic"
+                )
                 reports.append(await self._lane.run(self._optimizer.step, work="critic"))
             self._num_updates = number + 1
         scale = self._config.value_scale
@@ -257,8 +262,8 @@ class Critic:
 
     def _load(self, tensors: Mapping[str, Tensor]) -> None:
         try:
-            self._network.load_state_dict(_below("network/", tensors))
-            self._optimizer.load_tensors(_below("optimizer/", tensors))
+            self._network.load_state_dict(_without_prefix("network/", tensors))
+            self._optimizer.load_tensors(_without_prefix("optimizer/", tensors))
             self._num_updates = int(tensors["num_updates"])
         except (KeyError, RuntimeError) as error:
             raise CheckpointError(
@@ -274,7 +279,7 @@ def is_cut_off(trajectory: Trajectory) -> bool:
     return trajectory.stop_reason.is_cut_off
 
 
-def _by_trajectory(trajectories: Sequence[Trajectory], values: np.ndarray) -> list[Judged]:
+def _split_by_trajectory(trajectories: Sequence[Trajectory], values: np.ndarray) -> list[Judged]:
     judged, start = [], 0
     for trajectory in trajectories:
         end = start + len(trajectory.steps)
@@ -284,7 +289,7 @@ def _by_trajectory(trajectories: Sequence[Trajectory], values: np.ndarray) -> li
     return judged
 
 
-def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _without_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {
         name.removeprefix(prefix): tensor
         for name, tensor in tensors.items()

@@ -6,16 +6,16 @@ did not run are masked, so the mask ends at the exact control step that ended th
 of different lengths are padded on the right, and the padding is masked.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.engines.policy_model import NO_TOKEN
-from vla_rl.learning.rows import Advantage, Row, Span, rows_of
+from vla_rl.learning.columns import BY_ROW, RECORDED, TokenColumns, narrowed
+from vla_rl.learning.rows import Advantage, Place, Row, rows_of
 from vla_rl.learning.sound_numbers import require_log_probs
 from vla_rl.types import Observation, Trajectory
 
@@ -30,58 +30,17 @@ BROKEN_REFERENCE: Final = (
 )
 
 
-@dataclass(frozen=True)
-class Decisions:
-    """Columns of N rows.
+@dataclass(frozen=True, kw_only=True)
+class Decisions(TokenColumns):
+    """The columns of N rows, with what the policy observed before each.
 
     Attributes:
         observations: observations of the policy; frames are still uint8.
-        tokens: int64 [N, T], the chosen tokens, `NO_TOKEN` beyond a row's end; float32 from a
-            policy that chooses numbers.
-        behavior_log_prob: float32 [N, T], under the weights that acted.
-        mask: bool [N, T], True where the policy chose the token and its control step ran.
-        advantage: float32 [N, T], or [N, 1] if every row has one number.
-        temperature: float32 [N], the sampling temperature of the tokens.
-        sequence: int64 [N], index of the trajectory.
-        weight_version: int64 [N, T], version of the weights that chose each token, or [N, 1] if no
-            row has two versions.
-        num_tokens: int64 [N], number of tokens of the row, without padding.
-        num_read: int64 [N], number of tokens that a forward pass reads for the row: its own, and
-            those of its prompt if it has one.
-        spans: for each row, the positions of the tokens of its decisions.
-        proximal_log_prob: float32 [N, T], under the learner's weights before the update; None
-            unless the loss needs it.
-        reference_log_prob: float32 [N, T], under the frozen reference policy; None without a
-            reference.
-        sequence_log_ratio: float32 [N, 1], mean log-ratio over the row's whole trajectory; None
-            unless the loss needs it.
-        sequence_drift: float32 [N, 1], mean of the engine's log-prob minus the current one over the
-            row's whole trajectory; None unless the loss needs it.
-        correction_weight: float32 [N, T], weights of the engine correction or of decoupled_ppo over
-            the whole update; None if the loss has none.
-        chosen_tokens: bool [N, T], tokens that the loss chose from the whole mini-batch; None
-            unless the loss needs it.
-        action_tokens: number of tokens of one control step.
+        places: for each row, the places of its decisions.
     """
 
     observations: tuple[Observation, ...]
-    tokens: Tensor
-    behavior_log_prob: Tensor
-    mask: Tensor
-    advantage: Tensor
-    temperature: Tensor
-    sequence: Tensor
-    weight_version: Tensor
-    num_tokens: Tensor
-    num_read: Tensor
-    spans: tuple[tuple[Span, ...], ...]
-    proximal_log_prob: Tensor | None = None
-    reference_log_prob: Tensor | None = None
-    sequence_log_ratio: Tensor | None = None
-    sequence_drift: Tensor | None = None
-    correction_weight: Tensor | None = None
-    chosen_tokens: Tensor | None = None
-    action_tokens: int = 1
+    places: tuple[tuple[Place, ...], ...]
 
     def __len__(self) -> int:
         return len(self.observations)
@@ -94,7 +53,7 @@ class Decisions:
     @property
     def num_decisions(self) -> int:
         """Number of decisions in all rows."""
-        return sum(len(spans) for spans in self.spans)
+        return sum(len(places) for places in self.places)
 
     def rows(self, index: Tensor) -> "Decisions":
         """Select rows, int64 [M], in the given order, and drop columns that are padding in all of
@@ -107,31 +66,27 @@ class Decisions:
             name: column[index, :width]
             if column.ndim == 2 and column.shape[1] == full
             else column[index]
-            for name, column in self._columns()
+            for name, column in self.tensors().items()
         }
         return replace(
             self,
             observations=tuple(self.observations[row] for row in chosen),
-            spans=tuple(self.spans[row] for row in chosen),
+            places=tuple(self.places[row] for row in chosen),
             **columns,
         )
 
-    def on(self, device: torch.device) -> "Decisions":
-        """Copy the columns to a device; observations stay where they are."""
-        columns: Any = {name: column.to(device) for name, column in self._columns()}
+    def on_device(self, device: torch.device) -> "Decisions":
+        """Return the same rows with columns on a device; observations stay where they are."""
+        columns: Any = {name: column.to(device) for name, column in self.tensors().items()}
         return replace(self, **columns)
 
-    def by_decision(self, values: Tensor) -> list[np.ndarray]:
+    def split_by_decision(self, values: Tensor) -> list[np.ndarray]:
         """Split values on the CPU, [N, T], such as log-probs, into the tokens of each decision, in
         the order of the decisions."""
         found: dict[int, np.ndarray] = {}
-        for row, spans in zip(values.numpy(), self.spans, strict=True):
-            found |= {span.decision: row[span.start : span.stop] for span in spans}
+        for row, places in zip(values.numpy(), self.places, strict=True):
+            found |= {place.decision: row[place.start : place.stop] for place in places}
         return [found[decision] for decision in sorted(found)]
-
-    def _columns(self) -> list[tuple[str, Tensor]]:
-        columns = [(field.name, getattr(self, field.name)) for field in fields(self)]
-        return [(name, column) for name, column in columns if isinstance(column, Tensor)]
 
 
 def decisions_of(
@@ -165,24 +120,18 @@ def decisions_of(
             "without trajectories."
         )
     _require_one_length(rows)
-    kind = np.float32 if rows[0].tokens[0].dtype.kind == "f" else np.int64
-    with_reference = reference_log_probs is not None
+    columns = {name: _padded(rows, name) for name in RECORDED}
+    if reference_log_probs is None:
+        del columns["reference_log_prob"]
+    for name, column in columns.items():
+        if RECORDED[name].narrows:
+            columns[name] = narrowed(column, columns["mask"])
+    columns |= {name: torch.tensor([getattr(row, name) for row in rows]) for name in BY_ROW}
     decisions = Decisions(
         observations=tuple(row.seen for row in rows),
-        tokens=_padded(rows, "tokens", lambda row: row.tokens, kind, NO_TOKEN),
-        behavior_log_prob=_padded(rows, "log_probs", lambda row: row.log_probs, np.float32),
-        mask=_padded(rows, "mask", lambda row: row.mask, np.bool_),
-        advantage=_advantage_columns(rows),
-        temperature=torch.tensor([row.temperature for row in rows]),
-        sequence=torch.tensor([row.sequence for row in rows]),
-        weight_version=_version_columns(rows),
-        num_tokens=torch.tensor([row.num_tokens for row in rows]),
-        num_read=torch.tensor([row.num_read for row in rows]),
-        spans=tuple(tuple(row.spans) for row in rows),
-        reference_log_prob=_padded(rows, "reference", lambda row: row.reference, np.float32)
-        if with_reference
-        else None,
+        places=tuple(tuple(row.places) for row in rows),
         action_tokens=_action_tokens(trajectories),
+        **columns,
     )
     require_log_probs(decisions, decisions.behavior_log_prob, "the engine's", BROKEN_ENGINE)
     if decisions.reference_log_prob is not None:
@@ -198,13 +147,13 @@ def _action_tokens(trajectories: Sequence[Trajectory]) -> int:
     steps = [step for trajectory in trajectories for step in trajectory.steps]
     if any("prompt_tokens" in step.observation for step in steps):
         return 1
-    sizes = {len(step.chunk.tokens) // len(step.chunk.actions) for step in steps}
+    sizes = {step.chunk.tokens_per_step for step in steps}
     return sizes.pop() if len(sizes) == 1 else 1
 
 
 def _require_one_length(rows: Sequence[Row]) -> None:
     """Raise ValueError if chunks differ in length; only rows that follow prompts of tokens may."""
-    shapes = {part.shape for row in rows for part in row.tokens}
+    shapes = {part.shape for row in rows for part in row.parts["tokens"]}
     if len(shapes) > 1 and not all("prompt_tokens" in row.observation for row in rows):
         raise ValueError(
             f"the chunks' tokens have shapes {sorted(shapes)}, expected one; was the "
@@ -212,47 +161,13 @@ def _require_one_length(rows: Sequence[Row]) -> None:
         )
 
 
-def _padded(
-    rows: Sequence[Row],
-    name: str,
-    parts: Callable[[Row], Sequence[np.ndarray]],
-    dtype: type[np.generic],
-    padding: int = 0,
-) -> Tensor:
-    """Join and pad the parts of each row: [N, T], with `padding` beyond the row's end."""
-    padded = np.full((len(rows), max(row.num_tokens for row in rows)), padding, dtype)
+def _padded(rows: Sequence[Row], name: str) -> Tensor:
+    """Join and pad the parts of each row: [N, T], with the fill value beyond the row's end."""
+    column = RECORDED[name]
+    kind = np.float32 if rows[0].parts[name][0].dtype.kind == "f" else np.int64
+    shape = len(rows), max(row.num_tokens for row in rows)
+    padded = np.full(shape, column.fill, column.dtype or kind)
     for line, row in zip(padded, rows, strict=True):
-        joined = np.concatenate(list(parts(row)))
-        if len(joined) != row.num_tokens:
-            raise ValueError(
-                f"a chunk has {len(joined)} {name} for {row.num_tokens} tokens, expected one each."
-            )
+        joined = np.concatenate(row.parts[name])
         line[: len(joined)] = joined
     return torch.from_numpy(padded)
-
-
-def _advantage_columns(rows: Sequence[Row]) -> Tensor:
-    """Return the advantages, float32 [N, T], or [N, 1] if every row is one decision with one
-    number.
-    """
-    if all(len(row.advantage) == 1 and row.advantage[0].shape == (1,) for row in rows):
-        return torch.tensor(
-            np.concatenate([row.advantage[0] for row in rows]), dtype=torch.float32
-        )[:, None]
-
-    def spread(row: Row) -> list[np.ndarray]:
-        return [
-            np.broadcast_to(own, part.shape)
-            for own, part in zip(row.advantage, row.tokens, strict=True)
-        ]
-
-    return _padded(rows, "advantages", spread, np.float32)
-
-
-def _version_columns(rows: Sequence[Row]) -> Tensor:
-    """Return the weight versions, int64 [N, T], or [N, 1] if no row has tokens of two versions."""
-    columns = _padded(rows, "weight_versions", lambda row: row.versions, np.int64)
-    chosen = _padded(rows, "mask", lambda row: row.mask, np.bool_)
-    oldest = torch.where(chosen, columns, torch.iinfo(torch.int64).max).amin(dim=1, keepdim=True)
-    newest = torch.where(chosen, columns, -1).amax(dim=1, keepdim=True)
-    return oldest if bool((oldest == newest).all()) else columns

@@ -13,37 +13,32 @@ forward pass with the same weights; the first update checks it.
 """
 
 import asyncio
-import dataclasses
 import time
 from collections.abc import Sequence
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
 import numpy as np
-import torch
-from torch import Tensor
 
-from vla_rl.algorithms import Denominators, aggregation, count_denominators
-from vla_rl.algorithms.losses import PolicyLoss, TokenBatch, policy_loss
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
-from vla_rl.errors import CheckpointError, ConfigError, VlaRlError
+from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.learning.config import LearnerConfig
-from vla_rl.learning.decisions import Decisions, decisions_of
-from vla_rl.learning.micro_batches import micro_batches
+from vla_rl.learning.decisions import decisions_of
 from vla_rl.learning.optimizer import StepReport
+from vla_rl.learning.passes import LocalPasses, Passes
+from vla_rl.learning.plan import has_gradient, plan_minibatches, plan_step
 from vla_rl.learning.proximal import Proximal
 from vla_rl.learning.rows import Advantage
-from vla_rl.learning.sound_numbers import first_unsound, require_sound_model
-from vla_rl.learning.training import TeamState, Training, TrainingState, WeightSink
+from vla_rl.learning.sound_numbers import require_sound_model
+from vla_rl.learning.training import TrainingState, WeightSink
 from vla_rl.learning.update_metrics import (
     MicroBatchSums,
     mean_gap,
     staleness_metrics,
     update_metrics,
 )
-from vla_rl.types import Trajectory, derive_seed
+from vla_rl.types import Trajectory
 
 
 class PolicyMismatchError(VlaRlError):
@@ -59,50 +54,30 @@ class UpdateReport(msgspec.Struct, frozen=True):
     metrics: dict[str, float]
 
 
-class Learner:
-    """Updates a policy model by policy gradient; updates run one after another.
+class PolicyLearner:
+    """Updates a policy by policy gradient; updates run one after another.
+
+    It decides what is learnt: mini-batches, denominators, skips and refusals. `passes` computes.
 
     Args:
-        model: trained in place.
-        lane: runs the model; shared with the engines.
-        config: loss, batches and optimizer.
-        publish_to: engines that get the new weights with every update. An engine that shares
-            `model` needs updates of one optimizer step, so that no weights exist between two
-            versions.
-        weight_version: number of updates already applied to the weights of `model`.
+        passes: computes with the weights that are trained.
+        lane: prepares rows.
+        config: loss and batches.
+        name: name of the policy's class, for errors.
     """
 
     def __init__(
-        self,
-        model: TokenModel[Any],
-        lane: DeviceLane,
-        config: LearnerConfig,
-        publish_to: Sequence[WeightSink] = (),
-        *,
-        weight_version: int = 0,
+        self, passes: Passes, lane: DeviceLane, config: LearnerConfig, *, name: str
     ) -> None:
-        shares = any(sink.network is model.network for sink in publish_to)
-        if shares and not config.steps_once_per_update:
-            raise ConfigError(
-                f"LearnerConfig.minibatch_trajectories is {config.minibatch_trajectories} and "
-                f"epochs {config.epochs}, "
-                "expected none and 1 if an engine shares the learner's model: in an update of "
-                "several optimizer "
-                "steps, the engine would act with weights without a version. Give the engine a "
-                "copy of the model."
-            )
-        self._lane, self._config = lane, config
-        self._training = Training(model, config.optimizer, publish_to, weight_version)
-        self._loss: PolicyLoss = policy_loss(config.loss)
-        self._proximal = Proximal(model, lane, config)
-        self._aggregate = aggregation(config.aggregation)
+        self._passes, self._lane, self._config, self._name = passes, lane, config, name
+        self._proximal = Proximal(passes.log_probs, config)
         self._agreed = False
         self._turn = asyncio.Lock()
 
     @property
     def weight_version(self) -> int:
         """Number of updates applied."""
-        return self._training.weight_version
+        return self._passes.weight_version
 
     async def update(
         self,
@@ -137,18 +112,28 @@ class Learner:
             sums: list[MicroBatchSums] = []
             reports: list[StepReport] = []
             minibatches = [
-                minibatch for minibatch in self._minibatches(decisions) if self._teaches(minibatch)
+                decisions.rows(index)
+                for index in plan_minibatches(decisions.sequence, self._config, version)
             ]
+            minibatches = [rows for rows in minibatches if has_gradient(rows, self._config)]
             for number, minibatch in enumerate(minibatches, start=1):
                 minibatch = await self._proximal.before_step(minibatch, is_first=number == 1)
                 compare = version if number == 1 else None
-                sums += await self._accumulate(minibatch, compare)
+                plan = plan_step(minibatch, self._config)
+                found = await self._passes.accumulate(minibatch, plan, compare)
+                # once per mini-batch: asking after each micro-batch would make the host wait for
+                # the device
+                places = [part.first_unsound for part in found]
+                require_sound_model(minibatch, plan.indices, places, self._name)
+                sums += found
                 if number == 1:
+                    # before the first step, so that a disagreement leaves the weights as they were
                     self._require_agreement(sums)
                 is_last = number == len(minibatches)
-                reports.append(await self._lane.run(self._training.step, is_last, work="update"))
+                reports.append(await self._passes.step(is_last))
             if not minibatches:
-                await self._lane.run(self._training.stand_still, work="update")
+                # a new version all the same: scheduler and engines count updates, not changes
+                await self._passes.stand_still()
         staleness = (version - decisions.weight_version).expand_as(decisions.mask)[decisions.mask]
         metrics = staleness_metrics(staleness) | update_metrics(sums, reports, version)
         seconds = time.perf_counter() - started
@@ -164,116 +149,21 @@ class Learner:
         """Publish the same weights as a new version, in an update in which other agents learn. The
         optimizer does not step."""
         async with self._turn:
-            await self._lane.run(self._training.stand_still, work="update")
+            await self._passes.stand_still()
         return UpdateReport(self.weight_version, {"update/taught": 0.0})
 
     async def snapshot(self) -> TrainingState:
         """Copy all state that the next update depends on, between two updates."""
         async with self._turn:
-            return await self._lane.run(self._training.snapshot, work="checkpoint")
+            return await self._passes.snapshot()
 
-    async def restore(self, state: TrainingState | TeamState) -> None:
-        """Continue from a snapshot, and publish it to the engines. Raises: CheckpointError if it is
-        the snapshot of a team."""
-        if isinstance(state, TeamState):
-            raise CheckpointError(
-                f"the checkpoint holds the policies of agents {sorted(state.members)}, expected "
-                "one policy for all agents; "
-                "resume with the recipe and settings that made it."
-            )
-        async with self._turn:
-            await self._lane.run(self._training.restore, state, work="checkpoint")
+    async def restore(self, state: TrainingState) -> None:
+        """Continue from a snapshot, and publish it to the engines.
 
-    def _minibatches(self, decisions: Decisions) -> list[Decisions]:
-        """Return the mini-batches in the order of their optimizer steps.
-
-        A trajectory is never split between two.
+        Raises: CheckpointError if it is not of this policy.
         """
-        num_trajectories = decisions.num_trajectories
-        size = self._config.minibatch_trajectories or num_trajectories
-        minibatches = []
-        for epoch in range(self._config.epochs):
-            seed = derive_seed(self._config.seed, "minibatches", self.weight_version, epoch)
-            order = torch.arange(num_trajectories)
-            if size < num_trajectories:
-                order = torch.randperm(
-                    num_trajectories, generator=torch.Generator().manual_seed(seed)
-                )
-            for chosen in torch.split(order, size):
-                rows = torch.isin(decisions.sequence, chosen).nonzero()[:, 0]
-                minibatches.append(decisions.rows(rows))
-        return [minibatch for minibatch in minibatches if len(minibatch)]
-
-    def _teaches(self, minibatch: Decisions) -> bool:
-        has_other_terms = (
-            self._config.entropy_coef > 0.0 or self._config.loss.has_terms_without_advantage
-        )
-        return has_other_terms or bool(torch.where(minibatch.mask, minibatch.advantage, 0.0).any())
-
-    async def _accumulate(self, minibatch: Decisions, compare: int | None) -> list[MicroBatchSums]:
-        """Accumulate the gradient of a mini-batch; `compare` is the version whose log-probs the
-        learner should reproduce."""
-        await self._lane.run(self._training.optimizer.zero_grad, work="update")
-        denominators = count_denominators(
-            minibatch.mask, minibatch.sequence, length=self._config.trajectory_length
-        )
-        indices = micro_batches(minibatch.num_read, self._config.micro_batch_size)
-        parts = [(minibatch.rows(index), denominators.rows(index)) for index in indices]
-        sums: list[MicroBatchSums] = []
-        async with aclosing(self._lane.prepared_ahead(self._prepare, parts)) as prepared:
-            async for (rows, counts), batch in prepared:
-                sums.append(
-                    await self._lane.run(
-                        self._backward, batch, rows, counts, compare, work="update"
-                    )
-                )
-        model = type(self._training.model).__name__
-        require_sound_model(
-            [rows for rows, _ in parts], [part.first_unsound for part in sums], model
-        )
-        return sums
-
-    def _prepare(self, part: tuple[Decisions, Denominators]) -> Any:
-        return self._training.model.prepare(part[0].observations)
-
-    def _backward(
-        self, batch: Any, rows: Decisions, counts: Denominators, compare: int | None
-    ) -> MicroBatchSums:
-        rows = rows.on(self._training.device)
-        log_prob, entropy = self._training.model.log_probs(batch, rows.tokens, rows.temperature)
-        if log_prob.dtype not in (torch.float32, torch.float64):
-            raise ValueError(
-                f"{type(self._training.model).__name__}.log_probs gave {log_prob.dtype}, expected "
-                "torch.float32: "
-                "rounded to 8 bits a ratio of 1.0004 is 1. Call .float() on the logits before "
-                "log_softmax."
-            )
-        losses, diagnostics = self._loss(token_batch(rows, log_prob))
-        if self._config.entropy_coef:
-            losses = losses - self._config.entropy_coef * entropy
-        counts = dataclasses.replace(
-            counts, sequence_tokens=counts.sequence_tokens.to(self._training.device)
-        )
-        loss = self._aggregate(losses, rows.mask, counts)
-        torch.autograd.backward(loss)
-        is_same = (
-            torch.zeros_like(rows.mask)
-            if compare is None
-            else rows.mask & (rows.weight_version == compare)
-        )
-        distance = torch.where(rows.mask, (log_prob - rows.behavior_log_prob).detach().abs(), 0.0)
-        gap = torch.where(is_same, distance, 0.0)
-        versions = rows.weight_version.double().expand_as(distance)
-        return MicroBatchSums(
-            loss=loss.detach(),
-            entropy_sum=torch.where(rows.mask, entropy.detach(), 0.0).sum(),
-            diagnostics=diagnostics,
-            gap_sum=gap.sum(),
-            gap_max=gap.max(),
-            num_compared=is_same.sum(),
-            tokens=torch.stack([versions, distance.double()])[:, rows.mask],
-            first_unsound=first_unsound(log_prob, entropy, rows.mask),
-        )
+        async with self._turn:
+            await self._passes.restore(state)
 
     def _require_agreement(self, sums: Sequence[MicroBatchSums]) -> None:
         """Raise PolicyMismatchError if the ratio is not 1; checked in the first update with tokens
@@ -295,18 +185,35 @@ class Learner:
         self._agreed = True
 
 
-def token_batch(rows: Decisions, log_prob: Tensor) -> TokenBatch:
-    """Return the input of a policy loss for some rows."""
-    return TokenBatch(
-        log_prob=log_prob,
-        behavior_log_prob=rows.behavior_log_prob,
-        advantage=rows.advantage,
-        mask=rows.mask,
-        proximal_log_prob=rows.proximal_log_prob,
-        reference_log_prob=rows.reference_log_prob,
-        sequence_log_ratio=rows.sequence_log_ratio,
-        sequence_drift=rows.sequence_drift,
-        action_tokens=rows.action_tokens,
-        correction_weight=rows.correction_weight,
-        chosen_tokens=rows.chosen_tokens,
-    )
+class Learner(PolicyLearner):
+    """A `PolicyLearner` that computes in this process.
+
+    Args:
+        model: trained in place.
+        lane: runs the model; shared with the engines.
+        config: loss, batches and optimizer.
+        publish_to: engines that get the new weights with every update. An engine that shares
+            `model` needs updates of one optimizer step, so that no weights exist between two
+            versions.
+        weight_version: number of updates already applied to the weights of `model`.
+    """
+
+    def __init__(
+        self,
+        model: TokenModel[Any],
+        lane: DeviceLane,
+        config: LearnerConfig,
+        publish_to: Sequence[WeightSink] = (),
+        *,
+        weight_version: int = 0,
+    ) -> None:
+        shares = any(sink.network is model.network for sink in publish_to)
+        if shares and not config.steps_once_per_update:
+            raise ConfigError(
+                f"LearnerConfig.minibatch_trajectories is {config.minibatch_trajectories} and "
+                f"epochs {config.epochs}, expected none and 1 if an engine shares the learner's "
+                "model: in an update of several optimizer steps, the engine would act with weights "
+                "without a version. Give the engine a copy of the model."
+            )
+        passes = LocalPasses(model, lane, config, publish_to, weight_version)
+        super().__init__(passes, lane, config, name=type(model).__name__)

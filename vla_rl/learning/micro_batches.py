@@ -23,11 +23,12 @@ def micro_batches(num_read: Tensor, size: MicroBatchSize) -> list[Tensor]:
     """
     if size.tokens is None:
         return list(torch.split(torch.arange(len(num_read)), size.rows))
+    # longest first: the longest row sets the width of all lines, and shorter ones fill what is left
     order = torch.argsort(num_read, descending=True, stable=True)
     lengths = num_read[order].tolist()
     rising = [-length for length in lengths]
     left, parts = _Left(len(lengths)), []
-    while (row := left.at_or_after(0)) < len(lengths):
+    while (row := left.first_left(0)) < len(lengths):
         width = max(lengths[row], 1)
         lines = Lines(width, min(max(1, size.tokens // width), size.rows, len(lengths)))
         chosen: list[int] = []
@@ -36,7 +37,7 @@ def micro_batches(num_read: Tensor, size: MicroBatchSize) -> list[Tensor]:
             left.take(row)
             chosen.append(row)
             # rows before the first that fits the largest free space are too long
-            row = left.at_or_after(max(row, bisect_left(rising, -lines.most_room)))
+            row = left.first_left(max(row, bisect_left(rising, -lines.most_room)))
         parts.append(order[torch.tensor(chosen)])
     return parts
 
@@ -50,12 +51,10 @@ class _Left:
     def take(self, row: int) -> None:
         self._next[row] = row + 1
 
-    def at_or_after(self, row: int) -> int:
-        """Return the first row, from this one on, that is left.
-
-        The number of rows if there is none.
-        """
+    def first_left(self, row: int) -> int:
+        """Return the first row, from this one on, that is left; the number of rows if none is."""
         while self._next[row] != row:
+            # path halving: walking over every taken row again would be quadratic in their number
             self._next[row] = self._next[self._next[row]]
             row = self._next[row]
         return row

@@ -89,7 +89,7 @@ class PolicyOptimizer:
             if parameter in _HOOKS:
                 _HOOKS[parameter].remove()
             _HOOKS[parameter] = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
-                partial(_hand_on, master)
+                partial(_add_to_master, master)
             )
         self._moved = {**self._parameters, **self._masters}
         self._adamw = torch.optim.AdamW(
@@ -101,6 +101,11 @@ class PolicyOptimizer:
         )
         self._num_steps = 0
         self._num_skips_in_a_row = 0
+
+    @property
+    def parameters(self) -> Mapping[str, nn.Parameter]:
+        """The trained parameters, as they were when the optimizer was built."""
+        return self._parameters
 
     @property
     def num_steps(self) -> int:
@@ -121,6 +126,7 @@ class PolicyOptimizer:
         """
         lr = self.learning_rate()
         self._num_steps += 1
+        # the norm is the only number that decides about a skip; NaN in any gradient makes it NaN
         grad_norm = float(
             nn.utils.clip_grad_norm_(list(self._moved.values()), self._config.max_grad_norm)
         )
@@ -194,6 +200,7 @@ class PolicyOptimizer:
         with torch.no_grad():
             for name, moved in self._moved.items():
                 moved.copy_(exact.get(name, self._parameters[name]))
+        # the groups of this optimizer, not the saved ones: lr and betas follow the configuration
         groups = self._adamw.state_dict()["param_groups"]
         self._adamw.load_state_dict({"state": states, "param_groups": groups})
         self._num_steps = num_steps
@@ -217,8 +224,10 @@ def _trained(network: nn.Module) -> dict[str, nn.Parameter]:
     }
 
 
-def _hand_on(master: nn.Parameter, parameter: Tensor) -> None:
+def _add_to_master(master: nn.Parameter, parameter: Tensor) -> None:
     """Add a complete gradient to its master's gradient, and free it."""
+    # freed here, one by one: kept until the step, bfloat16 gradients would take memory beside the
+    # float32 ones
     assert parameter.grad is not None
     if master.grad is None:
         master.grad = parameter.grad.float()

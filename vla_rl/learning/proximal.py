@@ -12,32 +12,35 @@ passes.
 A loss that needs none of these (the clipped surrogate) costs no forward pass here.
 """
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
 
 from vla_rl.algorithms.losses import (
-    TokenBatch,
     behavior_weights,
     chosen_tokens,
     engine_correction,
     sequence_drift,
     sequence_log_ratio,
 )
-from vla_rl.engines.device_lane import DeviceLane
-from vla_rl.engines.policy_model import TokenModel
 from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.decisions import Decisions
-from vla_rl.learning.scoring import Scorer
 
 
 class Proximal:
-    """Adds the values above to decisions, if the loss needs them."""
+    """Adds the values above to decisions, if the loss needs them.
 
-    def __init__(self, model: TokenModel[Any], lane: DeviceLane, config: LearnerConfig) -> None:
-        self._loss, self._size = config.loss, config.micro_batch_size
-        self._scorer = Scorer(model, lane, self._size, work="proximal")
+    Args:
+        log_probs: scores decisions under the learner's current weights.
+        config: loss, micro-batches and ranks.
+    """
+
+    def __init__(
+        self, log_probs: Callable[[Decisions], Awaitable[Tensor]], config: LearnerConfig
+    ) -> None:
+        self._log_probs, self._loss, self._num_ranks = log_probs, config.loss, config.ranks
+        self._size = config.micro_batch_size
         self.metrics: dict[str, float] = {}
         """Differences between the proximal and the engine's log-probs in the last update, staleness
         included; empty if not computed."""
@@ -49,7 +52,7 @@ class Proximal:
         self.metrics = {}
         if not (self._loss.needs_proximal or self._needs_sequences(decisions)):
             return decisions
-        proximal = await self._scorer.log_probs(decisions)
+        proximal = await self._log_probs(decisions)
         correction = engine_correction(
             self._loss.correction,
             proximal,
@@ -76,10 +79,11 @@ class Proximal:
         )
         if not (needs_sequences or needs_choice):
             return minibatch
+        # later steps have other weights: an old ratio would clip tokens that have moved since
         current = minibatch.proximal_log_prob if is_first else None
         if current is None:
-            current = await self._scorer.log_probs(minibatch)
-        batch = _token_batch(minibatch, current)
+            current = await self._log_probs(minibatch)
+        batch = minibatch.token_batch(current)
         if needs_choice:
             return replace(minibatch, chosen_tokens=chosen_tokens(self._loss, batch))
         if self._loss.needs_sequence_drift:
@@ -92,7 +96,7 @@ class Proximal:
     def _behavior_weights(self, decisions: Decisions, proximal: Tensor) -> Tensor:
         numbers = self._loss.parameters
         return behavior_weights(
-            _token_batch(decisions, proximal),
+            decisions.token_batch(proximal),
             behavior_weight_cap=numbers["behavior_weight_cap"],
             level=numbers["level"],
             sequence=decisions.sequence,
@@ -103,17 +107,6 @@ class Proximal:
         return is_split and (self._loss.needs_sequence_log_ratio or self._loss.needs_sequence_drift)
 
     def _needs_choice(self, minibatch: Decisions) -> bool:
-        is_whole = self._size.tokens is None and len(minibatch) <= self._size.rows
+        fits = self._size.tokens is None and len(minibatch) <= self._size.rows
+        is_whole = fits and self._num_ranks == 1
         return self._loss.needs_chosen_tokens and not is_whole
-
-
-def _token_batch(decisions: Decisions, log_prob: Tensor) -> TokenBatch:
-    return TokenBatch(
-        log_prob=log_prob,
-        behavior_log_prob=decisions.behavior_log_prob,
-        advantage=decisions.advantage,
-        mask=decisions.mask,
-        proximal_log_prob=decisions.proximal_log_prob,
-        action_tokens=decisions.action_tokens,
-        correction_weight=decisions.correction_weight,
-    )

@@ -15,6 +15,7 @@ from typing import TypeAlias
 
 import numpy as np
 
+from vla_rl.learning.columns import RECORDED
 from vla_rl.types import Observation, Step, Trajectory
 
 Advantage: TypeAlias = float | np.ndarray
@@ -23,8 +24,8 @@ Advantage: TypeAlias = float | np.ndarray
 
 
 @dataclass(frozen=True)
-class Span:
-    """The position of one decision's tokens, and the decision that they belong to.
+class Place:
+    """The position of one decision's tokens in a row, and the decision that they belong to.
 
     Attributes:
         decision: index among all decisions of the update.
@@ -50,29 +51,23 @@ class Row:
         observation: observation before its first token.
         sequence: index of the trajectory.
         temperature: temperature of all its log-probs.
+        parts: the recorded columns (`columns.RECORDED`) by name, each in parts of equal lengths.
         grammars: (start, stop, grammar) of each part that was sampled under a grammar.
-        tokens, log_probs, mask, advantage, versions, reference: parts of equal lengths; `advantage`
-            in each float64 [t] or [1], `reference` is empty without a reference policy.
-        spans: spans of its decisions.
+        places: places of its decisions.
     """
 
     observation: Observation
     sequence: int
     temperature: float
+    parts: dict[str, list[np.ndarray]] = field(
+        default_factory=lambda: {each: [] for each in RECORDED}
+    )
     grammars: list[tuple[int, int, str]] = field(default_factory=list)
-    tokens: list[np.ndarray] = field(default_factory=list)
-    log_probs: list[np.ndarray] = field(default_factory=list)
-    mask: list[np.ndarray] = field(default_factory=list)
-    advantage: list[np.ndarray] = field(default_factory=list)
-    versions: list[np.ndarray] = field(default_factory=list)
-    reference: list[np.ndarray] = field(default_factory=list)
-    spans: list[Span] = field(default_factory=list)
+    places: list[Place] = field(default_factory=list)
 
     @property
     def seen(self) -> Observation:
-        """The observation, with the grammars under which the model has to compute the log-probs of
-        its tokens.
-        """
+        """The observation, with the grammars under which its log-probs have to be computed."""
         return (
             {**self.observation, "grammars": tuple(self.grammars)}
             if self.grammars
@@ -82,52 +77,37 @@ class Row:
     @property
     def num_tokens(self) -> int:
         """Number of tokens after the observation, chosen by the policy or not."""
-        return sum(len(part) for part in self.tokens)
+        return sum(len(part) for part in self.parts["tokens"])
 
     @property
     def num_read(self) -> int:
-        """Number of tokens that a forward pass reads for the row, as far as they differ between
-        rows: prompt and reply.
-        """
+        """Number of tokens, prompt and reply, that a forward pass reads for the row."""
         return len(self.observation.get("prompt_tokens", ())) + self.num_tokens
 
-    def hear(self, tokens: np.ndarray, has_reference: bool) -> None:
-        """Add tokens that the policy did not choose."""
-        nothing = np.zeros(len(tokens))
-        self.tokens.append(tokens)
-        self.log_probs.append(nothing)
-        self.mask.append(nothing.astype(np.bool_))
-        self.advantage.append(nothing)
-        self.versions.append(nothing)
-        if has_reference:
-            self.reference.append(nothing)
+    def add(self, tokens: np.ndarray, **others: np.ndarray | int) -> None:
+        """Add tokens with numbers of the other columns.
 
-    def say(
-        self,
-        step: Step,
-        decision: int,
-        episode_id: int,
-        number: int,
-        advantage: np.ndarray,
-        reference: np.ndarray | None,
-    ) -> None:
-        """Add the tokens of a decision; the numbers are those of its `Span`."""
-        chunk, start = step.chunk, self.num_tokens
-        versions = chunk.weight_versions
-        self.tokens.append(chunk.tokens)
-        self.log_probs.append(chunk.log_probs)
-        self.mask.append(executed_tokens(step))
-        self.advantage.append(advantage)
-        self.versions.append(
-            np.full(len(chunk.tokens), chunk.weight_version) if versions is None else versions
+        A column that is not given gets its fill value.
+        """
+        given = {"tokens": tokens, **others}
+        for name, column in RECORDED.items():
+            part = np.broadcast_to(given.get(name, column.fill), tokens.shape)
+            self.parts[name].append(part)
+
+    def add_decision(self, step: Step, place: Place, **others: np.ndarray) -> None:
+        """Add the tokens of a decision; `others` are columns that the decision does not record."""
+        chunk = step.chunk
+        versions = chunk.weight_version if chunk.weight_versions is None else chunk.weight_versions
+        self.add(
+            chunk.tokens,
+            behavior_log_prob=chunk.log_probs,
+            mask=step.executed_tokens,
+            weight_version=versions,
+            **others,
         )
-        if reference is not None:
-            self.reference.append(reference)
-        self.spans.append(
-            Span(decision, start, start + len(chunk.tokens), episode_id, number, step.agent)
-        )
+        self.places.append(place)
         if "grammar" in step.observation:
-            self.grammars.append((start, start + len(chunk.tokens), step.observation["grammar"]))
+            self.grammars.append((place.start, place.stop, step.observation["grammar"]))
 
 
 def rows_of(
@@ -164,29 +144,22 @@ def rows_of(
             row = Row(step.observation, sequence, temperature)
             rows.append(row)
         else:
-            row.hear(heard, has_reference=reference is not None)
-        own = None if reference is None else reference[number]
-        row.say(
-            step,
+            row.add(heard)
+        others = {"advantage": by_decision[number]}
+        if reference is not None:
+            others["reference_log_prob"] = reference[number]
+        start = row.num_tokens
+        place = Place(
             first_decision + number,
+            start,
+            start + len(step.chunk.tokens),
             trajectory.episode.episode_id,
             number,
-            by_decision[number],
-            own,
+            step.agent,
         )
+        row.add_decision(step, place, **others)
         speaking[step.agent] = (row, step)
     return rows
-
-
-def executed_tokens(step: Step) -> np.ndarray:
-    """Return bool [T], True for the tokens of the first `num_executed` control steps."""
-    num_tokens, horizon = len(step.chunk.tokens), len(step.chunk.actions)
-    if num_tokens % horizon:
-        raise ValueError(
-            f"a chunk has {num_tokens} tokens for {horizon} control steps, expected "
-            "a multiple of them."
-        )
-    return np.arange(num_tokens) < step.num_executed * (num_tokens // horizon)
 
 
 def _heard_between(before: Step, step: Step) -> np.ndarray | None:

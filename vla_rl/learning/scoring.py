@@ -62,7 +62,7 @@ class Scorer:
         """
         indices = micro_batches(decisions.num_read, self._size)
         parts = [decisions.rows(index) for index in indices]
-        results = await in_parts(self._lane, self._prepare, self._score, parts, self._work)
+        results = await compute_in_parts(self._lane, self._prepare, self._score, parts, self._work)
         scores = torch.zeros(decisions.mask.shape)
         for index, result in zip(indices, results, strict=True):
             scores[index, : result.shape[1]] = result
@@ -103,11 +103,11 @@ class Reference:
     async def log_probs(self, trajectories: Sequence[Trajectory]) -> list[list[np.ndarray]]:
         """Compute the log-probs, for each trajectory float32 [T] of each decision."""
         decisions = decisions_of(trajectories, [0.0] * len(trajectories))
-        scores = iter(decisions.by_decision(await self._scorer.log_probs(decisions)))
+        scores = iter(decisions.split_by_decision(await self._scorer.log_probs(decisions)))
         return [[next(scores) for _ in trajectory.steps] for trajectory in trajectories]
 
 
-async def in_parts(
+async def compute_in_parts(
     lane: DeviceLane,
     prepare: Callable[[RowsT], Any],
     compute: Callable[[Any, RowsT], ResultT],

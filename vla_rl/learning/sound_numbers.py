@@ -55,11 +55,10 @@ def place_of(decisions: "Decisions", row: int, column: int) -> str:
     """Name a token of a row by its episode, the decision in the episode and the token in the
     decision, counted from 0.
     """
-    span = next(span for span in decisions.spans[row] if span.start <= column < span.stop)
-    agent = "" if span.agent == DEFAULT_AGENT else f" of agent {span.agent!r}"
-    return (
-        f"token {column - span.start} of decision {span.number}{agent} of episode {span.episode_id}"
-    )
+    place = next(each for each in decisions.places[row] if each.start <= column < each.stop)
+    agent = "" if place.agent == DEFAULT_AGENT else f" of agent {place.agent!r}"
+    token = column - place.start
+    return f"token {token} of decision {place.number}{agent} of episode {place.episode_id}"
 
 
 def first_unsound(log_prob: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
@@ -79,12 +78,20 @@ def first_unsound(log_prob: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
     return torch.where(flat.any(), flat.to(torch.uint8).argmax(), -1)
 
 
-def require_sound_model(parts: Sequence["Decisions"], places: Sequence[Tensor], model: str) -> None:
-    """Raise ValueError, naming the token, if `first_unsound` found something in one of the
-    micro-batches.
+def require_sound_model(
+    minibatch: "Decisions", indices: Sequence[Tensor], places: Sequence[Tensor], model: str
+) -> None:
+    """Raise ValueError, naming the token, if `first_unsound` found one in a micro-batch.
+
+    Args:
+        minibatch: all rows.
+        indices: rows of each micro-batch.
+        places: what `first_unsound` returned for each.
+        model: name of the policy's class.
     """
-    for rows, place in zip(parts, torch.stack(list(places)).tolist(), strict=True):
+    for index, place in zip(indices, torch.stack(list(places)).tolist(), strict=True):
         if place >= 0:
+            rows = minibatch.rows(index)
             where = place_of(rows, *divmod(place, rows.mask.shape[1]))
             raise ValueError(
                 f"{model}.log_probs gave an infinite log-prob, or an entropy that is not finite, "

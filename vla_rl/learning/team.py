@@ -1,14 +1,14 @@
-"""Several policies that learn in one run, each from the decisions of its own agent, together or in
-turns.
+"""The learners, critics and references of a team: several policies that learn in one run, or one.
 
     trajectories ─► decisions of "solver"  ─► its learner  ─┐ one version for all of them:
                 └─► decisions of "checker" ─► its learner  ─┘ agents that do not learn keep their weights
 
 Each class here has the methods of its members (learner, critic, reference), so that a pipeline
-works with any number of policies.
+works with any number of policies. Which decisions are a member's is the roster's to say.
 """
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar
 
 import numpy as np
@@ -16,28 +16,27 @@ from torch import Tensor
 
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.learning.critic import Critic, Judged
-from vla_rl.learning.learner import Learner, UpdateReport
+from vla_rl.learning.learner import PolicyLearner, UpdateReport
 from vla_rl.learning.rows import Advantage
 from vla_rl.learning.scoring import Reference
-from vla_rl.learning.training import TeamState, TrainingState
-from vla_rl.types import AgentPart, Trajectory, agents_of, parts_of
+from vla_rl.learning.training import TeamState
+from vla_rl.types import AgentPart, Roster, Trajectory
 
 T = TypeVar("T")
 
 
 class LearnerTeam:
-    """A learner for each agent.
+    """A learner for each member.
 
     Args:
-        learners: learners by the name of the agent whose policy they train; all at one weight
-            version.
+        learners: learners by member name; all at one weight version.
         updates_per_turn: number of updates in which one agent learns and the others keep their
             weights, before the next agent's turn, in the order of `learners`. None: all agents
             learn in every update.
     """
 
     def __init__(
-        self, learners: Mapping[str, Learner], updates_per_turn: int | None = None
+        self, learners: Mapping[str, PolicyLearner], updates_per_turn: int | None = None
     ) -> None:
         if not learners or (updates_per_turn is not None and updates_per_turn < 1):
             raise ConfigError(
@@ -46,11 +45,21 @@ class LearnerTeam:
                 "updates_per_turn=None lets all of them learn in every update"
             )
         self._learners, self._updates_per_turn = dict(learners), updates_per_turn
+        self._roster = Roster(learners)
 
     @property
     def weight_version(self) -> int:
         """Number of updates, counting for every agent also those in which it did not learn."""
         return min(learner.weight_version for learner in self._learners.values())
+
+    @property
+    def with_processes(self) -> list[AbstractAsyncContextManager[Any]]:
+        """The learners that compute in processes of their own, to be opened before they are used."""
+        return [
+            learner
+            for learner in self._learners.values()
+            if isinstance(learner, AbstractAsyncContextManager)
+        ]
 
     def learning(self, version: int) -> tuple[str, ...]:
         """Return the agents that learn in the update from `version` to the next version."""
@@ -68,14 +77,14 @@ class LearnerTeam:
         """Update each agent whose turn it is from its own decisions, one after another; arguments
         as in `Learner.update`.
 
-        An agent's metrics begin with its name. Raises: ConfigError for a decision of an agent
-        without a learner.
+        A member's metrics begin with `Roster.prefix`. Raises: ConfigError for a decision of an
+        agent without a learner.
         """
-        require_known(trajectories, self._learners)
+        self._roster.require_all(trajectories)
         turn = self.learning(self.weight_version)
         metrics: dict[str, float] = {}
         for name, learner in self._learners.items():
-            parts = parts_of(trajectories, name) if name in turn else []
+            parts = self._roster.parts_of(trajectories, name) if name in turn else []
             if not parts:
                 report = await learner.stand_still()
             else:
@@ -87,20 +96,17 @@ class LearnerTeam:
                     ]
                 report = await learner.update(
                     [part.trajectory for part in parts],
-                    [_of_part(advantages[part.row], part) for part in parts],
+                    [_part_advantage(advantages[part.row], part) for part in parts],
                     references,
                 )
-            metrics |= {f"{name}/{key}": value for key, value in report.metrics.items()}
+            metrics |= self._named(name, report.metrics)
         return UpdateReport(self.weight_version, metrics)
 
     async def stand_still(self) -> UpdateReport:
         """Publish the same weights of all agents as a new version."""
-        reports = {name: await learner.stand_still() for name, learner in self._learners.items()}
-        metrics = {
-            f"{name}/{key}": value
-            for name, report in reports.items()
-            for key, value in report.metrics.items()
-        }
+        metrics: dict[str, float] = {}
+        for name, learner in self._learners.items():
+            metrics |= self._named(name, (await learner.stand_still()).metrics)
         return UpdateReport(self.weight_version, metrics)
 
     async def snapshot(self) -> TeamState:
@@ -109,20 +115,22 @@ class LearnerTeam:
             {name: await learner.snapshot() for name, learner in self._learners.items()}
         )
 
-    async def restore(self, state: TrainingState | TeamState) -> None:
+    async def restore(self, state: TeamState) -> None:
         """Continue from a snapshot.
 
-        Raises: CheckpointError if it is of a single policy, or of other agents.
+        Raises: CheckpointError if it is of other members.
         """
-        found = sorted(state.members) if isinstance(state, TeamState) else "one policy"
-        if not isinstance(state, TeamState) or state.members.keys() != self._learners.keys():
+        if state.roster != self._roster:
             raise CheckpointError(
-                f"the checkpoint is of {found}, expected the policies of agents "
-                f"{sorted(self._learners)}; resume with the "
+                f"the checkpoint has {state.roster}, expected {self._roster}; resume with the "
                 "recipe and settings that made it."
             )
         for name, learner in self._learners.items():
             await learner.restore(state.members[name])
+
+    def _named(self, name: str, metrics: Mapping[str, float]) -> dict[str, float]:
+        prefix = self._roster.prefix(name)
+        return {f"{prefix}{key}": value for key, value in metrics.items()}
 
 
 class CriticTeam:
@@ -133,21 +141,21 @@ class CriticTeam:
     """
 
     def __init__(self, critics: Mapping[str, Critic]) -> None:
-        self._critics = dict(critics)
+        self._critics, self._roster = dict(critics), Roster(critics)
 
     async def values(self, trajectories: Sequence[Trajectory]) -> list[Judged]:
         """Compute the values of all decisions of all trajectories.
 
         The last agent's critic values the final observation.
         """
-        require_known(trajectories, self._critics)
+        self._roster.require_all(trajectories)
 
         async def judged(name: str, parts: Sequence[AgentPart]) -> list[Judged]:
             return await self._critics[name].values([part.trajectory for part in parts])
 
         values = [np.zeros(len(trajectory.steps), np.float32) for trajectory in trajectories]
         bootstraps = [0.0] * len(trajectories)
-        for part, found in await _each_part(self._critics, trajectories, judged):
+        for part, found in await _each_part(self._roster, trajectories, judged):
             values[part.row][list(part.decisions)] = found.values
             if part.decisions[-1] == len(trajectories[part.row].steps) - 1:
                 bootstraps[part.row] = found.bootstrap
@@ -163,11 +171,11 @@ class CriticTeam:
     ) -> dict[str, float]:
         """Fit each critic to the returns of its agent's decisions.
 
-        An agent's metrics begin with its name.
+        A member's metrics begin with `Roster.prefix`.
         """
         metrics: dict[str, float] = {}
         for name, critic in self._critics.items():
-            parts = parts_of(trajectories, name)
+            parts = self._roster.parts_of(trajectories, name)
             if not parts:
                 continue
             own = [(judged[part.row], list(part.decisions)) for part in parts]
@@ -177,24 +185,30 @@ class CriticTeam:
                 [returns[part.row][list(part.decisions)] for part in parts],
                 number=number,
             )
-            metrics |= {f"{name}/{key}": value for key, value in report.items()}
+            prefix = self._roster.prefix(name)
+            metrics |= {f"{prefix}{key}": value for key, value in report.items()}
         return metrics
 
     async def snapshot(self) -> dict[str, Tensor]:
         """Copy all state that the next update depends on to the CPU, by name."""
         tensors: dict[str, Tensor] = {}
         for name, critic in self._critics.items():
+            prefix = self._roster.prefix(name)
             tensors |= {
-                f"{name}/{key}": tensor for key, tensor in (await critic.snapshot()).items()
+                f"{prefix}{key}": tensor for key, tensor in (await critic.snapshot()).items()
             }
         return tensors
 
     async def restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue from a snapshot. Raises: CheckpointError if it is of other critics."""
         for name, critic in self._critics.items():
-            start = f"{name}/"
+            prefix = self._roster.prefix(name)
             await critic.restore(
-                {key[len(start) :]: each for key, each in tensors.items() if key.startswith(start)}
+                {
+                    key.removeprefix(prefix): tensor
+                    for key, tensor in tensors.items()
+                    if key.startswith(prefix)
+                }
             )
 
 
@@ -206,35 +220,24 @@ class ReferenceTeam:
     """
 
     def __init__(self, references: Mapping[str, Reference]) -> None:
-        self._references = dict(references)
+        self._references, self._roster = dict(references), Roster(references)
 
     async def log_probs(self, trajectories: Sequence[Trajectory]) -> list[list[np.ndarray]]:
         """Compute the log-probs, for each trajectory float32 [T] of each decision."""
-        require_known(trajectories, self._references)
+        self._roster.require_all(trajectories)
 
         async def scored(name: str, parts: Sequence[AgentPart]) -> list[list[np.ndarray]]:
             return await self._references[name].log_probs([part.trajectory for part in parts])
 
         rows = [[np.zeros(0, np.float32)] * len(trajectory.steps) for trajectory in trajectories]
-        for part, found in await _each_part(self._references, trajectories, scored):
+        for part, found in await _each_part(self._roster, trajectories, scored):
             for place, log_probs in zip(part.decisions, found, strict=True):
                 rows[part.row][place] = log_probs
         return rows
 
 
-def require_known(trajectories: Sequence[Trajectory], members: Mapping[str, Any]) -> None:
-    """Raise ConfigError for a decision of an agent that is not in the team."""
-    unknown = sorted(set(agents_of(trajectories)) - members.keys())
-    if unknown:
-        raise ConfigError(
-            f"agent {unknown[0]!r} has no policy, there are policies for {sorted(members)}; "
-            "expected one for each agent "
-            "that the environment names"
-        )
-
-
 async def _each_part(
-    members: Mapping[str, Any],
+    roster: Roster,
     trajectories: Sequence[Trajectory],
     ask: Callable[[str, Sequence[AgentPart]], Coroutine[Any, Any, list[T]]],
 ) -> list[tuple[AgentPart, T]]:
@@ -243,14 +246,14 @@ async def _each_part(
     Return each part with its answer.
     """
     answers: list[tuple[AgentPart, T]] = []
-    for name in members:
-        parts = parts_of(trajectories, name)
+    for name in roster.names:
+        parts = roster.parts_of(trajectories, name)
         if parts:
             answers += zip(parts, await ask(name, parts), strict=True)
     return answers
 
 
-def _of_part(advantage: Advantage, part: AgentPart) -> Advantage:
+def _part_advantage(advantage: Advantage, part: AgentPart) -> Advantage:
     """Return the advantage of a part: a single number as it is, or the numbers of the part's
     decisions.
     """

@@ -7,7 +7,8 @@ change it.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import CheckpointError
 from vla_rl.learning.config import OptimizerConfig
 from vla_rl.learning.optimizer import PolicyOptimizer, StepReport
+from vla_rl.types import SOLE_MEMBER, Roster
 
 
 class WeightSink(Protocol):
@@ -32,32 +34,67 @@ class WeightSink(Protocol):
         ...
 
 
+@runtime_checkable
+class StagedTensors(Protocol):
+    """Tensors of one file, copied where they are computed, in other processes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        ...
+
+    def write_to(self, path: Path) -> None:
+        """Write the safetensors file. Blocks: call it in a thread. Raises: CheckpointError."""
+        ...
+
+
 @dataclass(frozen=True)
 class TrainingState:
-    """All state that the next update depends on: plain tensors on the CPU, by name."""
+    """All state that the next update depends on: plain tensors on the CPU, by name, or staged by
+    ranks.
+    """
 
     weight_version: int
-    policy: Mapping[str, Tensor]
-    optimizer: Mapping[str, Tensor]
+    policy: "Mapping[str, Tensor] | StagedTensors"
+    optimizer: "Mapping[str, Tensor] | StagedTensors"
     rng: Mapping[str, Tensor]
     policy_files: Mapping[str, bytes]
     """Small files that make the policy's tensors a checkpoint of their own, such as its
     `config.json`."""
 
-    critic: Mapping[str, Tensor] = field(default_factory=dict)
-    """State of the critic, if there is one."""
+    folder: Path | None = None
+    """Folder of the checkpoint that it was read from, from which ranks read their own parts."""
 
 
 @dataclass(frozen=True)
 class TeamState:
-    """The states of several policies that learn in one run."""
+    """The states of all policies that learn in one run."""
 
     members: Mapping[str, TrainingState]
-    """States by the name of the agent for which each policy acts; at least one, all at one weight
-    version."""
+    """States by member name; at least one, all at one weight version."""
 
     critic: Mapping[str, Tensor] = field(default_factory=dict)
     """State of the critics, if there are any."""
+
+    @classmethod
+    def of_one(cls, state: TrainingState) -> "TeamState":
+        """Return the state of a team of one, whose policy acts for all agents."""
+        return cls({SOLE_MEMBER: state})
+
+    @property
+    def only(self) -> TrainingState:
+        """State of the only policy. Raises: CheckpointError if there are several."""
+        if len(self.members) > 1:
+            raise CheckpointError(
+                f"the checkpoint has {self.roster}, expected one policy; "
+                "resume with the recipe and settings that made it."
+            )
+        return next(iter(self.members.values()))
+
+    @property
+    def roster(self) -> Roster:
+        """Names of the members."""
+        return Roster(self.members)
 
     @property
     def weight_version(self) -> int:
@@ -93,6 +130,8 @@ class Training:
         that wait for a version go on.
         """
         report = self.optimizer.step()
+        # in the same piece of work: a batch between step and hand-over would act with new weights
+        # under the old version
         if publish:
             self.weight_version += 1
             self.publish()
@@ -117,7 +156,7 @@ class Training:
             weight_version=self.weight_version,
             policy=_copied(self.model.checkpoint_tensors()),
             optimizer=_copied(self.optimizer.tensors()),
-            rng=_random_state(),
+            rng=random_state(),
             policy_files=dict(self.model.checkpoint_files()),
         )
 
@@ -126,9 +165,11 @@ class Training:
 
         Raises: CheckpointError if it is not of this policy.
         """
+        if isinstance(state.policy, StagedTensors) or isinstance(state.optimizer, StagedTensors):
+            raise CheckpointError("the state is staged by ranks; save it, and load the checkpoint.")
         self.model.load_checkpoint_tensors(state.policy)
         self.optimizer.load_tensors(state.optimizer)
-        _set_random_state(state.rng)
+        set_random_state(state.rng)
         self.weight_version = state.weight_version
         self.publish()
 
@@ -137,7 +178,7 @@ def _copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}
 
 
-def _random_state() -> dict[str, Tensor]:
+def random_state() -> dict[str, Tensor]:
     # NumPy's legacy global generator, because libraries still draw from it
     _, keys, position, has_gauss, cached = np.random.get_state()
     state = {
@@ -152,7 +193,7 @@ def _random_state() -> dict[str, Tensor]:
     return state
 
 
-def _set_random_state(state: Mapping[str, Tensor]) -> None:
+def set_random_state(state: Mapping[str, Tensor]) -> None:
     try:
         position, has_gauss, cached = state["numpy_rest"].tolist()
         keys = state["numpy_keys"].numpy().astype(np.uint32)

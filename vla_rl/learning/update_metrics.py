@@ -64,7 +64,9 @@ def update_metrics(
         "update/skipped_steps": float(sum(report.is_skipped for report in reports)),
         "update/tokens": float(diagnostics.num_tokens),
     }
-    metrics |= _by_staleness(torch.cat([part.tokens for part in sums], dim=1), weight_version)
+    metrics |= _ratios_by_staleness(
+        torch.cat([part.tokens for part in sums], dim=1), weight_version
+    )
     gap = mean_gap(sums)
     if gap is not None:
         metrics["update/log_prob_gap_mean"] = gap
@@ -97,7 +99,7 @@ def mean_gap(sums: Sequence[MicroBatchSums]) -> float | None:
     )
 
 
-def _by_staleness(tokens: Tensor, weight_version: int) -> dict[str, float]:
+def _ratios_by_staleness(tokens: Tensor, weight_version: int) -> dict[str, float]:
     versions, sizes = tokens
     metrics = {}
     for version in versions.unique().tolist():

@@ -1,29 +1,44 @@
 """Load any policy: its family, device and settings.
 
-Shared by all recipes that load a checkpoint.
+Shared by all recipes that load a checkpoint. Importing this module does not import torch, so that a
+recipe can show its help at once.
 """
 
 import hashlib
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
-
-import torch
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias
 
 import vla_rl
 from vla_rl.errors import ConfigError
-
-# importing the policies takes long, so they are imported on demand
 from vla_rl.models import openvla, openvla_oft
-from vla_rl.models.openvla_oft.new_parts import NewPart
-from vla_rl.models.prismatic.config import AdapterUse, Normalization
-from vla_rl.models.prismatic.dialects import Dialect, Vocabulary
-from vla_rl.models.prismatic.folder import PublicFolder, open_folder
+from vla_rl.models.openvla_oft.config import NewPart
+from vla_rl.models.prismatic.checkpoint_format import CheckpointFormat, Family, refuse_unused
 from vla_rl.models.prismatic.public_config import EXTENSION_FILE
-from vla_rl.models.prismatic.weights import find_part
-from vla_rl.types import Config
+
+__all__ = [
+    "BASE_POLICY",
+    "CheckpointConfig",
+    "CheckpointFormat",
+    "Device",
+    "Family",
+    "VlaPolicy",
+    "action_head_of",
+    "described",
+    "device_for",
+    "digest_of",
+    "family_of",
+    "is_base_policy",
+    "load_policy",
+    "require_new",
+    "weight_bytes",
+]
 
 if TYPE_CHECKING:
+    import torch
+
+    from vla_rl.models.prismatic.folder import PublicFolder
+
     VlaPolicy: TypeAlias = (
         openvla.OpenVla | openvla_oft.OpenVlaOft | openvla_oft.ContinuousOpenVlaOft
     )
@@ -35,72 +50,12 @@ BASE_POLICY: Final = ASSETS / "libero_base"
 """The checkpoint in this package: half-trained on tasks 1, 6 and 8 of libero_object and task 7 of
 libero_goal."""
 
-Family: TypeAlias = Literal["openvla", "openvla_oft", "continuous"]
-
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 """auto: the first GPU, or the CPU if there is none."""
 
 WHOLE_FILE_BYTES = 64 << 20
 """Files up to this size are hashed whole in a checkpoint's digest; larger ones by size, beginning
 and end."""
-
-
-class CheckpointFormat(Config, frozen=True, kw_only=True):
-    """How to interpret a checkpoint."""
-
-    policy_family: Literal["auto", "openvla", "openvla_oft", "continuous"] = "auto"
-    """openvla: action tokens one after the other; openvla_oft: a chunk of tokens at once;
-    continuous: OpenVLA-OFT with an L1 or diffusion head. auto (the default) reads it from the
-    checkpoint, which works if vla_rl saved it or it has an action head.
-    """
-
-    norm_key: str | None = None
-    """Key of the checkpoint's action statistics, such as libero_goal. Not needed if the checkpoint
-    has only one set."""
-
-    normalization: Normalization | None = None
-    """bounds_q99: the 1st and 99th percentile of the statistics; bounds: the minimum and maximum
-    (ALOHA). none: the checkpoint's own setting, else the percentiles.
-    """
-
-    dialect: Dialect | None = None
-    """Project whose conventions the checkpoint was trained with: images, stop token, positions,
-    vocabulary. none: the checkpoint's own, else those of OpenVLA's authors.
-    """
-
-    vocabulary: Vocabulary | None = None
-    """Token ids over which OpenVLA normalises an action token's probability, in rollout and
-    training alike: all, or the action tokens only. none: the checkpoint's own, else the dialect's.
-    OpenVLA-OFT always uses the action tokens only.
-    """
-
-    head: Literal["l1", "diffusion"] | None = None
-    """Head of a continuous checkpoint whose files do not name it. none: the checkpoint's own, else
-    l1."""
-
-    cameras: tuple[str, ...] | None = None
-    """Observation keys of the images. none: the default of the checkpoint's family."""
-
-    chunk_size: int | None = None
-    """Control steps in a chunk, if an OpenVLA-OFT checkpoint does not name them (25 for ALOHA's).
-    none: LIBERO's 8."""
-
-    adapter: str | None = None
-    """Folder or hub id of a peft adapter that was trained on the checkpoint; its head and
-    projectors are loaded too, if it has any. Not needed if the checkpoint is itself an adapter: it
-    names its base.
-    """
-
-    adapter_use: AdapterUse | None = None
-    """merge (the default): add the adapter to the weights; train: keep the adapter and continue
-    training it."""
-
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Data type of the weights; auto keeps the files'."""
-
-    def opened(self, checkpoint: str | PublicFolder) -> PublicFolder:
-        """Read the checkpoint with its adapter, without the weights. Raises: CheckpointError."""
-        return open_folder(checkpoint, self.adapter)
 
 
 class CheckpointConfig(CheckpointFormat, frozen=True, kw_only=True):
@@ -115,10 +70,13 @@ def is_base_policy(checkpoint: str) -> bool:
     return Path(checkpoint).expanduser().resolve() == BASE_POLICY.resolve()
 
 
-def family_of(checkpoint: str | PublicFolder) -> Family:
+def family_of(checkpoint: "str | PublicFolder") -> Family:
     """Return the family that a checkpoint names. Raises: ConfigError if it names none;
     CheckpointError if it is not a checkpoint.
     """
+
+    from vla_rl.models.prismatic.folder import open_folder
+
     folder = open_folder(checkpoint)
     if folder.extension.family == "openvla":
         return "openvla"
@@ -133,13 +91,17 @@ def family_of(checkpoint: str | PublicFolder) -> Family:
     )
 
 
-def action_head_of(checkpoint: str | PublicFolder) -> Path | None:
+def action_head_of(checkpoint: "str | PublicFolder") -> Path | None:
     """Return the action head's file beside a public checkpoint, if any. Raises: CheckpointError."""
+
+    from vla_rl.models.prismatic.folder import open_folder
+    from vla_rl.models.prismatic.weights import find_part
+
     return find_part(open_folder(checkpoint).folders, "action_head")
 
 
 def load_policy(
-    checkpoint: str | PublicFolder,
+    checkpoint: "str | PublicFolder",
     config: CheckpointFormat,
     device: Device,
     new_parts: Collection[NewPart] = (),
@@ -158,52 +120,23 @@ def load_policy(
     CheckpointError naming what is missing, unknown or damaged.
     """
     checkpoint = config.opened(checkpoint)
-    dtype = None if config.dtype == "auto" else getattr(torch, config.dtype)
     family = family_of(checkpoint) if config.policy_family == "auto" else config.policy_family
     if family != "continuous" and (head := action_head_of(checkpoint)) is not None:
         raise ConfigError(
             f"policy_family is {family!r}, but {head.parent} has an action head, {head.name}; set "
             "it to continuous"
         )
-    shared: dict[str, Any] = {
-        "norm_key": config.norm_key,
-        "normalization": config.normalization,
-        "dialect": config.dialect,
-        "adapter_use": config.adapter_use or "merge",
-        "dtype": dtype,
-        "device": device_for(device),
-    }
+    place = device_for(device)
     if family == "openvla":
-        _refuse(family, chunk_size=config.chunk_size, head=config.head, new_parts=new_parts or None)
-        if config.cameras is not None and len(config.cameras) != 1:
-            raise ConfigError(
-                f"cameras is {config.cameras!r}, expected one camera: OpenVLA was "
-                "trained on one image"
-            )
-        camera = config.cameras[0] if config.cameras else None
-        return openvla.OpenVla.load(
-            checkpoint, vocabulary=config.vocabulary, camera=camera, **shared
-        )
-    _refuse(family, vocabulary=config.vocabulary)
-    shared |= {
-        "cameras": config.cameras,
-        "chunk_size": config.chunk_size,
-        "new_parts": new_parts,
-        "seed": seed,
-    }
+        refuse_unused(family, new_parts=new_parts or None)
+        return openvla.OpenVla.load(checkpoint, config, device=place)
     if family == "openvla_oft":
-        _refuse(family, head=config.head)
-        return openvla_oft.OpenVlaOft.load(checkpoint, **shared)
-    return openvla_oft.ContinuousOpenVlaOft.load(checkpoint, head=config.head, **shared)
-
-
-def _refuse(family: Family, **options: object) -> None:
-    for name, value in options.items():
-        if value is not None:
-            raise ConfigError(
-                f"{name} is {value!r}, which a policy of the family {family!r} does not have; "
-                "leave it out"
-            )
+        return openvla_oft.OpenVlaOft.load(
+            checkpoint, config, new_parts=new_parts, seed=seed, device=place
+        )
+    return openvla_oft.ContinuousOpenVlaOft.load(
+        checkpoint, config, new_parts=new_parts, seed=seed, device=place
+    )
 
 
 def described(policy: "VlaPolicy") -> str:
@@ -224,11 +157,13 @@ def described(policy: "VlaPolicy") -> str:
     )
 
 
-def device_for(asked: Device) -> torch.device:
+def device_for(asked: Device) -> "torch.device":
     """Return the device that `asked` means.
 
     Raises: ConfigError if a GPU is requested and there is none.
     """
+    import torch
+
     if asked == "cuda" and not torch.cuda.is_available():
         raise ConfigError(
             "device is 'cuda', but torch sees no GPU; expected 'cpu' or 'auto' on this machine"
@@ -236,7 +171,7 @@ def device_for(asked: Device) -> torch.device:
     return torch.device("cuda" if asked != "cpu" and torch.cuda.is_available() else "cpu")
 
 
-def weight_bytes(folder: PublicFolder) -> int:
+def weight_bytes(folder: "PublicFolder") -> int:
     """Return the size of the weight files in bytes."""
     return sum(
         file.stat().st_size
@@ -245,7 +180,7 @@ def weight_bytes(folder: PublicFolder) -> int:
     )
 
 
-def digest_of(folder: PublicFolder) -> str:
+def digest_of(folder: "PublicFolder") -> str:
     """Return a fingerprint of all files of a checkpoint.
 
     It changes with the weights or settings.

@@ -1,13 +1,15 @@
 """Build the trajectory encoder that a configuration names."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vla_rl.algorithms import EmbeddingConfig, ObservationEncoder, TrajectoryEncoder
-from vla_rl.engines import DeviceLane, PolicyModel
+
+if TYPE_CHECKING:  # they import torch, which reading a pipeline's settings does not need
+    from vla_rl.engines import DeviceLane, PolicyModel
 
 
 def trajectory_encoder(
-    config: EmbeddingConfig, model: PolicyModel[Any], lane: DeviceLane
+    config: EmbeddingConfig, model: "PolicyModel[Any]", lane: "DeviceLane"
 ) -> TrajectoryEncoder:
     """Make SRPO's encoder. Call it before the policy is trained or restored, because the encoder
     `policy` copies its tower.

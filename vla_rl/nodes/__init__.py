@@ -1,5 +1,6 @@
-"""Nodes that several pipelines share: rewards, penalties, advantages. None of them depends on the
-kind of episodes.
+"""Nodes that several pipelines share: rewards, penalties, advantages.
+
+None of them depends on the kind of episodes.
 
 rewards       reward episodes with a function, selected by name or as "module:function"
 penalties     subtract costs from rewards: for length, for distance from the reference policy

@@ -1,5 +1,4 @@
-"""The advantage node: compute an advantage for each decision from rewards, and from values if there
-is a critic.
+"""The advantage node: an advantage for each decision, from rewards and a critic's values.
 
 Without a critic, each agent is compared with itself: its return in an episode with its returns in
 the other episodes of the group. With one, the decisions of all agents form one sequence, in the
@@ -7,15 +6,18 @@ order in which they were made.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vla_rl.algorithms import AdvantageConfig, AdvantageEstimator, RewardBatch, advantage_estimator
 from vla_rl.algorithms.advantages.from_trajectories import reward_batch_of
 from vla_rl.graph import NodeOutput
-from vla_rl.learning.critic import Judged
-from vla_rl.nodes.rewards import Reward, by_decision, by_group, outcome, outcomes_by_agent
-from vla_rl.types import AgentPart, Group, Trajectory, agents_of, parts_of
+from vla_rl.nodes.rewards import WrittenRewards, outcome, outcomes_by_agent, rewards_by_group
+from vla_rl.types import AgentPart, DecisionRewards, Group, Trajectory, agents_of, parts_of
+
+if TYPE_CHECKING:  # imports torch, which reading a pipeline's settings does not need
+    from vla_rl.learning import Judged
 
 
 def members_of(groups: Sequence[Group]) -> list[Trajectory]:
@@ -24,22 +26,21 @@ def members_of(groups: Sequence[Group]) -> list[Trajectory]:
 
 
 class GroupAdvantage:
-    """The node function without a critic: writes `advantages`, float32 [decisions] for each
-    trajectory.
+    """The node function without a critic.
+
+    Writes `advantages`, float32 [decisions] for each trajectory.
     """
 
     def __init__(self, config: AdvantageConfig) -> None:
         self._estimate: AdvantageEstimator = advantage_estimator(config)
 
-    async def __call__(
-        self, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | np.ndarray
-    ) -> NodeOutput:
+    async def __call__(self, groups: Sequence[Group], rewards: WrittenRewards) -> NodeOutput:
         """Return the advantages of all trajectories, group by group.
 
         An agent's use its own decisions and returns.
         """
         trajectories = members_of(groups)
-        flat = [reward for of_group in by_group(groups, rewards) for reward in of_group]
+        flat = [reward for of_group in rewards_by_group(groups, rewards) for reward in of_group]
         advantages = [np.zeros(len(trajectory.steps), np.float32) for trajectory in trajectories]
         informative: list[bool] = []
         for agent in agents_of(trajectories):
@@ -60,8 +61,9 @@ class GroupAdvantage:
 
 
 class CriticAdvantage:
-    """The node function with a critic: writes `advantages` and `returns`, float32 [decisions] for
-    each trajectory.
+    """The node function with a critic.
+
+    Writes `advantages` and `returns`, float32 [decisions] for each trajectory.
     """
 
     def __init__(self, config: AdvantageConfig) -> None:
@@ -70,12 +72,12 @@ class CriticAdvantage:
     async def __call__(
         self,
         groups: Sequence[Group],
-        rewards: Sequence[Sequence[Reward]] | np.ndarray,
-        judged: Sequence[Sequence[Judged]],
+        rewards: WrittenRewards,
+        judged: "Sequence[Sequence[Judged]]",
     ) -> NodeOutput:
         """Return the advantages and returns of all trajectories, group by group."""
         flat = [each for of_group in judged for each in of_group]
-        made = self._estimate(reward_batch(groups, by_group(groups, rewards), flat))
+        made = self._estimate(reward_batch(groups, rewards_by_group(groups, rewards), flat))
         acted = made.advantage if made.mask is None else made.advantage[made.mask]
         return NodeOutput(
             values={"advantages": made.per_trajectory(), "returns": made.returns_per_trajectory()},
@@ -84,22 +86,23 @@ class CriticAdvantage:
 
 
 def reward_batch(
-    groups: Sequence[Group], rewards: Sequence[Sequence[Reward]], judged: Sequence[Judged]
+    groups: Sequence[Group],
+    rewards: Sequence[Sequence[DecisionRewards]],
+    judged: "Sequence[Judged]",
 ) -> RewardBatch:
-    """Build the input of an estimator with a critic: one row per trajectory, one column per
-    decision of any agent.
+    """Build the input of an estimator with a critic.
+
+    It has one row per trajectory and one column per decision of any agent.
 
     A time limit truncates an episode (`judged` holds the value of the rest); success and failure
     end it.
     """
     trajectories = members_of(groups)
-    pairs = list(
-        zip(trajectories, [reward for of_group in rewards for reward in of_group], strict=True)
-    )
+    flat = [row for of_group in rewards for row in of_group]
     return reward_batch_of(
         trajectories,
-        np.array([outcome(*pair) for pair in pairs]),
-        step_rewards=[by_decision(*pair) for pair in pairs],
+        np.array([outcome(*pair) for pair in zip(trajectories, flat, strict=True)]),
+        step_rewards=flat,
         values=[each.values for each in judged],
         final_values=np.array([each.bootstrap for each in judged]),
     )
@@ -109,19 +112,15 @@ def _batch_of_agent(
     agent: str,
     parts: Sequence[AgentPart],
     trajectories: Sequence[Trajectory],
-    rewards: Sequence[Reward],
+    rewards: Sequence[DecisionRewards],
 ) -> RewardBatch:
-    """Build the input of an estimator without a critic for one agent: one row for each episode in
-    which it decided.
+    """Build one agent's input of an estimator without a critic.
+
+    It has one row for each episode in which the agent decided.
 
     If an episode of a group is greedy, the agent's return in it is the baseline of ReMax.
     """
-    own: list[Reward] = [
-        rewards[part.row]
-        if np.ndim(rewards[part.row]) == 0
-        else np.asarray(rewards[part.row])[list(part.decisions)]
-        for part in parts
-    ]
+    own = [rewards[part.row][list(part.decisions)] for part in parts]
     greedy = {
         trajectory.episode.group_id: outcomes_by_agent(trajectory, reward).get(agent, 0.0)
         for trajectory, reward in zip(trajectories, rewards, strict=True)
@@ -131,8 +130,8 @@ def _batch_of_agent(
     groups = [each.episode.group_id for each in alone]
     return reward_batch_of(
         alone,
-        np.array([float(np.sum(reward)) for reward in own]),
-        step_rewards=[by_decision(*pair) for pair in zip(alone, own, strict=True)],
+        np.array([float(np.sum(earned)) for earned in own]),
+        step_rewards=own,
         greedy_rewards=np.array([greedy[group] for group in groups])
         if greedy.keys() >= set(groups)
         else None,

@@ -10,10 +10,10 @@ import numpy as np
 
 from vla_rl.actors.completion import carried_through
 from vla_rl.graph import NodeOutput, WrongInput
-from vla_rl.learning import Learner, LearnerTeam, UpdateReport
+from vla_rl.learning import LearnerTeam, UpdateReport
 from vla_rl.learning.rows import Advantage
 from vla_rl.nodes.advantages import members_of
-from vla_rl.nodes.selection import learnt_from
+from vla_rl.nodes.selection import select_episodes
 from vla_rl.rollout import EpisodeScheduler
 from vla_rl.types import Group, Trajectory
 
@@ -34,7 +34,7 @@ class Learn:
     """The node function that updates the policy and records the update in the scheduler.
 
     Args:
-        learner: updates the policy, or the policies of a team.
+        learner: updates the policies of the run.
         scheduler: records which episodes were trained on.
         mask_truncated: do not learn from episodes that a limit truncated unsolved.
         warmup_updates: returns the number of first updates in which only the critic learns.
@@ -44,7 +44,7 @@ class Learn:
 
     def __init__(
         self,
-        learner: Learner | LearnerTeam,
+        learner: LearnerTeam,
         scheduler: EpisodeScheduler,
         *,
         mask_truncated: bool,
@@ -97,6 +97,8 @@ class Learn:
         # stays True if the update raises: it may have changed half of the weights
         self._is_learning = True
         report, is_cancelled = await carried_through(update)
+        # no await in between: a snapshot taken there would have trained on episodes that its ledger
+        # still counts as buffered, and a resume would train on them again
         self._scheduler.trained(groups, report.weight_version)
         self._is_learning, self.last_report = False, report
         if is_cancelled:
@@ -111,7 +113,7 @@ class Learn:
         references: list[Sequence[np.ndarray]] | None,
     ) -> Any:
         """Return the coroutine of the update, not started."""
-        kept, advantages = learnt_from(
+        kept, advantages = select_episodes(
             trajectories, advantages, mask_truncated=self._mask_truncated
         )
         references = None if references is None else [references[row] for row in kept]

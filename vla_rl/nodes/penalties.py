@@ -1,6 +1,4 @@
-"""Penalties that are subtracted from rewards before the advantages: for length, and for distance
-from the reference.
-"""
+"""Penalties on rewards, for length and for distance from the reference policy."""
 
 from collections.abc import Sequence
 
@@ -10,33 +8,28 @@ import numpy as np
 from vla_rl.algorithms.filters import OverlongConfig, overlong_penalty
 from vla_rl.algorithms.kl_in_reward import KlRewardConfig, mean_kl, next_kl_coef, penalised_rewards
 from vla_rl.graph import NodeOutput
-from vla_rl.learning.rows import executed_tokens
-from vla_rl.nodes.rewards import Reward, by_decision, by_group
+from vla_rl.nodes.rewards import WrittenRewards, rewards_by_group
 from vla_rl.types import Group, Trajectory
 
 
 class OverlongPenalty:
-    """The node function that subtracts a penalty for an episode's length in tokens from
-    its reward.
-    """
+    """The node function that subtracts a penalty for an episode's length in tokens."""
 
     def __init__(self, config: OverlongConfig) -> None:
         self._config = config
 
-    async def __call__(
-        self, groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | np.ndarray
-    ) -> NodeOutput:
-        """Return rewards by group, float [decisions] for each episode.
+    async def __call__(self, groups: Sequence[Group], rewards: WrittenRewards) -> NodeOutput:
+        """Return rewards by group, float32 [decisions] for each episode.
 
         The last decision gets the penalty.
         """
         shaped, penalties = [], []
-        for group, of_group in zip(groups, by_group(groups, rewards), strict=True):
-            lengths = np.array([num_tokens(trajectory) for trajectory in group.trajectories])
+        for group, of_group in zip(groups, rewards_by_group(groups, rewards), strict=True):
+            lengths = np.array(
+                [trajectory.num_executed_tokens for trajectory in group.trajectories]
+            )
             penalty = overlong_penalty(lengths, self._config)
-            rows = [
-                by_decision(*pair).copy() for pair in zip(group.trajectories, of_group, strict=True)
-            ]
+            rows = [row.copy() for row in of_group]
             for row, lost in zip(rows, penalty.tolist(), strict=True):
                 row[-1] += lost
             shaped.append(rows)
@@ -62,8 +55,7 @@ class KlCoefficient(msgspec.Struct, frozen=True):
 
 
 class KlPenalty:
-    """The node function that subtracts a penalty for the distance from the reference policy from
-    rewards.
+    """The node function that subtracts a penalty for the distance from the reference policy.
 
     Its only state is the coefficient, which may adapt from update to update. An update that is made
     again, such as after a resume, uses the same coefficient again.
@@ -82,17 +74,17 @@ class KlPenalty:
         self,
         update: int,
         groups: Sequence[Group],
-        rewards: Sequence[Sequence[Reward]] | np.ndarray,
+        rewards: WrittenRewards,
         reference_log_probs: Sequence[Sequence[Sequence[np.ndarray]]],
     ) -> NodeOutput:
-        """Return rewards by group, float [decisions] for each episode.
+        """Return rewards by group, float32 [decisions] for each episode.
 
         Each decision gets the penalty of its own tokens.
         """
-        earlier, coef = self._coefs_until(update)
+        earlier, coef = self._stored_coefs(update)
         shaped, sums, counts = [], [], []
         for group, of_group, references in zip(
-            groups, by_group(groups, rewards), reference_log_probs, strict=True
+            groups, rewards_by_group(groups, rewards), reference_log_probs, strict=True
         ):
             rows = []
             for trajectory, reward, reference in zip(
@@ -100,19 +92,17 @@ class KlPenalty:
             ):
                 kl = decision_kl(trajectory, reference)
                 everywhere = np.ones((1, len(kl)), bool)
-                row, _ = penalised_rewards(
-                    by_decision(trajectory, reward)[None], kl[None], everywhere, coef
-                )
-                rows.append(row[0])
+                row, _ = penalised_rewards(reward[None], kl[None], everywhere, coef)
+                rows.append(row[0].astype(np.float32))
                 sums.append(float(kl.sum()))
-                counts.append(num_tokens(trajectory))
+                counts.append(trajectory.num_executed_tokens)
             shaped.append(rows)
         observed = mean_kl(np.array(sums), np.array(counts), self._config.average)
         next_coef = next_kl_coef(self._config, coef, observed, len(sums))
         self._state = KlCoefficient(update=update, coef=coef, next_coef=next_coef, earlier=earlier)
         return NodeOutput(shaped, metrics={"reward/reference_kl": observed, "reward/kl_coef": coef})
 
-    def _coefs_until(self, update: int) -> tuple[tuple[float, ...], float]:
+    def _stored_coefs(self, update: int) -> tuple[tuple[float, ...], float]:
         """Return the stored coefficients of the updates before `update`, and its own."""
         state = self._state
         known = (*state.earlier, state.coef, state.next_coef)
@@ -129,8 +119,9 @@ class KlPenalty:
 
 
 def decision_kl(trajectory: Trajectory, reference: Sequence[np.ndarray]) -> np.ndarray:
-    """Sum log pi_behavior - log pi_reference over the executed tokens of each decision, an estimate
-    of the KL (k1).
+    """Sum log pi_behavior - log pi_reference over the executed tokens of each decision.
+
+    This is the estimate k1 of the KL.
 
     Args:
         trajectory: episode with the log-probs of the weights that acted.
@@ -139,7 +130,7 @@ def decision_kl(trajectory: Trajectory, reference: Sequence[np.ndarray]) -> np.n
     Returns: float64 [decisions]. Raises: ValueError, naming the episode, if a value is not finite.
     """
     differences = [
-        np.where(executed_tokens(step), step.chunk.log_probs.astype(np.float64) - row, 0.0).sum()
+        np.where(step.executed_tokens, step.chunk.log_probs.astype(np.float64) - row, 0.0).sum()
         for step, row in zip(trajectory.steps, reference, strict=True)
     ]
     kl = np.array(differences)
@@ -152,8 +143,3 @@ def decision_kl(trajectory: Trajectory, reference: Sequence[np.ndarray]) -> np.n
             "the engine."
         )
     return kl
-
-
-def num_tokens(trajectory: Trajectory) -> int:
-    """Count the tokens that the policy chose and that were executed."""
-    return int(sum(executed_tokens(step).sum() for step in trajectory.steps))

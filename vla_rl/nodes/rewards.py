@@ -6,6 +6,9 @@
 Both are selected by name, or as `"module:function"` for your own. Rewards are computed group by
 group, while others still run. If several agents share an episode, a reward by decision belongs to
 the agent that decided, a single number to each.
+
+The node writes `DecisionRewards`, float32 [decisions], for each episode of a group. A node that
+replaces it may write single numbers too: `rewards_by_group` is the one place that reads them.
 """
 
 import asyncio
@@ -19,13 +22,24 @@ import numpy as np
 from vla_rl.algorithms.choices import chosen, is_function_path, load_function
 from vla_rl.errors import ConfigError, EnvError
 from vla_rl.graph import NodeOutput, WrongInput
-from vla_rl.types import DEFAULT_AGENT, Config, Group, Trajectory, agents_of, parts_of
+from vla_rl.types import (
+    DEFAULT_AGENT,
+    Config,
+    DecisionRewards,
+    Group,
+    Trajectory,
+    agents_of,
+    parts_of,
+)
 
 T = TypeVar("T")
 
 Reward: TypeAlias = float | np.ndarray
-"""Reward of one episode: one number, for the last decision (of each agent), or float
+"""Return value of a reward function: one number, for the last decision (of each agent), or float
 [decisions]."""
+
+WrittenRewards: TypeAlias = Sequence[Sequence[Reward]] | Sequence[float] | np.ndarray
+"""Value of the reward node, or of one in its place: by group, or flat over all episodes."""
 
 RewardFunction: TypeAlias = Callable[[Trajectory], Reward | Awaitable[Reward]]
 RewardManager: TypeAlias = Callable[[Group, RewardFunction], Awaitable[Sequence[Reward]]]
@@ -48,9 +62,7 @@ class RewardConfig(Config, frozen=True, kw_only=True):
 
 
 def environment(trajectory: Trajectory) -> np.ndarray:
-    """Return the undiscounted sum of rewards over the control steps of each decision: float32
-    [decisions].
-    """
+    """Return the sum of rewards over the control steps of each decision: float32 [decisions]."""
     return np.array([step.rewards.sum() for step in trajectory.steps], np.float32)
 
 
@@ -113,21 +125,21 @@ class GroupReward:
         self._manager = named(MANAGERS, config.manager, "reward manager")
 
     async def __call__(self, group: Group) -> NodeOutput:
-        """Return one reward for each episode.
+        """Return `DecisionRewards` for each episode.
 
         Raises: ValueError, naming the episode, if a reward is not finite; EnvError if the reward is
         `success` and the environment does not report success.
         """
         if self._reward is success:
             require_known_success(group, "reward.function is 'success'")
-        rewards = list(await self._manager(group, self._reward))
-        if len(rewards) != len(group.trajectories):
+        returned = list(await self._manager(group, self._reward))
+        if len(returned) != len(group.trajectories):
             raise ValueError(
-                f"the reward manager returned {len(rewards)} rewards for "
+                f"the reward manager returned {len(returned)} rewards for "
                 f"{len(group.trajectories)} episodes."
             )
-        for trajectory, reward in zip(group.trajectories, rewards, strict=True):
-            check_reward(trajectory, reward)
+        pairs = zip(group.trajectories, returned, strict=True)
+        rewards = [decision_rewards(*pair) for pair in pairs]
         outcomes = [outcome(*pair) for pair in zip(group.trajectories, rewards, strict=True)]
         metrics = {
             "reward/mean": float(np.mean(outcomes)),
@@ -150,38 +162,42 @@ def named(table: Mapping[str, T], name: str, kind: str) -> T:
     return found
 
 
-def outcome(trajectory: Trajectory, reward: Reward) -> float:
+def outcome(trajectory: Trajectory, rewards: DecisionRewards) -> float:
     """Return the total reward of an episode; with several agents, their mean."""
-    return float(np.mean(list(outcomes_by_agent(trajectory, reward).values())))
+    return float(np.mean(list(outcomes_by_agent(trajectory, rewards).values())))
 
 
-def outcomes_by_agent(trajectory: Trajectory, reward: Reward) -> dict[str, float]:
-    """Return each agent's total reward by name: a single number counts for every agent, a
-    decision's for its agent.
-    """
-    agents = agents_of([trajectory])
-    if np.ndim(reward) == 0:
-        return dict.fromkeys(agents, float(reward))
+def outcomes_by_agent(trajectory: Trajectory, rewards: DecisionRewards) -> dict[str, float]:
+    """Return the total reward of each agent's decisions, by its name."""
     deciders = np.array([step.agent for step in trajectory.steps])
-    return {agent: float(np.sum(np.asarray(reward)[deciders == agent])) for agent in agents}
+    agents = agents_of([trajectory])
+    return {agent: float(np.sum(rewards[deciders == agent])) for agent in agents}
 
 
-def check_reward(trajectory: Trajectory, reward: Reward) -> None:
-    """Raise ValueError, naming the episode, unless the reward is one finite number or one for each
-    decision.
+def decision_rewards(trajectory: Trajectory, reward: Reward) -> DecisionRewards:
+    """Return the reward of each decision, float32 [decisions].
+
+    A single number goes to the last decision of each agent. Raises: ValueError, naming the episode,
+    unless the reward is one finite number or one for each decision.
     """
-    values = np.asarray(reward)
-    if values.shape not in ((), (len(trajectory.steps),)) or not np.isfinite(values).all():
+    values, num = np.asarray(reward, np.float32), len(trajectory.steps)
+    if values.shape not in ((), (num,)) or not np.isfinite(values).all():
         raise ValueError(
             f"the reward of episode {trajectory.episode.episode_id} ({trajectory.episode.task}) "
-            f"is {reward}, expected a "
-            f"finite number, or {len(trajectory.steps)} of them, one for each decision."
+            f"is {reward}, expected a finite number, or {num} of them, one for each decision."
         )
+    if values.ndim == 1:
+        return values
+    last = {step.agent: number for number, step in enumerate(trajectory.steps)}
+    spread = np.zeros(num, np.float32)
+    spread[list(last.values())] = values
+    return spread
 
 
 def require_known_success(group: Group, wanted_by: str) -> None:
-    """Raise EnvError if the environment ended an episode of the group and none has `is_success` in
-    its info.
+    """Raise EnvError if the environment ended episodes of the group without reporting success.
+
+    Success is `is_success` in the info of the last step.
 
     Args:
         group: the episodes.
@@ -200,38 +216,25 @@ def require_known_success(group: Group, wanted_by: str) -> None:
         )
 
 
-def by_decision(trajectory: Trajectory, reward: Reward) -> np.ndarray:
-    """Return the reward of each decision, float64 [decisions].
+def rewards_by_group(
+    groups: Sequence[Group], rewards: WrittenRewards
+) -> list[list[DecisionRewards]]:
+    """Return the rewards of each group's episodes, as the reward node writes them.
 
-    A single number goes to the last decision of each agent.
-    """
-    values = np.asarray(reward, np.float64)
-    if values.ndim == 1:
-        return values
-    last = {step.agent: number for number, step in enumerate(trajectory.steps)}
-    spread = np.zeros(len(trajectory.steps))
-    spread[list(last.values())] = values
-    return spread
-
-
-def by_group(
-    groups: Sequence[Group], rewards: Sequence[Sequence[Reward]] | Sequence[float] | np.ndarray
-) -> list[list[Reward]]:
-    """Return the rewards of each group; a flat array or list [N] over all episodes of the update is
-    split by group.
+    A node that replaces the reward node may write one number for an episode; it may also write one
+    array or list [N] over all episodes of the update, which is split by group.
 
     Raises: WrongInput if their number is wrong, or if one does not fit its episode or is not
     finite.
     """
-    sizes = [len(group.trajectories) for group in groups]
-    found = _as_groups(sizes, rewards)
-    for group, of_group in zip(groups, found, strict=True):
-        for trajectory, reward in zip(group.trajectories, of_group, strict=True):
-            try:
-                check_reward(trajectory, reward)
-            except ValueError as error:
-                raise WrongInput("rewards", str(error)) from None
-    return found
+    found = _as_groups([len(group.trajectories) for group in groups], rewards)
+    try:
+        return [
+            [decision_rewards(*pair) for pair in zip(group.trajectories, of_group, strict=True)]
+            for group, of_group in zip(groups, found, strict=True)
+        ]
+    except ValueError as error:
+        raise WrongInput("rewards", str(error)) from None
 
 
 def _as_groups(sizes: list[int], rewards: Any) -> list[list[Reward]]:
@@ -270,10 +273,8 @@ def _metrics_of_scores(group: Group) -> dict[str, float]:
     }
 
 
-def _metrics_by_agent(group: Group, rewards: Sequence[Reward]) -> dict[str, float]:
-    """Return metrics of each named agent: its mean reward (`reward/solver/mean`), and the success
-    rate of its episodes.
-    """
+def _metrics_by_agent(group: Group, rewards: Sequence[DecisionRewards]) -> dict[str, float]:
+    """Return each named agent's mean reward (`reward/solver/mean`) and success rate."""
     metrics = {}
     for agent in agents_of(group.trajectories):
         if agent == DEFAULT_AGENT:

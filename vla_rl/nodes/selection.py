@@ -1,5 +1,6 @@
-"""Selection of the episodes of an update to learn from. Two kinds are left out and only count in
-their groups' baselines:
+"""Selection of the episodes of an update to learn from.
+
+Two kinds are left out and only count in their groups' baselines:
 
     greedy       ReMax's baseline episode, in which the policy did not sample its actions
     truncated    by a limit and unsolved, if `filter.mask_truncated` is set: DAPO's overlong filtering
@@ -21,7 +22,7 @@ def is_cut_short(trajectory: Trajectory) -> bool:
     return trajectory.stop_reason.is_cut_off and not trajectory.is_success
 
 
-def learnt_from(
+def select_episodes(
     trajectories: Sequence[Trajectory], advantages: Sequence[Advantage], *, mask_truncated: bool
 ) -> tuple[list[int], list[Advantage]]:
     """Return the positions of the episodes to learn from, and their advantages; both may be empty.

@@ -1,6 +1,4 @@
-"""The output of a run: its directory, metrics, a live view, videos, a summary, a memory
-estimate.
-"""
+"""The output of a run: directory, metrics, live view, videos, summary, memory estimate."""
 
 from vla_rl.observe.live_view import LiveView, update_line
 from vla_rl.observe.memory import (

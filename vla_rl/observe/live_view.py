@@ -60,8 +60,9 @@ class LiveView:
             self._live.stop()
 
     def after_update(self) -> None:
-        """Print the line of an update, unless a terminal's table shows it, and once the tasks whose
-        success is unknown.
+        """Print the line of an update, unless a terminal's table shows it.
+
+        Tasks whose success is unknown are printed once.
         """
         snapshot = self._progress.snapshot()
         if self._live is None:

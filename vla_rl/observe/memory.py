@@ -88,8 +88,9 @@ def parse_gpu_memory(text: str) -> list[GpuMemory]:
 
 
 def memory_table(title: str, items: Sequence[MemoryItem], available: int) -> Table:
-    """Return an estimate as a table: each item, the sum, and the available memory, marked if the
-    sum does not fit.
+    """Return an estimate as a table: each item, the sum, and the available memory.
+
+    The sum is marked if it does not fit.
     """
     total = sum(item.total_bytes for item in items)
     table = Table("what", "each", "count", "GiB", title=title, show_footer=True)

@@ -52,8 +52,9 @@ class Measured(msgspec.Struct, frozen=True):
 
 
 class MetricLog:
-    """Writes each update's metrics to all sinks. Use as a context manager, from one thread; a write
-    takes about 1 ms.
+    """Writes each update's metrics to all sinks.
+
+    Use as a context manager, from one thread; a write takes about 1 ms.
 
     Args:
         sinks: the destinations of the metrics.
@@ -69,8 +70,7 @@ class MetricLog:
     def open(
         cls, run: RunDirectory, wandb_project: str | None = None, *, resumed_at: int | None = None
     ) -> "MetricLog":
-        """Open the log of a run: `metrics.jsonl`, TensorBoard and, if a project is named, Weights &
-        Biases.
+        """Open the log of a run: `metrics.jsonl`, TensorBoard, and Weights & Biases if named.
 
         A run that was resumed at an update repeats the later ones: their old lines are set aside
         first.
@@ -79,7 +79,7 @@ class MetricLog:
         cannot be set aside.
         """
         if resumed_at is not None:
-            set_aside_lines(run.metrics, partial(_is_of, last=resumed_at))
+            set_aside_lines(run.metrics, partial(_is_up_to_update, last=resumed_at))
         sinks: list[Sink] = [TensorBoardSink(run.tensorboard, resumed_at=resumed_at)]
         if wandb_project is not None:
             sinks.append(
@@ -130,8 +130,9 @@ class MetricLog:
         )
 
     def add_missing(self, lines: bytes, path: Path) -> None:
-        """Write those of `lines`, as `secured` returned them, whose updates are missing in the file
-        of record at `path`.
+        """Write those of `lines` whose updates are missing in the file of record at `path`.
+
+        `secured` returned the lines.
         """
         assert self._lines is not None
         present = {line["update"] for line in read_metrics(path)} if path.exists() else set()
@@ -159,15 +160,16 @@ def _write(sink: Sink, measured: Measured) -> None:
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:
-    """Read the lines of a `metrics.jsonl`, one an update, in order of updates; the later of two
-    lines of one update counts.
+    """Read the lines of a `metrics.jsonl`, one an update, in order of updates.
+
+    If an update has two lines, the later one counts.
 
     Lines that cannot be read are left out, with one warning that counts them.
     """
     by_update: dict[int, dict[str, Any]] = {}
     num_damaged = 0
     for line in path.read_bytes().splitlines():
-        values = _values_in(line)
+        values = _parsed_line(line)
         if values is None:
             num_damaged += 1
         else:
@@ -179,12 +181,12 @@ def read_metrics(path: Path) -> list[dict[str, Any]]:
     return [by_update[update] for update in sorted(by_update)]
 
 
-def _is_of(line: bytes, last: int) -> bool:
-    values = _values_in(line)
+def _is_up_to_update(line: bytes, last: int) -> bool:
+    values = _parsed_line(line)
     return values is not None and values["update"] <= last
 
 
-def _values_in(line: bytes) -> dict[str, Any] | None:
+def _parsed_line(line: bytes) -> dict[str, Any] | None:
     """Return the metrics in a line; None if it is damaged."""
     try:
         values = msgspec.json.decode(line, type=dict[str, Any])

@@ -1,5 +1,6 @@
-"""Outputs of a run that may fail without ending it: the first of several failures is reported, and
-so is their end.
+"""Outputs of a run that may fail without ending it.
+
+The first of several failures is reported, and so is their end.
 
 A full disk must never end a run. Records that an `Outlet` could not write wait in memory, in order,
 and are tried again with the next record. Things whose failure a `FailureStreak` reports are lost.
@@ -23,8 +24,7 @@ MOST_WAITING: Final = 1000
 
 
 class FailureStreak:
-    """Reports the first of several failures in a row in one line, counts them, and reports their
-    end.
+    """Reports the first of several failures in a row, counts them, and reports their end.
 
     Args:
         what: the action that fails, as the subject of a sentence.
@@ -54,8 +54,9 @@ class FailureStreak:
 
 
 class Outlet(Generic[RecordT]):
-    """Writes records in their order and never raises. A record that cannot be written (OSError)
-    waits for the next one.
+    """Writes records in their order and never raises.
+
+    A record that cannot be written (OSError) waits for the next one.
 
     A record that fails with another error would fail again, and is left out. Use it from one thread
     at a time.

@@ -153,9 +153,7 @@ class RunProgress:
             self._forget_steps(now)
 
     def update_done(self, node_seconds: Mapping[str, float], critical_path: str) -> None:
-        """Count an applied update, with each node's seconds and the line that names its
-        bottleneck.
-        """
+        """Count an applied update, with each node's seconds and its bottleneck's line."""
         with self._lock:
             self._update += 1
             self._update_times_s.append(self._clock())

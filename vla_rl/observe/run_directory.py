@@ -48,8 +48,7 @@ class RunDirectory:
     def create(
         cls, root: Path, name: str, config: msgspec.Struct, about: Mapping[str, str] | None = None
     ) -> "RunDirectory":
-        """Create a new folder below `root` and write the configuration, the versions and `about`
-        into it.
+        """Create a new folder below `root` with the configuration, the versions and `about`.
 
         Two runs of one name in the same second get different folders, on shared file systems too.
 
@@ -104,7 +103,7 @@ class RunDirectory:
             )
         return cls(path)
 
-    def go_on_with(self, config: msgspec.Struct) -> None:
+    def record_resume(self, config: msgspec.Struct) -> None:
         """Record the configuration of a resume if it has changed.
 
         Raises: ConfigError if it cannot be written.
@@ -210,8 +209,9 @@ def require_writable(folder: Path) -> None:
 
 
 def require_digest(path: Path, data: bytes) -> None:
-    """Compare `data`, read from `path`, with the digest beside it; a file of an older run, without
-    a digest, passes.
+    """Compare `data`, read from `path`, with the digest beside it.
+
+    A file of an older run, without a digest, passes.
 
     Raises: ConfigError if they differ.
     """

@@ -19,8 +19,9 @@ _EVENT_FILES: Final = itertools.count()
 
 
 class JsonlSink:
-    """One JSON object a line. Each is passed to the operating system at once, so that a crash loses
-    no written line.
+    """One JSON object a line.
+
+    Each is passed to the operating system at once, so that a crash loses no written line.
 
     Keys: `update`, `wall_time_s` (seconds since 1970) and the metrics; a value that is not finite
     is null. Appends to the lines of an earlier run; an incomplete line at its end, which a kill
@@ -55,8 +56,7 @@ def as_line(update: int, wall_time_s: float, values: Mapping[str, float]) -> byt
 
 
 class TensorBoardSink:
-    """Scalars in a TensorBoard event file, in TensorBoard's own records; imports neither torch nor
-    tensorflow.
+    """Scalars in a TensorBoard event file; imports neither torch nor tensorflow.
 
     When `write` returns, the event is in the file completely or not at all, because a reader stops
     for good at an incomplete record.

@@ -8,8 +8,9 @@ from vla_rl.observe.whole_file import write_whole
 
 
 def set_aside_lines(path: Path, is_kept: Callable[[bytes], bool]) -> None:
-    """Move the lines that are not kept, and an incomplete last line, to `<name>-undone<suffix>`;
-    nothing is deleted.
+    """Move the lines that are not kept to `<name>-undone<suffix>`; nothing is deleted.
+
+    An incomplete last line is moved too.
 
     Raises: OSError; the file is then unchanged.
     """

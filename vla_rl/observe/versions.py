@@ -10,9 +10,7 @@ from typing import Any
 
 
 def versions() -> dict[str, Any]:
-    """Return Python, packages, commit of the code, platform, command and time, as plain values for
-    JSON.
-    """
+    """Return Python, packages, commit, platform, command and time, as values for JSON."""
     return {
         "started_at": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
         "command": sys.argv,

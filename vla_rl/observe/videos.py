@@ -21,9 +21,7 @@ from vla_rl.types import Trajectory
 
 
 class VideoChoice:
-    """Picks the first success and the first failure of each task in every window of `every_updates`
-    updates.
-    """
+    """Picks the first success and the first failure of each task in every window of updates."""
 
     def __init__(self, every_updates: int) -> None:
         if every_updates < 1:
@@ -33,9 +31,7 @@ class VideoChoice:
         self._taken: set[tuple[str, bool]] = set()
 
     def choose(self, update: int, trajectories: Iterable[Trajectory]) -> list[Trajectory]:
-        """Return those of `trajectories` that are the first of their task and outcome in the window
-        of `update`.
-        """
+        """Return the trajectories that are the first of their task and outcome in the window."""
         window = update // self._every_updates
         if window != self._window:
             self._window, self._taken = window, set()
@@ -48,15 +44,17 @@ class VideoChoice:
         return chosen
 
     def give_back(self, trajectory: Trajectory) -> None:
-        """Undo the choice of a trajectory that was not written: the window's next one of its kind
-        replaces it.
+        """Undo the choice of a trajectory that was not written.
+
+        The window's next one of its kind replaces it.
         """
         self._taken.discard((trajectory.episode.task, trajectory.is_success))
 
 
 class VideoRecorder:
-    """Writes chosen trajectories in a thread of its own. Use as a context manager; leaving it waits
-    for the last video.
+    """Writes chosen trajectories in a thread of its own.
+
+    Use as a context manager; leaving it waits for the last video.
 
     `offer` never waits: while `max_pending` videos are unwritten, further ones are left out and
     counted in `num_left_out`, and later episodes of their kind replace them. A video that cannot be
@@ -94,9 +92,7 @@ class VideoRecorder:
         self.close()
 
     def offer(self, update: int, trajectories: Sequence[Trajectory]) -> None:
-        """Choose among `trajectories`, and queue the chosen ones to be written in the recorder's
-        thread.
-        """
+        """Choose among `trajectories`, and queue the chosen ones for the recorder's thread."""
         for trajectory in self._choice.choose(update, trajectories):
             if not self._room.acquire(blocking=False):
                 self.num_left_out += 1
@@ -134,8 +130,9 @@ def video_name(update: int, trajectory: Trajectory) -> str:
 def write_video(
     path: Path, trajectory: Trajectory, image_key: str = "image", frames_per_s: float = 5.0
 ) -> None:
-    """Write one trajectory as mp4 (H.264): one frame for each decision, and the final frame for a
-    second.
+    """Write one trajectory as mp4 (H.264).
+
+    It has one frame for each decision, and the final frame for a second.
 
     Blocks while ffmpeg encodes; call it from a thread. `path` appears only when the file is
     complete.

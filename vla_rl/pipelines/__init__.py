@@ -5,8 +5,8 @@
            └── embodied_grpo ─ embodied_srpo
 
 A pipeline is a function `(parts) -> Pipeline`; its module may define `SETTINGS`, nested defaults of
-the configuration. Select your own pipeline as `"module:function"`; its module may define `SETTINGS`
-too.
+the configuration, and `READS`, the options out of `OPTIONAL` that it reads. Select your own pipeline
+as `"module:function"`; its module may define both too.
 """
 
 import importlib
@@ -17,8 +17,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 
 from vla_rl.algorithms.choices import chosen, is_function_path, load_function
-from vla_rl.graph import Pipeline
-from vla_rl.graph.paths import load_pipeline
+from vla_rl.graph import Pipeline, load_pipeline
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.pipelines.parts import Parts
 
@@ -41,6 +40,9 @@ PIPELINES: Final = MappingProxyType(
 )
 """Built-in pipelines by name, each as "module:function"."""
 
+OPTIONAL: Final = ("reward", "overlong", "critic", "embedding", "srpo", "run.videos_every")
+"""Options that some pipelines read and others do not; a pipeline without `READS` reads all."""
+
 NAMED_TABLES: Final = ("loss", "advantage")
 """Tables of the configuration whose other fields depend on their `name`."""
 
@@ -58,17 +60,25 @@ def settings_of(pipeline: str) -> Mapping[str, Any]:
 
     Raises: ConfigError for an unknown name.
     """
-    path = _path(pipeline)
-    load_function(path, "pipeline")
-    settings: Mapping[str, Any] = vars(importlib.import_module(path.partition(":")[0])).get(
-        "SETTINGS", {}
-    )
+    settings: Mapping[str, Any] = _declared(pipeline).get("SETTINGS", {})
     return settings
 
 
+def unread_by_pipeline(pipeline: str) -> dict[str, str]:
+    """Return the options that a pipeline does not read, each with the reason.
+
+    Raises: ConfigError for an unknown name.
+    """
+    reads = _declared(pipeline).get("READS", OPTIONAL)
+    return {
+        option: f"it is for other pipelines than {pipeline!r}"
+        for option in OPTIONAL
+        if option not in reads
+    }
+
+
 def with_pipeline(config: ConfigT, pipeline: str) -> ConfigT:
-    """Return `config` with another pipeline and that pipeline's default settings; the rest is
-    unchanged.
+    """Return `config` with another pipeline and that pipeline's default settings.
 
     Raises: ConfigError for an unknown name, or settings that contradict the rest of the
     configuration.
@@ -78,8 +88,11 @@ def with_pipeline(config: ConfigT, pipeline: str) -> ConfigT:
 
 
 def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge nested tables; later ones override earlier ones. A loss or an advantage of another name
-    replaces the whole earlier table, because the other fields belonged to the old name."""
+    """Merge nested tables; later ones override earlier ones.
+
+    A loss or an advantage of another name replaces the whole earlier table, because the other
+    fields belonged to the old name.
+    """
     result: dict[str, Any] = {}
     for table in tables:
         for key, value in table.items():
@@ -92,6 +105,13 @@ def merged(*tables: Mapping[str, Any]) -> dict[str, Any]:
             else:
                 result[key] = merged(value) if isinstance(value, Mapping) else value
     return result
+
+
+def _declared(pipeline: str) -> Mapping[str, Any]:
+    """Return the names that the module of a pipeline defines."""
+    path = _path(pipeline)
+    load_function(path, "pipeline")
+    return vars(importlib.import_module(path.partition(":")[0]))
 
 
 def _path(pipeline: str) -> str:

@@ -1,7 +1,8 @@
 """Configurations that all training runs share, for any task: sizes, seeds, and the run's files."""
 
 import os
-from typing import Literal
+from collections.abc import Mapping
+from typing import Final, Literal
 
 from vla_rl.algorithms import AdvantageConfig, EmbeddingConfig, SrpoConfig, policy_loss_for
 from vla_rl.algorithms.filters import OverlongConfig, require_satisfiable
@@ -14,6 +15,14 @@ from vla_rl.nodes.rewards import RewardConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import Config
+
+OF_LANGUAGE_POLICIES: Final = (
+    "engine.max_context",
+    "engine.max_reply",
+    "engine.kept_conversations",
+    "learner.micro_batch_tokens",
+    "critic.micro_batch_tokens",
+)
 
 
 class RunConfig(Config, frozen=True, kw_only=True):
@@ -39,7 +48,8 @@ class RunConfig(Config, frozen=True, kw_only=True):
 
     videos_every: int = 5
     """In each window of this many updates, the first success and the first failure of every task
-    become videos. Among the built-in pipelines, only the `embodied_` ones make videos."""
+    become videos. Refused if the pipeline makes none: among the built-in ones, only the `embodied_`
+    ones do."""
 
     stall_warning_s: float = 120.0
     """Seconds without progress after which the watchdog prints which tasks wait for which, and all
@@ -170,9 +180,7 @@ class LearningConfig(Config, frozen=True, kw_only=True):
 
     @property
     def episodes_per_group(self) -> int:
-        """Number of episodes from the same start: `group_size`, plus the greedy one if it is
-        needed.
-        """
+        """Number of episodes from the same start: `group_size`, and one if ReMax is used."""
         return self.group_size + self.needs_greedy_baseline
 
 
@@ -181,6 +189,10 @@ class TrainingConfig(LearningConfig, frozen=True, kw_only=True):
 
     simulators: SimulatorConfig = SimulatorConfig(num_envs=max(os.cpu_count() or 1, 1))
 
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of language policies."""
+        return dict.fromkeys(OF_LANGUAGE_POLICIES, "it is for language policies only")
+
     @property
     def num_envs(self) -> int:
         """Number of simulators."""
@@ -188,8 +200,9 @@ class TrainingConfig(LearningConfig, frozen=True, kw_only=True):
 
 
 class TextTrainingConfig(LearningConfig, frozen=True, kw_only=True):
-    """Reinforcement learning of language policies in text environments, which run as coroutines of
-    this process.
+    """Reinforcement learning of language policies in text environments.
+
+    The environments run as coroutines of this process.
     """
 
     text: TextPoolConfig = TextPoolConfig()
@@ -203,6 +216,11 @@ class TextTrainingConfig(LearningConfig, frozen=True, kw_only=True):
             "none: conversations have no control steps to record",
         )
 
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of simulators and of policies that act in them."""
+        of_robots = ("engine.cuda_graphs", "run.chaos_every_s", "run.record_to")
+        return dict.fromkeys(of_robots, "it is for runs with simulators only")
+
     @property
     def num_envs(self) -> int:
         """Number of conversations that can run at the same time."""
@@ -210,12 +228,14 @@ class TextTrainingConfig(LearningConfig, frozen=True, kw_only=True):
 
 
 class MixedTrainingConfig(TrainingConfig, frozen=True, kw_only=True):
-    """Reinforcement learning of policies in simulators and of others in text environments, in one
-    run.
-    """
+    """Reinforcement learning of policies in simulators and in text environments, in one run."""
 
     text: TextPoolConfig = TextPoolConfig()
     chat: ChatLimits = ChatLimits()
+
+    def unread(self) -> Mapping[str, str]:
+        """Return no option, because policies of both kinds learn."""
+        return {}
 
     @property
     def num_envs(self) -> int:

@@ -15,6 +15,7 @@ from vla_rl.nodes.penalties import OverlongPenalty
 from vla_rl.pipelines.grpo import grpo
 from vla_rl.pipelines.parts import Parts
 
+READS: Final = ("reward", "overlong")
 SETTINGS: Final[dict[str, Any]] = {
     "advantage": {"name": "grpo"},
     "filter": {"drop_equal": "return"},

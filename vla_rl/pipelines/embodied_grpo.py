@@ -15,6 +15,7 @@ from vla_rl.graph import Pipeline
 from vla_rl.pipelines.grpo import grpo
 from vla_rl.pipelines.parts import Parts
 
+READS: Final = ("reward", "run.videos_every")
 SETTINGS: Final[dict[str, Any]] = {
     "advantage": {"name": "grpo"},
     "reward": {"function": "success"},

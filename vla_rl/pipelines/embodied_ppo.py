@@ -1,5 +1,4 @@
-"""PPO for robots: a critic on the policy's observations, one value for each action chunk, and
-videos of some episodes.
+"""PPO for robots: one value for each action chunk, and videos of some episodes.
 
     rollout ─┬► reward ─┐
        │     └► values ─┴► advantage ─► critic ─► update ─► checkpoint
@@ -16,6 +15,7 @@ from vla_rl.pipelines.embodied_grpo import with_videos
 from vla_rl.pipelines.parts import Parts
 from vla_rl.pipelines.ppo import ppo
 
+READS: Final = ("reward", "critic", "run.videos_every")
 SETTINGS: Final[dict[str, Any]] = {
     "advantage": {"name": "gae"},
     "reward": {"function": "success"},

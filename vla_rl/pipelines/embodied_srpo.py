@@ -19,18 +19,19 @@ from typing import Any, Final
 
 import numpy as np
 
+from vla_rl import engines
 from vla_rl.algorithms import BankedTask, ReferenceBank, SrpoConfig, TrajectoryEncoder, srpo_rewards
-from vla_rl.engines import LanguageModel
 from vla_rl.errors import ConfigError
 from vla_rl.graph import NodeOutput, Pipeline
 from vla_rl.models.trajectory_encoders import trajectory_encoder
 from vla_rl.nodes.advantages import members_of
-from vla_rl.nodes.rewards import RewardConfig, require_known_success
+from vla_rl.nodes.rewards import RewardConfig, require_known_success, rewards_by_group
 from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.pipelines.embodied_grpo import embodied_grpo
 from vla_rl.pipelines.parts import Parts
 from vla_rl.types import Group
 
+READS: Final = ("embedding", "srpo", "run.videos_every")
 SETTINGS: Final[dict[str, Any]] = {
     "advantage": {"name": "grpo"},
     "learner": {
@@ -52,7 +53,7 @@ def embodied_srpo(parts: Parts) -> Pipeline:
             f"pipeline 'embodied_srpo' got a {type(config).__name__}, expected an EmbodiedConfig "
             "(vla_rl.pipelines.config), which has the settings for the embedding of videos."
         )
-    if isinstance(parts.model, LanguageModel):
+    if isinstance(parts.model, engines.LanguageModel):
         raise ConfigError(
             "pipeline 'embodied_srpo' got a language policy, expected one that sees "
             "images; use grpo."
@@ -99,8 +100,9 @@ async def reward_by_progress(
     config: SrpoConfig,
     bank: ReferenceBank,
 ) -> NodeOutput:
-    """Reward all N trajectories of the update: 1 for a success, progress towards the successes for
-    a failure; float32 [N].
+    """Reward 1 for a success, and progress towards the successes for a failure.
+
+    Return `DecisionRewards` for each episode of each group.
 
     Raises: EnvError if an environment does not report success.
     """
@@ -133,4 +135,4 @@ async def reward_by_progress(
             "reward/failures_mean": float(failures.mean()),
             "reward/failures_max": float(failures.max()),
         }
-    return NodeOutput(rewards, metrics=metrics)
+    return NodeOutput(rewards_by_group(groups, rewards), metrics=metrics)

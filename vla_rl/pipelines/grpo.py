@@ -16,6 +16,7 @@ from vla_rl.nodes.rewards import GroupReward
 from vla_rl.pipelines.kl import with_kl
 from vla_rl.pipelines.parts import Parts
 
+READS: Final = ("reward",)
 SETTINGS: Final[dict[str, Any]] = {
     "advantage": {"name": "grpo"},
     "learner": {"loss": {"name": "ppo"}, "aggregation": "seq_mean_token_mean"},

@@ -14,6 +14,7 @@ from vla_rl.graph import Pipeline
 from vla_rl.pipelines.grpo import grpo
 from vla_rl.pipelines.parts import Parts
 
+READS: Final = ("reward",)
 SETTINGS: Final[dict[str, Any]] = {
     "advantage": {"name": "grpo"},
     "learner": {"loss": {"name": "gspo"}, "aggregation": "seq_mean_token_mean"},

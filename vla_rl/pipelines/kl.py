@@ -1,5 +1,6 @@
-"""The reference policy in any pipeline, as a term of the loss, as a penalty on the reward, or
-absent if both weights are 0.
+"""The reference policy in any pipeline: a term of the loss, or a penalty on the reward.
+
+Without a weight above 0 there is none.
 
 rollout ─► reference ─┬─► update               learner.loss.kl.coef > 0
                       └─► kl ─► advantage      kl_in_reward.coef > 0: the reward node's output minus the distance
@@ -42,6 +43,4 @@ def with_kl(pipeline: Pipeline, parts: Parts) -> Pipeline:
             "kl", penalty, reads=reads, writes="rewards_less_kl", node_role=NodeRole.REWARD
         )
         pipeline.insert_after("reward", node, reroute={"rewards": "rewards_less_kl"})
-        # the node `kl` itself reads the output of the reward node
-        pipeline.replace_node("kl", reads=reads)
     return pipeline

@@ -7,7 +7,7 @@ from vla_rl.pipelines.config import LearningConfig
 
 if TYPE_CHECKING:  # they import torch
     from vla_rl.engines import DeviceLane, LanguageModel, PolicyModel
-    from vla_rl.learning import Critic, CriticTeam, Reference, ReferenceTeam
+    from vla_rl.learning import CriticTeam, ReferenceTeam
 
 
 class Stateful(Protocol):
@@ -44,13 +44,13 @@ class Parts(Protocol):
         ...
 
     @property
-    def critic(self) -> "Critic | CriticTeam":
-        """Critic, or one for each member of a team."""
+    def critic(self) -> "CriticTeam":
+        """Critic of each policy of the run."""
         ...
 
     @property
-    def reference(self) -> "Reference | ReferenceTeam":
-        """Copy of the policy as it was when the run began."""
+    def reference(self) -> "ReferenceTeam":
+        """Copy of each policy of the run, as it was when the run began."""
         ...
 
     @property

@@ -19,6 +19,7 @@ from vla_rl.nodes.judging import JudgeValues, LearnValues
 from vla_rl.pipelines.grpo import grpo
 from vla_rl.pipelines.parts import Parts
 
+READS: Final = ("reward", "critic")
 SETTINGS: Final[dict[str, Any]] = {
     "advantage": {"name": "gae"},
     "learner": {
@@ -49,9 +50,11 @@ def ppo(
         node_role=NodeRole.CRITIC,
         resources="device",
     )
+    pipeline = grpo(parts, id, description)
+    # its own reads, not "rewards" by name: a penalty between reward and advantage has rerouted them
+    judged = {**pipeline.node("advantage").reads, "judged": "judged"}
     return (
-        grpo(parts, id, description)
-        .add_node(
+        pipeline.add_node(
             "values",
             JudgeValues(parts.critic),
             reads={"group": "groups"},
@@ -63,7 +66,7 @@ def ppo(
         .replace_node(
             "advantage",
             CriticAdvantage(config.advantage),
-            reads=("groups", "rewards", "judged"),
+            reads=judged,
             writes=("advantages", "returns"),
         )
         .insert_after("advantage", critic)

@@ -23,8 +23,10 @@ import dataclasses
 import logging
 import os
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 import tyro
@@ -32,12 +34,13 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.syntax import Syntax
 
+from vla_rl import engines
 from vla_rl.actors import Runtime
 from vla_rl.actors.completion import run_to_its_end
 from vla_rl.commands.command_line import Command, Launch, run_recipe
 from vla_rl.commands.config_files import convert, read_table
 from vla_rl.commands.opening import distinct, open_each
-from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.engines import EngineConfig
 from vla_rl.envs.libero.assets import Assets, find_assets
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import (
@@ -48,10 +51,16 @@ from vla_rl.evaluation import (
     result_table,
     within_range,
 )
+from vla_rl.evaluation.benchmark import LIBERO, Benchmark, SuiteTask, benchmark_of, require_fitting
 from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
-from vla_rl.evaluation.libero import key_of, require_for_libero
+from vla_rl.evaluation.libero import key_of, libero_env, numbers_in
 from vla_rl.evaluation.pictures import assets_for, picture_size_for, quality_for
-from vla_rl.evaluation.plan import planned_episodes, print_plan
+from vla_rl.evaluation.plan import (
+    one_of_each_kind,
+    planned_episodes,
+    print_plan,
+    require_goal_files,
+)
 from vla_rl.evaluation.results import by_perturbation, by_task, summary_of
 from vla_rl.models.loading import (
     BASE_POLICY,
@@ -71,7 +80,7 @@ from vla_rl.rollout import embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.training.agents import check_recording, digest_of_run, recorded
 from vla_rl.training.stopping import StopSignal
-from vla_rl.types import EpisodeSpec, Trajectory
+from vla_rl.types import EnvSpec, EpisodeSpec, Trajectory
 
 if TYPE_CHECKING:
     from vla_rl.models.loading import VlaPolicy
@@ -88,32 +97,24 @@ LIBERO-plus's suites have 2500 tasks; scenes beyond this number are built by the
 them, so that memory is bounded."""
 
 
-class EvalLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
-    """The checkpoint, the episodes and the conditions of an evaluation."""
+class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
+    """The checkpoint, the episodes and the conditions of an evaluation on any benchmark."""
 
-    checkpoint: tyro.conf.Positional[str] = str(BASE_POLICY)
-    """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint. Default: the shipped base
-    policy."""
+    benchmark: ClassVar[Benchmark]
+    """The benchmark whose suites are evaluated."""
 
-    suites: tuple[str, ...] = ("libero_object",)
-    """Suites of LIBERO, or, behind the package's name, of LIBERO-PRO and LIBERO-plus:
-    liberopro.libero_goal_swap."""
+    checkpoint: tyro.conf.Positional[str]
+    """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint."""
+
+    suites: tuple[str, ...]
+    """Suites of the benchmark."""
 
     tasks: str = "all"
-    """Tasks of each suite by LIBERO's numbers: all, or numbers and ranges such as 0-3,7."""
+    """Tasks of each suite by the benchmark's numbers: all, or numbers and ranges such as 0-3,7."""
 
     init_states: str = "all"
     """Initial states of each task: all, or numbers and ranges, such as 40-49 for those that
     training did not use."""
-
-    scene_seeds: str = "0"
-    """Seeds of what initial states leave open, the positions of fixtures. Every episode is run once
-    for each seed."""
-
-    scenes: Literal["published", "same"] = "published"
-    """Positions of fixtures. published: trial k of a task, from initial state k, uses LIBERO's k-th
-    reset after one seeding, as OpenVLA, OpenVLA-OFT and openpi do. same: every trial uses the first
-    reset, as SimpleVLA-RL does."""
 
     step_limit: int | None = None
     """Control steps after which an episode is a failure. None: each suite's published limit. Set
@@ -126,18 +127,9 @@ class EvalLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Side of the camera images in pixels. None: 84 for the shipped policy, else 256, as published
     policies were trained."""
 
-    physics: Literal["exact", "fast"] = "exact"
-    """exact gives robosuite's results bit for bit; fast is quicker and equals them up to
-    rounding."""
-
     quality: Literal["exact", "fast"] | None = None
     """exact renders what published policies saw; fast renders without smoothing and with a plain
     robot. None: fast for the shipped policy, which was trained with it, else exact."""
-
-    assets: str | None = None
-    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
-    is not set, stand-ins for the shipped policy, which was trained on them, and LIBERO's own for
-    others (stand-ins if those are not installed)."""
 
     num_envs: int = max(os.cpu_count() or 1, 1)
     """Number of simulator processes, and so of episodes that run at the same time. Default: one for
@@ -179,7 +171,17 @@ class EvalLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
         )
         for field in ("num_envs", "torch_threads", "videos_per_task"):
             self.require(getattr(self, field) >= 1, field, "at least 1")
-        planned_episodes(self, self.scenes)
+        for suite in self.suites:
+            self.require(
+                benchmark_of(suite) is self.benchmark,
+                "suites",
+                f"suites of {self.benchmark.name}; other benchmarks have recipes of their own",
+            )
+        planned_episodes(self)
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of videos, if there are none."""
+        return {} if self.videos != "none" else {"videos_per_task": "videos is 'none'"}
 
     @property
     def picture_size(self) -> int:
@@ -192,9 +194,81 @@ class EvalLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
         return quality_for(self.checkpoint, self.quality)
 
     @property
+    def conditions_in_words(self) -> str:
+        """The conditions that the plan names."""
+        return f"quality {self.pictures}"
+
+    def envs_of(self, task: SuiteTask) -> Sequence[EnvSpec]:
+        """Return the environments in which each start of a task is run."""
+        raise NotImplementedError
+
+    def found(self) -> dict[str, str]:
+        """Return conditions that are found on this machine. Raises: ConfigError."""
+        return {}
+
+
+class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
+    """The checkpoint, the episodes and the conditions of an evaluation on LIBERO."""
+
+    benchmark: ClassVar[Benchmark] = LIBERO
+
+    checkpoint: tyro.conf.Positional[str] = str(BASE_POLICY)
+    """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint. Default: the shipped base
+    policy."""
+
+    suites: tuple[str, ...] = ("libero_object",)
+    """Suites of LIBERO, or, behind the package's name, of LIBERO-PRO and LIBERO-plus:
+    liberopro.libero_goal_swap."""
+
+    scene_seeds: str = "0"
+    """Seeds of what initial states leave open, the positions of fixtures. Every episode is run once
+    for each seed."""
+
+    scenes: Literal["published", "same"] = "published"
+    """Positions of fixtures. published: trial k of a task, from initial state k, uses LIBERO's k-th
+    reset after one seeding, as OpenVLA, OpenVLA-OFT and openpi do. same: every trial uses the first
+    reset, as SimpleVLA-RL does."""
+
+    physics: Literal["exact", "fast"] = "exact"
+    """exact gives robosuite's results bit for bit; fast is quicker and equals them up to
+    rounding."""
+
+    assets: str | None = None
+    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
+    is not set, stand-ins for the shipped policy, which was trained on them, and LIBERO's own for
+    others (stand-ins if those are not installed)."""
+
+    @property
     def chosen_assets(self) -> str | None:
         """The assets to look for, as `find_assets` takes them."""
         return assets_for(self.checkpoint, self.assets)
+
+    @property
+    def conditions_in_words(self) -> str:
+        """The conditions that the plan names."""
+        return f"physics {self.physics}, {super().conditions_in_words}"
+
+    def envs_of(self, task: SuiteTask) -> Sequence[EnvSpec]:
+        """Return the environment of a task with each of the scene seeds."""
+        return [
+            libero_env(
+                task.suite,
+                task.task_id,
+                assets=self.chosen_assets,
+                image_size=self.picture_size,
+                step_limit=self.step_limit,
+                physics=self.physics,
+                quality=self.pictures,
+                scene_seed=scene_seed,
+                scenes=self.scenes,
+            )
+            for scene_seed in numbers_in(self.scene_seeds, 1 << 31, "scene_seeds")
+        ]
+
+    def found(self) -> dict[str, str]:
+        """Return the assets that are found. Raises: ConfigError without any."""
+        assets = _assets_of(self)
+        return {"assets": assets.source, "assets_path": str(assets.path)}
 
 
 MAY_CHANGE = (
@@ -215,17 +289,19 @@ conditions."""
 class EvalLaunch(Launch):
     """Options of an evaluation besides its configuration."""
 
+    recorded_before: ClassVar[Mapping[str, Any]] = MappingProxyType({"scenes": "same"})
+
     resume: Path | None = None
     """Continue the evaluation in this folder: run the episodes that are still missing."""
 
 
-async def main(command: Command[EvalLaunch, EvalLiberoConfig]) -> int:
+async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
     """Print the plan, or run the episodes and print the tables."""
     config, console = command.config, Console()
     folder = command.launch.resume
     if folder is not None:
-        _refuse_other_conditions(config, _config_in(folder), folder)
-    episodes = planned_episodes(config, config.scenes)
+        _refuse_other_conditions(config, _config_in(folder, type(config)), folder)
+    episodes = planned_episodes(config)
     if command.launch.dry_run:
         console.print(
             Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json")
@@ -250,9 +326,8 @@ async def main(command: Command[EvalLaunch, EvalLiberoConfig]) -> int:
         else RunDirectory.create(Path(config.root), config.name, config)
     )
     _note_conditions(run, conditions)
-    console.print(
-        f"evaluation {run.path}: {len(episodes)} episodes; assets: {conditions['assets']}"
-    )
+    with_assets = f"; assets: {conditions['assets']}" if "assets" in conditions else ""
+    console.print(f"evaluation {run.path}: {len(episodes)} episodes{with_assets}")
     with (
         ResultFile(run.path / "episodes.jsonl") as file,
         StopSignal("losing the running episodes") as stop,
@@ -282,13 +357,12 @@ async def main(command: Command[EvalLaunch, EvalLiberoConfig]) -> int:
     return stop.exit_status or int(not is_written)
 
 
-def conditions_of(config: EvalLiberoConfig) -> dict[str, Any]:
+def conditions_of(config: EvalConfig) -> dict[str, Any]:
     """Return everything that results depend on, as plain values.
 
     Raises: CheckpointError; ConfigError without assets.
     """
-    assets = _assets_of(config)
-    names = set(EvalLiberoConfig.__struct_fields__) - {
+    names = set(config.__struct_fields__) - {
         *MAY_CHANGE,
         "root",
         "name",
@@ -299,17 +373,14 @@ def conditions_of(config: EvalLiberoConfig) -> dict[str, Any]:
     return {
         "checkpoint": config.checkpoint,
         "checkpoint_digest": digest_of(config.opened(config.checkpoint)),
-        "assets": assets.source,
-        "assets_path": str(assets.path),
+        **config.found(),
         **{name: getattr(config, name) for name in sorted(names)},
         "image_size": config.picture_size,
         "quality": config.pictures,
     }
 
 
-async def _rehearse(
-    config: EvalLiberoConfig, episodes: list[EpisodeSpec], folder: Path | None
-) -> None:
+async def _rehearse(config: EvalConfig, episodes: list[EpisodeSpec], folder: Path | None) -> None:
     """Read everything that the evaluation would read. Raises: what the evaluation would raise."""
     conditions = conditions_of(config)
     if folder is None:
@@ -319,7 +390,17 @@ async def _rehearse(
     envs = distinct(episode.env for episode in episodes)
     await asyncio.to_thread(check_recording, config.record_to, envs)
     await asyncio.to_thread(_load, config)
-    await open_each(envs, SimulatorConfig(rss_limit_mb=4000))
+    opened = envs
+    if config.benchmark is LIBERO:  # LIBERO-plus has thousands of environments, in suites of 2,500
+        await asyncio.to_thread(require_goal_files, episodes)
+        opened = one_of_each_kind(episodes) if len(envs) > MOST_PREPARED else envs
+    if len(opened) < len(envs):
+        print(
+            f"{len(envs)} environments: one of each suite and kind of change is opened "
+            f"({len(opened)}); of the others, the files of their tasks were found",
+            flush=True,
+        )
+    await open_each(opened, SimulatorConfig(rss_limit_mb=4000))
 
 
 def _note_conditions(run: RunDirectory, conditions: dict[str, Any]) -> None:
@@ -353,7 +434,8 @@ def title_of(
     """Return the title of the table; for an interrupted evaluation, it warns that the rates are
     biased.
     """
-    title = f"{checkpoint}, assets: {conditions['assets']}, scenes: {conditions['scenes']}"
+    named = [f"{name}: {conditions[name]}" for name in ("assets", "scenes") if name in conditions]
+    title = ", ".join([checkpoint, *named])
     if num_missing == 0:
         return title
     return (
@@ -400,7 +482,7 @@ class ResultKeeper:
     One episode at a time.
     """
 
-    def __init__(self, config: EvalLiberoConfig, file: ResultFile, videos: Path) -> None:
+    def __init__(self, config: EvalConfig, file: ResultFile, videos: Path) -> None:
         self._config, self._file, self._videos = config, file, videos
         self._turn = asyncio.Lock()
         self._failures = FailureStreak(f"writing videos to {videos}", "that episode has none")
@@ -426,15 +508,15 @@ class ResultKeeper:
                 self._failures.worked()
 
 
-def _load(config: EvalLiberoConfig) -> "VlaPolicy":
+def _load(config: EvalConfig) -> "VlaPolicy":
     model = load_policy(config.checkpoint, config, config.device)
-    require_for_libero(model, config.checkpoint)
+    require_fitting(model, config.checkpoint, config.benchmark)
     return model
 
 
 async def _play(
     model: "VlaPolicy",
-    config: EvalLiberoConfig,
+    config: EvalConfig,
     conditions: dict[str, Any],
     missing: list[EpisodeSpec],
     file: ResultFile,
@@ -462,16 +544,14 @@ async def _play(
 
         async with (
             Runtime(config.name) as runtime,
-            DeviceLane(config.torch_threads) as lane,
+            engines.DeviceLane(config.torch_threads) as lane,
             SimulatorPool(runtime, simulators, specs=specs) as pool,
-            TorchEngine(model, lane, EngineConfig(max_batch=pool.num_envs)) as engine,
+            engines.TorchActionEngine(model, lane, EngineConfig(max_batch=pool.num_envs)) as engine,
         ):
             await play_each(pool, engine, agent, missing, done)
 
 
-def _film(
-    config: EvalLiberoConfig, trajectory: Trajectory, result: EpisodeResult, folder: Path
-) -> None:
+def _film(config: EvalConfig, trajectory: Trajectory, result: EpisodeResult, folder: Path) -> None:
     """Make a video if one is wanted and the task has too few of them."""
     outcome = "success" if result.is_success else "failure"
     wanted = {
@@ -496,21 +576,19 @@ def _results_in(folder: Path | None) -> dict[tuple[str, int, int], EpisodeResult
         return file.results
 
 
-def _config_in(folder: Path) -> EvalLiberoConfig:
-    """Read the configuration of an evaluation.
-
-    One without `scenes` is older than that option and used `same`.
-    """
+def _config_in(folder: Path, config_type: type[EvalConfig]) -> EvalConfig:
+    """Read the configuration of an evaluation, with the values of fields that are younger."""
     path = folder / "config.json"
-    return convert(
-        {"scenes": "same", **read_table(path, EvalLiberoConfig)}, EvalLiberoConfig, str(path)
-    )
+    younger = {
+        name: value
+        for name, value in EvalLaunch.recorded_before.items()
+        if name in config_type.__struct_fields__
+    }
+    return convert({**younger, **read_table(path, config_type)}, config_type, str(path))
 
 
-def _refuse_other_conditions(
-    config: EvalLiberoConfig, before: EvalLiberoConfig, folder: Path
-) -> None:
-    for name in EvalLiberoConfig.__struct_fields__:
+def _refuse_other_conditions(config: EvalConfig, before: EvalConfig, folder: Path) -> None:
+    for name in config.__struct_fields__:
         if name not in MAY_CHANGE and getattr(config, name) != getattr(before, name):
             raise ConfigError(
                 f"{name} is {getattr(config, name)!r}, but the episodes in {folder} were run with "

@@ -15,16 +15,20 @@ policy.
 """
 
 import sys
-from typing import Literal
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
+import vla_rl
 from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.engines import EngineConfig
-from vla_rl.models.language import CausalLanguageModel
+from vla_rl.models import language
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.grpo_text import GrpoTextConfig, launch_text
 from vla_rl.rollout import ChatLimits
-from vla_rl.training.team import Member, RunModel, Team
 from vla_rl.types import Config, EnvSpec
+
+if TYPE_CHECKING:
+    from vla_rl.training.team import Team
 
 ENV_ID = "text/arithmetic_pair"
 AGENTS = ("solver", "checker")
@@ -49,6 +53,12 @@ class AgentsConfig(Config, frozen=True, kw_only=True):
         is_possible = self.weights == "own" or self.turns == "joint"
         self.require(
             is_possible, "turns", "'joint' if one policy acts for all agents; set weights to 'own'"
+        )
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of turns, if all policies learn in every update."""
+        return (
+            {} if self.turns == "alternating" else {"updates_per_turn": "agents.turns is 'joint'"}
         )
 
 
@@ -94,16 +104,16 @@ class GrpoPairConfig(GrpoTextConfig, frozen=True, kw_only=True):
         return EnvSpec(id=ENV_ID, kwargs=kwargs)
 
 
-def policies_of(config: GrpoPairConfig) -> RunModel | Team:
+def policies_of(config: GrpoPairConfig) -> "Team":
     """Load one policy for both agents, or one for each."""
     if config.agents.weights == "shared":
-        return CausalLanguageModel.load(config.policy)
+        return vla_rl.Team.of(language.CausalLanguageModel.load(config.policy))
     folders = (config.policy, config.checker_policy or config.policy)
     members = {
-        agent: Member(CausalLanguageModel.load(folder))
+        agent: vla_rl.Member(language.CausalLanguageModel.load(folder))
         for agent, folder in zip(AGENTS, folders, strict=True)
     }
-    return Team(
+    return vla_rl.Team(
         members, config.agents.updates_per_turn if config.agents.turns == "alternating" else None
     )
 

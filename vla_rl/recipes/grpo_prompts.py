@@ -11,26 +11,29 @@ field, has an empty question, or does not fit the policy's context.
 import asyncio
 import random
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.data.prompts import read_prompts
-from vla_rl.engines import EngineConfig, LanguageModel
+from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig, make_text_task
 from vla_rl.envs.text.tasks.question import conversation_about, messages_of
 from vla_rl.errors import DataError
 from vla_rl.evaluation.validation import Validation
 from vla_rl.learning import LearnerConfig, OptimizerConfig
-from vla_rl.models.language import CausalLanguageModel
+from vla_rl.models import language
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
 from vla_rl.scoring import code_tests
 from vla_rl.types import EnvSpec, Sampling, derive_seed
+
+if TYPE_CHECKING:
+    from vla_rl.engines import LanguageModel
 
 ENV_ID = "text/question"
 
@@ -81,6 +84,11 @@ class GrpoPromptsConfig(TextTrainingConfig, frozen=True, kw_only=True):
         self.require(self.num_validation >= 0, "num_validation", "at least 0")
         self.require(self.num_tries >= 1, "num_tries", "at least 1")
 
+    def unread(self) -> Mapping[str, str]:
+        """Return also the options of validation, if there is none."""
+        of_validation = {} if self.num_validation else {"num_tries": "num_validation is 0"}
+        return {**super().unread(), **of_validation}
+
     @property
     def max_reply(self) -> int:
         """Maximum number of tokens in a reply."""
@@ -122,7 +130,7 @@ def starts_of(config: GrpoPromptsConfig, numbers: Sequence[int]) -> list[TaskSta
     ]
 
 
-def check_prompts(config: GrpoPromptsConfig, model: LanguageModel[Any]) -> int:
+def check_prompts(config: GrpoPromptsConfig, model: "LanguageModel[Any]") -> int:
     """Check every row; return the number of tokens of the longest prompt. A reply that finds little
     room is cut short.
 
@@ -169,7 +177,7 @@ async def main(command: Command[TrainingLaunch, GrpoPromptsConfig]) -> int:
     config = command.config
     trained, held_out = await asyncio.to_thread(split_rows, config)
     starts = starts_of(config, trained)
-    model = await asyncio.to_thread(CausalLanguageModel.load, config.policy)
+    model = await asyncio.to_thread(language.CausalLanguageModel.load, config.policy)
     longest = await asyncio.to_thread(check_prompts, config, model)
     print(
         f"{len(trained)} rows to train on, {len(held_out)} held out; the longest prompt has "

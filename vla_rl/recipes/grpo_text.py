@@ -7,10 +7,10 @@ the calculator and half knows when; a correct answer that was calculated earns 1
 """
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import vla_rl
 from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
@@ -22,11 +22,13 @@ from vla_rl.envs.text.tasks.arithmetic import draw_problem
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.validation import Validation
 from vla_rl.learning import CriticConfig, LearnerConfig, OptimizerConfig
-from vla_rl.models.language import CausalLanguageModel
+from vla_rl.models import language
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
-from vla_rl.training.team import RunModel, Team
 from vla_rl.types import EnvSpec, Sampling, derive_seed
+
+if TYPE_CHECKING:
+    from vla_rl.training.team import Trainable
 
 ENV_ID = "text/arithmetic"
 OPERATORS: Final = "+-"
@@ -78,6 +80,11 @@ class GrpoTextConfig(TextTrainingConfig, frozen=True, kw_only=True):
         for field in ("num_starts", "num_tries"):
             self.require(getattr(self, field) >= 1, field, "at least 1")
         self.require(self.num_validation >= 0, "num_validation", "at least 0")
+
+    def unread(self) -> Mapping[str, str]:
+        """Return also the options of validation, if there is none."""
+        of_validation = {} if self.num_validation else {"num_tries": "num_validation is 0"}
+        return {**super().unread(), **of_validation}
 
     @property
     def env(self) -> EnvSpec:
@@ -150,7 +157,7 @@ def validation_of(config: GrpoTextConfig) -> Validation | None:
     return Validation(starts, config.num_tries, agent, Sampling(temperature=config.temperature))
 
 
-async def launch_text(command: Command[TrainingLaunch, Any], model: RunModel | Team) -> int:
+async def launch_text(command: Command[TrainingLaunch, Any], model: "Trainable") -> int:
     """Plan, draw or train `model`, as the command line says."""
     config: GrpoTextConfig = command.config
     footprint = EpisodeFootprint(
@@ -167,7 +174,7 @@ async def launch_text(command: Command[TrainingLaunch, Any], model: RunModel | T
 
 async def main(command: Command[TrainingLaunch, GrpoTextConfig]) -> int:
     """Plan, draw or train, as the command line says."""
-    return await launch_text(command, CausalLanguageModel.load(command.config.policy))
+    return await launch_text(command, language.CausalLanguageModel.load(command.config.policy))
 
 
 def cli() -> int:

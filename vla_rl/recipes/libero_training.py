@@ -6,13 +6,14 @@ episodes, training.
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 from vla_rl.commands.command_line import Command, TrainingLaunch
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.envs.libero.assets import STAND_INS, Assets, find_assets
-from vla_rl.envs.libero.tasks import NUM_STARTS, Task, step_limit_of
+from vla_rl.envs.picture_env import NUM_STARTS
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import (
     HeldOutJudge,
@@ -23,10 +24,8 @@ from vla_rl.evaluation import (
     within_range,
     write_strip,
 )
+from vla_rl.evaluation.benchmark import LIBERO, Benchmark, SuiteTask, benchmark_of, require_fitting
 from vla_rl.evaluation.libero import (
-    SERVER_MB,
-    SIMULATOR_MB,
-    require_for_libero,
     suite_env,
 )
 from vla_rl.evaluation.pictures import assets_for, picture_size_for, quality_for
@@ -41,7 +40,7 @@ from vla_rl.models.loading import (
 from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart, embodied_agent
 from vla_rl.simulation import SimulatorConfig
-from vla_rl.types import Config, EpisodeSpec, Sampling, derive_seed
+from vla_rl.types import Config, EnvSpec, EpisodeSpec, Sampling, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.models.loading import VlaPolicy
@@ -55,28 +54,32 @@ MOST_TRAINED: Final = 100_000
 """Maximum of `train_init_states`; a larger number is probably a typing mistake."""
 
 
-class HeldOutConfig(Config, frozen=True, kw_only=True):
+class HeldOutStarts(Config, frozen=True, kw_only=True):
     """Greedy episodes before the first update and after the last, from starts that are never
     trained on.
     """
 
     init_states: str | None = "40-49,1000-1023"
-    """Starts of each task: LIBERO's own, such as 40-49, or drawn ones, such as 1000-1023. None: no
+    """Starts of each task: its fixed ones, such as 40-49, or drawn ones, such as 1000-1023. None: no
     held-out episodes."""
-
-    scene_seeds: str = "0"
-    """Seeds of the positions of fixtures, such as 1-3. Every episode is run once for each seed."""
 
     step_limit: int | None = None
     """Control steps after which a held-out episode is a failure. None: each suite's published
     limit."""
 
-    physics: Literal["fast", "exact"] = "exact"
-    """exact: LIBERO's own physics, as evaluations use; fast: the quicker one of training."""
+    def unread(self) -> Mapping[str, str]:
+        """Return all other options, if there are no held-out episodes."""
+        if self.init_states is not None:
+            return {}
+        others = [name for name in self.__struct_fields__ if name != "init_states"]
+        return dict.fromkeys(others, "held_out.init_states is none")
 
 
-class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
-    """Reinforcement learning on LIBERO's tasks; the defaults are for the small shipped policy."""
+class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
+    """Reinforcement learning on tasks of a benchmark's suites."""
+
+    benchmark: ClassVar[Benchmark]
+    """The benchmark of the tasks."""
 
     group_size: int = 8
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=4, max_staleness=1)
@@ -88,13 +91,13 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """Sampling temperature for rollout and training, above 0. Higher explores further from the
     greedy action, which evaluation uses."""
 
-    tasks: tuple[str, ...] = ("libero_object/1,6", "libero_goal/7")
-    """Suites, such as libero_goal, or some of a suite's tasks by LIBERO's numbers, such as
+    tasks: tuple[str, ...]
+    """Suites of the benchmark, or some of a suite's tasks by its numbers, such as
     libero_goal/0-3,7."""
 
     train_init_states: int = 40
     """Number of starts of each task to train on, from the first on; the rest stay unseen. Starts
-    are LIBERO's fixed initial states, and beyond them drawn from the task's regions."""
+    are the task's fixed ones, and beyond them drawn ones."""
 
     step_limit: int | None = None
     """Control steps after which a training episode is a failure. None: 160 for the shipped policy,
@@ -104,23 +107,13 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """Side of the camera images in pixels; the policy resizes them to its input. None: 84 for the
     shipped policy, else 256, as published policies were trained."""
 
-    physics: Literal["fast", "exact"] = "fast"
-    """`fast`: several times as many control steps per second, for training; `exact`: LIBERO's own,
-    as evaluations use."""
-
     quality: Literal["fast", "exact"] | None = None
     """Rendering quality. `exact`: LIBERO's own, which published policies were trained with; `fast`:
     a plainer robot at a fraction of the cost, for policies that were trained with it. None: `fast`
     for the shipped policy, else `exact`."""
 
-    assets: str | None = None
-    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
-    is not set, stand-ins for the shipped policy, which was trained on them, and LIBERO's own for
-    others (stand-ins if those are not installed)."""
-
-    policy: str = str(BASE_POLICY)
-    """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from. The shipped one is
-    half trained on tasks 1, 6 and 8 of libero_object and task 7 of libero_goal."""
+    policy: str
+    """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from."""
 
     policy_format: CheckpointFormat = CheckpointFormat()
     lora_rank: int | None = None
@@ -138,7 +131,7 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """Recompute the policy's activations in the backward pass instead of storing them: less memory,
     more computation."""
 
-    held_out: HeldOutConfig = HeldOutConfig()
+    held_out: HeldOutStarts = HeldOutStarts()
 
     simulators: SimulatorConfig = SimulatorConfig(
         num_envs=2 * (os.cpu_count() or 1), rss_limit_mb=4000
@@ -158,6 +151,12 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
             "none with policy_format.adapter_use train: either trains an adapter",
         )
         self.require(len(self.played) > 0, "tasks", "at least one task")
+        for task in self.played:
+            self.require(
+                benchmark_of(task.suite) is self.benchmark,
+                "tasks",
+                f"tasks of {self.benchmark.name}; other benchmarks have recipes of their own",
+            )
         self.require(
             0 < self.train_init_states <= MOST_TRAINED,
             "train_init_states",
@@ -168,8 +167,13 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
             part.require(least, "step_limit", "at least 1 control step, or none")
         held_out_episodes(self)
 
+    def unread(self) -> Mapping[str, str]:
+        """Return also the options of adapters, if there are no new ones."""
+        of_adapters = ("lora_alpha", "lora_targets") if self.lora_rank is None else ()
+        return {**super().unread(), **dict.fromkeys(of_adapters, "lora_rank is none")}
+
     @property
-    def played(self) -> tuple[Task, ...]:
+    def played(self) -> tuple[SuiteTask, ...]:
         """Tasks that `tasks` names."""
         return tasks_in(self.tasks, "tasks")
 
@@ -184,17 +188,100 @@ class LiberoConfig(EmbodiedConfig, frozen=True, kw_only=True):
         return quality_for(self.policy, self.quality)
 
     @property
+    def trained_step_limit(self) -> int | None:
+        """Control steps of a training episode; None for each suite's published limit."""
+        return self.step_limit or (BASE_POLICY_STEP_LIMIT if is_base_policy(self.policy) else None)
+
+    @property
+    def split_in_words(self) -> str:
+        """How held-out episodes differ from those of training, besides their starts."""
+        return ""
+
+    def training_env(self, task: SuiteTask) -> EnvSpec:
+        """Return the environment of a task in training."""
+        raise NotImplementedError
+
+    def held_out_envs(self, task: SuiteTask) -> Sequence[EnvSpec]:
+        """Return the environments in which each held-out start of a task is run."""
+        raise NotImplementedError
+
+
+class HeldOutConfig(HeldOutStarts, frozen=True, kw_only=True):
+    """Greedy episodes on LIBERO before the first update and after the last, from starts that are
+    never trained on.
+    """
+
+    scene_seeds: str = "0"
+    """Seeds of the positions of fixtures, such as 1-3. Every episode is run once for each seed."""
+
+    physics: Literal["fast", "exact"] = "exact"
+    """exact: LIBERO's own physics, as evaluations use; fast: the quicker one of training."""
+
+
+class LiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
+    """Reinforcement learning on LIBERO's tasks; the defaults are for the small shipped policy."""
+
+    benchmark: ClassVar[Benchmark] = LIBERO
+
+    tasks: tuple[str, ...] = ("libero_object/1,6", "libero_goal/7")
+    """Suites, such as libero_goal, or some of a suite's tasks by LIBERO's numbers, such as
+    libero_goal/0-3,7."""
+
+    physics: Literal["fast", "exact"] = "fast"
+    """`fast`: several times as many control steps per second, for training; `exact`: LIBERO's own,
+    as evaluations use."""
+
+    assets: str | None = None
+    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
+    is not set, stand-ins for the shipped policy, which was trained on them, and LIBERO's own for
+    others (stand-ins if those are not installed)."""
+
+    policy: str = str(BASE_POLICY)
+    """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from. The shipped one is
+    half trained on tasks 1, 6 and 8 of libero_object and task 7 of libero_goal."""
+
+    held_out: HeldOutConfig = HeldOutConfig()
+
+    @property
     def chosen_assets(self) -> str | None:
         """The assets to look for, as `find_assets` takes them."""
         return assets_for(self.policy, self.assets)
 
     @property
-    def trained_step_limit(self) -> int | None:
-        """Control steps of a training episode; None for each suite's published limit."""
-        return self.step_limit or (BASE_POLICY_STEP_LIMIT if is_base_policy(self.policy) else None)
+    def split_in_words(self) -> str:
+        """How held-out episodes differ from those of training, besides their starts."""
+        return f", scene seeds {self.held_out.scene_seeds}, {self.held_out.physics} physics"
+
+    def training_env(self, task: SuiteTask) -> EnvSpec:
+        """Return the environment of a task in training."""
+        kwargs = {
+            "task_id": task.task_id,
+            "image_size": self.picture_size,
+            "step_limit": self.trained_step_limit,
+            "assets": self.chosen_assets,
+            "physics": self.physics,
+            "quality": self.pictures,
+        }
+        return suite_env(task.suite, kwargs)
+
+    def held_out_envs(self, task: SuiteTask) -> Sequence[EnvSpec]:
+        """Return the environment of a task with each of the held-out scene seeds."""
+        return [
+            libero_env(
+                task.suite,
+                task.task_id,
+                assets=self.chosen_assets,
+                image_size=self.picture_size,
+                step_limit=self.held_out.step_limit,
+                physics=self.held_out.physics,
+                quality=self.pictures,
+                scene_seed=scene_seed,
+            )
+            for scene_seed in numbers_in(self.held_out.scene_seeds, 1 << 31, "held_out.scene_seeds")
+        ]
 
 
-def held_out_episodes(config: LiberoConfig) -> list[EpisodeSpec]:
+def held_out_episodes(config: SuiteTrainingConfig) -> list[EpisodeSpec]:
     """Return every task from every held-out start, once.
 
     Raises: ConfigError if a start is trained on or does not exist.
@@ -212,17 +299,7 @@ def held_out_episodes(config: LiberoConfig) -> list[EpisodeSpec]:
                 f"{config.train_init_states} are trained on; "
                 f"expected numbers from {config.train_init_states} on"
             )
-        for scene_seed in numbers_in(wanted.scene_seeds, 1 << 31, "held_out.scene_seeds"):
-            env = libero_env(
-                task.suite,
-                task.task_id,
-                assets=config.chosen_assets,
-                image_size=config.picture_size,
-                step_limit=wanted.step_limit,
-                physics=wanted.physics,
-                quality=config.pictures,
-                scene_seed=scene_seed,
-            )
+        for env in config.held_out_envs(task):
             for state in states:
                 sampling = Sampling(greedy=True, temperature=config.temperature)
                 seed = config.run.seed
@@ -234,19 +311,11 @@ def held_out_episodes(config: LiberoConfig) -> list[EpisodeSpec]:
     return episodes
 
 
-def starts_of(config: LiberoConfig) -> list[TaskStart]:
+def starts_of(config: SuiteTrainingConfig) -> list[TaskStart]:
     """Return every task from every initial state that is trained on."""
     starts = []
     for task in config.played:
-        kwargs = {
-            "task_id": task.task_id,
-            "image_size": config.picture_size,
-            "step_limit": config.trained_step_limit,
-            "assets": config.chosen_assets,
-            "physics": config.physics,
-            "quality": config.pictures,
-        }
-        env = suite_env(task.suite, kwargs)
+        env = config.training_env(task)
         starts += [
             TaskStart(env=env, task=task.key, options={"init_state_id": state})
             for state in range(config.train_init_states)
@@ -254,13 +323,13 @@ def starts_of(config: LiberoConfig) -> list[TaskStart]:
     return starts
 
 
-def starting_policy(config: LiberoConfig) -> "VlaPolicy":
+def starting_policy(config: SuiteTrainingConfig) -> "VlaPolicy":
     """Load the policy to train.
 
     Raises: ConfigError if it gives no likelihood of its actions; CheckpointError.
     """
     policy = load_policy(config.policy, config.policy_format, config.run.device)
-    require_for_libero(policy, config.policy)
+    require_fitting(policy, config.policy, config.benchmark)
     if getattr(policy.config, "head", "tokens") == "diffusion":
         raise ConfigError(
             f"{config.policy} has a diffusion head, which gives no likelihood of its actions; "
@@ -279,15 +348,16 @@ def starting_policy(config: LiberoConfig) -> "VlaPolicy":
     return policy
 
 
-async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
+async def main(command: Command[TrainingLaunch, SuiteTrainingConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
     about: dict[str, str] = {
         "tasks": " ".join(config.tasks),
-        "physics": config.physics,
         "quality": config.pictures,
     }
-    if not command.launch.draw:
+    if isinstance(config, LiberoConfig):
+        about["physics"] = config.physics
+    if isinstance(config, LiberoConfig) and not command.launch.draw:
         assets = _assets_of(config)
         print(f"LIBERO's assets: {assets.path} ({assets.source})", flush=True)
         if is_base_policy(config.policy) and assets.source != STAND_INS:
@@ -311,8 +381,8 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
         model,
         EpisodeFootprint(
             what_runs=" ".join(config.tasks),
-            simulator_mb=SIMULATOR_MB,
-            server_mb=SERVER_MB,
+            simulator_mb=config.benchmark.simulator_mb,
+            server_mb=config.benchmark.server_mb,
             chunk_bytes=2 * 3 * config.picture_size**2 + 2048,
             num_chunks=-(-_longest_episode(config) // model.config.chunk_size),
         ),
@@ -324,8 +394,8 @@ async def main(command: Command[TrainingLaunch, LiberoConfig]) -> int:
     )
 
 
-def _longest_episode(config: LiberoConfig) -> int:
-    published = max(step_limit_of(task.suite) for task in config.played)
+def _longest_episode(config: SuiteTrainingConfig) -> int:
+    published = max(config.benchmark.step_limit_of(task.suite) for task in config.played)
     trained = config.trained_step_limit or published
     return (
         trained
@@ -334,7 +404,7 @@ def _longest_episode(config: LiberoConfig) -> int:
     )
 
 
-def _split_of(config: LiberoConfig) -> str:
+def _split_of(config: SuiteTrainingConfig) -> str:
     wanted = config.held_out
     trained = (
         f"training starts from numbers 0-{config.train_init_states - 1} of each task, up to "
@@ -343,14 +413,13 @@ def _split_of(config: LiberoConfig) -> str:
     if wanted.init_states is None:
         return f"{trained}; no held-out episodes (--held-out.init-states 40-49 adds some)"
     return (
-        f"{trained}; held out are {wanted.init_states}, scene seeds {wanted.scene_seeds}, "
-        f"{wanted.physics} physics, up to "
+        f"{trained}; held out are {wanted.init_states}{config.split_in_words}, up to "
         f"{_limit_in_words(wanted.step_limit)}"
     )
 
 
 def _limit_in_words(step_limit: int | None) -> str:
-    return "LIBERO's limits" if step_limit is None else f"{step_limit} control steps"
+    return "the suites' limits" if step_limit is None else f"{step_limit} control steps"
 
 
 def _assets_of(config: LiberoConfig) -> Assets:

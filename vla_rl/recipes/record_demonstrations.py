@@ -1,4 +1,4 @@
-"""Record demonstrations by the scripted experts for LIBERO:
+"""Record demonstrations by the scripted experts for LIBERO and Meta-World:
 `python -m vla_rl.recipes.record_demonstrations --out demos`.
 
 Each successful episode becomes one compressed `.npz`, `<out>/<suite>/<task_id>/<number>.npz`:
@@ -15,22 +15,30 @@ import multiprocessing
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
-from typing import Any, Literal
+from types import MappingProxyType
+from typing import Any, Final, Literal
 
 import numpy as np
 from rich.progress import Progress
 
 from vla_rl.commands.command_line import Command, Launch, parse_command
 from vla_rl.commands.opening import open_each
+from vla_rl.envs import METAWORLD_SUITES
+from vla_rl.envs.demonstrations import Demonstration, record_demonstration
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.assets import Assets, find_assets
-from vla_rl.envs.libero.demonstrations import Demonstration, record_demonstration
-from vla_rl.envs.libero.tasks import NUM_STARTS, SUITES
+from vla_rl.envs.libero.tasks import SUITES
+from vla_rl.envs.metaworld import MetaWorldEnv
+from vla_rl.envs.picture_env import NUM_STARTS, PictureEnv
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
 from vla_rl.evaluation.libero import check_starts, libero_env
+from vla_rl.evaluation.metaworld import metaworld_env
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import Config, EnvSpec, derive_seed
+
+_OF_LIBERO: Final = MappingProxyType({"scene_seeds": (0,), "assets": None, "physics": "fast"})
+"""Options that Meta-World's suites do not have, with their defaults."""
 
 
 class RecordConfig(Config, frozen=True, kw_only=True):
@@ -41,7 +49,8 @@ class RecordConfig(Config, frozen=True, kw_only=True):
 
     suite: str = "libero_object"
     """Suite of the tasks. The experts solve nearly all of libero_object, libero_spatial and
-    libero_goal, and most of libero_10 and libero_90."""
+    libero_goal, most of libero_10 and libero_90, and nearly all of metaworld_mt10 and
+    metaworld_mt50."""
 
     task_ids: tuple[int, ...] = (1,)
     """Numbers of the suite's tasks to record."""
@@ -89,9 +98,15 @@ class RecordConfig(Config, frozen=True, kw_only=True):
     """Processes that record tasks at the same time."""
 
     def __post_init__(self) -> None:
-        self.require(
-            self.suite in SUITES, "suite", f"one of {', '.join(SUITES)}, which have experts"
-        )
+        known = (*SUITES, *METAWORLD_SUITES)
+        self.require(self.suite in known, "suite", f"one of {', '.join(known)}, which have experts")
+        if self.suite in METAWORLD_SUITES:
+            for name, default in _OF_LIBERO.items():
+                self.require(
+                    getattr(self, name) == default,
+                    name,
+                    f"{default}, the default: only LIBERO's suites have this option",
+                )
         self.require(len(self.task_ids) > 0, "task_ids", "at least one task")
         self.require(len(self.scene_seeds) > 0, "scene_seeds", "at least one seed")
         self.require(min(self.scene_seeds) >= 0, "scene_seeds", "seeds >= 0")
@@ -122,7 +137,7 @@ def settings_file_of(config: RecordConfig, task_id: int) -> Path:
     return folder.with_name(f"{folder.name}.settings.json")
 
 
-def check_settings(config: RecordConfig, assets: Assets) -> dict[str, Any]:
+def check_settings(config: RecordConfig, assets: Assets | None) -> dict[str, Any]:
     """Check that every task's folder can take more demonstrations; return the settings to record
     with. Writes nothing.
 
@@ -136,9 +151,11 @@ def check_settings(config: RecordConfig, assets: Assets) -> dict[str, Any]:
         "workers",
         "assets",
     }
-    settings = {name: getattr(config, name) for name in sorted(names)} | {
-        "assets": str(assets.path)
-    }
+    if assets is None:
+        names -= set(_OF_LIBERO)
+    settings = {name: getattr(config, name) for name in sorted(names)}
+    if assets is not None:
+        settings["assets"] = str(assets.path)
     if len(config.scene_seeds) > 1:  # the number decides how many each seed gets
         settings["num"] = config.num
     for task_id in config.task_ids:
@@ -152,7 +169,7 @@ def check_settings(config: RecordConfig, assets: Assets) -> dict[str, Any]:
     return settings
 
 
-def note_settings(config: RecordConfig, assets: Assets) -> None:
+def note_settings(config: RecordConfig, assets: Assets | None) -> None:
     """Write the settings of the recording beside each task's folder. Raises: ConfigError as
     `check_settings` does, or if they cannot be written."""
     settings = check_settings(config, assets)
@@ -176,16 +193,7 @@ def record_task(config: RecordConfig, task_id: int) -> int:
     obstacle: str | None = None
     shares = np.array_split(np.arange(config.num), len(config.scene_seeds))
     for scene_seed, share in zip(config.scene_seeds, shares, strict=True):
-        env = LiberoEnv(
-            config.suite,
-            task_id,
-            config.assets,
-            image_size=config.image_size,
-            wrist_image=config.wrist_image,
-            scene_seed=scene_seed,
-            physics=config.physics,
-            quality=config.quality,
-        )
+        env = _make_env(config, task_id, scene_seed)
         try:
             while share.size and num_recorded <= share[-1]:
                 if num_played > 2 * config.num + 10:
@@ -194,7 +202,7 @@ def record_task(config: RecordConfig, task_id: int) -> int:
                         "succeeded: "
                         f"{obstacle or 'lower noise, or choose other tasks'}."
                     )
-                demonstration = _play_one(config, env, num_played)
+                demonstration = _play_one(config, env, task_id, num_played)
                 num_played += 1
                 if demonstration.is_success:
                     demonstration.save(folder_of(config, task_id) / f"{num_recorded:04d}.npz")
@@ -205,7 +213,36 @@ def record_task(config: RecordConfig, task_id: int) -> int:
     return num_played
 
 
+def _make_env(config: RecordConfig, task_id: int, scene_seed: int) -> PictureEnv:
+    if config.suite in METAWORLD_SUITES:
+        return MetaWorldEnv(
+            config.suite,
+            task_id,
+            image_size=config.image_size,
+            wrist_image=config.wrist_image,
+            quality=config.quality,
+        )
+    return LiberoEnv(
+        config.suite,
+        task_id,
+        config.assets,
+        image_size=config.image_size,
+        wrist_image=config.wrist_image,
+        scene_seed=scene_seed,
+        physics=config.physics,
+        quality=config.quality,
+    )
+
+
 def _env_of(config: RecordConfig, task_id: int) -> EnvSpec:
+    if config.suite in METAWORLD_SUITES:
+        return metaworld_env(
+            config.suite,
+            task_id,
+            image_size=config.image_size,
+            step_limit=None,
+            quality=config.quality,
+        )
     return libero_env(
         config.suite,
         task_id,
@@ -218,10 +255,10 @@ def _env_of(config: RecordConfig, task_id: int) -> EnvSpec:
     )
 
 
-def _play_one(config: RecordConfig, env: LiberoEnv, number: int) -> Demonstration:
+def _play_one(config: RecordConfig, env: PictureEnv, task_id: int, number: int) -> Demonstration:
     """Run the episode of this number; the number determines its start and its noise."""
     starts = config.init_state_ids or tuple(range(config.num_init_states))
-    seed = derive_seed(config.seed, env.task.task_id, number)
+    seed = derive_seed(config.seed, task_id, number)
     return record_demonstration(env, starts[number % len(starts)], config.noise, seed)
 
 
@@ -232,7 +269,7 @@ def main(command: Command[Launch, RecordConfig]) -> int:
         f"{config.num} demonstrations of each of {config.suite}'s tasks "
         f"{list(config.task_ids)}, into {config.out}"
     )
-    assets = find_assets(config.assets)
+    assets = None if config.suite in METAWORLD_SUITES else find_assets(config.assets)
     if command.launch.dry_run:
         check_settings(config, assets)
         asyncio.run(

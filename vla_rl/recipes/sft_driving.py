@@ -22,7 +22,7 @@ from vla_rl.learning.imitation import Demonstration
 from vla_rl.models.loading import require_new
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.models.prismatic.config import ProprioConfig
-from vla_rl.training.supervised import folder_after, teach
+from vla_rl.training.supervised import intermediate_folder, teach
 from vla_rl.types import Config, derive_seed
 
 DRIVING_STATE: Final = ProprioConfig(
@@ -87,7 +87,7 @@ def demonstrate(scenes: range) -> list[Demonstration]:
 async def main(command: Command[Launch, SftDrivingConfig]) -> int:
     """Make demonstrations, train the policy and save it; return the exit status."""
     config = command.config
-    require_new(Path(config.out), folder_after(Path(config.out), config.updates))
+    require_new(Path(config.out), intermediate_folder(Path(config.out), config.updates))
     policy = await asyncio.to_thread(new_policy, derive_seed(config.seed, "policy"))
     if command.launch.dry_run:
         await asyncio.to_thread(demonstrate, range(1))

@@ -17,20 +17,19 @@ checkpoint is written in the public layout, with adapters merged into its weight
 import asyncio
 import random
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import msgspec
-import torch
 import tyro
 
+from vla_rl import engines, learning
 from vla_rl.commands.command_line import Command, Launch, run_recipe
 from vla_rl.data import DatasetOptions, RecordedEpisode, open_dataset, statistics_of
-from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError, DataError
-from vla_rl.learning import ImitationConfig, Imitator, OptimizerConfig
-from vla_rl.learning.imitation import Demonstration
-from vla_rl.models.images.augmentation import AugmentationConfig
+from vla_rl.learning import ImitationConfig, OptimizerConfig
+from vla_rl.models.images.config import AugmentationConfig
 from vla_rl.models.loading import (
     CheckpointConfig,
     CheckpointFormat,
@@ -39,12 +38,12 @@ from vla_rl.models.loading import (
     load_policy,
     require_new,
 )
-from vla_rl.models.openvla_oft.new_parts import NewPart
-from vla_rl.training.imitation import Samples, augmented_batches, tiny_policy, with_statistics
-from vla_rl.training.supervised import folder_after, teach
+from vla_rl.models.openvla_oft.config import NewPart
+from vla_rl.training.supervised import intermediate_folder, teach
 from vla_rl.types import derive_seed
 
 if TYPE_CHECKING:
+    from vla_rl.learning import Demonstration
     from vla_rl.models.loading import VlaPolicy
 
 
@@ -144,9 +143,25 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
                     "the default without --from: it describes the checkpoint to start from",
                 )
 
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of a start from a checkpoint, of adapters and of augmentation, if
+        there are none, and those of language policies.
+        """
+        found = {"imitation.micro_batch_tokens": "it is for language policies only"}
+        if self.checkpoint is None:
+            of_checkpoints = (*CheckpointFormat.__struct_fields__, "new_parts")
+            found |= dict.fromkeys(of_checkpoints, "there is no checkpoint to start from (--from)")
+        else:
+            found["tiny_head"] = "the policy comes from a checkpoint (--from)"
+        if self.lora_rank is None:
+            found |= dict.fromkeys(("lora_alpha", "lora_targets"), "lora_rank is none")
+        return found if self.augment else found | {"augmentation": "augment is off"}
+
 
 def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) -> "VlaPolicy":
     """Load or create the policy to train. Raises: ConfigError, CheckpointError."""
+    from vla_rl.training.imitation import tiny_policy, with_statistics
+
     found = statistics_of(episodes) if config.statistics == "data" else None
     if config.checkpoint is None:
         policy = tiny_policy(config.tiny_head, found, seed=derive_seed(config.seed, "policy"))
@@ -182,12 +197,17 @@ def folders_of(config: SftLiberoConfig) -> dict[int, Path]:
     on_the_way = (
         range(config.save_every, config.updates, config.save_every) if config.save_every else []
     )
-    folders = {number: folder_after(Path(config.out), number) for number in on_the_way}
+    folders = {number: intermediate_folder(Path(config.out), number) for number in on_the_way}
     return {**folders, config.updates: Path(config.out)}
 
 
 async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     """Train the policy and save it; return the exit status."""
+    # torch takes seconds to import: `--help` and errors in options must not wait for it
+    import torch
+
+    from vla_rl.training import imitation
+
     config = command.config
     require_new(*folders_of(config).values())
     episodes = await asyncio.to_thread(read_demonstrations, config)
@@ -195,7 +215,7 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     if config.recompute_activations:
         policy.recompute_activations()
     print(described(policy))
-    samples = Samples(episodes, policy)
+    samples = imitation.Samples(episodes, policy)
     print(
         f"{len(samples)} samples of {len(episodes)} episodes; {config.updates} updates of "
         f"{config.batch}"
@@ -212,19 +232,21 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
         print("everything that the command would read was found")
         return 0
     order = random.Random(derive_seed(config.seed, "samples"))
-    async with DeviceLane(config.torch_threads) as lane:
+    async with engines.DeviceLane(config.torch_threads) as lane:
         generator = torch.Generator().manual_seed(derive_seed(config.seed, "augmentation"))
         prepare = (
-            augmented_batches(policy, config.augmentation, generator) if config.augment else None
+            imitation.augmented_batches(policy, config.augmentation, generator)
+            if config.augment
+            else None
         )
-        imitator = Imitator(policy, lane, config.imitation, prepare=prepare)
+        imitator = learning.Imitator(policy, lane, config.imitation, prepare=prepare)
         losses: list[float] = []
 
-        async def batch(_: int) -> list[Demonstration]:
+        async def batch(_: int) -> "list[Demonstration]":
             chosen = order.choices(range(len(samples)), k=config.batch)
             return await asyncio.to_thread(samples.demonstrations, chosen)
 
-        async def learn(number: int, demonstrations: list[Demonstration]) -> None:
+        async def learn(number: int, demonstrations: "list[Demonstration]") -> None:
             losses.append((await imitator.update(demonstrations)).metrics["imitation/loss"])
             if number % 500 == 0:
                 print(f"update {number}: loss {sum(losses[-500:]) / 500:.3f}")

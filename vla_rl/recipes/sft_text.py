@@ -11,19 +11,21 @@ import asyncio
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
+from vla_rl import engines, learning
 from vla_rl.commands.command_line import Command, Launch, run_recipe
-from vla_rl.engines import DeviceLane
 from vla_rl.envs.text.arithmetic_mix import TOOLS, conversation
 from vla_rl.envs.text.pair_mix import pair_conversation
-from vla_rl.learning import ImitationConfig, Imitator, OptimizerConfig
-from vla_rl.learning.imitation import Demonstration
-from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
-from vla_rl.models.language.demonstrations import chat_demonstration
+from vla_rl.learning import ImitationConfig, OptimizerConfig
+from vla_rl.models.language import TinyConfig, tiny
 from vla_rl.models.loading import require_new
 from vla_rl.training.supervised import teach
 from vla_rl.types import Config, Message, derive_seed
+
+if TYPE_CHECKING:
+    from vla_rl.learning import Demonstration
+    from vla_rl.models.language import CausalLanguageModel
 
 NUM_TOKENIZER_TEXTS = 500
 
@@ -102,7 +104,7 @@ def conversation_of(config: SftTextConfig, number: int) -> tuple[Message, ...]:
     )
 
 
-def untaught_policy(config: SftTextConfig) -> CausalLanguageModel:
+def untaught_policy(config: SftTextConfig) -> "CausalLanguageModel":
     """Create a policy with random weights and a tokenizer that is trained on such conversations."""
     blank = tiny(config.shape, (), config.seed)
     texts = [
@@ -112,19 +114,19 @@ def untaught_policy(config: SftTextConfig) -> CausalLanguageModel:
     return tiny(config.shape, texts, config.seed)
 
 
-async def teach_policy(config: SftTextConfig, policy: CausalLanguageModel) -> int:
+async def teach_policy(config: SftTextConfig, policy: "CausalLanguageModel") -> int:
     """Make all updates and save the weights; return the exit status."""
-    async with DeviceLane(config.torch_threads) as lane:
-        imitator = Imitator(policy, lane, config.imitation)
+    async with engines.DeviceLane(config.torch_threads) as lane:
+        imitator = learning.Imitator(policy, lane, config.imitation)
 
-        async def batch(number: int) -> list[Demonstration]:
+        async def batch(number: int) -> "list[Demonstration]":
             first = (number - 1) * config.batch
             chats = [
                 conversation_of(config, number) for number in range(first, first + config.batch)
             ]
             return await asyncio.to_thread(_lessons, policy, chats)
 
-        async def learn(number: int, lessons: list[Demonstration]) -> None:
+        async def learn(number: int, lessons: "list[Demonstration]") -> None:
             loss = (await imitator.update(lessons)).metrics["imitation/loss"]
             if number % config.print_every == 0 or number == config.updates:
                 print(f"update {number}: loss {loss:.3f}", flush=True)
@@ -138,8 +140,10 @@ async def teach_policy(config: SftTextConfig, policy: CausalLanguageModel) -> in
 
 
 def _lessons(
-    policy: CausalLanguageModel, chats: Sequence[Sequence[Message]]
-) -> list[Demonstration]:
+    policy: "CausalLanguageModel", chats: Sequence[Sequence[Message]]
+) -> "list[Demonstration]":
+    from vla_rl.models.language.demonstrations import chat_demonstration
+
     return [chat_demonstration(policy, chat, TOOLS) for chat in chats]
 
 

@@ -10,11 +10,12 @@ too.
 """
 
 import sys
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+import vla_rl
 from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
@@ -23,14 +24,16 @@ from vla_rl.envs.text import TextPoolConfig, is_text_task
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.playing import within_range
 from vla_rl.learning import LearnerConfig, OptimizerConfig
-from vla_rl.models.language import CausalLanguageModel
+from vla_rl.models import language
 from vla_rl.nodes.rewards import RewardConfig
 from vla_rl.pipelines.config import MixedTrainingConfig, RunConfig
 from vla_rl.recipes import grpo_text, srpo_toy
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent, embodied_agent
 from vla_rl.simulation import SimulatorConfig
-from vla_rl.training.team import Member, Team
-from vla_rl.types import DEFAULT_AGENT, Agent, Trajectory
+from vla_rl.types import DEFAULT_AGENT, Agent, Roster, Trajectory, by_member
+
+if TYPE_CHECKING:
+    from vla_rl.training.team import Team
 
 ROBOT, LANGUAGE = "robot", "language"
 
@@ -98,24 +101,26 @@ def play_either(limits: ChatLimits) -> Agent:
 
     async def play(env: Any, policies: Any) -> Trajectory:
         is_text = is_text_task(env.episode.env)
-        if not isinstance(policies, Mapping) or not (is_text or ROBOT in policies):
-            names = sorted(policies) if isinstance(policies, Mapping) else "all environments"
+        policies = by_member(policies)
+        is_shared = Roster(policies).acts_for_all
+        if is_shared or not (is_text or ROBOT in policies):
+            names = "all environments" if is_shared else sorted(policies)
             raise ConfigError(
                 f"{env.episode.env.id!r} needs the policy {ROBOT!r}, but there is only one for "
                 f"{names}; train a Team "
                 f"with the members {ROBOT!r} and {LANGUAGE!r}"
             )
         if not is_text:
-            return decided_by(await within_range(embodied_agent)(env, policies[ROBOT]), ROBOT)
+            return with_agent(await within_range(embodied_agent)(env, policies[ROBOT]), ROBOT)
         speakers = dict(policies)
         if LANGUAGE in policies:
             speakers[DEFAULT_AGENT] = policies[LANGUAGE]
-        return decided_by(await chat_agent(env, speakers, limits=limits), LANGUAGE)
+        return with_agent(await chat_agent(env, speakers, limits=limits), LANGUAGE)
 
     return play
 
 
-def decided_by(trajectory: Trajectory, name: str) -> Trajectory:
+def with_agent(trajectory: Trajectory, name: str) -> Trajectory:
     """Return the episode with `name` as the agent of decisions that have none.
 
     The policy of that name learns from them.
@@ -154,17 +159,19 @@ def starts_of(config: SideBySideConfig) -> list[TaskStart]:
     return mixed(srpo_toy.starts_of(_toy(config)), language, config.robot_share, config.num_starts)
 
 
-def team_of(config: SideBySideConfig) -> Team:
+def team_of(config: SideBySideConfig) -> "Team":
     """Make the team of both policies; each learns in every update from its own groups."""
     speaking = msgspec.structs.replace(
         config.learner,
         optimizer=config.language_optimizer,
         entropy_coef=config.language_entropy_coef,
     )
-    return Team(
+    return vla_rl.Team(
         {
-            ROBOT: Member(srpo_toy.policy_of(_toy(config))),
-            LANGUAGE: Member(CausalLanguageModel.load(config.policy), learner=speaking),
+            ROBOT: vla_rl.Member(srpo_toy.policy_of(_toy(config))),
+            LANGUAGE: vla_rl.Member(
+                language.CausalLanguageModel.load(config.policy), learner=speaking
+            ),
         }
     )
 

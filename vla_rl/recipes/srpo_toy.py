@@ -7,6 +7,7 @@ random weights, and its success rate rises within minutes.
 """
 
 import sys
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -15,10 +16,14 @@ from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.learning import LearnerConfig, OptimizerConfig
-from vla_rl.models.openvla_oft import OpenVlaOft, tiny
+from vla_rl.models import openvla_oft
+from vla_rl.models.openvla_oft import tiny
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
 from vla_rl.types import EnvSpec, derive_seed
+
+if TYPE_CHECKING:
+    from vla_rl.models.openvla_oft import OpenVlaOft
 
 ACTION_DIM = 2
 NUM_BINS = 16
@@ -78,7 +83,7 @@ def starts_of(config: SrpoToyConfig) -> list[TaskStart]:
     ]
 
 
-def policy_of(config: SrpoToyConfig) -> OpenVlaOft:
+def policy_of(config: SrpoToyConfig) -> "OpenVlaOft":
     """Create a small OpenVLA-OFT with random weights and one camera."""
     shape = tiny(
         image_size=28,
@@ -88,7 +93,7 @@ def policy_of(config: SrpoToyConfig) -> OpenVlaOft:
         action_dim=ACTION_DIM,
     )
     shape = msgspec.structs.replace(shape, num_bins=NUM_BINS)
-    return OpenVlaOft.create(shape, seed=derive_seed(config.run.seed, "policy"))
+    return openvla_oft.OpenVlaOft.create(shape, seed=derive_seed(config.run.seed, "policy"))
 
 
 async def main(command: Command[TrainingLaunch, SrpoToyConfig]) -> int:

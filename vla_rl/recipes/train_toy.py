@@ -8,6 +8,7 @@ successes are counted too.
 """
 
 import sys
+from typing import TYPE_CHECKING
 
 import gymnasium
 import numpy as np
@@ -19,10 +20,14 @@ from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.errors import ConfigError
 from vla_rl.learning import CriticConfig, LearnerConfig, OptimizerConfig
-from vla_rl.models.mlp import MlpConfig, MlpPolicy
+from vla_rl.models import mlp
+from vla_rl.models.mlp import MlpConfig
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
 from vla_rl.types import EnvSpec, derive_seed
+
+if TYPE_CHECKING:
+    from vla_rl.models.mlp import MlpPolicy
 
 REACH = "vla_rl/toy_reach-v0"
 CONTROL = "vla_rl/control-v0"
@@ -110,7 +115,7 @@ def starts_of(config: TrainToyConfig) -> list[TaskStart]:
     return [TaskStart(env=env_of(config), task=config.env_id, seed=seed) for seed in seeds]
 
 
-def policy_of(config: TrainToyConfig) -> MlpPolicy:
+def policy_of(config: TrainToyConfig) -> "MlpPolicy":
     """Create an MLP with random weights that fits the environment.
 
     Raises: ConfigError if gymnasium cannot make it.
@@ -135,7 +140,7 @@ def policy_of(config: TrainToyConfig) -> MlpPolicy:
         chunk_size=config.chunk_size,
         hidden=config.hidden,
     )
-    return MlpPolicy.create(shape, seed=derive_seed(config.run.seed, "policy"))
+    return mlp.MlpPolicy.create(shape, seed=derive_seed(config.run.seed, "policy"))
 
 
 async def main(command: Command[TrainingLaunch, TrainToyConfig]) -> int:

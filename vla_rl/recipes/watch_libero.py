@@ -8,7 +8,7 @@ below each frame. Without LIBERO's own assets it uses the stand-ins that ship wi
 
 import asyncio
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
@@ -21,10 +21,11 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
+from vla_rl import engines
 from vla_rl.actors import Runtime
 from vla_rl.commands.command_line import Command, Launch, run_recipe
 from vla_rl.commands.opening import distinct, open_each
-from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.engines import EngineConfig
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.assets import find_assets
 from vla_rl.envs.libero.experts import Expert
@@ -38,10 +39,10 @@ from vla_rl.evaluation import (
 )
 from vla_rl.evaluation.libero import Suite, require_for_libero, tasks_of
 from vla_rl.evaluation.pictures import Quality, assets_for, picture_size_for, quality_for
-from vla_rl.models.loading import CheckpointConfig, load_policy
+from vla_rl.models.loading import CheckpointConfig, CheckpointFormat, load_policy
 from vla_rl.observe.captions import with_caption
 from vla_rl.observe.mp4 import encode_mp4
-from vla_rl.rollout import PolicyEngine, embodied_agent
+from vla_rl.rollout import ActionEngine, embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation, Sampling, Trajectory, derive_seed
 
@@ -107,6 +108,13 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
         is_known = not self.has_checkpoint or Path(self.policy).is_dir()
         self.require(is_known, "policy", "expert, random or the folder of a checkpoint")
         check_starts(self.suite, self.tasks, self.init_states)
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of a checkpoint, if none acts."""
+        if self.has_checkpoint:
+            return {}
+        of_checkpoints = (*CheckpointFormat.__struct_fields__, "is_greedy")
+        return dict.fromkeys(of_checkpoints, f"policy is {self.policy!r}")
 
     @property
     def has_checkpoint(self) -> bool:
@@ -188,7 +196,7 @@ def play_expert(env: LiberoEnv, init_state_id: int, has_frames: bool) -> Episode
 
 
 class RandomActions:
-    """A `PolicyEngine` that draws one action at a time, uniformly from -1 to 1 in each
+    """An `ActionEngine` that draws one action at a time, uniformly from -1 to 1 in each
     dimension.
     """
 
@@ -205,14 +213,14 @@ class RandomActions:
         )
 
 
-async def _engine(config: WatchConfig, stack: AsyncExitStack) -> PolicyEngine:
+async def _engine(config: WatchConfig, stack: AsyncExitStack) -> ActionEngine:
     """Return the engine that acts; what it needs is opened on `stack`."""
     if config.policy == "random":
         return RandomActions()
-    lane = await stack.enter_async_context(DeviceLane(1))
+    lane = await stack.enter_async_context(engines.DeviceLane(1))
     model = await asyncio.to_thread(load_policy, config.policy, config, config.device)
     require_for_libero(model, config.policy)
-    return await stack.enter_async_context(TorchEngine(model, lane, EngineConfig()))
+    return await stack.enter_async_context(engines.TorchActionEngine(model, lane, EngineConfig()))
 
 
 async def main(command: Command[Launch, WatchConfig]) -> int:

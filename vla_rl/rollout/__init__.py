@@ -3,16 +3,21 @@ allows. No torch.
 
 agents        `async def agent(env, policy) -> Trajectory`, and the embodied one
 chat          `chat_agent`, which acts in any text environment
+engines       `ActionEngine` and `ChatEngine`: the two kinds of engine that episodes ask
 batching      `DynamicBatcher`: batches the requests that wait, for engines
 groups        `GroupSource`: an endless, shuffled, resumable source of starts
 staleness     `StalenessPolicy`: when a group may begin, and which one an update takes
 scheduler     `EpisodeScheduler`: runs, repeats, filters, hands over and accounts for every episode
 """
 
+from typing import Any
+
+from vla_rl.renamed import renamed_attribute
 from vla_rl.rollout.agents import embodied_agent, owned_chunk, owned_copy, stop_reason
 from vla_rl.rollout.batching import BatchStats, DynamicBatcher
 from vla_rl.rollout.chat import ChatLimits, chat_agent
 from vla_rl.rollout.config import SchedulerConfig
+from vla_rl.rollout.engines import ActionEngine, ChatEngine
 from vla_rl.rollout.groups import GroupPlan, GroupSource, SourceState, TaskStart
 from vla_rl.rollout.ledger import EpisodeLedger, LedgerState
 from vla_rl.rollout.outstanding import GroupState
@@ -22,15 +27,15 @@ from vla_rl.rollout.policies import (
     DecisionGauge,
     EngineTeam,
     EpisodePolicy,
-    LanguageEngine,
-    PolicyEngine,
 )
 from vla_rl.rollout.scheduler import EpisodeScheduler, SchedulerState
 from vla_rl.rollout.staleness import StalenessPolicy
 
 __all__ = [
+    "ActionEngine",
     "AnyEngine",
     "BatchStats",
+    "ChatEngine",
     "ChatLimits",
     "DecisionGauge",
     "DynamicBatcher",
@@ -42,9 +47,7 @@ __all__ = [
     "GroupPlan",
     "GroupSource",
     "GroupState",
-    "LanguageEngine",
     "LedgerState",
-    "PolicyEngine",
     "SchedulerConfig",
     "SchedulerState",
     "SourceState",
@@ -57,3 +60,9 @@ __all__ = [
     "play_episode",
     "stop_reason",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if (renamed := renamed_attribute(__name__, name)) is not None:
+        return renamed
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

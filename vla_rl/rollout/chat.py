@@ -21,9 +21,11 @@ from vla_rl.types import (
     ANY_REPLY,
     Completion,
     Config,
+    LanguagePolicies,
     LanguagePolicy,
     Message,
     ReplyOptions,
+    Roster,
     Step,
     StopReason,
     TextEnv,
@@ -31,6 +33,7 @@ from vla_rl.types import (
     TextStart,
     ToolSpec,
     Trajectory,
+    by_member,
 )
 
 T = TypeVar("T")
@@ -79,7 +82,7 @@ class ChatLimits(Config, frozen=True, kw_only=True):
 
 async def chat_agent(
     env: TextEnv,
-    policy: LanguagePolicy | Mapping[str, LanguagePolicy],
+    policy: LanguagePolicies,
     *,
     limits: ChatLimits | None = None,
 ) -> Trajectory:
@@ -111,10 +114,12 @@ class _Conversation:
     def __init__(
         self,
         env: TextEnv,
-        policy: LanguagePolicy | Mapping[str, LanguagePolicy],
+        policy: LanguagePolicies,
         limits: ChatLimits,
     ) -> None:
-        self._env, self._policy, self._limits = env, policy, limits
+        self._env, self._limits = env, limits
+        self._policies = by_member(policy)
+        self._roster = Roster(self._policies)
         self._messages: dict[str, list[Message]] = {}
         self._tools: dict[str, tuple[ToolSpec, ...]] = {}
         self._options: ReplyOptions = ANY_REPLY
@@ -250,15 +255,13 @@ class _Conversation:
         )
 
     def _policy_of(self, agent: str) -> LanguagePolicy:
-        if not isinstance(self._policy, Mapping):
-            return self._policy
-        if agent not in self._policy:
+        try:
+            return self._policies[self._roster.member_of(agent)]
+        except KeyError:
             raise ConfigError(
                 f"it is the turn of agent {agent!r}, but there are policies for "
-                f"{sorted(self._policy)}; expected one for "
-                "each agent that the environment names"
-            )
-        return self._policy[agent]
+                f"{sorted(self._policies)}; expected one for each agent that the environment names"
+            ) from None
 
 
 class _TookTooLong(Exception):

@@ -8,7 +8,7 @@ from typing import Any
 
 from vla_rl.errors import ActorDied, ActorFrozen, AgentError, VlaRlError
 from vla_rl.rollout.owned_tasks import is_being_cancelled
-from vla_rl.rollout.policies import AnyEngine, DecisionGauge, policy_for
+from vla_rl.rollout.policies import AnyEngine, DecisionGauge, EngineTeam
 from vla_rl.types import Agent, EnvPool, EpisodeSpec, Step, StopReason, Trajectory
 
 
@@ -52,7 +52,7 @@ async def play_episode(
     least one step; all other errors of the agent or the environment, with a note that names the
     episode.
     """
-    policy = policy_for(engine, episode, gauge)
+    policy = EngineTeam.of(engine).policies_of(episode, gauge)
     deadline = asyncio.timeout(None)
     try:
         async with pool.lease(episode) as env, deadline:
@@ -66,6 +66,8 @@ async def play_episode(
                 )
             returned: Any = await playing
     except asyncio.CancelledError as error:
+        # a CancelledError of what the agent awaits would end this task as if the run had stopped:
+        # the episode would stay in flight for ever, and no error would say why
         if is_being_cancelled():
             raise
         raise RuntimeError(
@@ -74,7 +76,7 @@ async def play_episode(
             "agent awaits a task that it cancelled"
         ) from error
     except ActorDied as death:
-        raise _lost_to(death, episode) from death
+        raise _process_loss(death, episode) from death
     except TimeoutError as error:
         if not deadline.expired():
             error.add_note(f"while running {describe(episode)}")
@@ -85,7 +87,7 @@ async def play_episode(
     except ExceptionGroup as errors:  # of an agent that runs tasks of its own
         deaths, others = errors.split(ActorDied)
         if deaths is not None and others is None:
-            raise _lost_to(_first_death(deaths), episode) from errors
+            raise _process_loss(_first_death(deaths), episode) from errors
         errors.add_note(f"while running {describe(episode)}")
         raise
     except Exception as error:
@@ -141,7 +143,7 @@ def _spelt(value: Any) -> str:
     )
 
 
-def _lost_to(death: ActorDied, episode: EpisodeSpec) -> EpisodeLost:
+def _process_loss(death: ActorDied, episode: EpisodeSpec) -> EpisodeLost:
     return EpisodeLost(episode, "frozen" if isinstance(death, ActorFrozen) else "died", str(death))
 
 

@@ -1,10 +1,10 @@
-"""Engines, which generate actions or replies, and the policy that one episode gets of them."""
+"""The policy that one episode gets of an engine, or of a team of engines."""
 
 import asyncio
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import msgspec
 import numpy as np
@@ -12,14 +12,22 @@ import numpy as np
 from vla_rl.actors.waits import begin_wait, end_wait
 from vla_rl.errors import AgentError, PolicyError
 from vla_rl.rollout.call_ids import with_unique_call_ids
+from vla_rl.rollout.engines import (
+    ActionEngine,
+    ChatEngine,
+    require_action_engine,
+    require_chat_engine,
+)
 from vla_rl.types import (
     ANY_REPLY,
+    SOLE_MEMBER,
     ActionChunk,
     Completion,
     EpisodeSpec,
     Observation,
     Prompt,
     ReplyOptions,
+    Roster,
     Sampling,
     ToolSpec,
     derive_seed,
@@ -32,64 +40,49 @@ LONG_EPISODE = 10_000
 """Decisions in one episode after which a warning suggests that its environment never ends one."""
 
 
-class PolicyEngine(Protocol):
-    """A policy that answers the observations of any episode, and batches the requests that wait."""
-
-    @property
-    def weight_version(self) -> int:
-        """Number of updates applied to the weights that act from now on."""
-        ...
-
-    async def act(self, observation: Observation, sampling: Sampling) -> ActionChunk:
-        """Choose an action chunk; the same observation, sampling (seed included) and weights give
-        the same chunk.
-        """
-        ...
-
-
-class LanguageEngine(Protocol):
-    """A policy that answers the conversations of any episode, and batches the requests
-    that wait.
-    """
-
-    @property
-    def weight_version(self) -> int:
-        """Number of updates applied to the weights that reply from now on."""
-        ...
-
-    async def generate(
-        self,
-        prompt: Prompt,
-        *,
-        tools: Sequence[ToolSpec] = (),
-        sampling: Sampling | None = None,
-        max_tokens: int | None = None,
-        options: ReplyOptions = ANY_REPLY,
-    ) -> Completion:
-        """Generate one reply; the same prompt, sampling (seed included), options and weights give
-        the same one.
-        """
-        ...
-
-
 class EngineTeam:
-    """Engines by the name of the agent that each acts for: several policies in one episode or in
-    one run.
+    """The engines of a team, by member name.
+
+    Args:
+        engines: each acts for the agent of its name; the only one of a team of one for every agent.
     """
 
-    def __init__(self, engines: Mapping[str, PolicyEngine | LanguageEngine]) -> None:
+    def __init__(self, engines: Mapping[str, ActionEngine | ChatEngine]) -> None:
         if not engines:
             raise ValueError("a team has no engine, expected one for each agent of the environment")
-        self.engines = dict(engines)
+        self.engines, self._roster = dict(engines), Roster(engines)
+
+    @classmethod
+    def of(cls, engine: "AnyEngine") -> "EngineTeam":
+        """Return a team, or the team of one that an engine is."""
+        return engine if isinstance(engine, EngineTeam) else cls({SOLE_MEMBER: engine})
 
     @property
     def weight_version(self) -> int:
         """Weight version of the engine that is furthest behind."""
         return min(engine.weight_version for engine in self.engines.values())
 
+    def policies_of(
+        self, episode: EpisodeSpec, gauge: "DecisionGauge | None" = None
+    ) -> "EpisodePolicy | dict[str, EpisodePolicy]":
+        """Return what the agent of an episode gets: the policy for all agents, or one by agent
+        name, each with seeds of its own.
+        """
+        policies = {
+            name: EpisodePolicy(
+                engine,
+                msgspec.structs.replace(
+                    episode, policy_seed=self._roster.seed(episode.policy_seed, name)
+                ),
+                gauge,
+            )
+            for name, engine in self.engines.items()
+        }
+        return policies[SOLE_MEMBER] if self._roster.acts_for_all else policies
 
-AnyEngine: TypeAlias = PolicyEngine | LanguageEngine | EngineTeam
-"""The engines that a scheduler can use."""
+
+AnyEngine: TypeAlias = ActionEngine | ChatEngine | EngineTeam
+"""An engine, or the engines of a team. Schedulers accept both."""
 
 
 class DecisionGauge:
@@ -149,7 +142,7 @@ class EpisodePolicy:
 
     def __init__(
         self,
-        engine: PolicyEngine | LanguageEngine,
+        engine: ActionEngine | ChatEngine,
         episode: EpisodeSpec,
         gauge: DecisionGauge | None = None,
     ) -> None:
@@ -163,7 +156,7 @@ class EpisodePolicy:
         this decision's.
 
         Raises: PolicyError for a log-prob that is NaN, infinite or above 0; AgentError if
-        `observation` is the tuple that `reset` returned.
+        `observation` is the tuple that `reset` returned; TypeError if the engine generates text.
         """
         seen: Any = observation
         if isinstance(seen, tuple) and len(seen) == 2 and isinstance(seen[1], dict):
@@ -172,7 +165,7 @@ class EpisodePolicy:
                 "expected the observation alone: "
                 "`observation, info = await env.reset()`"
             )
-        engine: PolicyEngine = self._engine  # type: ignore[assignment]  # the agent knows which of the two it is
+        engine = require_action_engine(self._engine)
         number = self._num_decisions
         with self._deciding(sampling) as chosen:
             chunk = await engine.act(observation, chosen)
@@ -194,9 +187,10 @@ class EpisodePolicy:
         Its tool calls get ids that differ from all earlier ones of the conversation, even if the
         chat format repeats them.
 
-        Raises: PolicyError for a log-prob that is NaN, infinite or above 0.
+        Raises: PolicyError for a log-prob that is NaN, infinite or above 0; TypeError if the engine
+        chooses action chunks.
         """
-        engine: LanguageEngine = self._engine  # type: ignore[assignment]
+        engine = require_chat_engine(self._engine)
         number = self._num_decisions
         with self._deciding(sampling) as chosen:
             reply = await engine.generate(
@@ -239,21 +233,3 @@ class EpisodePolicy:
         finally:
             end_wait(wait)
             self._gauge.leave(self._clock())
-
-
-def policy_for(
-    engine: AnyEngine, episode: EpisodeSpec, gauge: DecisionGauge | None = None
-) -> EpisodePolicy | dict[str, EpisodePolicy]:
-    """Return the policy that an agent gets: one, or one by agent name, each with seeds of
-    its own.
-    """
-    if not isinstance(engine, EngineTeam):
-        return EpisodePolicy(engine, episode, gauge)
-    return {
-        name: EpisodePolicy(
-            member,
-            msgspec.structs.replace(episode, policy_seed=derive_seed(episode.policy_seed, name)),
-            gauge,
-        )
-        for name, member in engine.engines.items()
-    }

@@ -15,30 +15,26 @@ holds:
 """
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
-from typing import Final, Self
+from typing import Self
 
 import msgspec
 
 from vla_rl.actors.waits import note_progress, waiting
 from vla_rl.errors import ConfigError
 from vla_rl.rollout.config import SchedulerConfig
+from vla_rl.rollout.filtering import GroupFilter
 from vla_rl.rollout.groups import GroupSource, SourceState
+from vla_rl.rollout.handover import Handover
 from vla_rl.rollout.ledger import EpisodeLedger, LedgerState
 from vla_rl.rollout.meter import RolloutMeter
 from vla_rl.rollout.outstanding import GroupState, OutstandingGroups
-from vla_rl.rollout.owned_tasks import leave
 from vla_rl.rollout.playing import EpisodeLost, play_episode
-from vla_rl.rollout.policies import AnyEngine
+from vla_rl.rollout.policies import AnyEngine, EngineTeam
+from vla_rl.rollout.running import RunningEpisodes
 from vla_rl.rollout.staleness import StalenessPolicy
 from vla_rl.types import Agent, EnvPool, EpisodeSpec, Group, Trajectory
-
-logger = logging.getLogger(__name__)
-
-WARN_EVERY: Final = 10
-"""Groups filtered in a row between two warnings."""
 
 
 class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,46 +84,33 @@ class EpisodeScheduler:
         num_updates: int | None = None,
     ) -> None:
         config.require_feasible(num_envs=pool.num_envs, group_size=source.group_size)
-        self._pool, self._engine, self._agent, self._source, self._config = (
-            pool,
-            engine,
-            agent,
-            source,
-            config,
-        )
-        self._keep, self._on_episode, self._num_updates = keep, on_episode, num_updates
+        self._pool, self._agent, self._source, self._config = pool, agent, source, config
+        self._engine = EngineTeam.of(engine)
+        self._on_episode, self._num_updates = on_episode, num_updates
+        self._filter = GroupFilter(keep, config.max_filtered_in_a_row)
         self._staleness = self._new_staleness_policy(0)
+        self._handover = Handover(self._staleness)
         self._groups, self._ledger, self._meter = (
             OutstandingGroups(),
             EpisodeLedger(),
             RolloutMeter(),
         )
-        self._ready: dict[int, Group] = {}
-        self._handed: dict[int, list[Group]] = {}
-        self._playing: dict[int, asyncio.Task[None]] = {}
-        self._filtered_in_a_row = 0
-        self._tasks: asyncio.TaskGroup | None = None
-        self._is_open = self._is_left = False
-        self._failure: Exception | None = None
+        self._running = RunningEpisodes()
         self._changed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
         """Start running episodes."""
-        if self._tasks is not None:
+        if self._running.was_opened:
             raise RuntimeError(
-                "this scheduler was opened before; make a new one and restore the "
-                "state of the old one"
+                "this scheduler was opened before; make a new one and restore the old one's state"
             )
         if self._engine.weight_version < self.version:
             raise ConfigError(
                 f"the engine serves weight version {self._engine.weight_version}, the scheduler "
-                "continues at "
-                f"{self.version}; load the weights of the same checkpoint first"
+                f"continues at {self.version}; load the weights of the same checkpoint first"
             )
         self._meter.start(asyncio.get_running_loop().time())
-        self._tasks = asyncio.TaskGroup()
-        await self._tasks.__aenter__()
-        self._is_open = True
+        await self._running.open()
         self._fill()
         return self
 
@@ -141,12 +124,10 @@ class EpisodeScheduler:
 
         `state` stays valid.
         """
-        assert self._tasks is not None
-        self._is_open, self._is_left = False, True
+        self._running.stop()
+        # before the wait, because a node may be waiting for a group that will not come
         self._wake()
-        for episode_id in sorted(self._playing):
-            self._playing[episode_id].cancel()
-        await leave(self._tasks, kind, error, traceback)
+        await self._running.leave(kind, error, traceback)
 
     @property
     def version(self) -> int:
@@ -177,12 +158,12 @@ class EpisodeScheduler:
                 "it; stop there, or make the scheduler with more num_updates"
             )
         for place in range(self._config.groups_per_update):
-            while len(self._handed.get(update, ())) <= place:
-                if not self._select_for(update):
-                    self._require_running()
-                    with waiting(f"update {update}", on=self.waiting_for()):
+            while len(self._handover.groups_of(update)) <= place:
+                if not self._hand_over(update):
+                    self._running.require_running()
+                    with waiting(f"update {update}", on=self.describe_wait()):
                         await self._changed.wait()
-            yield self._handed[update][place]
+            yield self._handover.groups_of(update)[place]
 
     def trained(self, groups: Sequence[Group], new_version: int) -> None:
         """Report that the learner trained `new_version` on these groups and that the engine serves
@@ -192,32 +173,21 @@ class EpisodeScheduler:
         not the groups that were handed over for this update, or the engine still serves older
         weights.
         """
-        handed = {group.group_id: group for group in self._handed.get(self.version, ())}
-        if new_version != self.version + 1 or {group.group_id for group in groups} != handed.keys():
-            raise ValueError(
-                f"trained on groups {sorted(group.group_id for group in groups)} to version "
-                f"{new_version}, expected version "
-                f"{self.version + 1} from the groups handed over for update {self.version}: "
-                f"{sorted(handed)}"
-            )
-        if len(handed) < self._config.groups_per_update:
-            raise ValueError(
-                f"update {self.version} has {len(handed)} of {self._config.groups_per_update} "
-                "groups so far"
-            )
+        # all checks before any count: a rejected call must leave the ledger as it was
+        self._handover.require_groups(groups, new_version)
         if self._engine.weight_version < new_version:
             raise ValueError(
                 f"the engine serves version {self._engine.weight_version}, expected "
-                f"{new_version}: publish the weights "
-                "first, so that episodes dispatched from now on use them"
+                f"{new_version}: publish the weights first, so that episodes dispatched from now "
+                "on use them"
             )
-        for group in handed.values():
+        version = self.version
+        for group in self._handover.trained():
             self._ledger.train(len(group.trajectories))
-            self._meter.trained(group, self.version)
+            self._meter.trained(group, version)
             self._groups.remove(group.group_id)
-        del self._handed[self.version]
-        self._staleness.trained(handed)
         note_progress("updates")
+        # between counting and dispatching: every episode is in one place now, and none has begun
         self.check_conservation()
         self._fill()
         self._wake()
@@ -229,7 +199,7 @@ class EpisodeScheduler:
         """
         complete, partial = self._groups.num_played()
         self._ledger.check(
-            in_flight=self._groups.num_to_begin + len(self._playing) + partial, buffered=complete
+            in_flight=self._groups.num_to_begin + len(self._running) + partial, buffered=complete
         )
 
     def state(self) -> SchedulerState:
@@ -249,21 +219,21 @@ class EpisodeScheduler:
         Raises: RuntimeError if the scheduler is open; ConfigError if `state` does not fit the
         source.
         """
-        if self._tasks is not None:
+        if self._running.was_opened:
             raise RuntimeError("restore a scheduler before it is opened")
         self._source.restore(state.source)
         self._staleness = self._new_staleness_policy(state.version)
+        self._handover = Handover(self._staleness)
         self._groups, self._ledger = OutstandingGroups(), EpisodeLedger(state.ledger)
         for saved in state.groups:
             group_id = saved.plan.group_id
             self._staleness.admit(group_id, saved.dispatch_version)
             group = self._groups.add_played(saved)
             if group is not None:
-                self._ready[group_id] = group
-                self._staleness.complete(group_id)
-        for group_id in self._staleness.evict():
+                self._handover.add(group)
+        # only after all groups are back: which are too old depends on how many are before them
+        for group_id in self._handover.evict():
             plan = self._groups.remove(group_id)
-            self._ready.pop(group_id, None)
             self._ledger.drop(len(plan.episodes), "stale")
             self._source.give_back(plan)
         self.check_conservation()
@@ -274,30 +244,18 @@ class EpisodeScheduler:
         Keys begin with `rollout/`.
         """
         depths = {
-            "episodes_playing": len(self._playing),
+            "episodes_playing": len(self._running),
             "episodes_to_begin": self._groups.num_to_begin,
             "decisions_waiting": self._meter.gauge.num_waiting,
-            "groups_buffered": len(self._ready),
-            "groups_in_training": sum(len(groups) for groups in self._handed.values()),
+            "groups_buffered": self._handover.num_buffered,
+            "groups_in_training": self._handover.num_in_training,
             "groups_outstanding": self._staleness.num_outstanding,
         }
         return self._meter.report(asyncio.get_running_loop().time(), depths, self._ledger.dropped)
 
-    def waiting_for(self) -> str:
+    def describe_wait(self) -> str:
         """Describe in words what the update being filled waits for."""
-        update = self._staleness.next_update
-        missing = self._config.groups_per_update - len(self._handed.get(update, ()))
-        being_played = [
-            group_id for group_id in self._staleness.awaited() if group_id not in self._ready
-        ]
-        if not being_played:
-            return f"update {self.version} to be trained"
-        episodes = self._groups.missing(being_played[0])
-        return (
-            f"{missing} of {self._config.groups_per_update} groups, the oldest of "
-            f"{len(being_played)} running is group "
-            f"{being_played[0]}: episodes {', '.join(map(str, episodes))}"
-        )
+        return self._handover.describe_wait(self._groups.missing)
 
     def _new_staleness_policy(self, version: int) -> StalenessPolicy:
         return StalenessPolicy(
@@ -309,29 +267,12 @@ class EpisodeScheduler:
             version=version,
         )
 
-    def _select_for(self, update: int) -> bool:
-        """Hand one more group to `update` if it is the one being filled and a group may be
-        taken.
-        """
-        if update != self._staleness.next_update:
-            return False
-        group_id = self._staleness.select()
-        if group_id is None:
-            return False
-        self._handed.setdefault(update, []).append(self._ready.pop(group_id))
-        if self._staleness.next_update != update:
+    def _hand_over(self, update: int) -> bool:
+        """Hand one more group to `update`, and wake the next update once this one is full."""
+        is_selected = self._handover.hand_over(update)
+        if is_selected and self._staleness.next_update != update:
             self._wake()
-        return True
-
-    def _require_running(self) -> None:
-        """Raise instead of waiting for groups that will not come.
-
-        A run that fails cancels its owner before it is left.
-        """
-        if self._tasks is None or self._is_left:
-            raise RuntimeError(
-                "no group will come: the scheduler is not open; iterate inside its `async with`"
-            ) from self._failure
+        return is_selected
 
     def _wake(self) -> None:
         """Wake every task that waits in `groups_for_update`, so that it looks again."""
@@ -340,7 +281,9 @@ class EpisodeScheduler:
 
     def _fill(self) -> None:
         """Start episodes until every environment is in use or staleness allows no more."""
-        while self._is_open and len(self._playing) < self._pool.num_envs:
+        # a group is admitted only for an idle environment: one admitted earlier would be older when
+        # it is trained, and count against max_staleness while it waits
+        while self._running.may_start and len(self._running) < self._pool.num_envs:
             episode = self._groups.next_episode()
             if episode is None:
                 if not self._staleness.can_admit():
@@ -349,11 +292,7 @@ class EpisodeScheduler:
                 self._groups.add(plan, self._staleness.admit(plan.group_id))
                 self._ledger.dispatch(len(plan.episodes))
                 continue
-            assert self._tasks is not None
-            task = self._tasks.create_task(
-                self._play(episode), name=f"episode {episode.episode_id}"
-            )
-            self._playing[episode.episode_id] = task
+            self._running.start(episode.episode_id, self._play(episode))
 
     async def _play(self, episode: EpisodeSpec) -> None:
         """Run one episode and start the next.
@@ -371,36 +310,20 @@ class EpisodeScheduler:
             )
             self._finish(trajectory)
         except EpisodeLost as loss:
+            # a lost process is no fault of the episode; an error of the agent would come back
             if loss.episode.attempt + 1 < self._config.max_attempts:
                 self._play_again(loss)
-            elif self._fails_the_run(loss):
+            elif self._running.fails_the_run(loss):
                 loss.add_note(f"that was the last of max_attempts={self._config.max_attempts}")
                 raise
         except Exception as error:
-            if self._fails_the_run(error):
+            if self._running.fails_the_run(error):
                 raise
         self._fill()
 
-    def _fails_the_run(self, error: Exception) -> bool:
-        """Return whether this is the first error.
-
-        Later ones, until all episodes have ended, become notes on it.
-        """
-        if self._failure is not None:
-            # a batch that fails gives all its episodes the same error
-            if error is not self._failure:
-                self._failure.add_note(
-                    f"another episode failed too: {type(error).__name__}: {error}"
-                )
-            return False
-        self._failure = error
-        # the task group cancels the others; no new episode may start meanwhile
-        self._is_open = False
-        return True
-
     def _finish(self, trajectory: Trajectory) -> None:
         """Record a finished episode and, with the last member, its group."""
-        del self._playing[trajectory.episode.episode_id]
+        self._running.ended(trajectory.episode.episode_id)
         group = self._groups.finish(trajectory)
         self._meter.episode(trajectory)
         if self._on_episode is not None:
@@ -408,39 +331,20 @@ class EpisodeScheduler:
         note_progress("episodes")
         if group is None:
             return
-        is_kept = self._keep is None or self._keep(group)
+        is_kept = self._filter.is_kept(group)
         self._meter.group(kept=is_kept)
         if is_kept:
-            self._filtered_in_a_row = 0
-            self._ready[group.group_id] = group
-            self._staleness.complete(group.group_id)
+            self._handover.add(group)
         else:
-            self._filtered_in_a_row += 1
             self._groups.remove(group.group_id)
             self._ledger.filter(len(group.trajectories))
             self._staleness.filtered(group.group_id)
-            self._require_some_kept()
+            self._filter.require_some_kept(self._staleness.next_update)
         self._wake()
-
-    def _require_some_kept(self) -> None:
-        limit = self._config.max_filtered_in_a_row
-        if self._filtered_in_a_row % WARN_EVERY == 0:
-            logger.warning(
-                "%d groups in a row were filtered and none was kept: update %d is waiting for one",
-                self._filtered_in_a_row,
-                self._staleness.next_update,
-            )
-        if limit is not None and self._filtered_in_a_row >= limit:
-            raise RuntimeError(
-                f"{limit} groups in a row were filtered and none was kept, so update "
-                f"{self._staleness.next_update} would "
-                "never be filled; loosen the filter, choose tasks that are sometimes solved, or "
-                "raise max_filtered_in_a_row"
-            )
 
     def _play_again(self, loss: EpisodeLost) -> None:
         """Run the same episode again, before any newer one."""
         episode = loss.episode
         self._meter.lost(loss.kind)
-        del self._playing[episode.episode_id]
+        self._running.ended(episode.episode_id)
         self._groups.begin_again(msgspec.structs.replace(episode, attempt=episode.attempt + 1))

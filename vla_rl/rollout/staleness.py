@@ -73,7 +73,9 @@ class StalenessPolicy:
         if self._num_updates is None:
             return self.num_outstanding < self._capacity
         return self.num_outstanding < min(
-            self._capacity, (self._num_updates - self.version) * self.groups_per_update
+            # near the end the bound of staleness would admit groups that no update is left for
+            self._capacity,
+            (self._num_updates - self.version) * self.groups_per_update,
         )
 
     def admit(self, group_id: int, dispatch_version: int | None = None) -> int:
@@ -160,6 +162,8 @@ class StalenessPolicy:
             for version, ids in self._unselected.items()
         ):
             return False
+        # only running groups with an earlier deadline can suffer: the heap gives the earliest of the
+        # complete ones, and taking it costs each of those a place in the updates that are left
         num_due = 0
         for version in sorted(self._unselected):
             if version >= dispatch_version:

@@ -8,8 +8,7 @@ Imports gymnasium and the actors but no torch; neither does any simulator proces
 """
 
 from vla_rl.simulation.config import SimulatorConfig
-from vla_rl.simulation.handle import EnvHandle, open_env
-from vla_rl.simulation.lease import LeasedEnv
+from vla_rl.simulation.handle import EnvHandle, LeasedEnv, open_env
 from vla_rl.simulation.pool import SimulatorPool
 from vla_rl.simulation.vector import ProcessVectorEnv, make_vec
 from vla_rl.simulation.worker import EnvWorker

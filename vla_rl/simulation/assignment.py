@@ -1,8 +1,8 @@
-"""Assign simulators to episodes: a plain class with no task and no clock, driven by the pool.
+"""Assign environments to episodes: a plain class with no task and no clock, driven by the pool.
 
-A simulator that has already built the environment of an episode saves its set-up, often seconds. So
-an episode prefers such a simulator, and a free simulator prefers such an episode; but no request is
-passed over more than `patience` times.
+A place in a process that has already built the environment of an episode saves its set-up, often
+seconds. So an episode prefers such a place, and a free place prefers such an episode; but no
+request is passed over more than `patience` times.
 """
 
 from collections import deque
@@ -10,37 +10,37 @@ from typing import Generic, TypeVar
 
 from vla_rl.types import EnvSpec
 
-Simulator = TypeVar("Simulator")
+Env = TypeVar("Env")
 Request = TypeVar("Request")
 
 
-class Assignment(Generic[Simulator, Request]):
-    """Idle simulators on one side, waiting requests on the other; at any time at least one side is
+class Assignment(Generic[Env, Request]):
+    """Idle environments on one side, waiting requests on the other; at any time at least one side is
     empty.
 
     Args:
         patience: how often the oldest request may be passed over by a younger one that fits the
-            free simulator.
+            free environment.
     """
 
     def __init__(self, patience: int) -> None:
         self._patience = patience
-        self._idle: list[tuple[Simulator, EnvSpec | None]] = []
+        self._idle: list[tuple[Env, EnvSpec | None]] = []
         self._waiting: deque[tuple[Request, EnvSpec]] = deque()
         self._passed_over = 0
 
     @property
     def num_idle(self) -> int:
-        """Number of simulators that wait for a request."""
+        """Number of environments that wait for a request."""
         return len(self._idle)
 
     @property
     def num_waiting(self) -> int:
-        """Number of requests that wait for a simulator."""
+        """Number of requests that wait for an environment."""
         return len(self._waiting)
 
-    def ask(self, request: Request, spec: EnvSpec) -> Simulator | None:
-        """Take a simulator for the request: one that holds `spec`, else an empty one, else the
+    def ask(self, request: Request, spec: EnvSpec) -> Env | None:
+        """Take an environment for the request: one that holds `spec`, else an empty one, else the
         longest idle.
 
         Return None if all are busy; `offer` then returns the request when its turn has come.
@@ -53,13 +53,13 @@ class Assignment(Generic[Simulator, Request]):
         index = held.index(wanted) if wanted in held else 0
         return self._idle.pop(index)[0]
 
-    def offer(self, simulator: Simulator, held: EnvSpec | None) -> Request | None:
-        """Return the waiting request for a free simulator and remove it from the list.
+    def offer(self, env: Env, held: EnvSpec | None) -> Request | None:
+        """Return the waiting request for a free environment and remove it from the list.
 
-        None keeps the simulator idle.
+        None keeps the environment idle.
         """
         if not self._waiting:
-            self._idle.append((simulator, held))
+            self._idle.append((env, held))
             return None
         index = self._best_fit(held) if self._passed_over < self._patience else 0
         self._passed_over = 0 if index == 0 else self._passed_over + 1

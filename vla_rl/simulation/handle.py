@@ -1,5 +1,11 @@
-"""An environment in another process, with asynchronous versions of gymnasium's methods."""
+"""An environment in another process, with asynchronous versions of gymnasium's methods; leased, it
+is bound to one episode.
 
+A chunk of actions takes five calls from an agent to the simulator, one of them over the wire:
+EnvHandle, EnvWorker, CheckedEnv, run_chunk, the environment's own step.
+"""
+
+import warnings
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,9 +20,9 @@ from vla_rl.simulation.checked import EnvDescription
 from vla_rl.simulation.config import SimulatorConfig
 from vla_rl.simulation.layout import ObservationLayout, Packed
 from vla_rl.simulation.process import SimulatorProcess
-from vla_rl.simulation.simulator import Simulator
+from vla_rl.simulation.remote_env import RemoteEnv
 from vla_rl.simulation.spaces import build_space
-from vla_rl.types import ChunkOutcome, EnvSpec, Info
+from vla_rl.types import ChunkOutcome, EnvSpec, EpisodeSpec, Info
 
 
 class EnvHandle:
@@ -31,37 +37,40 @@ class EnvHandle:
     an action outside its space.
     """
 
-    def __init__(self, simulator: Simulator, spec: EnvSpec, description: EnvDescription) -> None:
+    def __init__(self, remote: RemoteEnv, spec: EnvSpec, description: EnvDescription) -> None:
         self.spec = spec
         self.observation_space: spaces.Space[Any] = build_space(description.observation_space)
         self.action_space: spaces.Space[Any] = build_space(description.action_space)
         self.metadata = description.metadata
         self.render_mode, self.render_key = description.render_mode, description.render_key
-        self.process = simulator.process
-        self._simulator, self._worker, self._index = simulator, simulator.worker, simulator.index
+        self.process = remote.process
+        self._remote, self._index = remote, remote.index
         self._layout = ObservationLayout(self.observation_space)
         self._gate = ActionGate(self.action_space, spec.id)
-        self._is_closed = False
+        self._refusal: str | None = None
+        """Why calls are refused; None while they are not."""
 
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Info]:
         """Begin an episode; return the observation and the info."""
         self._require_open()
-        packed, info = await self._simulator.reset(seed, options)
+        with self._remote as worker:
+            packed, info = await worker.reset(self._index, seed, options, 0)
         return self._read(packed), info
 
     async def step(self, action: Any) -> tuple[Any, float, bool, bool, Info]:
         """Run one control step; return observation, reward, terminated, truncated, info."""
-        if self._is_closed:
+        if self._refusal is not None:
             self._require_open()
-        action = self._gate.pack(self._gate.one(action))
+        packed_action = self._gate.pack(self._gate.one(action))
+        # not `with self._remote`: a step takes 100 us there and back, and two calls more are 1 %
         try:
-            packed, reward, terminated, truncated, info = await self._worker.step(
-                self._index, action, 0
+            packed, reward, terminated, truncated, info = await self._remote.worker.step(
+                self._index, packed_action, 0
             )
         except (ActorDied, EnvError) as error:
-            self._simulator.remember(error)
+            self._remote.note_error(error)
             raise
         return self._read(packed), reward, terminated, truncated, info
 
@@ -77,10 +86,10 @@ class EnvHandle:
         """
         self._require_open()
         actions = self._gate.chunk(actions)
-        answer = await self._simulator.ask(
-            self._worker.step_chunk(self._index, actions, frames_every)
-        )
-        packed, rewards, terminated, truncated, info, frames = answer
+        with self._remote as worker:
+            packed, rewards, terminated, truncated, info, frames = await worker.step_chunk(
+                self._index, actions, frames_every
+            )
         return ChunkOutcome(
             observation=self._read(packed),
             rewards=rewards,
@@ -96,12 +105,14 @@ class EnvHandle:
         "rgb_array".
         """
         self._require_open()
-        return await self._simulator.ask(self._worker.render(self._index))
+        with self._remote as worker:
+            return await worker.render(self._index)
 
     async def get_state(self) -> Any:
         """Return the simulator's state as plain values, which can be stored, sent and restored."""
         self._require_open()
-        return await self._simulator.ask(self._worker.get_state(self._index))
+        with self._remote as worker:
+            return await worker.get_state(self._index)
 
     async def set_state(self, state: Any) -> Any:
         """Continue from a state of this environment or of the same one elsewhere.
@@ -109,25 +120,68 @@ class EnvHandle:
         Return the observation there.
         """
         self._require_open()
-        return self._read(await self._simulator.ask(self._worker.set_state(self._index, state)))
+        with self._remote as worker:
+            return self._read(await worker.set_state(self._index, state))
 
     async def close(self) -> None:
         """Close the environment, and end its process unless others share it.
 
         Closing again does nothing.
         """
-        if not self._is_closed:
-            self._is_closed = True
-            await self._simulator.close()
+        if self._refusal is None:
+            self._refusal = f"{self.spec.id} was closed here; open or lease another one."
+            await self._remote.close()
 
     def _read(self, packed: Packed) -> Any:
         block, others = packed
-        assert block is not None, "a simulator used by a handle does not write into a batch"
+        assert block is not None, "an environment used by a handle does not write into a batch"
         return self._layout.read(block, others)
 
     def _require_open(self) -> None:
-        if self._is_closed:
-            raise RuntimeError(f"{self.spec.id} was closed here; open or lease another one.")
+        if self._refusal is not None:
+            raise RuntimeError(self._refusal)
+
+
+class LeasedEnv(EnvHandle):
+    """An environment handle bound to one episode. Implements `vla_rl.types.Env`.
+
+    After the lease its methods raise `RuntimeError`, because the environment may be running another
+    episode by then.
+    """
+
+    def __init__(
+        self, remote: RemoteEnv, episode: EpisodeSpec, description: EnvDescription
+    ) -> None:
+        super().__init__(remote, episode.env, description)
+        self.episode = episode
+
+    async def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Any, Info]:
+        """Bring the environment to the start of its episode, or to another one if a seed or options
+        are given.
+        """
+        if seed is None and options is None:
+            seed, options = self.episode.seed, self.episode.options
+        return await super().reset(seed=seed, options=options)
+
+    @property
+    def handle(self) -> EnvHandle:
+        """Old name of the environment itself, for one release."""
+        warnings.warn(
+            "LeasedEnv.handle is the LeasedEnv itself now; the old name goes with the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        self._require_open()
+        return self
+
+    def end(self) -> None:
+        """End the lease."""
+        self._refusal = (
+            f"the lease for episode {self.episode.episode_id} is over; its environment may "
+            "serve another episode."
+        )
 
 
 @asynccontextmanager
@@ -157,7 +211,7 @@ async def open_env(
         runtime, name or f"env {spec.id}", config or SimulatorConfig(), specs=(spec,)
     )
     try:
-        simulator = process.simulators[0]
-        yield EnvHandle(simulator, spec, await simulator.open(spec))
+        remote = process.envs[0]
+        yield EnvHandle(remote, spec, await remote.open(spec))
     finally:
         await process.stop()

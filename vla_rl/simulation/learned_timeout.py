@@ -138,10 +138,10 @@ class LearnedTimeout:
 
 
 class CallTimeout:
-    """Learned timeout of one endpoint. Implements `vla_rl.actors.CallLimit`.
+    """Learned timeout of one actor method. Implements `vla_rl.actors.CallLimit`.
 
     Args:
-        timeout: shared by endpoints whose calls consist of the same units.
+        timeout: shared by methods whose calls consist of the same units.
         num_units: returns the units of a call with these arguments.
     """
 
@@ -157,7 +157,7 @@ class CallTimeout:
 
 
 class LearnedTimeouts:
-    """The learned timeouts of one process, by endpoint of its `EnvWorker`."""
+    """The learned timeouts of one process, by method of its `EnvWorker`."""
 
     def __init__(self, process: str, leniency: Leniency) -> None:
         self._step = LearnedTimeout(process, "control step", ENOUGH_STEPS, leniency)

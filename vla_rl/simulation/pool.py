@@ -1,10 +1,10 @@
 """A pool of simulator processes for episodes, which replaces its own failed processes.
 
-    lease(episode) ──► Assignment ──► seat on a bench ──► LeasedEnv ──► back to Assignment
-                                       │ its process died, froze, reached its episodes or its memory limit
-                                       └──► its keeper replaces the process ──► back to Assignment
+    lease(episode) ──► Assignment ──► PooledEnv ──► LeasedEnv ──► back to Assignment
+                                      │ its process died, froze, reached its episodes or its memory limit
+                                      └──► its keeper replaces the process ──► back to Assignment
 
-One keeper task for each bench, in the pool's own task group, starts its process and replaces it. A
+One keeper task for each process, in the pool's own task group, starts it and replaces it. A
 lease whose process dies raises `ActorDied`, so that the scheduler runs the episode again;
 everything else is handled inside the pool. A process that reached a limit keeps running until its
 successor is up, and is replaced between two episodes.
@@ -20,14 +20,13 @@ from typing import Self
 from vla_rl.actors import Runtime, waiting
 from vla_rl.errors import ActorDied, ActorFrozen, ConfigError, EnvError
 from vla_rl.simulation.assignment import Assignment
-from vla_rl.simulation.bench import Bench, Place, Seat
 from vla_rl.simulation.config import SimulatorConfig
-from vla_rl.simulation.handle import EnvHandle
-from vla_rl.simulation.lease import LeasedEnv
+from vla_rl.simulation.handle import LeasedEnv
 from vla_rl.simulation.memory import available_mb
+from vla_rl.simulation.pooled_process import EnvState, PooledEnv, PooledProcess
 from vla_rl.simulation.process import SimulatorProcess
+from vla_rl.simulation.remote_env import RemoteEnv
 from vla_rl.simulation.replacements import Replacements
-from vla_rl.simulation.simulator import Simulator
 from vla_rl.types import EnvSpec, EpisodeSpec
 
 
@@ -61,11 +60,11 @@ class SimulatorPool:
         specs: Sequence[EnvSpec] = (),
     ) -> None:
         self._runtime, self._config, self._name, self._specs = runtime, config, name, tuple(specs)
-        self._benches = [
-            Bench(index, size)
+        self._processes = [
+            PooledProcess(index, size)
             for index, size in enumerate(config.envs_of_processes(config.num_envs))
         ]
-        self._assignment: Assignment[Seat, asyncio.Future[Seat]] = Assignment(
+        self._assignment: Assignment[PooledEnv, asyncio.Future[PooledEnv]] = Assignment(
             patience=2 * config.num_envs
         )
         self._replacements = Replacements(config)
@@ -74,17 +73,17 @@ class SimulatorPool:
         self._group = asyncio.TaskGroup()
         self._keepers: list[asyncio.Task[None]] = []
         self._failure: Exception | None = None
-        self._benches_up: set[int] = set()
+        self._indices_up: set[int] = set()
         self._all_up = asyncio.Event()
         self._num_leases = 0
         self._wait_s = 0.0
 
     async def __aenter__(self) -> Self:
-        self._config.require_room(len(self._benches))
+        self._config.require_room(len(self._processes))
         await self._group.__aenter__()
         self._keepers = [
-            self._group.create_task(self._keep(bench), name=f"keeper of {self._name}-{bench.index}")
-            for bench in self._benches
+            self._group.create_task(self._keep(each), name=f"keeper of {self._name}-{each.index}")
+            for each in self._processes
         ]
         try:
             await self._all_up.wait()
@@ -118,14 +117,14 @@ class SimulatorPool:
     @property
     def pids(self) -> list[int]:
         """Process ids of the simulator processes that are up now."""
-        return [bench.process.pid for bench in self._benches if bench.process is not None]
+        return [each.process.pid for each in self._processes if each.process is not None]
 
     def metrics(self) -> dict[str, float]:
         """Return counts since the start, and the processes' current memory.
 
         Keys read like paths.
         """
-        sizes = [bench.process.private_mb() for bench in self._benches if bench.process is not None]
+        sizes = [each.process.private_mb() for each in self._processes if each.process is not None]
         replaced = {
             f"simulation/replaced/{cause}": float(count)
             for cause, count in self._replacements.counts.items()
@@ -147,78 +146,76 @@ class SimulatorPool:
         Raises: EnvError if the environment cannot be built, or if more simulators died than the
         configuration allows.
         """
-        seat, handle = await self._open_seat(episode)
-        env = LeasedEnv(handle, episode)
+        pooled, env = await self._opened(episode)
         try:
             yield env
         finally:
             env.end()
-            handle.process.num_episodes += 1
-            self._give_back(seat, handle.process)
+            env.process.num_episodes += 1
+            self._give_back(pooled, env.process)
 
-    async def _open_seat(self, episode: EpisodeSpec) -> tuple[Seat, EnvHandle]:
-        """Take a seat whose simulator has the environment ready.
+    async def _opened(self, episode: EpisodeSpec) -> tuple[PooledEnv, LeasedEnv]:
+        """Take an environment and have it built.
 
-        Skip a simulator that has died since its last use.
+        Skip a process that has died since its last use.
         """
         while True:
-            seat, simulator = await self._take_seat(episode)
+            pooled, remote = await self._take(episode)
             try:
-                if simulator.process.is_alive():
-                    return seat, EnvHandle(
-                        simulator, episode.env, await simulator.open(episode.env)
-                    )
+                if remote.process.is_alive():
+                    return pooled, LeasedEnv(remote, episode, await remote.open(episode.env))
             except ActorDied:
-                # the process records its death; the episode has not begun, so another simulator can
+                # the process records its death; the episode has not begun, so another process can
                 # run it
                 pass
             except BaseException:
-                self._give_back(seat, simulator.process)
+                self._give_back(pooled, remote.process)
                 raise
-            self._give_back(seat, simulator.process)
+            self._give_back(pooled, remote.process)
 
-    async def _take_seat(self, episode: EpisodeSpec) -> tuple[Seat, Simulator]:
+    async def _take(self, episode: EpisodeSpec) -> tuple[PooledEnv, RemoteEnv]:
         began = asyncio.get_running_loop().time()
         while True:
             self._raise_failure()
-            seat = await self._next_seat(episode)
-            if (simulator := seat.simulator) is not None:
+            pooled = await self._next_for(episode)
+            if (remote := pooled.remote) is not None:
                 break
             # its process left while it was idle, or in this very turn of the loop
-            seat.place = Place.KEEPER
-        simulator.process.num_leases += 1
+            pooled.state = EnvState.STARTING
+        remote.process.num_leases += 1
         self._num_leases += 1
         self._wait_s += asyncio.get_running_loop().time() - began
-        return seat, simulator
+        return pooled, remote
 
-    async def _next_seat(self, episode: EpisodeSpec) -> Seat:
-        """Wait for this episode's turn; return its seat, with or without a process."""
-        future: asyncio.Future[Seat] = asyncio.get_running_loop().create_future()
-        seat = self._assignment.ask(future, episode.env)
-        if seat is not None:
-            seat.place = Place.LEASE
-            return seat
+    async def _next_for(self, episode: EpisodeSpec) -> PooledEnv:
+        """Wait for this episode's turn; return its environment, with or without a process."""
+        future: asyncio.Future[PooledEnv] = asyncio.get_running_loop().create_future()
+        pooled = self._assignment.ask(future, episode.env)
+        if pooled is not None:
+            pooled.state = EnvState.LEASED
+            return pooled
         try:
             with waiting(f"episode {episode.episode_id}", on=f"a free simulator of {self._name!r}"):
                 return await future
         except asyncio.CancelledError:
             self._assignment.withdraw(future)
+            # it was given an environment in this very turn: another episode must get that one
             if future.done() and not future.cancelled() and future.exception() is None:
                 self._offer(future.result())
             raise
 
-    def _give_back(self, seat: Seat, process: SimulatorProcess) -> None:
-        """Free a seat after a lease of this process, and check whether the process can still be
+    def _give_back(self, env: PooledEnv, process: SimulatorProcess) -> None:
+        """Free an environment after a lease of this process, and check whether the process can still be
         used.
         """
         process.num_leases -= 1
-        if process is seat.bench.process:
-            self._look_after(seat.bench, process)
+        if process is env.owner.process:
+            self._look_after(env.owner, process)
         else:
-            seat.bench.news.set()  # the process leaves, and this may have been its last lease
-        self._offer(seat)
+            env.owner.news.set()  # the process leaves, and this may have been its last lease
+        self._offer(env)
 
-    def _look_after(self, bench: Bench, process: SimulatorProcess) -> None:
+    def _look_after(self, owner: PooledProcess, process: SimulatorProcess) -> None:
         """Have a process replaced if it must be.
 
         One that only reached a limit runs on meanwhile, if memory allows.
@@ -229,73 +226,73 @@ class SimulatorPool:
             death = process.death
             assert death is not None, "a process that is not alive has ended in some way"
             self._note_death(cause, death)
-            bench.vacate()
+            owner.vacate()
         else:
-            if not bench.must_replace:
+            if not owner.must_replace:
                 self._replacements.note_worn_out(process, cause)
             if not _has_room_beside(process):
-                bench.vacate()
-        bench.must_replace = True
-        bench.news.set()
+                owner.vacate()
+        owner.must_replace = True
+        owner.news.set()
 
-    def _offer(self, seat: Seat) -> None:
-        """Free a seat for the next episode; a seat without a process goes to its keeper."""
-        if (simulator := seat.simulator) is None:
-            seat.place = Place.KEEPER
+    def _offer(self, env: PooledEnv) -> None:
+        """Free an environment for the next episode; its keeper gets one without a process."""
+        if (remote := env.remote) is None:
+            env.state = EnvState.STARTING
             return
-        while (future := self._assignment.offer(seat, simulator.held)) is not None:
+        while (future := self._assignment.offer(env, remote.held)) is not None:
             if not future.done():  # its lease was cancelled in this very turn of the loop
-                seat.place = Place.LEASE
-                future.set_result(seat)
+                env.state = EnvState.LEASED
+                future.set_result(env)
                 return
-        seat.place = Place.IDLE
+        env.state = EnvState.IDLE
 
-    async def _keep(self, bench: Bench) -> None:
-        """Start the bench's process and replace it on request, until cancelled or until too many
+    async def _keep(self, owner: PooledProcess) -> None:
+        """Start a process and replace it on request, until cancelled or until too many
         died.
         """
         try:
-            if not await self._staff(bench):
+            if not await self._bring_up(owner):
                 return
-            self._benches_up.add(bench.index)
-            if len(self._benches_up) == len(self._benches):
+            self._indices_up.add(owner.index)
+            if len(self._indices_up) == len(self._processes):
                 self._all_up.set()
             while True:
-                await bench.news.wait()
-                bench.news.clear()
-                await bench.dismiss()
-                if bench.must_replace and not bench.leaving and not await self._staff(bench):
+                await owner.news.wait()
+                owner.news.clear()
+                await owner.dismiss()
+                if owner.must_replace and not owner.leaving and not await self._bring_up(owner):
                     return
         finally:
-            await bench.clear()
+            await owner.clear()
 
-    async def _staff(self, bench: Bench) -> bool:
-        """Start a process on a bench, with the environments of its last one.
+    async def _bring_up(self, owner: PooledProcess) -> bool:
+        """Start the next process, with the environments of the last one.
 
         Return False if the pool has ended.
         """
-        process = await self._start(bench)
+        process = await self._start(owner)
         if process is None:
             return False
-        bench.put(process)
-        for seat in bench.seats:
-            if seat.place is Place.KEEPER:
-                self._offer(seat)
+        owner.put(process)
+        for env in owner.envs:
+            if env.state is EnvState.STARTING:
+                self._offer(env)
         return True
 
-    async def _start(self, bench: Bench) -> SimulatorProcess | None:
-        """Start the next process of the bench; return None if the pool has ended."""
-        num_envs = len(bench.seats)
+    async def _start(self, owner: PooledProcess) -> SimulatorProcess | None:
+        """Start a process; return None if the pool has ended."""
+        num_envs = len(owner.envs)
         while self._failure is None:
-            incarnation = next(bench.incarnations)
-            name = f"{self._name}-{bench.index}" + (f".{incarnation}" if incarnation else "")
+            incarnation = next(owner.incarnations)
+            name = f"{self._name}-{owner.index}" + (f".{incarnation}" if incarnation else "")
             try:
                 async with self._starting:
                     process = await SimulatorProcess.start(
                         self._runtime,
                         name,
                         self._config,
-                        bench.index,
+                        owner.index,
                         self._specs,
                         num_envs=num_envs,
                         leniency=self._leniency,
@@ -307,11 +304,11 @@ class SimulatorPool:
                 self._turn_away(error)
                 return None
             try:
-                for simulator, held in zip(process.simulators, bench.held, strict=True):
+                for remote, held in zip(process.envs, owner.held, strict=True):
                     if held is not None:
                         # the next lease reports the fault
                         with contextlib.suppress(EnvError, ActorDied):
-                            await simulator.open(held)
+                            await remote.open(held)
             except BaseException:
                 await process.stop()
                 raise

@@ -10,7 +10,7 @@ from vla_rl.errors import ActorDied, ActorFrozen, EnvError
 from vla_rl.simulation.config import SimulatorConfig
 from vla_rl.simulation.learned_timeout import LearnedTimeouts, Leniency
 from vla_rl.simulation.memory import private_mb
-from vla_rl.simulation.simulator import Simulator
+from vla_rl.simulation.remote_env import RemoteEnv
 from vla_rl.simulation.worker import EnvWorker
 from vla_rl.types import EnvSpec
 
@@ -41,7 +41,7 @@ class SimulatorProcess:
         self.num_leases = 0
         """Number of environments that are leased."""
         self._death: ActorDied | None = None
-        self.simulators = [Simulator(self, index) for index in range(num_envs)]
+        self.envs = [RemoteEnv(self, index) for index in range(num_envs)]
         self._is_stopped = False
         self._runtime, self._timeouts = runtime, timeouts
         self._env_id: str | None = None
@@ -127,7 +127,7 @@ class SimulatorProcess:
     @property
     def held(self) -> list[EnvSpec | None]:
         """Environments that are built and intact, by place."""
-        return [simulator.held for simulator in self.simulators]
+        return [env.held for env in self.envs]
 
     def is_alive(self) -> bool:
         """Return whether the process runs, as far as its runtime knows."""

@@ -8,10 +8,9 @@ from vla_rl.actors import begin
 from vla_rl.errors import ActorDied, EnvError
 from vla_rl.simulation.attributes import marked, unmarked
 from vla_rl.simulation.batch import SharedBatch
-from vla_rl.simulation.hosted import PackedStep
 from vla_rl.simulation.process import SimulatorProcess
-from vla_rl.simulation.simulator import Simulator
-from vla_rl.simulation.worker import EnvWorker
+from vla_rl.simulation.remote_env import RemoteEnv
+from vla_rl.simulation.worker import EnvWorker, PackedStep
 from vla_rl.types import Info
 
 T = TypeVar("T")
@@ -32,37 +31,42 @@ class RowGroup:
 
     def __init__(self, process: SimulatorProcess, first: int, batch: SharedBatch) -> None:
         self.process, self.first, self._batch = process, first, batch
-        self.rows = slice(first, first + len(process.simulators))
+        self.rows = slice(first, first + len(process.envs))
 
     async def share_batch(self, num_rows: int) -> None:
         """Let the process write into the batch from now on."""
         await all_of(
-            simulator.ask(
-                simulator.worker.write_rows(number, self._batch.path, self.first + number, num_rows)
+            env.answered(
+                self.process.worker.write_rows(
+                    number, self._batch.path, self.first + number, num_rows
+                )
             )
-            for number, simulator in enumerate(self.process.simulators)
+            for number, env in enumerate(self.process.envs)
         )
 
     async def reset(self, row: int, seed: int | None, options: dict[str, Any] | None) -> Info:
         """Begin an episode in one of the rows; return its info."""
-        (_, others), info = await self._simulator(row).reset(seed, options, self._batch.current)
+        with self._env(row) as worker:
+            (_, others), info = await worker.reset(
+                row - self.first, seed, options, self._batch.current
+            )
         self._batch.put(row, others)
         return info
 
     async def render(self, row: int) -> Any:
         """Return what `render` of one of the rows returns."""
-        return await self._simulator(row).ask(self.process.worker.render(row - self.first))
+        with self._env(row) as worker:
+            return await worker.render(row - self.first)
 
     async def call(self, row: int, name: str, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return the result of a method of one of the rows, or an attribute."""
-        asked = self.process.worker.call(row - self.first, name, list(args), kwargs)
-        return unmarked(await self._simulator(row).ask(asked))
+        with self._env(row) as worker:
+            return unmarked(await worker.call(row - self.first, name, list(args), kwargs))
 
     async def set_attr(self, row: int, name: str, value: Any) -> None:
         """Set an attribute of one of the rows."""
-        await self._simulator(row).ask(
-            self.process.worker.set_attr(row - self.first, name, marked(value, name))
-        )
+        with self._env(row) as worker:
+            await worker.set_attr(row - self.first, name, marked(value, name))
 
     def begin_steps(self, actions: list[Any]) -> Awaitable[list[PackedStep]]:
         """Send one control step for all rows in one message; `end_steps` awaits the answer."""
@@ -73,8 +77,8 @@ class RowGroup:
         try:
             steps = await call
         except (ActorDied, EnvError) as error:
-            for simulator in self.process.simulators:
-                simulator.remember(error)
+            for env in self.process.envs:
+                env.note_error(error)
             raise
         answers: list[Answer] = []
         for row, ((_, others), reward, terminated, truncated, info) in enumerate(steps, self.first):
@@ -100,15 +104,16 @@ class RowGroup:
         final = {"final_obs": self._batch.row(row), "final_info": info}
         return reward, terminated, truncated, await self.reset(row, None, None), final
 
-    def _simulator(self, row: int) -> Simulator:
-        return self.process.simulators[row - self.first]
+    def _env(self, row: int) -> RemoteEnv:
+        return self.process.envs[row - self.first]
 
     async def _step(self, row: int, action: Any) -> Answer:
         if action is None:
             return 0.0, False, False, await self.reset(row, None, None), None
-        number = row - self.first
-        step = self.process.worker.step(number, action, self._batch.current)
-        (_, others), reward, terminated, truncated, info = await self._simulator(row).ask(step)
+        with self._env(row) as worker:
+            (_, others), reward, terminated, truncated, info = await worker.step(
+                row - self.first, action, self._batch.current
+            )
         self._batch.put(row, others)
         return reward, terminated, truncated, info, None
 

@@ -12,11 +12,11 @@ from vla_rl.actors import Runtime
 from vla_rl.simulation.batch import SharedBatch
 from vla_rl.simulation.checked import EnvDescription
 from vla_rl.simulation.config import SimulatorConfig
-from vla_rl.simulation.hosted import PackedStep
 from vla_rl.simulation.layout import ObservationLayout
 from vla_rl.simulation.process import SimulatorProcess
 from vla_rl.simulation.row_group import Answer, RowGroup, all_of
 from vla_rl.simulation.spaces import build_space
+from vla_rl.simulation.worker import PackedStep
 from vla_rl.types import EnvSpec, Info
 
 
@@ -30,16 +30,16 @@ class EnvRows:
 
     def __init__(self, processes: list[SimulatorProcess], description: EnvDescription) -> None:
         self.processes, self.description = processes, description
-        self._num_rows = sum(len(process.simulators) for process in processes)
+        self._num_rows = sum(len(process.envs) for process in processes)
         self.batch = SharedBatch(
             ObservationLayout(build_space(description.observation_space)), self._num_rows
         )
-        firsts = accumulate(len(process.simulators) for process in processes[:-1])
+        firsts = accumulate(len(process.envs) for process in processes[:-1])
         self._groups = [
             RowGroup(process, first, self.batch)
             for process, first in zip(processes, (0, *firsts), strict=True)
         ]
-        self._group_of = [group for group in self._groups for _ in group.process.simulators]
+        self._group_of = [group for group in self._groups for _ in group.process.envs]
 
     @classmethod
     async def start(
@@ -61,7 +61,7 @@ class EnvRows:
                     num_envs=num_in_it,
                     leniency=leniency,
                 )
-                descriptions = await all_of(simulator.open(env) for simulator in process.simulators)
+                descriptions = await all_of(each.open(env) for each in process.envs)
                 return process, descriptions[0]
 
         started = await all_of(start(*each) for each in enumerate(sizes))

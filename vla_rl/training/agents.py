@@ -48,9 +48,9 @@ async def recorded(agent: Agent, record_to: str | None, envs: Iterable[EnvSpec],
     from vla_rl.training.recording import EpisodeRecorder
 
     def writer() -> LeRobotWriter:
-        return LeRobotWriter(Path(record_to), **_said_of_data(envs))
+        return LeRobotWriter(Path(record_to), **_dataset_arguments(envs))
 
-    return EpisodeRecorder(await asyncio.to_thread(writer), run).around(agent)
+    return EpisodeRecorder(await asyncio.to_thread(writer), run).record(agent)
 
 
 def check_recording(record_to: str | None, envs: Iterable[EnvSpec]) -> None:
@@ -61,13 +61,16 @@ def check_recording(record_to: str | None, envs: Iterable[EnvSpec]) -> None:
     if record_to is not None:
         from vla_rl.data.lerobot import check_can_add
 
-        check_can_add(Path(record_to), **_said_of_data(envs))
+        check_can_add(Path(record_to), **_dataset_arguments(envs))
 
 
-def _said_of_data(envs: Iterable[EnvSpec]) -> dict[str, Any]:
+def _dataset_arguments(envs: Iterable[EnvSpec]) -> dict[str, Any]:
     """Return the arguments of a data set for episodes of these environments."""
     envs = tuple(envs)
-    return {"fps": said_by(envs, "render_fps"), "robot_type": said_by(envs, "robot_type")}
+    return {
+        "fps": common_metadata(envs, "render_fps"),
+        "robot_type": common_metadata(envs, "robot_type"),
+    }
 
 
 def digest_of_run(what: Any) -> str:
@@ -75,9 +78,9 @@ def digest_of_run(what: Any) -> str:
     return hashlib.sha256(msgspec.json.encode(what)).hexdigest()[:12]
 
 
-def said_by(envs: Iterable[EnvSpec], name: str) -> Any:
+def common_metadata(envs: Iterable[EnvSpec], name: str) -> Any:
     """Return `name` from the metadata of the simulators among `envs`; None if they lack it."""
-    ids = sorted({_shown_by(env) for env in envs if not is_text_task(env)})
+    ids = sorted({_simulator_id(env) for env in envs if not is_text_task(env)})
     said = {_metadata_of(env_id).get(name): env_id for env_id in ids}
     if len(said) > 1:
         raise ConfigError(
@@ -87,7 +90,7 @@ def said_by(envs: Iterable[EnvSpec], name: str) -> Any:
     return next(iter(said), None)
 
 
-def _shown_by(env: EnvSpec) -> str:
+def _simulator_id(env: EnvSpec) -> str:
     """Return the id of an environment; for `vla_rl/control-v0`, which wraps another, the wrapped
     environment's.
     """

@@ -13,7 +13,8 @@ import torch
 from vla_rl.data import RecordedEpisode
 from vla_rl.errors import DataError
 from vla_rl.learning.imitation import Demonstration
-from vla_rl.models.images.augmentation import AugmentationConfig, training_pipeline
+from vla_rl.models.images.augmentation import training_pipeline
+from vla_rl.models.images.config import AugmentationConfig
 from vla_rl.models.openvla import OpenVlaConfig
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
 from vla_rl.models.openvla_oft.checkpoint import EPSILON

@@ -9,11 +9,12 @@ reference.
                                 └ Critic, Reference
 
 Building the parts opens nothing, so a pipeline over them can be inspected. A critic or a reference
-policy is created when a pipeline first reads it. If a team learns, engine, learner, critic and
-reference are teams with the same interface.
+policy is created when a pipeline first reads it. Engine, learner, critic and reference are those of
+a team, often of one.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -21,10 +22,9 @@ import torch
 
 from vla_rl.actors import Runtime
 from vla_rl.algorithms import has_equal_rewards, within_accuracy
-from vla_rl.engines import DeviceLane, TorchEngine
+from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError
-from vla_rl.learning import Checkpoint, Critic, Reference
-from vla_rl.learning.team import CriticTeam, ReferenceTeam
+from vla_rl.learning import Checkpoint, CriticTeam, ReferenceTeam
 from vla_rl.nodes.ends import Collect, Learn, Save, Show
 from vla_rl.nodes.rewards import require_known_success
 from vla_rl.nodes.selection import is_cut_short
@@ -35,13 +35,12 @@ from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerState, TaskSt
 from vla_rl.training.pools import RunPool, kinds_of, pool_of
 from vla_rl.training.saving import CheckpointSaver, RunSnapshot
 from vla_rl.training.team import (
-    Member,
-    RunEngines,
     RunModel,
     Team,
+    critics_of,
     engines_of,
     learners_of,
-    members_of_run,
+    references_of,
 )
 from vla_rl.types import Agent, Group, Sampling, agents_of, derive_seed, parts_of
 
@@ -49,29 +48,32 @@ from vla_rl.types import Agent, Group, Sampling, agents_of, derive_seed, parts_o
 class TrainingParts:
     """All parts of a run, connected but not started.
 
-    Args: those of `vla_rl.train`, and `first_update`, the update that the run begins with.
+    Args: those of `vla_rl.train`; `team`, the policies; `first_update`, the update that the run
+        begins with.
     """
 
     def __init__(
         self,
         config: LearningConfig,
         starts: Sequence[TaskStart],
-        model: RunModel | Team,
+        team: Team,
         *,
         agent: Agent,
         first_update: int = 0,
     ) -> None:
-        self.config, self._model = config, model
+        self.config, self._team = config, team
         device = device_of(config.run)
-        for member in members_of_run(model).values():
+        for member in team.members.values():
             member.model.network.to(device)
         self.runtime = Runtime(config.run.name)
         self.pool: RunPool = pool_of(config, self.runtime, starts)
         self.lane = DeviceLane(config.run.torch_threads)
-        self.engine = engines_of(config, model, self.lane, first_update)
-        self.learner = learners_of(config, model, self.lane, self.engine, first_update)
+        self.engine = engines_of(config, team, self.lane, first_update)
+        self.learner = learners_of(config, team, self.lane, self.engine, first_update, self.runtime)
         self.progress = RunProgress(
-            config.run.updates, first_update=first_update, policy_busy_share=self._policy_busy_share
+            config.run.updates,
+            first_update=first_update,
+            policy_busy_share=lambda: self.engine.busy_share,
         )
         sampling = Sampling(temperature=config.temperature)
         seed = derive_seed(config.run.seed, "episodes")
@@ -103,70 +105,61 @@ class TrainingParts:
             self.learner,
             self.scheduler,
             mask_truncated=config.filter.mask_truncated,
-            warmup_updates=lambda: 0 if self._critic is None else config.critic.warmup_updates,
+            warmup_updates=lambda: config.critic.warmup_updates if self.has_critic else 0,
             snapshot=self.snapshot,
             is_due=self.saver.is_due,
         )
         self.save = Save(self.saver.prepare)
         self.show = Show()
-        self._critic: Critic | CriticTeam | None = None
-        self._reference: Reference | ReferenceTeam | None = None
+        self._critic: CriticTeam | None = None
+        self._reference: ReferenceTeam | None = None
         self._remembered: dict[str, tuple[Stateful, Any]] = {}
 
     @property
     def model(self) -> RunModel:
         """Policy of the run. Raises: ConfigError if several policies learn."""
-        if isinstance(self._model, Team):
+        if len(self._team.members) > 1:
             raise ConfigError(
                 f"pipeline {self.config.pipeline!r} needs a single policy, but this run has "
-                "several, of the agents "
-                f"{sorted(self._model.members)}; use grpo or another pipeline for several policies"
+                f"several, of the agents {sorted(self._team.members)}; use grpo or another "
+                "pipeline for several policies"
             )
-        return self._model
+        return next(iter(self._team.members.values())).model
 
     @property
-    def critic(self) -> Critic | CriticTeam:
-        """Critic of this run, created at the first access."""
+    def critic(self) -> CriticTeam:
+        """Critics of this run, created at the first access."""
         if self._critic is None:
-            seed = derive_seed(self.config.run.seed, "critic")
-            critics = {
-                name: Critic(
-                    member.model,
-                    self.lane,
-                    self.config.critic,
-                    derive_seed(seed, name) if name else seed,
-                )
-                for name, member in members_of_run(self._model).items()
-            }
-            self._critic = CriticTeam(critics) if isinstance(self._model, Team) else critics[""]
+            self._critic = critics_of(self.config, self._team, self.lane)
         return self._critic
 
     @property
-    def reference(self) -> Reference | ReferenceTeam:
-        """Copy of the policy from the beginning of the run (not of its last resume), made at the
-        first access.
+    def has_critic(self) -> bool:
+        """Whether the pipeline has asked for critics."""
+        return self._critic is not None
+
+    @property
+    def reference(self) -> ReferenceTeam:
+        """Copies of the policies from the beginning of the run (not of its last resume), made at
+        the first access.
         """
         if self._reference is None:
-            references = {
-                name: self._copy_of(member) for name, member in members_of_run(self._model).items()
-            }
-            self._reference = (
-                ReferenceTeam(references) if isinstance(self._model, Team) else references[""]
-            )
+            self._reference = references_of(self.config, self._team, self.lane)
         return self._reference
 
-    def engine_metrics(self) -> dict[str, float]:
-        """Return the metrics of engines in their own processes.
-
-        An engine in this process has none.
-        """
-        if isinstance(self.engine, RunEngines):
-            metrics: dict[str, float] = {}
-            for name, engine in self.engine.owned.items():
-                told = {} if isinstance(engine, TorchEngine) else engine.metrics()
-                metrics |= {f"{name}/{key}": value for key, value in told.items()}
-            return metrics
-        return {} if isinstance(self.engine, TorchEngine) else self.engine.metrics()
+    @asynccontextmanager
+    async def opened_learner(self) -> AsyncIterator[None]:
+        """Start the processes of the learners that have some, and end them on leaving."""
+        async with AsyncExitStack() as stack:
+            for learner in self.learner.with_processes:
+                await stack.enter_async_context(learner)
+            if self.learner.with_processes:
+                parts = (("critic", self._critic), ("reference", self._reference))
+                alone = " and the ".join(name for name, part in parts if part is not None)
+                here = f"; the {alone} computes in this process" if alone else ""
+                ranks = self.config.learner.ranks
+                print(f"{ranks} learner ranks share the update{here}", flush=True)
+            yield
 
     def remember(self, name: str, what: Stateful, state_type: Any) -> None:
         """Save the state of `what` in every checkpoint, as `state_type`, and restore it on a
@@ -174,22 +167,11 @@ class TrainingParts:
         """
         self._remembered[name] = (what, state_type)
 
-    def write_videos_to(self, run: RunDirectory) -> VideoRecorder:
+    def write_videos(self, run: RunDirectory) -> VideoRecorder:
         """Make the node `show` write videos into `run`; the caller closes the recorder."""
         videos = VideoRecorder(run.videos, self.config.run.videos_every)
         self.show.offer = videos.offer
         return videos
-
-    def _copy_of(self, member: Member) -> Reference:
-        learner = member.learner or self.config.learner
-        return Reference(member.model, self.lane, *learner.micro_batch_size)
-
-    def _policy_busy_share(self) -> float:
-        """Return the busy share of the busiest engine."""
-        engines = (
-            self.engine.owned.values() if isinstance(self.engine, RunEngines) else [self.engine]
-        )
-        return max(engine.stats().busy_share for engine in engines)
 
     async def snapshot(self) -> RunSnapshot:
         """Return the complete state of the run. Nothing may train meanwhile."""
@@ -200,6 +182,7 @@ class TrainingParts:
 
     async def restore(self, checkpoint: Checkpoint) -> None:
         """Restore a checkpoint. Call it before anything but the lane is opened."""
+        # the learner first: it publishes, and the scheduler refuses an engine with older weights
         await self.learner.restore(checkpoint.state)
         if self._critic is not None:
             await self._critic.restore(checkpoint.state.critic)

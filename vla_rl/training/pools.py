@@ -120,7 +120,7 @@ def simulator_pids(pool: RunPool) -> list[int]:
     return simulators.pids if isinstance(simulators, SimulatorPool) else []
 
 
-def what_plays(config: LearningConfig) -> str:
+def environments_in_words(config: LearningConfig) -> str:
     """Return the kind of environments in words."""
     if isinstance(config, MixedTrainingConfig):
         return "simulators and text environments"

@@ -1,6 +1,6 @@
 """Record the episodes of any run, with every control step, as a LeRobotDataset.
 
-train(config, starts, model, agent=EpisodeRecorder(LeRobotWriter(folder)).around(my_agent))
+train(config, starts, model, agent=EpisodeRecorder(LeRobotWriter(folder)).record(my_agent))
 """
 
 import asyncio
@@ -61,7 +61,7 @@ class EpisodeRecorder:
         """Number of episodes that could not be written."""
         return self._failures.num_failed
 
-    def around(self, agent: Agent = embodied_agent) -> Agent:
+    def record(self, agent: Agent = embodied_agent) -> Agent:
         """Return the agent with its episodes recorded."""
 
         async def play(env: Env, policy: Policy) -> Trajectory:

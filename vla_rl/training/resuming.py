@@ -10,7 +10,7 @@ from vla_rl.evaluation.held_out import Judge
 from vla_rl.learning.checkpoint_folders import (
     list_checkpoints,
     renamed_checkpoints,
-    set_aside_after,
+    set_newer_aside,
     update_in_name,
 )
 from vla_rl.observe import RunDirectory
@@ -72,7 +72,7 @@ async def leave_later(
     if folder is None:
         print(f"{run.path} has no checkpoint yet: starting from its beginning", flush=True)
     else:
-        for moved in await asyncio.to_thread(set_aside_after, run.checkpoints, folder):
+        for moved in await asyncio.to_thread(set_newer_aside, run.checkpoints, folder):
             print(f"{moved.name.removeprefix('aside-')} is kept as {moved}", flush=True)
     if judge is not None:
         try:

@@ -19,7 +19,6 @@ import msgspec
 
 from vla_rl.actors import Watchdog
 from vla_rl.actors.completion import carried_through
-from vla_rl.errors import ConfigError
 from vla_rl.evaluation.held_out import Judge
 from vla_rl.graph import Executor, NodeFailed, NodeType, Pipeline, TaskGraph, Update
 from vla_rl.learning import Checkpoint, load_checkpoint
@@ -30,16 +29,16 @@ from vla_rl.pipelines import make_pipeline
 from vla_rl.pipelines.config import LearningConfig, RunConfig
 from vla_rl.rollout import TaskStart, embodied_agent
 from vla_rl.training.agents import agent_of, digest_of_run, recorded
-from vla_rl.training.arguments import check_arguments, customised
 from vla_rl.training.chaos import chaos
+from vla_rl.training.checks import check_arguments, check_settings, customised
 from vla_rl.training.failures import raises_one_error
 from vla_rl.training.lasting_output import lasting_output
 from vla_rl.training.parts import TrainingParts
-from vla_rl.training.pools import simulator_pids, what_plays
+from vla_rl.training.pools import environments_in_words, simulator_pids
 from vla_rl.training.resuming import checkpoint_to_resume, leave_later
 from vla_rl.training.run_record import RunRecord
 from vla_rl.training.stopping import StopSignal
-from vla_rl.training.team import RunModel, Team
+from vla_rl.training.team import Team, Trainable
 from vla_rl.types import Agent, derive_seed
 
 Customise: TypeAlias = Callable[[Pipeline], Pipeline]
@@ -64,7 +63,7 @@ class Outcome:
 async def train(
     config: LearningConfig,
     starts: Sequence[TaskStart],
-    model: RunModel | Team,
+    model: Trainable,
     *,
     agent: Agent | None = None,
     customise: Customise = lambda pipeline: pipeline,
@@ -118,8 +117,9 @@ async def train(
     first_update = 0 if checkpoint is None else checkpoint.state.weight_version
     if judge is not None:
         judge.check(resume)
+    # built before anything is written: a configuration that is refused must leave the run as it was
     training = make(first_update=first_update)
-    resume.go_on_with(config)
+    resume.record_resume(config)
     await leave_later(resume, None if found is None else found[0], first_update, judge)
     return await training.execute(resume, checkpoint, is_resumed=True)
 
@@ -135,7 +135,7 @@ class TrainingRun:
         self,
         config: LearningConfig,
         starts: Sequence[TaskStart],
-        model: RunModel | Team,
+        model: Trainable,
         *,
         agent: Agent = embodied_agent,
         customise: Customise = lambda pipeline: pipeline,
@@ -143,14 +143,16 @@ class TrainingRun:
         first_update: int = 0,
     ) -> None:
         self._config, self._judge = config, judge
-        self._parts = TrainingParts(config, starts, model, agent=agent, first_update=first_update)
+        self._parts = TrainingParts(
+            config, starts, Team.of(model), agent=agent, first_update=first_update
+        )
         self.graph: TaskGraph = customised(make_pipeline(self._parts), customise).build()
-        if config.overlong.max_length is not None and "overlong" not in self.graph.nodes:
-            raise ConfigError(
-                f"overlong.max_length is {config.overlong.max_length}, but pipeline "
-                f"{config.pipeline!r} has no node "
-                "'overlong' to penalise long replies; use dapo, or insert that node"
-            )
+        check_settings(
+            config,
+            self.graph,
+            has_critic=self._parts.has_critic,
+            makes_videos=any(node.func is self._parts.show for node in self.graph.nodes.values()),
+        )
 
     @property
     def simulator_pids(self) -> list[int]:
@@ -172,19 +174,19 @@ class TrainingRun:
             StopSignal() as stop,
         ):
             print(
-                f"run {run.path}: starting {parts.pool.num_envs} {what_plays(self._config)}",
+                f"run {run.path}: starting {parts.pool.num_envs} {environments_in_words(self._config)}",
                 flush=True,
             )
-            async with parts.runtime, parts.lane:
+            async with parts.runtime, parts.lane, parts.opened_learner():
                 if checkpoint is not None:
                     await parts.restore(checkpoint)
                 before, first = parts.scheduler.state().ledger, parts.scheduler.version
-                videos = parts.write_videos_to(run)
+                videos = parts.write_videos(run)
                 make = partial(
                     RunRecord, run, self._config, self.graph, first
                 )  # slow: it imports much, and may go on-line
                 record = await asyncio.to_thread(make, checkpoint=checkpoint, is_resumed=is_resumed)
-                parts.saver.save_to(run.checkpoints, record.unwritten)
+                parts.saver.open(run.checkpoints, record.unwritten)
                 try:
                     with record:
                         await self._carry_out(run, record, stop)
@@ -250,6 +252,7 @@ class TrainingRun:
         parts, last = self._parts, self._config.run.updates
         seed = derive_seed(self._config.run.seed, "chaos")
         broken = chaos(lambda: self.simulator_pids, self._config.run.chaos_every_s, seed)
+        # faults last in and first out: a simulator that closes must not be frozen meanwhile
         async with parts.pool, parts.engine, broken:
             if self._judge is not None and parts.scheduler.version == 0:
                 await self._judge(run, parts.pool, parts.engine)
@@ -287,6 +290,8 @@ class TrainingRun:
         node_seconds = {node: span.busy_s for node, span in update.spans.items()}
         parts.progress.update_done(node_seconds, str(update.critical_path))
         view.after_update()
+        # in this order: a run killed in between has a line too many, which a resume sets aside;
+        # the other way round, it would have a checkpoint whose update has no line
         await record.note(update, await self._metrics(update))
         await parts.saver.commit(update.index + 1)
 
@@ -300,7 +305,7 @@ class TrainingRun:
             **update.metrics,
             **parts.scheduler.metrics(),
             **parts.pool.metrics(),
-            **parts.engine_metrics(),
+            **parts.engine.metrics(),
             **{f"time/node/{node}_s": span.busy_s for node, span in update.spans.items()},
             "time/update_s": update.duration_s,
             "time/device_busy_share": parts.lane.busy_share(),

@@ -18,7 +18,7 @@ import msgspec
 
 from vla_rl.actors.completion import run_to_its_end
 from vla_rl.errors import CheckpointError
-from vla_rl.learning import PreparedCheckpoint, TeamState, TrainingState, prepare_checkpoint
+from vla_rl.learning import PreparedCheckpoint, TeamState, prepare_checkpoint
 from vla_rl.learning.checkpoint_folders import newest_name
 
 logger = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ logger = logging.getLogger(__name__)
 class RunSnapshot(msgspec.Struct, frozen=True):
     """The complete state of a run, taken at one instant."""
 
-    learner: TrainingState | TeamState
+    learner: TeamState
     others: dict[str, Any]
     """States of the scheduler and of other parts, by name."""
 
@@ -51,8 +51,8 @@ class CheckpointSaver:
         self._prepared: dict[int, PreparedCheckpoint] = {}
         self._is_overdue = False
 
-    def save_to(self, root: Path, unwritten: Callable[[], bytes]) -> None:
-        """Save below `root`, with the lines of metrics that `unwritten` returns, which found no
+    def open(self, root: Path, unwritten: Callable[[], bytes]) -> None:
+        """Prepare to save below `root`, with the lines of metrics that `unwritten` returns, which found no
         room in their file.
         """
         self._root, self._unwritten = root, unwritten
@@ -100,6 +100,7 @@ class CheckpointSaver:
         return await prepare_checkpoint(self._root, snapshot.learner, snapshot.others)
 
     async def _commit(self, prepared: PreparedCheckpoint, version: int) -> Path:
+        # lines that find no room on a full disk travel in the checkpoint, so none is ever missing
         unwritten = await run_to_its_end(self._unwritten)
         folder = await prepared.commit(keep_last=self._keep_last, metrics=unwritten)
         if self._is_overdue:

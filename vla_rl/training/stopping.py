@@ -83,6 +83,7 @@ class StopSignal:
         try:
             await asyncio.wait((doing, asked), return_when=asyncio.FIRST_COMPLETED)
         finally:
+            # also if the caller is cancelled: `work` uses what the caller closes next
             asked.cancel()
             doing.cancel()
             await asyncio.wait((doing, asked))

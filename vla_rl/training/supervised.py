@@ -54,15 +54,15 @@ async def teach(
             try:
                 read = await batch(number)
             except Exception as error:
-                await _save_before_raising(error, save, folder_after(out, done), done)
+                await _save_before_raising(error, save, intermediate_folder(out, done), done)
                 raise
             await learn(number, read)
             done = number
             if stop.is_asked:
                 break
             if save_every is not None and done % save_every == 0 and done < updates:
-                await _save_on_the_way(save, folder_after(out, done))
-        folder = out if done == updates else folder_after(out, done)
+                await _save_on_the_way(save, intermediate_folder(out, done))
+        folder = out if done == updates else intermediate_folder(out, done)
         await save(folder)
         print(
             f"saved to {folder}"
@@ -72,7 +72,7 @@ async def teach(
         return stop.exit_status
 
 
-def folder_after(out: Path, updates: int) -> Path:
+def intermediate_folder(out: Path, updates: int) -> Path:
     """Return the folder for weights after `updates` updates that are not the last."""
     return Path(f"{out}-{updates:06d}")
 

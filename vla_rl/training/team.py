@@ -14,19 +14,40 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
-from vla_rl.engines import DeviceLane, EngineConfig, LanguageModel, PolicyModel, TorchEngine
+from vla_rl.actors import Runtime
+from vla_rl.engines import (
+    DeviceLane,
+    EngineConfig,
+    LanguageModel,
+    PolicyModel,
+    TorchActionEngine,
+    TorchChatEngine,
+    make_torch_engine,
+)
 from vla_rl.engines.policy_model import missing_methods, unfit_for_learning
 from vla_rl.errors import ConfigError
-from vla_rl.learning import Learner, LearnerConfig
+from vla_rl.learning import (
+    Critic,
+    CriticTeam,
+    Learner,
+    LearnerConfig,
+    LearnerTeam,
+    PolicyLearner,
+    Reference,
+    ReferenceTeam,
+)
 from vla_rl.learning.optimizer import training_bytes
-from vla_rl.learning.team import LearnerTeam
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EngineTeam
+from vla_rl.types import SOLE_MEMBER, Roster, derive_seed
 
 if TYPE_CHECKING:
-    from vla_rl.engines.vllm import VllmEngine
+    from vla_rl.engines.vllm import VllmActionEngine, VllmChatEngine
 
 RunModel: TypeAlias = PolicyModel[Any] | LanguageModel[Any]
+
+OwnedEngine: TypeAlias = "TorchActionEngine | TorchChatEngine | VllmActionEngine | VllmChatEngine"
+"""An engine that a run opens, gives weights to, and closes."""
 
 
 @dataclass(frozen=True)
@@ -65,13 +86,13 @@ class Member:
 
 @dataclass(frozen=True)
 class Team:
-    """Several policies that learn in one run.
+    """The policies that learn in one run.
 
     Raises: ConfigError if it has no members.
     """
 
     members: Mapping[str, Member]
-    """Members by the name of the agent that each acts for."""
+    """Members by the name of the agent that each acts for; `SOLE_MEMBER` alone acts for all."""
 
     updates_per_turn: int | None = None
     """Consecutive updates in which one member learns while the others are frozen. None: all members
@@ -83,6 +104,27 @@ class Team:
                 "the team has no members, expected one for each agent of the environments"
             )
 
+    @classmethod
+    def of(cls, model: "Trainable") -> "Team":
+        """Return a team, or the team of one that a policy is."""
+        return model if isinstance(model, Team) else cls({SOLE_MEMBER: Member(model)})
+
+    @property
+    def roster(self) -> Roster:
+        """Names of the members."""
+        return Roster(self.members)
+
+    @property
+    def num_bytes(self) -> tuple[int, int]:
+        """Bytes of the weights of all policies, and of what their learners store besides."""
+        networks = [member.model.network for member in self.members.values()]
+        weights = sum(weight.nbytes for network in networks for weight in network.parameters())
+        return weights, sum(training_bytes(network) for network in networks)
+
+
+Trainable: TypeAlias = RunModel | Team
+"""A model that `train` accepts: one policy for all agents, or a team."""
+
 
 class RunEngines(EngineTeam):
     """The engines of a team, opened and closed together.
@@ -91,7 +133,7 @@ class RunEngines(EngineTeam):
         engines: engines by the name of the agent that each acts for.
     """
 
-    def __init__(self, engines: "Mapping[str, TorchEngine | VllmEngine]") -> None:
+    def __init__(self, engines: Mapping[str, OwnedEngine]) -> None:
         super().__init__(engines)
         self._owned = dict(engines)
         self._open = AsyncExitStack()
@@ -112,69 +154,96 @@ class RunEngines(EngineTeam):
         await self._open.__aexit__(kind, error, traceback)
 
     @property
-    def owned(self) -> "Mapping[str, TorchEngine | VllmEngine]":
+    def owned(self) -> Mapping[str, OwnedEngine]:
         """Engines by name."""
         return self._owned
 
+    @property
+    def busy_share(self) -> float:
+        """Busy share of the busiest engine."""
+        return max(engine.stats().busy_share for engine in self._owned.values())
 
-def members_of_run(model: RunModel | Team) -> dict[str, Member]:
-    """Return all policies of a run by name; a single policy for all agents has the name ""."""
-    return dict(model.members) if isinstance(model, Team) else {"": Member(model)}
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of engines in their own processes; one in this process has none."""
+        roster = Roster(self._owned)
+        return {
+            f"{roster.prefix(name)}{key}": value
+            for name, engine in self._owned.items()
+            for key, value in engine.metrics().items()
+        }
 
 
 def engines_of(
-    config: LearningConfig, model: RunModel | Team, lane: DeviceLane, weight_version: int
-) -> "RunEngines | TorchEngine | VllmEngine":
-    """Make the engine, or engines, that a run acts with.
+    config: LearningConfig, team: Team, lane: DeviceLane, weight_version: int
+) -> RunEngines:
+    """Make the engines that a run acts with.
 
     Raises: ConfigError if one cannot serve its policy.
     """
-    engines = {
-        name: _engine_of(config, member, lane, weight_version)
-        for name, member in members_of_run(model).items()
-    }
-    return RunEngines(engines) if isinstance(model, Team) else engines[""]
+    return RunEngines(
+        {
+            name: _engine_of(config, member, lane, weight_version)
+            for name, member in team.members.items()
+        }
+    )
 
 
 def learners_of(
     config: LearningConfig,
-    model: RunModel | Team,
+    team: Team,
     lane: DeviceLane,
-    engine: "RunEngines | TorchEngine | VllmEngine",
+    engines: RunEngines,
     weight_version: int,
-) -> Learner | LearnerTeam:
-    """Make the learner, or learners, of a run.
+    runtime: Runtime,
+) -> LearnerTeam:
+    """Make the learners of a run; each publishes its weights to its policy's engine.
 
-    Each publishes its weights to its policy's engine.
+    Raises: ConfigError if several ranks cannot train this policy.
     """
-    sinks = engine.owned if isinstance(engine, RunEngines) else {"": engine}
-    learners = {
-        name: Learner(
-            member.model,
-            lane,
-            member.learner or config.learner,
-            publish_to=[sinks[name]],
-            weight_version=weight_version,
-        )
-        for name, member in members_of_run(model).items()
-    }
-    return (
-        LearnerTeam(learners, model.updates_per_turn) if isinstance(model, Team) else learners[""]
+    learners: dict[str, PolicyLearner] = {}
+    for name, member in team.members.items():
+        settings, sinks = member.learner or config.learner, [engines.owned[name]]
+        if settings.ranks > 1:
+            settings.require(len(team.members) == 1, "ranks", "1 in a team of several policies")
+            # imported here, because one process pays nothing for what several need
+            from vla_rl.learning.sharded import ShardedLearner
+
+            learners[name] = ShardedLearner(
+                member.model, runtime, lane, settings, sinks, weight_version=weight_version
+            )
+        else:
+            learners[name] = Learner(
+                member.model, lane, settings, publish_to=sinks, weight_version=weight_version
+            )
+    return LearnerTeam(learners, team.updates_per_turn)
+
+
+def critics_of(config: LearningConfig, team: Team, lane: DeviceLane) -> CriticTeam:
+    """Make the critics of a run."""
+    seed = derive_seed(config.run.seed, "critic")
+    return CriticTeam(
+        {
+            name: Critic(member.model, lane, config.critic, team.roster.seed(seed, name))
+            for name, member in team.members.items()
+        }
     )
 
 
-def bytes_of(model: RunModel | Team) -> tuple[int, int]:
-    """Return the bytes of the weights of all policies of a run, and of what their learners store
-    besides.
-    """
-    networks = [member.model.network for member in members_of_run(model).values()]
-    weights = sum(parameter.nbytes for network in networks for parameter in network.parameters())
-    return weights, sum(training_bytes(network) for network in networks)
+def references_of(config: LearningConfig, team: Team, lane: DeviceLane) -> ReferenceTeam:
+    """Make a frozen copy of each policy of a run."""
+    return ReferenceTeam(
+        {
+            name: Reference(
+                member.model, lane, *(member.learner or config.learner).micro_batch_size
+            )
+            for name, member in team.members.items()
+        }
+    )
 
 
 def _engine_of(
     config: LearningConfig, member: Member, lane: DeviceLane, weight_version: int
-) -> "TorchEngine | VllmEngine":
+) -> OwnedEngine:
     engine, learner = member.engine or config.engine, member.learner or config.learner
     engine.require(
         engine.is_deterministic == config.engine.is_deterministic,
@@ -183,13 +252,14 @@ def _engine_of(
         "reproducible",
     )
     if engine.kind == "vllm":
-        from vla_rl.engines.vllm import VllmEngine
+        from vla_rl.engines.vllm import make_vllm_engine
         from vla_rl.models.serving import serve
 
-        return VllmEngine(
+        return make_vllm_engine(
             serve(member.model, max_context=engine.max_context), lane, engine, weight_version
         )
     # in the middle of an update the learner's weights are no version to act with, so updates of
-    # several steps need a copy
-    acting = member.model if learner.steps_once_per_update else member.model.copy()
-    return TorchEngine(acting, lane, engine, weight_version)
+    # several steps need a copy; ranks have weights of their own
+    shares = learner.steps_once_per_update or learner.ranks > 1
+    acting = member.model if shares else member.model.copy()
+    return make_torch_engine(acting, lane, engine, weight_version)

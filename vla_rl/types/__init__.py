@@ -11,6 +11,7 @@ from vla_rl.types.language import (
     DEFAULT_AGENT,
     Completion,
     FinishReason,
+    LanguagePolicies,
     LanguagePolicy,
     Message,
     Prompt,
@@ -34,14 +35,24 @@ from vla_rl.types.reply_options import (
     ReplyOptions,
     ToolRule,
 )
+from vla_rl.types.roster import SOLE_MEMBER, Roster, by_member
 from vla_rl.types.seeds import derive_seed
 from vla_rl.types.struct import ExplainsFields
-from vla_rl.types.trajectory import ActionChunk, ChunkOutcome, Group, Step, StopReason, Trajectory
+from vla_rl.types.trajectory import (
+    ActionChunk,
+    ChunkOutcome,
+    DecisionRewards,
+    Group,
+    Step,
+    StopReason,
+    Trajectory,
+)
 
 __all__ = [
     "ANY_REPLY",
     "DEFAULT_AGENT",
     "MAX_LOG_PROB",
+    "SOLE_MEMBER",
     "ActionChunk",
     "Agent",
     "AgentPart",
@@ -49,6 +60,7 @@ __all__ = [
     "ChunkOutcome",
     "Completion",
     "Config",
+    "DecisionRewards",
     "Env",
     "EnvPool",
     "EnvSpec",
@@ -59,6 +71,7 @@ __all__ = [
     "Group",
     "Info",
     "JsonFormat",
+    "LanguagePolicies",
     "LanguagePolicy",
     "Message",
     "Observation",
@@ -67,6 +80,7 @@ __all__ = [
     "RegexFormat",
     "ReplyFormat",
     "ReplyOptions",
+    "Roster",
     "Sampling",
     "Step",
     "StopReason",
@@ -80,6 +94,7 @@ __all__ = [
     "Trajectory",
     "WrapperSpec",
     "agents_of",
+    "by_member",
     "derive_seed",
     "first_impossible",
     "parts_of",

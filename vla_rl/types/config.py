@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -39,6 +40,14 @@ class Config(
 
     def __post_init__(self) -> None:
         self._require_types()
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options that nothing reads under this configuration's other values, by dotted
+        path, each with the reason; the name of a table stands for all of its options.
+
+        The command line leaves them out of the help and refuses to set them.
+        """
+        return {}
 
     def require(self, condition: bool, field: str, expected: str) -> None:
         """Raise `ConfigError`, with the field, its value and what was expected, unless `condition`
@@ -111,11 +120,11 @@ def _types_of(config: type[Config]) -> tuple[tuple[str, Any, tuple[Any, ...]], .
     except NameError:  # a type that only type checkers can import: the fields are not checked then
         return ()
     return tuple(
-        (field, hints[field], _choices_in(hints[field])) for field in config.__struct_fields__
+        (field, hints[field], _literal_choices(hints[field])) for field in config.__struct_fields__
     )
 
 
-def _choices_in(hint: Any) -> tuple[Any, ...]:
+def _literal_choices(hint: Any) -> tuple[Any, ...]:
     """Return the values of a `Literal`, or of a union of them and None.
 
     Empty for any other type.
@@ -124,5 +133,7 @@ def _choices_in(hint: Any) -> tuple[Any, ...]:
         return get_args(hint)
     if get_origin(hint) not in (Union, UnionType):
         return ()
-    members = [(None,) if member is NoneType else _choices_in(member) for member in get_args(hint)]
+    members = [
+        (None,) if member is NoneType else _literal_choices(member) for member in get_args(hint)
+    ]
     return tuple(value for member in members for value in member) if all(members) else ()

@@ -8,7 +8,7 @@ own conversation and its own policy; the environment names the agent whose turn 
 messages to append to its conversation.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -147,6 +147,10 @@ class LanguagePolicy(Protocol):
         options that are not supported, such as a schema that no grammar can express.
         """
         ...
+
+
+LanguagePolicies: TypeAlias = LanguagePolicy | Mapping[str, LanguagePolicy]
+"""Policies of a conversation: one for all agents, or one for each agent by its name."""
 
 
 class TextStart(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):

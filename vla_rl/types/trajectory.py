@@ -1,9 +1,11 @@
 """The record of an episode from reset to end, chunk by chunk, and groups of them."""
 
 import enum
+from typing import TypeAlias
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from vla_rl.types.episode import EpisodeSpec
 from vla_rl.types.language import DEFAULT_AGENT
@@ -88,6 +90,20 @@ class ActionChunk(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only
     """Temperature of `log_probs`, recorded by the policy that an agent gets; None: that of the
     episode's own sampling."""
 
+    @property
+    def tokens_per_step(self) -> int:
+        """Tokens of one control step; all of a reply's, which is one step of any length.
+
+        Raises: ValueError if the tokens cannot be shared out evenly.
+        """
+        num_tokens, horizon = len(self.tokens), len(self.actions)
+        if num_tokens % horizon:
+            raise ValueError(
+                f"a chunk has {num_tokens} tokens for {horizon} control steps, expected "
+                "a multiple of them."
+            )
+        return num_tokens // horizon
+
 
 class ChunkOutcome(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """The result of one action chunk in the environment."""
@@ -134,6 +150,12 @@ class Step(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
         """Control steps of this chunk that ran."""
         return len(self.rewards)
 
+    @property
+    def executed_tokens(self) -> np.ndarray:
+        """bool [T], True for the tokens of the control steps that ran."""
+        # tokens are in time-major order, so the steps that ran are the first ones
+        return np.arange(len(self.chunk.tokens)) < self.num_executed * self.chunk.tokens_per_step
+
 
 class Trajectory(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """One episode. Its mask ends at the exact control step that ended it."""
@@ -161,6 +183,11 @@ class Trajectory(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
     def num_env_steps(self) -> int:
         """Control steps that ran."""
         return sum(step.num_executed for step in self.steps)
+
+    @property
+    def num_executed_tokens(self) -> int:
+        """Tokens of the control steps that ran."""
+        return sum(int(step.executed_tokens.sum()) for step in self.steps)
 
     @property
     def undiscounted_return(self) -> float:
@@ -213,3 +240,7 @@ class Group(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True)
         return sum(trajectory.is_success for trajectory in self.trajectories) / len(
             self.trajectories
         )
+
+
+DecisionRewards: TypeAlias = NDArray[np.float32]
+"""Rewards of one episode, float32 [decisions]: what each decision earned."""

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from vla_rl.actors import Actor, endpoint
+from vla_rl.actors import Actor, actor_method
 
 
 class Point(msgspec.Struct, frozen=True):
@@ -71,15 +71,15 @@ class Counter(Actor):
             raise
         return who
 
-    @endpoint(concurrent=True)
+    @actor_method(concurrent=True)
     async def wait_beside_others(self, who: str) -> str:
         return await self.wait_for_gate(who)
 
-    @endpoint(concurrent=True)
+    @actor_method(concurrent=True)
     async def open_gate(self) -> None:
         self._gate.set()
 
-    @endpoint(concurrent=True)
+    @actor_method(concurrent=True)
     async def cancelled(self) -> list[str]:
         return self._cancelled
 
@@ -169,7 +169,7 @@ class Streamer(Actor):
         finally:
             self._closed += 1
 
-    @endpoint(concurrent=True)
+    @actor_method(concurrent=True)
     async def count_beside_others(self, n: int) -> AsyncIterator[int]:
         async for number in self.count(n):
             yield number
@@ -198,11 +198,11 @@ class Streamer(Actor):
         for number in range(n):
             yield np.full(shape, number, dtype=np.uint8)
 
-    @endpoint(concurrent=True)
+    @actor_method(concurrent=True)
     async def made(self) -> int:
         return self._made
 
-    @endpoint(concurrent=True)
+    @actor_method(concurrent=True)
     async def closed(self) -> int:
         return self._closed
 
@@ -264,7 +264,7 @@ _CALL_NAME: contextvars.ContextVar[str] = contextvars.ContextVar("call_name")
 
 
 class Waiter(Actor):
-    """Waits in its endpoints for what a call waits for: a turn, a time, another task, a gate."""
+    """Waits in its methods for what a call waits for: a turn, a time, another task, a gate."""
 
     def __init__(self) -> None:
         self._gate = asyncio.Event()

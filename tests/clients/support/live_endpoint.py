@@ -14,7 +14,7 @@ import uvloop
 from calculator import Calculator
 
 from vla_rl.endpoint import Endpoint, Session
-from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine
 from vla_rl.learning import Learner, LearnerConfig, OptimizerConfig
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.rollout.policies import EpisodePolicy
@@ -53,7 +53,7 @@ async def main() -> None:
     config = EngineConfig(max_reply=512)
     async with (
         DeviceLane(num_threads=1) as lane,
-        TorchEngine(model, lane, config) as engine,
+        TorchChatEngine(model, lane, config) as engine,
         Endpoint() as endpoint,
     ):
         with (

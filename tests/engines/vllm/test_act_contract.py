@@ -15,10 +15,11 @@ import pytest_asyncio
 import torch
 from small_policies import log_prob_gap, moved, observe, oft_policy, token_policy
 
-from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
-from vla_rl.engines.vllm import VllmConfig, VllmEngine
+from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
+from vla_rl.engines.vllm import VllmActionEngine, VllmConfig
 from vla_rl.errors import CheckpointError
 from vla_rl.models.serving import serve
+from vla_rl.rollout.engines import require_chat_engine
 from vla_rl.types import ActionChunk, Sampling
 
 pytestmark = [
@@ -73,9 +74,9 @@ async def acting(request: pytest.FixtureRequest) -> AsyncIterator[Acting]:
     )
     async with DeviceLane(1) as lane:
         make: Any = (
-            (lambda: TorchEngine(policy.copy(), lane, config, BEGINNING))
+            (lambda: TorchActionEngine(policy.copy(), lane, config, BEGINNING))
             if kind == "torch"
-            else (lambda: VllmEngine(serve(policy), lane, config, BEGINNING))
+            else (lambda: VllmActionEngine(serve(policy), lane, config, BEGINNING))
         )
         async with make() as engine:
             yield Acting(engine, lane, policy)
@@ -165,7 +166,7 @@ async def test_a_cancelled_decision_is_given_up(acting: Acting) -> None:
 
 async def test_an_engine_that_acts_does_not_speak(acting: Acting) -> None:
     with pytest.raises(TypeError, match="use `act`"):
-        await acting.engine.generate([])
+        require_chat_engine(acting.engine)
 
 
 async def test_new_weights_act_from_their_publication_on(acting: Acting) -> None:
@@ -203,7 +204,7 @@ async def test_no_chunk_mixes_versions_while_weights_change_under_traffic(acting
 
 
 async def test_weights_of_another_policy_are_refused_and_nothing_is_applied(acting: Acting) -> None:
-    if isinstance(acting.engine, TorchEngine):
+    if isinstance(acting.engine, TorchActionEngine):
         pytest.skip("shares its process and its network's shape with the learner")
     version = acting.engine.weight_version
     missing = acting.first.copy()
@@ -223,7 +224,7 @@ async def test_weights_of_another_policy_are_refused_and_nothing_is_applied(acti
 
 
 async def test_checksums_tell_weights_apart(acting: Acting) -> None:
-    if isinstance(acting.engine, TorchEngine):
+    if isinstance(acting.engine, TorchActionEngine):
         pytest.skip("has the learner's own tensors")
     (before,) = (await acting.engine.checksums()).values()
     await acting.publish(moved(acting.first, 5), 30)
@@ -234,7 +235,7 @@ async def test_checksums_tell_weights_apart(acting: Acting) -> None:
 
 
 async def test_pause_and_whole_time_of_an_update_are_reported_apart(acting: Acting) -> None:
-    if isinstance(acting.engine, TorchEngine):
+    if isinstance(acting.engine, TorchActionEngine):
         pytest.skip("publishes in no time")
     times = acting.engine.update_times[-1]
     assert 0.0 < times.pause_s < times.total_s < 30.0

@@ -16,15 +16,18 @@ import pytest_asyncio
 import torch
 from small_policies import moved, speaking_policy
 
-from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
-from vla_rl.engines.vllm import VllmEngine
+from vla_rl.engines import DeviceLane, EngineConfig, TorchChatEngine
+from vla_rl.engines.vllm import VllmChatEngine
 from vla_rl.errors import ContextOverflow
 from vla_rl.models.language import CausalLanguageModel
 from vla_rl.models.serving import serve
+from vla_rl.rollout import EpisodePolicy
 from vla_rl.types import (
     ANY_REPLY,
     ChoiceFormat,
     Completion,
+    EnvSpec,
+    EpisodeSpec,
     GrammarFormat,
     JsonFormat,
     Message,
@@ -86,9 +89,9 @@ async def speaking(request: pytest.FixtureRequest) -> AsyncIterator[Speaking]:
     config = EngineConfig(max_reply=MAX_REPLY)
     async with DeviceLane(1) as lane:
         make: Any = (
-            (lambda: TorchEngine(policy.copy(), lane, config))
+            (lambda: TorchChatEngine(policy.copy(), lane, config))
             if request.param == "torch"
-            else (lambda: VllmEngine(serve(policy), lane, config))
+            else (lambda: VllmChatEngine(serve(policy), lane, config))
         )
         async with make() as engine:
             yield Speaking(engine, lane, policy)
@@ -315,8 +318,17 @@ async def test_a_cancelled_reply_is_given_up(speaking: Speaking) -> None:
 
 
 async def test_an_engine_that_speaks_does_not_act(speaking: Speaking) -> None:
+    episode = EpisodeSpec(
+        episode_id=0,
+        group_id=0,
+        member=0,
+        env=EnvSpec(id="none"),
+        task="none",
+        seed=0,
+        policy_seed=0,
+    )
     with pytest.raises(TypeError, match="use `generate`"):
-        await speaking.engine.act({})
+        await EpisodePolicy(speaking.engine, episode).act({})
 
 
 async def test_replies_that_run_go_on_with_new_weights_and_every_token_names_its_own(

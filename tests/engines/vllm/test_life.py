@@ -22,7 +22,7 @@ from processes import all_end, is_gone, processes_of_session
 from small_policies import log_prob_gap, moved, observe, oft_policy
 
 from vla_rl.engines import DeviceLane, EngineConfig
-from vla_rl.engines.vllm import VllmConfig, VllmEngine
+from vla_rl.engines.vllm import VllmActionEngine, VllmConfig
 from vla_rl.engines.vllm.adapter import AsyncLLM
 from vla_rl.engines.vllm.engine_folder import engine_folder
 from vla_rl.engines.vllm.replica import Replica
@@ -45,7 +45,7 @@ SUPPORT = Path(__file__).parent / "support"
 class Team:
     """Two engines behind one door."""
 
-    def __init__(self, engine: VllmEngine, lane: DeviceLane, policy: OpenVlaOft) -> None:
+    def __init__(self, engine: VllmActionEngine, lane: DeviceLane, policy: OpenVlaOft) -> None:
         self.engine, self.lane, self.policy = engine, lane, policy
         self.answers: list[tuple[int, ActionChunk]] = []
 
@@ -78,7 +78,7 @@ async def team() -> AsyncIterator[Team]:
             num_engines=2, update_mode="drain", health_every_s=hour, update_timeout_s=hour
         )
     )
-    async with DeviceLane(1) as lane, VllmEngine(serve(policy), lane, config) as engine:
+    async with DeviceLane(1) as lane, VllmActionEngine(serve(policy), lane, config) as engine:
         yield Team(engine, lane, policy)
 
 
@@ -172,8 +172,71 @@ async def test_a_failed_update_leaves_no_engine_paused(team: Team) -> None:
     await asyncio.gather(*(team.ask(number) for number in range(4)))
 
 
+class Alone:
+    """One engine in an empty folder for temporary files, and what its start changed."""
+
+    def __init__(self, lane: DeviceLane, folder: Path) -> None:
+        config = EngineConfig(vllm=VllmConfig(attempts=1, max_restarts=0))
+        self.lane, self.folder = lane, folder
+        self.first, self.newer = oft_policy(), moved(oft_policy(), 3)
+        self.engine = VllmActionEngine(serve(self.first), lane, config)
+        self.changed_by_start: list[str] = []
+
+    async def open(self) -> None:
+        await self.lane.run(self.engine.adopt, self.newer.network, 5)  # it begins with these
+        with pytest.raises(RuntimeError, match="not open"):
+            await self.engine.act(observe(0))
+        before = state_of_this_process()
+        await self.engine.__aenter__()
+        after = state_of_this_process()
+        self.changed_by_start = [name for name in before if before[name] != after[name]]
+
+    def files(self) -> list[str]:
+        return sorted(path.name for path in self.folder.iterdir())
+
+
+def state_of_this_process() -> dict[str, object]:
+    return {
+        "variables": dict(os.environ),
+        "random": random.getstate(),
+        "numpy": np.random.get_state()[1].tolist(),  # type: ignore[index]
+        "torch": torch.get_rng_state().tolist(),
+    }
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def alone() -> AsyncIterator[Alone]:
+    with tempfile.TemporaryDirectory(dir="/tmp") as own, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", own)  # a short path, as sockets need
+        async with DeviceLane(1) as lane:
+            alone = Alone(lane, Path(own))
+            await alone.open()
+            try:
+                yield alone
+            finally:
+                if alone.files():
+                    await alone.engine.__aexit__(None, None, None)
+
+
+async def test_starting_an_engine_draws_no_random_number_of_the_learner(alone: Alone) -> None:
+    assert alone.engine.pids
+    assert alone.changed_by_start == []
+
+
+async def test_an_engine_begins_with_the_weights_that_it_was_given_before(alone: Alone) -> None:
+    engine = alone.engine
+    chunk = await engine.act(observe(0))
+    assert chunk.weight_version == 5
+    assert log_prob_gap(alone.newer, observe(0), chunk, 1.0) < 1e-5
+    with pytest.raises(ConfigError, match="can_sleep is False"):
+        await engine.sleep()
+    # as a live view asks, in a thread of its own
+    stats = await asyncio.to_thread(engine.stats)
+    assert 0.0 < stats.busy_share < 1.0
+
+
 async def test_callers_of_an_engine_that_stays_dead_are_told_before_anything_of_it_is_cleaned_up(
-    monkeypatch: pytest.MonkeyPatch,
+    alone: Alone, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     may_close, close = asyncio.Event(), Replica.close
 
@@ -182,65 +245,31 @@ async def test_callers_of_an_engine_that_stays_dead_are_told_before_anything_of_
         await close(replica)
 
     monkeypatch.setattr(Replica, "close", close_later)
-    policy, newer = oft_policy(), moved(oft_policy(), 3)
-    config = EngineConfig(vllm=VllmConfig(attempts=1, max_restarts=0))
-    async with DeviceLane(1) as lane:
-        engine = VllmEngine(serve(policy), lane, config)
-        await lane.run(engine.adopt, newer.network, 5)  # before it is open: it begins with these
-        with pytest.raises(RuntimeError, match="not open"):
-            await engine.act(observe(0))
-        async with engine:
-            chunk = await engine.act(observe(0))
-            assert chunk.weight_version == 5
-            assert log_prob_gap(newer, observe(0), chunk, 1.0) < 1e-5
-            with pytest.raises(ConfigError, match="can_sleep is False"):
-                await engine.sleep()
-            # as a live view asks, in a thread of its own
-            stats = await asyncio.to_thread(engine.stats)
-            assert 0.0 < stats.busy_share < 1.0
-            (pid,) = engine.pids
-            os.kill(pid, signal.SIGSTOP)
-            asking = [asyncio.create_task(engine.act(observe(number))) for number in range(8)]
-            await asyncio.sleep(0.1)
-            os.kill(pid, signal.SIGKILL)
-            async with asyncio.timeout(60):
-                outcomes = await asyncio.gather(*asking, return_exceptions=True)
-            may_close.set()
-            assert [type(outcome) for outcome in outcomes] == [ActorDied] * 8
-            with pytest.raises(
-                ActorDied,
-                match=r"in a row, the last one: its process (is gone|was killed by SIGKILL)",
-            ):
-                await engine.act(observe(0))
-            # nobody is there to take them: remembered
-            await lane.run(engine.adopt, policy.network, 6)
-            assert engine.weight_version == 6
-        await lane.run(engine.adopt, policy.network, 7)  # after it was closed as well
-        assert engine.weight_version == 7
+    engine, lane = alone.engine, alone.lane
+    (pid,) = engine.pids
+    os.kill(pid, signal.SIGSTOP)
+    asking = [asyncio.create_task(engine.act(observe(number))) for number in range(8)]
+    await asyncio.sleep(0.1)
+    os.kill(pid, signal.SIGKILL)
+    async with asyncio.timeout(60):
+        outcomes = await asyncio.gather(*asking, return_exceptions=True)
+    may_close.set()
+    assert [type(outcome) for outcome in outcomes] == [ActorDied] * 8
+    with pytest.raises(
+        ActorDied, match=r"in a row, the last one: its process (is gone|was killed by SIGKILL)"
+    ):
+        await engine.act(observe(0))
+    # nobody is there to take them: remembered
+    await lane.run(engine.adopt, alone.first.network, 6)
+    assert engine.weight_version == 6
 
 
-async def test_starting_an_engine_draws_no_random_number_of_the_learner_and_leaves_nothing_behind(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    with tempfile.TemporaryDirectory(dir="/tmp") as own:  # a short path, as sockets need
-        monkeypatch.setattr(tempfile, "tempdir", own)
-        await start_and_look_around()
-
-
-async def start_and_look_around() -> None:
-    def numbers() -> tuple[object, ...]:
-        return random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()  # type: ignore[index]
-
-    def files() -> set[Path]:
-        found = Path(tempfile.gettempdir()).iterdir()
-        return {path for path in found if path.is_socket() or path.name.startswith("vla_rl_vllm_")}
-
-    served, before = serve(oft_policy()), files()
-    variables, drawn = dict(os.environ), numbers()
-    async with DeviceLane(1) as lane, VllmEngine(served, lane, EngineConfig()) as engine:
-        assert engine.pids
-        assert (dict(os.environ), numbers()) == (variables, drawn)
-    assert files() - before == set()
+async def test_a_closed_engine_leaves_nothing_behind_and_remembers_weights(alone: Alone) -> None:
+    assert alone.files()
+    await alone.engine.__aexit__(None, None, None)
+    assert alone.files() == []
+    await alone.lane.run(alone.engine.adopt, alone.newer.network, 7)
+    assert alone.engine.weight_version == 7
 
 
 async def test_engines_that_run_or_are_stopped_while_they_start_die_with_their_parent_and_leave_no_file(
@@ -251,12 +280,12 @@ import asyncio, sys
 sys.path.insert(0, sys.argv[1])
 from small_policies import oft_policy
 from vla_rl.engines import DeviceLane, EngineConfig
-from vla_rl.engines.vllm import VllmConfig, VllmEngine
+from vla_rl.engines.vllm import VllmConfig, VllmActionEngine
 from vla_rl.models.serving import serve
 
 async def main():
     config = EngineConfig(vllm=VllmConfig(num_engines=2))
-    async with DeviceLane(1) as lane, VllmEngine(serve(oft_policy()), lane, config):
+    async with DeviceLane(1) as lane, VllmActionEngine(serve(oft_policy()), lane, config):
         await asyncio.Event().wait()
 
 if __name__ == "__main__":

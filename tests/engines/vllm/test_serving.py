@@ -7,7 +7,7 @@ import torch
 from small_policies import observe, oft_policy, speaking_policy, token_policy
 
 from vla_rl.engines import DeviceLane, EngineConfig
-from vla_rl.engines.vllm import VllmConfig, VllmEngine
+from vla_rl.engines.vllm import VllmActionEngine, VllmChatEngine, VllmConfig
 from vla_rl.errors import ConfigError, ContextOverflow
 from vla_rl.models.language import TinyConfig
 from vla_rl.models.language import tiny as tiny_speaker
@@ -103,7 +103,7 @@ async def test_attention_heads_that_vllm_has_no_cpu_kernel_for_are_refused_befor
             ConfigError,
             match="no CPU kernel for attention heads of 16 numbers, expected one of 32, 64",
         ):
-            VllmEngine(serve(policy), lane, EngineConfig())
+            VllmChatEngine(serve(policy), lane, EngineConfig())
 
 
 @pytest.mark.parametrize(
@@ -128,12 +128,13 @@ def test_the_torch_engine_is_the_default() -> None:
 
 @pytest.mark.needs_vllm
 async def test_engines_refuse_what_they_cannot_do_before_they_start() -> None:
-    from vla_rl.engines.vllm import VllmEngine
 
     async with DeviceLane(1) as lane:
         with pytest.raises(
             ConfigError, match="is_deterministic is True, expected False with engine 'vllm'"
         ):
-            VllmEngine(serve(oft_policy()), lane, EngineConfig(is_deterministic=True))
+            VllmActionEngine(serve(oft_policy()), lane, EngineConfig(is_deterministic=True))
         with pytest.raises(ConfigError, match="a CPU build of vLLM cannot sleep"):
-            VllmEngine(serve(oft_policy()), lane, EngineConfig(vllm=VllmConfig(can_sleep=True)))
+            VllmActionEngine(
+                serve(oft_policy()), lane, EngineConfig(vllm=VllmConfig(can_sleep=True))
+            )

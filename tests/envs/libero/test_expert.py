@@ -5,9 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vla_rl.envs.demonstrations import CorrelatedNoise, record_demonstration
 from vla_rl.envs.libero import LiberoEnv, find_task
 from vla_rl.envs.libero.assets import find_assets
-from vla_rl.envs.libero.demonstrations import CorrelatedNoise, record_demonstration
 from vla_rl.envs.libero.experts import Expert, grasps
 from vla_rl.envs.libero.init_states import read_init_states
 from vla_rl.envs.libero.scene import Scene

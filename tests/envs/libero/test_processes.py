@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from vla_rl.actors import Runtime
-from vla_rl.envs.libero.graphics import devices_in_turn
+from vla_rl.envs.mujoco.graphics import devices_in_turn
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import EnvSpec, EpisodeSpec
 
@@ -33,7 +33,7 @@ async def play(pool: SimulatorPool, number: int, meet: asyncio.Barrier) -> tuple
     async with pool.lease(episode) as env:
         await env.reset()
         await meet.wait()
-        return env.handle.process.pid, (await env.step(UP))[0]
+        return env.process.pid, (await env.step(UP))[0]
 
 
 async def test_two_forks_of_one_scene_draw_the_same_episode_with_little_memory_of_their_own() -> (

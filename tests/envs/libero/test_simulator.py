@@ -41,7 +41,7 @@ def _choose_graphics(**variables: str) -> subprocess.CompletedProcess[str]:
         k: v for k, v in os.environ.items() if k not in ("MUJOCO_GL", "PYOPENGL_PLATFORM")
     }
     code = (
-        "from vla_rl.envs.libero.graphics import choose_graphics, make_context;"
+        "from vla_rl.envs.mujoco.graphics import choose_graphics, make_context;"
         "print(choose_graphics()); context = make_context(64); context.make_current(); "
         "context.free()"
     )

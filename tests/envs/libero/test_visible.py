@@ -5,8 +5,9 @@ import pytest
 
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.env import CAMERAS
+from vla_rl.envs.libero.panda_look import DRAWN_GROUPS
 from vla_rl.envs.libero.simulator import load_simulator
-from vla_rl.envs.libero.visible import Visible
+from vla_rl.envs.mujoco.visible import Visible
 
 
 @pytest.mark.parametrize("init_state_id", [0, 7])
@@ -29,7 +30,7 @@ def test_the_camera_in_the_hand_sees_the_fingers_and_neither_the_mount_nor_the_s
     object_env.reset(options={"init_state_id": 0})
     mujoco, model = load_simulator().mujoco, object_env.scene.model
     camera = mujoco.mj_name2id(model, mujoco.mjtObj.mjOBJ_CAMERA, CAMERAS["wrist_image"])
-    seen = Visible(model).seen_by(camera, object_env.scene.sample.drawn)
+    seen = Visible(model, DRAWN_GROUPS).seen_by(camera, object_env.scene.sample.drawn)
     bodies = {model.body(model.geom_bodyid[geom]).name for geom in np.flatnonzero(seen)}
     assert {"gripper0_leftfinger", "gripper0_rightfinger"} <= bodies
     assert not {"mount0_base", "robot0_link0", "robot0_link1", "robot0_link2"} & bodies

@@ -103,7 +103,8 @@ def test_an_unknown_start_is_refused(options: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    "kwargs", [{"task_id": 4}, {"action_dim": 1}, {"step_size": 0.0}, {"step_limit": 0}]
+    "kwargs",
+    [{"task_id": 4}, {"task_id": True}, {"action_dim": 1}, {"step_size": 0.0}, {"step_limit": 0}],
 )
 def test_arguments_out_of_range_are_refused(kwargs: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="expected"):

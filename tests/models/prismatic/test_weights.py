@@ -23,6 +23,7 @@ from vla_rl.models.openvla.network import OpenVlaNetwork
 from vla_rl.models.openvla.policy import config_of
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.openvla_oft.config import TINY_TOKENIZER, tiny
+from vla_rl.models.prismatic.checkpoint_format import CheckpointFormat
 from vla_rl.models.prismatic.config import LlmConfig
 from vla_rl.models.prismatic.folder import open_folder
 from vla_rl.models.prismatic.public_config import public_name
@@ -265,7 +266,9 @@ def test_loading_holds_the_file_about_once(folder: Path) -> None:
     for path in folder.glob("model*"):
         path.unlink()
     with torch.device("meta"):
-        network = OpenVlaNetwork(config_of(open_folder(folder), "libero_goal", "bounds_q99"))
+        network = OpenVlaNetwork(
+            config_of(open_folder(folder), CheckpointFormat(norm_key="libero_goal"))
+        )
     tensors = {
         public_name(name): torch.zeros(tensor.shape)
         for name, tensor in network.state_dict().items()

@@ -203,6 +203,11 @@ def source(count: int = 10, group_size: int = 4, seed: int = 0) -> GroupSource:
     return GroupSource(starts(count), group_size, seed)
 
 
+def group_of(group_id: int) -> Group:
+    """A complete group without members, for what looks at ids alone."""
+    return Group(group_id=group_id, trajectories=(), dispatch_version=0)
+
+
 class Setup:
     """A scheduler of 2 groups of 4 per update on 4 environments, and what it is made of."""
 

@@ -1,5 +1,6 @@
-"""Advantages: how much better than expected, from rewards alone or with a critic. NumPy, no
-gradient.
+"""Advantages: how much better than expected, from rewards alone or with a critic.
+
+NumPy, no gradient.
 
 Every estimator takes a `RewardBatch` and returns `Advantages`; `advantage_estimator(config)` picks
 one by name.

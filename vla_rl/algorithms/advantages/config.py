@@ -29,8 +29,10 @@ ADVANTAGE_PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
 
 
 class AdvantageConfig(Config, frozen=True, kw_only=True):
-    """An advantage estimator by name, with its parameters; a parameter left at none takes that
-    estimator's own default."""
+    """An advantage estimator by name, with its parameters.
+
+    A parameter left at none takes that estimator's own default.
+    """
 
     name: str = "grpo"
     """Name of the estimator: grpo, dr_grpo, max_rl, rloo, pass_at_k, gpg, cpgd_filter, opo, remax,
@@ -79,10 +81,19 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Every parameter of the estimator, as set or by default; for a custom estimator only those
-        that were set.
+        """Every parameter of the estimator, as set or by default.
+
+        A custom estimator has only those that were set.
         """
         return {**ADVANTAGE_PARAMETERS.get(self.name, {}), **self.chosen}
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the parameters of other estimators; a custom one may read all."""
+        if is_function_path(self.name):
+            return {}
+        fields = (field for field in self.__struct_fields__ if field != "name")
+        others = [field for field in fields if field not in self.parameters]
+        return dict.fromkeys(others, f"it is for other advantages than {self.name!r}")
 
     @property
     def needs_group(self) -> bool:

@@ -1,5 +1,6 @@
-"""Rewards of recorded trajectories as a `RewardBatch`, in which a step is a decision, a control
-step or a token.
+"""Rewards of recorded trajectories as a `RewardBatch`.
+
+A step of it is a decision, a control step or a token.
 """
 
 from collections.abc import Sequence
@@ -69,7 +70,7 @@ def reward_batch_of(
         ),
         durations=_padded(durations).astype(np.int64),
         num_tokens=np.array(
-            [_executed_tokens(trajectory) for trajectory in trajectories], dtype=np.float64
+            [trajectory.num_executed_tokens for trajectory in trajectories], dtype=np.float64
         ),
         greedy_rewards=None if greedy_rewards is None else np.asarray(greedy_rewards),
         agents=_agents(trajectories, level),
@@ -77,8 +78,9 @@ def reward_batch_of(
 
 
 def _agents(trajectories: Sequence[Trajectory], level: StepLevel) -> NDArray[np.int64]:
-    """Return int64 [N, S], the agent that decided each step, as an index in the sorted names of all
-    deciding agents.
+    """Return int64 [N, S], the agent that decided each step.
+
+    It is an index in the sorted names of all deciding agents.
     """
     number_of = {name: number for number, name in enumerate(sorted(agents_of(trajectories)))}
     rows = [
@@ -95,17 +97,9 @@ def _by_level(step: Step, level: StepLevel) -> tuple[NDArray[np.float64], NDArra
         return np.array([rewards.sum()]), np.array([float(len(rewards))])
     if level == "action":
         return rewards, np.ones(len(rewards))
-    last = np.zeros((len(rewards), _tokens_of_action(step)))
+    last = np.zeros((len(rewards), step.chunk.tokens_per_step))
     last[:, -1] = 1.0
     return (last * rewards[:, None]).reshape(-1), last.reshape(-1)
-
-
-def _tokens_of_action(step: Step) -> int:
-    return len(step.chunk.tokens) // len(step.chunk.actions)
-
-
-def _executed_tokens(trajectory: Trajectory) -> int:
-    return sum(step.num_executed * _tokens_of_action(step) for step in trajectory.steps)
 
 
 def _joined(rows: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:

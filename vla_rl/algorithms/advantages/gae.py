@@ -1,5 +1,4 @@
-"""Generalised advantage estimation, for steps of any kind: a token, a control step, or an action
-chunk.
+"""Generalised advantage estimation, for tokens, control steps or action chunks.
 
 The kind of step is that of the values: one critic estimate per token, control step, or decision.
 Two endings differ: if the task itself ended the episode, no reward can follow; if a time limit cut
@@ -38,8 +37,9 @@ def gae(
 def marft_gae(
     batch: RewardBatch, *, gamma: float = 0.99, lam: float = 0.95, whiten: bool = True
 ) -> Advantages:
-    """GAE for agents that act one after the other in a shared episode (MARFT, Liao et al. 2025,
-    arXiv:2504.16129).
+    """GAE for agents that act one after the other in a shared episode.
+
+    This is MARFT (Liao et al. 2025, arXiv:2504.16129).
 
     The steps of all agents are in one row in the order of acting: turn by turn, agent by agent,
     token by token. The value that follows an agent's last token is the first value of the next

@@ -1,5 +1,4 @@
-"""Advantages relative to the other members of a group: one number per trajectory, before any
-gradient.
+"""Advantages relative to the other members of a group: one number per trajectory.
 
 A group whose rewards are all equal, or a group of one, gets exact zeros: it teaches nothing. (Other
 systems give a lone trajectory its raw reward.)
@@ -20,8 +19,9 @@ STD_EPSILON: Final = 1e-6
 
 
 def group_advantage(rewards: Rewards, normalise_std: bool = True) -> NDArray[np.float32]:
-    """Compute GRPO's outcome advantage (Shao et al. 2024, arXiv:2402.03300, section 4.1.2); without
-    the std, Dr. GRPO's.
+    """Compute GRPO's outcome advantage; without the std, Dr. GRPO's.
+
+    Shao et al. 2024, arXiv:2402.03300, section 4.1.2.
 
         A_i = (r_i - mean(r)) / (std(r) + 1e-6)      normalise_std=True
         A_i =  r_i - mean(r)                         normalise_std=False (Liu et al. 2025, arXiv:2503.20783)
@@ -42,8 +42,9 @@ def group_advantage(rewards: Rewards, normalise_std: bool = True) -> NDArray[np.
 
 
 def leave_one_out_advantage(rewards: Rewards) -> NDArray[np.float32]:
-    """Compute RLOO's advantage (Ahmadian et al. 2024, arXiv:2402.14740), with the others of the
-    group as the baseline.
+    """Compute RLOO's advantage, with the others of the group as the baseline.
+
+    Ahmadian et al. 2024, arXiv:2402.14740.
 
         A_i = r_i - mean of the other G - 1 rewards = (r_i - mean(r)) * G / (G - 1)
 
@@ -60,8 +61,9 @@ def leave_one_out_advantage(rewards: Rewards) -> NDArray[np.float32]:
 
 
 def max_likelihood_advantage(rewards: Rewards) -> NDArray[np.float32]:
-    """Compute MaxRL's advantage for rewards of 0 and 1 (arXiv:2602.02710): hard groups weigh as
-    much as in maximum likelihood.
+    """Compute MaxRL's advantage for rewards of 0 and 1 (arXiv:2602.02710).
+
+    Hard groups weigh as much as in maximum likelihood.
 
         A_i = (r_i - mean(r)) / mean(r)              0 if the mean is not above 0
 
@@ -84,8 +86,9 @@ def max_likelihood_advantage(rewards: Rewards) -> NDArray[np.float32]:
 
 
 def best_of_group_advantage(rewards: Rewards, normalise_std: bool = True) -> NDArray[np.float32]:
-    """Compute pass@k's advantage: only the best member of a group gets one (Tang et al. 2025,
-    arXiv:2503.19595).
+    """Compute pass@k's advantage: only the best member of a group gets one.
+
+    Tang et al. 2025, arXiv:2503.19595.
 
         A_best = (r_best - r_second) / (std(r) + 1e-6),  A of all others = 0
 
@@ -115,8 +118,9 @@ def grpo(batch: RewardBatch) -> Advantages:
 
 
 def dr_grpo(batch: RewardBatch) -> Advantages:
-    """Apply `group_advantage` without the standard deviation to every group; also CPGD's unweighted
-    advantage. Needs `group`.
+    """Apply `group_advantage` without the standard deviation to every group. Needs `group`.
+
+    It is also CPGD's unweighted advantage.
 
     Use it with the aggregation `seq_mean_token_sum_norm`.
     """
@@ -143,9 +147,7 @@ def pass_at_k(batch: RewardBatch, *, normalise_std: bool = True) -> Advantages:
 def by_group(
     batch: RewardBatch, advantage: Callable[[Rewards], NDArray[np.float32]], needed_by: str
 ) -> Advantages:
-    """Apply an advantage of one group's rewards, float [G] -> float32 [G], to every group of a
-    batch.
-    """
+    """Apply an advantage of one group's rewards, float [G] -> float32 [G], to every group."""
     outcome = np.zeros(len(batch), dtype=np.float32)
     for rows in batch.groups(needed_by):
         outcome[rows] = advantage(batch.rewards[rows])
@@ -153,6 +155,8 @@ def by_group(
 
 
 def _teaches_nothing(values: NDArray[np.float64]) -> bool:
+    # equal rewards are compared exactly: their mean may be off by one rounding, and dividing that by
+    # a standard deviation of almost 0 would make an advantage of noise
     return len(values) < 2 or bool(np.ptp(values) == 0.0)
 
 

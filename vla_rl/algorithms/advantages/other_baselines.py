@@ -13,8 +13,9 @@ from vla_rl.algorithms.advantages.reward_batch import Advantages, RewardBatch, o
 
 
 def opo(batch: RewardBatch) -> Advantages:
-    """OPO: the baseline of least variance if gradients grow with the length (Hao et al. 2025,
-    arXiv:2505.23585).
+    """OPO: the baseline of least variance if gradients grow with the length.
+
+    Hao et al. 2025, arXiv:2505.23585.
 
         A_i = r_i - sum_j len_j r_j / sum_j len_j        over the members j of i's group
 
@@ -35,8 +36,9 @@ def opo(batch: RewardBatch) -> Advantages:
 
 
 def remax(batch: RewardBatch) -> Advantages:
-    """ReMax: the greedy policy's outcome from the same start is the baseline (Li et al. 2023,
-    arXiv:2310.10505).
+    """ReMax: the greedy policy's outcome from the same start is the baseline.
+
+    Li et al. 2023, arXiv:2310.10505.
 
         A_t = sum of rewards from t on - r_greedy;       A = r - r_greedy if only an outcome is known
 

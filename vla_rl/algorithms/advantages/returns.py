@@ -43,8 +43,9 @@ def step_discounts(batch: RewardBatch, gamma: float) -> NDArray[np.float64]:
 
 
 def reinforce_plus_plus(batch: RewardBatch, *, gamma: float = 1.0) -> Advantages:
-    """REINFORCE++: returns whitened over the whole batch instead of a group (Hu et al. 2025,
-    arXiv:2501.03262).
+    """REINFORCE++: returns whitened over the whole batch instead of a group.
+
+    Hu et al. 2025, arXiv:2501.03262.
 
         A = whiten(R),   R_t = r_t + gamma * R_(t+1)
 
@@ -59,8 +60,9 @@ def reinforce_plus_plus(batch: RewardBatch, *, gamma: float = 1.0) -> Advantages
 
 
 def reinforce_plus_plus_baseline(batch: RewardBatch) -> Advantages:
-    """REINFORCE++ with a baseline: centred within the group, scaled over the batch
-    (arXiv:2501.03262).
+    """REINFORCE++ with a baseline: centred within the group, scaled over the batch.
+
+    Hu et al. 2025, arXiv:2501.03262.
 
         A = whiten(r_i - mean(group)), over all steps if there is a mask, else over trajectories
 

@@ -17,8 +17,9 @@ Floats: TypeAlias = NDArray[np.floating]
 
 @dataclass(frozen=True)
 class RewardBatch:
-    """The rewards of one update. Only `rewards` is always required; an estimator reports other
-    fields that it lacks.
+    """The rewards of one update.
+
+    Only `rewards` is always required; an estimator reports other fields that it lacks.
 
     Attributes:
         rewards: float [N], the outcome of each trajectory.
@@ -113,8 +114,9 @@ class RewardBatch:
         return [np.flatnonzero(of_row == number) for number in dict.fromkeys(of_row.tolist())]
 
     def rewards_by_step(self, needed_by: str) -> NDArray[np.float64]:
-        """Return float64 [N, S]: `step_rewards`, or the outcome on the last step that acted
-        (dropped if no step acted).
+        """Return float64 [N, S]: `step_rewards`, or the outcome on the last step that acted.
+
+        An outcome is dropped if no step acted.
         """
         mask = self.need_mask(needed_by)
         if self.step_rewards is not None:
@@ -195,9 +197,7 @@ class Advantages:
     mask: NDArray[np.bool_] | None = None
 
     def per_trajectory(self) -> list[float | NDArray[np.float32]]:
-        """Return one number for each trajectory, or float32 [steps] without the padding after its
-        last step.
-        """
+        """Return one number for each trajectory, or float32 [steps] up to its last step."""
         if self.mask is None:
             return [float(row[0]) for row in self.advantage]
         return [row[: _length(acted)] for row, acted in zip(self.advantage, self.mask, strict=True)]
@@ -218,8 +218,9 @@ AdvantageEstimator: TypeAlias = Callable[[RewardBatch], Advantages]
 
 
 def outcome_advantages(batch: RewardBatch, outcome: NDArray[np.floating]) -> Advantages:
-    """Give every step of a trajectory the same advantage: float [N] -> [N, S], 0 where masked, or
-    [N, 1].
+    """Give every step of a trajectory the same advantage.
+
+    float [N] -> [N, S], 0 where masked, or [N, 1].
     """
     column = np.asarray(outcome, dtype=np.float32)[:, None]
     if batch.mask is None:

@@ -10,8 +10,9 @@ VARIANCE_EPSILON: Final = 1e-8
 
 
 def whiten(values: NDArray[np.floating], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Compute (x - mean) / sqrt(var + 1e-8), with mean and unbiased variance (n - 1) over all
-    unmasked values.
+    """Compute (x - mean) / sqrt(var + 1e-8) over all unmasked values.
+
+    The variance is unbiased (n - 1).
 
     Pass the values of all micro-batches and ranks at once. Masked values become 0 (in other systems
     they keep a shifted constant). A single value becomes 0, and so do values that are all equal.

@@ -1,50 +1,46 @@
 """Policy losses, the value loss, and the correction of a trainer that disagrees with its engine.
 
 A policy loss is a function of a `TokenBatch` that returns one loss per token and additive
-diagnostics; `vla_rl.algorithms.aggregation` reduces them to one number. Importing the configs does
-not import torch; the other names do when they are first used.
+diagnostics; `vla_rl.algorithms.aggregation` reduces them to one number. Each is declared in its own
+file in `policy`. Importing all of this does not import torch.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
-
-from vla_rl.algorithms.losses.config import (
-    PARAMETERS,
-    PolicyLossConfig,
-    RatioLevel,
-    policy_loss_for,
+from vla_rl.algorithms.losses.config import PARAMETERS, PolicyLossConfig, policy_loss_for
+from vla_rl.algorithms.losses.declaration import DeclaredLoss, LossResult, Parameter, declare_loss
+from vla_rl.algorithms.losses.diagnostics import Diagnostics, diagnose
+from vla_rl.algorithms.losses.engine_mismatch import (
+    Correction,
+    MismatchDiagnostics,
+    engine_correction,
 )
+from vla_rl.algorithms.losses.policy import LOSSES
+from vla_rl.algorithms.losses.policy.decoupled_ppo import behavior_weights, decoupled_surrogate
+from vla_rl.algorithms.losses.policy.opsm import sequence_drift
+from vla_rl.algorithms.losses.policy.ppo import clipped_surrogate
+from vla_rl.algorithms.losses.ratio_levels import RatioLevel, Ratios, ratios
+from vla_rl.algorithms.losses.registry import POLICY_LOSSES, policy_loss
 from vla_rl.algorithms.losses.term_configs import CorrectionConfig, KlLossConfig, ValueLossConfig
-
-if TYPE_CHECKING:
-    from vla_rl.algorithms.losses.clipped_surrogates import clipped_surrogate
-    from vla_rl.algorithms.losses.decoupled import behavior_weights, decoupled_surrogate
-    from vla_rl.algorithms.losses.diagnostics import Diagnostics, diagnose
-    from vla_rl.algorithms.losses.engine_mismatch import (
-        Correction,
-        MismatchDiagnostics,
-        engine_correction,
-    )
-    from vla_rl.algorithms.losses.ratio_levels import Ratios, ratios
-    from vla_rl.algorithms.losses.registry import POLICY_LOSSES, policy_loss
-    from vla_rl.algorithms.losses.sequence_surrogates import sequence_drift, sequence_log_ratio
-    from vla_rl.algorithms.losses.token_batch import PolicyLoss, TokenBatch
-    from vla_rl.algorithms.losses.value_losses import (
-        ValueDiagnostics,
-        ValueLoss,
-        clipped_value_loss,
-        value_loss,
-    )
-    from vla_rl.algorithms.losses.whole_choices import chosen_tokens
+from vla_rl.algorithms.losses.token_batch import PolicyLoss, TokenBatch
+from vla_rl.algorithms.losses.value_losses import (
+    ValueDiagnostics,
+    ValueLoss,
+    clipped_value_loss,
+    value_loss,
+)
+from vla_rl.algorithms.losses.whole_batch import chosen_tokens, sequence_log_ratio
 
 __all__ = [
+    "LOSSES",
     "PARAMETERS",
     "POLICY_LOSSES",
     "Correction",
     "CorrectionConfig",
+    "DeclaredLoss",
     "Diagnostics",
     "KlLossConfig",
+    "LossResult",
     "MismatchDiagnostics",
+    "Parameter",
     "PolicyLoss",
     "PolicyLossConfig",
     "RatioLevel",
@@ -57,6 +53,7 @@ __all__ = [
     "chosen_tokens",
     "clipped_surrogate",
     "clipped_value_loss",
+    "declare_loss",
     "decoupled_surrogate",
     "diagnose",
     "engine_correction",
@@ -67,23 +64,3 @@ __all__ = [
     "sequence_log_ratio",
     "value_loss",
 ]
-
-_HOME = {
-    "clipped_surrogates": ("clipped_surrogate",),
-    "decoupled": ("behavior_weights", "decoupled_surrogate"),
-    "diagnostics": ("Diagnostics", "diagnose"),
-    "engine_mismatch": ("Correction", "MismatchDiagnostics", "engine_correction"),
-    "ratio_levels": ("Ratios", "ratios"),
-    "registry": ("POLICY_LOSSES", "policy_loss"),
-    "sequence_surrogates": ("sequence_drift", "sequence_log_ratio"),
-    "token_batch": ("PolicyLoss", "TokenBatch"),
-    "value_losses": ("ValueDiagnostics", "ValueLoss", "clipped_value_loss", "value_loss"),
-    "whole_choices": ("chosen_tokens",),
-}
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,123 +1,38 @@
-"""Configuration of policy losses: a loss by name, with its parameters. Importing it does not import
-torch.
+"""Configuration of policy losses: a loss by name, with its parameters.
 
-Each loss has its own parameters. A field left at None takes the default of that loss
-(`PARAMETERS`); a field that the chosen loss does not have is rejected, so that no setting is
-silently ignored.
+Importing it does not import torch.
+
+The parameters are those that the files in `policy` declare. A field left at None takes the default
+of the chosen loss; a field that it does not have is rejected, so that no setting is silently
+ignored.
 """
 
+import types
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Final
 
 from vla_rl.algorithms.choices import check_choice, is_function_path
+from vla_rl.algorithms.losses.declaration import DeclaredLoss, Parameter
+from vla_rl.algorithms.losses.policy import LOSSES
 from vla_rl.algorithms.losses.term_configs import CorrectionConfig, KlLossConfig
 from vla_rl.errors import ConfigError
 from vla_rl.types import Config
 
-RatioLevel: TypeAlias = Literal["token", "action", "chunk", "sequence"]
-"""Unit whose probability ratio is clipped: one token, all tokens of one control step, all tokens of
-one row (an action chunk), or the whole sequence, length-normalised."""
-
-_CLIP: Final = {"clip_low": 0.2, "clip_high": 0.28}
-_COVARIANCE: Final = {"covariance_share": 2e-4}
-
 PARAMETERS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
-    {
-        "ppo": {"level": "token", **_CLIP, "dual_clip": None},
-        "decoupled_ppo": {"level": "token", **_CLIP, "dual_clip": None, "behavior_weight_cap": 5.0},
-        "gspo": {"clip_low": 3e-4, "clip_high": 4e-4},
-        "gmpo": {"clip_low": 0.4, "clip_high": 0.4},
-        "cispo": {"level": "token", "clip_low": 1.0, "clip_high": 4.0},
-        "sapo": {"level": "token", "temperature_positive": 1.0, "temperature_negative": 1.05},
-        "cpgd": {"clip_low": 0.2, "clip_high": 0.2, "drift_coef": 1e-3},
-        "gpg": {},
-        "clip_cov": {**_CLIP, **_COVARIANCE, "covariance_low": 1.0, "covariance_high": 5.0},
-        "kl_cov": {**_COVARIANCE, "penalty_coef": 1.0},
-        "dppo": {"probability_low": 0.2, "probability_high": 0.2, "penalty_coef": 1e-3},
-        "ipo": {"probability_low": 0.1, "probability_high": 0.1, "penalty_coef": 1e-3},
-        "icepop": {"weight_low": 0.5, "weight_high": 5.0},
-        "opsm": {"level": "token", **_CLIP, "dual_clip": None, "max_sequence_kl": 0.1},
-        "m2po": {"max_second_moment": 0.04},
-    }
+    {name: loss.defaults for name, loss in LOSSES.items()}
 )
 """The parameters of each loss, with its defaults."""
 
-WITHOUT_TRUST_REGION: Final = frozenset({"gpg", "kl_cov"})
-"""Losses without a trust region: nothing limits how far they move the policy away from the weights
-that chose the data."""
 
+class PolicyLossSettings(Config, frozen=True, kw_only=True):
+    """Fields of `PolicyLossConfig` that are not parameters of a loss."""
 
-class PolicyLossConfig(Config, frozen=True, kw_only=True):
-    """A policy loss by name, with its parameters.
-
-    A parameter left at none takes that loss' own default.
-    """
+    FIELD_DOCS: ClassVar[Mapping[str, str]] = {}
+    """Help of the fields that no class body contains."""
 
     name: str = "ppo"
-    """Name of the loss: ppo, decoupled_ppo, gspo, gmpo, cispo, sapo, cpgd, gpg, clip_cov, kl_cov,
-    dppo, ipo, icepop, opsm, m2po, or your own function as `module:function`."""
-
-    level: RatioLevel | None = None
-    """Unit whose probability ratio is clipped: token, action (one control step), chunk, or sequence
-    (length-normalised)."""
-
-    clip_low: float | None = None
-    """The ratio is clipped below 1 minus this value. gmpo: lower bound of the log-ratio, as a
-    positive number."""
-
-    clip_high: float | None = None
-    """The ratio is clipped above 1 plus this value. gmpo: upper bound of the log-ratio."""
-
-    dual_clip: float | None = None
-    """Bound, above 1, on the loss of tokens with a negative advantage and a large ratio; none turns
-    it off."""
-
-    behavior_weight_cap: float | None = None
-    """decoupled_ppo: drop tokens whose weight proximal / behavior is above this; at the levels
-    action and chunk, drop the whole control step or chunk."""
-
-    temperature_positive: float | None = None
-    """sapo: steepness of the soft gate for tokens with a positive advantage."""
-
-    temperature_negative: float | None = None
-    """sapo: steepness of the soft gate for tokens with a negative or zero advantage."""
-
-    drift_coef: float | None = None
-    """cpgd: weight of the policy drift."""
-
-    covariance_share: float | None = None
-    """clip_cov, kl_cov: share of the tokens that is clipped or penalised, in [0, 1]."""
-
-    covariance_low: float | None = None
-    """clip_cov: only tokens with a covariance above this may be clipped."""
-
-    covariance_high: float | None = None
-    """clip_cov: only tokens with a covariance below this may be clipped."""
-
-    penalty_coef: float | None = None
-    """kl_cov: weight of |log-ratio| on the chosen tokens. dppo, ipo: weight of the squared
-    log-ratio on all tokens."""
-
-    probability_low: float | None = None
-    """dppo, ipo: drop a token if its probability fell by more than this; 1 keeps every token."""
-
-    probability_high: float | None = None
-    """dppo, ipo: drop a token if its probability rose by more than this; 1 keeps every token."""
-
-    weight_low: float | None = None
-    """icepop: drop tokens whose ratio is below this."""
-
-    weight_high: float | None = None
-    """icepop: drop tokens whose ratio is above this."""
-
-    max_sequence_kl: float | None = None
-    """opsm: drop a sequence with a negative advantage if the sampler's log-prob minus the current
-    one, averaged over its tokens, exceeds this, in nats. TRL suggests 0.5."""
-
-    max_second_moment: float | None = None
-    """m2po: drop tokens, those with the largest |log-ratio| first, until the mean squared log-ratio
-    is at most this."""
+    """Name of the loss, or your own function as `module:function`."""
 
     allow_unbounded: bool = False
     """Accept a loss without a trust region even if generation runs ahead of the learner."""
@@ -127,39 +42,61 @@ class PolicyLossConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         if not is_function_path(self.name):
-            check_choice(PARAMETERS, self.name, "PolicyLossConfig.name")
-            unknown = sorted(self.chosen.keys() - PARAMETERS[self.name].keys())
+            check_choice(LOSSES, self.name, "PolicyLossConfig.name")
+            known = LOSSES[self.name].parameters
+            unknown = sorted(self.chosen.keys() - known.keys())
             if unknown:
-                has = ", ".join(PARAMETERS[self.name]) or "no parameters"
+                has = ", ".join(known) or "no parameters"
                 raise ConfigError(
                     f"policy loss {self.name!r} has no {unknown[0]}; it has: {has}. "
                     "Leave the field out."
                 )
-        if self.correction.is_active and self.name == "decoupled_ppo":
+        if self.correction.is_active and self._needs("needs_proximal"):
             raise ConfigError(
-                "PolicyLossConfig.correction is active with decoupled_ppo, expected one of them: "
+                f"PolicyLossConfig.correction is active with {self.name}, expected one of them: "
                 "both weigh by proximal / "
                 "behavior, which would count it twice. Use name='ppo' with the correction."
             )
-        self._check_ranges()
+        if self.declared is not None:
+            self._check_ranges(self.declared)
+
+    @property
+    def declared(self) -> DeclaredLoss | None:
+        """Declaration of the loss; None for your own function."""
+        return LOSSES.get(self.name)
 
     @property
     def chosen(self) -> dict[str, Any]:
         """The parameters that were set."""
-        values = {field: getattr(self, field) for field in _PARAMETER_FIELDS}
+        fixed = PolicyLossSettings.__struct_fields__
+        values = {
+            field: getattr(self, field) for field in self.__struct_fields__ if field not in fixed
+        }
         return {field: value for field, value in values.items() if value is not None}
 
     @property
     def parameters(self) -> dict[str, Any]:
-        """Every parameter of the loss, as set or by default; for a custom loss only those that were
-        set.
+        """Every parameter of the loss, as set or by default.
+
+        A custom loss has only those that were set.
         """
-        return {**PARAMETERS.get(self.name, {}), **self.chosen}
+        return {**(self.declared.defaults if self.declared else {}), **self.chosen}
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the parameters of other losses; a custom loss may read all."""
+        if is_function_path(self.name):
+            return {}
+        fixed = PolicyLossSettings.__struct_fields__
+        fields = [field for field in self.__struct_fields__ if field not in fixed]
+        others = {field for field in fields if field not in self.parameters}
+        if self.declared is not None and self.declared.has_trust_region:
+            others.add("allow_unbounded")
+        return dict.fromkeys(sorted(others), f"it is for other losses than {self.name!r}")
 
     @property
     def needs_proximal(self) -> bool:
         """Whether the loss needs the learner's own log-probs from before the update."""
-        return self.name == "decoupled_ppo" or self.correction.is_active
+        return self._needs("needs_proximal") or self.correction.is_active
 
     @property
     def needs_reference(self) -> bool:
@@ -168,73 +105,115 @@ class PolicyLossConfig(Config, frozen=True, kw_only=True):
 
     @property
     def has_terms_without_advantage(self) -> bool:
-        """Whether the loss may have a gradient if every advantage is 0; True for a custom loss,
-        because it cannot be determined."""
-        values = self.parameters
-        drifts = bool(values.get("drift_coef") or values.get("penalty_coef"))
-        return self.needs_reference or drifts or is_function_path(self.name)
+        """Whether the loss may have a gradient if every advantage is 0.
+
+        True for a custom loss, because it cannot be determined.
+        """
+        if self.declared is None:
+            return True
+        terms = self.declared.terms_without_advantage
+        return self.needs_reference or any(self.parameters[term] for term in terms)
 
     @property
     def needs_sequence_log_ratio(self) -> bool:
         """Whether a row that is only part of its sequence needs `TokenBatch.sequence_log_ratio`."""
-        return self.name in ("gspo", "gmpo") or self.level == "sequence"
+        return self._needs("is_of_sequences") or self.chosen.get("level") == "sequence"
 
     @property
     def needs_sequence_drift(self) -> bool:
         """Whether a row that is only part of its sequence needs `TokenBatch.sequence_drift`."""
-        return self.name == "opsm"
+        return self._needs("needs_sequence_drift")
 
     @property
     def needs_chosen_tokens(self) -> bool:
-        """Whether a micro-batch that is only part of a mini-batch needs
-        `TokenBatch.chosen_tokens`.
-        """
-        return self.name in ("clip_cov", "kl_cov", "m2po")
+        """Whether a part of a mini-batch needs `TokenBatch.chosen_tokens`."""
+        return self._needs("choose_tokens")
 
-    def _check_ranges(self) -> None:
+    def _needs(self, need: str) -> bool:
+        return self.declared is not None and bool(getattr(self.declared, need))
+
+    def _check_ranges(self, declared: DeclaredLoss) -> None:
         values = self.parameters
-        least_clip = float("inf") if self.name == "gmpo" else 1.0
-        clip_low, dual_clip = values.get("clip_low"), values.get("dual_clip")
-        self.require(clip_low is None or 0.0 <= clip_low <= least_clip, "clip_low", "in [0, 1]")
-        self.require(dual_clip is None or dual_clip > 1.0, "dual_clip", "above 1, or none")
-        for field in _NOT_NEGATIVE:
-            value = values.get(field)
-            self.require(value is None or value >= 0.0, field, "at least 0")
-        for field in ("temperature_positive", "temperature_negative", "behavior_weight_cap"):
-            value = values.get(field)
-            self.require(value is None or value > 0.0, field, "above 0")
-        for low, high in (("covariance_low", "covariance_high"), ("weight_low", "weight_high")):
-            if low in values and not values[low] <= values[high]:  # NaN neither
+        for field, each in declared.parameters.items():
+            value, parameter = values[field], each.parameter
+            if isinstance(value, int | float) and not parameter.accepts(value):
+                or_none = ", or none" if each.default is None else ""
+                self.require(False, field, parameter.range + or_none)
+        if declared.ordered is not None:
+            low, high = declared.ordered
+            if not values[low] <= values[high]:  # NaN neither
                 raise ConfigError(
                     f"{low} = {values[low]} and {high} = {values[high]}, expected {low} <= {high}."
                 )
-        share = values.get("covariance_share")
-        self.require(share is None or share <= 1.0, "covariance_share", "a share in [0, 1]")
 
 
-_PARAMETER_FIELDS: Final = tuple(
-    field
-    for field in PolicyLossConfig.__struct_fields__
-    if field not in ("name", "allow_unbounded", "kl", "correction")
-)
-_NOT_NEGATIVE: Final = (
-    "clip_high",
-    "drift_coef",
-    "covariance_share",
-    "penalty_coef",
-    "probability_low",
-    "probability_high",
-    "weight_low",
-    "max_sequence_kl",
-    "max_second_moment",
-)
+def _help_by_parameter() -> dict[str, str]:
+    """Return the option's help for each parameter.
+
+    It has one sentence for each meaning, with the names of the losses that give it that meaning.
+    """
+    meanings: dict[str, dict[Parameter, list[str]]] = {}
+    for loss in LOSSES.values():
+        for name, each in loss.parameters.items():
+            meanings.setdefault(name, {}).setdefault(each.parameter, []).append(loss.name)
+    return {
+        name: " ".join(
+            parameter.help if parameter.is_common else f"{', '.join(losses)}: {parameter.help}"
+            for parameter, losses in by_meaning.items()
+        )
+        for name, by_meaning in meanings.items()
+    }
+
+
+def _class_with_parameters() -> type[PolicyLossSettings]:
+    """Return `PolicyLossConfig`, a field for each parameter of any loss."""
+    hints = {name: each.hint for loss in LOSSES.values() for name, each in loss.parameters.items()}
+    names = f"Name of the loss: {', '.join(LOSSES)}, or your own function as `module:function`."
+    content = {
+        "__doc__": "A policy loss by name, with its parameters.\n\n"
+        "A parameter left at none takes that loss' own default.",
+        "__module__": __name__,
+        "__annotations__": {name: hint | None for name, hint in hints.items()},
+        "FIELD_DOCS": MappingProxyType({"name": names, **_help_by_parameter()}),
+        **dict.fromkeys(hints),
+    }
+    return types.new_class(
+        "PolicyLossConfig",
+        (PolicyLossSettings,),
+        {"frozen": True, "kw_only": True},
+        lambda namespace: namespace.update(content),
+    )
+
+
+if TYPE_CHECKING:
+
+    class PolicyLossConfig(PolicyLossSettings, frozen=True, kw_only=True):
+        """A policy loss by name, with the parameters that the losses declare."""
+
+        def __init__(
+            self,
+            *,
+            name: str = "ppo",
+            allow_unbounded: bool = False,
+            kl: KlLossConfig = ...,
+            correction: CorrectionConfig = ...,
+            **parameters: float | str | None,
+        ) -> None: ...
+
+        def __getattr__(self, parameter: str) -> Any: ...
+
+else:
+    # the losses declare their parameters in their own files; listing them here again would make a
+    # new loss a change of two files
+    PolicyLossConfig = _class_with_parameters()
 
 
 def policy_loss_for(
     config: PolicyLossConfig, max_staleness: int, *, steps_once_per_update: bool = True
 ) -> PolicyLossConfig:
-    """Return the configured loss if it is safe in a run whose generation may be `max_staleness`
-    updates ahead of the learner.
+    """Return the configured loss if it is safe at this staleness.
+
+    Generation may be `max_staleness` updates ahead of the learner.
 
     The default, `ppo`, has a trust region at every staleness. A loss without one is rejected if it
     would see data of older weights: if `max_staleness` is above 0, or if an update has several
@@ -243,7 +222,7 @@ def policy_loss_for(
 
     Raises: ConfigError for a loss without a trust region.
     """
-    if config.name not in WITHOUT_TRUST_REGION or config.allow_unbounded:
+    if config.declared is None or config.declared.has_trust_region or config.allow_unbounded:
         return config
     if max_staleness > 0:
         raise ConfigError(

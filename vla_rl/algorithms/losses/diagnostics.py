@@ -3,14 +3,14 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-import torch
-from torch import Tensor
+from vla_rl.algorithms.lazy_torch import Tensor, torch
 
 
 @dataclass(frozen=True)
 class Diagnostics:
-    """Sums over the unmasked tokens of one micro-batch, kept on the device; `a + b` combines
-    micro-batches exactly.
+    """Sums over the unmasked tokens of one micro-batch, kept on the device.
+
+    `a + b` combines micro-batches exactly.
 
     Attributes: float32 [] tensors without gradient.
         num_tokens: number of unmasked tokens.
@@ -49,8 +49,11 @@ class Diagnostics:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Return `ratio_mean`, `ratio_max`, `kl_k1`, `kl_k3`, `clip_fraction`, `dropped_fraction`
-        and the extra metrics; empty if every token was masked."""
+        """Return the metrics by name; empty if every token was masked.
+
+        They are `ratio_mean`, `ratio_max`, `kl_k1`, `kl_k3`, `clip_fraction`, `dropped_fraction`
+        and the extra metrics.
+        """
         num_tokens = float(self.num_tokens)
         if num_tokens == 0.0:
             return {}
@@ -86,6 +89,8 @@ def diagnose(
     log_ratio = log_ratio.detach().float()
     weight = mask.float()
     ratio = (log_ratio if level_log_ratio is None else level_log_ratio.detach().float()).exp()
+    # sums and counts instead of means: micro-batches of different sizes add up exactly, and nothing
+    # waits for the device before the update ends
     zero = weight.sum() * 0.0
     return Diagnostics(
         num_tokens=weight.sum(),

@@ -1,5 +1,4 @@
-"""Correction and metrics for an engine and a trainer that disagree about the log-probs of the same
-weights.
+"""Correction and metrics for an engine and a trainer that disagree about log-probs.
 
     kappa_t = exp(proximal_log_prob - behavior_log_prob)   under the acting weights: trainer's / engine's
 
@@ -11,9 +10,7 @@ sequences may span rows and micro-batches.
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
-
+from vla_rl.algorithms.lazy_torch import Tensor, torch
 from vla_rl.algorithms.losses.ratio_levels import MAX_LOG_RATIO
 from vla_rl.algorithms.losses.sequences_of_rows import SequencesOfRows
 from vla_rl.algorithms.losses.term_configs import CorrectionConfig
@@ -22,8 +19,9 @@ from vla_rl.algorithms.precision import full_precision
 
 @dataclass(frozen=True)
 class MismatchDiagnostics:
-    """Sums over the unmasked tokens and the sequences of some rows, float64 []; `a + b` combines
-    whole sequences exactly.
+    """Sums over the unmasked tokens and the sequences of some rows, float64 [].
+
+    `a + b` combines whole sequences exactly.
 
     d = proximal_log_prob - behavior_log_prob; kappa = exp(d); K = the product of kappa over a
     sequence.
@@ -88,8 +86,9 @@ def engine_correction(
     mask: Tensor,
     sequence: Tensor | None = None,
 ) -> Correction:
-    """Compute weights for the losses of a whole update, and their diagnostics, also if the config
-    corrects nothing.
+    """Compute weights for the losses of a whole update, and their diagnostics.
+
+    Diagnostics are computed also if the config corrects nothing.
 
         truncate (TIS, Yao et al. 2025)    w_t = min(kappa_t, C), or min(prod kappa, C) for the sequence
         mask (IcePop, arXiv:2510.18855)    w_t = 0 where kappa_t, or for the sequence prod kappa or exp(mean log kappa),
@@ -136,6 +135,8 @@ def engine_correction(
 def _diagnostics(
     d: Tensor, mask: Tensor, dropped: Tensor, rows: SequencesOfRows
 ) -> MismatchDiagnostics:
+    # float64: chi2 and the effective share are differences of sums that nearly cancel if engine and
+    # trainer agree, beside squared products of whole sequences of up to e^40
     d, weight = d.double(), mask.double()
     kappa = d.exp()
     has_tokens = rows.by_sequence(weight) > 0

@@ -8,15 +8,18 @@ gradient by the number of tokens.
 """
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Literal, TypeAlias
 
-import torch
-from torch import Tensor
-
-from vla_rl.algorithms.losses.config import RatioLevel
+from vla_rl.algorithms.lazy_torch import Tensor, torch
 from vla_rl.algorithms.losses.sequences_of_rows import SequencesOfRows
 from vla_rl.algorithms.losses.token_batch import TokenBatch
 
+RatioLevel: TypeAlias = Literal["token", "action", "chunk", "sequence"]
+"""Unit whose probability ratio is clipped: one token, all tokens of one control step, all tokens of
+one row (an action chunk), or the whole sequence, length-normalised."""
+
+# exp(20) = 5e8 is far outside every trust region and still finite in float32, also when it is
+# squared for a metric; exp overflows above 88, which the sum over a chunk of tokens can reach
 MAX_LOG_RATIO: Final = 20.0
 """Bound on |log-ratio| before `exp`; a clamped token has no gradient."""
 

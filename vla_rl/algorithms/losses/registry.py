@@ -5,47 +5,25 @@ TokenBatch ─► loss ─► x correction weight (engine against trainer) ─�
 
 import dataclasses
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import MappingProxyType
 from typing import Any, Final
 
-import torch
-from torch import Tensor
-
 from vla_rl.algorithms.choices import chosen, is_function_path, load_function
 from vla_rl.algorithms.kl import KL_ESTIMATORS, importance_weighted_k3, k3
-from vla_rl.algorithms.losses.clipped_surrogates import clipped_surrogate
+from vla_rl.algorithms.lazy_torch import Tensor, torch
 from vla_rl.algorithms.losses.config import PolicyLossConfig
-from vla_rl.algorithms.losses.covariance import clip_cov, kl_cov
-from vla_rl.algorithms.losses.decoupled import decoupled_surrogate
+from vla_rl.algorithms.losses.declaration import LossResult
 from vla_rl.algorithms.losses.diagnostics import Diagnostics
 from vla_rl.algorithms.losses.engine_mismatch import engine_correction
-from vla_rl.algorithms.losses.hard_masks import dppo, icepop, ipo, m2po
-from vla_rl.algorithms.losses.sequence_surrogates import gmpo, gspo, sequence_masked_surrogate
-from vla_rl.algorithms.losses.smooth_surrogates import cispo, cpgd, gpg, sapo
+from vla_rl.algorithms.losses.policy import LOSSES
 from vla_rl.algorithms.losses.term_configs import CorrectionConfig, KlLossConfig
 from vla_rl.algorithms.losses.token_batch import PolicyLoss, TokenBatch
 from vla_rl.errors import ConfigError
 
-POLICY_LOSSES: Final = MappingProxyType[str, Callable[..., tuple[Tensor, Diagnostics]]](
-    {
-        "ppo": clipped_surrogate,
-        "decoupled_ppo": decoupled_surrogate,
-        "gspo": gspo,
-        "gmpo": gmpo,
-        "cispo": cispo,
-        "sapo": sapo,
-        "cpgd": cpgd,
-        "gpg": gpg,
-        "clip_cov": clip_cov,
-        "kl_cov": kl_cov,
-        "dppo": dppo,
-        "ipo": ipo,
-        "icepop": icepop,
-        "opsm": sequence_masked_surrogate,
-        "m2po": m2po,
-    }
+POLICY_LOSSES: Final[Mapping[str, Callable[..., LossResult]]] = MappingProxyType(
+    {name: loss.function for name, loss in LOSSES.items()}
 )
 """Losses by name; their keyword arguments are `PARAMETERS[name]`."""
 
@@ -78,9 +56,7 @@ def _named_loss(config: PolicyLossConfig) -> PolicyLoss:
     return own
 
 
-def _corrected(
-    batch: TokenBatch, *, loss: PolicyLoss, config: CorrectionConfig
-) -> tuple[Tensor, Diagnostics]:
+def _corrected(batch: TokenBatch, *, loss: PolicyLoss, config: CorrectionConfig) -> LossResult:
     """Weigh a loss whose ratio is against the trainer's own log-probs.
 
     Only the weight contains the engine's difference.
@@ -105,9 +81,7 @@ def _corrected(
     return torch.where(dropped, 0.0, losses * weight), _with_extra(diagnostics, extra)
 
 
-def _held_to_reference(
-    batch: TokenBatch, *, loss: PolicyLoss, config: KlLossConfig
-) -> tuple[Tensor, Diagnostics]:
+def _held_to_reference(batch: TokenBatch, *, loss: PolicyLoss, config: KlLossConfig) -> LossResult:
     """Add coef * estimate of KL(policy || reference) to a loss."""
     reference = batch.constant("reference_log_prob", "PolicyLossConfig.kl")
     losses, diagnostics = loss(batch)

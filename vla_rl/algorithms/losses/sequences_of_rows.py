@@ -1,7 +1,6 @@
 """Sums over sequences (trajectories) whose tokens are in several rows."""
 
-import torch
-from torch import Tensor
+from vla_rl.algorithms.lazy_torch import Tensor, torch
 
 
 class SequencesOfRows:
@@ -37,8 +36,9 @@ class SequencesOfRows:
         return self.by_sequence(values)[self.position]
 
     def means(self, values: Tensor, counted: Tensor) -> Tensor:
-        """Average float [B, T] over the counted tokens of each row's sequence: [B, 1]; 0 if none is
-        counted.
+        """Average float [B, T] over the counted tokens of each row's sequence: [B, 1].
+
+        0 if none is counted.
         """
         sums = self.sums(torch.where(counted, values, 0.0))
         return (sums / self.sums(counted.to(values.dtype)).clamp(min=1))[:, None]

@@ -1,7 +1,9 @@
-"""Configurations of the terms beside a policy loss: reference penalty, critic's loss, engine
-correction. No torch.
+"""Configurations of the terms beside a policy loss. No torch.
+
+They are the reference penalty, the critic's loss and the engine correction.
 """
 
+from collections.abc import Mapping
 from typing import Literal
 
 from vla_rl.algorithms.choices import check_choice
@@ -27,6 +29,10 @@ class KlLossConfig(Config, frozen=True, kw_only=True):
             "KlLossConfig.estimator",
         )
 
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of the penalty, if it is turned off."""
+        return {} if self.coef > 0.0 else {"estimator": "learner.loss.kl.coef is 0"}
+
 
 class ValueLossConfig(Config, frozen=True, kw_only=True):
     """Settings of the critic's loss."""
@@ -47,8 +53,7 @@ class ValueLossConfig(Config, frozen=True, kw_only=True):
 
 
 class CorrectionConfig(Config, frozen=True, kw_only=True):
-    """Correction of the difference between the log-probs of engine and trainer for the same
-    weights.
+    """Correction of the difference between the engine's and the trainer's log-probs.
 
     kappa = exp(proximal_log_prob - behavior_log_prob), the trainer's view of the acting weights
     against the engine's.
@@ -86,6 +91,15 @@ class CorrectionConfig(Config, frozen=True, kw_only=True):
                 "trainer and an engine that agree lose nothing."
             )
         self.require(0.0 <= self.veto_below < 1.0, "veto_below", "in [0, 1)")
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of a truncation or mask that is turned off."""
+        off = {} if self.truncate != "none" else {"truncate_at": "truncate is 'none'"}
+        return off | (
+            {}
+            if self.mask != "none"
+            else dict.fromkeys(("mask_low", "mask_high"), "mask is 'none'")
+        )
 
     @property
     def bounds(self) -> tuple[float, float]:

@@ -5,9 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-import torch
-from torch import Tensor
-
+from vla_rl.algorithms.lazy_torch import Tensor, torch
 from vla_rl.algorithms.losses.diagnostics import Diagnostics
 from vla_rl.algorithms.precision import full_precision
 
@@ -95,7 +93,7 @@ class TokenBatch:
 
     def _tensors(self) -> dict[str, Tensor]:
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
-        return {name: value for name, value in values.items() if isinstance(value, Tensor)}
+        return {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
 
     def _check_shape(self, name: str, *expected: tuple[int, ...]) -> None:
         tensor: Tensor | None = getattr(self, name)

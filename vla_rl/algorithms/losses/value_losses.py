@@ -4,9 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import torch
-from torch import Tensor
-
+from vla_rl.algorithms.lazy_torch import Tensor, torch
 from vla_rl.algorithms.losses.term_configs import ValueLossConfig
 from vla_rl.algorithms.precision import full_precision
 
@@ -33,9 +31,11 @@ class ValueDiagnostics:
         )
 
     def metrics(self) -> dict[str, float]:
-        """Return `value_mean`, `return_mean`, `value_clip_fraction` and `explained_variance` = 1 -
-        var(R - V) / var(R), which is left out if all returns R are equal; empty if everything was
-        masked."""
+        """Return the metrics by name; empty if everything was masked.
+
+        They are `value_mean`, `return_mean`, `value_clip_fraction` and `explained_variance` = 1 -
+        var(R - V) / var(R), which is left out if all returns R are equal.
+        """
         num = float(self.num_values)
         if num == 0.0:
             return {}
@@ -77,8 +77,9 @@ def clipped_value_loss(
     clip: float | None = None,
     huber_delta: float | None = None,
 ) -> tuple[Tensor, ValueDiagnostics]:
-    """Compute PPO's value loss: the larger of the error and the error of the value clipped around
-    its old one.
+    """Compute PPO's value loss.
+
+    It is the larger of the error and the error of the value clipped around its old one.
 
         e(v) = (v - R)^2 / 2,  or Huber: e(v) = (v - R)^2 / 2 where |v - R| <= delta, else delta * (|v - R| - delta / 2)
         loss = max(e(V), e(clamp(V, V_old - clip, V_old + clip)))
@@ -127,6 +128,7 @@ def _error(difference: Tensor, huber_delta: float | None) -> Tensor:
 def _diagnostics(
     values: Tensor, returns: Tensor, mask: Tensor, clipped: Tensor
 ) -> ValueDiagnostics:
+    # float64: a variance is the difference of two large sums, which float32 can turn negative
     weight, values, returns = mask.double(), values.double(), returns.double()
     errors = (returns - values) * weight
     return ValueDiagnostics(

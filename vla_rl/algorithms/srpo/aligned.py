@@ -1,5 +1,4 @@
-"""Our rule: the share of its nearest success that a failure retraced, moment by moment and in
-order.
+"""Our rule: the share of its nearest success that a failure retraced, in order.
 
     reference  r_1 ── r_2 ── r_3 ── r_4 ── r_5        5 moments of a success
                 │      │      │      :      :
@@ -20,8 +19,9 @@ from vla_rl.algorithms.srpo.config import SrpoConfig
 def aligned_rewards(
     references: NDArray[np.float64], failures: NDArray[np.float64], config: SrpoConfig
 ) -> NDArray[np.float64]:
-    """Compute rewards of the failures of one task; this rule is ours, not the paper's
-    (arXiv:2511.15605).
+    """Compute rewards of the failures of one task by our own rule.
+
+    It is not the paper's (arXiv:2511.15605).
 
         p_i = max over references r and t_1 <= t_2 <= .. <= t_K of
               mean over k of exp(-|f_i(t_k) - r(k)|^2 / (2 width^2))
@@ -53,8 +53,9 @@ def aligned_rewards(
 
 
 def usual_step(references: NDArray[np.float64], failures: NDArray[np.float64]) -> float:
-    """Return the median distance that a success moves from one moment to the next, without the
-    moments where it stands still.
+    """Return the median distance that a success moves from one moment to the next.
+
+    Moments where it stands still do not count.
 
     If no success moves (T = 1): the median distance between different successes, else from failures
     to successes. If these are 0 too, all points are equal and any width works: 1.

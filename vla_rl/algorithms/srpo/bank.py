@@ -41,8 +41,9 @@ class ReferenceBank:
         is_success: NDArray[np.bool_],
         tasks: Sequence[str],
     ) -> None:
-        """Keep the successes of an update; embeddings are float32 [N, T, D], one for each of
-        `is_success` and `tasks`.
+        """Keep the successes of an update.
+
+        Embeddings are float32 [N, T, D], one for each of `is_success` and `tasks`.
 
         If an update is repeated, as after a resume, its new successes replace those of the first
         time.
@@ -56,8 +57,9 @@ class ReferenceBank:
     def references(
         self, tasks: Sequence[str], is_success: NDArray[np.bool_]
     ) -> dict[str, NDArray[np.float32]]:
-        """Return the kept successes, float32 [R, T, D], of those of `tasks` that have no success of
-        their own.
+        """Return the kept successes of those tasks that have no success of their own.
+
+        float32 [R, T, D] for each.
         """
         solved = {tasks[row] for row in np.flatnonzero(is_success)}
         missing = [

@@ -11,8 +11,9 @@ Vectors = NDArray[np.float64]
 
 
 def cluster_centres(successes: Vectors, clusters: str, radius_scale: float) -> Vectors:
-    """Return the means of the clusters that successes form, and the successes outside every cluster
-    unchanged.
+    """Return the means of the clusters that successes form.
+
+    Successes outside every cluster are returned unchanged.
 
         k_distance   DBSCAN (Ester et al. 1996), min_samples 2,
                      radius = radius_scale * median over successes of the distance to the nearest other success
@@ -43,15 +44,14 @@ def cluster_centres(successes: Vectors, clusters: str, radius_scale: float) -> V
 
 
 def in_canonical_order(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Order rows by their bytes, so that the rounding of sums over them does not depend on their
-    order.
-    """
+    """Order rows by their bytes, so that the rounding of their sums is always the same."""
     return rows[sorted(range(len(rows)), key=lambda row: rows[row].tobytes())]
 
 
 def pairwise_distances(rows: Vectors, others: Vectors) -> Vectors:
-    """Compute Euclidean distances [len(rows), len(others)], without the cancellation of the |a|^2 -
-    2ab + |b|^2 form.
+    """Compute Euclidean distances [len(rows), len(others)].
+
+    They have no cancellation, unlike the |a|^2 - 2ab + |b|^2 form.
     """
     distances = np.empty((len(rows), len(others)))
     for index, row in enumerate(rows):

@@ -1,7 +1,6 @@
-"""Settings of SRPO's rewards: the rule, its clusters, and the successes kept from earlier
-updates.
-"""
+"""Settings of SRPO's rewards: the rule, its clusters, and successes of earlier updates."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from vla_rl.algorithms.choices import check_choice
@@ -42,3 +41,12 @@ class SrpoConfig(Config, frozen=True, kw_only=True):
         self.require(0.0 <= self.alpha <= 1.0, "alpha", "a weight in [0, 1]")
         self.require(0.0 < self.radius_scale < float("inf"), "radius_scale", "a finite factor > 0")
         self.require(self.carry_over >= 0, "carry_over", "at least 0 successes a task")
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of other rules."""
+        of_rule = {"aligned": ("clusters", "radius_scale"), "paper": ()}
+        others = of_rule.get(self.rule, ("alpha", "clusters", "radius_scale"))
+        found = dict.fromkeys(others, f"srpo.rule is {self.rule!r}")
+        if self.rule == "paper" and self.clusters != "k_distance":
+            found["radius_scale"] = f"srpo.clusters is {self.clusters!r}"
+        return found

@@ -1,7 +1,6 @@
-"""Settings of the trajectory encoders: which encoder SRPO compares trajectories with, and what it
-sees of them.
-"""
+"""Settings of the encoders with which SRPO compares trajectories."""
 
+from collections.abc import Mapping
 from typing import Final
 
 from vla_rl.algorithms.choices import check_choice
@@ -13,8 +12,9 @@ SHORT_VIDEOS: Final = ("cyclic", "stretched")
 
 
 class VJepa2Config(Config, frozen=True, kw_only=True):
-    """V-JEPA 2 (Assran et al. 2025, arXiv:2506.09985), any public size, as implemented in
-    transformers.
+    """V-JEPA 2 of any public size, as implemented in transformers.
+
+    Assran et al. 2025, arXiv:2506.09985.
     """
 
     folder: str = ""
@@ -106,3 +106,14 @@ class EmbeddingConfig(Config, frozen=True, kw_only=True):
         self.require(
             has_folder, "encoder", "embedding.vjepa2.folder to name a V-JEPA 2 checkpoint as well"
         )
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of other encoders."""
+        reads = {
+            "pixels": ("num_frames", "image_size", "image_key"),
+            "state": ("num_frames", "state_key"),
+            "policy": ("num_frames",),
+            "vjepa2": ("image_key", "vjepa2"),
+        }[self.encoder]
+        others = [name for name in self.__struct_fields__ if name not in ("encoder", *reads)]
+        return dict.fromkeys(others, f"embedding.encoder is {self.encoder!r}")

@@ -26,8 +26,9 @@ class TrajectoryEncoder(Protocol):
     """
 
     async def embed(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float32]:
-        """Embed trajectories, each from its own frames or states: float32 [N, T, D], with the same
-        T and D in every call.
+        """Embed trajectories, each from its own frames or states: float32 [N, T, D].
+
+        T and D are the same in every call.
 
         Raises: ValueError naming the `episode_id` that cannot be embedded.
         """
@@ -89,8 +90,9 @@ def trajectory_embedding(trajectory: Trajectory, config: EmbeddingConfig) -> NDA
 
 
 def area_resize(image: NDArray[np.uint8], size: int) -> NDArray[np.float32]:
-    """Average an image down to `size` x `size`; each output pixel is the mean of the area it
-    covers, edges in part.
+    """Average an image down to `size` x `size`.
+
+    Each output pixel is the mean of the area it covers, edges in part.
 
     Args:
         image: uint8 [H, W, C].

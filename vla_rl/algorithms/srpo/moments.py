@@ -31,8 +31,7 @@ def observed(trajectory: Trajectory, key: str) -> list[NDArray[Any]]:
 
 
 def frames_of(trajectory: Trajectory, image_key: str) -> list[NDArray[np.uint8]]:
-    """Return the video: the frames that the steps kept, if any, else the images of the
-    observations.
+    """Return the frames that the steps kept, if any, else the images of the observations.
 
     A kept video begins with the first observation's image, which no step has run before, and ends
     with the final one's.
@@ -64,8 +63,9 @@ def frames_of(trajectory: Trajectory, image_key: str) -> list[NDArray[np.uint8]]
 
 
 def evenly_spaced(num: int, num_wanted: int) -> NDArray[np.int64]:
-    """Return the indices round(j * (num - 1) / (num_wanted - 1)), int64 [num_wanted]; a short video
-    repeats some in place.
+    """Return the indices round(j * (num - 1) / (num_wanted - 1)), int64 [num_wanted].
+
+    A short video repeats some in place.
 
     A single wanted index is the last one.
     """

@@ -1,5 +1,6 @@
-"""The paper's rule: the distance of a whole trajectory from the successes' clusters, relative to
-the other failures.
+"""The paper's rule: the distance of a whole trajectory from the successes' clusters.
+
+It is taken relative to the other failures.
 """
 
 import numpy as np

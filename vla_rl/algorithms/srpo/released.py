@@ -37,8 +37,9 @@ def released_rewards(successes: Vectors, failures: Vectors) -> NDArray[np.float6
 
 
 def released_centres(successes: Vectors) -> Vectors:
-    """Cluster standardised successes with DBSCAN(eps 0.5, min_samples 2), and return the centres;
-    lone successes are ignored.
+    """Cluster standardised successes with DBSCAN(eps 0.5, min_samples 2); return the centres.
+
+    Lone successes are ignored.
 
     Without a cluster, the usual case in many dimensions, the mean of all successes is the only
     centre.

@@ -1,5 +1,6 @@
-"""SRPO's self-referential reward: a failure's reward depends on how close it came to the successes
-of its own task.
+"""SRPO's self-referential reward.
+
+A failure's reward depends on how close it came to the successes of its own task.
 
     embeddings of a batch ─► per task: successes, else those carried over ─► rule ─► rewards of the failures
 

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from vla_rl.actors import Actor, endpoint
+from vla_rl.actors import Actor, actor_method
 from vla_rl.endpoint.verifiers.played import Played, Player
 from vla_rl.endpoint.verifiers.players import player_of, told
 from vla_rl.errors import ConfigError, EnvError
@@ -57,7 +57,7 @@ class VerifiersWorker(Actor):
         assert self._player is not None
         return self._player.roles
 
-    @endpoint(concurrent=True)
+    @actor_method(concurrent=True)
     async def play(self, row: int, base_url: str, api_key: str) -> Played:
         """Run one rollout, whose model is at `base_url`.
 

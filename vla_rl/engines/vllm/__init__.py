@@ -1,6 +1,8 @@
-"""vLLM as an engine: the same `act` and `generate` as the in-process torch engine, computed in
+"""vLLM as an engine: actions and replies as the engines in this process give them, computed in
 separate processes.
 
+    VllmActionEngine, VllmChatEngine      the two kinds of engine, over the processes of a `VllmEngine`
+        │
     VllmEngine ─► replica ─► AsyncLLM ══ ZeroMQ ══► engine process     as many replicas as configured
         │                                               ▲
         └─ publish ─► staging (memory of both) ─────────┘ weights, applied to every replica or to none
@@ -13,19 +15,49 @@ transfer    the engine process's side of a weight update
 Importing the config does not import torch; the other names do, and opening an engine imports vLLM.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.engines.vllm.config import VllmConfig
 
 if TYPE_CHECKING:
+    from vla_rl.engines.config import EngineConfig
+    from vla_rl.engines.device_lane import DeviceLane
+    from vla_rl.engines.vllm.action_engine import VllmActionEngine
+    from vla_rl.engines.vllm.chat_engine import VllmChatEngine
     from vla_rl.engines.vllm.engine import VllmEngine
+    from vla_rl.engines.vllm.served import ServedActions, ServedLanguage
 
-__all__ = ["VllmConfig", "VllmEngine"]
+__all__ = ["VllmActionEngine", "VllmChatEngine", "VllmConfig", "VllmEngine", "make_vllm_engine"]
+
+_HOME = {
+    "VllmActionEngine": "action_engine",
+    "VllmChatEngine": "chat_engine",
+    "VllmEngine": "engine",
+}
+
+
+def make_vllm_engine(
+    served: "ServedActions | ServedLanguage",
+    lane: "DeviceLane",
+    config: "EngineConfig",
+    weight_version: int = 0,
+) -> "VllmActionEngine | VllmChatEngine":
+    """Make the engine that suits a policy whose kind is not known before."""
+    engine: VllmActionEngine | VllmChatEngine = engine_class(served)(
+        served, lane, config, weight_version
+    )
+    return engine
+
+
+def engine_class(served: "ServedActions | ServedLanguage") -> type[Any]:
+    """Return the class of engine that suits a policy: one that ends its own replies chats."""
+    kind = "VllmChatEngine" if served.layout.num_tokens is None else "VllmActionEngine"
+    found: type[Any] = __getattr__(kind)
+    return found
 
 
 def __getattr__(name: str) -> Any:
-    if name == "VllmEngine":
-        from vla_rl.engines.vllm.engine import VllmEngine
-
-        return VllmEngine
+    if name in _HOME:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,8 @@
-"""`VllmEngine`: the methods of `TorchEngine`, with vLLM in separate engine processes.
+"""`VllmEngine`: one policy's engine processes, with the weights that they hold.
 
-    act, generate ─► route ─► Replica ─► answer            the request of a dead replica goes to another one
+    VllmActionEngine.act, VllmChatEngine.generate ─► Router ─► Replica ─► answer
     adopt (device lane) ─► stage ─► publish (loop) ─► every replica, or none
-    keeper of each replica: start ─► health ─► death ─► start again, with the current weights
+    Keeper of each replica: start ─► health ─► death ─► start again, with the current weights
 
 Invariant: a replica gets requests only while its weights are those of `weight_version`, so nothing
 is sampled from weights without a version. Publications and newly started replicas take turns under
@@ -12,48 +12,33 @@ one lock.
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from importlib import import_module
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-from weakref import WeakKeyDictionary
 
 from torch import nn
 
-from vla_rl.engines.chat_interface import Sampled, completion, question
 from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.device_lane import DeviceLane
-from vla_rl.engines.vllm.adapter import require_grammars, require_plugin, require_vllm
+from vla_rl.engines.vllm.adapter import require_plugin, require_vllm
 from vla_rl.engines.vllm.engine_folder import engine_folder
 from vla_rl.engines.vllm.keeper import Keeper
 from vla_rl.engines.vllm.layout import refuse_heads_without_kernel, write_folder
 from vla_rl.engines.vllm.publication import Publication, UpdateTimes, each_or_end
 from vla_rl.engines.vllm.replica import Replica
-from vla_rl.engines.vllm.requests import NO_RULES, Answer, ReplyRules
-from vla_rl.engines.vllm.served import EngineRequest, ServedActions, ServedLanguage
+from vla_rl.engines.vllm.routing import Router
+from vla_rl.engines.vllm.served import ServedPolicy
 from vla_rl.engines.vllm.staging import StagedWeights
-from vla_rl.errors import ActorDied, ConfigError, ContextOverflow
-from vla_rl.rollout import BatchStats, DecisionGauge
+from vla_rl.errors import ActorDied, ConfigError
+from vla_rl.renamed import warn_of_base
+from vla_rl.rollout import BatchStats
 from vla_rl.rollout.owned_tasks import leave
-from vla_rl.types import (
-    ANY_REPLY,
-    ActionChunk,
-    Completion,
-    Observation,
-    Prompt,
-    ReplyOptions,
-    Sampling,
-    ToolSpec,
-)
-
-MAX_QUEUE = 4096
-"""Maximum number of requests in progress; further callers wait."""
 
 
 class VllmEngine:
-    """Answers `act` or `generate` calls of any number of episodes with engine processes that hold
-    copies of the weights.
+    """Engine processes that hold copies of one policy's weights; its two subclasses answer episodes.
 
     Owned by `async with`; opening it starts the engines one after another.
 
@@ -67,9 +52,19 @@ class VllmEngine:
     configuration requires.
     """
 
+    def __new__(cls, served: Any = None, *args: Any, **kwargs: Any) -> Self:
+        """Make the engine that suits the policy, for code that calls `VllmEngine` itself."""
+        if cls is not VllmEngine:
+            return super().__new__(cls)
+        # the package imports the subclasses, which import this module
+        kind: type[Any] = import_module("vla_rl.engines.vllm").engine_class(served)
+        warn_of_base(VllmEngine, kind)
+        engine: Self = object.__new__(kind)
+        return engine
+
     def __init__(
         self,
-        served: ServedActions | ServedLanguage,
+        served: ServedPolicy,
         lane: DeviceLane,
         config: EngineConfig,
         weight_version: int = 0,
@@ -99,12 +94,9 @@ class VllmEngine:
         self._publication = Publication(
             config.vllm, mode, "host" if is_on_host else config.vllm.weights_through
         )
-        self._gauge = DecisionGauge()
-        self._room = asyncio.Semaphore(MAX_QUEUE)
-        self._changed = asyncio.Event()
-        self._homes: WeakKeyDictionary[asyncio.Task[Any], Replica] = WeakKeyDictionary()
         self._numbers = itertools.count()
         self._keepers: list[Keeper] = []
+        self._router = Router(self._keepers, self._layout, config.vllm.attempts)
         self._tasks: asyncio.TaskGroup | None = None
         self._caring: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -123,14 +115,14 @@ class VllmEngine:
                 self._publication.current = await self._lane.run(
                     self._write, network, version, work="publish"
                 )
-            self._loop = loop
+            self._loop, self._router.is_open = loop, True
             self._publication.awake.set()
             for _ in range(self._config.vllm.num_engines):
                 keeper = Keeper(
                     lambda: self._new_replica(folder),
                     self._publication,
                     self._config.vllm,
-                    self._wake_callers,
+                    self._router.wake_callers,
                 )
                 stack.push_async_callback(keeper.close)
                 self._keepers.append(keeper)
@@ -151,7 +143,7 @@ class VllmEngine:
         traceback: TracebackType | None,
     ) -> None:
         """Stop all engines; callers that still wait get a RuntimeError or `ActorDied`."""
-        self._loop = None
+        self._loop, self._router.is_open = None, False
         assert self._tasks is not None
         for task in self._caring:
             task.cancel()
@@ -161,7 +153,7 @@ class VllmEngine:
             async with self._publication.turn:  # a started update has to finish first
                 await self._resources.aclose()
                 self._keepers.clear()
-            self._wake_callers()
+            self._router.wake_callers()
 
     @property
     def weight_version(self) -> int:
@@ -181,7 +173,7 @@ class VllmEngine:
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the last weight update and of the engines' restarts."""
         figures = {
-            "engine/num_ready": float(len(self._ready())),
+            "engine/num_ready": float(len(self._router.ready())),
             "engine/restarts": float(self.num_restarts),
         }
         if self.update_times:
@@ -200,92 +192,12 @@ class VllmEngine:
     @property
     def pids(self) -> list[int]:
         """Process ids of the engines that take requests now."""
-        return [replica.pid for replica in self._ready()]
+        return [replica.pid for replica in self._router.ready()]
 
     @property
     def num_answers(self) -> dict[int, int]:
-        """Number of requests that each engine which takes requests now has answered, by its process
-        id.
-        """
-        return {replica.pid: replica.num_answers for replica in self._ready()}
-
-    async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
-        """Choose an action chunk; all of its tokens come from the weights that its version names.
-
-        Raises: ValueError if the observation does not suit the policy; ActorDied if engines died in
-        all `attempts` at the request; TypeError for a language policy.
-        """
-        served: Any = self._served
-        if self._layout.num_tokens is None:
-            raise TypeError(
-                "this engine's policy generates text and has no `act`; use "
-                "`generate`, as chat_agent does"
-            )
-        request = await self._lane.prepare(served.request, observation)
-        answer = await self._answer(
-            request, sampling or Sampling(), self._layout.num_tokens, NO_RULES
-        )
-        return ActionChunk(
-            actions=served.decode(answer.tokens),
-            tokens=answer.tokens,
-            log_probs=answer.log_probs,
-            weight_version=int(answer.versions[0]),
-        )
-
-    async def generate(
-        self,
-        prompt: Prompt,
-        *,
-        tools: Sequence[ToolSpec] = (),
-        sampling: Sampling | None = None,
-        max_tokens: int | None = None,
-        options: ReplyOptions = ANY_REPLY,
-    ) -> Completion:
-        """Generate one reply. Cancelling the call aborts the reply.
-
-        Args:
-            prompt: the conversation so far, or text or tokens to continue.
-            tools: tools that the prompt describes to the policy.
-            sampling: temperature, or greedy, and the seed of all tokens of this reply.
-            max_tokens: maximum number of tokens of the reply; at most `EngineConfig.max_reply`.
-            options: form of the reply, stop texts, and what is reported with it.
-
-        Raises: ContextOverflow if the prompt leaves no room for a reply; ValueError for a prompt or
-        options that the model cannot take; ActorDied if engines died in all `attempts` at the
-        request; TypeError for a policy over action chunks.
-        """
-        served: Any = self._served
-        if self._layout.num_tokens is not None:
-            raise TypeError(
-                "this engine's policy chooses action chunks and does not generate text; use `act`"
-            )
-        if max_tokens is not None and max_tokens < 1:
-            raise ValueError(f"max_tokens is {max_tokens}, expected at least 1 token of a reply.")
-        asked = await self._lane.prepare(question, served.chat, prompt, tuple(tools), options)
-        if asked.grammar is not None:
-            require_grammars()
-        room = self._layout.context_size - len(asked.tokens)
-        if room < 1:
-            raise ContextOverflow(len(asked.tokens), self._layout.context_size)
-        limit = min(room, max_tokens or self._config.max_reply, self._config.max_reply)
-        rules = ReplyRules(
-            stop_tokens=tuple(sorted(served.chat.stop_tokens)),
-            stop=options.stop,
-            grammar=asked.grammar,
-            num_alternatives=options.top_log_probs or 0,
-        )
-        answer = await self._answer(
-            EngineRequest(asked.tokens.tolist()), sampling or Sampling(), limit, rules
-        )
-        sampled = Sampled(
-            tokens=answer.tokens,
-            log_probs=answer.log_probs,
-            versions=answer.versions,
-            finish_reason="stop" if answer.finish_reason == "stop" else "length",
-            stopped_by=answer.stopped_by,
-            alternatives=[row[: rules.num_alternatives] for row in answer.alternatives],
-        )
-        return await self._lane.prepare(completion, served.chat, asked, sampled)
+        """Number of answers of each engine that takes requests now, by its process id."""
+        return {replica.pid: replica.num_answers for replica in self._router.ready()}
 
     def adopt(self, network: nn.Module, weight_version: int) -> None:
         """Apply weights and their version in all engines or in none; call it on the device lane,
@@ -302,6 +214,7 @@ class VllmEngine:
         if loop is None:
             self._publication.current, self._weight_version = staged, weight_version
             return
+        # the lane waits for it: no update begins before all engines have the weights of the last one
         asyncio.run_coroutine_threadsafe(self._publish(staged, began), loop).result()
 
     async def checksums(self) -> dict[str, str]:
@@ -309,7 +222,7 @@ class VllmEngine:
 
         Raises: ActorDied.
         """
-        return await self._publication.checksums(self._ready())
+        return await self._publication.checksums(self._router.ready())
 
     async def sleep(self) -> None:
         """Free the engines' memory of weights and caches on the GPU for the learner. Callers wait
@@ -322,7 +235,7 @@ class VllmEngine:
         self._require_sleep()
         async with self._publication.turn:
             self._publication.awake.clear()
-            await each_or_end(self._ready(), lambda replica: replica.sleep(), "sleep")
+            await each_or_end(self._router.ready(), lambda replica: replica.sleep(), "sleep")
 
     async def wake(self) -> None:
         """Let the engines allocate their memory again, and give them the current weights.
@@ -344,82 +257,18 @@ class VllmEngine:
                 except ActorDied as error:  # its keeper replaces it
                     errors.append(error)
             self._publication.awake.set()
-        self._wake_callers()
+        self._router.wake_callers()
         if errors:
             raise errors[0]
 
     def stats(self) -> BatchStats:
-        """Return the number of requests and the share of the time with at least one running. The
-        engines decide what they batch.
+        """Return the number of requests and the share of the time with at least one running.
 
         May be called from any thread; the share is 0 while the engine is not open.
         """
         loop = self._loop
         now = loop.time() if loop is not None else self._opened_at
-        elapsed = now - self._opened_at
-        return BatchStats(
-            num_batches=0,
-            num_requests=self._gauge.num_decisions,
-            busy_share=self._gauge.asked_s(now) / elapsed if elapsed > 0 else 0.0,
-            num_queued=self._gauge.num_waiting,
-            batch_sizes={},
-        )
-
-    async def _answer(
-        self, request: EngineRequest, sampling: Sampling, max_tokens: int, rules: ReplyRules
-    ) -> Answer:
-        """Repeat a request until an engine has answered it completely."""
-        is_chunk = self._layout.num_tokens is not None
-        clock = asyncio.get_running_loop().time
-        deaths = 0
-        async with self._room:
-            self._gauge.enter(clock())
-            try:
-                while True:
-                    replica = await self._route()
-                    try:
-                        answer = await replica.ask(request, sampling, max_tokens, rules)
-                    except ActorDied:
-                        deaths += 1
-                        if deaths >= self._config.vllm.attempts:
-                            raise
-                        continue
-                    if not answer.is_aborted and not (is_chunk and answer.is_mixed):
-                        return answer
-            finally:
-                self._gauge.leave(clock())
-
-    async def _route(self) -> Replica:
-        """Return the replica to ask: the one with this conversation's keys and values, else the
-        least loaded. Waits for one.
-
-        Raises: ActorDied if no engine is started again any more; RuntimeError if the engine is not
-        open.
-        """
-        while True:
-            ready = self._ready()
-            if ready:
-                task = asyncio.current_task()
-                home = self._homes.get(task) if task is not None else None
-                if home not in ready or home is None:
-                    home = min(ready, key=lambda replica: replica.num_running)
-                if task is not None and self._layout.reuses_prefixes:
-                    self._homes[task] = home
-                return home
-            if self._loop is None:
-                raise RuntimeError("the vLLM engine is not open; ask inside its `async with` block")
-            failures = [keeper.failure for keeper in self._keepers if keeper.failure is not None]
-            if len(failures) == len(self._keepers):
-                raise failures[0]
-            self._changed.clear()
-            await self._changed.wait()
-
-    def _ready(self) -> list[Replica]:
-        replicas = [keeper.replica for keeper in self._keepers]
-        return [replica for replica in replicas if replica is not None and replica.is_ready]
-
-    def _wake_callers(self) -> None:
-        self._changed.set()
+        return self._router.stats(now, self._opened_at)
 
     def _new_replica(self, folder: Path) -> Replica:
         return Replica(f"vllm-{next(self._numbers)}", self._served, self._config.vllm, folder)
@@ -430,7 +279,7 @@ class VllmEngine:
     async def _publish(self, staged: StagedWeights, began: float) -> None:
         async with self._publication.turn:
             try:
-                await self._publication.publish(staged, self._ready(), began)
+                await self._publication.publish(staged, self._router.ready(), began)
             finally:
                 assert self._publication.current is not None
                 self._weight_version = self._publication.current.version

@@ -96,6 +96,7 @@ class Keeper:
         replica = self._make()
         try:
             await replica.build()
+            # else an update between its join and the last line of this block would miss it
             async with self._publication.turn:
                 if self._publication.awake.is_set():
                     assert self._publication.current is not None

@@ -81,6 +81,7 @@ class Publication:
             ready = await self._accepted(
                 staged, [replica for replica in replicas if replica.is_ready]
             )
+        # all that can be rejected was rejected: from here on, no engine may keep the old weights
         paused_at = time.perf_counter()
         try:
             with waiting(f"weights {staged.version}", on="the engines to apply them"):
@@ -118,6 +119,7 @@ class Publication:
                 f"apply the weights {staged.version}",
             )
         finally:
+            # engines that have it cannot go back, so the others must not go on: they restart with it
             self.current = staged
             for replica in replicas:
                 if replica.weight_version != staged.version and not replica.died.is_set():
@@ -130,6 +132,7 @@ class Publication:
         weights.
         """
         verify = self._config.verify_checksums
+        # gathered with exceptions: one engine must not still be mapping memory that is written again
         outcomes = await asyncio.gather(
             *(replica.stage(staged, verify=verify) for replica in replicas), return_exceptions=True
         )

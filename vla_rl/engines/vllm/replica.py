@@ -264,6 +264,7 @@ class Replica:
     async def close(self) -> None:
         """Stop the process, gently if it still responds, and free what the client holds."""
         self.note_death("closed")
+        # taken away first: a second close must not shut down the same client again
         llm, self._llm = self._llm, None
         if llm is not None:
             await run_to_its_end(llm.shutdown, SHUTDOWN_S)

@@ -58,6 +58,7 @@ class ModelParts:
             for part in model.children()
             if any(hasattr(layer, "quant_method") for layer in part.modules())
         ]
+        # a packed parameter is in the order of its kernel: a copy into it would scramble the layer
         packed = {id(parameter) for part in self.packed for parameter in part.parameters()}
         self.plain = {
             name: each for name, each in model.named_parameters() if id(each) not in packed
@@ -183,6 +184,7 @@ class WorkerExtension:
         """Load the staged version in one call, because nothing may be computed between its
         steps.
         """
+        # vLLM offers these as three calls, between which its scheduler could run a step
         self.start_weight_update()
         self.update_weights({"version": version})
         self.finish_weight_update()

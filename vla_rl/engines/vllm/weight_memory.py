@@ -71,6 +71,8 @@ class HostBuffer:
     def __init__(self, num_bytes: int) -> None:
         descriptor = os.memfd_create("vla_rl_weights", os.MFD_CLOEXEC)
         os.ftruncate(descriptor, num_bytes)
+        # by path, not by a descriptor sent along: vLLM starts its processes itself, and its RPC takes
+        # bytes only
         self._memory = HostMemory(f"/proc/{os.getpid()}/fd/{descriptor}", num_bytes)
         self._release = weakref.finalize(self, os.close, descriptor)
         self.whole = torch.frombuffer(mmap.mmap(descriptor, num_bytes), dtype=torch.uint8)

@@ -1,23 +1,24 @@
 """`LiberoEnv`: one task of LIBERO as a plain, synchronous gymnasium environment."""
 
-import json
 import os
-from typing import Any, Final, Literal, TypeAlias, get_args
+from collections.abc import Mapping
+from typing import Any, Literal, TypeAlias, get_args
 
-import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from vla_rl.envs.libero.cameras import Cameras
 from vla_rl.envs.libero.init_states import read_init_states
 from vla_rl.envs.libero.kept_scenes import SceneKey, give_back_scene, keep_scene, take_scene
 from vla_rl.envs.libero.libero_code import find_assets_for
-from vla_rl.envs.libero.look import Quality
+from vla_rl.envs.libero.panda_look import LIBERO_STYLE
 from vla_rl.envs.libero.scene import Scene
 from vla_rl.envs.libero.sensor_noise import add_noise
 from vla_rl.envs.libero.stepping import Physics
-from vla_rl.envs.libero.tasks import NUM_STARTS, Task, find_task, step_limit_of
-from vla_rl.types import Info, Observation, derive_seed
+from vla_rl.envs.libero.tasks import Task, find_task, step_limit_of
+from vla_rl.envs.mujoco.cameras import Cameras, Orientation
+from vla_rl.envs.mujoco.look import Quality
+from vla_rl.envs.picture_env import Expert, PictureEnv, refuse_below, refuse_other
+from vla_rl.types import Info, derive_seed
 
 Scenes: TypeAlias = Literal["same", "published"]
 """same: LIBERO's first reset after the seed places the fixtures of every episode, as if each had
@@ -32,14 +33,11 @@ CAMERAS = {"image": "agentview", "wrist_image": "robot0_eye_in_hand"}
 IDLE_ACTION = (0.0, 0.0, 0.0, 0.0, 0.0, 0.0, -1.0)
 """Holds the hand in place and the gripper open; the settle steps run it."""
 
-_RECORDED_IN_STATES: Final = ("scene_seed", "scenes", "physics", "quality", "assets")
-"""Settings that a state depends on besides its task."""
-
 _PROPRIO_BOUND = np.array([3.0] * 3 + [6.3] * 3 + [0.1] * 2, np.float32)
 _INSTRUCTION_CHARACTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 _-.,'"
 
 
-class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
+class LiberoEnv(PictureEnv):
     """A Panda arm on one LIBERO task, 20 control steps a second.
 
     Observation:
@@ -94,6 +92,8 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 20, "robot_type": "panda"}  # noqa: RUF012 - as gymnasium declares it
+    recorded_in_states = ("scene_seed", "scenes", "physics", "quality", "assets")
+    displacements = (1.0, 1.0, 1.0, 0.3, 0.3, 0.3)
 
     def __init__(
         self,
@@ -112,28 +112,22 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         quality: Quality = "exact",
     ) -> None:
         self.task: Task = find_task(suite, task_id)
-        self.step_limit = step_limit_of(suite) if step_limit is None else step_limit
-        _refuse_other("scenes", scenes, get_args(Scenes))
-        _refuse_other("physics", physics, get_args(Physics))
-        _refuse_other("quality", quality, get_args(Quality))
-        _refuse_below("image_size", image_size, 16)
-        _refuse_below("step_limit", self.step_limit, 1)
-        _refuse_below("num_settle_steps", num_settle_steps, 0)
-        _refuse_below("scene_seed", scene_seed, 0)
-        if render_mode not in (None, "rgb_array"):
-            raise ValueError(f"render_mode is {render_mode!r}, expected 'rgb_array' or None.")
-        self.render_mode = render_mode
-        self.render_every_step = True
-        """False skips the pictures of a step, unless the episode ends there; the previous ones are
-        returned again."""
-
+        refuse_other("scenes", scenes, get_args(Scenes))
+        refuse_other("physics", physics, get_args(Physics))
+        refuse_other("quality", quality, get_args(Quality))
+        refuse_below("image_size", image_size, 16)
+        refuse_below("num_settle_steps", num_settle_steps, 0)
+        refuse_below("scene_seed", scene_seed, 0)
         self._image_size, self._num_settle_steps = image_size, num_settle_steps
         self._init_states = read_init_states(self.task.init_states_file)
-        self._pictures = tuple(name for name in CAMERAS if wrist_image or name != "wrist_image")
-        _refuse_other("render_key", render_key, self._pictures)
-        self.render_key = render_key
-        """Key of the picture that `render` returns."""
-
+        super().__init__(
+            self.task,
+            tuple(name for name in CAMERAS if wrist_image or name != "wrist_image"),
+            len(self._init_states),
+            step_limit_of(suite) if step_limit is None else step_limit,
+            render_mode,
+            render_key,
+        )
         found = find_assets_for(self.task.package, assets)
         self._scene_key = SceneKey(self.task, found.path, scene_seed)
         self._scene: Scene | None = take_scene(self._scene_key)
@@ -148,10 +142,6 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         }
         if self.task.perturbation:
             self._recorded["perturbation"] = self.task.perturbation
-        self._num_steps, self._is_success, self._is_over = 0, False, True
-        self._init_state_id = -1
-        self._images: tuple[np.ndarray, ...] = ()
-        self._images_are_new = False
         image = spaces.Box(0, 255, (image_size, image_size, 3), np.uint8)
         self.observation_space = spaces.Dict(
             {
@@ -186,8 +176,10 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
         Raises: `EnvError`.
         """
         if self._cameras is None:
-            names = tuple(CAMERAS[name] for name in self._pictures)
-            self._cameras = Cameras(self.scene.model, names, self._image_size, self._quality)
+            cameras: dict[str, Orientation] = {CAMERAS[name]: "mirrored" for name in self._pictures}
+            self._cameras = Cameras(
+                self.scene.model, cameras, self._image_size, self._quality, LIBERO_STYLE
+            )
 
     @property
     def scene(self) -> Scene:
@@ -199,113 +191,12 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
             raise RuntimeError("this environment is closed; make a new one.")
         return self._scene
 
-    def reset(
-        self, *, seed: int | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[Observation, Info]:
-        """Start an episode from `options["init_state_id"]`, else from an initial state that the
-        seed picks.
-        """
-        scene = self.scene
-        super().reset(seed=seed)
-        self._init_state_id = self._choose_init_state(options or {})
-        self._num_steps, self._is_success, self._is_over = 0, False, False
-        if self._init_state_id < len(self._init_states):
-            reset_number = self._init_state_id if self._scenes == "published" else 0
-            scene.begin(self._init_states[self._init_state_id], reset_number)
-        else:
-            scene.begin_drawn(self._init_state_id)
-        for _ in range(self._num_settle_steps):
-            scene.advance(np.array(IDLE_ACTION))
-        self._draw()
-        return self._observation(), self._info()
+    def make_expert(self) -> Expert:
+        """Return the scripted expert of the task."""
+        # here, because the experts' package has an environment with suggestions, and so this module
+        from vla_rl.envs.libero.experts.expert import Expert as LiberoExpert
 
-    def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
-        """Run one control step.
-
-        Raises: `ValueError` or `TypeError` for a bad action, `RuntimeError` outside an episode.
-        """
-        scene = self.scene
-        if self._is_over:
-            state = "the episode has ended" if self._images else "no episode has begun"
-            raise RuntimeError(f"step was called, but {state}; call reset first.")
-        is_success = scene.advance(_checked(action))
-        self._num_steps += 1
-        self._is_success = is_success
-        truncated = not is_success and self._num_steps >= self.step_limit
-        self._is_over = is_success or truncated
-        self._images_are_new = False
-        if self.render_every_step or self._is_over:
-            self._draw()
-        return self._observation(), float(is_success), is_success, truncated, self._info()
-
-    def render(self) -> np.ndarray | None:
-        """Return the picture `render_key` of the last step, uint8 [S, S, 3].
-
-        None without a render mode.
-        """
-        if self.render_mode is None:
-            return None
-        if not self._images:
-            raise RuntimeError("render was called, but no episode has begun; call reset first.")
-        if self._images_are_new:
-            return self._images[self._pictures.index(self.render_key)].copy()
-        return self._drawn((self.render_key,))[0]
-
-    def get_state(self) -> dict[str, Any]:
-        """Return the whole state of the environment as plain values.
-
-        Continuing from it elsewhere gives the same bits.
-        """
-        return {
-            "task": self.task.key,
-            **{name: self._info()[name] for name in _RECORDED_IN_STATES},
-            "scene": self.scene.get_state(),
-            "init_state_id": self._init_state_id,
-            "num_steps": self._num_steps,
-            "is_success": self._is_success,
-            "is_over": self._is_over,
-            "images": list(self._images),
-            "images_are_new": self._images_are_new,
-            "rng": json.dumps(self.np_random.bit_generator.state),
-        }
-
-    def set_state(self, state: dict[str, Any]) -> Observation:
-        """Continue from a state that `get_state` returned, in this process or another; return the
-        observation there.
-
-        Raises: `ValueError` for a state of another task, or of an environment with other arguments.
-        """
-        if state["task"] != self.task.key:
-            raise ValueError(
-                f"the state is one of {state['task']}, this environment has the task "
-                f"{self.task.key}."
-            )
-        own = self._info()
-        for name in _RECORDED_IN_STATES:
-            if state.get(name) != own[name]:
-                raise ValueError(
-                    f"the state was saved with {name}={state.get(name)!r}, this environment has "
-                    f"{own[name]!r}; "
-                    "make this environment with the same value."
-                )
-        shape = (self._image_size, self._image_size, 3)
-        if state["images"] and [image.shape for image in state["images"]] != [shape] * len(
-            self._pictures
-        ):
-            found = [image.shape for image in state["images"]]
-            raise ValueError(
-                f"the state has images of {found}, this environment has "
-                f"{len(self._pictures)} of {shape}."
-            )
-        self.scene.set_state(state["scene"])
-        self._init_state_id, self._num_steps = state["init_state_id"], state["num_steps"]
-        self._is_success, self._is_over = state["is_success"], state["is_over"]
-        self._images = tuple(np.array(image, np.uint8) for image in state["images"])
-        self._images_are_new = state["images_are_new"]
-        self.np_random.bit_generator.state = json.loads(state["rng"])
-        if not self._images:
-            self._draw()
-        return self._observation()
+        return LiberoExpert(self.scene)
 
     def close(self) -> None:
         """Free the simulation and the OpenGL context; a second call does nothing."""
@@ -315,29 +206,20 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
             give_back_scene(self._scene_key, self._scene)
             self._scene = None
 
-    def _choose_init_state(self, options: dict[str, Any]) -> int:
-        unknown = set(options) - {"init_state_id"}
-        if unknown:
-            raise ValueError(
-                f"reset options {sorted(unknown)} are unknown, expected only 'init_state_id'."
-            )
-        chosen = options.get("init_state_id")
-        if chosen is None:
-            return int(self.np_random.integers(len(self._init_states)))
-        if not _is_whole(chosen) or not 0 <= chosen < NUM_STARTS:
-            last = len(self._init_states) - 1
-            raise ValueError(
-                f"init_state_id is {chosen!r}, expected 0 to {last}, or up to {NUM_STARTS - 1} "
-                "for a start that is drawn."
-            )
-        return int(chosen)
+    def _begin(self, init_state_id: int) -> None:
+        scene = self.scene
+        if init_state_id < len(self._init_states):
+            reset_number = init_state_id if self._scenes == "published" else 0
+            scene.begin(self._init_states[init_state_id], reset_number)
+        else:
+            scene.begin_drawn(init_state_id)
+        for _ in range(self._num_settle_steps):
+            scene.advance(np.array(IDLE_ACTION))
 
-    def _draw(self) -> None:
-        self._images = self._drawn(self._pictures)
-        self._images_are_new = True
+    def _advance(self, action: np.ndarray) -> bool:
+        return self.scene.advance(action)
 
-    def _drawn(self, names: tuple[str, ...]) -> tuple[np.ndarray, ...]:
-        """Return the current pictures with these names."""
+    def _draw_now(self, names: tuple[str, ...]) -> tuple[np.ndarray, ...]:
         self.open_graphics()
         assert self._cameras is not None
         pictures = self._cameras.draw(
@@ -352,60 +234,17 @@ class LiberoEnv(gymnasium.Env[Observation, np.ndarray]):
             for name, picture in zip(names, pictures, strict=True)
         )
 
-    def _observation(self) -> Observation:
-        return {
-            **{
-                name: image.copy() for name, image in zip(self._pictures, self._images, strict=True)
-            },
-            "state": self.scene.sample.proprio,
-            "instruction": self.task.instruction,
-        }
+    def _vector(self) -> np.ndarray:
+        return self.scene.sample.proprio
 
-    def _info(self) -> Info:
-        return {
-            "task": self.task.key,
-            "init_state_id": self._init_state_id,
-            "scene_seed": self._scene_key.scene_seed,
-            "num_steps": self._num_steps,
-            "is_success": self._is_success,
-            **self._recorded,
-        }
+    def _simulation_state(self) -> dict[str, Any]:
+        return self.scene.get_state()
 
+    def _restore_simulation(self, state: Mapping[str, Any]) -> None:
+        self.scene.set_state(dict(state))
 
-def _checked(action: np.ndarray) -> np.ndarray:
-    """Return `action` as float64 [7]. Raises: `TypeError` for another kind of value, `ValueError`
-    for another shape or range.
-    """
-    if not isinstance(action, np.ndarray) or action.dtype.kind != "f":
-        kind = action.dtype if isinstance(action, np.ndarray) else type(action).__name__
-        raise TypeError(f"the action is {kind}, expected a float32 array of shape (7,).")
-    if action.shape != (7,):
-        raise ValueError(
-            f"the action has shape {action.shape}, expected (7,); step runs one row of a chunk."
-        )
-    if not np.isfinite(action).all() or np.abs(action).max() > 1.0:
-        raise ValueError(
-            f"the action is {action.tolist()}, expected numbers in [-1, 1]; clip the "
-            "policy's actions."
-        )
-    return action.astype(np.float64)
-
-
-def _refuse_other(name: str, value: str, known: tuple[str, ...]) -> None:
-    if value not in known:
-        raise ValueError(f"{name} is {value!r}, expected one of {', '.join(map(repr, known))}.")
-
-
-def _refuse_below(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or not _is_whole(value) or value < least:
-        raise ValueError(f"{name} is {value!r}, expected a whole number >= {least}.")
-
-
-def _is_whole(value: object) -> bool:
-    """Return whether a value is a whole number and not a bool; in Python, True and False
-    are ints.
-    """
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+    def _settings(self) -> Info:
+        return {"scene_seed": self._scene_key.scene_seed, **self._recorded}
 
 
 def _text_space(instruction: str) -> spaces.Text:

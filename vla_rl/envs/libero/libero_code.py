@@ -18,7 +18,8 @@ from typing import Any, NamedTuple
 from vla_rl.envs.libero.assets import ASSETS_VARIABLE, Assets, find_assets
 from vla_rl.envs.libero.optional_imports import without_optional_modules
 from vla_rl.envs.libero.packages import LIBERO, how_to_install, package_root
-from vla_rl.envs.libero.simulator import cache_folder, importing, load_simulator
+from vla_rl.envs.libero.simulator import load_simulator
+from vla_rl.envs.mujoco.loading import cache_folder, importing
 
 
 class LiberoCode(NamedTuple):

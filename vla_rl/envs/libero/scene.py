@@ -24,19 +24,8 @@ from vla_rl.envs.libero.drawn_starts import place_anew
 from vla_rl.envs.libero.simulator import load_simulator
 from vla_rl.envs.libero.stepping import Physics, Stepper
 from vla_rl.envs.libero.tasks import Task
+from vla_rl.envs.mujoco.cameras import DRAWN_FIELDS
 from vla_rl.errors import EnvError
-
-DRAWN_FIELDS = (
-    "geom_xpos",
-    "geom_xmat",
-    "site_xpos",
-    "site_xmat",
-    "cam_xpos",
-    "cam_xmat",
-    "light_xpos",
-    "light_xdir",
-)
-"""Arrays of `MjData` from which MuJoCo draws."""
 
 
 class Sample(msgspec.Struct, frozen=True):

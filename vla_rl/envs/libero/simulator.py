@@ -1,25 +1,22 @@
 """Load MuJoCo and robosuite so that they print nothing and write only below the temporary folder.
 
-By default they open one log file for all users of the machine, write compiled code beside the
-installed packages, and accept any MuJoCo. `load_simulator` prevents this, and every other module of
-this package uses it. `libero_code` loads LIBERO itself.
+By default robosuite opens one log file for all users of the machine, writes compiled code beside
+the installed packages, and accepts any MuJoCo. `load_simulator` prevents this, and every other
+module of this package uses it. `libero_code` loads LIBERO itself.
 """
 
 import contextlib
-import ctypes
 import functools
 import importlib
 import importlib.util
 import os
-import stat
 import sys
-import tempfile
 import types
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from vla_rl.envs.mujoco.loading import importing, keep_compiled_code, load_mujoco
 from vla_rl.errors import EnvError
 from vla_rl.installing import pip_command
 
@@ -48,21 +45,12 @@ def load_simulator() -> Simulator:
     Raises: `ImportError` if a package is missing, `EnvError` for a MuJoCo with other physics or
     pictures.
     """
-    cache = cache_folder()
-    lasting = {
-        "NUMBA_CACHE_DIR": cache / "numba",
-        "MESA_SHADER_CACHE_DIR": cache / "mesa",
-        "MPLCONFIGDIR": cache / "matplotlib",
-    }
-    for name, folder in lasting.items():
-        os.environ.setdefault(name, str(folder))
+    keep_compiled_code(NUMBA_CACHE_DIR="numba", MPLCONFIGDIR="matplotlib")
     if "numba" in sys.modules:
         sys.modules["numba"].config.CACHE_DIR = os.environ["NUMBA_CACHE_DIR"]
+    mujoco = load_mujoco()
+    refuse_wrong_mujoco(mujoco.__version__)
     with importing(), _quiet_robosuite():
-        mujoco = importlib.import_module("mujoco")
-        refuse_wrong_mujoco(mujoco.__version__)
-        _keep_no_assets(mujoco)
-        mujoco.set_mju_user_warning(_tell)  # else MuJoCo writes a log file into the current folder
         try:
             transforms = importlib.import_module("robosuite.utils.transform_utils")
             errors = importlib.import_module("robosuite.utils.errors")
@@ -73,40 +61,6 @@ def load_simulator() -> Simulator:
     return Simulator(
         mujoco, errors.RandomizationError, transforms.axisangle2quat, transforms.quat2mat
     )
-
-
-@contextlib.contextmanager
-def importing(**variables: str) -> Iterator[None]:
-    """Import third-party modules without OpenGL, with one thread and these environment variables,
-    and without warnings.
-    """
-    one_thread = {
-        f"{library}_NUM_THREADS": os.environ.get(f"{library}_NUM_THREADS", "1")
-        for library in ("OMP", "OPENBLAS")
-    }
-    with (
-        warnings.catch_warnings(),
-        _environment(MUJOCO_GL="disable", MUJOCO_EGL_DEVICE_ID=None, **one_thread, **variables),
-    ):
-        # of third-party modules; none of ours is imported here
-        for kind in (DeprecationWarning, SyntaxWarning):
-            warnings.simplefilter("ignore", kind)
-        yield
-
-
-def _tell(warning: str) -> None:
-    print(f"MuJoCo: {warning}", file=sys.stderr, flush=True)
-
-
-def _keep_no_assets(mujoco: Any) -> None:
-    """Make MuJoCo free the meshes and textures of a built model: by default it caches up to 500 MB
-    for the next one.
-    """
-    (path,) = Path(mujoco.__file__).parent.glob("libmujoco.*")
-    library = ctypes.CDLL(str(path))
-    library.mj_globalCache.restype = ctypes.c_void_p
-    library.mj_setCacheSize.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    library.mj_setCacheSize(library.mj_globalCache(), 0)
 
 
 def refuse_wrong_mujoco(version: str) -> None:
@@ -123,39 +77,6 @@ def refuse_wrong_mujoco(version: str) -> None:
         "ramekin and success "
         'rates are not comparable. Run `pip install "mujoco>=3.3.0,<3.3.3"`.'
     )
-
-
-def cache_folder() -> Path:
-    """Return a folder below the temporary one, of this user only, for compiled code; it is kept, to
-    start later processes fast.
-    """
-    folder = Path(tempfile.gettempdir()) / f"vla_rl-{os.getuid()}"
-    folder.mkdir(mode=0o700, exist_ok=True)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise EnvError(
-            f"{folder} belongs to another user or others may write to it; remove it or set TMPDIR."
-        )
-    return folder
-
-
-@contextlib.contextmanager
-def _environment(**values: str | None) -> Iterator[None]:
-    """Set (or with None: unset) environment variables, and restore them afterwards."""
-    before = {name: os.environ.get(name) for name in values}
-    _set_environment(values)
-    try:
-        yield
-    finally:
-        _set_environment(before)
-
-
-def _set_environment(values: dict[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
 
 
 @contextlib.contextmanager

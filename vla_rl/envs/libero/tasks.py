@@ -40,10 +40,6 @@ OpenVLA-OFT)."""
 LONGEST_STEP_LIMIT = max(STEP_LIMITS.values())
 """Step limit for suites without a published one."""
 
-NUM_STARTS = 1 << 31
-"""Number of starts of a task: first LIBERO's fixed initial states, then drawn ones
-(`drawn_starts`)."""
-
 _SCENE_PREFIX = re.compile(r"^[A-Z_]+_SCENE\d+_")
 _LANGUAGE = re.compile(r"\(:language\s+([^()]*)\)")
 

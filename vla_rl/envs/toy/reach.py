@@ -74,7 +74,8 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
         step_limit: int = 40,
         render_mode: str | None = None,
     ) -> None:
-        if task_id is not None and not 0 <= task_id < len(COLOURS):
+        # True is an int, and would be task 1
+        if isinstance(task_id, bool) or (task_id is not None and not 0 <= task_id < len(COLOURS)):
             raise ValueError(
                 f"task_id is {task_id}, expected 0 to {len(COLOURS) - 1} (or None to draw one)."
             )

@@ -20,15 +20,25 @@ ImagePipeline: TypeAlias = Callable[[Tensor, int], Tensor]
 
 def image_pipeline(name: ImagePipelineName) -> ImagePipeline:
     """Return the pipeline of that name."""
-    return _PIPELINES[name]
+    stages = image_stages(name)
+
+    def pipeline(images: Tensor, size: int) -> Tensor:
+        for stage in stages.values():
+            images = stage(images, size)
+        return images
+
+    return pipeline
 
 
-def _exact(images: Tensor, size: int) -> Tensor:
-    return centre_crop(lanczos3(jpeg_round_trip(images), size))
+def image_stages(name: ImagePipelineName) -> dict[str, ImagePipeline]:
+    """Return the steps of a pipeline in their order, by name: jpeg, resize and crop, or some of
+    them.
+    """
+    return _STAGES[name]
 
 
-def _crop(images: Tensor, size: int) -> Tensor:
-    return centre_crop(images, size)
+def _jpeg(images: Tensor, size: int) -> Tensor:
+    return jpeg_round_trip(images)
 
 
 def _bicubic(images: Tensor, size: int) -> Tensor:
@@ -57,10 +67,10 @@ def _interpolated(images: Tensor, size: int) -> Tensor:
     )
 
 
-_PIPELINES: Final[dict[ImagePipelineName, ImagePipeline]] = {
-    "exact": _exact,
-    "crop": _crop,
-    "bicubic": _bicubic,
-    "bicubic_float": _bicubic_float,
-    "bicubic_pillow": _bicubic_pillow,
+_STAGES: Final[dict[ImagePipelineName, dict[str, ImagePipeline]]] = {
+    "exact": {"jpeg": _jpeg, "resize": lanczos3, "crop": centre_crop},
+    "crop": {"crop": centre_crop},
+    "bicubic": {"resize": _bicubic},
+    "bicubic_float": {"resize": _bicubic_float},
+    "bicubic_pillow": {"resize": _bicubic_pillow},
 }

@@ -7,15 +7,12 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
-import torch
-import transformers
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-from vla_rl.models.language.checkpoint import small_files
-from vla_rl.models.language.policy import CausalLanguageModel
 from vla_rl.types import Config
+
+if TYPE_CHECKING:  # takes seconds to import, as do torch and transformers below
+    from vla_rl.models.language.policy import CausalLanguageModel
 
 SPECIAL_TOKENS: Final = (
     "<|endoftext|>",
@@ -91,11 +88,13 @@ class TinyConfig(Config, frozen=True, kw_only=True):
         )
 
 
-def tiny(config: TinyConfig, texts: Iterable[str], seed: int) -> CausalLanguageModel:
+def tiny(config: TinyConfig, texts: Iterable[str], seed: int) -> "CausalLanguageModel":
     """Make a policy with random weights from `seed`, and a tokenizer trained on `texts`.
 
     Keeps the global random state.
     """
+    from vla_rl.models.language.policy import CausalLanguageModel
+
     with TemporaryDirectory() as folder:
         write_tiny(Path(folder), config, texts, seed)
         return CausalLanguageModel.load(Path(folder))
@@ -103,6 +102,9 @@ def tiny(config: TinyConfig, texts: Iterable[str], seed: int) -> CausalLanguageM
 
 def write_tiny(folder: Path, config: TinyConfig, texts: Iterable[str], seed: int) -> None:
     """Write such a model as a folder in Hugging Face's layout."""
+    import torch
+    import transformers
+
     write_tokenizer(folder, config, texts)
     ids = {token: number for number, token in enumerate(SPECIAL_TOKENS)}
     shape = transformers.LlamaConfig(
@@ -131,6 +133,10 @@ def write_tokenizer(folder: Path, config: TinyConfig, texts: Iterable[str]) -> d
     Between digits a token may be as long as a repeated phrase, such as the description of a tool.
     Such phrases cost a large model nothing, but would be most of a small model's input.
     """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+
+    from vla_rl.models.language.checkpoint import small_files
+
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [

@@ -4,6 +4,7 @@ learners.
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -14,12 +15,13 @@ from torch import Tensor
 from vla_rl.algorithms import entropy
 from vla_rl.engines.cuda_graphs import Tensors
 from vla_rl.engines.sampling import choose, sampling_columns, seeded_uniforms, tempered_log_probs
-from vla_rl.errors import CheckpointError
+from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.openvla.config import OpenVlaConfig
 from vla_rl.models.openvla.network import OpenVlaNetwork
 from vla_rl.models.prismatic.action_tokens import ActionTokenizer
-from vla_rl.models.prismatic.config import AdapterUse, LlmConfig, Normalization
-from vla_rl.models.prismatic.dialects import Dialect, Vocabulary, conventions_of
+from vla_rl.models.prismatic.checkpoint_format import FILES_SAY, CheckpointFormat, refuse_unused
+from vla_rl.models.prismatic.config import LlmConfig, Normalization
+from vla_rl.models.prismatic.dialects import conventions_of
 from vla_rl.models.prismatic.folder import PublicFolder, open_folder
 from vla_rl.models.prismatic.loading import load_folder, with_adapter
 from vla_rl.models.prismatic.policy import PrismaticPolicy, require_chunks
@@ -65,48 +67,35 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
     def load(
         cls,
         checkpoint: Path | str | PublicFolder,
+        format: CheckpointFormat = FILES_SAY,
         *,
-        norm_key: str | None = None,
-        normalization: Normalization | None = None,
-        dialect: Dialect | None = None,
-        vocabulary: Vocabulary | None = None,
         camera: str | None = None,
-        adapter: Path | str | None = None,
-        adapter_use: AdapterUse = "merge",
-        dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
+        **fields: Any,
     ) -> "OpenVla":
-        """Read a checkpoint in the public layout, shard by shard, without holding it in memory
-        twice.
+        """Read a checkpoint in the public layout, shard by shard, never twice in memory.
 
         Args:
             checkpoint: a folder, read already or not, or a hub id such as
                 `openvla/openvla-7b-finetuned-libero-goal`.
-            norm_key: key of its action statistics; optional if there is one set only, or one was
-                chosen before.
-            normalization: which values of the statistics bound the action; None for the
-                checkpoint's own, else the percentiles.
-            dialect: project whose images, positions and vocabulary it was trained with; None for
-                the checkpoint's own, else OpenVLA's.
-            vocabulary: token ids over which probabilities are normalised; None for the checkpoint's
-                own, else the dialect's.
+            format: settings that the files leave out.
             camera: observation key of its image; None for the checkpoint's own, else `image`.
-            adapter: a folder or hub id of a peft adapter that was trained on this checkpoint. Not
-                needed if the folder is itself an adapter: it names its base.
-            adapter_use: `merge` it into the weights, or keep it to `train` it.
-            dtype: data type of the parameters; None keeps the files'.
             device: device of the parameters.
+            fields: fields of `format`, such as `norm_key="libero_goal"`.
 
         Raises: CheckpointError naming what is missing, unknown or damaged, or how much memory is
         lacking.
         """
-        folder = open_folder(checkpoint, adapter)
-        config = config_of(folder, norm_key, normalization, dialect, vocabulary, camera)
-        config = with_adapter(config, folder, adapter_use, OpenVlaNetwork)
+        format = format.changed(**fields)
+        if camera is not None:
+            format = format.changed(cameras=(camera,))
+        folder = open_folder(checkpoint, format.adapter)
+        config = config_of(folder, format)
+        config = with_adapter(config, folder, format.adapter_use or "merge", OpenVlaNetwork)
         tokenizer = read_tokenizer(config)
         with torch.device("meta"):
             network = OpenVlaNetwork(config)
-        load_folder(network, folder, dtype=dtype, device=device)
+        load_folder(network, folder, dtype=format.torch_dtype, device=device)
         return cls(config, network, tokenizer, folder)
 
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
@@ -180,17 +169,17 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         return torch.cat(chosen, dim=1), torch.cat(log_probs, dim=1)
 
 
-def config_of(
-    folder: PublicFolder,
-    norm_key: str | None,
-    normalization: Normalization | None = None,
-    dialect: Dialect | None = None,
-    vocabulary: Vocabulary | None = None,
-    camera: str | None = None,
-) -> OpenVlaConfig:
-    """Return the configuration of a checkpoint folder. Raises: CheckpointError if it holds another
-    family, or lacks the statistics.
+def config_of(folder: PublicFolder, format: CheckpointFormat) -> OpenVlaConfig:
+    """Return the configuration of a checkpoint folder.
+
+    Raises: CheckpointError if it holds another family, or lacks the statistics; ConfigError for a
+    setting that OpenVLA does not have.
     """
+    refuse_unused("openvla", chunk_size=format.chunk_size, head=format.head)
+    if format.cameras is not None and len(format.cameras) != 1:
+        raise ConfigError(
+            f"cameras is {format.cameras!r}, expected one camera: OpenVLA was trained on one image"
+        )
     extension = folder.extension
     require_family(folder.path, extension, "openvla")
     if beside := sorted(
@@ -201,24 +190,24 @@ def config_of(
             "checkpoints do; load it with "
             "OpenVlaOft or ContinuousOpenVlaOft."
         )
-    key = choose_key(folder.statistics, norm_key or extension.norm_key, folder.path)
+    key = choose_key(folder.statistics, format.norm_key or extension.norm_key, folder.path)
     statistics = folder.statistics[key]
     scale: Normalization = agreed(
-        folder.path, "normalization", extension.normalization, normalization, "bounds_q99"
+        folder.path, "normalization", extension.normalization, format.normalization, "bounds_q99"
     )
     shared = shared_config(folder.public, extension, folder.tokenizer_file, folder.pixels)
     llm: LlmConfig = shared.pop("llm")
     conventions = conventions_of(
-        folder.path, known_conventions(extension), dialect, without=("has_stop_token",)
+        folder.path, known_conventions(extension), format.dialect, without=("has_stop_token",)
     )
     gripper = gripper_of(statistics, extension)
     return OpenVlaConfig(
         **shared,
         llm=msgspec.structs.replace(llm, rope_inv_freq_dtype=conventions.rope_inv_freq_dtype),
         images=conventions.images,
-        cameras=(camera,) if camera is not None else extension.cameras or ("image",),
+        cameras=format.cameras or extension.cameras or ("image",),
         action_bounds=bounds_of(statistics, scale, gripper=gripper, epsilon=conventions.epsilon),
         norm_key=key,
         normalization=scale,
-        vocabulary=vocabulary or conventions.vocabulary,
+        vocabulary=format.vocabulary or conventions.vocabulary,
     )

@@ -11,18 +11,19 @@ import torch
 from tokenizers import Tokenizer
 
 from vla_rl.errors import CheckpointError, ConfigError
-from vla_rl.models.openvla_oft.config import Head, OpenVlaOftConfig
+from vla_rl.models.openvla_oft.config import Head, NewPart, OpenVlaOftConfig
 from vla_rl.models.openvla_oft.film_part import FILMED_TOWERS, TOWER_PREFIX
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
-from vla_rl.models.openvla_oft.new_parts import NewPart, begin_anew, require_known, require_new
+from vla_rl.models.openvla_oft.new_parts import begin_anew, require_known, require_new
 from vla_rl.models.openvla_oft.parts import (
     FILM_TOWERS,
     parts_beside,
     read_parts,
     require_whole_towers,
 )
-from vla_rl.models.prismatic.config import AdapterUse, LlmConfig, Normalization
-from vla_rl.models.prismatic.dialects import Dialect, conventions_of
+from vla_rl.models.prismatic.checkpoint_format import CheckpointFormat, Family, refuse_unused
+from vla_rl.models.prismatic.config import LlmConfig, Normalization
+from vla_rl.models.prismatic.dialects import conventions_of
 from vla_rl.models.prismatic.folder import PublicFolder
 from vla_rl.models.prismatic.loading import load_folder, with_adapter
 from vla_rl.models.prismatic.public_config import (
@@ -53,22 +54,18 @@ LIBERO_CHUNK: Final = 8
 def config_of(
     folder: PublicFolder,
     head: Head | None,
-    *,
-    norm_key: str | None,
-    normalization: Normalization | None,
-    dialect: Dialect | None,
-    cameras: tuple[str, ...] | None,
-    chunk_size: int | None,
-    adapter_use: AdapterUse = "merge",
+    format: CheckpointFormat,
     new_parts: Collection[NewPart] = (),
 ) -> OpenVlaOftConfig:
-    """Read the configuration of a checkpoint; arguments fill in what its files leave out.
+    """Read the configuration of a checkpoint; `format` fills in what its files leave out.
 
-    Arguments are those of `ContinuousOpenVlaOft.load`; `head` None accepts either continuous head.
+    `head` None accepts either continuous head.
 
     Raises: CheckpointError if the folder holds another family, head or chunk, or lacks the
-    statistics.
+    statistics; ConfigError for a setting that OpenVLA-OFT does not have.
     """
+    family: Family = "openvla_oft" if head == "tokens" else "continuous"
+    refuse_unused(family, vocabulary=format.vocabulary)
     extension, beside = folder.extension, parts_beside(folder.folders)
     require_family(folder.path, extension, "openvla_oft")
     require_known(new_parts)
@@ -83,10 +80,10 @@ def config_of(
             f"{folder.path} has the head 'tokens'; load it with OpenVlaOft (policy_family "
             "openvla_oft)."
         )
-    key = choose_key(folder.statistics, norm_key or extension.norm_key, folder.path)
+    key = choose_key(folder.statistics, format.norm_key or extension.norm_key, folder.path)
     statistics = folder.statistics[key]
     scale: Normalization = agreed(
-        folder.path, "normalization", extension.normalization, normalization, "bounds_q99"
+        folder.path, "normalization", extension.normalization, format.normalization, "bounds_q99"
     )
     has_proprio = folder.public.use_proprio or _has_part(
         folder.path, "proprio_projector", beside, new_parts
@@ -113,31 +110,31 @@ def config_of(
         statistics, scale, gripper=gripper_of(statistics, extension), epsilon=_epsilon_of(extension)
     )
     conventions = conventions_of(
-        folder.path, known_conventions(extension), dialect, without=("vocabulary", "epsilon")
+        folder.path, known_conventions(extension), format.dialect, without=("vocabulary", "epsilon")
     )
     config = OpenVlaOftConfig(
         **shared,
         llm=msgspec.structs.replace(llm, rope_inv_freq_dtype=conventions.rope_inv_freq_dtype),
         images=conventions.images,
         cameras=_cameras_of(
-            folder, cameras, ("image",) if kind == "tokens" else ("image", "wrist_image")
+            folder, format.cameras, ("image",) if kind == "tokens" else ("image", "wrist_image")
         ),
         action_bounds=bounds,
         norm_key=key,
         normalization=scale,
         proprio=proprio,
-        chunk_size=_chunk_of(folder, bounds.action_dim, chunk_size),
+        chunk_size=_chunk_of(folder, bounds.action_dim, format.chunk_size),
         head=kind,
         has_film=extension.has_film or FILM_TOWERS in beside or "film" in new_parts,
         has_stop_token=conventions.has_stop_token,
     )
-    if adapter_use == "train" and config.has_film and folder.adapter is not None:
+    if format.adapter_use == "train" and config.has_film and folder.adapter is not None:
         raise CheckpointError(
             f"{folder.path} has FiLM, whose part holds the towers' adapters merged in; merge its "
             "adapter too, and add new "
             "ones (lora_rank, or `adapted`)."
         )
-    return with_adapter(config, folder, adapter_use, OpenVlaOftNetwork)
+    return with_adapter(config, folder, format.adapter_use or "merge", OpenVlaOftNetwork)
 
 
 def load_network(
@@ -230,7 +227,7 @@ def _cameras_of(
     number has to match.
     """
     known = folder.extension.cameras
-    if isinstance(asked, str) or len(set(asked or ())) < len(asked or ()):
+    if len(set(asked or ())) < len(asked or ()):
         raise ConfigError(
             f"cameras is {asked!r}, expected a tuple of observation keys, each of them once"
         )

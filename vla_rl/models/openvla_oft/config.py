@@ -22,6 +22,10 @@ Head: TypeAlias = Literal["tokens", "l1", "diffusion"]
 numbers; `diffusion` is for imitation only.
 """
 
+NewPart: TypeAlias = Literal["action_head", "proprio_projector", "noisy_action_projector", "film"]
+"""A part that may be new. `noisy_action_projector` belongs to a diffusion head; new FiLM layers
+change nothing at first."""
+
 
 class OpenVlaOftConfig(PrismaticConfig, frozen=True, kw_only=True):
     """OpenVLA-OFT (Kim et al. 2025, arXiv:2502.19645): a whole chunk in one pass.

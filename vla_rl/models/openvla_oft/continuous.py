@@ -11,7 +11,7 @@ noise of its own seed; it has no likelihood, so only imitation can use it.
 import math
 from collections.abc import Collection, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,14 +21,12 @@ from torch import Tensor
 from vla_rl.engines.cuda_graphs import Tensors
 from vla_rl.engines.sampling import seeded_uniforms
 from vla_rl.models.openvla_oft import checkpoint
-from vla_rl.models.openvla_oft.config import OpenVlaOftConfig
+from vla_rl.models.openvla_oft.config import NewPart, OpenVlaOftConfig
 from vla_rl.models.openvla_oft.heads import NUM_DENOISING_STEPS, add_noise, denoise
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
-from vla_rl.models.openvla_oft.new_parts import NewPart
 from vla_rl.models.openvla_oft.oft_policy import OftPolicy
 from vla_rl.models.prismatic.action_tokens import ActionScaler
-from vla_rl.models.prismatic.config import AdapterUse, Normalization
-from vla_rl.models.prismatic.dialects import Dialect
+from vla_rl.models.prismatic.checkpoint_format import FILES_SAY, CheckpointFormat
 from vla_rl.models.prismatic.folder import PublicFolder, open_folder
 from vla_rl.models.prismatic.policy import require_chunks
 from vla_rl.models.prismatic.processor import PrismaticBatch
@@ -61,44 +59,24 @@ class ContinuousOpenVlaOft(OftPolicy):
     def load(
         cls,
         folder: Path | str | PublicFolder,
+        format: CheckpointFormat = FILES_SAY,
         *,
-        head: Literal["l1", "diffusion"] | None = None,
-        norm_key: str | None = None,
-        normalization: Normalization | None = None,
-        dialect: Dialect | None = None,
-        cameras: tuple[str, ...] | None = None,
-        chunk_size: int | None = None,
-        adapter: Path | str | None = None,
-        adapter_use: AdapterUse = "merge",
         new_parts: Collection[NewPart] = (),
         seed: int = 0,
-        dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
+        **fields: Any,
     ) -> "ContinuousOpenVlaOft":
-        """Read a checkpoint such as `moojink/openvla-7b-oft-finetuned-libero-spatial`; arguments as
-        `OpenVlaOft.load`'s.
+        """Read a checkpoint such as `moojink/openvla-7b-oft-finetuned-libero-spatial`.
 
-        Args:
-            head: head in its `action_head` part, read or new; None for the checkpoint's own, else
-                L1.
-            cameras: observation keys; None for the checkpoint's own, else the fixed camera and the
-                hand camera.
-            new_parts: `action_head` turns OpenVLA, or OpenVLA-OFT with tokens, into a continuous
-                policy for fine-tuning.
+        Args: those of `OpenVlaOft.load`. `cameras` None: the checkpoint's own, else the fixed
+            camera and the hand camera. `new_parts` with `action_head` turns OpenVLA, or OpenVLA-OFT
+            with tokens, into a continuous policy for fine-tuning.
         """
-        origin = open_folder(folder, adapter)
-        config = checkpoint.config_of(
-            origin,
-            head,
-            norm_key=norm_key,
-            normalization=normalization,
-            dialect=dialect,
-            cameras=cameras,
-            chunk_size=chunk_size,
-            adapter_use=adapter_use,
-            new_parts=new_parts,
-        )
+        format = format.changed(**fields)
+        origin = open_folder(folder, format.adapter)
+        config = checkpoint.config_of(origin, format.head, format, new_parts)
         tokenizer = read_tokenizer(config)
+        dtype = format.torch_dtype
         network = checkpoint.load_network(config, origin, dtype, device, new_parts, seed)
         return cls(config, network, tokenizer, origin)
 

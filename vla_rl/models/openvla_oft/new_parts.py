@@ -7,16 +7,13 @@ be requested by name, so that a part that is missing by mistake remains an error
 
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any, get_args
 
 import torch
 from torch import nn
 
 from vla_rl.errors import CheckpointError, ConfigError
-
-NewPart: TypeAlias = Literal["action_head", "proprio_projector", "noisy_action_projector", "film"]
-"""A part that may be new. `noisy_action_projector` belongs to a diffusion head; new FiLM layers
-change nothing at first."""
+from vla_rl.models.openvla_oft.config import NewPart
 
 
 def require_known(parts: Collection[NewPart]) -> None:

@@ -4,6 +4,7 @@ and learners.
 
 from collections.abc import Collection, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,13 +15,11 @@ from vla_rl.algorithms import entropy
 from vla_rl.engines.cuda_graphs import Tensors
 from vla_rl.engines.sampling import choose_tokens, tempered_log_probs
 from vla_rl.models.openvla_oft import checkpoint
-from vla_rl.models.openvla_oft.config import OpenVlaOftConfig
+from vla_rl.models.openvla_oft.config import NewPart, OpenVlaOftConfig
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
-from vla_rl.models.openvla_oft.new_parts import NewPart
 from vla_rl.models.openvla_oft.oft_policy import OftPolicy
 from vla_rl.models.prismatic.action_tokens import ActionTokenizer
-from vla_rl.models.prismatic.config import AdapterUse, Normalization
-from vla_rl.models.prismatic.dialects import Dialect
+from vla_rl.models.prismatic.checkpoint_format import FILES_SAY, CheckpointFormat, refuse_unused
 from vla_rl.models.prismatic.folder import PublicFolder, open_folder
 from vla_rl.models.prismatic.policy import require_chunks
 from vla_rl.models.prismatic.processor import PrismaticBatch
@@ -55,61 +54,35 @@ class OpenVlaOft(OftPolicy):
     def load(
         cls,
         folder: Path | str | PublicFolder,
+        format: CheckpointFormat = FILES_SAY,
         *,
-        norm_key: str | None = None,
-        normalization: Normalization | None = None,
-        dialect: Dialect | None = None,
-        cameras: tuple[str, ...] | None = None,
-        chunk_size: int | None = None,
-        adapter: Path | str | None = None,
-        adapter_use: AdapterUse = "merge",
         new_parts: Collection[NewPart] = (),
         seed: int = 0,
-        dtype: torch.dtype | None = None,
         device: torch.device | str = "cpu",
+        **fields: Any,
     ) -> "OpenVlaOft":
-        """Read a checkpoint in the public layout, shard by shard, without holding it in memory
-        twice.
+        """Read a checkpoint in the public layout, shard by shard, never twice in memory.
 
         Args:
             folder: a folder, read already or not, or a hub id such as
                 `Haozhan72/Openvla-oft-SFT-libero-goal-traj1`.
-            norm_key: key of its action statistics; optional if there is one set only, or one was
-                chosen before.
-            normalization: which values of the statistics bound the action; None for the
-                checkpoint's own, else the percentiles.
-            dialect: project whose conventions it was trained with; None for the checkpoint's own,
-                else OpenVLA-OFT's.
-            cameras: observation keys of its images; None for the checkpoint's own, else the fixed
-                camera alone.
-            chunk_size: control steps in a chunk; None for the checkpoint's own, else the 8 of
-                LIBERO's 7 numbers an action.
-            adapter: a folder or hub id of a peft adapter that was trained on this checkpoint; parts
-                beside it replace the checkpoint's. Not needed if the folder is itself an adapter:
-                it names its base.
-            adapter_use: `merge` it into the weights, or keep it to `train` it.
+            format: settings that the files leave out. With an adapter, parts beside it replace the
+                checkpoint's.
             new_parts: parts that it lacks and that fine-tuning is to add, such as
                 `proprio_projector`.
             seed: seed of the new parts' weights.
-            dtype: data type of the parameters; None keeps the files'.
             device: device of the parameters.
+            fields: fields of `format`, such as `norm_key="libero_goal"`.
 
         Raises: CheckpointError naming what is missing, unknown or damaged, or how much memory is
         lacking.
         """
-        origin = open_folder(folder, adapter)
-        config = checkpoint.config_of(
-            origin,
-            "tokens",
-            norm_key=norm_key,
-            normalization=normalization,
-            dialect=dialect,
-            cameras=cameras,
-            chunk_size=chunk_size,
-            adapter_use=adapter_use,
-            new_parts=new_parts,
-        )
+        format = format.changed(**fields)
+        refuse_unused("openvla_oft", head=format.head)
+        origin = open_folder(folder, format.adapter)
+        config = checkpoint.config_of(origin, "tokens", format, new_parts)
         tokenizer = read_tokenizer(config)
+        dtype = format.torch_dtype
         network = checkpoint.load_network(config, origin, dtype, device, new_parts, seed)
         return cls(config, network, tokenizer, origin)
 

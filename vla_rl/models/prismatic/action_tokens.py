@@ -187,12 +187,18 @@ class ActionScaler:
 
         A gripper of exactly 1/2 closes.
         """
-        unit = np.asarray(unit, dtype=np.float64)
-        values = np.where(self._is_scaled, 0.5 * (unit + 1.0) * self._range + self._low, unit)
+        values = self.unscaled(unit)
         if self._bounds.gripper == "openvla":
             # 1 = open becomes -1, 0 = close becomes +1
             values[..., -1] = np.where(values[..., -1] > 0.5, -1.0, 1.0)
         return values.astype(np.float32)
+
+    def unscaled(self, unit: np.ndarray) -> np.ndarray:
+        """Map to float64 [..., D] in the units of the training data: the statistics are applied,
+        the gripper is still the data's.
+        """
+        unit = np.asarray(unit, dtype=np.float64)
+        return np.where(self._is_scaled, 0.5 * (unit + 1.0) * self._range + self._low, unit)
 
 
 class ActionTokenizer:
@@ -219,6 +225,10 @@ class ActionTokenizer:
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:
         """Return the number of each token; ids outside the action range take the nearest bin."""
-        return self._scaler.from_unit(
-            self._centres[np.clip(self._vocab_size - tokens - 1, 0, self._num_bins - 2)]
-        )
+        return self._scaler.from_unit(self.to_unit(tokens))
+
+    def to_unit(self, tokens: np.ndarray) -> np.ndarray:
+        """Return the centre of each token's bin, float64 in [-1, 1]."""
+        bins = np.clip(self._vocab_size - tokens - 1, 0, self._num_bins - 2)
+        centres: np.ndarray = self._centres[bins]
+        return centres

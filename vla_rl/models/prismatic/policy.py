@@ -63,6 +63,7 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
         self.config = config
         self._network, self._tokenizer, self._origin = network, tokenizer, origin
         network.eval()
+        self.recomputes_activations = False
         self._record: Record | None = None
         self._replayed: dict[str, ReplayedCall] = {}
         self._processor = PrismaticProcessor(config, tokenizer, self._proprio)
@@ -121,6 +122,7 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
         storing them.
         """
         recompute_in_backward(*self._network.block_stacks())
+        self.recomputes_activations = True
 
     def replay_acting(self, is_wanted: bool, record: Record | None = None) -> None:
         """Start or stop recording and replaying calls that act without a gradient; stopping

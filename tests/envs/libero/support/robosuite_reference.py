@@ -21,12 +21,12 @@ from typing import Any
 import mujoco
 import numpy as np
 
-from vla_rl.envs.libero.graphics import choose_graphics
 from vla_rl.envs.libero.init_states import read_init_states
 from vla_rl.envs.libero.libero_code import load_libero
 from vla_rl.envs.libero.simulator import load_simulator
 from vla_rl.envs.libero.stepping import axis_angle
 from vla_rl.envs.libero.tasks import find_task
+from vla_rl.envs.mujoco.graphics import choose_graphics
 
 
 def let_robosuite_draw() -> None:

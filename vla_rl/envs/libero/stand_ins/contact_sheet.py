@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 
 from vla_rl.envs.libero.assets import STAND_INS, find_assets
 from vla_rl.envs.libero.env import LiberoEnv
-from vla_rl.envs.libero.graphics import make_context
-from vla_rl.envs.libero.look import DRAWN_GROUPS
+from vla_rl.envs.libero.panda_look import DRAWN_GROUPS
 from vla_rl.envs.libero.simulator import load_simulator
 from vla_rl.envs.libero.stand_ins.catalogue import all_items
 from vla_rl.envs.libero.stand_ins.model import Item
 from vla_rl.envs.libero.stand_ins.shapes import about_x
+from vla_rl.envs.mujoco.graphics import make_context
 
 SCENES = (
     *(("libero_object", 0), ("libero_spatial", 5), ("libero_goal", 9)),

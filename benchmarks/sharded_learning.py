@@ -1,0 +1,249 @@
+"""A learner over several ranks on this machine's CPU: how exact it is, and what it costs.
+
+    python -m benchmarks.sharded_learning
+
+A relative difference is the largest |difference| of a parameter over its largest |gradient|;
+parameters whose largest |gradient| is below 1e-4 of the global norm are compared with that norm.
+
+Keys of the last line:
+    grad_rel_diff_2, grad_rel_diff_4   first gradient of 2 and 4 ranks against one process, worst of
+                                       OpenVLA-OFT and a language model, both tiny
+    update_rel_diff_3       Adam's mean gradient after three updates on 2 ranks, worst of ppo, gspo
+                            and clip_cov
+    resume_rel_diff         the same after two more updates: saved on 2 ranks, resumed on 1, 3 and 4
+    rows_imbalance          largest over mean load of 64 ranks, 512 episodes of 1 to 64 decisions
+    cpu_overhead_2          CPU seconds of an update on 2 ranks over one process, 64 rows through
+                            about 43 million parameters, after a first one
+    publish_peak_extra_mb   most private memory of a rank while its weights are read, beyond that
+                            before
+    death_to_error_s        seconds from kill -9 of a rank in an update to the learner's error
+"""
+
+import asyncio
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import torch
+import uvloop
+from torch import Tensor
+
+from benchmarks.conversations import SHAPE, broken, chat, episode, turn
+from benchmarks.interleaved import print_json_line
+from benchmarks.learner_step import make_trajectories
+from benchmarks.shared_updates import gradients, relative_difference, saved, settings
+from vla_rl.actors import Runtime
+from vla_rl.algorithms import PolicyLossConfig
+from vla_rl.engines import DeviceLane
+from vla_rl.learning import Learner, LearnerConfig, OptimizerConfig, PolicyLearner
+from vla_rl.learning.plan import rows_imbalance
+from vla_rl.learning.sharded import RankFailed, ShardedLearner
+from vla_rl.models.language import tiny as tiny_language
+from vla_rl.models.openvla_oft import OpenVlaOft, tiny
+from vla_rl.types import Trajectory
+
+ADVANTAGES: Final = (1.0, -0.5, 0.25)
+LOSSES: Final = ("ppo", "gspo", "clip_cov")
+
+
+def small_oft() -> OpenVlaOft:
+    """Make a tiny OpenVLA-OFT."""
+    return OpenVlaOft.create(tiny(image_size=28, cameras=("image",), proprio=None), seed=0)
+
+
+def language() -> Any:
+    """Make a tiny language policy."""
+    return tiny_language(SHAPE, ["a"], seed=0)
+
+
+def wide_oft() -> OpenVlaOft:
+    """Make an OpenVLA-OFT of about 43 million parameters."""
+    shape = tiny(image_size=28, cameras=("image",), proprio=None)
+    llm = msgspec.structs.replace(
+        shape.llm, hidden_size=768, intermediate_size=2048, num_layers=5, num_heads=12
+    )
+    return OpenVlaOft.create(msgspec.structs.replace(shape, llm=llm), seed=0)
+
+
+def episodes(policy: Any) -> list[Trajectory]:
+    """Return three episodes of unequal lengths."""
+    if isinstance(policy, OpenVlaOft):
+        return make_trajectories(policy, 3, 24)
+    return [chat(policy, 0), broken(policy, 1), episode(2, turn(policy, [9, 9], [25]))]
+
+
+async def gradient_difference(
+    make: Callable[[], Any], num_ranks: int, runtime: Runtime, lane: DeviceLane, folder: Path
+) -> float:
+    """Compare the first gradient of several ranks with one process's."""
+    alone, shared = make(), make()
+    played = episodes(alone)
+    one = Learner(alone, lane, settings())
+    expected = await gradients(one, played, ADVANTAGES, folder / "one")
+    async with ShardedLearner(shared, runtime, lane, settings(ranks=num_ranks)) as many:
+        found = await gradients(many, played, ADVANTAGES, folder / "many")
+    return relative_difference(found, expected)
+
+
+async def moments(learner: PolicyLearner, folder: Path) -> dict[str, Tensor]:
+    """Return Adam's mean gradients."""
+    state: Any = await saved(learner, folder)
+    return {name: each for name, each in state.optimizer.items() if name.startswith("exp_avg/")}
+
+
+async def update_difference(loss: str, runtime: Runtime, lane: DeviceLane, folder: Path) -> float:
+    """Compare Adam's mean gradients after three updates on 2 ranks with one process's."""
+    alone, shared = language(), language()
+    played, changes = episodes(alone), {"loss": PolicyLossConfig(name=loss)}
+    one = Learner(alone, lane, settings(**changes))
+    async with ShardedLearner(shared, runtime, lane, settings(ranks=2, **changes)) as two:
+        for _ in range(3):
+            for learner in (one, two):
+                await learner.update(played, list(ADVANTAGES))
+        found = await moments(two, folder / "two")
+    return relative_difference(found, await moments(one, folder / "one"))
+
+
+async def resume_difference(runtime: Runtime, lane: DeviceLane, folder: Path) -> float:
+    """Compare two updates after resuming on 1, 3 and 4 ranks with the uninterrupted ones on 2."""
+    policy = language()
+    played = episodes(policy)
+
+    async def go_on(learner: PolicyLearner) -> None:
+        for _ in range(2):
+            await learner.update(played, list(ADVANTAGES))
+
+    async with ShardedLearner(policy, runtime, lane, settings(ranks=2)) as two:
+        await go_on(two)
+        state = await saved(two, folder / "saved")
+        await go_on(two)
+        expected = await moments(two, folder / "expected")
+    one = Learner(language(), lane, settings())
+    await one.restore(state)
+    await go_on(one)
+    differences = [relative_difference(await moments(one, folder / "one"), expected)]
+    for num_ranks in (3, 4):
+        async with ShardedLearner(language(), runtime, lane, settings(ranks=num_ranks)) as many:
+            await many.restore(state)
+            await go_on(many)
+            found = await moments(many, folder / f"many-{num_ranks}")
+        differences.append(relative_difference(found, expected))
+    return max(differences)
+
+
+async def cost(runtime: Runtime, lane: DeviceLane) -> dict[str, float]:
+    """Measure CPU seconds of an update, and a rank's memory during publication."""
+    alone, shared = wide_oft(), wide_oft()
+    num_parameters = sum(each.numel() for each in alone.network.parameters())
+    played = make_trajectories(alone, 8, 8 * alone.config.chunk_size)
+    advantages = [1.0 if number % 2 else -0.5 for number in range(len(played))]
+    num_rows = sum(len(each.steps) for each in played)
+    config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-5, warmup_steps=0), micro_batch=4)
+    one = Learner(alone, lane, config)
+    await one.update(played, advantages)
+    begun = time.process_time()
+    await one.update(played, advantages)
+    single_s = time.process_time() - begun
+    async with ShardedLearner(
+        shared, runtime, lane, msgspec.structs.replace(config, ranks=2)
+    ) as two:
+        await two.update(played, advantages)
+        pids = [os.getpid(), *(runtime.info(rank).pid for rank in two.ranks.ranks)]
+        begun = sum(cpu_seconds(pid) for pid in pids)
+        await two.update(played, advantages)
+        shared_s = sum(cpu_seconds(pid) for pid in pids) - begun
+        extra = await publication_mb(two, pids[1])
+    print(
+        f"{num_parameters:,} parameters, {num_rows} rows: {single_s:.2f} CPU s in one process, "
+        f"{shared_s:.2f} on 2 ranks"
+    )
+    return {"cpu_overhead_2": shared_s / single_s, "publish_peak_extra_mb": extra}
+
+
+async def publication_mb(learner: ShardedLearner, pid: int) -> float:
+    """Return how far a rank's private memory rises while all its weights are read."""
+    before = private_mb(pid)
+    most = before
+    async for _ in learner.ranks.ranks[0].weights():
+        most = max(most, private_mb(pid))
+    return most - before
+
+
+async def seconds_to_error(runtime: Runtime, lane: DeviceLane) -> float:
+    """Return the seconds from the kill -9 of a rank in an update to the error."""
+    policy = wide_oft()
+    played = make_trajectories(policy, 4, 8 * policy.config.chunk_size)
+    config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-5, warmup_steps=0), micro_batch=1)
+    async with ShardedLearner(
+        policy, runtime, lane, msgspec.structs.replace(config, ranks=2)
+    ) as two:
+        await two.update(played, [1.0, -1.0, 0.5, -0.5])
+        update = asyncio.create_task(two.update(played, [1.0, -1.0, 0.5, -0.5]))
+        await asyncio.sleep(0.5)  # in the middle of its passes
+        killed = time.monotonic()
+        os.kill(runtime.info(two.ranks.ranks[1]).pid, signal.SIGKILL)
+        try:
+            await update
+        except RankFailed as error:
+            print(error)
+            return time.monotonic() - killed
+    raise AssertionError("the update ended before the rank was killed")
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds of a process."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def private_mb(pid: int) -> float:
+    """Return the private memory of a process in MB."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("RssAnon:"))
+
+
+def imbalance() -> float:
+    """Return the largest over the mean load of 64 ranks."""
+    rng = np.random.default_rng(0)
+    decisions = rng.integers(1, 65, 512)
+    return rows_imbalance(torch.from_numpy(np.repeat(rng.integers(300, 700, 512), decisions)), 64)
+
+
+async def worst(differences: Sequence[Any]) -> float:
+    """Await differences one after another; return the largest."""
+    found: list[float] = [await each for each in differences]
+    return max(found)
+
+
+async def main() -> None:
+    """Measure everything, and print it."""
+    figures: dict[str, object] = {"rows_imbalance": imbalance()}
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        async with DeviceLane(1) as lane, Runtime("sharded learning") as runtime:
+            for num_ranks in (2, 4):
+                figures[f"grad_rel_diff_{num_ranks}"] = await worst(
+                    [
+                        gradient_difference(
+                            make, num_ranks, runtime, lane, folder / f"{make.__name__}-{num_ranks}"
+                        )
+                        for make in (small_oft, language)
+                    ]
+                )
+            figures["update_rel_diff_3"] = await worst(
+                [update_difference(loss, runtime, lane, folder / loss) for loss in LOSSES]
+            )
+            figures["resume_rel_diff"] = await resume_difference(runtime, lane, folder / "resume")
+            figures |= await cost(runtime, lane)
+            figures["death_to_error_s"] = await seconds_to_error(runtime, lane)
+    print_json_line(figures)
+
+
+if __name__ == "__main__":
+    uvloop.run(main())

@@ -1,0 +1,141 @@
+"""Answers: which call a message ends, and messages that nobody waits for."""
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from sample_actors import Counter
+
+from vla_rl.actors.actor import table_of
+from vla_rl.actors.answers import Answers
+from vla_rl.actors.codec import Codec
+from vla_rl.actors.mailbox import Mailbox
+from vla_rl.actors.pending import PendingCall, PendingStream
+from vla_rl.actors.wire import OWN_CALL, Kind
+from vla_rl.errors import ActorDied
+
+ADD = table_of(Counter).by_name["add"]
+
+
+class Waiting:
+    """Calls that wait, and the answers that they get."""
+
+    def __init__(self) -> None:
+        self.codec, self.cancelled, self.answered = Codec(), list[int](), list[PendingCall]()
+        self.calls: dict[int, PendingCall] = {}
+        self.lag_reports: dict[int, PendingCall] = {}
+        self.mailbox = Mailbox(2)
+        deadlines: Any = SimpleNamespace(note_answered=self.answered.append)
+        self.answers = Answers(
+            "counter", self.calls, self.lag_reports, self.mailbox, deadlines, self.cancelled.append
+        )
+        channel: Any = SimpleNamespace(codec=self.codec, pid=5)
+        self.answers.connect(channel)
+
+    def ask(self, call: int, kind: type[PendingCall] = PendingCall, result: Any = int) -> Any:
+        assert self.mailbox.try_enter()
+        loop = asyncio.get_running_loop()
+        self.calls[call] = kind(loop, ADD, self.codec.decoder(result), None)
+        return self.calls[call]
+
+    def answer(self, kind: Kind, call: int, value: Any = None) -> None:
+        frames = self.codec.encode(kind, 0, 0, call, value, "test")
+        self.answers.on_message([bytes(frame) for frame in frames])
+
+
+async def test_an_answer_ends_its_own_call_and_frees_its_place() -> None:
+    waiting = Waiting()
+    first, second = waiting.ask(1), waiting.ask(2)
+    assert not waiting.mailbox.try_enter()
+    waiting.answer(Kind.RESULT, 2, 40)
+    assert second.future.result() == 40
+    assert not first.future.done()
+    assert (list(waiting.calls), waiting.answered) == ([1], [second])
+    assert waiting.mailbox.try_enter()
+
+
+async def test_a_result_of_another_type_than_declared_fails_the_call() -> None:
+    waiting = Waiting()
+    pending = waiting.ask(1)
+    waiting.answer(Kind.RESULT, 1, "forty")
+    with pytest.raises(TypeError, match="add returned another type than it declares"):
+        pending.future.result()
+
+
+async def test_a_call_that_the_actor_cancels_by_itself_fails_as_by_its_death() -> None:
+    waiting = Waiting()
+    pending = waiting.ask(1)
+    waiting.answer(Kind.CANCELLED, 1)
+    with pytest.raises(ActorDied, match="stopped while this call was running"):
+        pending.future.result()
+
+
+async def test_an_answer_of_a_kind_that_no_call_has_fails_it_and_is_counted() -> None:
+    waiting = Waiting()
+    pending = waiting.ask(1)
+    waiting.answer(Kind.READY, 1)
+    with pytest.raises(Exception, match="answer of kind"):
+        pending.future.result()
+    assert waiting.answers.num_rejected == 1
+
+
+async def test_items_are_taken_as_far_as_they_were_granted() -> None:
+    waiting = Waiting()
+    stream = waiting.ask(1, PendingStream)
+    stream.num_granted = 1
+    waiting.answer(Kind.ITEM, 1, 3)
+    waiting.answer(Kind.ITEM, 1, 4)
+    assert (list(stream.items), stream.num_granted) == ([3], 0)
+    assert waiting.answers.num_rejected == 1
+    waiting.answer(Kind.END, 1)
+    assert stream.future.result() is None
+
+
+async def test_an_item_of_another_type_fails_the_stream_and_stops_it_at_the_actor() -> None:
+    waiting = Waiting()
+    stream = waiting.ask(1, PendingStream)
+    stream.num_granted = 2
+    waiting.answer(Kind.ITEM, 1, "three")
+    assert waiting.cancelled == [1]
+    with pytest.raises(TypeError, match="add yielded another type"):
+        stream.future.result()
+    waiting.answer(Kind.ITEM, 1, 4)  # sent before the actor knew
+    assert not stream.items
+    assert waiting.answers.num_rejected == 0
+
+
+async def test_answers_to_nobody_and_of_an_ended_incarnation_are_counted() -> None:
+    waiting = Waiting()
+    waiting.answer(Kind.RESULT, 9, 1)
+    pending = waiting.ask(1)
+    waiting.answers.disconnect()
+    waiting.answer(Kind.RESULT, 1, 1)
+    assert waiting.answers.num_rejected == 2
+    assert not pending.future.done()
+
+
+async def test_a_lag_report_takes_no_place_and_a_failed_end_is_logged(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    waiting = Waiting()
+    question = waiting.ask(3)
+    waiting.lag_reports[3] = waiting.calls.pop(3)
+    waiting.answer(Kind.RESULT, 3, 8)
+    assert question.future.result() == 8
+    assert not waiting.answered
+    assert waiting.lag_reports == {}
+    waiting.answer(Kind.ERROR, OWN_CALL, ["builtins", "ValueError", "x", ["x"], {}, "trace"])
+    assert "failed while it ended" in caplog.text
+    assert waiting.answers.num_rejected == 0
+
+
+async def test_the_arrays_of_an_answer_that_nobody_waits_for_are_released(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    waiting, discarded = Waiting(), list[object]()
+    monkeypatch.setattr(waiting.codec, "discard", discarded.append)
+    waiting.ask(1).future.cancel()
+    waiting.answer(Kind.RESULT, 1, 8)
+    assert len(discarded) == 1
+    assert waiting.mailbox.try_enter()

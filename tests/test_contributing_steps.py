@@ -1,0 +1,111 @@
+"""The steps of CONTRIBUTING.md, taken in a copy of the package: what they add works there.
+
+`docs/add_a_policy_family.md` has its own test, as has a loss of one's own.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+
+WATCHED = '''"""GRPO that logs the size of each update."""
+
+from typing import Any, Final
+
+from vla_rl.graph import NodeOutput, Pipeline
+from vla_rl.pipelines.grpo import grpo
+from vla_rl.pipelines.parts import Parts
+
+READS: Final = ("reward",)
+SETTINGS: Final[dict[str, Any]] = {"advantage": {"name": "dr_grpo"}}
+
+
+def watched(parts: Parts) -> Pipeline:
+    """Build the pipeline of one update."""
+    return grpo(parts, "watched", "GRPO with a log").add_node("sizes", log_sizes, reads="groups")
+
+
+async def log_sizes(groups: Any) -> NodeOutput:
+    """Log the number of groups."""
+    return NodeOutput(values={}, metrics={"mine/groups": float(len(groups))})
+'''
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    """A package `vla_rl` whose rooms are links to ours; `own_room` copies one to change it."""
+    copy = tmp_path / "vla_rl"
+    copy.mkdir()
+    for entry in (ROOT / "vla_rl").iterdir():
+        if entry.name != "__pycache__":
+            (copy / entry.name).symlink_to(entry)
+    return copy
+
+
+def own_room(package: Path, room: str) -> Path:
+    source = (package / room).resolve()
+    (package / room).unlink()
+    shutil.copytree(source, package / room, ignore=shutil.ignore_patterns("__pycache__"))
+    return package / room
+
+
+def change(path: Path, before: str, after: str) -> None:
+    text = path.read_text()
+    assert before in text
+    path.write_text(text.replace(before, after, 1))
+
+
+def run(package: Path, *command: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *command],
+        cwd=package.parent,
+        env={**os.environ, "PYTHONPATH": str(package.parent)},
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+def test_a_pipeline_that_is_added_as_the_steps_say_is_drawn_with_its_settings(
+    package: Path,
+) -> None:
+    room = own_room(package, "pipelines")
+    (room / "watched.py").write_text(WATCHED)
+    change(room / "__init__.py", '"grpo",\n', '"grpo",\n            "watched",\n')
+    toy = ("-m", "vla_rl.recipes.train_toy", "--pipeline", "watched")
+    drawn = package.parent / "graph.svg"
+    run(package, *toy, "--draw", str(drawn))
+    assert "sizes" in drawn.with_suffix(".svg").read_text()
+    shown = run(package, *toy, "--help-all")
+    assert "(default: dr_grpo)" in shown
+    assert "it is for other pipelines than 'watched': overlong, critic" in shown
+
+
+def test_an_environment_that_is_added_as_the_steps_say_keeps_the_contract(package: Path) -> None:
+    room = own_room(package, "envs")
+    (room / "slider").mkdir()
+    (room / "slider" / "__init__.py").write_text('"""The smallest environment, copied."""\n')
+    shutil.copy(room / "toy" / "reach.py", room / "slider" / "env.py")
+    change(room / "slider" / "env.py", "class ToyReachEnv", "class SliderEnv")
+    change(
+        room / "__init__.py",
+        '_register("vla_rl/control',
+        '_register("vla_rl/slider-v0", "vla_rl.envs.slider.env:SliderEnv")\n_register("vla_rl/control',
+    )
+    contracts = package.parent / "contracts"
+    shutil.copytree(ROOT / "tests" / "contracts", contracts)
+    test = contracts / "test_env_contract.py"
+    change(test, "CASES = [TOY", 'SLIDER = Case("vla_rl/slider-v0")\nCASES = [SLIDER')
+    change(test, "        TOY.env_id,\n", "        TOY.env_id,\n        SLIDER.env_id,\n")
+    options = ("-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"))
+    wanted = "(slider and not vector) or held_to_the_contract"
+    shown = run(package, "-m", "pytest", str(test), *options, "-k", wanted)
+    assert " passed" in shown
+    assert "failed" not in shown

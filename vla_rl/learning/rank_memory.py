@@ -1,0 +1,131 @@
+"""Ranks that fit a machine, and the memory of each: arithmetic, without a process."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from torch import nn
+
+from vla_rl.engines.policy_model import TokenModel
+from vla_rl.errors import ConfigError
+from vla_rl.learning.config import LearnerConfig
+
+FLOAT32: Final = 4
+
+
+@dataclass(frozen=True)
+class PolicySize:
+    """Numbers of a policy, by what is done with them."""
+
+    num_trained: int
+    num_frozen: int
+    bytes_each: int
+    """Bytes of one number of the type that is computed with."""
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the weights as an engine holds them."""
+        return (self.num_trained + self.num_frozen) * self.bytes_each
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Bytes that each rank holds, without activations."""
+
+    weights: int
+    """Weights that passes compute with."""
+
+    gradients: int
+    masters: int
+    """Float32 weights that the optimizer updates."""
+
+    moments: int
+    """Both moving averages of AdamW."""
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.gradients + self.masters + self.moments
+
+
+def size_of(network: nn.Module) -> PolicySize:
+    """Return the size of a network."""
+    parameters = list(network.parameters())
+    return PolicySize(
+        num_trained=sum(each.numel() for each in parameters if each.requires_grad),
+        num_frozen=sum(each.numel() for each in parameters if not each.requires_grad),
+        bytes_each=max((each.element_size() for each in parameters), default=FLOAT32),
+    )
+
+
+def rank_memory(size: PolicySize, config: LearnerConfig) -> RankMemory:
+    """Return what the largest rank holds at its peak in an update.
+
+    gradients: whole weights, whole gradients in float32, and 1/N of masters and moments.
+    weights: 1/N of everything; two gathered blocks come on top, as do activations.
+    replicas: everything.
+    """
+    ranks = config.ranks
+    shared = -(-size.num_trained // ranks) if config.shard != "replicas" else size.num_trained
+    whole = size.num_trained if config.shard != "weights" else shared
+    has_masters = size.bytes_each < FLOAT32
+    gathers = config.shard != "weights" and (has_masters or ranks > 1)
+    frozen = size.num_frozen * size.bytes_each
+    return RankMemory(
+        weights=frozen + (whole * size.bytes_each if gathers else 0),
+        gradients=FLOAT32 * whole,
+        masters=FLOAT32 * shared,
+        moments=2 * FLOAT32 * shared,
+    )
+
+
+def require_layout(model: TokenModel[Any], config: LearnerConfig) -> None:
+    """Raise ConfigError if the ranks cannot share this policy on this machine."""
+    missing = [name for name in ("save", "load") if not hasattr(type(model), name)]
+    if missing:
+        raise ConfigError(
+            f"LearnerConfig.ranks is {config.ranks}, but {type(model).__name__} lacks "
+            f"{' and '.join(missing)}, by which ranks get the policy: add save(folder) and a "
+            "classmethod load(folder), or set ranks to 1"
+        )
+    network = model.network
+    types = sorted({str(each.dtype) for each in network.parameters() if each.requires_grad})
+    if len(types) != 1:
+        raise ConfigError(
+            f"the trained parameters have the types {types}, expected one: ranks cannot share them "
+            "otherwise; load the policy with one dtype"
+        )
+    if next(network.parameters()).device.type == "cuda":
+        require_gpus(config, gpu_bytes(), size_of(network))
+
+
+def gpu_bytes() -> list[int]:
+    """Return the memory of each GPU of this machine."""
+    count = torch.cuda.device_count()
+    return [torch.cuda.get_device_properties(index).total_memory for index in range(count)]
+
+
+def require_gpus(config: LearnerConfig, gpus: Iterable[int], size: PolicySize) -> None:
+    """Raise ConfigError unless each rank has a GPU with enough memory.
+
+    Args:
+        config: number of ranks, and what each holds.
+        gpus: bytes of each GPU.
+        size: the policy; the first GPU also holds the weights that act.
+    """
+    memory = list(gpus)
+    if config.ranks > len(memory):
+        raise ConfigError(
+            f"LearnerConfig.ranks is {config.ranks}, but there are {len(memory)} GPUs; expected at "
+            "most one rank for each"
+        )
+    needed = rank_memory(size, config).total
+    for number, has in enumerate(memory[: config.ranks]):
+        acting = size.weight_bytes if number == 0 else 0
+        if needed + acting > has:
+            raise ConfigError(
+                f"GPU {number} has {has / 2**30:.1f} GiB, expected at least {needed / 2**30:.1f} "
+                f"for its rank + {acting / 2**30:.1f} for weights that act, besides activations; "
+                "take more ranks, --learner.shard weights, or adapters (--lora-rank)"
+            )

@@ -1,0 +1,18 @@
+"""A learner over several processes, each with a part of the rows, the gradients and the optimizer's
+state.
+
+learner     `ShardedLearner`: the methods of `Learner`, computed by ranks
+ranks       `RankPasses`: gives each rank its rows, and takes weights and state back
+group       `RankGroup`: starts the ranks, and ends all if one fails
+rank        `LearnerRank`: the actor of one rank
+parallel    FSDP2 on a policy, by the rules that keep sums of gradients right
+state       a rank's part of weights and optimizer, in files that any number of ranks can read
+messages    rows, sums and weights on their way between processes
+
+One process needs none of this and does not import it.
+"""
+
+from vla_rl.learning.sharded.group import RankFailed
+from vla_rl.learning.sharded.learner import ShardedLearner
+
+__all__ = ["RankFailed", "ShardedLearner"]

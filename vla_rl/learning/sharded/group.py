@@ -1,0 +1,179 @@
+"""The processes of a sharded learner: started together, called together, ended together.
+
+A rank that dies, freezes or raises ends all ranks, because the others would wait for it in a
+collective. The run then ends with one error that names the rank.
+"""
+
+import asyncio
+from collections.abc import Coroutine, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NoReturn, TypeVar
+
+from vla_rl.actors import ChildProcess, ForkServer, Runtime
+from vla_rl.actors.owned_folder import OwnedFolder
+from vla_rl.errors import ActorDied, RemoteError, VlaRlError
+from vla_rl.learning.config import LearnerConfig
+from vla_rl.learning.optimizer import DivergedError
+from vla_rl.learning.sharded.rank import LearnerRank, PolicySource
+
+T = TypeVar("T")
+
+START_TIMEOUT_S: Final = 600.0
+"""Longest start of a rank, in which it imports torch and the policy's code."""
+
+NAMED_WITHIN_S: Final = 1.5
+"""Time in which a dead rank is found after another one complained about its connection."""
+
+
+class RankFailed(VlaRlError):
+    """A rank of the sharded learner died, froze or failed; all ranks were ended."""
+
+
+class RankGroup:
+    """The ranks of one learner.
+
+    Args:
+        runtime: starts the ranks.
+        config: number of ranks, and their settings.
+    """
+
+    def __init__(self, runtime: Runtime, config: LearnerConfig) -> None:
+        self._runtime, self._config = runtime, config
+        self._failure: BaseException | None = None
+        self._folder: OwnedFolder | None = None
+        self.ranks: list[LearnerRank] = []
+        """Handles of the ranks, by number; empty before `start`."""
+
+    @property
+    def folder(self) -> Path:
+        """A folder on this host that ends with the group."""
+        assert self._folder is not None, "the ranks are not started; use `async with`"
+        return self._folder.path
+
+    async def start(self, model: Any) -> None:
+        """Start the ranks, each with its part of a policy. Raises: what a rank raises."""
+        self._folder = await asyncio.to_thread(OwnedFolder, "vla_rl-ranks-")
+        try:
+            await self._start(model)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def together(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        """Await calls to all ranks. The first failure ends every rank, and is raised as one error.
+
+        Raises: RankFailed naming the rank that died; else what a rank raised.
+        """
+        if self._failure is not None:
+            for call in calls:
+                call.close()
+            raise self._failure
+        tasks = [asyncio.ensure_future(call) for call in calls]
+        done, pending = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        errors = [task.exception() for task in done]
+        if not any(errors):
+            return [task.result() for task in tasks]
+        if not any(isinstance(error, ActorDied) for error in errors) and pending:
+            # the others notice a death by their connections, before the process is known to be gone
+            await asyncio.wait(pending, timeout=NAMED_WITHIN_S)
+        errors = [task.exception() for task in tasks if task.done() and not task.cancelled()]
+        try:
+            await self._fail(errors)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def each(self, calls: Iterable[Coroutine[Any, Any, T]]) -> None:
+        """Await calls in which no rank waits for another.
+
+        A full disk ends no rank; only a rank that is gone does. Raises: as `together`.
+        """
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        errors = [error for error in found if isinstance(error, BaseException)]
+        if any(isinstance(error, ActorDied) for error in errors):
+            await self._fail(errors)
+        if errors:
+            raise errors[0]
+
+    async def _fail(self, errors: Sequence[BaseException | None]) -> NoReturn:
+        """End all ranks, and raise the first failure; later ones only follow from it."""
+        if self._failure is None:
+            self._failure = self._explained(errors)
+            await self._end_all()
+        raise self._failure
+
+    async def close(self) -> None:
+        """End the ranks in order, and remove the folder."""
+        await asyncio.gather(
+            *(self._runtime.stop(rank) for rank in self.ranks), return_exceptions=True
+        )
+        if self._folder is not None:
+            await asyncio.to_thread(self._folder.remove)
+            self._folder = None
+
+    async def _start(self, model: Any) -> None:
+        source = await asyncio.to_thread(_saved, model, self.folder / "policy")
+        placement = _placement(model)
+        self.ranks = await self.together(
+            self._runtime.spawn(
+                LearnerRank,
+                rank,
+                source,
+                self._config,
+                str(self.folder / "meeting-point"),
+                name=f"rank {rank}",
+                placement=placement,
+                start_timeout_s=START_TIMEOUT_S,
+            )
+            for rank in range(self._config.ranks)
+        )
+        await self.together(rank.join() for rank in self.ranks)
+
+    def _explained(self, errors: Sequence[BaseException | None]) -> BaseException:
+        found = [error for error in errors if error is not None]
+        died = [error for error in found if isinstance(error, ActorDied)]
+        if died:
+            failure = RankFailed(
+                f"{died[0].name} of {self._config.ranks} (pid {died[0].pid}) is gone: "
+                f"{died[0].cause}. All ranks were ended; continue from the newest checkpoint with "
+                "--resume, with as many --learner.ranks as there are now."
+            )
+            failure.__cause__ = died[0]
+            return failure
+        first = next((each for each in found if not _is_of_connection(each)), found[0])
+        if isinstance(first, RemoteError) and first.type_name == DivergedError.__name__:
+            return DivergedError(first.message)
+        return first
+
+    async def _end_all(self) -> None:
+        await asyncio.gather(
+            *(self._runtime.kill(rank) for rank in self.ranks), return_exceptions=True
+        )
+
+
+def _is_of_connection(error: BaseException) -> bool:
+    return isinstance(error, RuntimeError) and "onnection" in str(error)
+
+
+def _saved(model: Any, folder: Path) -> PolicySource:
+    model.save(folder)
+    kind, network = type(model), model.network
+    parameters = dict(network.named_parameters())
+    first = next(iter(parameters.values()))
+    return PolicySource(
+        policy_class=f"{kind.__module__}:{kind.__qualname__}",
+        folder=str(folder),
+        dtype=str(first.dtype).removeprefix("torch."),
+        trained=frozenset(name for name, each in parameters.items() if each.requires_grad),
+        recomputes=getattr(model, "recomputes_activations", False),
+        device=first.device.type,
+    )
+
+
+def _placement(model: object) -> ChildProcess:
+    """Return where ranks run: forked from one server that has imported torch and the policy."""
+    # loopback only: neither gloo nor NCCL encrypts, and ranks are on this host
+    env = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
+    imports = ("vla_rl.learning.sharded.rank", type(model).__module__)
+    return ChildProcess(env=env, fork_from=ForkServer(imports=imports, env=env))

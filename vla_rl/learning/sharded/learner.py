@@ -1,0 +1,64 @@
+"""A learner whose passes are computed by several ranks."""
+
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from vla_rl.actors import Runtime
+from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.policy_model import TokenModel
+from vla_rl.learning.config import LearnerConfig
+from vla_rl.learning.learner import PolicyLearner
+from vla_rl.learning.rank_memory import require_layout
+from vla_rl.learning.sharded.ranks import RankPasses
+from vla_rl.learning.training import WeightSink
+
+
+class ShardedLearner(PolicyLearner):
+    """A `PolicyLearner` over `config.ranks` processes; `async with` starts and ends them.
+
+    An engine may share `model` also in updates of several optimizer steps: its weights are replaced
+    once, at the end of an update.
+
+    Args:
+        model: the policy, saved for the ranks when they start. Its weights are replaced by theirs
+            after every update.
+        runtime: starts the ranks.
+        lane: replaces the weights, and is shared with the engines.
+        config: loss, batches, optimizer and ranks.
+        publish_to: engines that get the new weights with every update.
+        weight_version: number of updates already applied to the weights of `model`.
+
+    Raises: ConfigError if the ranks cannot share this policy on this machine.
+    """
+
+    def __init__(
+        self,
+        model: TokenModel[Any],
+        runtime: Runtime,
+        lane: DeviceLane,
+        config: LearnerConfig,
+        publish_to: Sequence[WeightSink] = (),
+        *,
+        weight_version: int = 0,
+    ) -> None:
+        require_layout(model, config)
+        self._ranks = RankPasses(model, runtime, lane, config, publish_to, weight_version)
+        super().__init__(self._ranks, lane, config, name=type(model).__name__)
+
+    async def __aenter__(self) -> Self:
+        await self._ranks.__aenter__()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._ranks.__aexit__(kind, error, traceback)
+
+    @property
+    def ranks(self) -> RankPasses:
+        """The ranks."""
+        return self._ranks

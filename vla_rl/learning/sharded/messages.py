@@ -1,0 +1,122 @@
+"""Rows, sums and weights on their way between the learner and its ranks: plain values and arrays."""
+
+from dataclasses import fields
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_rl.algorithms import Denominators
+from vla_rl.algorithms.losses import Diagnostics
+from vla_rl.learning.decisions import Decisions
+from vla_rl.learning.update_metrics import MicroBatchSums
+
+
+class Rows(msgspec.Struct, frozen=True):
+    """A micro-batch: what was observed, and its columns by name."""
+
+    observations: list[dict[str, Any]]
+    columns: dict[str, np.ndarray]
+    action_tokens: int
+
+
+class Counts(msgspec.Struct, frozen=True):
+    """Divisors of the losses of a micro-batch, counted over all ranks."""
+
+    num_tokens: int
+    num_sequences: int
+    sequence_tokens: np.ndarray
+    length: float | None
+
+
+class Sums(msgspec.Struct, frozen=True):
+    """`MicroBatchSums`, by name."""
+
+    numbers: dict[str, float]
+    diagnostics: dict[str, float]
+    extra: dict[str, float]
+    tokens: np.ndarray
+
+
+class Piece(msgspec.Struct, frozen=True):
+    """Some consecutive numbers of a parameter, as bytes of the type that engines act with."""
+
+    name: str
+    start: int
+    """Index of the first number in the flattened parameter."""
+
+    data: np.ndarray
+
+
+def pack_rows(rows: Decisions) -> Rows:
+    """Return the message of some rows."""
+    columns = {name: column.numpy() for name, column in rows.tensors().items()}
+    return Rows([dict(each) for each in rows.observations], columns, rows.action_tokens)
+
+
+def unpack_rows(message: Rows) -> Decisions:
+    """Return the rows of a message.
+
+    They have no places: errors are located where the rows came from.
+    """
+    columns: Any = {name: torch.tensor(column) for name, column in message.columns.items()}
+    # copies: what arrives is read-only, which torch warns about, and its shared memory is needed
+    observations = tuple(
+        {
+            name: value.copy() if isinstance(value, np.ndarray) else value
+            for name, value in each.items()
+        }
+        for each in message.observations
+    )
+    places = ((),) * len(observations)
+    return Decisions(
+        observations=observations, places=places, action_tokens=message.action_tokens, **columns
+    )
+
+
+def pack_counts(counts: Denominators) -> Counts:
+    """Return the message of some rows' denominators."""
+    numbers = counts.sequence_tokens.numpy()
+    return Counts(counts.num_tokens, counts.num_sequences, numbers, counts.length)
+
+
+def unpack_counts(message: Counts) -> Denominators:
+    """Return the denominators of a message."""
+    numbers = torch.tensor(message.sequence_tokens)
+    return Denominators(message.num_tokens, message.num_sequences, numbers, message.length)
+
+
+def pack_sums(sums: MicroBatchSums) -> Sums:
+    """Return the message of a micro-batch's sums; this waits for the device."""
+    told = sums.diagnostics
+    return Sums(
+        numbers={name: float(getattr(sums, name)) for name in _NUMBERS},
+        diagnostics={name: float(getattr(told, name)) for name in _DIAGNOSTICS},
+        extra={name: float(value) for name, value in told.extra_sums.items()},
+        tokens=sums.tokens.cpu().numpy(),
+    )
+
+
+def unpack_sums(message: Sums) -> MicroBatchSums:
+    """Return the sums of a message."""
+    numbers: dict[str, Tensor] = _tensors(message.numbers)
+    numbers["first_unsound"] = numbers["first_unsound"].long()
+    extra = _tensors(message.extra)
+    return MicroBatchSums(
+        diagnostics=Diagnostics(**_tensors(message.diagnostics), extra_sums=extra),
+        tokens=torch.tensor(message.tokens),
+        **numbers,
+    )
+
+
+def _tensors(numbers: dict[str, float]) -> dict[str, Tensor]:
+    # float64 holds every float32 sum and every count of tokens exactly
+    return {name: torch.tensor(value, dtype=torch.float64) for name, value in numbers.items()}
+
+
+_NUMBERS = tuple(
+    each.name for each in fields(MicroBatchSums) if each.name not in ("diagnostics", "tokens")
+)
+_DIAGNOSTICS = tuple(each.name for each in fields(Diagnostics) if each.name != "extra_sums")

@@ -1,0 +1,156 @@
+"""FSDP2 on a policy: which parameters are sharded, in which groups, and how gradients add up.
+
+    gradients   weights whole during an update; masters, moments and reduced gradients in shards
+    weights     weights in shards too, gathered block by block in each pass
+    replicas    nothing in shards, gradients added over the ranks
+
+Parameters that are not trained keep their type and stay whole on every rank.
+"""
+
+from collections.abc import Iterable
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+
+from vla_rl.engines.policy_model import TokenModel
+from vla_rl.errors import ConfigError
+
+Shard: TypeAlias = Literal["gradients", "weights", "replicas"]
+
+
+class LogProbModule(nn.Module):
+    """A policy's `log_probs` as the forward pass of one module.
+
+    FSDP gathers weights before `forward` only, and families enter their networks by other methods
+    too: a language policy by its trunk and then its head.
+    """
+
+    def __init__(self, model: TokenModel[Any]) -> None:
+        super().__init__()
+        self.network = model.network
+        self._policy = model
+
+    def forward(self, batch: Any, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute log-probs and entropies."""
+        log_probs, entropy = self._policy.log_probs(batch, tokens, temperatures)
+        # copies: an operation in place on a view would drop FSDP's hook, and with it the gathering
+        return log_probs.clone(), entropy.clone()
+
+
+class ShardedModule:
+    """A policy whose trained parameters are shared by the ranks of a mesh.
+
+    Args:
+        model: the policy, whole, on the device of this rank; it is sharded in place.
+        num_ranks: number of ranks.
+        shard: what each rank holds.
+    """
+
+    def __init__(self, model: TokenModel[Any], num_ranks: int, shard: Shard) -> None:
+        network = model.network
+        self.compute_dtype = compute_dtype_of(network)
+        for parameter in network.parameters():
+            if parameter.requires_grad:
+                # the shard is the master: an update is smaller than the steps of bfloat16
+                parameter.data = parameter.data.float()
+        frozen = {each for each in network.parameters() if not each.requires_grad}
+        self.module = LogProbModule(model)
+        options: dict[str, Any] = {
+            "mesh": _mesh(num_ranks, shard, next(network.parameters()).device.type),
+            "reshard_after_forward": shard == "weights",
+            "mp_policy": _precision(self.compute_dtype),
+            "ignored_params": frozen,
+        }
+        for block in blocks_of(network):
+            fully_shard(block, **options)
+        fully_shard(self.module, **options)
+        self._gathers_once = shard != "weights"
+        for part in self._parts():
+            # FSDP2 averages over the ranks; our losses are divided by counts over all rows already.
+            # The factor alone asks gloo for PREMUL_SUM, which only NCCL has
+            part.set_gradient_divide_factor(1.0)
+            part.set_force_sum_reduction_for_comms(True)
+            part.set_reshard_after_backward(shard == "weights")
+
+    def gather(self) -> None:
+        """Gather the weights for all passes until `scatter`; each rank has to call it."""
+        if self._gathers_once:
+            for part in self._parts():
+                part.unshard()
+
+    def scatter(self) -> None:
+        """Drop gathered weights.
+
+        While they are gathered, `parameters()` are plain tensors without gradients: clipping them
+        gives the norm 0.
+        """
+        for part in self._parts():
+            part.reshard()
+
+    def begin_pass(self, *, is_last: bool) -> None:
+        """Prepare for a backward pass: gradients are added over the ranks in the last one only."""
+        if self._gathers_once:
+            self._root.set_requires_gradient_sync(is_last)
+            self._root.set_is_last_backward(is_last)
+
+    @property
+    def _root(self) -> FSDPModule:
+        assert isinstance(self.module, FSDPModule)
+        return self.module
+
+    def _parts(self) -> list[FSDPModule]:
+        return [each for each in self.module.modules() if isinstance(each, FSDPModule)]
+
+
+def compute_dtype_of(network: nn.Module) -> torch.dtype:
+    """Return the type of the trained parameters. Raises: ConfigError if they have several."""
+    found = {each.dtype for each in network.parameters() if each.requires_grad}
+    if len(found) != 1:
+        raise ConfigError(
+            f"the trained parameters have the types {sorted(map(str, found))}, expected one type; "
+            "several ranks cannot share them: load the policy with one dtype"
+        )
+    return found.pop()
+
+
+def blocks_of(network: nn.Module) -> list[nn.Module]:
+    """Return the repeated blocks of towers and trunk, each a group of its own for FSDP.
+
+    Everything else, such as an output head that is read and not called, is in the root's group.
+    """
+    stacks = getattr(network, "block_stacks", None)
+    found: Iterable[Iterable[nn.Module]] = stacks() if stacks is not None else _stacks_in(network)
+    return [block for stack in found for block in stack]
+
+
+def _stacks_in(network: nn.Module) -> list[nn.ModuleList]:
+    """Return the lists of at least two modules of one class, without lists inside of them."""
+    stacks: list[nn.ModuleList] = []
+    inside: set[nn.Module] = set()
+    for module in network.modules():
+        is_stack = isinstance(module, nn.ModuleList) and len({type(each) for each in module}) == 1
+        if is_stack and len(module) > 1 and module not in inside:  # type: ignore[arg-type]
+            stacks.append(module)  # type: ignore[arg-type]
+            inside.update(module.modules())
+    return stacks
+
+
+def _mesh(num_ranks: int, shard: Shard, device: str) -> DeviceMesh:
+    if shard == "replicas":
+        return init_device_mesh(device, (num_ranks, 1), mesh_dim_names=("replicas", "shards"))
+    return init_device_mesh(device, (num_ranks,))
+
+
+def _precision(dtype: torch.dtype) -> MixedPrecisionPolicy:
+    """Compute in the policy's own type, and add gradients in float32.
+
+    Inputs are not cast: frames are uint8, and masks are bool.
+    """
+    if dtype == torch.float32:
+        return MixedPrecisionPolicy(cast_forward_inputs=False)
+    return MixedPrecisionPolicy(
+        param_dtype=dtype, reduce_dtype=torch.float32, cast_forward_inputs=False
+    )

@@ -1,0 +1,316 @@
+"""The ranks of a sharded learner, as the learner sees them: one object that computes its passes.
+
+learner ──► plan ──► rank 0: micro-batch, micro-batch, ...  ─┐ sums      gradients meet in the
+                     rank 1: micro-batch, ...               ─┘           last backward pass
+        ◄── weights, piece by piece, from every rank's own part
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from vla_rl.actors import Runtime
+from vla_rl.actors.completion import to_its_end
+from vla_rl.engines.atomic_folder import writing_folder
+from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.policy_model import TokenModel
+from vla_rl.learning.config import LearnerConfig
+from vla_rl.learning.decisions import Decisions
+from vla_rl.learning.optimizer import StepReport
+from vla_rl.learning.plan import StepPlan, plan_passes
+from vla_rl.learning.sharded.group import RankGroup
+from vla_rl.learning.sharded.messages import Piece, pack_counts, pack_rows, unpack_sums
+from vla_rl.learning.sharded.rank import LearnerRank
+from vla_rl.learning.sharded.state import Entry, create_file, nbytes_of
+from vla_rl.learning.training import (
+    StagedTensors,
+    TrainingState,
+    WeightSink,
+    random_state,
+    set_random_state,
+)
+from vla_rl.learning.update_metrics import MicroBatchSums
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+IN_FLIGHT: Final = 2
+"""Micro-batches that a rank has at a time: one is computed, the next is prepared."""
+
+
+class RankPasses:
+    """`Passes` over the ranks of a sharded learner. Open it with `async with`.
+
+    Args:
+        model: the policy. It is saved for the ranks when they start, and its weights are replaced
+            by theirs after every update; it computes nothing here.
+        runtime: starts the ranks.
+        lane: replaces the weights, between two batches of the engine.
+        config: loss, optimizer and ranks.
+        publish_to: engines that get the new weights with every update.
+        weight_version: number of updates already applied.
+    """
+
+    def __init__(
+        self,
+        model: TokenModel[Any],
+        runtime: Runtime,
+        lane: DeviceLane,
+        config: LearnerConfig,
+        publish_to: Sequence[WeightSink],
+        weight_version: int,
+    ) -> None:
+        self._model, self._lane, self._config = model, lane, config
+        self._sinks, self._weight_version = tuple(publish_to), weight_version
+        self._group = RankGroup(runtime, config)
+        self._num_snapshots = 0
+
+    async def __aenter__(self) -> Self:
+        await self._group.start(self._model)
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._group.close()
+
+    @property
+    def weight_version(self) -> int:
+        """Number of updates applied."""
+        return self._weight_version
+
+    @property
+    def ranks(self) -> Sequence[LearnerRank]:
+        """Handles of the ranks."""
+        return tuple(self._group.ranks)
+
+    async def log_probs(self, decisions: Decisions) -> Tensor:
+        """Score every token under the current weights."""
+        return await self._to_its_end(self._log_probs(decisions))
+
+    async def accumulate(
+        self, minibatch: Decisions, plan: StepPlan, compare: int | None
+    ) -> list[MicroBatchSums]:
+        """Compute the gradient of a mini-batch.
+
+        A cancellation is raised after it, so that no rank waits in a collective that others left.
+        """
+        return await self._to_its_end(self._accumulate(minibatch, plan, compare))
+
+    async def step(self, publish: bool) -> StepReport:
+        """Take one optimizer step on every rank."""
+        return await self._to_its_end(self._step(publish))
+
+    async def stand_still(self) -> None:
+        """Publish the same weights as a new version."""
+        await self._lane.run(self._adopted, self._weight_version + 1, work="update")
+
+    async def snapshot(self) -> TrainingState:
+        """Copy the state on every rank; its files are written from there."""
+        return await self._to_its_end(self._snapshot())
+
+    async def restore(self, state: TrainingState) -> None:
+        """Continue from a snapshot, and publish it. Each rank reads its own part of the files."""
+        await self._to_its_end(self._restore(state))
+
+    async def _log_probs(self, decisions: Decisions) -> Tensor:
+        config = self._config
+        dealt = plan_passes(decisions.num_read, config.micro_batch_size, config.ranks)
+        is_padded = config.shard == "weights"
+        num_passes = max(len(parts) for parts in dealt) if is_padded else 0
+        scores = torch.zeros(decisions.mask.shape)
+        idle = _idle_row(decisions.num_read)
+
+        async def score(rank: LearnerRank, parts: Sequence[Tensor]) -> None:
+            await rank.begin(False)
+            padded = [*parts, *[idle] * (num_passes - len(parts))]
+            found = await _in_order(
+                lambda index: rank.score(pack_rows(decisions.rows(index))), padded
+            )
+            for index, result in zip(parts, found, strict=False):
+                scores[index, : result.shape[1]] = torch.tensor(result)
+            await rank.end()
+
+        await self._group.together(
+            score(*pair) for pair in zip(self._group.ranks, dealt, strict=True)
+        )
+        return scores
+
+    async def _accumulate(
+        self, minibatch: Decisions, plan: StepPlan, compare: int | None
+    ) -> list[MicroBatchSums]:
+        # with gathered weights only the last pass is a collective, so ranks may have different
+        # numbers of passes; with sharded weights each pass is one
+        least = plan.num_passes if self._config.shard == "weights" else 1
+        idle = _idle_row(minibatch.num_read)
+
+        async def compute(rank: LearnerRank, parts: Sequence[Tensor]) -> list[MicroBatchSums]:
+            await rank.begin(True)
+            num_passes = max(len(parts), least)
+
+            def call(number: int) -> Awaitable[Any]:
+                is_idle = number >= len(parts)
+                index = idle if is_idle else parts[number]
+                rows = minibatch.rows(index)
+                if is_idle:  # a masked row adds exact zeros to every gradient
+                    rows = replace(rows, mask=torch.zeros_like(rows.mask))
+                counts = pack_counts(plan.denominators.rows(index))
+                is_last = number == num_passes - 1
+                sums: Awaitable[Any] = rank.accumulate(pack_rows(rows), counts, compare, is_last)
+                return sums
+
+            found = await _in_order(call, range(num_passes))
+            return [unpack_sums(each) for each in found[: len(parts)]]
+
+        sums = await self._group.together(
+            compute(*pair) for pair in zip(self._group.ranks, plan.ranks, strict=True)
+        )
+        return [each for of_rank in sums for each in of_rank]
+
+    async def _step(self, publish: bool) -> StepReport:
+        reports = await self._group.together(rank.step() for rank in self._group.ranks)
+        if publish:
+            await self._publish(self._weight_version + 1)
+        report: StepReport = reports[0]
+        return report
+
+    async def _publish(self, version: int) -> None:
+        loop = asyncio.get_running_loop()
+        await self._group.together([self._lane.run(self._receive, version, loop, work="publish")])
+
+    def _receive(self, version: int, loop: asyncio.AbstractEventLoop) -> None:
+        """Replace the weights by the ranks', on the device lane.
+
+        The lane is held meanwhile: no batch sees two versions, and no second copy is needed.
+        """
+        parameters = dict(self._model.network.named_parameters())
+        with torch.no_grad():
+            for rank in self._group.ranks:
+                stream = rank.weights()
+                while True:
+                    asked = asyncio.run_coroutine_threadsafe(_next(stream), loop)
+                    piece = asked.result()
+                    if piece is None:
+                        break
+                    _put(piece, parameters[piece.name])
+        self._adopted(version)
+
+    def _adopted(self, version: int) -> None:
+        for sink in self._sinks:
+            sink.adopt(self._model.network, version)
+        self._weight_version = version
+
+    async def _snapshot(self) -> TrainingState:
+        self._num_snapshots += 1
+        number = self._num_snapshots
+        described = await self._group.together(rank.stage(number) for rank in self._group.ranks)
+        loop = asyncio.get_running_loop()
+        policy, optimizer = (
+            RankTensors(self, number, name, described[0][name], loop)
+            for name in ("policy", "optimizer")
+        )
+        return TrainingState(
+            weight_version=self._weight_version,
+            policy=policy,
+            optimizer=optimizer,
+            rng=random_state(),
+            policy_files=dict(self._model.checkpoint_files()),
+        )
+
+    async def write(self, number: int, name: str, path: Path, begins: dict[str, int]) -> None:
+        """Let every rank write its part of a staged file."""
+        await self._group.each(
+            rank.write(number, name, str(path), begins) for rank in self._group.ranks
+        )
+
+    async def _restore(self, state: TrainingState) -> None:
+        folder = state.folder
+        if folder is None:
+            self._num_snapshots += 1
+            scratch = self._group.folder / f"state-{self._num_snapshots}"
+            folder = await asyncio.to_thread(_written, state, scratch)
+        files = folder / "policy" / "model.safetensors", folder / "optimizer.safetensors"
+        await self._group.together(rank.restore(*map(str, files)) for rank in self._group.ranks)
+        tensors = await asyncio.to_thread(load_file, files[0])
+        await self._lane.run(self._model.load_checkpoint_tensors, tensors, work="checkpoint")
+        set_random_state(state.rng)
+        await self._lane.run(self._adopted, state.weight_version, work="checkpoint")
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
+        return await to_its_end(asyncio.ensure_future(work))
+
+
+class RankTensors:
+    """Tensors of one file that the ranks have staged."""
+
+    def __init__(
+        self,
+        ranks: RankPasses,
+        number: int,
+        name: str,
+        entries: dict[str, Entry],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        self._ranks, self._number, self._name = ranks, number, name
+        self._entries, self._loop = entries, loop
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return nbytes_of(self._entries)
+
+    def write_to(self, path: Path) -> None:
+        """Write the file, from any thread but the loop's. Raises: CheckpointError, RankFailed."""
+        begins = create_file(path, self._entries)
+        writing = self._ranks.write(self._number, self._name, path, begins)
+        asyncio.run_coroutine_threadsafe(writing, self._loop).result()
+
+
+async def _in_order(call: Callable[[S], Awaitable[T]], inputs: Iterable[S]) -> list[T]:
+    """Make a call for each input, in order and a few at a time."""
+    free = asyncio.Semaphore(IN_FLIGHT)
+
+    async def one(value: S) -> T:
+        async with free:
+            return await call(value)
+
+    return await asyncio.gather(*(one(value) for value in inputs))
+
+
+async def _next(stream: AsyncIterator[Piece]) -> Piece | None:
+    return await anext(stream, None)
+
+
+def _put(piece: Piece, parameter: Tensor) -> None:
+    # copied: what arrives is read-only, and its place in shared memory is needed for the next
+    numbers = torch.from_numpy(piece.data.copy()).view(parameter.dtype)
+    parameter.data.view(-1)[piece.start : piece.start + len(numbers)].copy_(numbers)
+
+
+def _idle_row(num_read: Tensor) -> Tensor:
+    """Return the shortest row, for passes of ranks that have no row of their own."""
+    return num_read.argmin()[None]
+
+
+def _written(state: TrainingState, folder: Path) -> Path:
+    """Write a state's tensors as a checkpoint does, for ranks to read."""
+    with writing_folder(folder, 0) as writer:
+        for name, tensors in (
+            ("policy/model.safetensors", state.policy),
+            ("optimizer.safetensors", state.optimizer),
+        ):
+            if isinstance(tensors, StagedTensors):
+                tensors.write_to(writer.new_path(name))
+            else:
+                writer.write_tensors(name, tensors)
+    return folder

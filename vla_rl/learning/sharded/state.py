@@ -1,0 +1,211 @@
+"""A rank's part of the state: copied at one instant, written to files that any number of ranks can
+read, and read from them.
+
+    rank 0   │ header │ a: rows 0-3 │             │ b: rows 0-1 │            one safetensors file of
+    rank 1            │             │ a: rows 4-7 │             │ b: row 2   whole tensors, as one
+                                                                             process writes it
+
+FSDP shards a tensor by its rows, so that a rank's part is one range of bytes in the file. Every rank
+writes its ranges in place; nothing is gathered, and nothing is pickled.
+"""
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+import torch
+from safetensors import safe_open
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from vla_rl.errors import CheckpointError
+
+DTYPES: Final = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.bfloat16: "BF16",
+    torch.float16: "F16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Names of types in the header of a safetensors file."""
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """One whole tensor of a file."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    num_bytes: int
+
+
+@dataclass(frozen=True)
+class Part:
+    """The rows of a tensor that one rank holds."""
+
+    data: Tensor
+    whole: Entry
+    first_byte: int
+    """Position in the bytes of the whole tensor."""
+
+    is_ours: bool
+    """Whether this rank writes it; of equal copies, the first rank writes its own."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """Position of a rank's rows in a tensor."""
+
+    first_row: int
+    num_rows: int
+    is_first_copy: bool
+
+
+def place_of(tensor: DTensor) -> Place:
+    """Return the rows that this rank holds."""
+    mesh, placements = tensor.device_mesh, tensor.placements
+    shape, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
+    coordinates = mesh.get_coordinate()
+    assert coordinates is not None
+    is_first = all(
+        coordinate == 0
+        for coordinate, placement in zip(coordinates, placements, strict=True)
+        if placement.is_replicate()
+    )
+    return Place(offset[0] if offset else 0, shape[0] if shape else 1, is_first)
+
+
+def part_of(tensor: Tensor, dtype: torch.dtype | None, *, is_first_rank: bool) -> Part:
+    """Copy a rank's rows of a tensor to the CPU.
+
+    Args:
+        tensor: sharded, or whole and the same on every rank.
+        dtype: type to write; None keeps the tensor's.
+        is_first_rank: whether this rank writes whole tensors.
+    """
+    dtype = dtype or tensor.dtype
+    shape = tuple(tensor.shape)
+    entry = Entry(DTYPES[dtype], shape, tensor.numel() * dtype.itemsize)
+    if not isinstance(tensor, DTensor):
+        data = tensor.detach().to("cpu", dtype, copy=True) if is_first_rank else torch.empty(0)
+        return Part(data, entry, 0, is_first_rank)
+    place = place_of(tensor)
+    row_bytes = dtype.itemsize * (tensor.numel() // max(shape[0], 1))
+    data = tensor.to_local().detach().to("cpu", dtype, copy=True)
+    return Part(data, entry, place.first_row * row_bytes, place.is_first_copy)
+
+
+def header_of(entries: Mapping[str, Entry]) -> tuple[bytes, dict[str, int]]:
+    """Return the header of a safetensors file, and where each tensor begins in the file."""
+    described: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    begins: dict[str, int] = {}
+    position = 0
+    # the widest types first, so that every tensor is aligned
+    for name in sorted(entries, key=lambda name: (-_width(entries[name]), name)):
+        entry = entries[name]
+        end = position + entry.num_bytes
+        described[name] = {
+            "dtype": entry.dtype,
+            "shape": list(entry.shape),
+            "data_offsets": [position, end],
+        }
+        begins[name], position = position, end
+    text = json.dumps(described).encode()
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    return header, {name: len(header) + begin for name, begin in begins.items()}
+
+
+def create_file(path: Path, entries: Mapping[str, Entry]) -> dict[str, int]:
+    """Create a file whose tensors are still zeros; return where each begins."""
+    header, begins = header_of(entries)
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(len(header) + sum(entry.num_bytes for entry in entries.values()))
+    return begins
+
+
+def write_parts(path: Path, parts: Mapping[str, Part], begins: Mapping[str, int]) -> None:
+    """Write a rank's rows into a file that `create_file` made. Raises: OSError."""
+    with path.open("r+b") as file:
+        for name, part in parts.items():
+            if part.is_ours and part.data.numel():
+                data = part.data.contiguous().flatten().view(torch.uint8).numpy()
+                # pwrite may write less than it was given, above all beyond 2 GiB
+                at, left = begins[name] + part.first_byte, memoryview(data)  # type: ignore[arg-type]
+                while left:
+                    written = os.pwrite(file.fileno(), left, at)
+                    at, left = at + written, left[written:]
+
+
+class ShardReader:
+    """Reads a rank's rows of the tensors of a safetensors file, and nothing else of it."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        opened: Any = safe_open
+        self._file = opened(path, "pt")
+        self.names = frozenset[str](self._file.keys())
+
+    def read(self, name: str, like: Tensor) -> Tensor:
+        """Return the rows of a tensor that this rank holds of `like`, as a tensor like it.
+
+        Raises: CheckpointError if the tensor is missing, or has another shape.
+        """
+        if name not in self.names:
+            raise CheckpointError(f"{self._path} has no tensor {name!r}; it is of another policy.")
+        found = self._file.get_slice(name)
+        shape = tuple(found.get_shape())
+        if shape != tuple(like.shape):
+            raise CheckpointError(
+                f"{name} in {self._path} is {list(shape)}, expected {list(like.shape)}; it is of "
+                "another policy."
+            )
+        if not isinstance(like, DTensor):
+            return self.numbers(name)
+        place = place_of(like)
+        rows = found[place.first_row : place.first_row + place.num_rows]
+        local = rows.to(like.device, like.dtype)
+        return DTensor.from_local(
+            local, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+        )
+
+    def numbers(self, name: str) -> Tensor:
+        """Return a small tensor whole."""
+        tensor: Tensor = self._file.get_tensor(name)
+        return tensor
+
+
+def nbytes_of(entries: Mapping[str, Entry]) -> int:
+    """Return the bytes of all tensors of a file."""
+    return sum(entry.num_bytes for entry in entries.values())
+
+
+def _width(entry: Entry) -> int:
+    return max((dtype.itemsize for dtype, name in DTYPES.items() if name == entry.dtype), default=1)
+
+
+def iterate_pieces(
+    tensor: Tensor, dtype: torch.dtype, num_bytes: int
+) -> Iterator[tuple[int, Tensor]]:
+    """Yield a rank's rows of a parameter as bytes, `num_bytes` at a time, with the first index.
+
+    Yields nothing for a copy that another rank sends.
+    """
+    assert isinstance(tensor, DTensor)
+    place = place_of(tensor)
+    if not place.is_first_copy:
+        return
+    row_size = tensor.numel() // max(tensor.shape[0] if tensor.ndim else 1, 1)
+    local = tensor.to_local().detach().flatten()
+    length = max(num_bytes // dtype.itemsize, 1)
+    for first in range(0, len(local), length):
+        piece = local[first : first + length].to("cpu", dtype, copy=True)
+        yield place.first_row * row_size + first, piece.view(torch.uint8)

@@ -1,0 +1,115 @@
+"""How a checkpoint in the public layout is interpreted, where its files do not say.
+
+Recipes hand one `CheckpointFormat` to `load_policy`, which hands it to the policy's family; each
+setting is declared, explained and given its default here alone.
+"""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
+
+import msgspec
+
+from vla_rl.errors import ConfigError
+from vla_rl.models.prismatic.config import AdapterUse, Normalization
+from vla_rl.models.prismatic.dialects import Dialect, Vocabulary
+from vla_rl.types import Config
+
+if TYPE_CHECKING:
+    import torch
+
+    from vla_rl.models.prismatic.folder import PublicFolder
+
+Family: TypeAlias = Literal["openvla", "openvla_oft", "continuous"]
+
+
+class CheckpointFormat(Config, frozen=True, kw_only=True):
+    """How to interpret a checkpoint."""
+
+    policy_family: Literal["auto", "openvla", "openvla_oft", "continuous"] = "auto"
+    """openvla: action tokens one after the other; openvla_oft: a chunk of tokens at once;
+    continuous: OpenVLA-OFT with an L1 or diffusion head. auto (the default) reads it from the
+    checkpoint, which works if vla_rl saved it or it has an action head.
+    """
+
+    norm_key: str | None = None
+    """Key of the checkpoint's action statistics, such as libero_goal. Not needed if the checkpoint
+    has only one set."""
+
+    normalization: Normalization | None = None
+    """bounds_q99: the 1st and 99th percentile of the statistics; bounds: the minimum and maximum
+    (ALOHA). none: the checkpoint's own setting, else the percentiles.
+    """
+
+    dialect: Dialect | None = None
+    """Project whose conventions the checkpoint was trained with: images, stop token, positions,
+    vocabulary. none: the checkpoint's own, else those of OpenVLA's authors.
+    """
+
+    vocabulary: Vocabulary | None = None
+    """Token ids over which OpenVLA normalises an action token's probability, in rollout and
+    training alike: all, or the action tokens only. none: the checkpoint's own, else the dialect's.
+    OpenVLA-OFT always uses the action tokens only.
+    """
+
+    head: Literal["l1", "diffusion"] | None = None
+    """Head of a continuous checkpoint whose files do not name it. none: the checkpoint's own, else
+    l1."""
+
+    cameras: tuple[str, ...] | None = None
+    """Observation keys of the images. none: the default of the checkpoint's family."""
+
+    chunk_size: int | None = None
+    """Control steps in a chunk, if an OpenVLA-OFT checkpoint does not name them (25 for ALOHA's).
+    none: LIBERO's 8."""
+
+    adapter: str | None = None
+    """Folder or hub id of a peft adapter that was trained on the checkpoint; its head and
+    projectors are loaded too, if it has any. Not needed if the checkpoint is itself an adapter: it
+    names its base.
+    """
+
+    adapter_use: AdapterUse | None = None
+    """merge (the default): add the adapter to the weights; train: keep the adapter and continue
+    training it."""
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Data type of the weights; auto keeps the files'."""
+
+    @property
+    def torch_dtype(self) -> "torch.dtype | None":
+        """Data type to load as; None keeps the files'."""
+        import torch
+
+        return None if self.dtype == "auto" else getattr(torch, self.dtype)
+
+    def changed(self, **fields: Any) -> Self:
+        """Return the format with other fields; `dtype` and `adapter` may be torch's and a path."""
+        import torch
+
+        if isinstance(fields.get("dtype"), torch.dtype):
+            fields["dtype"] = str(fields["dtype"]).removeprefix("torch.")
+        if fields.get("dtype", "") is None:
+            fields["dtype"] = "auto"
+        if isinstance(fields.get("adapter"), Path):
+            fields["adapter"] = str(fields["adapter"])
+        return msgspec.structs.replace(self, **fields)
+
+    def opened(self, checkpoint: "Path | str | PublicFolder") -> "PublicFolder":
+        """Read the checkpoint with its adapter, without the weights. Raises: CheckpointError."""
+        from vla_rl.models.prismatic.folder import open_folder
+
+        return open_folder(checkpoint, self.adapter)
+
+
+FILES_SAY: Final = CheckpointFormat()
+"""The format of a checkpoint whose files say everything."""
+
+
+def refuse_unused(family: Family, **options: object) -> None:
+    """Raise ConfigError if an option is set that a policy of this family does not have."""
+    for name, value in options.items():
+        if value is not None:
+            raise ConfigError(
+                f"{name} is {value!r}, which a policy of the family {family!r} does not have; "
+                "leave it out"
+            )

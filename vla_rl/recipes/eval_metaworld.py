@@ -1,0 +1,72 @@
+"""Evaluate a checkpoint on Meta-World:
+`python -m vla_rl.recipes.eval_metaworld CHECKPOINT --suites metaworld_mt10`.
+
+Runs every task of the suites from its first 50 starts exactly once and writes the table, the files
+and the videos of `eval_libero`, with the same options to resume and to record.
+
+    ... CHECKPOINT --tasks drawer-open,reach             some tasks, by name or number
+    ... CHECKPOINT --init-states 40-49,1000-1023         held-out starts only
+    ... CHECKPOINT --image-size 256 --quality exact      the pixels of Meta-World's own renderer
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import ClassVar, Literal
+
+import tyro
+
+from vla_rl.commands.command_line import run_recipe
+from vla_rl.evaluation.benchmark import METAWORLD, Benchmark, SuiteTask
+from vla_rl.evaluation.metaworld import metaworld_env
+from vla_rl.recipes.eval_libero import EvalConfig, EvalLaunch, main
+from vla_rl.types import EnvSpec
+
+
+class EvalMetaworldConfig(EvalConfig, frozen=True, kw_only=True):
+    """The checkpoint, the episodes and the conditions of an evaluation on Meta-World."""
+
+    benchmark: ClassVar[Benchmark] = METAWORLD
+
+    checkpoint: tyro.conf.Positional[str] = "base"
+    """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint. Default: the folder that
+    `sft_metaworld` writes."""
+
+    suites: tuple[str, ...] = ("metaworld_mt10",)
+    """Suites of Meta-World: metaworld_mt10, metaworld_mt50."""
+
+    tasks: str = "all"
+    """Tasks of each suite: all, or names, numbers and ranges, such as drawer-open,0-3."""
+
+    init_states: str = "all"
+    """Starts of each task: all (the first 50), or numbers and ranges, such as 40-49,1000-1023."""
+
+    step_limit: int | None = None
+    """Control steps after which an episode is a failure. None: Meta-World's 500."""
+
+    image_size: int = 84
+    """Side of the camera images in pixels: that of the policy's demonstrations."""
+
+    quality: Literal["exact", "fast"] = "fast"
+    """exact: the pixels of Meta-World's own renderer; fast: no shadows, rougher edges and a plainer
+    robot. Choose the quality of the policy's demonstrations."""
+
+    def envs_of(self, task: SuiteTask) -> Sequence[EnvSpec]:
+        """Return the environment of a task."""
+        return [
+            metaworld_env(
+                task.suite,
+                task.task_id,
+                image_size=self.picture_size,
+                step_limit=self.step_limit,
+                quality=self.pictures,
+            )
+        ]
+
+
+def cli() -> int:
+    """Run the command line; return the exit status."""
+    return run_recipe(EvalLaunch, EvalMetaworldConfig, main, __doc__ or "")
+
+
+if __name__ == "__main__":
+    sys.exit(cli())

@@ -1,0 +1,248 @@
+"""Compare two ways of running one LIBERO episode, until their first difference: `vla-rl parity A B`.
+
+A and B are each a trace (a file that another program wrote), or settings of ours:
+
+    vla-rl parity exact fast                          our two kinds of physics and pictures
+    vla-rl parity theirs.jsonl exact                  somebody's loop against ours
+    vla-rl parity exact python=/venvs/other/bin/python,physics=exact,quality=exact
+    vla-rl parity exact none --save here              only record: here/a.jsonl, for another machine
+
+The first value that differs is named, with both values and its usual reasons. The exit status is 0
+if all values are equal, and 1 if one differs.
+"""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+import tyro
+from rich.console import Console
+from rich.table import Table
+
+from vla_rl.actors import Runtime
+from vla_rl.commands.command_line import Command, Launch, run_recipe
+from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
+from vla_rl.errors import ConfigError
+from vla_rl.evaluation import play_each, within_range
+from vla_rl.evaluation.libero import check_starts, libero_env, libero_episode, require_for_libero
+from vla_rl.evaluation.pictures import assets_for, picture_size_for
+from vla_rl.models.loading import BASE_POLICY, CheckpointConfig, described, load_policy
+from vla_rl.parity import BOUNDARIES, Comparison, Trace, compare, read_trace, write_trace
+from vla_rl.parity.recording import trace_of
+from vla_rl.rollout import embodied_agent
+from vla_rl.simulation import SimulatorConfig, SimulatorPool
+from vla_rl.types import Config, Sampling, Trajectory
+
+if TYPE_CHECKING:
+    from vla_rl.models.loading import VlaPolicy
+
+_SHORT: Final = {"exact": "physics=exact,quality=exact", "fast": "physics=fast,quality=fast"}
+
+
+class Way(Config, frozen=True, kw_only=True):
+    """One of our ways to run an episode, read from text such as `physics=fast,quality=exact`."""
+
+    physics: str = "exact"
+    quality: str = "exact"
+    scenes: str = "same"
+    python: str | None = None
+    """Interpreter of the simulator; None: this one."""
+
+    def __post_init__(self) -> None:
+        for field in ("physics", "quality"):
+            self.require(getattr(self, field) in ("exact", "fast"), field, "exact or fast")
+        self.require(self.scenes in ("same", "published"), "scenes", "same or published")
+
+
+class ParityConfig(CheckpointConfig, frozen=True, kw_only=True):
+    """The two ways, the start, and the policy that acts in ours."""
+
+    first: tyro.conf.Positional[str] = "exact"
+    """A trace (.jsonl), or settings of ours: exact, fast, or physics, quality, scenes and python as
+    `name=value,name=value`."""
+
+    second: tyro.conf.Positional[str] = "fast"
+    """The other one, in the same form; `none` only records the first (with --save)."""
+
+    checkpoint: str = str(BASE_POLICY)
+    """Folder or hub id of the policy that acts. Default: the shipped base policy."""
+
+    suite: str = "libero_object"
+    """Suite of the task."""
+
+    task_id: int = 1
+    """Number of the task in its suite."""
+
+    init_state_id: int = 0
+    """Initial state that the episode starts from."""
+
+    scene_seed: int = 0
+    """Seed of the fixtures' positions, which initial states leave open."""
+
+    decisions: int | None = None
+    """Compare this many decisions. None: the whole episode."""
+
+    step_limit: int | None = None
+    """Control steps after which the episode ends. None: the suite's published limit."""
+
+    image_size: int | None = None
+    """Side of the camera images in pixels. None: 84 for the shipped policy, else 256."""
+
+    assets: str | None = None
+    """Folder of LIBERO's assets, or `stand-ins`. None: as in eval_libero."""
+
+    save: Path | None = None
+    """Also write the recorded traces into this folder, as a.jsonl and b.jsonl."""
+
+    def __post_init__(self) -> None:
+        self.require(self.decisions is None or self.decisions >= 1, "decisions", "at least 1")
+        self.require(
+            self.second != "none" or self.save is not None,
+            "second",
+            "another trace or way to compare with, or --save to record only the first",
+        )
+
+
+async def main(command: Command[Launch, ParityConfig]) -> int:
+    """Read or record both traces, compare them, and print the result."""
+    config, console = command.config, Console()
+    sides = [side for side in (config.first, config.second) if side != "none"]
+    ways = [None if _is_trace(side) else way_in(side) for side in sides]
+    check_starts(config.suite, [config.task_id], [config.init_state_id])
+    if command.launch.dry_run:
+        for side, way in zip(sides, ways, strict=True):
+            console.print(f"{side}: {'a trace' if way is None else 'would be recorded'}")
+        return 0
+    policy = None
+    traces = []
+    for side, way in zip(sides, ways, strict=True):
+        if way is None:
+            traces.append(await asyncio.to_thread(read_trace, Path(side)))
+            continue
+        if policy is None:
+            policy = await asyncio.to_thread(_loaded, config)
+            console.print(described(policy))
+        traces.append(await _recorded(config, policy, way, side))
+    if config.save is not None:
+        await asyncio.to_thread(config.save.mkdir, parents=True, exist_ok=True)
+        for letter, trace in zip("ab", traces, strict=False):
+            path = config.save / f"{letter}.jsonl"
+            await asyncio.to_thread(write_trace, path, trace)
+            console.print(f"{path}: {len(trace.entries)} values")
+    if len(traces) == 1:
+        return 0
+    traces = [_first_decisions(trace, config.decisions) for trace in traces]
+    comparison = compare(*traces)
+    print_comparison(comparison, (traces[0].source, traces[1].source), console)
+    return int(comparison.difference is not None)
+
+
+def way_in(text: str) -> Way:
+    """Read settings from text. Raises: ConfigError naming what is wrong."""
+    parts = _SHORT.get(text, text).split(",")
+    pairs = [part.partition("=") for part in parts]
+    known = Way.__struct_fields__
+    if not all(equals and name in known for name, equals, _ in pairs):
+        raise ConfigError(
+            f"{text!r} is neither a trace (a file that ends in .jsonl) nor settings; expected "
+            f"exact, fast, or {', '.join(known)} as name=value,name=value"
+        )
+    return Way(**{name: value for name, _, value in pairs})
+
+
+def print_comparison(comparison: Comparison, sources: tuple[str, str], console: Console) -> None:
+    """Print a row for each boundary, and the first difference with its usual reasons."""
+    different = comparison.difference
+    table = Table("boundary", "values", "result", title=f"A: {sources[0]}\nB: {sources[1]}")
+    for boundary in BOUNDARIES:
+        name, result = boundary.name, "equal"
+        if name in comparison.only_in_one:
+            result = f"recorded only in {'AB'[comparison.only_in_one[name]]}"
+        elif different and name == different.boundary.name:
+            result = f"differs at decision {different.decision}"
+        elif name in comparison.largest:
+            result = f"equal up to {comparison.largest[name]:.1e}"
+        elif name not in comparison.compared:
+            continue
+        elif comparison.compared[name] == 0:
+            result = "not reached"
+        table.add_row(name, str(comparison.compared.get(name, "")), result)
+    console.print(table)
+    if different is None:
+        console.print(f"all values of {comparison.num_decisions} decisions are equal")
+        return
+    camera = f" of {different.key}" if different.key else ""
+    console.print(
+        f"the first difference is in the {different.boundary.name}{camera} of decision "
+        f"{different.decision}: {different.size}\n"
+        f"  A: {different.values[0]}\n  B: {different.values[1]}",
+        markup=False,
+    )
+    console.print(f"  meaning: {different.boundary.meaning}", markup=False)
+    if different.hint is not None:
+        console.print(f"  found: {different.hint}", markup=False)
+    console.print(f"  usual reasons: {different.boundary.suspects}", markup=False)
+
+
+def _is_trace(side: str) -> bool:
+    path = Path(side)
+    if path.suffix == ".jsonl" and not path.is_file():
+        raise ConfigError(f"the trace {side} does not exist")
+    return path.is_file()
+
+
+def _first_decisions(trace: Trace, number: int | None) -> Trace:
+    if number is None:
+        return trace
+    entries = tuple(
+        entry for entry in trace.entries if entry.decision < number and entry.boundary != "success"
+    )
+    return msgspec.structs.replace(trace, entries=entries)
+
+
+def _loaded(config: ParityConfig) -> "VlaPolicy":
+    policy = load_policy(config.checkpoint, config, config.device)
+    require_for_libero(policy, config.checkpoint)
+    return policy
+
+
+async def _recorded(config: ParityConfig, policy: "VlaPolicy", way: Way, side: str) -> Trace:
+    env = libero_env(
+        config.suite,
+        config.task_id,
+        assets=assets_for(config.checkpoint, config.assets),
+        image_size=picture_size_for(config.checkpoint, config.image_size),
+        step_limit=config.step_limit,
+        physics=way.physics,
+        quality=way.quality,
+        scene_seed=config.scene_seed,
+        scenes=way.scenes,
+    )
+    task = f"{config.suite}/{config.task_id}"
+    greedy = Sampling(greedy=True)
+    episode = libero_episode(env, 0, task, config.init_state_id, sampling=greedy, seed=0)
+    played: list[Trajectory] = []
+
+    async def keep(trajectory: Trajectory) -> None:
+        played.append(trajectory)
+
+    simulator = SimulatorConfig(num_envs=1, python=way.python)
+    async with (
+        Runtime("parity") as runtime,
+        DeviceLane(num_threads=1) as lane,
+        SimulatorPool(runtime, simulator, specs=[env]) as pool,
+        TorchActionEngine(policy, lane, EngineConfig(max_batch=1)) as engine,
+    ):
+        await play_each(pool, engine, within_range(embodied_agent), [episode], keep)
+    return await asyncio.to_thread(trace_of, played[0], policy, f"vla_rl, {side}")
+
+
+def cli() -> int:
+    """Run the command line; return the exit status."""
+    return run_recipe(Launch, ParityConfig, main, __doc__ or "")
+
+
+if __name__ == "__main__":
+    sys.exit(cli())
