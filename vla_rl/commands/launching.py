@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 from vla_rl.commands.command_line import Command, TrainingLaunch
-from vla_rl.commands.plan import EpisodeFootprint, print_plan, print_ranks
+from vla_rl.commands.plan import EpisodeFootprint, print_plan
 from vla_rl.commands.rehearsal import rehearse_training
 from vla_rl.commands.report import write_report
 from vla_rl.evaluation.held_out import Judge
@@ -39,9 +39,10 @@ async def launch(
     """
     config, wanted = command.config, command.launch
     if wanted.dry_run:
-        print_plan(config, footprint, *bytes_of(model))
+        size = None
         if config.learner.ranks > 1 and not isinstance(model, Team):
-            print_ranks(config.learner, size_of(model.network))
+            size = size_of(model.network)
+        print_plan(config, footprint, *bytes_of(model), size=size)
         await rehearse_training(
             config, starts, model, judge=judge, resume=wanted.resume, resume_from=wanted.resume_from
         )
