@@ -26,13 +26,14 @@ from benchmarks.plain_policy import PlainPolicy
 from benchmarks.policy_sizes import Size, make_observation, make_policy
 from vla_rl.engines import DeviceLane
 from vla_rl.learning import Learner, LearnerConfig, OptimizerConfig
+from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Sampling, Step, StopReason, Trajectory
 
 MAX_STEPS = 512
 
 
-def make_trajectories(policy: OpenVlaOft, num: int, mean_steps: int) -> list[Trajectory]:
+def make_trajectories(policy: OpenVlaOft | OpenVla, num: int, mean_steps: int) -> list[Trajectory]:
     """Make episodes of noise with lengths spread around the mean, with the policy's own
     log-probs.
     """

@@ -8,6 +8,7 @@ import torch
 
 from vla_rl.models.openvla_oft import LIBERO_BOUNDS, OpenVlaOft, OpenVlaOftConfig, tiny
 from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
+from vla_rl.models.prismatic.config import PrismaticConfig
 from vla_rl.types import Observation
 
 Size = Literal["tiny", "7b"]
@@ -35,7 +36,7 @@ def make_policy(size: Size, device: torch.device) -> OpenVlaOft:
         torch.set_default_dtype(before)
 
 
-def make_observation(config: OpenVlaOftConfig, seed: int) -> Observation:
+def make_observation(config: PrismaticConfig, seed: int) -> Observation:
     """Make an observation of noise for the configured cameras and proprioception."""
     rng = np.random.default_rng(seed)
     frames = {

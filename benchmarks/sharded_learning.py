@@ -7,7 +7,7 @@ parameters whose largest |gradient| is below 1e-4 of the global norm are compare
 
 Keys of the last line:
     grad_rel_diff_2, grad_rel_diff_4   first gradient of 2 and 4 ranks against one process, worst of
-                                       OpenVLA-OFT and a language model, both tiny
+                                       OpenVLA-OFT, OpenVLA and a language model, all tiny
     update_rel_diff_3       Adam's mean gradient after three updates on 2 ranks, worst of ppo, gspo
                             and clip_cov
     resume_rel_diff         the same after two more updates: saved on 2 ranks, resumed on 1, 3 and 4
@@ -45,6 +45,7 @@ from vla_rl.learning import Learner, LearnerConfig, OptimizerConfig, PolicyLearn
 from vla_rl.learning.plan import rows_imbalance
 from vla_rl.learning.sharded import RankFailed, ShardedLearner
 from vla_rl.models.language import tiny as tiny_language
+from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.types import Trajectory
 
@@ -55,6 +56,13 @@ LOSSES: Final = ("ppo", "gspo", "clip_cov")
 def small_oft() -> OpenVlaOft:
     """Make a tiny OpenVLA-OFT."""
     return OpenVlaOft.create(tiny(image_size=28, cameras=("image",), proprio=None), seed=0)
+
+
+def small_openvla() -> OpenVla:
+    """Make a tiny OpenVLA."""
+    shape = small_oft().config
+    names = {*OpenVlaConfig.__struct_fields__, "tokenizer_file"} & {*shape.__struct_fields__}
+    return OpenVla.create(OpenVlaConfig(**{name: getattr(shape, name) for name in names}), seed=0)
 
 
 def language() -> Any:
@@ -73,7 +81,7 @@ def wide_oft() -> OpenVlaOft:
 
 def episodes(policy: Any) -> list[Trajectory]:
     """Return three episodes of unequal lengths."""
-    if isinstance(policy, OpenVlaOft):
+    if isinstance(policy, OpenVlaOft | OpenVla):
         return make_trajectories(policy, 3, 24)
     return [chat(policy, 0), broken(policy, 1), episode(2, turn(policy, [9, 9], [25]))]
 
@@ -233,7 +241,7 @@ async def main() -> None:
                         gradient_difference(
                             make, num_ranks, runtime, lane, folder / f"{make.__name__}-{num_ranks}"
                         )
-                        for make in (small_oft, language)
+                        for make in (small_oft, small_openvla, language)
                     ]
                 )
             figures["update_rel_diff_3"] = await worst(

@@ -2,14 +2,18 @@
 
 import asyncio
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from rich.console import Console
 from toy_runs import deterministic, small_run
 
+from vla_rl.commands.plan import EpisodeFootprint, print_plan
 from vla_rl.errors import ConfigError
+from vla_rl.learning.rank_memory import PolicySize
 from vla_rl.observe import RunDirectory
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
 from vla_rl.training.run import Outcome, train
@@ -56,3 +60,19 @@ async def test_a_team_learns_with_one_rank(tmp_path: Path) -> None:
     team = Team({"policy": Member(policy_of(config))})
     with pytest.raises(ConfigError, match="ranks is 2, expected 1 in a team of several policies"):
         await train(config, starts_of(config), team)
+
+
+async def test_a_dry_run_prints_the_memory_of_each_rank(tmp_path: Path) -> None:
+    out = Console(record=True, width=200)
+    footprint = EpisodeFootprint(
+        what_runs="toy", simulator_mb=15, server_mb=60, chunk_bytes=100, num_chunks=3
+    )
+    size = PolicySize(num_trained=7_541_237_184, num_frozen=0, bytes_each=2)
+    config = with_ranks(tmp_path, 8, updates=1)
+    print_plan(config, footprint, size.weight_bytes, 0, out, size)
+    text = out.export_text()
+    assert "learner ranks" in text
+    assert "8 ranks, shard gradients" in text
+    assert "7,541,237,184, 0" in text
+    assert re.search(r"gradients, float32 +│ 28\.093", text)
+    assert re.search(r"each rank +│ 52\.675", text)

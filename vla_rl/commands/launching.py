@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 from vla_rl.commands.command_line import Command, TrainingLaunch
-from vla_rl.commands.plan import EpisodeFootprint, print_plan, print_ranks
+from vla_rl.commands.plan import EpisodeFootprint, print_plan
 from vla_rl.evaluation.held_out import Judge
 from vla_rl.observe import RunDirectory
 from vla_rl.pipelines.config import LearningConfig
@@ -44,10 +44,11 @@ async def launch(
     config, wanted = command.config, command.launch
     if wanted.dry_run:
         team = Team.of(model)
-        print_plan(config, footprint, *team.num_bytes)
-        if config.learner.ranks > 1:
-            for member in team.members.values():
-                print_ranks(config.learner, size_of(member.model.network))
+        size = None
+        if config.learner.ranks > 1 and len(team.members) == 1:
+            (member,) = team.members.values()
+            size = size_of(member.model.network)
+        print_plan(config, footprint, *team.num_bytes, size=size)
         await rehearse_training(
             config, starts, model, judge=judge, resume=wanted.resume, resume_from=wanted.resume_from
         )

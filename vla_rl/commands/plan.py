@@ -2,22 +2,30 @@
 the memory they need.
 """
 
+from typing import TYPE_CHECKING
+
 import msgspec
 from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
 from vla_rl.learning import LearnerConfig
-from vla_rl.learning.rank_memory import PolicySize, rank_memory
 from vla_rl.observe import MemoryItem, available_bytes, gpu_memory, memory_table
 from vla_rl.pipelines.config import LearningConfig, MixedTrainingConfig, RunConfig, TrainingConfig
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.training.pools import environments_in_words
 
+if TYPE_CHECKING:
+    from vla_rl.learning.rank_memory import PolicySize, RankMemory
+
 MIB = 2**20
 
 ENGINE_BYTES = 600 * MIB
 """Memory of a vLLM engine process without weights and KV cache."""
+
+
+RANK_BYTES = 600 * MIB
+"""Memory of a learner rank without its share of the policy: Python, torch and transformers."""
 
 
 class EpisodeFootprint(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +54,7 @@ def print_plan(
     weight_bytes: int,
     training_bytes: int,
     console: Console | None = None,
+    size: "PolicySize | None" = None,
 ) -> None:
     """Print the plan of a run.
 
@@ -56,8 +65,15 @@ def print_plan(
             unknown before it is built.
         training_bytes: further bytes that the learner needs.
         console: console to print on; None for standard output.
+        size: numbers of the policy, needed if several ranks share the learner's work.
     """
     out = console if console is not None else Console()
+    ranks = None
+    if size is not None:
+        # imports torch, which `--help` must not wait for
+        from vla_rl.learning.rank_memory import rank_memory
+
+        ranks = rank_memory(size, config.learner)
     out.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
 
     processes = Table("process", "count", "what it does", title="Processes")
@@ -71,6 +87,9 @@ def print_plan(
         processes.add_row(
             "vLLM engines", str(config.engine.vllm.num_engines), "a copy of the policy in each"
         )
+    if ranks is not None:
+        shares = f"a share of each update; shard {config.learner.shard}"
+        processes.add_row("learner ranks", str(config.learner.ranks), shares)
     processes.add_row(environments_in_words(config), *_environments(config, footprint))
     out.print(processes)
 
@@ -87,7 +106,14 @@ def print_plan(
     )
     items = [
         MemoryItem("Python, torch and the rest of this process", 700 * MIB),
-        MemoryItem("weights, gradients and optimizer", weight_bytes + training_bytes),
+        *(
+            [MemoryItem("weights, gradients and optimizer", weight_bytes + training_bytes)]
+            if ranks is None
+            else [
+                MemoryItem("weights that act", weight_bytes),
+                MemoryItem("learner ranks", RANK_BYTES + ranks.total, config.learner.ranks),
+            ]
+        ),
         *_copies_of_weights(config, weight_bytes),
         *(
             _simulator_items(config.simulators, footprint)
@@ -101,11 +127,12 @@ def print_plan(
         ),
     ]
     out.print(memory_table("Memory estimate", items, available_bytes()))
+    if size is not None and ranks is not None:
+        out.print(_rank_table(config.learner, size, ranks))
 
 
-def print_ranks(config: LearnerConfig, size: PolicySize, console: Console | None = None) -> None:
-    """Print the memory of each learner rank, without activations."""
-    out, memory = console if console is not None else Console(), rank_memory(size, config)
+def _rank_table(config: LearnerConfig, size: "PolicySize", memory: "RankMemory") -> Table:
+    """Return the memory of each learner rank, without activations."""
     parts = {
         "weights that passes compute with": memory.weights,
         "gradients, float32": memory.gradients,
@@ -113,14 +140,12 @@ def print_ranks(config: LearnerConfig, size: PolicySize, console: Console | None
         "both moments of AdamW, float32": memory.moments,
         "each rank": memory.total,
     }
-    title = (
-        f"{config.ranks} ranks, shard {config.shard}: {size.num_trained:,} trained and "
-        f"{size.num_frozen:,} frozen parameters"
-    )
-    table = Table("in each rank", "GiB", title=title)
+    title = f"{config.ranks} ranks, shard {config.shard}"
+    table = Table("in each rank, without activations", "GiB", title=title)
+    table.add_row("trained, frozen parameters", f"{size.num_trained:,}, {size.num_frozen:,}")
     for name, num_bytes in parts.items():
         table.add_row(name, f"{num_bytes / 2**30:.3f}")
-    out.print(table)
+    return table
 
 
 def _copies_of_weights(config: LearningConfig, weights: int) -> list[MemoryItem]:
