@@ -138,7 +138,7 @@ def test_the_unread_options_are_options(config: type[Config]) -> None:
 def test_a_pipeline_reads_the_options_that_it_declares_and_no_others(
     pipeline: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`overlong` is also read by every run, and `reward` by SRPO, to refuse it."""
+    """`overlong` and `critic` are also read by every run, and `reward` by SRPO, to refuse them."""
     toy = TrainToyConfig(env_id=REACH if pipeline.startswith("embodied") else "Pendulum-v1")
     config = with_pipeline(toy, pipeline)
     starts, policy, seen = starts_of(config), policy_of(config), set[str]()
@@ -153,7 +153,7 @@ def test_a_pipeline_reads_the_options_that_it_declares_and_no_others(
     monkeypatch.undo()
     if "videos" in run.graph.nodes:
         seen.add("run.videos_every")
-    to_refuse = {"overlong"} | ({"reward"} if pipeline == "embodied_srpo" else set())
+    to_refuse = {"overlong", "critic"} | ({"reward"} if pipeline == "embodied_srpo" else set())
     declared = set(OPTIONAL) - set(unread_by_pipeline(pipeline))
     assert (seen & set(OPTIONAL)) - to_refuse == declared - to_refuse
     assert ("overlong" in run.graph.nodes) == ("overlong" in declared)

@@ -191,7 +191,7 @@ def test_a_sample_has_one_environment_of_each_kind_of_change() -> None:
     some = EvalLiberoConfig(
         suites=("liberoplus.libero_object",), tasks="0-300", init_states="0", assets="stand-ins"
     )
-    episodes = planned_episodes(some, "published")
+    episodes = planned_episodes(some)
     require_goal_files(episodes)
     kinds = {find_task("liberoplus.libero_object", number).perturbation for number in range(301)}
     sample = one_of_each_kind(episodes)
@@ -204,7 +204,7 @@ def test_a_goal_file_that_is_not_there_is_named_before_an_episode(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     config = EvalLiberoConfig(suites=("libero_goal",), tasks="3", init_states="0")
-    episodes = planned_episodes(config, config.scenes)
+    episodes = planned_episodes(config)
     monkeypatch.setattr(Task, "goal_file", tmp_path / "gone.bddl")
     with pytest.raises(ConfigError, match=r"libero_goal/3 needs .*gone\.bddl, which is not there"):
         require_goal_files(episodes)

@@ -21,16 +21,16 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
+from vla_rl import engines
 from vla_rl.actors import Runtime
 from vla_rl.commands.command_line import Command, Launch, run_recipe
-from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
+from vla_rl.engines import EngineConfig
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import play_each, within_range
 from vla_rl.evaluation.libero import check_starts, libero_env, libero_episode, require_for_libero
 from vla_rl.evaluation.pictures import assets_for, picture_size_for
 from vla_rl.models.loading import BASE_POLICY, CheckpointConfig, described, load_policy
 from vla_rl.parity import BOUNDARIES, Comparison, Trace, compare, read_trace, write_trace
-from vla_rl.parity.recording import trace_of
 from vla_rl.rollout import embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import Config, Sampling, Trajectory
@@ -209,6 +209,9 @@ def _loaded(config: ParityConfig) -> "VlaPolicy":
 
 
 async def _recorded(config: ParityConfig, policy: "VlaPolicy", way: Way, side: str) -> Trace:
+    # imports torch, which `--help` must not wait for
+    from vla_rl.parity.recording import trace_of
+
     env = libero_env(
         config.suite,
         config.task_id,
@@ -231,9 +234,9 @@ async def _recorded(config: ParityConfig, policy: "VlaPolicy", way: Way, side: s
     simulator = SimulatorConfig(num_envs=1, python=way.python)
     async with (
         Runtime("parity") as runtime,
-        DeviceLane(num_threads=1) as lane,
+        engines.DeviceLane(num_threads=1) as lane,
         SimulatorPool(runtime, simulator, specs=[env]) as pool,
-        TorchActionEngine(policy, lane, EngineConfig(max_batch=1)) as engine,
+        engines.TorchActionEngine(policy, lane, EngineConfig(max_batch=1)) as engine,
     ):
         await play_each(pool, engine, within_range(embodied_agent), [episode], keep)
     return await asyncio.to_thread(trace_of, played[0], policy, f"vla_rl, {side}")

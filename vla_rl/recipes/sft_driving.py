@@ -9,21 +9,24 @@ import asyncio
 import random
 import sys
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import gymnasium
 import numpy as np
 
 import vla_rl.envs  # noqa: F401  # registers ours
+from vla_rl import engines, learning
 from vla_rl.commands.command_line import Command, Launch, run_recipe
-from vla_rl.engines import DeviceLane
-from vla_rl.learning import ImitationConfig, Imitator, OptimizerConfig
-from vla_rl.learning.imitation import Demonstration
+from vla_rl.learning import ImitationConfig, OptimizerConfig
+from vla_rl.models import openvla_oft
 from vla_rl.models.loading import require_new
-from vla_rl.models.openvla_oft import OpenVlaOft, tiny
+from vla_rl.models.openvla_oft.config import tiny
 from vla_rl.models.prismatic.config import ProprioConfig
 from vla_rl.training.supervised import intermediate_folder, teach
 from vla_rl.types import Config, derive_seed
+
+if TYPE_CHECKING:
+    from vla_rl.learning import Demonstration
 
 DRIVING_STATE: Final = ProprioConfig(
     low=(0.0, -1.0, -4.0, -4.0, -0.6, -0.4, 0.0, 0.0, 0.0, 0.0),
@@ -65,22 +68,24 @@ class SftDrivingConfig(Config, frozen=True, kw_only=True):
             self.require(getattr(self, field) >= 1, field, "at least 1")
 
 
-def new_policy(seed: int) -> OpenVlaOft:
+def new_policy(seed: int) -> "openvla_oft.OpenVlaOft":
     """Create the small policy with random weights."""
     shape = tiny(
         image_size=IMAGE_SIZE, cameras=("image",), proprio=DRIVING_STATE, chunk_size=8, action_dim=3
     )
-    return OpenVlaOft.create(shape, seed)
+    return openvla_oft.OpenVlaOft.create(shape, seed)
 
 
-def demonstrate(scenes: range) -> list[Demonstration]:
+def demonstrate(scenes: range) -> "list[Demonstration]":
     """Ask the planner for a trajectory in each training scene."""
     env = gymnasium.make("vla_rl/driving-v0", image_size=IMAGE_SIZE, split="train").unwrapped
     made = []
     for number in scenes:
         observation, _ = env.reset(options={"init_state_id": number})
         actions: np.ndarray = env.expert_actions()  # type: ignore[attr-defined]
-        made.append(Demonstration(observation=observation, actions=actions, num_valid=len(actions)))
+        made.append(
+            learning.Demonstration(observation=observation, actions=actions, num_valid=len(actions))
+        )
     return made
 
 
@@ -96,14 +101,14 @@ async def main(command: Command[Launch, SftDrivingConfig]) -> int:
     demonstrations = await asyncio.to_thread(demonstrate, range(config.scenes))
     print(f"{len(demonstrations)} demonstrations; {config.updates} updates of {config.batch}")
     order = random.Random(derive_seed(config.seed, "samples"))
-    async with DeviceLane(config.torch_threads) as lane:
-        imitator = Imitator(policy, lane, config.imitation)
+    async with engines.DeviceLane(config.torch_threads) as lane:
+        imitator = learning.Imitator(policy, lane, config.imitation)
         losses: list[float] = []
 
-        async def batch(_: int) -> list[Demonstration]:
+        async def batch(_: int) -> "list[Demonstration]":
             return order.choices(demonstrations, k=config.batch)
 
-        async def learn(number: int, chosen: list[Demonstration]) -> None:
+        async def learn(number: int, chosen: "list[Demonstration]") -> None:
             losses.append((await imitator.update(chosen)).metrics["imitation/loss"])
             if number % 200 == 0:
                 print(f"update {number}: loss {np.mean(losses[-200:]):.3f}", flush=True)
