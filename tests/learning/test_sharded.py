@@ -22,7 +22,7 @@ from benchmarks import conversations
 from benchmarks.shared_updates import gradients, relative_difference, saved, settings
 from vla_rl.actors import Runtime
 from vla_rl.algorithms import PolicyLossConfig
-from vla_rl.engines import DeviceLane, EngineConfig, TorchEngine
+from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.learning import Learner, LearnerConfig, PolicyLearner
 from vla_rl.learning.rank_memory import PolicySize, rank_memory, require_gpus
@@ -136,7 +136,7 @@ async def test_two_ranks_learn_what_one_process_learns_and_either_continues_the_
     alone, shared = oft(), oft()
     trajectories = episodes(alone)
     one, changed = Learner(alone, lane, settings()), weights(shared)
-    engine = TorchEngine(shared, lane, EngineConfig())
+    engine = TorchActionEngine(shared, lane, EngineConfig())
     async with ShardedLearner(shared, runtime, lane, settings(ranks=2), [engine]) as two:
         expected = await gradients(one, trajectories, ADVANTAGES, tmp_path / "one")
         found = await gradients(two, trajectories, ADVANTAGES, tmp_path / "two")

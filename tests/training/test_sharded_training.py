@@ -55,9 +55,9 @@ async def test_a_run_on_two_ranks_is_that_of_one_process_which_can_continue_it(
     assert [line["update"] for line in metrics_in(shared)] == [1, 2, 3]
 
 
-async def test_a_team_learns_with_one_rank(tmp_path: Path) -> None:
+async def test_a_team_of_several_policies_with_ranks_is_refused(tmp_path: Path) -> None:
     config = with_ranks(tmp_path, 2, updates=1)
-    team = Team({"policy": Member(policy_of(config))})
+    team = Team({name: Member(policy_of(config)) for name in ("policy", "other")})
     with pytest.raises(ConfigError, match="ranks is 2, expected 1 in a team of several policies"):
         await train(config, starts_of(config), team)
 

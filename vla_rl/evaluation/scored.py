@@ -19,7 +19,7 @@ from vla_rl.evaluation.playing import play_each, within_range
 from vla_rl.evaluation.results import whole_lines
 from vla_rl.observe import RunDirectory
 from vla_rl.observe.undone_lines import set_aside_lines
-from vla_rl.rollout import PolicyEngine, embodied_agent
+from vla_rl.rollout import ActionEngine, embodied_agent
 from vla_rl.types import EnvPool, EpisodeSpec, Trajectory
 
 SCORES_FILE: Final = "held_out_scores.jsonl"
@@ -56,7 +56,7 @@ class ScoreJudge:
         """
         set_aside_lines(run.path / SCORES_FILE, lambda line: json.loads(line)["weights"] <= version)
 
-    async def __call__(self, run: RunDirectory, pool: EnvPool, engine: PolicyEngine) -> None:
+    async def __call__(self, run: RunDirectory, pool: EnvPool, engine: ActionEngine) -> None:
         """Run the episodes that this weight version lacks, and print the means of all versions."""
         path, version = run.path / SCORES_FILE, engine.weight_version
         known = await asyncio.to_thread(read_scores, path)
