@@ -25,6 +25,8 @@ from benchmarks.interleaved import measure_in_turn, print_json_line, print_table
 from benchmarks.libero_ways import WAYS
 
 SUITE, TASK_ID = "libero_object", 0
+POLICY_SIZE = 84
+"""Side of the pictures of the policy that ships."""
 
 
 class Way:
@@ -137,6 +139,13 @@ def _measure(real: str | None, rounds: int) -> dict[str, float | None]:
                 "real: exact step 2x224": ("our step drawn", {**ours, "cameras": 2}),
             }
         )
+        fast = {**original, "size": POLICY_SIZE}
+        groups.append(
+            {
+                "real: fast step 2x84": ("our step drawn", {**fast, "cameras": 2, "mode": "fast"}),
+                "real: fast step 2x84, whole meshes": ("fast step with whole meshes", fast),
+            }
+        )
     for group in groups:
         with ExitStack() as stack:
             ways = {
@@ -148,6 +157,11 @@ def _measure(real: str | None, rounds: int) -> dict[str, float | None]:
             )
     with Way("reset", **task, assets=real or "stand-ins") as way:
         figures["reset_ms"] = statistics.median(way.measure() for _ in range(rounds))
+    for size in (POLICY_SIZE, 224):
+        figures[f"picture_difference_{size}"] = None
+        if real is not None:
+            with Way("picture differences", **task, assets=real, size=size) as way:
+                figures[f"picture_difference_{size}"] = way.measure()["mean"]
     for key, assets in (("worker_mb_standin", "stand-ins"), ("worker_mb_real", real)):
         figures[key] = None
         if assets is not None:
@@ -173,10 +187,14 @@ def _figures(seconds: dict[str, float | None]) -> dict[str, float | None]:
         "fast_standin_1x224_vs_original": ratio(
             "stand-in: original step 2x224", "stand-in: fast step 1x224"
         ),
+        "fast_real_2x84_vs_whole_meshes": ratio(
+            "real: fast step 2x84, whole meshes", "real: fast step 2x84"
+        ),
         "stepping_exact_vs_original": ratio("stepping: original step", "stepping: exact step"),
         "stepping_fast_vs_original": ratio("stepping: original step", "stepping: fast step"),
         "stepping_exact_share_of_floor": ratio("stepping: floor step", "stepping: exact step"),
         "stepping_fast_share_of_floor": ratio("stepping: floor step", "stepping: fast step"),
+        **{key: seconds[key] for key in seconds if key.startswith("picture_difference")},
         "reset_ms": seconds["reset_ms"],
         "worker_mb_standin": seconds["worker_mb_standin"],
         "worker_mb_real": seconds["worker_mb_real"],

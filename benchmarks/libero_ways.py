@@ -6,14 +6,16 @@ unless documented otherwise. Every round starts at an initial state, settles for
 steps, and runs the same random actions.
 """
 
+import contextlib
 import importlib
 import multiprocessing
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import mujoco
 import numpy as np
@@ -117,7 +119,9 @@ def siirl_step_drawn(suite: str, task_id: int, assets: str) -> Run:
     return run
 
 
-def our_step_drawn(suite: str, task_id: int, assets: str, cameras: int, mode: Any) -> Run:
+def our_step_drawn(
+    suite: str, task_id: int, assets: str, cameras: int, mode: Any, size: int = SIZE
+) -> Run:
     """Build `LiberoEnv`, in chunks; `mode` is that of physics and of rendering."""
     from vla_rl.envs.libero import LiberoEnv
     from vla_rl.simulation.open_loop import run_chunk
@@ -126,12 +130,13 @@ def our_step_drawn(suite: str, task_id: int, assets: str, cameras: int, mode: An
         suite,
         task_id,
         assets,
-        SIZE,
+        size,
         step_limit=1000,
         wrist_image=cameras == 2,
         physics=mode,
         quality=mode,
     )
+    env.open_graphics()
     rows = _actions(NUM_DRAWN_STEPS)
 
     def run() -> float:
@@ -142,6 +147,52 @@ def our_step_drawn(suite: str, task_id: int, assets: str, cameras: int, mode: An
         return (time.process_time() - started) / len(rows)
 
     return run
+
+
+def fast_step_with_whole_meshes(suite: str, task_id: int, assets: str, size: int) -> Run:
+    """Build `LiberoEnv` in the fast mode, but with the meshes and textures of the quality "exact"."""
+    with _whole_meshes():
+        return our_step_drawn(suite, task_id, assets, cameras=2, mode="fast", size=size)
+
+
+def picture_differences(
+    suite: str, task_id: int, assets: str, size: int
+) -> Callable[[], dict[str, float]]:
+    """Build the measurement of fast pictures against fast pictures with whole meshes and textures:
+    mean and 99th percentile of the absolute differences of their values, 0 to 255.
+    """
+    from vla_rl.envs.libero import LiberoEnv
+
+    def pictures() -> np.ndarray:
+        env = LiberoEnv(suite, task_id, assets, size, physics="fast", quality="fast")
+        seen = [env.reset(options={"init_state_id": 0})[0]]
+        seen += [env.step(row)[0] for row in _actions(NUM_DRAWN_STEPS)]
+        env.close()
+        return np.array([each[name] for each in seen for name in ("image", "wrist_image")], int)
+
+    def run() -> dict[str, float]:
+        with _whole_meshes():
+            before = pictures()
+        differences = np.abs(pictures() - before)
+        return {
+            "mean": float(differences.mean()),
+            "99th percentile": float(np.percentile(differences, 99)),
+        }
+
+    return run
+
+
+@contextlib.contextmanager
+def _whole_meshes() -> Iterator[None]:
+    """Within this context, cameras of the quality "fast" keep all triangles and texture pixels."""
+    from vla_rl.envs.mujoco import look
+
+    with mock.patch.multiple(
+        look,
+        simplified_meshes=lambda *_: contextlib.nullcontext(),
+        reduced_textures=lambda *_: contextlib.nullcontext(),
+    ):
+        yield
 
 
 def _scene(suite: str, task_id: int, assets: str) -> tuple[Any, np.ndarray]:
@@ -303,6 +354,8 @@ WAYS: dict[str, Callable[..., Callable[[], Any]]] = {
     "original step drawn": original_step_drawn,
     "siirl step drawn": siirl_step_drawn,
     "our step drawn": our_step_drawn,
+    "fast step with whole meshes": fast_step_with_whole_meshes,
+    "picture differences": picture_differences,
     "stepping": stepping,
     "reset": reset,
     "worker memory": worker_memory,

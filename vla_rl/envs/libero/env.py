@@ -16,7 +16,7 @@ from vla_rl.envs.libero.sensor_noise import add_noise
 from vla_rl.envs.libero.stepping import Physics
 from vla_rl.envs.libero.tasks import Task, find_task, step_limit_of
 from vla_rl.envs.mujoco.cameras import Cameras, Orientation
-from vla_rl.envs.mujoco.look import Quality
+from vla_rl.envs.mujoco.look import Look, Quality
 from vla_rl.envs.picture_env import Expert, PictureEnv, refuse_below, refuse_other
 from vla_rl.types import Info, derive_seed
 
@@ -80,8 +80,8 @@ class LiberoEnv(PictureEnv):
         render_key: key of the picture that `render` returns, which also gives the frames of a
             chunk.
         physics: "exact" computes robosuite's bits, "fast" the same up to rounding in half the time.
-        quality: "exact" draws robosuite's pixels, "fast" without multisampling and with a plainer
-            robot.
+        quality: "exact" draws robosuite's pixels, "fast" without multisampling, with a plainer
+            robot, and without detail that pictures of this size cannot show.
 
     OpenGL is opened at the first picture, so that a process that has made an environment can still
     fork.
@@ -159,6 +159,8 @@ class LiberoEnv(PictureEnv):
         task_id: int = 0,
         assets: str | os.PathLike[str] | None = None,
         scene_seed: int = 0,
+        image_size: int = 224,
+        quality: Quality = "exact",
         **_of_each_env: object,
     ) -> None:
         """Build the scene of such an environment and keep it in this process, without OpenGL.
@@ -168,7 +170,10 @@ class LiberoEnv(PictureEnv):
         the next. Other keywords are ignored.
         """
         task = find_task(suite, task_id)
-        keep_scene(SceneKey(task, find_assets_for(task.package, assets).path, scene_seed))
+        key = SceneKey(task, find_assets_for(task.package, assets).path, scene_seed)
+        look = Look(keep_scene(key).model, image_size, quality, LIBERO_STYLE)
+        look.prepare()
+        look.undo()
 
     def open_graphics(self) -> None:
         """Open OpenGL now instead of at the first picture, in a process that will not fork.

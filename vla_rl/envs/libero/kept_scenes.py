@@ -29,19 +29,20 @@ _kept: dict[SceneKey, Scene] = {}
 _lent: set[SceneKey] = set()
 
 
-def keep_scene(key: SceneKey) -> None:
-    """Build the scene and keep it for the life of this process; a second call does nothing.
+def keep_scene(key: SceneKey) -> Scene:
+    """Build the scene and keep it for the life of this process; a second call returns the same.
 
     The scene also runs its first steps here, so that the compiled code is loaded before a fork.
     """
     if key in _kept:
-        return
+        return _kept[key]
     scene = Scene(*key)
     scene.begin(read_init_states(key.task.init_states_file)[0])
     for physics in get_args(Physics):
         scene.physics = physics
         scene.advance(np.zeros(7))
     _kept[key] = scene
+    return scene
 
 
 def take_scene(key: SceneKey) -> Scene:

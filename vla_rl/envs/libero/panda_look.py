@@ -36,4 +36,4 @@ def draw_panda_plainly(model: Any) -> None:
         model.geom_rgba[geom] = _DARK if is_dark else _LIGHT
 
 
-LIBERO_STYLE = Style(DRAWN_GROUPS, draw_panda_plainly)
+LIBERO_STYLE = Style(DRAWN_GROUPS, draw_panda_plainly, has_fine_detail=True)

@@ -25,4 +25,4 @@ def draw_sawyer_plainly(model: Any) -> None:
     make_coarse(model, np.unique(model.geom_dataid[is_mesh & is_robot]), _CELL_M)
 
 
-METAWORLD_STYLE = Style((1, 1, 1, 0, 0, 0), draw_sawyer_plainly)
+METAWORLD_STYLE = Style((1, 1, 1, 0, 0, 0), draw_sawyer_plainly, has_fine_detail=False)

@@ -2,7 +2,8 @@
 
 A software renderer spends its time on triangles and samples, hardly on pixels. MuJoCo draws four
 samples for each pixel, and for each shadow all triangles once more into a map of thousands of
-pixels a side. The quality "fast" takes one sample, no shadows, and a plainer robot.
+pixels a side. The quality "fast" takes one sample, no shadows, a plainer robot, and meshes and
+textures without the detail that a picture of this size cannot show.
 """
 
 import contextlib
@@ -12,9 +13,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from vla_rl.envs.mujoco.loading import load_mujoco
+from vla_rl.envs.mujoco.reduced_textures import reduced_textures
+from vla_rl.envs.mujoco.upload import only_meshes, simplified_mesh, simplified_meshes
 
 Quality: TypeAlias = Literal["exact", "fast"]
-"""exact: the simulator's own pixels. fast: no multisampling, no shadows, a plainer robot."""
+"""exact: the simulator's own pixels. fast: no multisampling, no shadows, a plainer robot, less
+detail.
+"""
 
 HIDDEN_GROUP = 5
 """A group of geoms that no style draws."""
@@ -30,6 +35,10 @@ class Style(NamedTuple):
     """Makes the robot of a model cheap to draw, by groups, colours and materials of geoms, which
     `Look.undo` restores. It may change more in a model that is only drawn."""
 
+    has_fine_detail: bool
+    """Whether meshes and textures have more detail than small pictures show, which "fast" then
+    leaves out."""
+
 
 class Look:
     """Changes a model so that it is drawn in one quality, until `undo`.
@@ -43,6 +52,8 @@ class Look:
 
     def __init__(self, model: Any, size: int, quality: Quality, style: Style) -> None:
         self._model, self._groups = model, style.groups
+        self._size = size
+        self._is_reduced = quality == "fast" and style.has_fine_detail
         buffer, drawing = model.vis.global_, model.vis.quality
         self._before = (buffer.offwidth, buffer.offheight, drawing.offsamples, drawing.shadowsize)
         self._arrays_before = {
@@ -60,22 +71,27 @@ class Look:
 
     @contextlib.contextmanager
     def uploading(self) -> Iterator[None]:
-        """Within this context, a new render context uploads only the meshes that are drawn, without
-        their convex hulls.
-        """
+        """Within this context, a new render context uploads the meshes as this look draws them."""
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(only_meshes(self._model, self._is_drawn()))
+            if self._is_reduced:
+                stack.enter_context(simplified_meshes(self._model, self._is_drawn(), self._size))
+                stack.enter_context(reduced_textures(self._model, self._size))
+            yield
+
+    def prepare(self) -> None:
+        """Simplify the meshes now, for this process and those forked from it."""
+        if self._is_reduced:
+            for mesh in np.flatnonzero(self._is_drawn()):
+                simplified_mesh(self._model, mesh, self._size)
+
+    def _is_drawn(self) -> np.ndarray:
+        """Return bool [nmesh]."""
         model = self._model
-        before = {name: getattr(model, name).copy() for name in ("mesh_facenum", "mesh_graphadr")}
         is_visible = (model.geom_type == load_mujoco().mjtGeom.mjGEOM_MESH) & np.take(
             self._groups, model.geom_group
         ).astype(bool)
-        is_drawn = np.isin(np.arange(model.nmesh), model.geom_dataid[is_visible])
-        model.mesh_facenum[~is_drawn] = 0
-        model.mesh_graphadr[:] = -1
-        try:
-            yield
-        finally:
-            for name, array in before.items():
-                getattr(model, name)[:] = array
+        return np.isin(np.arange(model.nmesh), model.geom_dataid[is_visible])
 
     def undo(self) -> None:
         """Restore the model."""
