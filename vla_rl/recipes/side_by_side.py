@@ -76,7 +76,7 @@ class SideBySideConfig(MixedTrainingConfig, frozen=True, kw_only=True):
     need exploration."""
 
     robot: Literal["toy", "libero"] = "toy"
-    """What the robot does: toy, the reaching task, from random weights; libero, the tasks of
+    """Tasks of the robot. toy: the reaching task, from random weights; libero: the tasks of
     srpo_libero, from the policy that ships."""
 
     libero_optimizer: OptimizerConfig = SrpoLiberoConfig().learner.optimizer
