@@ -534,16 +534,6 @@ def test_without_libero_an_evaluation_says_what_to_install(monkeypatch: pytest.M
         libero.tasks_in(("libero_goal",), "tasks")
 
 
-def test_a_suite_of_another_package_is_played_by_the_id_for_all_suites() -> None:
-    assert libero.suite_env("libero_goal", {"task_id": 2}) == EnvSpec(
-        id="vla_rl/libero_goal-v0", kwargs={"task_id": 2}
-    )
-    swapped = libero.suite_env("libero_goal_swap", {"task_id": 2})
-    assert swapped == EnvSpec(
-        id="vla_rl/libero-v0", kwargs={"suite": "libero_goal_swap", "task_id": 2}
-    )
-
-
 def test_conditions_are_how_episodes_are_played_and_not_which() -> None:
     episodes = planned_episodes(
         EvalLiberoConfig(

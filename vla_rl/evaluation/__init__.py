@@ -5,7 +5,7 @@ planned episodes ─► play_each (pool, engine, agent) ─► ResultFile, video
 """
 
 from vla_rl.evaluation.held_out import HeldOutJudge, HeldOutResult, held_out_table, read_held_out
-from vla_rl.evaluation.libero import check_starts, libero_env, libero_episode, numbers_in, tasks_in
+from vla_rl.evaluation.libero import check_starts, libero_episode, numbers_in, tasks_in
 from vla_rl.evaluation.playing import play_each, within_range
 from vla_rl.evaluation.results import (
     EpisodeResult,
@@ -14,12 +14,15 @@ from vla_rl.evaluation.results import (
     result_table,
     wilson_interval,
 )
+from vla_rl.evaluation.scenes import LiberoScene, MetaworldScene, libero_env
 from vla_rl.evaluation.strips import write_strip
 
 __all__ = [
     "EpisodeResult",
     "HeldOutJudge",
     "HeldOutResult",
+    "LiberoScene",
+    "MetaworldScene",
     "ResultFile",
     "check_starts",
     "held_out_table",

@@ -3,9 +3,8 @@
 import difflib
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from vla_rl.envs import LIBERO_SUITES
 from vla_rl.envs.picture_env import NUM_STARTS, is_whole
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.benchmark import LIBERO, SuiteTask, benchmark_of, require_fitting
@@ -118,41 +117,6 @@ def check_starts(suite: str, task_ids: Sequence[int], init_states: Sequence[int]
         raise ConfigError(
             f"init_states is {tuple(init_states)}, expected numbers from 0 to {NUM_STARTS - 1}"
         )
-
-
-def libero_env(
-    suite: str,
-    task_id: int,
-    *,
-    assets: str | None,
-    image_size: int,
-    step_limit: int | None,
-    physics: str,
-    quality: str,
-    scene_seed: int = 0,
-    scenes: str = "same",
-) -> EnvSpec:
-    """Return the specification of one task's environment; arguments as in `LiberoEnv`."""
-    kwargs = {
-        "task_id": task_id,
-        "image_size": image_size,
-        "step_limit": step_limit,
-        "assets": assets,
-        "physics": physics,
-        "quality": quality,
-        "scene_seed": scene_seed,
-        **({} if scenes == "same" else {"scenes": scenes}),
-    }
-    return suite_env(suite, kwargs)
-
-
-def suite_env(suite: str, kwargs: dict[str, Any]) -> EnvSpec:
-    """Return the specification of a suite's environment: with its own id for LIBERO's suites, else
-    `vla_rl/libero-v0`.
-    """
-    if suite in LIBERO_SUITES:
-        return EnvSpec(id=f"vla_rl/{suite}-v0", kwargs=kwargs)
-    return EnvSpec(id="vla_rl/libero-v0", kwargs={"suite": suite, **kwargs})
 
 
 def require_for_libero(policy: "VlaPolicy", checkpoint: str) -> None:
