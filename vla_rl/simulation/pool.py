@@ -24,8 +24,7 @@ from vla_rl.simulation.config import SimulatorConfig
 from vla_rl.simulation.handle import LeasedEnv
 from vla_rl.simulation.memory import available_mb
 from vla_rl.simulation.pooled_process import EnvState, PooledEnv, PooledProcess
-from vla_rl.simulation.process import SimulatorProcess
-from vla_rl.simulation.remote_env import RemoteEnv
+from vla_rl.simulation.process import RemoteEnv, SimulatorProcess
 from vla_rl.simulation.replacements import Replacements
 from vla_rl.types import EnvSpec, EpisodeSpec
 
