@@ -19,7 +19,7 @@ Suite: TypeAlias = Literal[
 ]
 
 
-def numbers_in(text: str, most: int, what: str, *, limit: int | None = None) -> tuple[int, ...]:
+def parse_numbers(text: str, most: int, what: str, *, limit: int | None = None) -> tuple[int, ...]:
     """Return the numbers that `text` names, in order and each once: "all", or numbers and ranges
     such as "0-3,7".
 
@@ -49,7 +49,7 @@ def numbers_in(text: str, most: int, what: str, *, limit: int | None = None) -> 
     return tuple(chosen)
 
 
-def tasks_in(texts: Sequence[str], what: str) -> tuple[SuiteTask, ...]:
+def parse_tasks(texts: Sequence[str], what: str) -> tuple[SuiteTask, ...]:
     """Return the tasks that `texts` name, in order and each once: a suite, or some tasks, such as
     "libero_goal/0-3,7" or "metaworld_mt10/drawer-open,reach".
 
@@ -63,13 +63,13 @@ def tasks_in(texts: Sequence[str], what: str) -> tuple[SuiteTask, ...]:
     for text in texts:
         suite, _, numbers = text.partition("/")
         tasks = tasks_of(suite, what)
-        of_suite = task_ids_in(numbers if "/" in text else "all", tasks, f"{what} of {suite}")
+        of_suite = parse_task_ids(numbers if "/" in text else "all", tasks, f"{what} of {suite}")
         chosen |= {tasks[number].key: tasks[number] for number in of_suite}
     return tuple(chosen.values())
 
 
-def task_ids_in(text: str, tasks: Sequence[SuiteTask], what: str) -> tuple[int, ...]:
-    """Return the tasks that `text` names, as `numbers_in` does; parts of it may be names of tasks.
+def parse_task_ids(text: str, tasks: Sequence[SuiteTask], what: str) -> tuple[int, ...]:
+    """Return the tasks that `text` names, as `parse_numbers` does; parts of it may be names of tasks.
 
     Raises: ConfigError.
     """
@@ -79,7 +79,7 @@ def task_ids_in(text: str, tasks: Sequence[SuiteTask], what: str) -> tuple[int, 
         near = difflib.get_close_matches(part, by_name, n=1)
         if near and not part[0].isdigit():
             raise ConfigError(f"{what} are {text!r}, did you mean {near[0]!r} by {part!r}?")
-    return numbers_in(",".join(parts), len(tasks), what)
+    return parse_numbers(",".join(parts), len(tasks), what)
 
 
 def tasks_of(suite: str, what: str) -> tuple[SuiteTask, ...]:

@@ -13,8 +13,8 @@ from vla_rl.evaluation.benchmark import Benchmark, SuiteTask
 from vla_rl.evaluation.libero import (
     libero_episode,
     num_states_of,
-    numbers_in,
-    task_ids_in,
+    parse_numbers,
+    parse_task_ids,
     tasks_of,
 )
 from vla_rl.evaluation.scenes import Scene
@@ -56,11 +56,11 @@ def planned_episodes(starts: Starts) -> list[EpisodeSpec]:
     episodes: list[EpisodeSpec] = []
     for suite in starts.suites:
         tasks = tasks_of(suite, "suites")
-        for task_id in task_ids_in(starts.tasks, tasks, f"tasks of {suite}"):
+        for task_id in parse_task_ids(starts.tasks, tasks, f"tasks of {suite}"):
             task = tasks[task_id]
             for env in starts.envs_of(task):
                 what = f"init_states of {task.key}"
-                for state in numbers_in(
+                for state in parse_numbers(
                     starts.init_states, num_states_of(task), what, limit=NUM_STARTS
                 ):
                     episodes.append(

@@ -53,7 +53,7 @@ from vla_rl.evaluation import (
 )
 from vla_rl.evaluation.benchmark import LIBERO, Benchmark, SuiteTask, benchmark_of, require_fitting
 from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
-from vla_rl.evaluation.libero import key_of, numbers_in
+from vla_rl.evaluation.libero import key_of, parse_numbers
 from vla_rl.evaluation.plan import (
     one_of_each_kind,
     planned_episodes,
@@ -246,7 +246,7 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
         """Return the environment of a task with each of the scene seeds."""
         return [
             self.scene.env(task.suite, task.task_id, scene_seed)
-            for scene_seed in numbers_in(self.scene_seeds, 1 << 31, "scene_seeds")
+            for scene_seed in parse_numbers(self.scene_seeds, 1 << 31, "scene_seeds")
         ]
 
     def found(self) -> dict[str, str]:
@@ -284,13 +284,13 @@ async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
     config, console = command.config, Console()
     folder = command.launch.resume
     if folder is not None:
-        _refuse_other_conditions(config, _config_in(folder, type(config)), folder)
+        _refuse_other_conditions(config, _config_of(folder, type(config)), folder)
     episodes = planned_episodes(config)
     if command.launch.dry_run:
         console.print(
             Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json")
         )
-        num_done = sum(key_of(episode) in _results_in(folder) for episode in episodes)
+        num_done = sum(key_of(episode) in _results_of(folder) for episode in episodes)
         print_plan(
             config,
             episodes,
@@ -553,14 +553,14 @@ def _film(config: EvalConfig, trajectory: Trajectory, result: EpisodeResult, fol
         write_video(path, trajectory, "image", VIDEO_FRAMES_PER_S)
 
 
-def _results_in(folder: Path | None) -> dict[tuple[str, int, int], EpisodeResult]:
+def _results_of(folder: Path | None) -> dict[tuple[str, int, int], EpisodeResult]:
     if folder is None:
         return {}
     with ResultFile(folder / "episodes.jsonl") as file:
         return file.results
 
 
-def _config_in(folder: Path, config_type: type[EvalConfig]) -> EvalConfig:
+def _config_of(folder: Path, config_type: type[EvalConfig]) -> EvalConfig:
     """Read the configuration of an evaluation, with the values of fields that are younger."""
     path = folder / "config.json"
     younger = {

@@ -20,8 +20,8 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation import (
     HeldOutJudge,
     libero_episode,
-    numbers_in,
-    tasks_in,
+    parse_numbers,
+    parse_tasks,
     within_range,
     write_strip,
 )
@@ -172,7 +172,7 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     @property
     def played(self) -> tuple[SuiteTask, ...]:
         """Tasks that `tasks` names."""
-        return tasks_in(self.tasks, "tasks")
+        return parse_tasks(self.tasks, "tasks")
 
     @property
     def scene(self) -> Scene:
@@ -261,7 +261,9 @@ class LiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
         """Return the environment of a task with each of the held-out scene seeds."""
         return [
             self.held_out_scene.env(task.suite, task.task_id, scene_seed)
-            for scene_seed in numbers_in(self.held_out.scene_seeds, 1 << 31, "held_out.scene_seeds")
+            for scene_seed in parse_numbers(
+                self.held_out.scene_seeds, 1 << 31, "held_out.scene_seeds"
+            )
         ]
 
 
@@ -274,7 +276,7 @@ def held_out_episodes(config: SuiteTrainingConfig) -> list[EpisodeSpec]:
     if wanted.init_states is None:
         return []
     for task in config.played:
-        states = numbers_in(
+        states = parse_numbers(
             wanted.init_states, task.num_init_states, "held_out.init_states", limit=NUM_STARTS
         )
         if min(states) < config.train_init_states:

@@ -113,7 +113,7 @@ async def main(command: Command[Launch, ParityConfig]) -> int:
     """Read or record both traces, compare them, and print the result."""
     config, console = command.config, Console()
     sides = [side for side in (config.first, config.second) if side != "none"]
-    ways = [None if _is_trace(side) else way_in(side) for side in sides]
+    ways = [None if _is_trace(side) else parse_way(side) for side in sides]
     check_starts(config.suite, [config.task_id], [config.init_state_id])
     if command.launch.dry_run:
         for side, way in zip(sides, ways, strict=True):
@@ -143,7 +143,7 @@ async def main(command: Command[Launch, ParityConfig]) -> int:
     return int(comparison.difference is not None)
 
 
-def way_in(text: str) -> Way:
+def parse_way(text: str) -> Way:
     """Read settings from text. Raises: ConfigError naming what is wrong."""
     parts = _SHORT.get(text, text).split(",")
     pairs = [part.partition("=") for part in parts]

@@ -17,7 +17,7 @@ from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
 from vla_rl.models.openvla_oft.new_parts import begin_anew, require_known, require_new
 from vla_rl.models.openvla_oft.parts import (
     FILM_TOWERS,
-    parts_beside,
+    find_parts,
     read_parts,
     require_whole_towers,
 )
@@ -66,7 +66,7 @@ def config_of(
     """
     family: Family = "openvla_oft" if head == "tokens" else "continuous"
     refuse_unused(family, vocabulary=format.vocabulary)
-    extension, beside = folder.extension, parts_beside(folder.folders)
+    extension, beside = folder.extension, find_parts(folder.folders)
     require_family(folder.path, extension, "openvla_oft")
     require_known(new_parts)
     if head == "tokens" and "action_head" in beside:
