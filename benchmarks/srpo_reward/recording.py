@@ -112,7 +112,7 @@ class FlawedExpert:
                 [1.0] * 3 + [0.2] * 3
             )
             return np.clip([[*self._drift, self._gripper]], -1.0, 1.0).astype(np.float32)
-        action = self._noise.add_to(self._expert.act())
+        action = self._noise.perturbed(self._expert.act())
         action[:6] *= self._flaw.speed
         if self._is_wrong:  # dropped or empty: the fingers stay open
             action[6] = -1.0

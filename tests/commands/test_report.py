@@ -12,7 +12,7 @@ import pytest
 from vla_rl.commands.command_line import TrainingLaunch, parse_command
 from vla_rl.commands.report import write_report
 from vla_rl.commands.report.__main__ import main
-from vla_rl.commands.report.charts import node_seconds, success_chart, tasks_in
+from vla_rl.commands.report.charts import node_seconds, success_chart, tasks_of
 from vla_rl.commands.report.page import comparisons, minutes_of
 from vla_rl.evaluation.held_out import HeldOutResult, results_path
 from vla_rl.evaluation.results import EpisodeResult
@@ -103,7 +103,7 @@ def test_each_task_has_a_curve_where_several_are_played() -> None:
         {"update": 1.0, **rates, "rollout/success_rate/libero_object/1": 0.0},
         {"update": 2.0, **rates},
     ]
-    assert tasks_in(rows, "rollout/success_rate") == ["libero_object/1", "libero_object/6"]
+    assert tasks_of(rows, "rollout/success_rate") == ["libero_object/1", "libero_object/6"]
     chart = success_chart(rows, [])
     assert chart is not None
     assert "libero_object/1" in chart

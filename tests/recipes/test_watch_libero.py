@@ -83,7 +83,7 @@ def test_a_checkpoint_sees_pictures_as_it_was_taught_with(
     changed: dict[str, Any], expected: tuple[int, str]
 ) -> None:
     config = WatchConfig(**changed)
-    assert (config.picture_size, config.pictures) == expected
+    assert (config.scene.image_size, config.scene.quality) == expected
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_the_policy_that_ships_plays_on_stand_ins_unless_others_are_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv(ASSETS_VARIABLE, variable)
-    assert WatchConfig(policy=str(policy), assets=asked).chosen_assets == expected
+    assert WatchConfig(policy=str(policy), assets=asked).scene.assets == expected
 
 
 async def test_the_loop_goes_on_while_an_expert_plays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,12 +53,12 @@ class DeadlineWatch:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.next_look = math.inf
-        """Time of the next check (time.monotonic seconds); `expect_by` only matters before it."""
+        """Time of the next check (time.monotonic seconds); `schedule_check` only matters before it."""
         self.answered_at = 0.0
         """Time at which the actor last answered a serial call (time.monotonic seconds); its owner
         writes this."""
 
-    def expect_by(self, due: float) -> None:
+    def schedule_check(self, due: float) -> None:
         """Have the calls checked at `due` or earlier."""
         if self.next_look <= due:
             return
@@ -68,7 +68,7 @@ class DeadlineWatch:
         self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._check)
 
     def stop(self) -> None:
-        """Stop watching, until the next `expect_by`."""
+        """Stop watching, until the next `schedule_check`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -99,7 +99,7 @@ class DeadlineWatch:
         due, overdue = self._next_due(now)
         if overdue is None:
             if due < float("inf"):
-                self.expect_by(due)
+                self.schedule_check(due)
         elif confirmed:
             self._on_overdue(overdue)
         else:

@@ -54,7 +54,7 @@ def _full_report(error: BaseException) -> ErrorReport:
     return ErrorReport(
         module=kind.__module__,
         name=kind.__qualname__,
-        message=_encodable(_said_by(str, error)),
+        message=_encodable(_formatted(str, error)),
         args=[_plain(arg) for arg in error.args],
         attributes={
             _encodable(name): _plain(value)
@@ -65,7 +65,7 @@ def _full_report(error: BaseException) -> ErrorReport:
     )
 
 
-def error_from(report: ErrorReport, actor: str, pid: int) -> Exception:
+def restore_error(report: ErrorReport, actor: str, pid: int) -> Exception:
     """Return the exception to raise in the caller."""
     error = _own_class(report) or RemoteError(report.name, report.message, report.traceback)
     if report.traceback:
@@ -104,7 +104,7 @@ def _own_class(report: ErrorReport) -> Exception | None:
     return error
 
 
-def _said_by(way: Callable[[Any], str], value: Any) -> str:
+def _formatted(way: Callable[[Any], str], value: Any) -> str:
     """Return `str` or `repr` of a value; if the application's own method raises, a text that names
     its error.
     """
@@ -132,4 +132,4 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return _encodable(_said_by(repr, value))
+    return _encodable(_formatted(repr, value))

@@ -29,7 +29,7 @@ from vla_rl.actors.wire import (
     Frames,
     MalformedMessage,
     join_messages,
-    num_frames_after,
+    num_announced_frames,
     split_messages,
 )
 
@@ -127,17 +127,17 @@ class MessageSocket:
         except zmq.Again:
             return
         if self._raw:
-            self.on_message([head, *self._frames_after(_ALL)])
+            self.on_message([head, *self._remaining_frames(_ALL)])
         elif len(head) < ENVELOPE_SIZE or head[0] != MAGIC:
             self.on_message([head])
         elif head[1] == BATCH_KIND:
             self._deliver_batch(head)
         elif head[4] or head[5]:
-            self.on_message([head, *self._frames_after(num_frames_after(head))])
+            self.on_message([head, *self._remaining_frames(num_announced_frames(head))])
         else:
             self.on_message([head])
 
-    def _frames_after(self, most: int) -> list[bytes]:
+    def _remaining_frames(self, most: int) -> list[bytes]:
         frames: list[bytes] = []
         while len(frames) < most and self._get(zmq.RCVMORE):
             frames.append(self._recv(zmq.NOBLOCK))

@@ -17,7 +17,7 @@ from vla_rl.actors.channel import Channel, Death, OnEnd, OnMessage
 from vla_rl.actors.client import ActorClient
 from vla_rl.actors.life import State
 from vla_rl.actors.placement import Intensity, RestartPolicy
-from vla_rl.actors.remote_errors import ErrorReport, error_from
+from vla_rl.actors.remote_errors import ErrorReport, restore_error
 from vla_rl.actors.wire import Frames, Kind, MalformedMessage, SpawnRequest, unpack_envelope
 from vla_rl.errors import ActorDied, ActorFrozen
 
@@ -211,7 +211,7 @@ class Supervisor:
                 self._ready.set_result(None)
             elif kind == Kind.ERROR:
                 report = channel.codec.decode(channel.codec.decoder(ErrorReport), frames)
-                self._ready.set_exception(error_from(report, self.client.name, channel.pid))
+                self._ready.set_exception(restore_error(report, self.client.name, channel.pid))
         except (MalformedMessage, msgspec.ValidationError) as error:
             self._ready.set_exception(
                 ActorDied(

@@ -116,7 +116,7 @@ def unpack_envelope(head: Any) -> tuple[int, int, int, int]:
     return kind, method, actor, call
 
 
-def num_frames_after(head: Any) -> int:
+def num_announced_frames(head: Any) -> int:
     """Return the number of frames that a first frame announces; 0 if it is not one of our
     envelopes.
     """

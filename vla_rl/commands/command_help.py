@@ -121,7 +121,7 @@ def print_help(
         wants_all: show every option that is read, not only the common ones.
     """
     unread = unread_options(given)
-    hidden = {id(table): names for table, names in _tables_with(default, unread)}
+    hidden = {id(table): names for table, names in _selected_tables(default, unread)}
 
     def is_read(table: Config, name: str) -> bool:
         return name not in hidden.get(id(table), ())
@@ -143,7 +143,7 @@ def print_help(
     raise SystemExit(0)
 
 
-def _tables_with(
+def _selected_tables(
     config: Config, paths: Collection[str], prefix: str = ""
 ) -> Iterator[tuple[Config, set[str]]]:
     """Yield each table of a configuration with the names of those of its options that are among
@@ -153,7 +153,7 @@ def _tables_with(
     yield config, {name for name in fields if f"{prefix}{name}" in paths}
     for name in fields:
         if isinstance(table := getattr(config, name), Config):
-            yield from _tables_with(table, paths, f"{prefix}{name}.")
+            yield from _selected_tables(table, paths, f"{prefix}{name}.")
 
 
 def _unread_in_words(unread: Mapping[str, str]) -> str:

@@ -11,7 +11,7 @@ from vla_rl.errors import ContextOverflow
 from vla_rl.types import Completion, LanguagePolicy
 
 
-async def replies_to(
+async def generate_replies(
     asked: Asked, agent: str, policy: LanguagePolicy, session: Session
 ) -> tuple[Completion, ...]:
     """Return `num_choices` replies to each prompt, in order; all are sampled together, each with a

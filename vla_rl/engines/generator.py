@@ -124,13 +124,13 @@ class Generator:
         best, most = 0, 0
         if self._reuses:
             for slot in range(self._num_slots):
-                held = self._held_by(slot)
+                held = self._held_tokens(slot)
                 num_same = _num_shared(held, prompt[:-1])
                 if num_same > most:
                     best, most = slot, num_same
         return best, most
 
-    def _held_by(self, slot: int) -> Sequence[int]:
+    def _held_tokens(self, slot: int) -> Sequence[int]:
         if slot < len(self._running):
             reply = self._running[slot]
             return reply.conversation[: reply.num_held]

@@ -88,7 +88,7 @@ class Reply:
             self.finish_reason = "stop"
             return
         if self._stop_watch is not None:
-            self.stopped_by = self._stop_watch.found_in(token)
+            self.stopped_by = self._stop_watch.completed_stop(token)
         if self.stopped_by is not None:
             self.finish_reason = "stop"
         elif len(self.log_probs) == self.max_tokens:

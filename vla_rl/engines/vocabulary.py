@@ -2,7 +2,7 @@
 reply.
 
     grammar ─► compiled once ─► Guide of one reply:  allowed() ─► mask ─► sampled ─► take(token) ─► ...
-                     └────────► allowed_after:       the same masks along a reply, for its log-probs
+                     └────────► allowed_masks:       the same masks along a reply, for its log-probs
 
 Grammars and masks are computed by llguidance, both for the engine that samples and for the learner
 that computes the log-probs of the sampled tokens, so both restrict the distribution in the same
@@ -65,7 +65,7 @@ class Vocabulary:
         """
         return Guide(self._compiled(grammar).deep_copy(), self._num_logits)
 
-    def allowed_after(self, grammar: str, tokens: Sequence[int]) -> Tensor:
+    def allowed_masks(self, grammar: str, tokens: Sequence[int]) -> Tensor:
         """Return the masks under which the tokens of a reply were sampled: int32 [T,
         ceil(num_logits / 32)], one bit per token.
 
@@ -162,7 +162,7 @@ class StopWatch:
         self._longest = max(len(text.encode()) for text in stop)
         self._tail = b""
 
-    def found_in(self, token: int) -> str | None:
+    def completed_stop(self, token: int) -> str | None:
         """Add a token and return the stop text that its bytes complete, if any; of several, the one
         that begins first.
         """

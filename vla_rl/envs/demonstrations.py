@@ -83,7 +83,7 @@ class CorrelatedNoise:
         self._scale = scale * np.array(shares)
         self._rng, self._value = rng, np.zeros(len(shares))
 
-    def add_to(self, action: np.ndarray) -> np.ndarray:
+    def perturbed(self, action: np.ndarray) -> np.ndarray:
         """Return `action` plus the next noise, clipped to [-1, 1].
 
         The gripper keeps its command.
@@ -110,7 +110,7 @@ def record_demonstration(
             {name: value for name, value in observation.items() if isinstance(value, np.ndarray)}
         )
         actions.append(expert.act())
-        executed.append(disturbance.add_to(actions[-1]))
+        executed.append(disturbance.perturbed(actions[-1]))
         observation, _, terminated, truncated, _ = env.step(executed[-1])
     return Demonstration(
         observations={name: np.stack([step[name] for step in seen]) for name in seen[0]},

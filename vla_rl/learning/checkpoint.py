@@ -233,7 +233,7 @@ def _write_tensors(
     writer: FolderWriter, name: str, tensors: Mapping[str, Tensor] | StagedTensors
 ) -> None:
     if isinstance(tensors, StagedTensors):
-        tensors.write_to(writer.new_path(name))
+        tensors.write_file(writer.new_path(name))
     else:
         writer.write_tensors(name, tensors)
 

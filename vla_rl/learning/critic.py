@@ -11,7 +11,6 @@ The head predicts in units of `value_scale`, so that head and loss work with num
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
 from operator import add
 from typing import Any, TypeAlias
@@ -28,25 +27,11 @@ from vla_rl.learning.config import CriticConfig
 from vla_rl.learning.micro_batches import micro_batches
 from vla_rl.learning.optimizer import PolicyOptimizer, StepReport
 from vla_rl.learning.scoring import compute_in_parts
-from vla_rl.learning.sound_numbers import require_returns, require_values
+from vla_rl.learning.values import Judged, require_returns, require_values
 from vla_rl.types import Observation, Trajectory, derive_seed
 
 Rows: TypeAlias = tuple[tuple[Observation, ...], Tensor, Tensor]
 """Observations, returns [B] and old values [B], the last two in units of `value_scale`."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A critic's values of one trajectory.
-
-    Attributes:
-        values: float32 [decisions], the value of the observation before each decision.
-        bootstrap: value of the last observation; 0 if the task itself ended the episode, because no
-            reward can follow.
-    """
-
-    values: np.ndarray
-    bootstrap: float
 
 
 class ValueHead(nn.Module):

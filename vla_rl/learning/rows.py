@@ -139,7 +139,7 @@ def rows_of(
         temperature = trajectory.episode.sampling.temperature if noted is None else noted
         if step.agent in speaking and speaking[step.agent][0].temperature == temperature:
             row, before = speaking[step.agent]
-            heard = _heard_between(before, step)
+            heard = _tokens_of_gap(before, step)
         if heard is None:
             row = Row(step.observation, sequence, temperature)
             rows.append(row)
@@ -162,7 +162,7 @@ def rows_of(
     return rows
 
 
-def _heard_between(before: Step, step: Step) -> np.ndarray | None:
+def _tokens_of_gap(before: Step, step: Step) -> np.ndarray | None:
     """Return the tokens between the end of one reply and the start of the next.
 
     None if the past was changed.

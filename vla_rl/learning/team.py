@@ -15,11 +15,12 @@ import numpy as np
 from torch import Tensor
 
 from vla_rl.errors import CheckpointError, ConfigError
-from vla_rl.learning.critic import Critic, Judged
+from vla_rl.learning.critic import Critic
 from vla_rl.learning.learner import PolicyLearner, UpdateReport
 from vla_rl.learning.rows import Advantage
 from vla_rl.learning.scoring import Reference
 from vla_rl.learning.training import TeamState
+from vla_rl.learning.values import Judged
 from vla_rl.types import AgentPart, Roster, Trajectory
 
 T = TypeVar("T")

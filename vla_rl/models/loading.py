@@ -7,7 +7,7 @@ recipe can show its help at once.
 import hashlib
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import vla_rl
 from vla_rl.errors import ConfigError
@@ -15,6 +15,7 @@ from vla_rl.models import openvla, openvla_oft
 from vla_rl.models.openvla_oft.config import NewPart
 from vla_rl.models.prismatic.checkpoint_format import CheckpointFormat, Family, refuse_unused
 from vla_rl.models.prismatic.public_config import EXTENSION_FILE
+from vla_rl.renamed import renamed_attribute
 
 __all__ = [
     "BASE_POLICY",
@@ -24,8 +25,8 @@ __all__ = [
     "Family",
     "VlaPolicy",
     "action_head_of",
+    "choose_device",
     "described",
-    "device_for",
     "digest_of",
     "family_of",
     "is_base_policy",
@@ -126,7 +127,7 @@ def load_policy(
             f"policy_family is {family!r}, but {head.parent} has an action head, {head.name}; set "
             "it to continuous"
         )
-    place = device_for(device)
+    place = choose_device(device)
     if family == "openvla":
         refuse_unused(family, new_parts=new_parts or None)
         return openvla.OpenVla.load(checkpoint, config, device=place)
@@ -157,7 +158,7 @@ def described(policy: "VlaPolicy") -> str:
     )
 
 
-def device_for(asked: Device) -> "torch.device":
+def choose_device(asked: Device) -> "torch.device":
     """Return the device that `asked` means.
 
     Raises: ConfigError if a GPU is requested and there is none.
@@ -208,3 +209,9 @@ def require_new(*folders: Path) -> None:
                 f"{folder} exists already, expected a new folder for the checkpoint; choose "
                 "another --out"
             )
+
+
+def __getattr__(name: str) -> Any:
+    if (renamed := renamed_attribute(__name__, name)) is not None:
+        return renamed
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.actors.completion import carried_through
+from vla_rl.actors.completion import finish_despite_cancellation
 from vla_rl.graph import NodeOutput, WrongInput
 from vla_rl.learning import LearnerTeam, UpdateReport
 from vla_rl.learning.rows import Advantage
@@ -96,7 +96,7 @@ class Learn:
         update = self._update_of(trajectories, list(advantages), references)
         # stays True if the update raises: it may have changed half of the weights
         self._is_learning = True
-        report, is_cancelled = await carried_through(update)
+        report, is_cancelled = await finish_despite_cancellation(update)
         # no await in between: a snapshot taken there would have trained on episodes that its ledger
         # still counts as buffered, and a resume would train on them again
         self._scheduler.trained(groups, report.weight_version)

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from vla_rl.algorithms import AdvantageConfig, EmbeddingConfig, SrpoConfig, policy_loss_for
+from vla_rl.algorithms import AdvantageConfig, EmbeddingConfig, SrpoConfig, safe_policy_loss
 from vla_rl.algorithms.filters import OverlongConfig, require_satisfiable
 from vla_rl.algorithms.kl_in_reward import KlRewardConfig
 from vla_rl.engines import EngineConfig
@@ -157,7 +157,9 @@ class LearningConfig(Config, frozen=True, kw_only=True):
         )
         self.scheduler.require_feasible(num_envs=self.num_envs, group_size=self.episodes_per_group)
         once = self.learner.steps_once_per_update
-        policy_loss_for(self.learner.loss, self.scheduler.max_staleness, steps_once_per_update=once)
+        safe_policy_loss(
+            self.learner.loss, self.scheduler.max_staleness, steps_once_per_update=once
+        )
         if self.scheduler.deterministic != self.engine.is_deterministic:
             raise ConfigError(
                 f"scheduler.deterministic is {self.scheduler.deterministic} and "

@@ -53,8 +53,7 @@ from vla_rl.evaluation import (
 )
 from vla_rl.evaluation.benchmark import LIBERO, Benchmark, SuiteTask, benchmark_of, require_fitting
 from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
-from vla_rl.evaluation.libero import key_of, libero_env, numbers_in
-from vla_rl.evaluation.pictures import assets_for, picture_size_for, quality_for
+from vla_rl.evaluation.libero import key_of, parse_numbers
 from vla_rl.evaluation.plan import (
     one_of_each_kind,
     planned_episodes,
@@ -62,6 +61,7 @@ from vla_rl.evaluation.plan import (
     require_goal_files,
 )
 from vla_rl.evaluation.results import by_perturbation, by_task, summary_of
+from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scene, Scenes
 from vla_rl.models.loading import (
     BASE_POLICY,
     CheckpointConfig,
@@ -127,9 +127,10 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Side of the camera images in pixels. None: 84 for the shipped policy, else 256, as published
     policies were trained."""
 
-    quality: Literal["exact", "fast"] | None = None
-    """exact renders what published policies saw; fast renders without smoothing and with a plain
-    robot. None: fast for the shipped policy, which was trained with it, else exact."""
+    quality: Quality | None = None
+    """Rendering quality. exact renders what published policies saw; fast renders without smoothing
+    and with a plain robot, at a fraction of the cost. None: fast for the shipped policy, which was
+    trained with it, else exact."""
 
     num_envs: int = max(os.cpu_count() or 1, 1)
     """Number of simulator processes, and so of episodes that run at the same time. Default: one for
@@ -184,23 +185,13 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
         return {} if self.videos != "none" else {"videos_per_task": "videos is 'none'"}
 
     @property
-    def picture_size(self) -> int:
-        """Side in pixels of the rendered images."""
-        return picture_size_for(self.checkpoint, self.image_size)
-
-    @property
-    def pictures(self) -> Literal["exact", "fast"]:
-        """Quality of the rendered images."""
-        return quality_for(self.checkpoint, self.quality)
-
-    @property
-    def conditions_in_words(self) -> str:
-        """The conditions that the plan names."""
-        return f"quality {self.pictures}"
+    def scene(self) -> Scene:
+        """Conditions of the environments."""
+        raise NotImplementedError
 
     def envs_of(self, task: SuiteTask) -> Sequence[EnvSpec]:
         """Return the environments in which each start of a task is run."""
-        raise NotImplementedError
+        return [self.scene.env(task.suite, task.task_id)]
 
     def found(self) -> dict[str, str]:
         """Return conditions that are found on this machine. Raises: ConfigError."""
@@ -224,12 +215,12 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
     """Seeds of what initial states leave open, the positions of fixtures. Every episode is run once
     for each seed."""
 
-    scenes: Literal["published", "same"] = "published"
+    scenes: Scenes = "published"
     """Positions of fixtures. published: trial k of a task, from initial state k, uses LIBERO's k-th
     reset after one seeding, as OpenVLA, OpenVLA-OFT and openpi do. same: every trial uses the first
     reset, as SimpleVLA-RL does."""
 
-    physics: Literal["exact", "fast"] = "exact"
+    physics: Physics = "exact"
     """exact gives robosuite's results bit for bit; fast is quicker and equals them up to
     rounding."""
 
@@ -239,30 +230,23 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
     others (stand-ins if those are not installed)."""
 
     @property
-    def chosen_assets(self) -> str | None:
-        """The assets to look for, as `find_assets` takes them."""
-        return assets_for(self.checkpoint, self.assets)
-
-    @property
-    def conditions_in_words(self) -> str:
-        """The conditions that the plan names."""
-        return f"physics {self.physics}, {super().conditions_in_words}"
+    def scene(self) -> LiberoScene:
+        """Conditions of the environments."""
+        return LiberoScene.for_policy(
+            self.checkpoint,
+            image_size=self.image_size,
+            quality=self.quality,
+            assets=self.assets,
+            physics=self.physics,
+            step_limit=self.step_limit,
+            scenes=self.scenes,
+        )
 
     def envs_of(self, task: SuiteTask) -> Sequence[EnvSpec]:
         """Return the environment of a task with each of the scene seeds."""
         return [
-            libero_env(
-                task.suite,
-                task.task_id,
-                assets=self.chosen_assets,
-                image_size=self.picture_size,
-                step_limit=self.step_limit,
-                physics=self.physics,
-                quality=self.pictures,
-                scene_seed=scene_seed,
-                scenes=self.scenes,
-            )
-            for scene_seed in numbers_in(self.scene_seeds, 1 << 31, "scene_seeds")
+            self.scene.env(task.suite, task.task_id, scene_seed)
+            for scene_seed in parse_numbers(self.scene_seeds, 1 << 31, "scene_seeds")
         ]
 
     def found(self) -> dict[str, str]:
@@ -300,13 +284,13 @@ async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
     config, console = command.config, Console()
     folder = command.launch.resume
     if folder is not None:
-        _refuse_other_conditions(config, _config_in(folder, type(config)), folder)
+        _refuse_other_conditions(config, _config_of(folder, type(config)), folder)
     episodes = planned_episodes(config)
     if command.launch.dry_run:
         console.print(
             Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json")
         )
-        num_done = sum(key_of(episode) in _results_in(folder) for episode in episodes)
+        num_done = sum(key_of(episode) in _results_of(folder) for episode in episodes)
         print_plan(
             config,
             episodes,
@@ -375,8 +359,8 @@ def conditions_of(config: EvalConfig) -> dict[str, Any]:
         "checkpoint_digest": digest_of(config.opened(config.checkpoint)),
         **config.found(),
         **{name: getattr(config, name) for name in sorted(names)},
-        "image_size": config.picture_size,
-        "quality": config.pictures,
+        "image_size": config.scene.image_size,
+        "quality": config.scene.quality,
     }
 
 
@@ -569,14 +553,14 @@ def _film(config: EvalConfig, trajectory: Trajectory, result: EpisodeResult, fol
         write_video(path, trajectory, "image", VIDEO_FRAMES_PER_S)
 
 
-def _results_in(folder: Path | None) -> dict[tuple[str, int, int], EpisodeResult]:
+def _results_of(folder: Path | None) -> dict[tuple[str, int, int], EpisodeResult]:
     if folder is None:
         return {}
     with ResultFile(folder / "episodes.jsonl") as file:
         return file.results
 
 
-def _config_in(folder: Path, config_type: type[EvalConfig]) -> EvalConfig:
+def _config_of(folder: Path, config_type: type[EvalConfig]) -> EvalConfig:
     """Read the configuration of an evaluation, with the values of fields that are younger."""
     path = folder / "config.json"
     younger = {
@@ -599,7 +583,7 @@ def _refuse_other_conditions(config: EvalConfig, before: EvalConfig, folder: Pat
 
 def _assets_of(config: EvalLiberoConfig) -> Assets:
     try:
-        return find_assets(config.chosen_assets)
+        return find_assets(config.scene.assets)
     except FileNotFoundError as error:
         raise ConfigError(str(error)) from error
 

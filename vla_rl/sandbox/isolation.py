@@ -80,7 +80,7 @@ class Isolation:
 
         Args:
             streams: pipes that it writes to.
-            status_fd: a pipe to the keeper, for `ended_as`; closed here.
+            status_fd: a pipe to the keeper, for `wait_status_of`; closed here.
             keeper_fd: the keeper's pidfd; closed here.
         """
         own_uid, writable = unused_uid(), [self._folder]

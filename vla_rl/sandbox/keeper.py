@@ -22,7 +22,7 @@ import msgspec
 from vla_rl.sandbox.descendants import children_of, kill_all_below
 from vla_rl.sandbox.isolation import find_means
 from vla_rl.sandbox.landlock import keeps_signals_inside
-from vla_rl.sandbox.means import Means, means_for, open_to_calls
+from vla_rl.sandbox.means import Means, open_to_calls, usable_means
 from vla_rl.sandbox.preloading import import_ahead
 from vla_rl.sandbox.protocol import (
     Cancel,
@@ -56,7 +56,7 @@ class Keeper:
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ)
         self._calls: dict[int, RunningCall] = {}
-        self._wanted = means_for(is_root=os.geteuid() == 0, without=without)
+        self._wanted = usable_means(is_root=os.geteuid() == 0, without=without)
         self._means: frozenset[Means] = frozenset()
 
     def run(self) -> None:

@@ -62,7 +62,7 @@ def prctl(option: int, *arguments: object) -> None:
     _check("prctl", _libc.prctl(option, *_as_words(*arguments, 0, 0, 0, 0)[:4]))
 
 
-def fork_with(flags: int) -> int:
+def fork_in_namespaces(flags: int) -> int:
     """Fork with new namespaces for the child, including the PID namespace, which a process cannot
     enter itself.
 

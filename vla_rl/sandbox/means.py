@@ -17,7 +17,7 @@ Means: TypeAlias = Literal["namespaces", "mounts", "own_user", "landlock", "secc
 ALL_MEANS: Final[frozenset[Means]] = frozenset(get_args(Means))
 
 
-def means_for(*, is_root: bool, without: tuple[Means, ...]) -> frozenset[Means]:
+def usable_means(*, is_root: bool, without: tuple[Means, ...]) -> frozenset[Means]:
     """Return the means to try: mounts need namespaces, and only root can give a call a user of its
     own.
     """

@@ -29,7 +29,7 @@ from vla_rl.sandbox.linux import (
     PR_SET_DUMPABLE,
     PR_SET_PDEATHSIG,
     OwnMounts,
-    fork_with,
+    fork_in_namespaces,
     prctl,
 )
 from vla_rl.sandbox.privileges import can_administer, give_up_privileges
@@ -48,7 +48,7 @@ def fork_first_process(*, network: bool) -> int:
         network: False gives it a network namespace in which no interface is up.
     """
     flags = CLONE_NEWPID | CLONE_NEWIPC | (0 if network else CLONE_NEWNET)
-    return fork_with(flags if can_administer() else flags | CLONE_NEWUSER)
+    return fork_in_namespaces(flags if can_administer() else flags | CLONE_NEWUSER)
 
 
 def map_user(uid: int, gid: int) -> None:
@@ -107,7 +107,7 @@ def fork_from_first_process(status_fd: int) -> None:
     ends the namespace.
 
     Args:
-        status_fd: a pipe to the keeper, which `ended_as` reads.
+        status_fd: a pipe to the keeper, which `wait_status_of` reads.
     """
     if (pid := os.fork()) == 0:
         os.close(status_fd)
@@ -120,7 +120,7 @@ def fork_from_first_process(status_fd: int) -> None:
     os._exit(0)
 
 
-def ended_as(status_fd: int) -> int | None:
+def wait_status_of(status_fd: int) -> int | None:
     """Return the wait status of a call when its first process has ended.
 
     None if that was killed before the call ended.

@@ -33,7 +33,7 @@ class SharedBatch:
         self._fd = os.memfd_create("vla_rl-batch", os.MFD_CLOEXEC)
         os.ftruncate(self._fd, NUM_BATCHES * self._num_bytes)
         self._memory = mmap.mmap(self._fd, 0)
-        self._batches = [self._batch_at(number) for number in range(NUM_BATCHES)]
+        self._batches = [self._batch_view(number) for number in range(NUM_BATCHES)]
         self._arrays = layout.places(self._batches[0], num_envs)
         self._others: list[Others] = [[None for _ in layout.others] for _ in range(num_envs)]
         self._free = deque(range(1, NUM_BATCHES))
@@ -100,7 +100,7 @@ class SharedBatch:
             content._number, content._free = number, self._free
         return self._layout.assemble(self._layout.places(content, self._num_envs), self._columns())
 
-    def _batch_at(self, number: int) -> np.ndarray:
+    def _batch_view(self, number: int) -> np.ndarray:
         return np.ndarray(self._num_bytes, np.uint8, self._memory, number * self._num_bytes)
 
     def _columns(self) -> list[Any]:

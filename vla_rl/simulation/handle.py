@@ -19,8 +19,7 @@ from vla_rl.simulation.actions import ActionGate
 from vla_rl.simulation.checked import EnvDescription
 from vla_rl.simulation.config import SimulatorConfig
 from vla_rl.simulation.layout import ObservationLayout, Packed
-from vla_rl.simulation.process import SimulatorProcess
-from vla_rl.simulation.remote_env import RemoteEnv
+from vla_rl.simulation.process import RemoteEnv, SimulatorProcess
 from vla_rl.simulation.spaces import build_space
 from vla_rl.types import ChunkOutcome, EnvSpec, EpisodeSpec, Info
 

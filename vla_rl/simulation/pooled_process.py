@@ -6,8 +6,7 @@ import asyncio
 import enum
 import itertools
 
-from vla_rl.simulation.process import SimulatorProcess
-from vla_rl.simulation.remote_env import RemoteEnv
+from vla_rl.simulation.process import RemoteEnv, SimulatorProcess
 from vla_rl.types import EnvSpec
 
 

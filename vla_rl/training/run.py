@@ -18,7 +18,7 @@ from typing import TypeAlias
 import msgspec
 
 from vla_rl.actors import Watchdog
-from vla_rl.actors.completion import carried_through
+from vla_rl.actors.completion import finish_despite_cancellation
 from vla_rl.evaluation.held_out import Judge
 from vla_rl.graph import Executor, NodeFailed, NodeType, Pipeline, TaskGraph, Update
 from vla_rl.learning import Checkpoint, load_checkpoint
@@ -276,13 +276,15 @@ class TrainingRun:
                     async for update in updates:
                         # carried through, so that a finished update has its line of metrics also on
                         # Ctrl-C
-                        _, is_cancelled = await carried_through(self._note(update, record, view))
+                        _, is_cancelled = await finish_despite_cancellation(
+                            self._note(update, record, view)
+                        )
                         if is_cancelled:
                             raise asyncio.CancelledError
             finally:
                 for update in updates.cut_short:
                     if update.index < parts.scheduler.version:
-                        await carried_through(self._note(update, record, view))
+                        await finish_despite_cancellation(self._note(update, record, view))
 
     async def _note(self, update: Update, record: RunRecord, view: LiveView) -> None:
         """Show a finished update, write its record, and commit its checkpoint."""

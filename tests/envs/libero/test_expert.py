@@ -22,7 +22,7 @@ def test_the_expert_puts_the_cream_cheese_into_the_basket_in_spite_of_noise(
     try:
         terminated = truncated = False
         while not (terminated or truncated):
-            *_, terminated, truncated, info = object_env.step(noise.add_to(expert.act()))
+            *_, terminated, truncated, info = object_env.step(noise.perturbed(expert.act()))
     finally:
         object_env.render_every_step = True
     assert terminated
@@ -87,7 +87,7 @@ def test_a_demonstration_holds_what_was_seen_before_each_action_and_the_clean_ac
 
 def test_noise_is_correlated_and_smaller_on_rotations() -> None:
     noise = CorrelatedNoise(0.25, np.random.default_rng(0))
-    values = np.array([noise.add_to(np.zeros(7, np.float32)) for _ in range(20000)])
+    values = np.array([noise.perturbed(np.zeros(7, np.float32)) for _ in range(20000)])
     # n <- 0.7 n + 0.7 * 0.25 * randn has standard deviation 0.175 / sqrt(1 - 0.49) = 0.245, and 0.3
     # of it on rotations
     np.testing.assert_allclose(values[:, :3].std(0), 0.245, rtol=0.05)

@@ -103,7 +103,7 @@ class _Reader:
     def episodes(self) -> list[RecordedEpisode]:
         """Return every episode. Raises: DataError if rows are missing."""
         paths = sorted((self._root / "data").glob("*/*.parquet"))
-        found = [episode for path in paths for episode in self._episodes_in(DataFile(path))]
+        found = [episode for path in paths for episode in self._episodes_of(DataFile(path))]
         found.sort(key=lambda numbered: numbered[0])
         numbers = [number for number, _ in found]
         if numbers != list(range(self._info.total_episodes)):
@@ -119,7 +119,7 @@ class _Reader:
             )
         return [episode for _, episode in found]
 
-    def _episodes_in(self, file: DataFile) -> list[tuple[int, RecordedEpisode]]:
+    def _episodes_of(self, file: DataFile) -> list[tuple[int, RecordedEpisode]]:
         indices, frames = file.integers("episode_index"), file.integers("frame_index")
         begins = (
             np.flatnonzero(np.diff(indices, prepend=indices[:1] - 1))

@@ -97,7 +97,7 @@ class LeRobotWriter:
         )
         stats = stats_of(episode, features, table)
         place = {"chunk_index": number // CHUNKS_SIZE, "file_index": number % CHUNKS_SIZE}
-        about = pa.Table.from_pylist([self._about(episode, place, stats)])
+        about = pa.Table.from_pylist([self._episode_row(episode, place, stats)])
         all_stats = merged(self._stats, stats)
         try:
             _write_table(self._root / DATA_PATH.format(**place), table)
@@ -110,7 +110,7 @@ class LeRobotWriter:
         self._names.add(episode.name)
         return self
 
-    def _about(
+    def _episode_row(
         self, episode: RecordedEpisode, place: dict[str, int], stats: dict[str, Stats]
     ) -> dict[str, Any]:
         """Return the row of `meta/episodes` for the next episode."""

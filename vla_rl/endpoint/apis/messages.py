@@ -10,7 +10,7 @@ import msgspec
 
 from vla_rl.endpoint.apis.api import Answer, Asked, Memory, named_event
 from vla_rl.endpoint.apis.fields import read_fields, refuse
-from vla_rl.endpoint.apis.rules import JsonSchema, require_between, stop_texts, text_format
+from vla_rl.endpoint.apis.rules import JsonSchema, require_range, stop_texts, text_format
 from vla_rl.endpoint.errors import RequestError, anthropic_error
 from vla_rl.types import Message, ReplyFormat, ReplyOptions, ToolCall, ToolRule, ToolSpec
 
@@ -70,7 +70,7 @@ class MessagesRequest:
     """A request for a message."""
 
     def __init__(self, fields: _Fields, ignored: tuple[str, ...]) -> None:
-        require_between("max_tokens", fields.max_tokens, 1)
+        require_range("max_tokens", fields.max_tokens, 1)
         if not fields.messages:
             raise refuse("messages", [], "at least one message")
         system = _text("system", fields.system)

@@ -19,7 +19,7 @@ from vla_rl.endpoint.apis.rules import (
     Function,
     JsonSchema,
     StructuredOutputs,
-    require_between,
+    require_range,
     text_format,
     tool_rule,
 )
@@ -143,8 +143,8 @@ class ResponseApi:
 
 
 def _refuse_unsupported(fields: _Fields) -> None:
-    require_between("max_output_tokens", fields.max_output_tokens, 1)
-    require_between("top_logprobs", fields.top_logprobs, 0, MOST_ALTERNATIVES)
+    require_range("max_output_tokens", fields.max_output_tokens, 1)
+    require_range("top_logprobs", fields.top_logprobs, 0, MOST_ALTERNATIVES)
     if fields.background:
         raise refuse("background", True, "false: the answer is awaited")
     if fields.conversation is not None:

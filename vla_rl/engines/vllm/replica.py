@@ -98,7 +98,7 @@ class Replica:
         """Start the process, without weights. Raises: ActorDied for any error."""
         self._watch.start()
         try:
-            async with self._watch.within(self._config.startup_s):
+            async with self._watch.limit(self._config.startup_s):
                 with waiting(f"engine {self.name!r}", on="its process to start"):
                     await self._thread.run(self._build)
                 (self.pid,) = await self._call("process_id")
@@ -148,7 +148,7 @@ class Replica:
         self.num_running += 1
         given_up: asyncio.Timeout | None = None
         try:
-            async with self._watch.within(None) as given_up:
+            async with self._watch.limit(None) as given_up:
                 async for output in ask(prompt, parameters, name):
                     last = output
         except EngineDeadError as error:
@@ -168,7 +168,7 @@ class Replica:
         """Let it sample one token of a real prompt. Raises: ActorFrozen if it fails or takes too
         long; it is killed then."""
         try:
-            async with self._watch.within(self._config.health_timeout_s):
+            async with self._watch.limit(self._config.health_timeout_s):
                 await self.ask(self._sample, Sampling(greedy=True), self._layout.num_tokens or 1)
         except TimeoutError as error:
             raise self._overdue(f"gave no token for {self._config.health_timeout_s} s") from error
@@ -344,7 +344,7 @@ class Replica:
         """
         limit_s = self._config.update_timeout_s if limit_s is None else limit_s
         try:
-            async with self._watch.within(limit_s):
+            async with self._watch.limit(limit_s):
                 return await call
         except EngineDeadError as error:
             raise self.note_death(self._how_it_ended()) from error

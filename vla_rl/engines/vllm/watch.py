@@ -53,7 +53,7 @@ class EngineWatch:
             _expire(timeout)
 
     @contextlib.asynccontextmanager
-    async def within(self, limit_s: float | None) -> AsyncIterator[asyncio.Timeout]:
+    async def limit(self, limit_s: float | None) -> AsyncIterator[asyncio.Timeout]:
         """Limit the block to `limit_s` seconds in which this process ran, if given, and to the end
         of the watch. See `asyncio.timeout`."""
         self._time.pass_time(asyncio.get_running_loop().time())

@@ -17,7 +17,7 @@ from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
 from vla_rl.models.openvla_oft.new_parts import begin_anew, require_known, require_new
 from vla_rl.models.openvla_oft.parts import (
     FILM_TOWERS,
-    parts_beside,
+    find_parts,
     read_parts,
     require_whole_towers,
 )
@@ -69,7 +69,7 @@ def config_of(
     extension = folder.extension
     require_family(folder.path, extension, "openvla_oft")
     require_known(new_parts)
-    beside = parts_beside(folder.folders)
+    beside = find_parts(folder.folders)
     kind = _head_of(folder, head, beside, new_parts)
     key = choose_key(folder.statistics, format.norm_key or extension.norm_key, folder.path)
     scale: Normalization = agreed(

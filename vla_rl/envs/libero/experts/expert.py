@@ -73,7 +73,7 @@ def _reach(scene: Scene, hand: Hand, goal: Goal, is_shared: bool) -> Motion:
         if is_pushed(scene, goal):
             return push(scene, hand, goal.subject, goal.place)
         if is_shut_drawer(scene, goal.place):
-            return _open_for(scene, hand, goal.subject, goal.place)
+            return _open_before_grasp(scene, hand, goal.subject, goal.place)
         if goal.predicate == "in" and is_roofed(scene, goal.place):
             raise UnreachableError(
                 f"{goal.place} has a roof, and no program puts things in from the side"
@@ -88,7 +88,7 @@ def _reach(scene: Scene, hand: Hand, goal: Goal, is_shared: bool) -> Motion:
     return (open_drawer if goal.predicate == "open" else close_drawer)(scene, hand, goal.subject)
 
 
-def _open_for(scene: Scene, hand: Hand, name: str, region: str) -> Motion:
+def _open_before_grasp(scene: Scene, hand: Hand, name: str, region: str) -> Motion:
     """Open a drawer that `name` is to go into.
 
     First move `name` to where the open drawer leaves room to grasp it.

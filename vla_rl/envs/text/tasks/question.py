@@ -58,7 +58,7 @@ class QuestionTask(TextTask):
             )
         self._number, self._row = number, rows[number]
         label = f"{self._fields[0]!r} of row {number} of {self._data}"
-        return Ask(conversation_about(self._row[self._fields[0]], self._system, label))
+        return Ask(first_messages(self._row[self._fields[0]], self._system, label))
 
     async def reply(self, text: str) -> Done:
         """Score the answer.
@@ -121,7 +121,7 @@ class SearchTask(QuestionTask):
         return "\n\n".join(document.as_text() for document in found) or "nothing was found"
 
 
-def conversation_about(asked: Any, system: str, label: str) -> tuple[Message, ...]:
+def first_messages(asked: Any, system: str, label: str) -> tuple[Message, ...]:
     """Return the first messages about a prompt: the system message, if there is one, and the
     prompt.
 
