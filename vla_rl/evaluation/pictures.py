@@ -1,17 +1,25 @@
 """Defaults for the images of LIBERO that a policy sees: those that it was trained with."""
 
-import os
+from pathlib import Path
 from typing import Final, Literal, TypeAlias
 
-from vla_rl.envs.libero.assets import ASSETS_VARIABLE, STAND_INS
-from vla_rl.models.loading import is_base_policy
+from vla_rl.envs.libero.assets import STAND_INS, find_assets
+from vla_rl.errors import ConfigError
+from vla_rl.models.loading import (
+    BASE_POLICY,
+    SHIPPED,
+    STAND_INS_BASE_POLICY,
+    is_base_policy,
+)
 
 Quality: TypeAlias = Literal["exact", "fast"]
 
 BASE_POLICY_PICTURES: Final = 84
 PUBLISHED_PICTURES: Final = 256
 """Side in pixels of the images that published policies were trained with; `BASE_POLICY_PICTURES` is
-the shipped policy's."""
+that of the shipped ones."""
+
+BASE_POLICY_QUALITY: Final[Quality] = "fast"
 
 
 def picture_size_for(checkpoint: str, asked: int | None) -> int:
@@ -21,13 +29,48 @@ def picture_size_for(checkpoint: str, asked: int | None) -> int:
 
 def quality_for(checkpoint: str, asked: Quality | None) -> Quality:
     """Return the quality of the images to render."""
-    return asked or ("fast" if is_base_policy(checkpoint) else "exact")
+    return asked or (BASE_POLICY_QUALITY if is_base_policy(checkpoint) else "exact")
 
 
-def assets_for(checkpoint: str, asked: str | None) -> str | None:
-    """Return the assets to use, as `find_assets` takes them: stand-ins for the shipped policy,
-    which was trained on them.
+def checkpoint_for(checkpoint: str, assets: str | None) -> str:
+    """Return the folder or hub id that `checkpoint` names.
+
+    Args:
+        checkpoint: a folder, a hub id, or `shipped`: the base policy of this package that was
+            trained on the assets in use.
+        assets: the assets in use, as `find_assets` takes them.
+
+    Raises: ConfigError if there are no assets.
     """
-    if asked is None and is_base_policy(checkpoint) and not os.environ.get(ASSETS_VARIABLE):
-        return STAND_INS
-    return asked
+    if checkpoint != SHIPPED:
+        return checkpoint
+    try:
+        source = find_assets(assets).source
+    except FileNotFoundError as error:
+        raise ConfigError(str(error)) from error
+    return str(STAND_INS_BASE_POLICY if source == STAND_INS else BASE_POLICY)
+
+
+def other_pictures(checkpoint: str, source: str, image_size: int, quality: Quality) -> str | None:
+    """Return one line if a shipped policy will see other images than it was trained on, else None.
+
+    Args:
+        checkpoint: folder of the policy.
+        source: source of the assets in use (`Assets.source`).
+        image_size: side of the images, in pixels.
+        quality: quality of the images.
+    """
+    if not is_base_policy(checkpoint):
+        return None
+    is_of_stand_ins = Path(checkpoint).expanduser().resolve() == STAND_INS_BASE_POLICY.resolve()
+    differences = []
+    if is_of_stand_ins != (source == STAND_INS):
+        trained_on = "stand-ins" if is_of_stand_ins else "LIBERO's own assets"
+        differences.append(f"on {trained_on}, not on {source} (`{SHIPPED}` names the one that was)")
+    if quality != BASE_POLICY_QUALITY:
+        differences.append(f"in the quality {BASE_POLICY_QUALITY}, not {quality}")
+    if image_size != BASE_POLICY_PICTURES:
+        differences.append(f"at {BASE_POLICY_PICTURES} pixels, not {image_size}")
+    if not differences:
+        return None
+    return f"{checkpoint} was trained {'; '.join(differences)}: it does worse on these images"

@@ -54,7 +54,12 @@ from vla_rl.evaluation import (
 from vla_rl.evaluation.benchmark import LIBERO, Benchmark, SuiteTask, benchmark_of, require_fitting
 from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
 from vla_rl.evaluation.libero import key_of, libero_env, numbers_in
-from vla_rl.evaluation.pictures import assets_for, picture_size_for, quality_for
+from vla_rl.evaluation.pictures import (
+    checkpoint_for,
+    other_pictures,
+    picture_size_for,
+    quality_for,
+)
 from vla_rl.evaluation.plan import (
     one_of_each_kind,
     planned_episodes,
@@ -63,7 +68,7 @@ from vla_rl.evaluation.plan import (
 )
 from vla_rl.evaluation.results import by_perturbation, by_task, summary_of
 from vla_rl.models.loading import (
-    BASE_POLICY,
+    SHIPPED,
     CheckpointConfig,
     described,
     digest_of,
@@ -194,6 +199,11 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
         return quality_for(self.checkpoint, self.quality)
 
     @property
+    def checkpoint_folder(self) -> str:
+        """Folder or hub id of the checkpoint that `checkpoint` names."""
+        return self.checkpoint
+
+    @property
     def conditions_in_words(self) -> str:
         """The conditions that the plan names."""
         return f"quality {self.pictures}"
@@ -212,9 +222,9 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
 
     benchmark: ClassVar[Benchmark] = LIBERO
 
-    checkpoint: tyro.conf.Positional[str] = str(BASE_POLICY)
-    """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint. Default: the shipped base
-    policy."""
+    checkpoint: tyro.conf.Positional[str] = SHIPPED
+    """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint. shipped: the base policy of this
+    package that was trained on the assets in use."""
 
     suites: tuple[str, ...] = ("libero_object",)
     """Suites of LIBERO, or, behind the package's name, of LIBERO-PRO and LIBERO-plus:
@@ -235,13 +245,12 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
 
     assets: str | None = None
     """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
-    is not set, stand-ins for the shipped policy, which was trained on them, and LIBERO's own for
-    others (stand-ins if those are not installed)."""
+    is not set, LIBERO's own, or stand-ins if those are not installed."""
 
     @property
-    def chosen_assets(self) -> str | None:
-        """The assets to look for, as `find_assets` takes them."""
-        return assets_for(self.checkpoint, self.assets)
+    def checkpoint_folder(self) -> str:
+        """Folder or hub id of the checkpoint that `checkpoint` names."""
+        return checkpoint_for(self.checkpoint, self.assets)
 
     @property
     def conditions_in_words(self) -> str:
@@ -254,7 +263,7 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
             libero_env(
                 task.suite,
                 task.task_id,
-                assets=self.chosen_assets,
+                assets=self.assets,
                 image_size=self.picture_size,
                 step_limit=self.step_limit,
                 physics=self.physics,
@@ -312,7 +321,7 @@ async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
             episodes,
             num_done,
             config.num_envs,
-            weight_bytes(config.opened(config.checkpoint)),
+            weight_bytes(config.opened(config.checkpoint_folder)),
             console,
         )
         await _rehearse(config, episodes, folder)
@@ -327,7 +336,17 @@ async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
     )
     _note_conditions(run, conditions)
     with_assets = f"; assets: {conditions['assets']}" if "assets" in conditions else ""
-    console.print(f"evaluation {run.path}: {len(episodes)} episodes{with_assets}")
+    console.print(
+        f"evaluation {run.path}: {len(episodes)} episodes of {config.checkpoint_folder}{with_assets}"
+    )
+    warning = other_pictures(
+        config.checkpoint_folder,
+        conditions.get("assets", ""),
+        config.picture_size,
+        config.pictures,
+    )
+    if warning is not None:
+        console.print(warning)
     with (
         ResultFile(run.path / "episodes.jsonl") as file,
         StopSignal("losing the running episodes") as stop,
@@ -347,7 +366,9 @@ async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
             run.path / "results.json",
             {"num_planned": len(episodes), "num_missing": num_missing},
         )
-        console.print(result_table(results, title_of(config.checkpoint, conditions, **sizes)))
+        console.print(
+            result_table(results, title_of(config.checkpoint_folder, conditions, **sizes))
+        )
         is_written &= await asyncio.to_thread(
             _write_results_or_say, path, conditions, results, sizes
         )
@@ -371,8 +392,8 @@ def conditions_of(config: EvalConfig) -> dict[str, Any]:
         "checkpoint",
     }
     return {
-        "checkpoint": config.checkpoint,
-        "checkpoint_digest": digest_of(config.opened(config.checkpoint)),
+        "checkpoint": config.checkpoint_folder,
+        "checkpoint_digest": digest_of(config.opened(config.checkpoint_folder)),
         **config.found(),
         **{name: getattr(config, name) for name in sorted(names)},
         "image_size": config.picture_size,
@@ -509,8 +530,8 @@ class ResultKeeper:
 
 
 def _load(config: EvalConfig) -> "VlaPolicy":
-    model = load_policy(config.checkpoint, config, config.device)
-    require_fitting(model, config.checkpoint, config.benchmark)
+    model = load_policy(config.checkpoint_folder, config, config.device)
+    require_fitting(model, config.checkpoint_folder, config.benchmark)
     return model
 
 
@@ -599,7 +620,7 @@ def _refuse_other_conditions(config: EvalConfig, before: EvalConfig, folder: Pat
 
 def _assets_of(config: EvalLiberoConfig) -> Assets:
     try:
-        return find_assets(config.chosen_assets)
+        return find_assets(config.assets)
     except FileNotFoundError as error:
         raise ConfigError(str(error)) from error
 

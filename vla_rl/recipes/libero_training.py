@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal
 from vla_rl.commands.command_line import Command, TrainingLaunch
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
-from vla_rl.envs.libero.assets import STAND_INS, Assets, find_assets
+from vla_rl.envs.libero.assets import Assets, find_assets
 from vla_rl.envs.picture_env import NUM_STARTS
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import (
@@ -28,10 +28,15 @@ from vla_rl.evaluation.benchmark import LIBERO, Benchmark, SuiteTask, benchmark_
 from vla_rl.evaluation.libero import (
     suite_env,
 )
-from vla_rl.evaluation.pictures import assets_for, picture_size_for, quality_for
+from vla_rl.evaluation.pictures import (
+    checkpoint_for,
+    other_pictures,
+    picture_size_for,
+    quality_for,
+)
 from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import (
-    BASE_POLICY,
+    SHIPPED,
     CheckpointFormat,
     described,
     is_base_policy,
@@ -178,6 +183,11 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
         return tasks_in(self.tasks, "tasks")
 
     @property
+    def policy_folder(self) -> str:
+        """Folder or hub id of the checkpoint that `policy` names."""
+        return self.policy
+
+    @property
     def picture_size(self) -> int:
         """Side in pixels of the rendered images."""
         return picture_size_for(self.policy, self.image_size)
@@ -233,19 +243,18 @@ class LiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
 
     assets: str | None = None
     """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
-    is not set, stand-ins for the shipped policy, which was trained on them, and LIBERO's own for
-    others (stand-ins if those are not installed)."""
+    is not set, LIBERO's own, or stand-ins if those are not installed."""
 
-    policy: str = str(BASE_POLICY)
-    """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from. The shipped one is
-    half trained on tasks 1, 6 and 8 of libero_object and task 7 of libero_goal."""
+    policy: str = SHIPPED
+    """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from. shipped: the base
+    policy of this package that was half trained on the assets in use, on the default tasks."""
 
     held_out: HeldOutConfig = HeldOutConfig()
 
     @property
-    def chosen_assets(self) -> str | None:
-        """The assets to look for, as `find_assets` takes them."""
-        return assets_for(self.policy, self.assets)
+    def policy_folder(self) -> str:
+        """Folder or hub id of the checkpoint that `policy` names."""
+        return checkpoint_for(self.policy, self.assets)
 
     @property
     def split_in_words(self) -> str:
@@ -258,7 +267,7 @@ class LiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
             "task_id": task.task_id,
             "image_size": self.picture_size,
             "step_limit": self.trained_step_limit,
-            "assets": self.chosen_assets,
+            "assets": self.assets,
             "physics": self.physics,
             "quality": self.pictures,
         }
@@ -270,7 +279,7 @@ class LiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
             libero_env(
                 task.suite,
                 task.task_id,
-                assets=self.chosen_assets,
+                assets=self.assets,
                 image_size=self.picture_size,
                 step_limit=self.held_out.step_limit,
                 physics=self.held_out.physics,
@@ -328,11 +337,12 @@ def starting_policy(config: SuiteTrainingConfig) -> "VlaPolicy":
 
     Raises: ConfigError if it gives no likelihood of its actions; CheckpointError.
     """
-    policy = load_policy(config.policy, config.policy_format, config.run.device)
-    require_fitting(policy, config.policy, config.benchmark)
+    folder = config.policy_folder
+    policy = load_policy(folder, config.policy_format, config.run.device)
+    require_fitting(policy, folder, config.benchmark)
     if getattr(policy.config, "head", "tokens") == "diffusion":
         raise ConfigError(
-            f"{config.policy} has a diffusion head, which gives no likelihood of its actions; "
+            f"{folder} has a diffusion head, which gives no likelihood of its actions; "
             "reinforcement learning needs "
             "one: use a checkpoint with tokens or an L1 head, or train this one with `sft_libero`"
         )
@@ -360,18 +370,13 @@ async def main(command: Command[TrainingLaunch, SuiteTrainingConfig]) -> int:
     if isinstance(config, LiberoConfig) and not command.launch.draw:
         assets = _assets_of(config)
         print(f"LIBERO's assets: {assets.path} ({assets.source})", flush=True)
-        if is_base_policy(config.policy) and assets.source != STAND_INS:
-            print(
-                "the shipped policy was trained on stand-ins and does worse on these assets; use "
-                "--assets stand-ins",
-                flush=True,
-            )
+        _warn_of_other_pictures(config, assets)
         about |= {"assets": assets.source, "assets_path": str(assets.path)}
     held_out = held_out_episodes(config)
     print(_split_of(config), flush=True)
     model = await asyncio.to_thread(starting_policy, config)
     print(
-        f"starting from the policy in {config.policy}; rendering quality {config.pictures}",
+        f"starting from the policy in {config.policy_folder}; rendering quality {config.pictures}",
         flush=True,
     )
     print(described(model), flush=True)
@@ -392,6 +397,14 @@ async def main(command: Command[TrainingLaunch, SuiteTrainingConfig]) -> int:
         else None,
         within_range(embodied_agent),
     )
+
+
+def _warn_of_other_pictures(config: LiberoConfig, assets: Assets) -> None:
+    warning = other_pictures(
+        config.policy_folder, assets.source, config.picture_size, config.pictures
+    )
+    if warning is not None:
+        print(warning, flush=True)
 
 
 def _longest_episode(config: SuiteTrainingConfig) -> int:
@@ -424,6 +437,6 @@ def _limit_in_words(step_limit: int | None) -> str:
 
 def _assets_of(config: LiberoConfig) -> Assets:
     try:
-        return find_assets(config.chosen_assets)
+        return find_assets(config.assets)
     except FileNotFoundError as error:
         raise ConfigError(str(error)) from error

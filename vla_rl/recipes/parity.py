@@ -28,8 +28,8 @@ from vla_rl.engines import EngineConfig
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import play_each, within_range
 from vla_rl.evaluation.libero import check_starts, libero_env, libero_episode, require_for_libero
-from vla_rl.evaluation.pictures import assets_for, picture_size_for
-from vla_rl.models.loading import BASE_POLICY, CheckpointConfig, described, load_policy
+from vla_rl.evaluation.pictures import checkpoint_for, picture_size_for
+from vla_rl.models.loading import SHIPPED, CheckpointConfig, described, load_policy
 from vla_rl.parity import BOUNDARIES, Comparison, Trace, compare, read_trace, write_trace
 from vla_rl.rollout import embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
@@ -66,8 +66,9 @@ class ParityConfig(CheckpointConfig, frozen=True, kw_only=True):
     second: tyro.conf.Positional[str] = "fast"
     """The other one, in the same form; `none` only records the first (with --save)."""
 
-    checkpoint: str = str(BASE_POLICY)
-    """Folder or hub id of the policy that acts. Default: the shipped base policy."""
+    checkpoint: str = SHIPPED
+    """Folder or hub id of the policy that acts. shipped: the base policy of this package that was
+    trained on the assets in use."""
 
     suite: str = "libero_object"
     """Suite of the task."""
@@ -203,8 +204,9 @@ def _first_decisions(trace: Trace, number: int | None) -> Trace:
 
 
 def _loaded(config: ParityConfig) -> "VlaPolicy":
-    policy = load_policy(config.checkpoint, config, config.device)
-    require_for_libero(policy, config.checkpoint)
+    folder = checkpoint_for(config.checkpoint, config.assets)
+    policy = load_policy(folder, config, config.device)
+    require_for_libero(policy, folder)
     return policy
 
 
@@ -215,7 +217,7 @@ async def _recorded(config: ParityConfig, policy: "VlaPolicy", way: Way, side: s
     env = libero_env(
         config.suite,
         config.task_id,
-        assets=assets_for(config.checkpoint, config.assets),
+        assets=config.assets,
         image_size=picture_size_for(config.checkpoint, config.image_size),
         step_limit=config.step_limit,
         physics=way.physics,
