@@ -97,3 +97,29 @@ def test_a_run_that_was_evaluated_once_has_no_result(
     assert "1 weight versions were evaluated, expected the first and the last" in (
         capsys.readouterr().err
     )
+
+
+def test_a_kept_run_is_in_the_table_with_every_outcome_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = [an_episode(0, start, is_success=start == 41) for start in (43, 41, 42, 40)]
+    results += [an_episode(20, start, is_success=start != 43) for start in (40, 41, 42, 43)]
+    run, data = a_finished_run(tmp_path, results), tmp_path / "demo.jsonl"
+    arguments = ["demo_result", str(run), "--keep", str(data), "--note", "alone"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert demo_result.main() == 0
+    (line,) = demo_result.kept_lines(data)
+    assert (line["outcomes_before"], line["outcomes_after"], line["note"]) == (
+        {"libero_goal/7": "0100"}, {"libero_goal/7": "1110"}, "alone",
+    )  # fmt: skip
+    assert line["versions"]["torch"]
+    capsys.readouterr()
+
+    assert demo_result.main() == 2  # the same seed once more
+    assert "expected each seed once" in capsys.readouterr().err
+
+    monkeypatch.setattr(sys, "argv", ["demo_result", "--table", str(data)])
+    assert demo_result.main() == 0
+    output = capsys.readouterr().out
+    assert "| None | 9 | 25 (5 to 70) | 75 (30 to 95) | 1 to 3 of 4 |" in output
+    assert json.loads(output.splitlines()[-1])["points_gained"] == [50.0]
