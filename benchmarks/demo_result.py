@@ -27,7 +27,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from benchmarks.interleaved import print_json_line
-from benchmarks.srpo_vs_grpo.study import PACKAGES, machine
+from benchmarks.provenance import PACKAGES, machine
 from vla_rl.errors import VlaRlError
 from vla_rl.evaluation.held_out import (
     HeldOutResult,

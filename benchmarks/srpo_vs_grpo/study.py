@@ -1,7 +1,5 @@
 """The study: its arms, what all of them share, and one run of an arm."""
 
-import importlib.metadata
-import platform
 import subprocess
 import sys
 import tempfile
@@ -11,12 +9,18 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
+import msgspec
+
 from benchmarks.pipeline_curves import judged_lines_of, lines_of
+from benchmarks.provenance import machine, versions
 from benchmarks.srpo_vs_grpo.lines import ArmRun
+from vla_rl.commands.command_line import TrainingLaunch, parse_command
 from vla_rl.envs.libero.assets import STAND_INS, find_assets
 from vla_rl.models.loading import BASE_POLICY, CheckpointFormat, digest_of
 from vla_rl.observe import RunDirectory
-from vla_rl.observe.versions import git_commit
+from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
+from vla_rl.recipes.libero_training import LiberoConfig
+from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 
 ARMS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -27,22 +31,25 @@ ARMS: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
 )
 """Recipe and options of each arm: binary reward, our rule, the rule of SRPO's released code."""
 
-TASKS: Final = ("libero_object/1,6",)
-"""The tasks of the demo that the base policy fails most."""
+RECIPES: Final[Mapping[str, type[LiberoConfig]]] = MappingProxyType(
+    {"grpo_libero": GrpoLiberoConfig, "srpo_libero": SrpoLiberoConfig}
+)
 
-STARTS: Final = "40-49,1000-1041"
 NUM_UPDATES: Final = 12
 SHARED: Final = (
     *("--policy", str(BASE_POLICY)),
-    *("--tasks", *TASKS),
-    *("--held-out.init-states", STARTS),
+    # the tasks of the demo that the base policy fails most
+    *("--tasks", "libero_object/1,6"),
+    *("--held-out.init-states", "40-49,1000-1041"),
     *("--run.updates", str(NUM_UPDATES)),
 )
 
+OF_THE_MACHINE: Final = ("run", "simulators", "policy")
+"""Settings that differ from run to run or by machine. The policy counts by the digest of its
+files."""
+
 LONGEST_RUN_S: Final = 5400.0
 """A run that takes longer hangs, or the machine is too busy for the study."""
-
-PACKAGES: Final = ("torch", "numpy", "mujoco", "robosuite", "hf-libero", "transformers")
 
 
 def conditions() -> dict[str, Any]:
@@ -57,32 +64,19 @@ def conditions() -> dict[str, Any]:
             "them with `vla-rl install assets`"
         )
     return {
-        "arms": {arm: list(options) for arm, options in ARMS.items()},
-        "tasks": list(TASKS),
-        "held_out_starts": STARTS,
+        "arms": {arm: settings_of(arm) for arm in ARMS},
         "updates": NUM_UPDATES,
         "base_digest": digest_of(CheckpointFormat().opened(str(BASE_POLICY))),
         "assets": "configured" if source == "configured" else "LIBERO's own",
     }
 
 
-def machine() -> str:
-    """Describe this machine in a few words."""
-    models = [
-        line.partition(":")[2].strip()
-        for line in Path("/proc/cpuinfo").read_text().splitlines()
-        if line.startswith("model name")
-    ]
-    return f"{len(models)} cores of {models[0] if models else platform.processor()}"
-
-
-def versions() -> dict[str, str]:
-    """Return the versions that a run depends on, and the commit."""
-    return {
-        "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in PACKAGES},
-        "commit": git_commit(Path(__file__).parent) or "unknown",
-    }
+def settings_of(arm: str) -> dict[str, Any]:
+    """Return all settings of an arm that its results depend on, the recipe's defaults included."""
+    recipe, *options = ARMS[arm]
+    config = parse_command(TrainingLaunch, RECIPES[recipe], "", [*options, *SHARED]).config
+    settings: dict[str, Any] = msgspec.to_builtins(config)
+    return {name: value for name, value in settings.items() if name not in OF_THE_MACHINE}
 
 
 def run_arm(arm: str, seed: int, digest: str) -> ArmRun:

@@ -233,3 +233,15 @@ def test_every_held_out_start_is_read_once() -> None:
         study.outcomes_of([*judged, line(41, 0, success=True)], 0)
     with pytest.raises(ValueError, match="weights 7 have no held-out episodes"):
         study.outcomes_of(judged, 7)
+
+
+def test_the_arms_differ_in_their_reward_and_in_nothing_else() -> None:
+    grpo, srpo, released = (study.settings_of(arm) for arm in ("grpo", "srpo", "srpo_released"))
+    assert differing(srpo, released) == {"srpo"}
+    assert differing(srpo, grpo) == {"pipeline", "filter", "reward"}
+    assert srpo["tasks"] == ("libero_object/1,6",)
+    assert "policy" not in srpo
+
+
+def differing(one: dict[str, Any], other: dict[str, Any]) -> set[str]:
+    return {name for name in {**one, **other} if one.get(name) != other.get(name)}
