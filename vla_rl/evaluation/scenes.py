@@ -11,19 +11,17 @@ takes that. The defaults for LIBERO differ on purpose:
     its held-out episodes as trained (1)      published   exact    as trained (2)       same
     record_demonstrations 224                 published   fast     exact                same
 
-(1) 84 for the shipped policy, else 256. (2) fast for the shipped policy, else exact. (3) For the
+(1) 84 for a shipped policy, else 256. (2) fast for a shipped policy, else exact. (3) For a
 shipped policy, else published. (4) In parity they are a setting of each way. Results are compared
 under exact physics and the images that a policy was trained with; training is paid by the control
 step.
 """
 
-import os
 import warnings
 from collections.abc import Mapping
 from typing import Any, Final, Literal, Self, TypeAlias
 
 from vla_rl.envs import LIBERO_SUITES
-from vla_rl.envs.libero.assets import ASSETS_VARIABLE, STAND_INS
 from vla_rl.types import Config, EnvSpec
 
 Physics: TypeAlias = Literal["exact", "fast"]
@@ -33,7 +31,9 @@ Scenes: TypeAlias = Literal["same", "published"]
 BASE_POLICY_IMAGES: Final = 84
 PUBLISHED_IMAGES: Final = 256
 """Side in pixels of the images that published policies were trained with; `BASE_POLICY_IMAGES` is
-the shipped policy's."""
+that of the shipped ones."""
+
+BASE_POLICY_QUALITY: Final[Quality] = "fast"
 
 
 class Scene(Config, frozen=True, kw_only=True):
@@ -105,19 +105,14 @@ class LiberoScene(Scene, frozen=True, kw_only=True):
         step_limit: int | None = None,
         scenes: Scenes = "same",
     ) -> Self:
-        """Return the conditions for a checkpoint's policy; None is what it was trained with.
-
-        The shipped policy was trained on stand-ins; VLA_RL_LIBERO_ASSETS can name other assets.
-        """
+        """Return the conditions for a checkpoint's policy; None is what it was trained with."""
         # the layouts of checkpoints come with it, which recording demonstrations does without
         from vla_rl.models.loading import is_base_policy
 
         is_base = is_base_policy(checkpoint)
-        if assets is None and is_base and not os.environ.get(ASSETS_VARIABLE):
-            assets = STAND_INS
         return cls(
             image_size=image_size or (BASE_POLICY_IMAGES if is_base else PUBLISHED_IMAGES),
-            quality=quality or ("fast" if is_base else "exact"),
+            quality=quality or (BASE_POLICY_QUALITY if is_base else "exact"),
             assets=assets,
             physics=physics,
             step_limit=step_limit,

@@ -19,6 +19,8 @@ from vla_rl.renamed import renamed_attribute
 
 __all__ = [
     "BASE_POLICY",
+    "SHIPPED",
+    "STAND_INS_BASE_POLICY",
     "CheckpointConfig",
     "CheckpointFormat",
     "Device",
@@ -48,8 +50,14 @@ ASSETS: Final = Path(vla_rl.__file__).parent / "assets"
 """Folder of the files that ship."""
 
 BASE_POLICY: Final = ASSETS / "libero_base"
-"""The checkpoint in this package: half-trained on tasks 1, 6 and 8 of libero_object and task 7 of
-libero_goal."""
+"""The checkpoint in this package: half-trained on tasks 1 and 6 of libero_object and task 7 of
+libero_goal, drawn with LIBERO's own assets."""
+
+STAND_INS_BASE_POLICY: Final = ASSETS / "libero_stand_ins_base"
+"""The same on the stand-in assets, and on task 8 of libero_object too."""
+
+SHIPPED: Final = "shipped"
+"""Name, instead of a folder, of the one of these two that was trained on the assets in use."""
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 """auto: the first GPU, or the CPU if there is none."""
@@ -67,8 +75,12 @@ class CheckpointConfig(CheckpointFormat, frozen=True, kw_only=True):
 
 
 def is_base_policy(checkpoint: str) -> bool:
-    """Return whether a folder is the checkpoint of this package, however its path is written."""
-    return Path(checkpoint).expanduser().resolve() == BASE_POLICY.resolve()
+    """Return whether this names a LIBERO base policy of this package, however it is written."""
+    folder = Path(checkpoint).expanduser().resolve()
+    return checkpoint == SHIPPED or folder in (
+        BASE_POLICY.resolve(),
+        STAND_INS_BASE_POLICY.resolve(),
+    )
 
 
 def family_of(checkpoint: "str | PublicFolder") -> Family:

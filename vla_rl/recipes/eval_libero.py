@@ -62,8 +62,9 @@ from vla_rl.evaluation.plan import (
 )
 from vla_rl.evaluation.results import by_perturbation, by_task, summary_of
 from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scene, Scenes
+from vla_rl.evaluation.shipped import other_pictures, resolve_checkpoint
 from vla_rl.models.loading import (
-    BASE_POLICY,
+    SHIPPED,
     CheckpointConfig,
     described,
     digest_of,
@@ -189,6 +190,11 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
         """Conditions of the environments."""
         raise NotImplementedError
 
+    @property
+    def checkpoint_folder(self) -> str:
+        """Folder or hub id of the checkpoint that `checkpoint` names."""
+        return self.checkpoint
+
     def envs_of(self, task: SuiteTask) -> Sequence[EnvSpec]:
         """Return the environments in which each start of a task is run."""
         return [self.scene.env(task.suite, task.task_id)]
@@ -203,9 +209,9 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
 
     benchmark: ClassVar[Benchmark] = LIBERO
 
-    checkpoint: tyro.conf.Positional[str] = str(BASE_POLICY)
-    """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint. Default: the shipped base
-    policy."""
+    checkpoint: tyro.conf.Positional[str] = SHIPPED
+    """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint. shipped: the base policy of this
+    package that was trained on the assets in use."""
 
     suites: tuple[str, ...] = ("libero_object",)
     """Suites of LIBERO, or, behind the package's name, of LIBERO-PRO and LIBERO-plus:
@@ -226,8 +232,12 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
 
     assets: str | None = None
     """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
-    is not set, stand-ins for the shipped policy, which was trained on them, and LIBERO's own for
-    others (stand-ins if those are not installed)."""
+    is not set, LIBERO's own, or stand-ins if those are not installed."""
+
+    @property
+    def checkpoint_folder(self) -> str:
+        """Folder or hub id of the checkpoint that `checkpoint` names."""
+        return resolve_checkpoint(self.checkpoint, self.assets)
 
     @property
     def scene(self) -> LiberoScene:
@@ -296,7 +306,7 @@ async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
             episodes,
             num_done,
             config.num_envs,
-            weight_bytes(config.opened(config.checkpoint)),
+            weight_bytes(config.opened(config.checkpoint_folder)),
             console,
         )
         await _rehearse(config, episodes, folder)
@@ -311,7 +321,17 @@ async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
     )
     _note_conditions(run, conditions)
     with_assets = f"; assets: {conditions['assets']}" if "assets" in conditions else ""
-    console.print(f"evaluation {run.path}: {len(episodes)} episodes{with_assets}")
+    console.print(
+        f"evaluation {run.path}: {len(episodes)} episodes of {config.checkpoint_folder}{with_assets}"
+    )
+    warning = other_pictures(
+        config.checkpoint_folder,
+        conditions.get("assets", ""),
+        config.scene.image_size,
+        config.scene.quality,
+    )
+    if warning is not None:
+        console.print(warning)
     with (
         ResultFile(run.path / "episodes.jsonl") as file,
         StopSignal("losing the running episodes") as stop,
@@ -331,7 +351,9 @@ async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
             run.path / "results.json",
             {"num_planned": len(episodes), "num_missing": num_missing},
         )
-        console.print(result_table(results, title_of(config.checkpoint, conditions, **sizes)))
+        console.print(
+            result_table(results, title_of(config.checkpoint_folder, conditions, **sizes))
+        )
         is_written &= await asyncio.to_thread(
             _write_results_or_say, path, conditions, results, sizes
         )
@@ -355,8 +377,8 @@ def conditions_of(config: EvalConfig) -> dict[str, Any]:
         "checkpoint",
     }
     return {
-        "checkpoint": config.checkpoint,
-        "checkpoint_digest": digest_of(config.opened(config.checkpoint)),
+        "checkpoint": config.checkpoint_folder,
+        "checkpoint_digest": digest_of(config.opened(config.checkpoint_folder)),
         **config.found(),
         **{name: getattr(config, name) for name in sorted(names)},
         "image_size": config.scene.image_size,
@@ -493,8 +515,8 @@ class ResultKeeper:
 
 
 def _load(config: EvalConfig) -> "VlaPolicy":
-    model = load_policy(config.checkpoint, config, config.device)
-    require_fitting(model, config.checkpoint, config.benchmark)
+    model = load_policy(config.checkpoint_folder, config, config.device)
+    require_fitting(model, config.checkpoint_folder, config.benchmark)
     return model
 
 

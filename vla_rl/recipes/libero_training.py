@@ -14,7 +14,7 @@ import msgspec
 from vla_rl.commands.command_line import Command, TrainingLaunch
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
-from vla_rl.envs.libero.assets import STAND_INS, Assets, find_assets
+from vla_rl.envs.libero.assets import Assets, find_assets
 from vla_rl.envs.picture_env import NUM_STARTS
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import (
@@ -27,9 +27,10 @@ from vla_rl.evaluation import (
 )
 from vla_rl.evaluation.benchmark import LIBERO, Benchmark, SuiteTask, benchmark_of, require_fitting
 from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scene
+from vla_rl.evaluation.shipped import other_pictures, resolve_checkpoint
 from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import (
-    BASE_POLICY,
+    SHIPPED,
     CheckpointFormat,
     described,
     is_base_policy,
@@ -180,6 +181,11 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
         raise NotImplementedError
 
     @property
+    def policy_folder(self) -> str:
+        """Folder or hub id of the checkpoint that `policy` names."""
+        return self.policy
+
+    @property
     def held_out_scene(self) -> Scene:
         """Conditions of the held-out episodes: those of an evaluation, with the same images."""
         raise NotImplementedError
@@ -222,14 +228,18 @@ class LiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
 
     assets: str | None = None
     """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
-    is not set, stand-ins for the shipped policy, which was trained on them, and LIBERO's own for
-    others (stand-ins if those are not installed)."""
+    is not set, LIBERO's own, or stand-ins if those are not installed."""
 
-    policy: str = str(BASE_POLICY)
-    """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from. The shipped one is
-    half trained on tasks 1, 6 and 8 of libero_object and task 7 of libero_goal."""
+    policy: str = SHIPPED
+    """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from. shipped: the base
+    policy of this package that was half trained on the assets in use, on the default tasks."""
 
     held_out: HeldOutConfig = HeldOutConfig()
+
+    @property
+    def policy_folder(self) -> str:
+        """Folder or hub id of the checkpoint that `policy` names."""
+        return resolve_checkpoint(self.policy, self.assets)
 
     @property
     def scene(self) -> LiberoScene:
@@ -314,11 +324,12 @@ def starting_policy(config: SuiteTrainingConfig) -> "VlaPolicy":
 
     Raises: ConfigError if it gives no likelihood of its actions; CheckpointError.
     """
-    policy = load_policy(config.policy, config.policy_format, config.run.device)
-    require_fitting(policy, config.policy, config.benchmark)
+    folder = config.policy_folder
+    policy = load_policy(folder, config.policy_format, config.run.device)
+    require_fitting(policy, folder, config.benchmark)
     if getattr(policy.config, "head", "tokens") == "diffusion":
         raise ConfigError(
-            f"{config.policy} has a diffusion head, which gives no likelihood of its actions; "
+            f"{folder} has a diffusion head, which gives no likelihood of its actions; "
             "reinforcement learning needs "
             "one: use a checkpoint with tokens or an L1 head, or train this one with `sft_libero`"
         )
@@ -346,18 +357,13 @@ async def main(command: Command[TrainingLaunch, SuiteTrainingConfig]) -> int:
     if isinstance(config, LiberoConfig) and not command.launch.draw:
         assets = _assets_of(config)
         print(f"LIBERO's assets: {assets.path} ({assets.source})", flush=True)
-        if is_base_policy(config.policy) and assets.source != STAND_INS:
-            print(
-                "the shipped policy was trained on stand-ins and does worse on these assets; use "
-                "--assets stand-ins",
-                flush=True,
-            )
+        _warn_of_other_pictures(config, assets)
         about |= {"assets": assets.source, "assets_path": str(assets.path)}
     held_out = held_out_episodes(config)
     print(_split_of(config), flush=True)
     model = await asyncio.to_thread(starting_policy, config)
     print(
-        f"starting from the policy in {config.policy}; rendering quality {config.scene.quality}",
+        f"starting from the policy in {config.policy_folder}; rendering quality {config.scene.quality}",
         flush=True,
     )
     print(described(model), flush=True)
@@ -378,6 +384,14 @@ async def main(command: Command[TrainingLaunch, SuiteTrainingConfig]) -> int:
         else None,
         within_range(embodied_agent),
     )
+
+
+def _warn_of_other_pictures(config: LiberoConfig, assets: Assets) -> None:
+    warning = other_pictures(
+        config.policy_folder, assets.source, config.scene.image_size, config.scene.quality
+    )
+    if warning is not None:
+        print(warning, flush=True)
 
 
 def _longest_episode(config: SuiteTrainingConfig) -> int:

@@ -29,7 +29,8 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation import play_each, within_range
 from vla_rl.evaluation.libero import check_starts, libero_episode, require_for_libero
 from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scenes
-from vla_rl.models.loading import BASE_POLICY, CheckpointConfig, described, load_policy
+from vla_rl.evaluation.shipped import resolve_checkpoint
+from vla_rl.models.loading import SHIPPED, CheckpointConfig, described, load_policy
 from vla_rl.parity import BOUNDARIES, Comparison, Trace, compare, read_trace, write_trace
 from vla_rl.rollout import embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
@@ -67,8 +68,9 @@ class ParityConfig(CheckpointConfig, frozen=True, kw_only=True):
     second: tyro.conf.Positional[str] = "fast"
     """The other one, in the same form; `none` only records the first (with --save)."""
 
-    checkpoint: str = str(BASE_POLICY)
-    """Folder or hub id of the policy that acts. Default: the shipped base policy."""
+    checkpoint: str = SHIPPED
+    """Folder or hub id of the policy that acts. shipped: the base policy of this package that was
+    trained on the assets in use."""
 
     suite: str = "libero_object"
     """Suite of the task."""
@@ -208,8 +210,9 @@ def _first_decisions(trace: Trace, number: int | None) -> Trace:
 
 
 def _loaded(config: ParityConfig) -> "VlaPolicy":
-    policy = load_policy(config.checkpoint, config, config.device)
-    require_for_libero(policy, config.checkpoint)
+    folder = resolve_checkpoint(config.checkpoint, config.assets)
+    policy = load_policy(folder, config, config.device)
+    require_for_libero(policy, folder)
     return policy
 
 

@@ -37,7 +37,8 @@ from vla_rl.evaluation import (
 )
 from vla_rl.evaluation.libero import Suite, require_for_libero, tasks_of
 from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality
-from vla_rl.models.loading import CheckpointConfig, CheckpointFormat, load_policy
+from vla_rl.evaluation.shipped import resolve_checkpoint
+from vla_rl.models.loading import SHIPPED, CheckpointConfig, CheckpointFormat, load_policy
 from vla_rl.observe.captions import with_caption
 from vla_rl.observe.mp4 import encode_mp4
 from vla_rl.rollout import ActionEngine, embodied_agent
@@ -62,8 +63,9 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Numbers of the suite's tasks. None: all of them."""
 
     policy: str = "expert"
-    """Policy that acts: expert (scripted, reads the hidden state), random, or the folder of a
-    checkpoint."""
+    """Policy that acts: expert (scripted, reads the hidden state), random, the folder of a
+    checkpoint, or shipped: the base policy of this package that was trained on the assets in
+    use."""
 
     episodes: int = 1
     """Number of episodes of each task."""
@@ -83,8 +85,7 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
 
     assets: str | None = None
     """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
-    is not set, stand-ins for the shipped policy, which was trained on them, and LIBERO's own for
-    others (stand-ins if those are not installed)."""
+    is not set, LIBERO's own, or stand-ins if those are not installed."""
 
     physics: Physics = "exact"
     """exact gives robosuite's results bit for bit; fast is quicker and equals them up to
@@ -104,8 +105,8 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
         self.require(
             self.video is None or self.video.suffix == ".mp4", "video", "a file that ends in .mp4"
         )
-        is_known = not self.has_checkpoint or Path(self.policy).is_dir()
-        self.require(is_known, "policy", "expert, random or the folder of a checkpoint")
+        is_known = self.policy in ("expert", "random", SHIPPED) or Path(self.policy).is_dir()
+        self.require(is_known, "policy", "expert, random, shipped or the folder of a checkpoint")
         check_starts(self.suite, self.tasks, self.init_states)
 
     def unread(self) -> Mapping[str, str]:
@@ -137,6 +138,11 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
             assets=self.assets,
             physics=self.physics,
         )
+
+    @property
+    def checkpoint_folder(self) -> str:
+        """Folder of the checkpoint that `policy` names."""
+        return resolve_checkpoint(self.policy, self.assets)
 
     @property
     def tasks(self) -> tuple[int, ...]:
@@ -214,8 +220,8 @@ async def _engine(config: WatchConfig, stack: AsyncExitStack) -> ActionEngine:
     if config.policy == "random":
         return RandomActions()
     lane = await stack.enter_async_context(engines.DeviceLane(1))
-    model = await asyncio.to_thread(load_policy, config.policy, config, config.device)
-    require_for_libero(model, config.policy)
+    model = await asyncio.to_thread(load_policy, config.checkpoint_folder, config, config.device)
+    require_for_libero(model, config.checkpoint_folder)
     return await stack.enter_async_context(engines.TorchActionEngine(model, lane, EngineConfig()))
 
 
@@ -292,8 +298,8 @@ async def _rehearse(config: WatchConfig) -> None:
     await asyncio.to_thread(find_assets, config.scene.assets)
     if config.has_checkpoint:
         require_for_libero(
-            await asyncio.to_thread(load_policy, config.policy, config, config.device),
-            config.policy,
+            await asyncio.to_thread(load_policy, config.checkpoint_folder, config, config.device),
+            config.checkpoint_folder,
         )
     specs = [_episode_spec(config, task_id, 0) for task_id in config.tasks]
     await open_each(distinct(spec.env for spec in specs), SimulatorConfig())
