@@ -6,7 +6,8 @@
 
 Compares the starts that both the first and the last evaluated weights were tried from. Runs
 nothing. `--keep` appends one line with every outcome, versions and machine; `--table` prints those
-lines as the table of docs/results.md.
+lines as the table of docs/results.md. A line also has, by update, the success of the sampled
+training episodes (`success`) and their number until then (`episodes`).
 
 Keys of a run's last line: `before` and `after`, the success rates in percent, and `points_gained`,
 their difference; `starts`; `updates`; `minutes`, from the start of the command to its last held-out
@@ -27,6 +28,7 @@ from typing import Any, Final
 from rich.console import Console
 
 from benchmarks.interleaved import print_json_line
+from benchmarks.pipeline_curves import lines_of
 from benchmarks.provenance import PACKAGES, machine
 from vla_rl.errors import VlaRlError
 from vla_rl.evaluation.held_out import (
@@ -102,8 +104,13 @@ def kept_line(run: RunDirectory, note: str) -> dict[str, Any]:
     """Return everything of a run that the table and its reader need. Raises: as `figures_of`."""
     found, (_, before, after) = figures_of(run), compared(read_held_out(results_path(run)))
     versions = _json(run.path / "versions.json")
+    packages = {name.replace("_", "-"): each for name, each in versions["packages"].items()}
+    updates = lines_of(run.path, found["seed"])
     return {
         **found,
+        "training_minutes": updates[-1]["minutes"],
+        "success": [line["rollout/success_rate"] for line in updates],
+        "episodes": [line["episodes"] for line in updates],
         "outcomes_before": outcomes_by_task(before),
         "outcomes_after": outcomes_by_task(after),
         "note": note,
@@ -112,7 +119,7 @@ def kept_line(run: RunDirectory, note: str) -> dict[str, Any]:
         "command": versions["command"][1:],
         "versions": {
             "python": versions["python"].split()[0],
-            **{name: versions["packages"].get(name) for name in PACKAGES},
+            **{name: packages.get(name) for name in PACKAGES},
             "commit": versions["commit"],
         },
     }

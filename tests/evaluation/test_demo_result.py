@@ -30,6 +30,11 @@ def a_finished_run(root: Path, results: list[HeldOutResult], assets: str = "whee
     run = RunDirectory.create(root, "demo", Config(), {"assets": assets})
     results_path(run).write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in results))
     conditions_path(run).write_text('{"physics": "exact", "quality": "fast"}')
+    update = {
+        "update": 1, "wall_time_s": 60.0, "time/update_s": 30.0, "rollout/success_rate": 0.5,
+        "simulation/leases": len(results) + 32.0,
+    }  # fmt: skip
+    run.metrics.write_text(json.dumps(update) + "\n")
     began = datetime.fromisoformat(
         json.loads((run.path / "versions.json").read_text())["started_at"]
     )
@@ -112,7 +117,10 @@ def test_a_kept_run_is_in_the_table_with_every_outcome_once(
     assert (line["outcomes_before"], line["outcomes_after"], line["note"]) == (
         {"libero_goal/7": "0100"}, {"libero_goal/7": "1110"}, "alone",
     )  # fmt: skip
+    assert line["success"] == [0.5]
+    assert line["training_minutes"] == 0.5
     assert line["versions"]["torch"]
+    assert line["versions"]["hf-libero"]
     capsys.readouterr()
 
     assert demo_result.main() == 2  # the same seed once more
