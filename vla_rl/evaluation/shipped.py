@@ -1,4 +1,4 @@
-"""The LIBERO policies that ship: which of them acts, and what is said if it sees other images than
+"""The LIBERO policies that ship: which of them acts, and the warning if it sees other images than
 it was trained on.
 """
 
