@@ -1,5 +1,6 @@
-"""Old names of modules, importable for one more release: `vla_rl.recipes.training` is
-`vla_rl.training.run` now.
+"""Old names of modules and of public names, importable for one more release.
+
+`vla_rl.recipes.training` is `vla_rl.training.run` now.
 
 An import of an old name returns the module itself, not a copy, with a DeprecationWarning.
 `python -m` accepts old names too.

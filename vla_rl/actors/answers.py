@@ -30,8 +30,9 @@ _unpack = ENVELOPE.unpack_from
 
 
 class Answers:
-    """Hands the messages of an actor to the calls that wait for them. No message can break it:
-    what cannot be read is counted, and its call fails.
+    """Hands the messages of an actor to the calls that wait for them.
+
+    No message can break it: what cannot be read is counted, and its call fails.
 
     Args:
         name: the actor's name.

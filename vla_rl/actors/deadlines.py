@@ -15,8 +15,9 @@ _CONFIRM_WITHIN_S = 1.0
 def deadlines_of(
     table: MethodTable, actors: float | None, by_name: Mapping[str, float]
 ) -> list[float | None]:
-    """Return the deadline of each method (s): by its name, else by its mark in the class, else
-    the actor's.
+    """Return the deadline of each method (s).
+
+    It is that by the method's name, else by its mark in the class, else the actor's.
 
     Raises: ValueError for a name that no method has, or a deadline that is not positive.
     """
@@ -75,8 +76,9 @@ class DeadlineWatch:
         self.next_look = math.inf
 
     def forgive(self, lost_s: float) -> None:
-        """Exclude the last `lost_s` seconds from each call's deadline: our loop, and perhaps the
-        actor, did not run.
+        """Exclude the last `lost_s` seconds from each call's deadline.
+
+        Our loop, and perhaps the actor, did not run.
         """
         now = time.monotonic()
         # never into the future: a call sent during the pause would get more than its deadline

@@ -105,8 +105,9 @@ def _own_class(report: ErrorReport) -> Exception | None:
 
 
 def _formatted(way: Callable[[Any], str], value: Any) -> str:
-    """Return `str` or `repr` of a value; if the application's own method raises, a text that names
-    its error.
+    """Return `str` or `repr` of a value.
+
+    If the application's own method raises, return a text that names its error.
     """
     try:
         return way(value)
@@ -115,8 +116,9 @@ def _formatted(way: Callable[[Any], str], value: Any) -> str:
 
 
 def _encodable(text: str) -> str:
-    """Return the text if it can be encoded, else with escapes, e.g. for a lone surrogate in a file
-    name.
+    """Return the text if it can be encoded, else with escapes.
+
+    A lone surrogate in a file name cannot be encoded.
     """
     return text.encode(errors="backslashreplace").decode()
 

@@ -1,5 +1,4 @@
-"""Run one actor as its owner wants: launch it, notice its end, restart it within its policy, stop
-it.
+"""Run one actor as its owner wants: launch, notice its end, restart within its policy, stop.
 
 Invariant: while the runtime is open a supervisor has at most one incarnation, and none is left when
 `run` has ended.
@@ -158,8 +157,9 @@ class Supervisor:
         raise limit from cause
 
     async def stop(self, grace_s: float) -> None:
-        """Let the actor finish its calls and end, for at most `grace_s`; then kill it. A repeated
-        call waits for the same end.
+        """Let the actor finish its calls and end, for at most `grace_s`; then kill it.
+
+        A repeated call waits for the same end.
 
         An actor that is not ready yet has no calls and is killed at once: its `start` raises.
         """

@@ -1,10 +1,9 @@
-"""The command line of every recipe: an option for each field of its configuration, and options to
-launch it.
+"""The command line of every recipe: an option for each field, and options to launch it.
 
-    vla-rl srpo_libero --help                                 the common options, explained
-    vla-rl srpo_libero --help-all                             every option that the recipe reads
-    vla-rl srpo_libero --config my.toml --run.updates 20      a file; the command line overrides it
-    vla-rl srpo_libero --dry-run                              the configuration and the plan
+vla-rl srpo_libero --help                                 the common options, explained
+vla-rl srpo_libero --help-all                             every option that the recipe reads
+vla-rl srpo_libero --config my.toml --run.updates 20      a file; the command line overrides it
+vla-rl srpo_libero --dry-run                              the configuration and the plan
 """
 
 import argparse
@@ -92,8 +91,9 @@ def parse_command(
     description: str,
     argv: list[str] | None = None,
 ) -> Command[LaunchT, ConfigT]:
-    """Parse the command line of a recipe; help, unknown options and bad values end the process with
-    a message.
+    """Parse the command line of a recipe.
+
+    Help, unknown options and bad values end the process with a message.
 
     Precedence: the command line, then `--config` (or the configuration of the run named by
     `--resume`), then the settings of the pipeline (if there is one), then the recipe's defaults.
@@ -168,8 +168,9 @@ def _require_run_to_resume(launch: Launch) -> None:
 
 
 def _spelt_out(argument: str) -> str:
-    """Spell out `--engine vllm` as the option for the engine's kind, because `engine` is a table of
-    settings.
+    """Spell out `--engine vllm` as the option for the engine's kind.
+
+    `engine` is a table of settings.
     """
     name, equals, value = argument.partition("=")
     return f"--engine.kind{equals}{value}" if name == "--engine" else argument

@@ -262,7 +262,8 @@ def _unknown_model(name: str, names: tuple[str, ...]) -> RequestError:
 
 
 def _digest(key: str) -> bytes:
-    """Hash a key for the table of sessions, so that the time of a look-up reveals nothing about
-    other keys.
+    """Hash a key for the table of sessions.
+
+    The time of a look-up then reveals nothing about other keys.
     """
     return hashlib.sha256(key.encode(errors="surrogatepass")).digest()

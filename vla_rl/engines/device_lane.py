@@ -61,8 +61,9 @@ class DeviceLane:
         await self.close()
 
     async def run(self, fn: Callable[[*Ts], T], *args: *Ts, work: str = "other") -> T:
-        """Run `fn(*args)` on the device thread, after all earlier submissions; its time is counted
-        as `work`.
+        """Run `fn(*args)` on the device thread, after all earlier submissions.
+
+        Its time is counted as `work`.
 
         If it is cancelled before its turn, it never runs; if it is cancelled while it runs, it runs
         to its end, and an error is logged.
@@ -70,16 +71,19 @@ class DeviceLane:
         return await self._await(self._device.submit(self._timed, work, lambda: fn(*args)))
 
     async def prepare(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Run `fn(*args)` on the host thread, to prepare inputs for the device. `fn` may copy to
-        the device and compute on the copies, at the same time as the lane; it must not touch what
-        the lane computes with, such as weights."""
+        """Run `fn(*args)` on the host thread, to prepare inputs for the device.
+
+        `fn` may copy to the device and compute on the copies, at the same time as the lane; it must
+        not touch what the lane computes with, such as weights.
+        """
         return await self._await(self._host.submit(fn, *args))
 
     async def prepared_ahead(
         self, fn: Callable[[S], T], inputs: Sequence[S]
     ) -> AsyncGenerator[tuple[S, T], None]:
-        """Yield every input with `fn(input)`, in order; the next one is prepared while the caller
-        uses the current one.
+        """Yield every input with `fn(input)`, in order.
+
+        The next one is prepared while the caller uses the current one.
 
         Use it inside `contextlib.aclosing`, so that leaving early discards the input prepared
         ahead.

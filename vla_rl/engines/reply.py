@@ -70,8 +70,10 @@ class Reply:
 
     @property
     def next_uniform(self) -> float:
-        """Return the uniform number that the next token is drawn with; it depends only on the seed
-        and the token's index."""
+        """Return the uniform number that the next token is drawn with.
+
+        It depends only on the seed and the token's index.
+        """
         return float(self._uniforms[len(self.log_probs)])
 
     @property

@@ -1,5 +1,6 @@
-"""Evaluation: run given episodes, each once, and store the results. `eval_libero`, `watch_libero`
-and training runs with held-out episodes share it.
+"""Evaluation: run given episodes, each once, and store the results.
+
+`eval_libero`, `watch_libero` and training runs with held-out episodes share it.
 
 planned episodes ─► play_each (pool, engine, agent) ─► ResultFile, videos, recordings ─► tables, results.json
 """

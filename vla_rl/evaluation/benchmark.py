@@ -1,6 +1,4 @@
-"""A benchmark: suites of tasks in one simulator, and what fits them. LIBERO and Meta-World are the
-two.
-"""
+"""Benchmarks, LIBERO and Meta-World: suites of tasks in one simulator, and what fits them."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -77,16 +75,15 @@ METAWORLD: Final = Benchmark(
 
 
 def benchmark_of(suite: str) -> Benchmark:
-    """Return the benchmark that a suite belongs to; names that are unknown are taken for LIBERO's,
-    which other packages extend.
+    """Return the benchmark of a suite.
+
+    Names that are unknown are taken for LIBERO's, which other packages extend.
     """
     return METAWORLD if suite in METAWORLD_SUITES else LIBERO
 
 
 def require_fitting(policy: "VlaPolicy", checkpoint: str, benchmark: Benchmark) -> None:
-    """Raise ConfigError if a policy's cameras, state or actions are not those of the benchmark's
-    arm.
-    """
+    """Raise ConfigError if a policy's cameras, state or actions do not fit the benchmark's arm."""
     config = policy.config
     lost = [camera for camera in config.cameras if camera not in benchmark.cameras]
     if lost:

@@ -20,8 +20,9 @@ Suite: TypeAlias = Literal[
 
 
 def parse_numbers(text: str, most: int, what: str, *, limit: int | None = None) -> tuple[int, ...]:
-    """Return the numbers that `text` names, in order and each once: "all", or numbers and ranges
-    such as "0-3,7".
+    """Return the numbers that `text` names: "all", or numbers and ranges such as "0-3,7".
+
+    They are in order, each once.
 
     Args:
         text: the text of the option.
@@ -50,8 +51,10 @@ def parse_numbers(text: str, most: int, what: str, *, limit: int | None = None) 
 
 
 def parse_tasks(texts: Sequence[str], what: str) -> tuple[SuiteTask, ...]:
-    """Return the tasks that `texts` name, in order and each once: a suite, or some tasks, such as
-    "libero_goal/0-3,7" or "metaworld_mt10/drawer-open,reach".
+    """Return the tasks that `texts` name, in order and each once.
+
+    Each text is a suite, or some tasks of one, such as "libero_goal/0-3,7" or
+    "metaworld_mt10/drawer-open,reach".
 
     Args:
         texts: the values of the option.

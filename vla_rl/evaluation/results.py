@@ -1,6 +1,4 @@
-"""Results of evaluated episodes: a line of JSON for each as it ends, and tables with confidence
-intervals.
-"""
+"""Results of evaluated episodes, as lines of JSON and as tables with confidence intervals."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -74,8 +72,9 @@ def result_of(trajectory: Trajectory) -> EpisodeResult:
 
 
 class ResultFile:
-    """A file of results, one line each, on disk when `add` returns. A last line that a kill cut off
-    is dropped.
+    """A file of results, one line each, on disk when `add` returns.
+
+    A last line that a kill cut off is dropped.
 
     A result that finds no room on a full disk waits in memory and is written with the next one.
 
@@ -145,8 +144,9 @@ def whole_lines(path: Path) -> bytes:
 
 
 def wilson_interval(num_successes: int, num: int, z: float = Z_95) -> tuple[float, float]:
-    """Return Wilson's score interval of a success rate (Wilson 1927), which is valid near 0 and 1
-    and for few episodes.
+    """Return Wilson's score interval of a success rate (Wilson 1927).
+
+    It is valid near 0 and 1 and for few episodes.
 
         centre +- half, with  centre = (p + z^2 / 2n) / (1 + z^2 / n)
                               half   = z sqrt(p (1 - p) / n + z^2 / 4n^2) / (1 + z^2 / n)

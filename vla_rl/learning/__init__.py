@@ -1,5 +1,4 @@
-"""Learning: learners, critics and the optimizer, which update weights, and checkpoints, from which
-a run continues.
+"""Learning: learners, critics and the optimizer, which update weights, and checkpoints.
 
 learner        `Learner`: policy gradients; imitation: `Imitator`, cross-entropy on demonstrations
 plan           rows of each optimizer step and of each rank; sharded: a learner over several ranks

@@ -1,5 +1,6 @@
-"""Conversion of decisions to rows of a forward pass: one row each, or one for all turns of a
-conversation that can be joined.
+"""Conversion of decisions to rows of a forward pass.
+
+A row is one decision, or all turns of a conversation that can be joined.
 
     turn 1   prompt ─► reply                           one row   prompt │ reply │ what was heard │ reply
     turn 2   prompt, reply, what was heard ─► reply    mask             │ 1 .. 1│     0 .. 0     │ 1 .. 1

@@ -75,8 +75,9 @@ class LearnerTeam:
         advantages: Sequence[Advantage],
         reference_log_probs: Sequence[Sequence[np.ndarray] | np.ndarray] | None = None,
     ) -> UpdateReport:
-        """Update each agent whose turn it is from its own decisions, one after another; arguments
-        as in `Learner.update`.
+        """Update each agent whose turn it is from its own decisions, one after another.
+
+        Arguments are those of `Learner.update`.
 
         A member's metrics begin with `Roster.prefix`. Raises: ConfigError for a decision of an
         agent without a learner.
@@ -255,7 +256,5 @@ async def _each_part(
 
 
 def _part_advantage(advantage: Advantage, part: AgentPart) -> Advantage:
-    """Return the advantage of a part: a single number as it is, or the numbers of the part's
-    decisions.
-    """
+    """Return the advantage of a part: a single number, or those of the part's decisions."""
     return advantage if np.ndim(advantage) == 0 else np.asarray(advantage)[list(part.decisions)]

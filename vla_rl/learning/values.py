@@ -23,8 +23,9 @@ class Judged:
 
 
 def require_values(trajectories: Sequence[Trajectory], judged: Sequence[Judged]) -> None:
-    """Raise ValueError, naming episode and decision, unless a critic's values have the right shape
-    and are finite.
+    """Raise ValueError unless a critic's values have the right shape and are finite.
+
+    The error names episode and decision.
     """
     if len(trajectories) != len(judged):
         raise ValueError(
@@ -45,8 +46,9 @@ def require_values(trajectories: Sequence[Trajectory], judged: Sequence[Judged])
 
 
 def require_returns(trajectories: Sequence[Trajectory], returns: Sequence[np.ndarray]) -> None:
-    """Raise ValueError, naming episode and decision, unless a critic's targets have the right shape
-    and are finite.
+    """Raise ValueError unless a critic's targets have the right shape and are finite.
+
+    The error names episode and decision.
     """
     if len(trajectories) != len(returns):
         raise ValueError(

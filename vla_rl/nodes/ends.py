@@ -1,6 +1,4 @@
-"""The nodes at the ends of a pipeline: the first collects groups, the last ones learn from them,
-save and show.
-"""
+"""The nodes at the ends of a pipeline: collect groups; learn from them, save and show."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -123,8 +121,9 @@ class Learn:
 
 
 class Save:
-    """The node function that prepares a checkpoint, which appears once the update's metrics are
-    written.
+    """The node function that prepares a checkpoint.
+
+    It appears once the update's metrics are written.
     """
 
     def __init__(self, prepare: Callable[[Any], Awaitable[None]]) -> None:
@@ -137,8 +136,9 @@ class Save:
 
 
 class Show:
-    """The node function that offers episodes to the recorder of videos, which picks some and
-    returns at once.
+    """The node function that offers episodes to the recorder of videos.
+
+    The recorder picks some and returns at once.
     """
 
     def __init__(self) -> None:

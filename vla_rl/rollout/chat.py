@@ -163,9 +163,7 @@ class _Conversation:
         return self._hear(start)
 
     def _hear(self, said: TextStart | TextOutcome) -> str:
-        """Append messages to an agent's conversation, make it that agent's turn, and return its
-        name.
-        """
+        """Append messages to an agent's conversation, make it its turn, and return its name."""
         self._messages.setdefault(said.agent, []).extend(said.messages)
         if said.tools:
             self._tools[said.agent] = said.tools

@@ -73,8 +73,7 @@ class Isolation:
             return fork_first_process(network=self._limits.network)
 
     def enter(self, streams: Sequence[int], status_fd: int, keeper_fd: int) -> None:
-        """Isolate this process, or a child that continues instead of it, from the rest of the
-        machine.
+        """Isolate this process, or a child that continues for it, from the rest of the machine.
 
         Raises: NotIsolated, in the process or in that child.
 

@@ -1,5 +1,6 @@
-"""The keeper of a sandbox: a process without threads that forks for every call and kills calls that
-exceed their limits.
+"""The keeper of a sandbox: a process without threads that forks for every call.
+
+It kills calls that exceed their limits.
 
     sandbox ──requests──► keeper ──fork──► one child a call, in a session and a folder of its own
             ◄──answers───    └── watches deadlines, output, numbers of processes, memory and files

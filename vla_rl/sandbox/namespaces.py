@@ -1,5 +1,4 @@
-"""Namespaces of one call: its own processes, memory objects, network, and a read-only view of all
-other files.
+"""Namespaces of one call: own processes, memory objects, network, and read-only files.
 
     keeper ──fork──► first process of the namespace ──fork──► the call
                        mounts, waits, reaps                     runs
@@ -63,8 +62,9 @@ def map_user(uid: int, gid: int) -> None:
 
 
 def make_files_read_only(folder: Path, *, disk_mb: int) -> None:
-    """Make all files read-only except those in `folder` and /dev/shm, which become parts of one
-    empty file system in memory.
+    """Make all files read-only except those in `folder` and /dev/shm.
+
+    The two become parts of one empty file system in memory.
 
     Raises: OSError.
 
@@ -103,8 +103,9 @@ def die_with_parent(pidfd: int) -> None:
 
 
 def fork_from_first_process(status_fd: int) -> None:
-    """Return in a child of the first process. The first process reports the child's end, and then
-    ends the namespace.
+    """Return in a child of the first process.
+
+    The first process reports the child's end, and then ends the namespace.
 
     Args:
         status_fd: a pipe to the keeper, which `wait_status_of` reads.

@@ -1,6 +1,4 @@
-"""One call that runs in a child of the keeper: its pipes, its deadline, its resources, and
-its end.
-"""
+"""One call in a child of the keeper: its pipes, deadline, resources, and its end."""
 
 import contextlib
 import os
@@ -141,8 +139,9 @@ class RunningCall:
                 kill_with_all_below(self.pid)
 
     def ended(self) -> Ended:
-        """Reap the call after its pidfd has reported its end, remove its folder, and return how it
-        ended.
+        """Reap the call after its pidfd reported its end, and return how it ended.
+
+        Its folder is removed.
         """
         _, status, usage = os.wait4(self.pid, 0)
         told = wait_status_of(self._status_fd)

@@ -77,9 +77,7 @@ class SharedBatch:
             self.current = self._free.pop()
 
     def keep_rows(self) -> None:
-        """Keep the rows of the batch that was given last, except those that are written from now
-        on.
-        """
+        """Keep the rows of the last batch, except those that are written from now on."""
         if self.current != 0:  # its content was never given away
             self._free.append(self.current)
             self.current = 0
@@ -114,8 +112,9 @@ class SharedBatch:
 
 
 class _Lease(np.ndarray):
-    """The base of the arrays of a batch that was given away: when the last of them is gone, the
-    batch is free again.
+    """The base of the arrays of a batch that was given away.
+
+    When the last of them is gone, the batch is free again.
     """
 
     _number: int

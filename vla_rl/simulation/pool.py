@@ -247,9 +247,7 @@ class SimulatorPool:
         env.state = EnvState.IDLE
 
     async def _keep(self, owner: PooledProcess) -> None:
-        """Start a process and replace it on request, until cancelled or until too many
-        died.
-        """
+        """Start a process and replace it on request, until cancelled or too many died."""
         try:
             if not await self._bring_up(owner):
                 return

@@ -1,5 +1,6 @@
-"""The processes and environments of a pool, each with its successors: leases name these, and a
-process that dies is replaced behind them.
+"""The processes and environments of a pool, each with its successors.
+
+Leases name these, and a process that dies is replaced behind them.
 """
 
 import asyncio

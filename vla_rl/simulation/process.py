@@ -1,6 +1,4 @@
-"""One simulator process and its environments as their owner sees them: what they hold, their use so
-far, and whether the process is alive.
-"""
+"""One simulator process and its environments, as their owner sees them."""
 
 from collections.abc import Awaitable, Sequence
 from types import TracebackType
@@ -201,8 +199,9 @@ class RemoteEnv:
         return self._description
 
     async def answered(self, call: Awaitable[T]) -> T:
-        """Await a call of the worker whose errors are recorded: for calls that are awaited together
-        with others.
+        """Await a call of the worker whose errors are recorded.
+
+        For calls that are awaited together with others.
         """
         with self:
             return await call

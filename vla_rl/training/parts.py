@@ -1,5 +1,4 @@
-"""The parts that pipelines are made of: simulators, engine, learner, and, if needed, critic and
-reference.
+"""The parts of pipelines: simulators, engine, learner, and, if needed, critic and reference.
 
     starts ─► GroupSource ─► EpisodeScheduler ◄─ SimulatorPool (processes)
                                 │      ▲ actions
@@ -140,8 +139,9 @@ class TrainingParts:
 
     @property
     def reference(self) -> ReferenceTeam:
-        """Copies of the policies from the beginning of the run (not of its last resume), made at
-        the first access.
+        """Copies of the policies from the beginning of the run, made at the first access.
+
+        A resume does not change them.
         """
         if self._reference is None:
             self._reference = references_of(self.config, self._team, self.lane)
@@ -162,9 +162,7 @@ class TrainingParts:
             yield
 
     def remember(self, name: str, what: Stateful, state_type: Any) -> None:
-        """Save the state of `what` in every checkpoint, as `state_type`, and restore it on a
-        resume.
-        """
+        """Save the state of `what` in every checkpoint as `state_type`; restore it on a resume."""
         self._remembered[name] = (what, state_type)
 
     def write_videos(self, run: RunDirectory) -> VideoRecorder:

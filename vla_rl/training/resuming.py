@@ -21,8 +21,9 @@ T = TypeVar("T")
 async def checkpoint_to_resume(
     run: RunDirectory, name: str | None, read: Callable[[Path], Awaitable[T]]
 ) -> tuple[Path, T] | None:
-    """Return the checkpoint to resume from, and what `read` returns for it; None if the run has no
-    checkpoint yet.
+    """Return the checkpoint to resume from, and what `read` returns for it.
+
+    None if the run has no checkpoint yet.
 
     Args:
         run: the run's directory.
@@ -62,8 +63,9 @@ async def checkpoint_to_resume(
 async def leave_later(
     run: RunDirectory, folder: Path | None, version: int, judge: Judge | None
 ) -> None:
-    """Set aside the checkpoints and results of later weights, which a run resumed from `folder`
-    makes again.
+    """Set aside checkpoints and results of later weights than `folder`'s.
+
+    A run resumed from there makes them again.
 
     Prints a line about each checkpoint, or that there is none.
 

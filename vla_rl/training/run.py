@@ -72,8 +72,9 @@ async def train(
     about: Mapping[str, str] | None = None,
     judge: Judge | None = None,
 ) -> Outcome:
-    """Train `model` in place from `starts` until `config.run.updates` updates are made or a signal
-    stops the run in order.
+    """Train `model` in place from `starts`.
+
+    The run ends after `config.run.updates` updates, or in order at a signal.
 
     Args:
         config: the pipeline and its settings, sizes, seeds and the run's files.
@@ -125,8 +126,9 @@ async def train(
 
 
 class TrainingRun:
-    """A pipeline over the parts of a run, not started. Building one opens nothing, so its graph can
-    be inspected.
+    """A pipeline over the parts of a run, not started.
+
+    Building one opens nothing, so its graph can be inspected.
 
     Args: those of `train`, and `first_update`, the update that the run begins with.
     """
@@ -162,8 +164,9 @@ class TrainingRun:
     async def execute(
         self, run: RunDirectory, checkpoint: Checkpoint | None = None, *, is_resumed: bool = False
     ) -> Outcome:
-        """Make the updates and write all files into `run`, an earlier run's if `is_resumed`; start
-        at `checkpoint` if given.
+        """Make the updates and write all files into `run`.
+
+        With `is_resumed` it is an earlier run's; `checkpoint`, if given, is where to start.
 
         Call it once.
         """

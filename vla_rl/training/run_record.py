@@ -1,5 +1,6 @@
-"""Record each update: its line of metrics, then its trace. A full disk delays the record and never
-ends a run.
+"""Record each update: its line of metrics, then its trace.
+
+A full disk delays the record and never ends a run.
 
 If the run directory was removed, it is made again so that the weights can be saved, and then the
 run ends.

@@ -1,5 +1,4 @@
-"""The checkpoints of a run: when they are due, how they are written, and how a full disk delays
-them.
+"""The checkpoints of a run: when they are due, how they are written, how a full disk delays them.
 
     node `checkpoint`: prepare ─► line of the update in metrics.jsonl ─► commit
                        (all bytes)                                      (a rename)
@@ -33,8 +32,9 @@ class RunSnapshot(msgspec.Struct, frozen=True):
 
 
 class CheckpointSaver:
-    """Saves checkpoints during a run. If one cannot be written, this is reported and tried again
-    after each update.
+    """Saves checkpoints during a run.
+
+    If one cannot be written, this is reported and tried again after each update.
 
     Args:
         every: updates between checkpoints.
@@ -52,8 +52,10 @@ class CheckpointSaver:
         self._is_overdue = False
 
     def open(self, root: Path, unwritten: Callable[[], bytes]) -> None:
-        """Prepare to save below `root`, with the lines of metrics that `unwritten` returns, which found no
-        room in their file.
+        """Prepare to save below `root`.
+
+        `unwritten` returns the lines of metrics that found no room in their file; they are saved
+        too.
         """
         self._root, self._unwritten = root, unwritten
 

@@ -1,5 +1,6 @@
-"""Write a LeRobotDataset v3.0, an episode at a time; after each episode the data set on disk is
-complete.
+"""Write a LeRobotDataset v3.0, an episode at a time.
+
+After each episode the data set on disk is complete.
 
 Each episode is a data file and a metadata file; both get their final names only when they are
 complete. An episode counts as soon as `meta/info.json` includes it. A writer that is killed before
@@ -39,8 +40,9 @@ DEFAULT_FPS: Final = 20
 
 
 class LeRobotWriter:
-    """Adds episodes to a LeRobotDataset. Use one writer a folder at a time; calls block, so run
-    them in a thread.
+    """Adds episodes to a LeRobotDataset.
+
+    Use one writer a folder at a time; calls block, so run them in a thread.
 
     Args:
         root: the folder of the data set; created if it does not exist, extended if it holds a data
@@ -188,8 +190,9 @@ class LeRobotWriter:
 def check_can_add(
     root: Path, *, fps: float | None = None, robot_type: str | None = None
 ) -> Info | None:
-    """Return the description of the data set in `root` that a writer would extend; None for a new
-    one. Writes nothing.
+    """Return the description of the data set in `root` that a writer would extend.
+
+    None for a new one. Writes nothing.
 
     Raises: DataError if the folder holds other files, or a data set of another rate or robot.
     """

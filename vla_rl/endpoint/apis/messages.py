@@ -1,5 +1,6 @@
-"""`/v1/messages`: conversations in the format of Anthropic's API, for agents that support
-no other.
+"""`/v1/messages`: conversations in the format of Anthropic's API.
+
+For agents that support no other.
 """
 
 import json
@@ -160,9 +161,7 @@ class MessagesApi:
 
 
 def _messages(name: str, message: _Message) -> list[Message]:
-    """Convert one message of the API into one of ours, with a separate message for each tool
-    result.
-    """
+    """Convert a message of the API into ours, with a separate one for each tool result."""
     if isinstance(message.content, str):
         return [Message(role=message.role, content=message.content)]
     results: list[Message] = []

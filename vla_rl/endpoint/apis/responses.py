@@ -1,5 +1,6 @@
-"""`/v1/responses`: conversations in the format of OpenAI's newer API, a list of items instead of
-messages.
+"""`/v1/responses`: conversations in the format of OpenAI's newer API.
+
+It is a list of items instead of messages.
 
 An answer can be continued with `previous_response_id` until its session ends, unless `store` is
 false. As with OpenAI, the instructions of earlier requests are not carried over.

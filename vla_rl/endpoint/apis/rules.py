@@ -1,5 +1,4 @@
-"""Rules for replies in requests: tools, which of them to call, the format of the text, and stop
-texts.
+"""Rules for replies in requests: tools, which of them to call, format, and stop texts.
 
 `chat/completions` and `responses` nest the same fields differently; this module interprets them.
 """

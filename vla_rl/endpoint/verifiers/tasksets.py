@@ -1,5 +1,6 @@
-"""v1 environments of the package verifiers, 0.2 to 0.4: tasksets that run against an
-OpenAI-compatible URL.
+"""v1 environments of the package verifiers, 0.2 to 0.4.
+
+They are tasksets that run against an OpenAI-compatible URL.
 
 verifiers is imported only inside the methods: it is large, and often in another interpreter.
 """

@@ -63,8 +63,10 @@ class Stage:
     def write(
         self, tensors: Mapping[str, Tensor], version: int, current: StagedWeights | None = None
     ) -> StagedWeights:
-        """Copy a version into the buffer that does not hold `current`. Raises: CheckpointError;
-        then nothing was written."""
+        """Copy a version into the buffer that does not hold `current`.
+
+        Raises: CheckpointError; then nothing was written.
+        """
         self._require_fit(tensors)
         self._last = 1 if self._written[0] is current else 0
         buffer = self._buffers[self._last]

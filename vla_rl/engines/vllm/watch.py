@@ -54,8 +54,10 @@ class EngineWatch:
 
     @contextlib.asynccontextmanager
     async def limit(self, limit_s: float | None) -> AsyncIterator[asyncio.Timeout]:
-        """Limit the block to `limit_s` seconds in which this process ran, if given, and to the end
-        of the watch. See `asyncio.timeout`."""
+        """Limit the block to `limit_s` seconds in which this process ran, and to the watch's end.
+
+        None: to its end alone. See `asyncio.timeout`.
+        """
         self._time.pass_time(asyncio.get_running_loop().time())
         async with asyncio.timeout(None) as timeout:
             self._deadlines[timeout] = math.inf if limit_s is None else self._time.total_s + limit_s
