@@ -1,10 +1,12 @@
 """Evaluation: run given episodes, each once, and store the results. `eval_libero`, `watch_libero`
 and training runs with held-out episodes share it.
 
+checkpoint ─► evaluator process (beside training) ─► held_out.jsonl ─► curve, best
 planned episodes ─► play_each (pool, engine, agent) ─► ResultFile, videos, recordings ─► tables, results.json
 """
 
 from vla_rl.evaluation.held_out import HeldOutJudge, HeldOutResult, held_out_table, read_held_out
+from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.libero import check_starts, libero_env, libero_episode, numbers_in, tasks_in
 from vla_rl.evaluation.playing import play_each, within_range
 from vla_rl.evaluation.results import (
@@ -20,6 +22,7 @@ __all__ = [
     "EpisodeResult",
     "HeldOutJudge",
     "HeldOutResult",
+    "HeldOutSchedule",
     "ResultFile",
     "check_starts",
     "held_out_table",
