@@ -22,7 +22,7 @@ from vla_rl.envs.demonstrations import CorrelatedNoise
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.env import IDLE_ACTION
 from vla_rl.envs.libero.experts import Expert
-from vla_rl.evaluation.pictures import checkpoint_for
+from vla_rl.evaluation.shipped import resolve_checkpoint
 from vla_rl.models.loading import SHIPPED
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import Observation, Sampling, derive_seed
@@ -172,7 +172,7 @@ async def record(
         episodes.append(episode)
         on_episode(episode)
 
-    model = OpenVlaOft.load(checkpoint_for(SHIPPED, assets))
+    model = OpenVlaOft.load(resolve_checkpoint(SHIPPED, assets))
     with closing(_env(POLICY_TASK, assets, wrist_image=True)) as env:
         async with (
             DeviceLane(1) as lane,

@@ -48,7 +48,11 @@ COMMON: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "PolicyLossConfig": ("name",),
         "SimulatorConfig": ("num_envs", "envs_per_process"),
         "TextPoolConfig": ("num_envs",),
-        "HeldOutConfig": ("init_states",),
+        "HeldOutConfig": ("init_states", "every", "simulators", "stop_after"),
+        "HeldOutStarts": ("init_states", "every", "simulators", "stop_after"),
+        "HeldOutScenesConfig": ("scenes", "every", "simulators", "stop_after"),
+        "HeldOutReaches": ("init_states", "every", "simulators", "stop_after"),
+        "HeldOutSeeds": ("starts", "every", "simulators", "stop_after"),
     }
 )
 """Options that `--help` shows, by the class of their table. It shows all of a recipe's own options,

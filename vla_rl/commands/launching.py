@@ -48,7 +48,7 @@ async def launch(
         if config.learner.ranks > 1 and len(team.members) == 1:
             (member,) = team.members.values()
             size = size_of(member.model.network)
-        print_plan(config, footprint, *team.num_bytes, size=size)
+        print_plan(config, footprint, *team.num_bytes, size=size, judge=judge)
         await rehearse_training(
             config, starts, model, judge=judge, resume=wanted.resume, resume_from=wanted.resume_from
         )

@@ -2,12 +2,14 @@
 
 `eval_libero`, `watch_libero` and training runs with held-out episodes share it.
 
+checkpoint ─► evaluator process (beside training) ─► held_out.jsonl ─► curve, best
 planned episodes ─► play_each (pool, engine, agent) ─► ResultFile, videos, recordings ─► tables, results.json
 """
 
 from typing import Any
 
 from vla_rl.evaluation.held_out import HeldOutJudge, HeldOutResult, held_out_table, read_held_out
+from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.libero import check_starts, libero_episode, parse_numbers, parse_tasks
 from vla_rl.evaluation.playing import play_each, within_range
 from vla_rl.evaluation.results import (
@@ -25,6 +27,7 @@ __all__ = [
     "EpisodeResult",
     "HeldOutJudge",
     "HeldOutResult",
+    "HeldOutSchedule",
     "LiberoScene",
     "MetaworldScene",
     "ResultFile",

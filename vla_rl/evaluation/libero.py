@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 from vla_rl.envs.picture_env import NUM_STARTS, is_whole
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.benchmark import LIBERO, SuiteTask, benchmark_of, require_fitting
-from vla_rl.evaluation.results import Key
+from vla_rl.evaluation.results import Key, start_of
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 
 if TYPE_CHECKING:
@@ -129,7 +129,7 @@ def require_for_libero(policy: "VlaPolicy", checkpoint: str) -> None:
 
 def key_of(episode: EpisodeSpec) -> Key:
     """Return the identity of an episode: task, initial state and scene seed."""
-    return episode.task, episode.options["init_state_id"], _scene_seed_of(episode.env)
+    return episode.task, start_of(episode), _scene_seed_of(episode.env)
 
 
 def _scene_seed_of(env: EnvSpec) -> int:

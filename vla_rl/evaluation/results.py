@@ -14,7 +14,7 @@ from rich.table import Table
 from vla_rl.errors import ConfigError
 from vla_rl.graph import AppendedFile
 from vla_rl.observe.outlet import Outlet
-from vla_rl.types import Trajectory
+from vla_rl.types import EpisodeSpec, Trajectory
 
 MOST_RESULTS: Final = 1_000_000
 """Maximum number of results that wait for room on a full disk; no evaluation has more, and all are
@@ -55,20 +55,33 @@ class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def result_of(trajectory: Trajectory) -> EpisodeResult:
-    """Return the result of an episode of a suite's task."""
-    suite, _, task_id = trajectory.episode.task.partition("/")
+    """Return the result of an episode.
+
+    A task without a number, such as `CartPole-v1`, is number 0 of its own suite; a start that the
+    environment does not number is identified by its seed.
+    """
+    episode = trajectory.episode
+    suite, _, task_id = episode.task.rpartition("/")
+    is_numbered = task_id.isdecimal()
+    start = trajectory.info.get("init_state_id", start_of(episode))
     return EpisodeResult(
-        suite=suite,
-        task_id=int(task_id),
-        task=trajectory.episode.task,
-        instruction=str(trajectory.final_observation["instruction"]),
-        init_state_id=int(trajectory.info["init_state_id"]),
+        suite=suite if is_numbered else episode.task,
+        task_id=int(task_id) if is_numbered else 0,
+        task=episode.task,
+        instruction=str(trajectory.final_observation.get("instruction", "")),
+        init_state_id=int(start),
         scene_seed=int(trajectory.info.get("scene_seed", 0)),
         is_success=trajectory.is_success,
         num_steps=trajectory.num_env_steps,
-        attempts=trajectory.episode.attempt + 1,
+        attempts=episode.attempt + 1,
         perturbation=str(trajectory.info.get("perturbation", "")),
     )
+
+
+def start_of(episode: EpisodeSpec) -> int:
+    """Return the number of an episode's start, or its seed if its start has no number."""
+    number: int = episode.options.get("init_state_id", episode.seed)
+    return number
 
 
 class ResultFile:

@@ -26,6 +26,7 @@ from vla_rl.evaluation import (
     write_strip,
 )
 from vla_rl.evaluation.benchmark import LIBERO, Benchmark, SuiteTask, benchmark_of, require_fitting
+from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scene
 from vla_rl.evaluation.shipped import other_pictures, resolve_checkpoint
 from vla_rl.learning import LearnerConfig, OptimizerConfig
@@ -39,7 +40,7 @@ from vla_rl.models.loading import (
 from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart, embodied_agent
 from vla_rl.simulation import SimulatorConfig
-from vla_rl.types import Config, EnvSpec, EpisodeSpec, Sampling, derive_seed
+from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.models.loading import VlaPolicy
@@ -53,9 +54,9 @@ MOST_TRAINED: Final = 100_000
 """Maximum of `train_init_states`; a larger number is probably a typing mistake."""
 
 
-class HeldOutStarts(Config, frozen=True, kw_only=True):
-    """Greedy episodes before the first update and after the last, from starts that are never
-    trained on.
+class HeldOutStarts(HeldOutSchedule, frozen=True, kw_only=True):
+    """Greedy episodes before the first update and after the last, and beside training every few
+    updates if wanted, from starts that are never trained on.
     """
 
     init_states: str | None = "40-49,1000-1023"
@@ -66,9 +67,11 @@ class HeldOutStarts(Config, frozen=True, kw_only=True):
     """Control steps after which an episode is a failure. None: each suite's published limit."""
 
     def unread(self) -> Mapping[str, str]:
-        """Return all other options, if there are no held-out episodes."""
+        """Return all other options if there are no held-out episodes, else those of the
+        schedule.
+        """
         if self.init_states is not None:
-            return {}
+            return super().unread()
         others = [name for name in self.__struct_fields__ if name != "init_states"]
         return dict.fromkeys(others, "held_out.init_states is none")
 
@@ -201,8 +204,8 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
 
 class HeldOutConfig(HeldOutStarts, frozen=True, kw_only=True):
-    """Greedy episodes on LIBERO before the first update and after the last, from starts that are
-    never trained on.
+    """Greedy episodes on LIBERO before the first update and after the last, and beside training
+    every few updates if wanted, from starts that are never trained on.
     """
 
     scene_seeds: str = "0"
@@ -379,7 +382,9 @@ async def main(command: Command[TrainingLaunch, SuiteTrainingConfig]) -> int:
             num_chunks=-(-_longest_episode(config) // model.config.chunk_size),
         ),
         about,
-        HeldOutJudge(held_out, film=write_strip, assets=about.get("assets", ""))
+        HeldOutJudge(
+            held_out, film=write_strip, assets=about.get("assets", ""), schedule=config.held_out
+        )
         if held_out
         else None,
         within_range(embodied_agent),

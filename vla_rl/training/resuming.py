@@ -8,6 +8,8 @@ from typing import TypeVar
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.evaluation.held_out import Judge
 from vla_rl.learning.checkpoint_folders import (
+    BEST,
+    best_checkpoint,
     list_checkpoints,
     renamed_checkpoints,
     set_newer_aside,
@@ -27,8 +29,8 @@ async def checkpoint_to_resume(
 
     Args:
         run: the run's directory.
-        name: the checkpoint's folder, such as `update-000012`; None for the newest complete one,
-            with a printed line about each newer one that is damaged.
+        name: the checkpoint's folder, such as `update-000012`, or `best`; None for the newest
+            complete one, with a printed line about each newer one that is damaged.
         read: reads a folder, such as `load_checkpoint`.
 
     Raises: ConfigError if there is no checkpoint `name`; CheckpointError if the named one, or every
@@ -88,7 +90,7 @@ async def leave_later(
 async def _named(
     run: RunDirectory, name: str, folders: list[Path], read: Callable[[Path], Awaitable[T]]
 ) -> tuple[Path, T]:
-    folder = run.checkpoints / name
+    folder = (best_checkpoint(run.checkpoints) if name == BEST else None) or run.checkpoints / name
     if folder not in folders:
         there = ", ".join(each.name for each in folders) or "none"
         raise ConfigError(f"{run.checkpoints} has no checkpoint {name!r}; it has: {there}")

@@ -52,6 +52,7 @@ class RunRecord:
         is_resumed: bool = False,
     ) -> None:
         self._run, self._config = run, config
+        self._turn = asyncio.Lock()
         try:
             self._log = MetricLog.open(
                 run, config.run.wandb_project, resumed_at=first if is_resumed else None
@@ -94,12 +95,18 @@ class RunRecord:
         Raises: RunDirectoryGone, after the directory was made again and the update recorded in it.
         """
         gone = await self.find_directory()
-        await asyncio.to_thread(self._log.write, update.index + 1, metrics)
+        async with self._turn:  # the log is for one thread at a time
+            await asyncio.to_thread(self._log.write, update.index + 1, metrics)
         # an update that waits for room must hold no tensors
         traced = msgspec.structs.replace(update, values=Values())
         await asyncio.to_thread(self._trace.put, f"update {update.index + 1}", traced)
         if gone is not None:
             raise gone
+
+    async def note_late(self, update: int, metrics: dict[str, float]) -> None:
+        """Add values that were measured after an update's line to the curves of that update."""
+        async with self._turn:
+            await asyncio.to_thread(self._log.write_late, update, metrics)
 
     async def find_directory(self) -> RunDirectoryGone | None:
         """Check that the run directory still exists.
