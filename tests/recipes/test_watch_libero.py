@@ -129,7 +129,7 @@ async def test_random_actions_are_watched_as_evaluations_play_a_policy(
         ({"episodes": 0}, "episodes is 0, expected at least 1"),
         (
             {"policy": "nobody"},
-            "policy is 'nobody', expected expert, random or the folder of a checkpoint",
+            "policy is 'nobody', expected expert, random, shipped or the folder of a checkpoint",
         ),
         ({"task_ids": (12,)}, "task_id is 12, expected 0 to 9"),
         ({"init_states": (-1,)}, r"init_states is \(-1,\), expected numbers from 0 to 2147483647"),
