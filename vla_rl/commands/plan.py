@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
+from vla_rl.commands.gpu_plan import gpu_tables
 from vla_rl.learning import LearnerConfig
 from vla_rl.observe import MemoryItem, available_bytes, gpu_memory, memory_table
 from vla_rl.pipelines.config import LearningConfig, MixedTrainingConfig, RunConfig, TrainingConfig
@@ -17,6 +18,7 @@ from vla_rl.training.pools import environments_in_words
 
 if TYPE_CHECKING:
     from vla_rl.learning.rank_memory import PolicySize, RankMemory
+    from vla_rl.training.estimates import RunEstimate
 
 MIB = 2**20
 
@@ -47,6 +49,9 @@ class EpisodeFootprint(msgspec.Struct, frozen=True, kw_only=True):
     num_chunks: int
     """Decisions in the longest episode."""
 
+    decision_s: float | None = None
+    """Seconds of one core that a simulator takes for one decision. None: unknown."""
+
 
 def print_plan(
     config: LearningConfig,
@@ -55,6 +60,7 @@ def print_plan(
     training_bytes: int,
     console: Console | None = None,
     size: "PolicySize | None" = None,
+    estimate: "RunEstimate | None" = None,
 ) -> None:
     """Print the plan of a run.
 
@@ -66,6 +72,7 @@ def print_plan(
         training_bytes: further bytes that the learner needs.
         console: console to print on; None for standard output.
         size: numbers of the policy, needed if several ranks share the learner's work.
+        estimate: memory and arithmetic of the policy's update; None if they are not known.
     """
     out = console if console is not None else Console()
     ranks = None
@@ -129,6 +136,10 @@ def print_plan(
     out.print(memory_table("Memory estimate", items, available_bytes()))
     if size is not None and ranks is not None:
         out.print(_rank_table(config.learner, size, ranks))
+    if estimate is not None:
+        chunks, decision_s = footprint.num_chunks, footprint.decision_s
+        for table in gpu_tables(config, estimate, chunks, decision_s):
+            out.print(table)
 
 
 def _rank_table(config: LearnerConfig, size: "PolicySize", memory: "RankMemory") -> Table:
