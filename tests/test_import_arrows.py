@@ -89,7 +89,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         "pipelines",
         "evaluation",
     },
+    "doctor": {"types", "errors", "installing", "actors", "observe", "engines", "envs", "models"},
     "commands": {
+        "doctor",
         "types",
         "errors",
         "installing",

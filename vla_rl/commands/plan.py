@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
+from vla_rl.commands.gpu_plan import gpu_tables
 from vla_rl.evaluation.held_out import HeldOutJudge, Judge
 from vla_rl.learning import LearnerConfig
 from vla_rl.observe import MemoryItem, available_bytes, gpu_memory, memory_table
@@ -18,6 +19,7 @@ from vla_rl.training.pools import environments_in_words
 
 if TYPE_CHECKING:
     from vla_rl.learning.rank_memory import PolicySize, RankMemory
+    from vla_rl.training.estimates import RunEstimate
 
 MIB = 2**20
 
@@ -48,6 +50,9 @@ class EpisodeFootprint(msgspec.Struct, frozen=True, kw_only=True):
     num_chunks: int
     """Decisions in the longest episode."""
 
+    decision_s: float | None = None
+    """Seconds of one core that a simulator takes for one decision. None: unknown."""
+
 
 def print_plan(
     config: LearningConfig,
@@ -57,6 +62,7 @@ def print_plan(
     console: Console | None = None,
     size: "PolicySize | None" = None,
     judge: Judge | None = None,
+    estimate: "RunEstimate | None" = None,
 ) -> None:
     """Print the plan of a run.
 
@@ -70,6 +76,7 @@ def print_plan(
         size: numbers of the policy, needed if several ranks share the learner's work.
         judge: what evaluates the policy; its evaluations beside training have a process and
             simulators of their own.
+        estimate: memory and arithmetic of the policy's update; None if they are not known.
     """
     out = console if console is not None else Console()
     ranks = None
@@ -144,6 +151,10 @@ def print_plan(
     out.print(memory_table("Memory estimate", items, available_bytes()))
     if size is not None and ranks is not None:
         out.print(_rank_table(config.learner, size, ranks))
+    if estimate is not None:
+        chunks, decision_s = footprint.num_chunks, footprint.decision_s
+        for table in gpu_tables(config, estimate, chunks, decision_s):
+            out.print(table)
 
 
 def _evaluations(num_updates: int, judge: HeldOutJudge) -> str:

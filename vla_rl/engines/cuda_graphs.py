@@ -15,6 +15,7 @@ from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from vla_rl.errors import ConfigError
 
@@ -87,7 +88,8 @@ class CudaRecording:
         self.inputs = inputs
         warm_up = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         warm_up.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(warm_up):
+        # without the modes around it: a counter of arithmetic would add the warm-up to the call
+        with torch.cuda.stream(warm_up), _disable_current_modes():
             for _ in range(WARM_UPS):
                 compute(*inputs)
         torch.cuda.current_stream().wait_stream(warm_up)

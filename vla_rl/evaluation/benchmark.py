@@ -50,6 +50,9 @@ class Benchmark(NamedTuple):
     server_mb: int
     """Memory of the server that simulators are forked from."""
 
+    step_s: float
+    """Seconds of one core for a control step with its share of pictures."""
+
 
 LIBERO: Final = Benchmark(
     "LIBERO",
@@ -60,6 +63,7 @@ LIBERO: Final = Benchmark(
     action_size=7,
     simulator_mb=140,  # with LIBERO's own assets; stand-ins take a third
     server_mb=400,
+    step_s=0.007,  # fast, both pictures, chunks of 8: docs/libero.md
 )
 
 METAWORLD: Final = Benchmark(
@@ -71,6 +75,7 @@ METAWORLD: Final = Benchmark(
     action_size=4,
     simulator_mb=200,
     server_mb=100,
+    step_s=0.003,
 )
 
 

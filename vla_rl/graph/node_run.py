@@ -1,6 +1,7 @@
 """One node in one update: a task that calls its function and passes on the results."""
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
@@ -12,6 +13,7 @@ from vla_rl.graph.outputs import unpack_call, unpack_item
 from vla_rl.graph.plan import PlannedNode
 from vla_rl.graph.spans import Activity, Clock, Interval, Span, Waited
 from vla_rl.graph.streams import END, StreamBuffer
+from vla_rl.types.current_node import CURRENT_NODE
 
 logger = logging.getLogger("vla_rl.graph")
 
@@ -71,7 +73,9 @@ class NodeRun:
             else self._source()
         )  # fmt: skip
         name = f"{self.planned.id}[{self._update.index}]"
-        self.task = asyncio.get_running_loop().create_task(work, name=name)
+        context = contextvars.copy_context()
+        context.run(CURRENT_NODE.set, name)
+        self.task = asyncio.get_running_loop().create_task(work, name=name, context=context)
         self.task.add_done_callback(lambda _: on_end(self))
 
     def span(self) -> Span:

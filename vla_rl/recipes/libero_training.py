@@ -380,6 +380,7 @@ async def main(command: Command[TrainingLaunch, SuiteTrainingConfig]) -> int:
             server_mb=config.benchmark.server_mb,
             chunk_bytes=2 * 3 * config.scene.image_size**2 + 2048,
             num_chunks=-(-_longest_episode(config) // model.config.chunk_size),
+            decision_s=model.config.chunk_size * config.benchmark.step_s,
         ),
         about,
         HeldOutJudge(

@@ -31,6 +31,7 @@ from vla_rl.observe import RunDirectory, RunProgress, VideoRecorder
 from vla_rl.pipelines.config import FilterConfig, LearningConfig, MixedTrainingConfig, RunConfig
 from vla_rl.pipelines.parts import Stateful
 from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerState, TaskStart
+from vla_rl.training.estimates import require_gpu_memory
 from vla_rl.training.pools import RunPool, kinds_of, pool_of
 from vla_rl.training.saving import CheckpointSaver, RunSnapshot
 from vla_rl.training.team import (
@@ -61,7 +62,8 @@ class TrainingParts:
         first_update: int = 0,
     ) -> None:
         self.config, self._team = config, team
-        device = device_of(config.run)
+        self.device = device = device_of(config.run)
+        require_gpu_memory(config, team, device)
         for member in team.members.values():
             member.model.network.to(device)
         self.runtime = Runtime(config.run.name)

@@ -31,15 +31,18 @@ from vla_rl.rollout import TaskStart, embodied_agent
 from vla_rl.training.agents import agent_of, digest_of_run, recorded
 from vla_rl.training.chaos import chaos
 from vla_rl.training.checks import check_arguments, check_settings, customised
+from vla_rl.training.estimates import device_name, peak_of_run
 from vla_rl.training.failures import raises_one_error
 from vla_rl.training.judging import JudgingBeside, print_curve, settings_beside
 from vla_rl.training.lasting_output import lasting_output
 from vla_rl.training.parts import TrainingParts
 from vla_rl.training.pools import environments_in_words, simulator_pids
+from vla_rl.training.profiling import UpdateProfiler
 from vla_rl.training.resuming import checkpoint_to_resume, leave_later
 from vla_rl.training.run_record import RunRecord
 from vla_rl.training.stopping import StopSignal
 from vla_rl.training.team import Team, Trainable
+from vla_rl.training.utilization import Utilization, facts_of_nodes
 from vla_rl.types import Agent, derive_seed
 
 Customise: TypeAlias = Callable[[Pipeline], Pipeline]
@@ -147,9 +150,14 @@ class TrainingRun:
         first_update: int = 0,
     ) -> None:
         self._config, self._judge, team = config, judge, Team.of(model)
+        self._utilization: Utilization | None = None
         self._parts = TrainingParts(config, starts, team, agent=agent, first_update=first_update)
         self._beside_settings = settings_beside(judge, config, team)
         self.graph: TaskGraph = customised(make_pipeline(self._parts), customise).build()
+        peak = peak_of_run(config.run, device_name(self._parts.device))
+        # ranks compute in processes of their own, whose arithmetic this lane does not see
+        if peak is not None and config.learner.ranks == 1:
+            self._utilization = Utilization(self._parts.lane, peak.flops)
         check_settings(
             config,
             self.graph,
@@ -303,7 +311,7 @@ class TrainingRun:
                     await judge(run, parts.pool, parts.engine)
                 await self._offer_first(run)
             if parts.scheduler.version < last:
-                await self._train(record)
+                await self._train(run, record)
             if judge is not None and parts.scheduler.version == last:
                 await self._save_last()  # the evaluated weights have to be on disk
                 await judge(run, parts.pool, parts.engine)
@@ -327,14 +335,16 @@ class TrainingRun:
             await parts.saver.prepare(await parts.snapshot())
             await parts.saver.commit(last)
 
-    async def _train(self, record: RunRecord) -> None:
+    async def _train(self, run: RunDirectory, record: RunRecord) -> None:
         parts = self._parts
+        profiler = UpdateProfiler(parts.lane, self._config.run.profiled, run.path)
         first = parts.scheduler.version
         executor = Executor(self.graph, max_in_flight=self._config.scheduler.max_staleness + 1)
         updates = executor.run(self._config.run.updates - first, first=first)
         with LiveView(parts.progress) as view:
             parts.progress.updates_begin()
             try:
+                await profiler.before(first + 1)
                 async with parts.scheduler, updates:
                     async for update in updates:
                         # carried through, so that a finished update has its line of metrics also on
@@ -344,7 +354,10 @@ class TrainingRun:
                         )
                         if is_cancelled:
                             raise asyncio.CancelledError
+                        await profiler.after(update.index + 1)
+                        await profiler.before(update.index + 2)
             finally:
+                await finish_despite_cancellation(profiler.close())
                 for update in updates.cut_short:
                     if update.index < parts.scheduler.version:
                         await finish_despite_cancellation(self._note(update, record, view))
@@ -357,7 +370,8 @@ class TrainingRun:
         view.after_update()
         # in this order: a run killed in between has a line too many, which a resume sets aside;
         # the other way round, it would have a checkpoint whose update has no line
-        await record.note(update, await self._metrics(update))
+        metrics = await self._metrics(update)
+        await record.note(update, metrics, facts_of_nodes(self.graph, metrics))
         version = update.index + 1
         await parts.saver.commit(version)
         beside = self._beside
@@ -381,6 +395,7 @@ class TrainingRun:
             **parts.pool.metrics(),
             **parts.engine.metrics(),
             **{f"time/node/{node}_s": span.busy_s for node, span in update.spans.items()},
+            **(self._utilization.metrics() if self._utilization is not None else {}),
             "time/update_s": update.duration_s,
             "time/device_busy_share": parts.lane.busy_share(),
             "time/loop_lag_p99_s": lag.p99_s,

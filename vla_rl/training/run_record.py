@@ -8,8 +8,9 @@ run ends.
 
 import asyncio
 import logging
-from types import TracebackType
-from typing import Self
+from collections.abc import Mapping
+from types import MappingProxyType, TracebackType
+from typing import Self, TypeAlias
 
 import msgspec
 
@@ -23,6 +24,9 @@ from vla_rl.observe.run_directory import RunDirectoryGone
 from vla_rl.pipelines.config import LearningConfig
 
 logger = logging.getLogger(__name__)
+
+Facts: TypeAlias = Mapping[str, Mapping[str, float]]
+"""Numbers to show with nodes, by node."""
 
 
 class RunRecord:
@@ -64,7 +68,9 @@ class RunRecord:
         if checkpoint is not None and checkpoint.metrics:
             self._log.add_missing(checkpoint.metrics, run.metrics)
         trace = TraceWriter(run.new_trace(first), graph)
-        self._trace = Outlet(f"the trace {trace.path.name}", trace.write, trace.close)
+        self._trace = Outlet[tuple[Update, Facts]](
+            f"the trace {trace.path.name}", lambda record: trace.write(*record), trace.close
+        )
         try:
             graph.draw(run.path / "graph.txt")
         except OSError as error:
@@ -89,8 +95,13 @@ class RunRecord:
         """
         return self._log.secured()
 
-    async def note(self, update: Update, metrics: dict[str, float]) -> None:
-        """Record an update.
+    async def note(
+        self,
+        update: Update,
+        metrics: dict[str, float],
+        facts: Facts = MappingProxyType({}),
+    ) -> None:
+        """Record an update; `facts` are numbers for the trace, by node.
 
         Raises: RunDirectoryGone, after the directory was made again and the update recorded in it.
         """
@@ -99,7 +110,7 @@ class RunRecord:
             await asyncio.to_thread(self._log.write, update.index + 1, metrics)
         # an update that waits for room must hold no tensors
         traced = msgspec.structs.replace(update, values=Values())
-        await asyncio.to_thread(self._trace.put, f"update {update.index + 1}", traced)
+        await asyncio.to_thread(self._trace.put, f"update {update.index + 1}", (traced, facts))
         if gone is not None:
             raise gone
 
