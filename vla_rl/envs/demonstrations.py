@@ -1,5 +1,4 @@
-"""Record demonstrations of a scripted expert: the observation at each control step, and the right
-action.
+"""Record demonstrations of a scripted expert: observations and right actions.
 
 With noise, the executed action differs from the recorded one, so that demonstrations also show how
 to recover.
@@ -21,9 +20,7 @@ _OF_SIX = (1.0, 1.0, 1.0, 0.3, 0.3, 0.3)
 
 
 class Demonstration(msgspec.Struct, frozen=True):
-    """One episode of T control steps, up to and including the step that reached the goal (or the
-    limit).
-    """
+    """One episode of T control steps, up to the step that reached the goal or the limit."""
 
     observations: dict[str, np.ndarray]
     """`image` (and `wrist_image`) uint8 [T, S, S, 3] and `state` float32 [T, D], before each

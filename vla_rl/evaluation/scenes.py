@@ -1,20 +1,8 @@
 """Conditions of a benchmark's environments besides task and start.
 
 Recipes have options of these names and words; each makes a scene of them, and everything behind
-takes that. The defaults for LIBERO differ on purpose:
-
-                          image_size          step_limit  physics  quality              scenes
-    eval_libero           as trained (1)      published   exact    as trained (2)       published
-    parity (4)            as trained (1)      published   exact    exact                same
-    watch_libero          as trained, or 224  published   exact    as trained, or exact same
-    training              as trained (1)      160 (3)     fast     as trained (2)       same
-    its held-out episodes as trained (1)      published   exact    as trained (2)       same
-    record_demonstrations 224                 published   fast     exact                same
-
-(1) 84 for a shipped policy, else 256. (2) fast for a shipped policy, else exact. (3) For a
-shipped policy, else published. (4) The last three are settings of each of its two ways. Results are
-compared under exact physics and the images that a policy was trained with; training is paid by the
-control step.
+takes that. The defaults for LIBERO differ on purpose: results are compared under exact physics and
+the images that a policy was trained with, and training is paid by the control step (docs/libero.md).
 """
 
 import warnings

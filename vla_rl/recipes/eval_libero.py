@@ -254,8 +254,9 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
 
     def envs_of(self, task: SuiteTask) -> Sequence[EnvSpec]:
         """Return the environment of a task with each of the scene seeds."""
+        scene = self.scene
         return [
-            self.scene.env(task.suite, task.task_id, scene_seed)
+            scene.env(task.suite, task.task_id, scene_seed)
             for scene_seed in parse_numbers(self.scene_seeds, 1 << 31, "scene_seeds")
         ]
 

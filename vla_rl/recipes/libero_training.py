@@ -272,8 +272,9 @@ class LiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
 
     def held_out_envs(self, task: SuiteTask) -> Sequence[EnvSpec]:
         """Return the environment of a task with each of the held-out scene seeds."""
+        scene = self.held_out_scene
         return [
-            self.held_out_scene.env(task.suite, task.task_id, scene_seed)
+            scene.env(task.suite, task.task_id, scene_seed)
             for scene_seed in parse_numbers(
                 self.held_out.scene_seeds, 1 << 31, "held_out.scene_seeds"
             )

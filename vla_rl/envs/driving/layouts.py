@@ -1,6 +1,4 @@
-"""Six kinds of roads, drawn from a random generator: straight, curve, T, four-way, roundabout,
-merge.
-"""
+"""Six kinds of random roads: straight, curve, T, four-way, roundabout, merge."""
 
 from collections.abc import Callable
 from typing import Final

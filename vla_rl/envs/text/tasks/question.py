@@ -1,5 +1,6 @@
-"""A question from a data set, an answer, a score: single-turn, or with a search tool in as many
-turns as it takes.
+"""A question from a data set, an answer, a score.
+
+It is single-turn, or with a search tool in as many turns as it takes.
 """
 
 import asyncio
@@ -16,8 +17,9 @@ from vla_rl.types import Info, Message
 
 
 class QuestionTask(TextTask):
-    """One row of a data set, selected by `options={"row": 17}` or else by the seed. Reward: the
-    score.
+    """One row of a data set, rewarded with its score.
+
+    `options={"row": 17}` selects it, or else the seed.
 
     Args:
         data: a `.parquet` or `.jsonl` file (see `vla_rl.data.prompts`).
@@ -122,8 +124,7 @@ class SearchTask(QuestionTask):
 
 
 def first_messages(asked: Any, system: str, label: str) -> tuple[Message, ...]:
-    """Return the first messages about a prompt: the system message, if there is one, and the
-    prompt.
+    """Return the first messages about a prompt: the system's, if there is one, and the prompt.
 
     Raises: DataError, with the label, if the prompt is neither text nor messages.
     """
