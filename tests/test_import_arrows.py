@@ -68,6 +68,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "observe",
         "envs",
         "models",
+        "simulation",
+        "engines",
     },
     "parity": {"types", "errors", "models"},
     "training": {
