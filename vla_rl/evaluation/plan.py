@@ -45,6 +45,7 @@ class Starts(Protocol):
     @property
     def conditions_in_words(self) -> str: ...
     def envs_of(self, task: SuiteTask) -> Sequence[EnvSpec]: ...
+    def is_chosen(self, task: SuiteTask) -> bool: ...
 
 
 def planned_episodes(starts: Starts) -> list[EpisodeSpec]:
@@ -61,7 +62,7 @@ def planned_episodes(starts: Starts) -> list[EpisodeSpec]:
         tasks = tasks_of(suite, "suites")
         for task_id in task_ids_in(starts.tasks, tasks, f"tasks of {suite}"):
             task = tasks[task_id]
-            for env in starts.envs_of(task):
+            for env in starts.envs_of(task) if starts.is_chosen(task) else ():
                 what = f"init_states of {task.key}"
                 for state in numbers_in(
                     starts.init_states, num_states_of(task), what, limit=NUM_STARTS
