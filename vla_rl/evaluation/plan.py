@@ -42,6 +42,7 @@ class Starts(Protocol):
     @property
     def scene(self) -> Scene: ...
     def envs_of(self, task: SuiteTask) -> Sequence[EnvSpec]: ...
+    def is_chosen(self, task: SuiteTask) -> bool: ...
 
 
 def planned_episodes(starts: Starts) -> list[EpisodeSpec]:
@@ -58,7 +59,7 @@ def planned_episodes(starts: Starts) -> list[EpisodeSpec]:
         tasks = tasks_of(suite, "suites")
         for task_id in parse_task_ids(starts.tasks, tasks, f"tasks of {suite}"):
             task = tasks[task_id]
-            for env in starts.envs_of(task):
+            for env in starts.envs_of(task) if starts.is_chosen(task) else ():
                 what = f"init_states of {task.key}"
                 for state in parse_numbers(
                     starts.init_states, num_states_of(task), what, limit=NUM_STARTS

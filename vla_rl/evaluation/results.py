@@ -1,6 +1,7 @@
 """Results of evaluated episodes, as lines of JSON and as tables with confidence intervals."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from functools import partial
@@ -19,6 +20,9 @@ from vla_rl.types import EpisodeSpec, Trajectory
 MOST_RESULTS: Final = 1_000_000
 """Maximum number of results that wait for room on a full disk; no evaluation has more, and all are
 in memory anyway."""
+
+MOST_ROWS: Final = 90
+"""Maximum number of tasks of a suite that a table lists: libero_90's."""
 
 Z_95 = 1.959963984540054
 """Quantile of the normal distribution for a 95 % interval."""
@@ -213,28 +217,25 @@ def by_perturbation(results: Iterable[EpisodeResult]) -> dict[str, list[EpisodeR
 
 
 def result_table(results: Sequence[EpisodeResult], title: str) -> Table:
-    """Make a table with a row for each task, each suite of several, each perturbation, and all.
+    """Make a table with a row for each task, each suite of several, and all.
 
-    Steps are of successes.
+    Steps are of successes. Suites of more than `MOST_ROWS` tasks, as LIBERO-plus's, have one row.
     """
     table = Table("task", "instruction", title=title)
     table.columns[0].no_wrap = True
     for name in ("solved", "rate", "95 %", "steps"):
         table.add_column(name, justify="right", no_wrap=True)
     groups = by_task(results)
+    sizes = Counter(of_task[0].suite for of_task in groups.values())
     for task, of_task in groups.items():
-        table.add_row(task, of_task[0].instruction, *_cells(of_task))
-    suites = list(dict.fromkeys(of_task[0].suite for of_task in groups.values()))
-    for suite in suites:
-        of_suite = [result for result in results if result.suite == suite]
-        if len({result.task for result in of_suite}) > 1:
+        if sizes[of_task[0].suite] <= MOST_ROWS:
+            table.add_row(task, of_task[0].instruction, *_cells(of_task))
+    for suite, size in sizes.items():
+        if size > 1:
+            of_suite = [result for result in results if result.suite == suite]
             table.add_section()
-            table.add_row(suite, "all of its tasks above", *_cells(of_suite))
-    if kinds := by_perturbation(results):
-        table.add_section()
-        for kind, of_kind in kinds.items():
-            table.add_row(kind, "perturbation", *_cells(of_kind))
-    if len(suites) > 1:
+            table.add_row(suite, f"all of its {size} tasks", *_cells(of_suite))
+    if len(sizes) > 1:
         table.add_section()
         table.add_row("all", "", *_cells(results))
     return table

@@ -13,6 +13,7 @@ If it is killed, only the running episodes are lost; `--resume runs/eval-...` ru
     ... CHECKPOINT --init-states 40-49                   held-out initial states only
     ... CHECKPOINT --scenes same                         the same fixtures in every trial, as in SimpleVLA-RL
     ... CHECKPOINT --suites liberopro.libero_goal_swap   LIBERO-PRO or LIBERO-plus, with a table by perturbation
+    ... CHECKPOINT --suites liberoplus.libero_goal --perturbations camera robot --init-states 0
     ... CHECKPOINT --temperature 1.0                     sampled instead of greedy
     ... CHECKPOINT --suites libero_goal --tasks 0-3,7    some tasks
     ... CHECKPOINT --record-to data                      also write every episode into a LeRobotDataset
@@ -53,7 +54,7 @@ from vla_rl.evaluation import (
 )
 from vla_rl.evaluation.benchmark import LIBERO, Benchmark, SuiteTask, benchmark_of, require_fitting
 from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
-from vla_rl.evaluation.libero import key_of, parse_numbers
+from vla_rl.evaluation.libero import key_of, parse_numbers, parse_task_ids, tasks_of
 from vla_rl.evaluation.plan import (
     one_of_each_kind,
     planned_episodes,
@@ -61,6 +62,7 @@ from vla_rl.evaluation.plan import (
     require_goal_files,
 )
 from vla_rl.evaluation.results import by_perturbation, by_task, summary_of
+from vla_rl.evaluation.robustness import kind_of_change, robustness_table
 from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scene, Scenes
 from vla_rl.evaluation.shipped import other_pictures, resolve_checkpoint
 from vla_rl.models.loading import (
@@ -203,6 +205,10 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
         """Return conditions that are found on this machine. Raises: ConfigError."""
         return {}
 
+    def is_chosen(self, task: SuiteTask) -> bool:
+        """Return whether one of the tasks that `tasks` names is run."""
+        return True
+
 
 class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
     """The checkpoint, the episodes and the conditions of an evaluation on LIBERO."""
@@ -216,6 +222,10 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
     suites: tuple[str, ...] = ("libero_object",)
     """Suites of LIBERO, or, behind the package's name, of LIBERO-PRO and LIBERO-plus:
     liberopro.libero_goal_swap."""
+
+    perturbations: tuple[str, ...] = ()
+    """Kinds of change of LIBERO-PRO and LIBERO-plus to run, such as camera robot language noise; none
+    stands for tasks as LIBERO has them. Default: all."""
 
     scene_seeds: str = "0"
     """Seeds of what initial states leave open, the positions of fixtures. Every episode is run once
@@ -233,6 +243,20 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
     assets: str | None = None
     """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
     is not set, LIBERO's own, or stand-ins if those are not installed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kinds = {
+            kind_of_change(tasks[number])
+            for suite in self.suites
+            for tasks in [tasks_of(suite, "suites")]
+            for number in parse_task_ids(self.tasks, tasks, f"tasks of {suite}")
+        }
+        self.require(
+            kinds.issuperset(self.perturbations),
+            "perturbations",
+            f"kinds that the chosen tasks have: {', '.join(sorted(kinds))}",
+        )
 
     @property
     def checkpoint_folder(self) -> str:
@@ -265,10 +289,15 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
         assets = _assets_of(self)
         return {"assets": assets.source, "assets_path": str(assets.path)}
 
+    def is_chosen(self, task: SuiteTask) -> bool:
+        """Return whether the task's kind of change is one of `perturbations`."""
+        return not self.perturbations or kind_of_change(task) in self.perturbations
+
 
 MAY_CHANGE = (
     "suites",
     "tasks",
+    "perturbations",
     "init_states",
     "scene_seeds",
     "num_envs",
@@ -352,9 +381,10 @@ async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
             run.path / "results.json",
             {"num_planned": len(episodes), "num_missing": num_missing},
         )
-        console.print(
-            result_table(results, title_of(config.checkpoint_folder, conditions, **sizes))
-        )
+        title = title_of(config.checkpoint_folder, conditions, **sizes)
+        console.print(result_table(results, title))
+        if any(result.perturbation for result in results):
+            console.print(robustness_table(results, title))
         is_written &= await asyncio.to_thread(
             _write_results_or_say, path, conditions, results, sizes
         )

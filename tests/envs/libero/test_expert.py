@@ -8,7 +8,7 @@ import pytest
 from vla_rl.envs.demonstrations import CorrelatedNoise, record_demonstration
 from vla_rl.envs.libero import LiberoEnv, find_task
 from vla_rl.envs.libero.assets import find_assets
-from vla_rl.envs.libero.experts import Expert, grasps
+from vla_rl.envs.libero.experts import Expert, grasps, under_roofs
 from vla_rl.envs.libero.init_states import read_init_states
 from vla_rl.envs.libero.scene import Scene
 
@@ -46,16 +46,26 @@ def test_an_expert_without_a_grasp_stands_still_and_says_why(
     assert expert.obstacle is None
 
 
-def test_an_expert_says_that_it_cannot_put_a_mug_under_the_roof_of_a_microwave() -> None:
+def test_an_expert_says_what_it_cannot_put_under_the_roof_of_a_microwave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     task = find_task("libero_10", 9)
     scene = Scene(task, find_assets("stand-ins").path, scene_seed=0)
     try:
         scene.begin(read_init_states(task.init_states_file)[0])
+        # the microwave opens towards -y, its door not counted, and the mug's handle faces that side
+        np.testing.assert_allclose(
+            under_roofs.way_in(scene, "microwave_1_heating_region"), [0, 1, 0], atol=1e-6
+        )
+        monkeypatch.setattr(under_roofs, "MAX_WIDTH_M", 0.01)
         expert = Expert(scene)
         expert.act()
+        assert str(expert.obstacle).startswith("white_yellow_mug_1 cannot be grasped from the side")
+        monkeypatch.setattr(under_roofs, "way_in", lambda *_: None)
+        expert.begin()
+        expert.act()
         assert (
-            expert.obstacle == "microwave_1_heating_region has a roof, and no program puts "
-            "things in from the side"
+            expert.obstacle == "microwave_1_heating_region has a roof, and is closed on every side"
         )
     finally:
         scene.close()

@@ -214,10 +214,14 @@ def test_a_task_of_each_kind_of_perturbation_is_played(suite: str, perturbation:
 
 @pytest.mark.usefixtures("plus")
 @pytest.mark.parametrize("perturbation", ["background", "layout", "light"])
-def test_a_variant_whose_assets_are_not_there_names_the_file(perturbation: str) -> None:
+def test_a_variant_whose_assets_are_not_there_names_the_file_and_the_remedy(
+    perturbation: str,
+) -> None:
     task = _first("liberoplus.libero_object", perturbation)
     with pytest.raises(
-        FileNotFoundError, match=r"assets in .* are incomplete: liberoplus\.libero_object/\d+"
+        FileNotFoundError,
+        match=r"incomplete: liberoplus\.libero_object/\d+.* liberoplus needs meshes and textures of its "
+        r"own .* or choose tasks that need none",
     ):
         LiberoEnv(task.suite, task.task_id, **STAND_INS)
 

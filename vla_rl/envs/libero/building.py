@@ -98,11 +98,20 @@ def _loaded(task: Task, assets: Path) -> Any:
         try:
             return code.wrapper.ControlEnv(bddl_file_name=str(named), **options).env
         except FileNotFoundError as error:
-            raise missing_asset(assets, f"{task.key} needs {error.filename}") from error
+            detail = f"{task.key} needs {_inside(assets, str(error.filename))}"
+            raise missing_asset(assets, detail, task.package) from error
         except ValueError as error:
             if "Error opening file" in str(error):  # MuJoCo's error for a mesh or a texture
-                raise missing_asset(assets, f"{task.key}: {error}") from error
+                raise missing_asset(assets, f"{task.key}: {error}", task.package) from error
             raise
+
+
+def _inside(assets: Path, file: str) -> str:
+    """Return the name of a file below the folder of assets, which LIBERO's code may know by a link
+    of the name `assets`.
+    """
+    inside = file.removeprefix(f"{assets}/")
+    return inside.rpartition("/assets/")[2]
 
 
 @contextlib.contextmanager
