@@ -3,6 +3,8 @@ refused with the inequality.
 """
 
 import re
+from functools import cache
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -14,7 +16,7 @@ from benchmarks.gpu.tracked_memory import compare, fake_policy, public_kept, pub
 from vla_rl.errors import ConfigError
 from vla_rl.learning import LearnerConfig
 from vla_rl.learning.gpu_memory import CudaOverheads, estimate_gpu
-from vla_rl.learning.rank_memory import size_of
+from vla_rl.learning.rank_memory import PolicySize, size_of
 from vla_rl.learning.traced_pass import Kept, fake_tensors, trace_pass
 from vla_rl.models.example_rows import example_row
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
@@ -44,6 +46,12 @@ def test_the_estimate_of_the_public_7b_is_within_5_percent_of_torchs_tracker() -
     assert found.traced.kept == kept_by_7b(None)
 
 
+@cache
+def size_of_7b(lora: LoraConfig | None) -> PolicySize:
+    return size_of(fake_policy(public_shape(lora=lora)).network)
+
+
+@cache
 def kept_by_7b(lora: LoraConfig | None) -> Kept:
     model = fake_policy(public_shape(3, tower_layers=4, lora=lora))
     with fake_tensors(model.network):
@@ -52,7 +60,7 @@ def kept_by_7b(lora: LoraConfig | None) -> Kept:
 
 
 def test_the_7b_fits_where_it_should() -> None:
-    size, kept = size_of(fake_policy(public_shape()).network), kept_by_7b(None)
+    size, kept = size_of_7b(None), kept_by_7b(None)
     assert size.num_trained == 7_541_237_184
     row, many = LearnerConfig(micro_batch=1), LearnerConfig(micro_batch=16)
     full = estimate_gpu(size, row, kept, recomputes=True)
@@ -69,10 +77,29 @@ def test_the_7b_fits_where_it_should() -> None:
     assert ranks.terms["NCCL"] > 0
 
     lora = LoraConfig(rank=32)
-    size, kept = size_of(fake_policy(public_shape(lora=lora)).network), kept_by_7b(lora)
+    size, kept = size_of_7b(lora), kept_by_7b(lora)
     estimate_gpu(size, row, kept, recomputes=False).require_fit(40 * GB)
     estimate_gpu(size, many, kept, recomputes=True).require_fit(40 * GB)
     estimate_gpu(size, many, kept, recomputes=False).require_fit(141 * GB)
+
+
+def test_the_page_has_the_memory_of_the_arithmetic() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "gpu.md").read_text()
+    rows = re.findall(
+        r"^\| (all weights|adapters of rank 32) \| (kept|recomputed) \| (.*) \|$",
+        page,
+        re.MULTILINE,
+    )
+    assert len(rows) == 4
+    for trained, activations, numbers in rows:
+        lora = LoraConfig(rank=32) if trained.startswith("adapters") else None
+        size, kept = size_of_7b(lora), kept_by_7b(lora)
+        recomputes = activations == "recomputed"
+        told = [
+            estimate_gpu(size, LearnerConfig(micro_batch=num), kept, recomputes=recomputes).total
+            for num in (1, 8, 32)
+        ]
+        assert " | ".join(f"{num_bytes / 2**30:.1f}" for num_bytes in told) == numbers
 
 
 def test_what_a_network_keeps_is_that_of_a_hand_count() -> None:

@@ -20,6 +20,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
 from vla_rl.training.estimates import (
+    concerns_gpus,
     estimate_run,
     peak_of_run,
     require_gpu_memory,
@@ -147,6 +148,13 @@ def test_a_peak_is_that_of_the_option_before_that_of_the_data_sheet() -> None:
     given = peak_of_run(RunConfig(peak_tflops=400.0), h100)
     assert given == DevicePeak(400 * TERA, 3.35 * TERA)
     assert peak_of_run(RunConfig(peak_tflops=2.0), None) == DevicePeak(2 * TERA)
+
+
+def test_a_small_policy_on_a_machine_without_a_gpu_is_not_estimated(tmp_path: Path) -> None:
+    config = with_run(tmp_path, device="cpu")
+    team = Team.of(policy_of(config))
+    assert not concerns_gpus(config, team)
+    assert concerns_gpus(with_run(tmp_path, device="cpu", peak_tflops=1.0), team)
 
 
 def test_a_dry_run_prints_the_gpus_memory_and_the_least_seconds(tmp_path: Path) -> None:

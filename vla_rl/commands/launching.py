@@ -39,7 +39,7 @@ async def launch(
     from vla_rl.commands.rehearsal import rehearse_training
     from vla_rl.doctor import Patient, findings_at_start
     from vla_rl.learning.rank_memory import size_of
-    from vla_rl.training.estimates import estimate_run
+    from vla_rl.training.estimates import concerns_gpus, estimate_run
     from vla_rl.training.run import TrainingRun, train
     from vla_rl.training.team import Team
 
@@ -50,7 +50,8 @@ async def launch(
         if config.learner.ranks > 1 and len(team.members) == 1:
             (member,) = team.members.values()
             size = size_of(member.model.network)
-        estimate = await asyncio.to_thread(estimate_run, config, team)
+        shown = concerns_gpus(config, team)
+        estimate = await asyncio.to_thread(estimate_run, config, team) if shown else None
         print_plan(config, footprint, *team.num_bytes, size=size, judge=judge, estimate=estimate)
         await rehearse_training(
             config, starts, model, judge=judge, resume=wanted.resume, resume_from=wanted.resume_from

@@ -7,13 +7,13 @@ from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
 
+from vla_rl.graph.current_node import CURRENT_NODE
 from vla_rl.graph.functions import FunctionKind
 from vla_rl.graph.node import DROP, NodeStatus
 from vla_rl.graph.outputs import unpack_call, unpack_item
 from vla_rl.graph.plan import PlannedNode
 from vla_rl.graph.spans import Activity, Clock, Interval, Span, Waited
 from vla_rl.graph.streams import END, StreamBuffer
-from vla_rl.types.current_node import CURRENT_NODE
 
 logger = logging.getLogger("vla_rl.graph")
 

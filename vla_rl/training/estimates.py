@@ -7,6 +7,7 @@ one pass of a small policy; a 7B takes some seconds.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 
@@ -18,6 +19,9 @@ from vla_rl.learning.traced_pass import TracedPass, trace_pass
 from vla_rl.models.example_rows import example_row
 from vla_rl.pipelines.config import LearningConfig, RunConfig
 from vla_rl.training.team import Team
+
+LARGE_BYTES: Final = 10**8
+"""Weights from which a policy is meant for a GPU."""
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,17 @@ def estimate_run(config: LearningConfig, team: Team) -> RunEstimate | None:
         size, learner, traced.kept, recomputes=recomputes, copies=_copies(config, size)
     )
     return RunEstimate(size, traced, recomputes, memory)
+
+
+def concerns_gpus(config: LearningConfig, team: Team) -> bool:
+    """Return whether a plan should show GPU memory: there is a GPU, its peak is given, or the
+    policies are too large for a CPU.
+
+    Others are spared the trace, whose imports alone take a second.
+    """
+    weights, _ = team.num_bytes
+    is_wanted = config.run.device != "cpu" and torch.cuda.is_available()
+    return is_wanted or config.run.peak_tflops is not None or weights >= LARGE_BYTES
 
 
 def require_gpu_memory(config: LearningConfig, team: Team, device: torch.device) -> None:

@@ -15,7 +15,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile, record_function
 
 from vla_rl.engines import DeviceLane
-from vla_rl.types.current_node import CURRENT_NODE
+from vla_rl.graph.current_node import CURRENT_NODE
 
 T = TypeVar("T")
 
