@@ -21,7 +21,12 @@ EPISODES = [
     ("libero_90", 33, 2),
 ]
 SLOW_EPISODES = [("libero_spatial", 4, 0), ("libero_goal", 8, 0), ("libero_10", 2, 0)]
-REAL_EPISODES = [*EPISODES[:3], ("libero_goal", 3, 0)]
+REAL_EPISODES = [
+    EPISODES[0],
+    # proofs: with stand-ins they are in the suite
+    *(pytest.param(*episode, marks=pytest.mark.proof) for episode in EPISODES[1:3]),
+    ("libero_goal", 3, 0),
+]
 
 
 def solve(suite: str, task_id: int, init_state_id: int, assets: str) -> None:
