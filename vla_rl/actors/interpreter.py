@@ -1,6 +1,4 @@
-"""Check whether another Python interpreter can run actors, once, before a process is
-started there.
-"""
+"""Check once whether another Python interpreter can run actors, before a process starts there."""
 
 import asyncio
 import functools
@@ -132,9 +130,7 @@ def _dotted(numbers: "tuple[int, ...] | list[int]") -> str:
 
 
 def _source() -> str:
-    """Return the argument of `pip install` for the vla_rl that runs here: its checkout, or its
-    version.
-    """
+    """Return the argument of `pip install` for this vla_rl: its checkout, or its version."""
     checkout = Path(vla_rl.__file__).parent.parent
     return (
         str(checkout) if (checkout / "pyproject.toml").is_file() else f"vla_rl=={version('vla_rl')}"

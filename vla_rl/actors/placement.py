@@ -60,8 +60,9 @@ class ForkServer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChildProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """In a separate process on this host that is killed with this one: a fresh interpreter, or a
-    fork of a clean one.
+    """In a separate process on this host that is killed with this one.
+
+    It is a fresh interpreter, or a fork of a clean one.
     """
 
     env: dict[str, str] = {}

@@ -31,8 +31,9 @@ possible descriptor."""
 
 
 def require_room(num_processes: int, placement: ChildProcess, *, beside: int, remedy: str) -> None:
-    """Check that this process's limits allow these children; raise its soft limit on open files if
-    they need it.
+    """Check that this process's limits allow these children.
+
+    Raises its soft limit on open files if they need it.
 
     Args:
         num_processes: children that will live at the same time.

@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
+from vla_rl.commands.gpu_plan import gpu_tables
+from vla_rl.evaluation.held_out import HeldOutJudge, Judge
 from vla_rl.learning import LearnerConfig
 from vla_rl.observe import MemoryItem, available_bytes, gpu_memory, memory_table
 from vla_rl.pipelines.config import LearningConfig, MixedTrainingConfig, RunConfig, TrainingConfig
@@ -17,6 +19,7 @@ from vla_rl.training.pools import environments_in_words
 
 if TYPE_CHECKING:
     from vla_rl.learning.rank_memory import PolicySize, RankMemory
+    from vla_rl.training.estimates import RunEstimate
 
 MIB = 2**20
 
@@ -47,6 +50,9 @@ class EpisodeFootprint(msgspec.Struct, frozen=True, kw_only=True):
     num_chunks: int
     """Decisions in the longest episode."""
 
+    decision_s: float | None = None
+    """Seconds of one core that a simulator takes for one decision. None: unknown."""
+
 
 def print_plan(
     config: LearningConfig,
@@ -55,6 +61,8 @@ def print_plan(
     training_bytes: int,
     console: Console | None = None,
     size: "PolicySize | None" = None,
+    judge: Judge | None = None,
+    estimate: "RunEstimate | None" = None,
 ) -> None:
     """Print the plan of a run.
 
@@ -66,6 +74,9 @@ def print_plan(
         training_bytes: further bytes that the learner needs.
         console: console to print on; None for standard output.
         size: numbers of the policy, needed if several ranks share the learner's work.
+        judge: what evaluates the policy; its evaluations beside training have a process and
+            simulators of their own.
+        estimate: memory and arithmetic of the policy's update; None if they are not known.
     """
     out = console if console is not None else Console()
     ranks = None
@@ -91,6 +102,14 @@ def print_plan(
         shares = f"a share of each update; shard {config.learner.shard}"
         processes.add_row("learner ranks", str(config.learner.ranks), shares)
     processes.add_row(environments_in_words(config), *_environments(config, footprint))
+    beside = judge if isinstance(judge, HeldOutJudge) and judge.schedule.every is not None else None
+    if beside is not None:
+        processes.add_row(
+            "held-out evaluator",
+            "1",
+            f"a checkpoint's policy and {beside.schedule.simulators} simulators of its own, at "
+            f"niceness {beside.schedule.niceness}, while one is evaluated",
+        )
     out.print(processes)
 
     scheduler = config.scheduler
@@ -104,6 +123,8 @@ def print_plan(
         f"outstanding at a time, trained at most {scheduler.max_staleness} updates after their "
         "dispatch"
     )
+    if beside is not None:
+        out.print(_evaluations(config.run.updates, beside))
     items = [
         MemoryItem("Python, torch and the rest of this process", 700 * MIB),
         *(
@@ -125,10 +146,42 @@ def print_plan(
             footprint.num_chunks * footprint.chunk_bytes,
             episodes,
         ),
+        *(() if beside is None else _evaluator_items(beside, footprint, weight_bytes)),
     ]
     out.print(memory_table("Memory estimate", items, available_bytes()))
     if size is not None and ranks is not None:
         out.print(_rank_table(config.learner, size, ranks))
+    if estimate is not None:
+        chunks, decision_s = footprint.num_chunks, footprint.decision_s
+        for table in gpu_tables(config, estimate, chunks, decision_s):
+            out.print(table)
+
+
+def _evaluations(num_updates: int, judge: HeldOutJudge) -> str:
+    """Return the evaluations beside training in words."""
+    every, starts = judge.schedule.every, len(judge.episodes)
+    assert every is not None
+    num = num_updates // every + 1 + (num_updates % every > 0)
+    return (
+        f"held out: {num} evaluations of {starts} starts at most = {num * starts} greedy episodes, "
+        f"of weights 0 and of every {every} updates beside training, of the last weights after it; "
+        "up to 3 checkpoints more than run.keep_checkpoints are on disk: the one that is "
+        "evaluated, the next one, and the best"
+    )
+
+
+def _evaluator_items(
+    judge: HeldOutJudge, footprint: EpisodeFootprint, weights: int
+) -> list[MemoryItem]:
+    return [
+        MemoryItem("held-out evaluator: Python, torch and the weights", 700 * MIB + weights),
+        MemoryItem("held-out evaluator: the server of its simulators", footprint.server_mb * MIB),
+        MemoryItem(
+            "held-out evaluator: private memory of each simulator",
+            footprint.simulator_mb * MIB,
+            judge.schedule.simulators,
+        ),
+    ]
 
 
 def _rank_table(config: LearnerConfig, size: "PolicySize", memory: "RankMemory") -> Table:

@@ -1,6 +1,4 @@
-"""One recorded episode of any source: the observation before each control step, and the action
-taken.
-"""
+"""One recorded episode of any source: each control step's observation and action."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeAlias
@@ -83,8 +81,9 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.actions)
 
     def observation(self, step: int, cameras: Collection[str] | None = None) -> Observation:
-        """Return the observation before the action of `step`, with the images of the named cameras;
-        None: all.
+        """Return the observation before the action of `step`.
+
+        It has the images of the named cameras; None: of all.
 
         Raises: DataError for a camera that it does not have.
         """

@@ -48,8 +48,9 @@ class DatasetOptions(Config, frozen=True, kw_only=True):
 
 
 def open_dataset(path: Path, options: DatasetOptions | None = None) -> list[RecordedEpisode]:
-    """Read the episodes of a LeRobotDataset's folder, or of LIBERO's `.hdf5` or our `.npz` files,
-    in a folder or alone.
+    """Read the episodes of a data set.
+
+    It is a LeRobotDataset's folder, or LIBERO's `.hdf5` or our `.npz` files, in a folder or alone.
 
     Raises: DataError if the data set is none of these, is empty, lacks a field, or does not match
     `options.gripper`.
@@ -102,8 +103,11 @@ def _first_of_each_task(episodes: Sequence[RecordedEpisode], most: int) -> list[
 
 
 def _signed(episodes: list[RecordedEpisode]) -> list[RecordedEpisode]:
-    """Return the same episodes; raise DataError if the gripper is never below 0, because a gripper
-    that opens in LIBERO's data has commands of -1. An action of one number has no gripper."""
+    """Return the same episodes; raise DataError if the gripper is never below 0.
+
+    A gripper that opens in LIBERO's data has commands of -1. An action of one number has no
+    gripper.
+    """
     if episodes[0].actions.shape[1] == 1:
         return episodes
     if min(float(episode.actions[:, -1].min()) for episode in episodes) >= 0.0 and any(

@@ -1,5 +1,6 @@
-"""Rows of different lengths placed side by side on lines of one width, so that other rows fill the
-space of padding.
+"""Rows of different lengths side by side on lines of one width.
+
+Other rows then fill the space of padding.
 
 line 0   │ row 0 . . . . . . . . . . . │
 line 1   │ row 1 . . . . . │ row 4 . . │
@@ -18,8 +19,10 @@ class Place(NamedTuple):
 
 
 class Lines:
-    """Lines of one width, each filled from its left. A tree over the free space finds the first
-    line with enough room in a number of steps that is logarithmic in the number of lines.
+    """Lines of one width, each filled from its left.
+
+    A tree over the free space finds the first line with enough room in a number of steps that is
+    logarithmic in the number of lines.
 
     Args:
         width: width of every line.
@@ -56,8 +59,9 @@ class Lines:
 
 
 def placed(lengths: Sequence[int], width: int) -> list[Place]:
-    """Place rows first fit: each row, in the given order, on the first line with room. Longest
-    first wastes the least space.
+    """Place rows first fit: each, in the given order, on the first line with room.
+
+    Longest first wastes the least space.
 
     Args:
         lengths: lengths of the rows, each at most `width`.

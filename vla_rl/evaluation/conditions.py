@@ -24,8 +24,7 @@ _BEFORE_IT_WAS_RECORDED: Final = {"scenes": "same"}
 
 
 def conditions_of_play(episodes: Sequence[EpisodeSpec]) -> dict[str, Any]:
-    """Return the conditions of episodes: arguments of their environments, and how actions are
-    chosen.
+    """Return how episodes are run: arguments of their environments, and the choice of actions.
 
     If episodes differ in one, it is the list of all values.
     """
@@ -76,8 +75,9 @@ def refuse_other_conditions(path: Path, conditions: Mapping[str, Any]) -> None:
 
 
 def note_conditions(path: Path, conditions: Mapping[str, Any], results: Path | None = None) -> None:
-    """Write the conditions, or check them if they are written already. Warns if there are `results`
-    without conditions.
+    """Write the conditions, or check them if they are written already.
+
+    Warns if there are `results` without conditions.
 
     Raises: ConfigError if the conditions differ; OSError if they cannot be written.
     """

@@ -11,7 +11,6 @@ The head predicts in units of `value_scale`, so that head and loss work with num
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
 from operator import add
 from typing import Any, TypeAlias
@@ -28,25 +27,11 @@ from vla_rl.learning.config import CriticConfig
 from vla_rl.learning.micro_batches import micro_batches
 from vla_rl.learning.optimizer import PolicyOptimizer, StepReport
 from vla_rl.learning.scoring import compute_in_parts
-from vla_rl.learning.sound_numbers import require_returns, require_values
+from vla_rl.learning.values import Judged, require_returns, require_values
 from vla_rl.types import Observation, Trajectory, derive_seed
 
 Rows: TypeAlias = tuple[tuple[Observation, ...], Tensor, Tensor]
 """Observations, returns [B] and old values [B], the last two in units of `value_scale`."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A critic's values of one trajectory.
-
-    Attributes:
-        values: float32 [decisions], the value of the observation before each decision.
-        bootstrap: value of the last observation; 0 if the task itself ended the episode, because no
-            reward can follow.
-    """
-
-    values: np.ndarray
-    bootstrap: float
 
 
 class ValueHead(nn.Module):
@@ -146,18 +131,12 @@ class Critic:
         observations = [
             step.observation for trajectory in trajectories for step in trajectory.steps
         ]
-        target = (
-            torch.from_numpy(np.concatenate(list(returns)).astype(np.float32))
-            / self._config.value_scale
-        )
-        old = (
-            torch.from_numpy(np.concatenate([each.values for each in judged]))
-            / self._config.value_scale
-        )
+        scale = self._config.value_scale
+        target = torch.from_numpy(np.concatenate(list(returns)).astype(np.float32)) / scale
+        old = torch.from_numpy(np.concatenate([each.values for each in judged])) / scale
         sequence = torch.from_numpy(
             np.repeat(np.arange(len(returns)), [len(each) for each in returns])
         )
-        num_read = _num_read(observations)
         losses: list[tuple[Tensor, ValueDiagnostics]] = []
         reports: list[StepReport] = []
         async with self._turn:
@@ -166,33 +145,13 @@ class Critic:
             if number < self._num_updates:
                 return {}
             for index in self._minibatches(sequence, number):
-                await self._lane.run(self._optimizer.zero_grad, work="critic")
-                pieces = [
-                    index[piece]
-                    for piece in micro_batches(num_read[index], self._config.micro_batch_size)
-                ]
-                parts = [
-                    (tuple(observations[row] for row in piece.tolist()), target[piece], old[piece])
-                    for piece in pieces
-                ]
-                backward = partial(self._backward, num_rows=len(index))
-                losses += await compute_in_parts(
-                    self._lane, self._prepare, backward, parts, "critic"
-                )
+                losses += await self._accumulate(index, observations, target, old)
                 reports.append(await self._lane.run(self._optimizer.step, work="critic"))
             self._num_updates = number + 1
-        scale = self._config.value_scale
         _, before = self._loss(
             old * scale, old * scale, target * scale, torch.ones_like(old, dtype=torch.bool)
         )
-        stepped = reduce(add, (diagnostics for _, diagnostics in losses))
-        return {
-            "critic/loss": float(torch.stack([loss for loss, _ in losses]).sum()) / len(reports),
-            **{f"critic/{name}": value for name, value in before.metrics().items()},
-            "critic/value_clip_fraction": stepped.metrics()["value_clip_fraction"],
-            "critic/grad_norm": sum(report.grad_norm for report in reports) / len(reports),
-            "critic/skipped_steps": float(sum(report.is_skipped for report in reports)),
-        }
+        return _metrics(before, losses, reports)
 
     async def snapshot(self) -> dict[str, Tensor]:
         """Copy all state that the next update depends on to the CPU, by name."""
@@ -203,6 +162,20 @@ class Critic:
         """Continue from a snapshot. Raises: CheckpointError if it is not of this critic."""
         async with self._turn:
             await self._lane.run(self._load, tensors, work="checkpoint")
+
+    async def _accumulate(
+        self, index: Tensor, observations: Sequence[Observation], target: Tensor, old: Tensor
+    ) -> list[tuple[Tensor, ValueDiagnostics]]:
+        """Compute the gradient of the rows `index`, in micro-batches."""
+        await self._lane.run(self._optimizer.zero_grad, work="critic")
+        num_read = _num_read([observations[row] for row in index.tolist()])
+        pieces = [index[piece] for piece in micro_batches(num_read, self._config.micro_batch_size)]
+        parts = [
+            (tuple(observations[row] for row in piece.tolist()), target[piece], old[piece])
+            for piece in pieces
+        ]
+        backward = partial(self._backward, num_rows=len(index))
+        return await compute_in_parts(self._lane, self._prepare, backward, parts, "critic")
 
     def _minibatches(self, sequence: Tensor, number: int) -> list[Tensor]:
         """Return the rows of each optimizer step; a trajectory is never split between two steps."""
@@ -277,6 +250,22 @@ def is_cut_off(trajectory: Trajectory) -> bool:
     return.
     """
     return trajectory.stop_reason.is_cut_off
+
+
+def _metrics(
+    before: ValueDiagnostics,
+    losses: Sequence[tuple[Tensor, ValueDiagnostics]],
+    reports: Sequence[StepReport],
+) -> dict[str, float]:
+    """Return the metrics of an update: values `before` it, and the optimizer steps."""
+    stepped = reduce(add, (diagnostics for _, diagnostics in losses))
+    return {
+        "critic/loss": float(torch.stack([loss for loss, _ in losses]).sum()) / len(reports),
+        **{f"critic/{name}": value for name, value in before.metrics().items()},
+        "critic/value_clip_fraction": stepped.metrics()["value_clip_fraction"],
+        "critic/grad_norm": sum(report.grad_norm for report in reports) / len(reports),
+        "critic/skipped_steps": float(sum(report.is_skipped for report in reports)),
+    }
 
 
 def _split_by_trajectory(trajectories: Sequence[Trajectory], values: np.ndarray) -> list[Judged]:

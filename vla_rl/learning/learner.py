@@ -146,8 +146,10 @@ class PolicyLearner:
         return UpdateReport(self.weight_version, metrics)
 
     async def stand_still(self) -> UpdateReport:
-        """Publish the same weights as a new version, in an update in which other agents learn. The
-        optimizer does not step."""
+        """Publish the same weights as a new version, in an update in which other agents learn.
+
+        The optimizer does not step.
+        """
         async with self._turn:
             await self._passes.stand_still()
         return UpdateReport(self.weight_version, {"update/taught": 0.0})
@@ -166,8 +168,10 @@ class PolicyLearner:
             await self._passes.restore(state)
 
     def _require_agreement(self, sums: Sequence[MicroBatchSums]) -> None:
-        """Raise PolicyMismatchError if the ratio is not 1; checked in the first update with tokens
-        of the learner's own version."""
+        """Raise PolicyMismatchError if the ratio is not 1.
+
+        It is checked in the first update with tokens of the learner's own version.
+        """
         gap = mean_gap(sums)
         if self._agreed or gap is None:
             return

@@ -1,5 +1,6 @@
-"""Conversion of decisions to rows of a forward pass: one row each, or one for all turns of a
-conversation that can be joined.
+"""Conversion of decisions to rows of a forward pass.
+
+A row is one decision, or all turns of a conversation that can be joined.
 
     turn 1   prompt ─► reply                           one row   prompt │ reply │ what was heard │ reply
     turn 2   prompt, reply, what was heard ─► reply    mask             │ 1 .. 1│     0 .. 0     │ 1 .. 1
@@ -139,7 +140,7 @@ def rows_of(
         temperature = trajectory.episode.sampling.temperature if noted is None else noted
         if step.agent in speaking and speaking[step.agent][0].temperature == temperature:
             row, before = speaking[step.agent]
-            heard = _heard_between(before, step)
+            heard = _tokens_of_gap(before, step)
         if heard is None:
             row = Row(step.observation, sequence, temperature)
             rows.append(row)
@@ -162,7 +163,7 @@ def rows_of(
     return rows
 
 
-def _heard_between(before: Step, step: Step) -> np.ndarray | None:
+def _tokens_of_gap(before: Step, step: Step) -> np.ndarray | None:
     """Return the tokens between the end of one reply and the start of the next.
 
     None if the past was changed.

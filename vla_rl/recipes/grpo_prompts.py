@@ -22,7 +22,7 @@ from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.data.prompts import read_prompts
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig, make_text_task
-from vla_rl.envs.text.tasks.question import conversation_about, messages_of
+from vla_rl.envs.text.tasks.question import first_messages, messages_of
 from vla_rl.errors import DataError
 from vla_rl.evaluation.validation import Validation
 from vla_rl.learning import LearnerConfig, OptimizerConfig
@@ -149,7 +149,7 @@ def check_prompts(config: GrpoPromptsConfig, model: "LanguageModel[Any]") -> int
             raise DataError(f"{label} is empty, expected a question; leave the row out")
         try:
             num_tokens = len(
-                model.render(conversation_about(row[config.prompt_field], config.system, label))
+                model.render(first_messages(row[config.prompt_field], config.system, label))
             )
         except ValueError as error:
             raise DataError(

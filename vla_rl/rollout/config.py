@@ -8,9 +8,7 @@ from vla_rl.types import Config
 
 
 class SchedulerConfig(Config, frozen=True, kw_only=True):
-    """Settings for the groups in an update, the staleness of episodes, and episodes that
-    are lost.
-    """
+    """Settings for the groups of an update, the staleness of episodes, and lost episodes."""
 
     groups_per_update: int
     """Groups that each update trains on; >= 1."""
@@ -73,8 +71,9 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         )
 
     def require_feasible(self, *, num_envs: int, group_size: int) -> None:
-        """Raise `ConfigError`, with the inequality, if updates could never fill or some
-        environments could never be used.
+        """Raise `ConfigError` if updates could never fill, or environments never be used.
+
+        The error has the inequality.
         """
         if self.group_capacity < self.groups_per_update:
             raise ConfigError(

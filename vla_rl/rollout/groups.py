@@ -1,5 +1,6 @@
-"""The source of groups: a data set of starts, shuffled anew each epoch, without end, resumable at
-any point.
+"""The source of groups: a data set of starts, shuffled anew each epoch, without end.
+
+It can be resumed at any point.
 
 A start is one task and one initial state; a group runs it `group_size` times, with different policy
 seeds and all else equal. What always holds: after N epochs every start was handed out N times; a
@@ -130,9 +131,7 @@ class GroupSource:
         return self._epoch
 
     def next_group(self) -> GroupPlan:
-        """Return the next group: from a returned start if there is one, else from the next one of
-        the epoch.
-        """
+        """Return the next group: from a returned start if there is one, else from the epoch."""
         if self._returned:
             start_index = self._returned.popleft().start_index
         else:
@@ -153,9 +152,7 @@ class GroupSource:
         self._returned.append(ReturnedStart(plan.start_index))
 
     def state(self) -> SourceState:
-        """Return the state to `restore` into a source of the same starts, kinds, group size and
-        seed.
-        """
+        """Return the state to `restore` into a source of the same starts, kinds, sizes and seed."""
         return SourceState(
             num_starts=len(self._starts),
             epoch=self._epoch,
@@ -246,9 +243,7 @@ def _plain(value: Any) -> Any:
 
 
 def _taking_turns(order: Sequence[int], kinds: Sequence[str]) -> list[int]:
-    """Return the same starts, with each kind spread evenly over the epoch and in the order
-    it had.
-    """
+    """Return the starts in the order they had, with each kind spread evenly over the epoch."""
     of_kind: dict[str, list[int]] = {}
     for start in order:
         of_kind.setdefault(kinds[start], []).append(start)

@@ -1,6 +1,4 @@
-"""One attempt at one episode: lease an environment, run the agent, and separate lost episodes from
-errors.
-"""
+"""One attempt at one episode: lease an environment, run the agent, tell losses from errors."""
 
 import asyncio
 import inspect

@@ -65,8 +65,9 @@ class EngineTeam:
     def policies_of(
         self, episode: EpisodeSpec, gauge: "DecisionGauge | None" = None
     ) -> "EpisodePolicy | dict[str, EpisodePolicy]":
-        """Return what the agent of an episode gets: the policy for all agents, or one by agent
-        name, each with seeds of its own.
+        """Return the policy or policies that the agent of an episode gets.
+
+        It is one for all agents, or one by agent name, each with seeds of its own.
         """
         policies = {
             name: EpisodePolicy(
@@ -129,8 +130,9 @@ class DecisionGauge:
 
 
 class EpisodePolicy:
-    """The policy of one episode: decision k is sampled with a seed of its own, independent of
-    timing.
+    """The policy of one episode, which gives every decision a seed of its own.
+
+    The seed of decision k does not depend on timing.
 
     Args:
         engine: answers the decisions.
@@ -152,8 +154,9 @@ class EpisodePolicy:
         self._num_decisions = 0
 
     async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
-        """Choose an action chunk. Without `sampling`, the episode's own is used. The seed is always
-        this decision's.
+        """Choose an action chunk.
+
+        Without `sampling`, the episode's own is used. The seed is always this decision's.
 
         Raises: PolicyError for a log-prob that is NaN, infinite or above 0; AgentError if
         `observation` is the tuple that `reset` returned; TypeError if the engine generates text.
@@ -181,8 +184,9 @@ class EpisodePolicy:
         max_tokens: int | None = None,
         options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        """Generate one reply. Without `sampling`, the episode's own is used. The seed is always
-        this decision's.
+        """Generate one reply.
+
+        Without `sampling`, the episode's own is used. The seed is always this decision's.
 
         Its tool calls get ids that differ from all earlier ones of the conversation, even if the
         chat format repeats them.

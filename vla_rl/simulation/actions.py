@@ -1,5 +1,6 @@
-"""Check actions before they are sent: a wrong action is the caller's mistake and must not reach a
-simulator.
+"""Check actions before they are sent.
+
+A wrong action is the caller's mistake and must not reach a simulator.
 """
 
 from operator import le
@@ -14,8 +15,7 @@ _SHORT = 32
 
 
 class ActionGate:
-    """Converts a caller's action to a value of the action space, or raises an error that describes
-    the mistake.
+    """Converts a caller's action to a value of the action space, or describes its mistake.
 
     Args:
         space: action space of one control step.
@@ -60,9 +60,7 @@ class ActionGate:
         return action
 
     def packed_rows(self, actions: Any) -> list[Any] | None:
-        """Check all rows at once; return the packed form of each, or None if they must be checked
-        one by one.
-        """
+        """Check all rows at once; return each packed, or None if they need single checks."""
         box = self._box
         if box is None or type(actions) is not np.ndarray or actions.dtype is not self._dtype:
             return None
@@ -74,8 +72,9 @@ class ActionGate:
         return [row.tobytes() for row in actions]
 
     def pack(self, action: Any) -> Any:
-        """Return the form of a checked action for sending: for a Box only its bytes, since the
-        receiver knows the rest.
+        """Return the form of a checked action for sending.
+
+        Of a Box it is only the bytes, since the receiver knows the rest.
         """
         return action.tobytes() if self._box is not None else action
 

@@ -31,8 +31,9 @@ def make_env(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
 
 
 def registered(env_id: str) -> Registered:
-    """Return gymnasium's entry for an id such as "module:id"; import the module first, or
-    `vla_rl.envs` if there is none.
+    """Return gymnasium's entry for an id such as "module:id".
+
+    Imports the module first, or `vla_rl.envs` if there is none.
 
     Raises: EnvError if there is no such module or no such environment; any error of importing the
     module.

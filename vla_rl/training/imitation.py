@@ -1,6 +1,4 @@
-"""Connect a data set to an imitator: read samples on demand, augment batches, and put statistics
-into a policy.
-"""
+"""Connect a data set to an imitator: samples on demand, augmentation, statistics."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -37,8 +35,9 @@ if TYPE_CHECKING:
 
 
 class Samples:
-    """Samples of a data set, one for each control step of every episode: the observation, and the
-    chunk from there on.
+    """Samples of a data set, one for each control step of every episode.
+
+    A sample is the observation, and the chunk from there on.
 
     Frames are read when a sample is requested. A chunk that reaches beyond the episode is marked as
     shorter.
@@ -159,8 +158,9 @@ def tiny_policy(
 
 
 def with_statistics(folder: PublicFolder, statistics: Mapping[str, Any], key: str) -> PublicFolder:
-    """Return a checkpoint folder with added action statistics. A policy loaded from it uses and
-    saves them.
+    """Return a checkpoint folder with added action statistics.
+
+    A policy loaded from it uses and saves them.
 
     Args:
         folder: the checkpoint's folder.

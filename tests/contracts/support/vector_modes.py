@@ -3,7 +3,8 @@ line for each.
 
     python vector_modes.py <env id> <keywords as JSON> <contexts of async, such as fork,spawn>
 
-A line has the mode and a digest of what two environments see at their start and after one step.
+A line has the mode and a digest of what two environments see at their start and after one step. The
+last line says whether this process has imported torch.
 """
 
 import hashlib
@@ -53,6 +54,7 @@ def main(env_id: str, kwargs: dict[str, Any], contexts: list[str]) -> None:
         digest_of(gymnasium.make_vec(env_id, NUM_ENVS, vectorization_mode="sync", **kwargs)),
         flush=True,
     )
+    print("torch imported:", "torch" in sys.modules)
 
 
 if __name__ == "__main__":

@@ -208,7 +208,7 @@ else:
     PolicyLossConfig = _class_with_parameters()
 
 
-def policy_loss_for(
+def safe_policy_loss(
     config: PolicyLossConfig, max_staleness: int, *, steps_once_per_update: bool = True
 ) -> PolicyLossConfig:
     """Return the configured loss if it is safe at this staleness.

@@ -50,8 +50,9 @@ def player_of(env_id: str, arguments: dict[str, Any], max_rows: int | None) -> P
 
 
 def told(error: BaseException) -> str:
-    """Format an error with its causes, the first cause last: a loader's own message often hides
-    what was missing.
+    """Format an error with its causes, the first cause last.
+
+    A loader's own message often hides what was missing.
     """
     found: list[str] = []
     cause: BaseException | None = error

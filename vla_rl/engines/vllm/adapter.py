@@ -1,5 +1,6 @@
-"""The only module that imports vllm: all of vLLM's public interface that is used here, checked for
-its version.
+"""The only module that imports vllm.
+
+It has all of vLLM's public interface that is used here, checked for its version.
 
 Names are imported when they are first used (`from vla_rl.engines.vllm.adapter import AsyncLLM`), so
 that importing this module is fast and an engine process loads only what it needs. Other versions of
@@ -135,8 +136,10 @@ def __getattr__(name: str) -> Any:
 
 
 def installed_build() -> tuple[str, str] | None:
-    """Return `("cpu" or "cuda", version)` of the installed vLLM, or None. Raises: ConfigError if
-    both builds are installed."""
+    """Return `("cpu" or "cuda", version)` of the installed vLLM, or None.
+
+    Raises: ConfigError if both builds are installed.
+    """
     found = {}
     for build, distribution in DISTRIBUTIONS.items():
         try:
@@ -208,8 +211,9 @@ def require_plugin() -> None:
 def engine_environment(
     folder: Path, num_threads: int, kv_cache_gib: int, startup_s: float
 ) -> AbstractContextManager[None]:
-    """Set the environment variables with which an engine is built and which its processes inherit;
-    restore them afterwards.
+    """Set the environment variables of an engine, which its processes inherit.
+
+    They are restored afterwards.
 
     Variables that vLLM sets itself are restored too, such as an LD_PRELOAD of torch's libraries,
     which every simulator would load; processes that a runtime starts meanwhile do not get it

@@ -200,8 +200,9 @@ class VllmEngine:
         return {replica.pid: replica.num_answers for replica in self._router.ready()}
 
     def adopt(self, network: nn.Module, weight_version: int) -> None:
-        """Apply weights and their version in all engines or in none; call it on the device lane,
-        which waits for it.
+        """Apply weights and their version in all engines or in none.
+
+        Call it on the device lane, which waits for it.
 
         While the engine is not open, they are only stored.
 
@@ -225,8 +226,9 @@ class VllmEngine:
         return await self._publication.checksums(self._router.ready())
 
     async def sleep(self) -> None:
-        """Free the engines' memory of weights and caches on the GPU for the learner. Callers wait
-        until `wake`.
+        """Free the engines' GPU memory for the learner. Callers wait until `wake`.
+
+        It holds weights and caches.
 
         No engine is started before `wake`; one that is starting frees its memory when it is ready.
 

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from vla_rl.envs.libero.init_states import read_init_states
 from vla_rl.envs.libero.kept_scenes import SceneKey, give_back_scene, keep_scene, take_scene
-from vla_rl.envs.libero.libero_code import find_assets_for
+from vla_rl.envs.libero.libero_code import find_package_assets
 from vla_rl.envs.libero.panda_look import LIBERO_STYLE
 from vla_rl.envs.libero.scene import Scene
 from vla_rl.envs.libero.sensor_noise import add_noise
@@ -128,7 +128,7 @@ class LiberoEnv(PictureEnv):
             render_mode,
             render_key,
         )
-        found = find_assets_for(self.task.package, assets)
+        found = find_package_assets(self.task.package, assets)
         self._scene_key = SceneKey(self.task, found.path, scene_seed)
         self._scene: Scene | None = take_scene(self._scene_key)
         self._scene.physics = physics
@@ -170,7 +170,7 @@ class LiberoEnv(PictureEnv):
         the next. Other keywords are ignored.
         """
         task = find_task(suite, task_id)
-        key = SceneKey(task, find_assets_for(task.package, assets).path, scene_seed)
+        key = SceneKey(task, find_package_assets(task.package, assets).path, scene_seed)
         look = Look(keep_scene(key).model, image_size, quality, LIBERO_STYLE)
         look.prepare()
         look.undo()

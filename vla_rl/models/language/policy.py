@@ -278,7 +278,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         is_forbidden = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
         for row, parts in enumerate(batch.grammars):
             for start, stop, grammar in parts:
-                masks = self.vocabulary.allowed_after(grammar, replies[row][start:stop].tolist())
+                masks = self.vocabulary.allowed_masks(grammar, replies[row][start:stop].tolist())
                 is_forbidden[row, start:stop] = forbidden(masks.to(logits.device), logits.shape[2])
         return logits.masked_fill(is_forbidden, -torch.inf)
 

@@ -1,5 +1,6 @@
-"""Sums that need a calculator, in few characters, so that a character-level model of two million
-parameters can learn them.
+"""Sums that need a calculator, in few characters.
+
+A character-level model of two million parameters can learn them.
 
     user       23+58-7=?
     assistant  calc {"e": "23+58"}
