@@ -7,7 +7,7 @@ or crash (OpenGL, a compiled library) is tried in a process of its own. `at_star
 that cost milliseconds; every training run makes them.
 """
 
-from vla_rl.doctor.checks import AT_START, CHECKS, examine, findings_at_start
+from vla_rl.doctor.checks import AT_START, CHECKS, THREADS, examine, findings_at_start
 from vla_rl.doctor.finding import Finding, Patient
 
-__all__ = ["AT_START", "CHECKS", "Finding", "Patient", "examine", "findings_at_start"]
+__all__ = ["AT_START", "CHECKS", "THREADS", "Finding", "Patient", "examine", "findings_at_start"]
