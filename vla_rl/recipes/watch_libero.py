@@ -38,7 +38,13 @@ from vla_rl.evaluation import (
     within_range,
 )
 from vla_rl.evaluation.libero import Suite, require_for_libero, tasks_of
-from vla_rl.evaluation.pictures import Quality, checkpoint_for, picture_size_for, quality_for
+from vla_rl.evaluation.pictures import (
+    Quality,
+    checkpoint_for,
+    other_pictures,
+    picture_size_for,
+    quality_for,
+)
 from vla_rl.models.loading import SHIPPED, CheckpointConfig, CheckpointFormat, load_policy
 from vla_rl.observe.captions import with_caption
 from vla_rl.observe.mp4 import encode_mp4
@@ -218,8 +224,13 @@ async def _engine(config: WatchConfig, stack: AsyncExitStack) -> ActionEngine:
     if config.policy == "random":
         return RandomActions()
     lane = await stack.enter_async_context(engines.DeviceLane(1))
-    model = await asyncio.to_thread(load_policy, config.checkpoint_folder, config, config.device)
-    require_for_libero(model, config.checkpoint_folder)
+    folder, source = config.checkpoint_folder, find_assets(config.assets).source
+    print(f"the policy in {folder} acts")
+    warning = other_pictures(folder, source, config.picture_size, config.pictures)
+    if warning is not None:
+        print(warning)
+    model = await asyncio.to_thread(load_policy, folder, config, config.device)
+    require_for_libero(model, folder)
     return await stack.enter_async_context(engines.TorchActionEngine(model, lane, EngineConfig()))
 
 
