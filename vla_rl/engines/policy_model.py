@@ -66,6 +66,7 @@ class TokenModel(Protocol[BatchT]):
         at `temperatures` [B].
 
         Rows shorter than the longest are filled with `NO_TOKEN`; the results there are undefined.
+        Both are on the network's device, but for a `LanguageModel` on the host.
         """
         ...
 
