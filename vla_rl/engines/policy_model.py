@@ -69,6 +69,7 @@ class TokenModel(Protocol[BatchT]):
         `tokens` are int64 [B, T], `temperatures` [B].
 
         Rows shorter than the longest are filled with `NO_TOKEN`; the results there are undefined.
+        Both are on the network's device, but for a `LanguageModel` on the host.
         """
         ...
 

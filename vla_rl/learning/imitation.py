@@ -15,9 +15,11 @@ from torch import Tensor
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.policy_model import NO_TOKEN, PolicyModel
+from vla_rl.engines.transfers import to_device
 from vla_rl.learning.config import ImitationConfig
 from vla_rl.learning.learner import UpdateReport
 from vla_rl.learning.micro_batches import micro_batches
+from vla_rl.learning.scoring import place_choices
 from vla_rl.learning.training import Training, TrainingState, WeightSink
 from vla_rl.types import Observation, Sampling
 
@@ -108,8 +110,9 @@ class Imitator:
                     arguments = (batch, tokens[part, :width], mask[part, :width], num_tokens)
                     losses.append(await self._lane.run(self._backward, *arguments, work="update"))
             report = await self._lane.run(self._training.step, True, work="update")
+            loss = await self._lane.run(_total, losses, work="update")
         metrics = {
-            "imitation/loss": float(torch.stack(losses).sum()),
+            "imitation/loss": loss,
             "imitation/grad_norm": report.grad_norm,
             "imitation/lr": report.lr,
             "imitation/skipped_steps": float(report.is_skipped),
@@ -184,14 +187,17 @@ class Imitator:
         return tokens, mask
 
     def _backward(self, batch: Any, tokens: Tensor, mask: Tensor, num_tokens: int) -> Tensor:
-        device = self._training.device
-        mask = mask.to(device)
+        mask = to_device(mask, self._training.device)
         log_prob, _ = self._training.model.log_probs(
-            batch, tokens.to(device), torch.ones(len(tokens), device=device)
+            batch, *place_choices(self._model, tokens, torch.ones(len(tokens)))
         )
         loss = -torch.where(mask, log_prob, 0.0).sum() / num_tokens
         torch.autograd.backward(loss)
         return loss.detach()
+
+
+def _total(losses: Sequence[Tensor]) -> float:
+    return float(torch.stack(list(losses)).sum())
 
 
 def _require_whole_chunks(demonstrations: Sequence[Demonstration], shape: tuple[int, ...]) -> None:
