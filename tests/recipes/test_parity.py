@@ -47,5 +47,5 @@ def test_settings_that_do_not_exist_are_refused() -> None:
     assert parse_way("physics=fast,quality=exact").quality == "exact"
     with pytest.raises(ConfigError, match="expected exact, fast, or physics, quality"):
         parse_way("quick")
-    with pytest.raises(ConfigError, match="physics is 'slow', expected exact or fast"):
+    with pytest.raises(ConfigError, match="physics is 'slow', expected one of 'exact', 'fast'"):
         parse_way("physics=slow")
