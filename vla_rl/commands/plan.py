@@ -91,8 +91,8 @@ def print_plan(
     processes.add_row(
         "this one",
         "1",
-        f"event loop, policy and learner ({_device(config.run)}), "
-        f"{config.run.torch_threads} threads",
+        f"event loop, policy and learner ({_device(config.run)}), {config.run.torch_threads} "
+        "threads",
     )
     if config.engine.kind == "vllm":
         processes.add_row(
@@ -117,11 +117,9 @@ def print_plan(
     episodes = scheduler.group_capacity * per_group
     out.print(
         f"{config.run.updates} updates of {scheduler.groups_per_update} groups of {per_group} "
-        "episodes = "
-        f"{config.run.updates * scheduler.groups_per_update * per_group} episodes; at most "
-        f"{episodes} episodes "
-        f"outstanding at a time, trained at most {scheduler.max_staleness} updates after their "
-        "dispatch"
+        f"episodes = {config.run.updates * scheduler.groups_per_update * per_group} episodes; at "
+        f"most {episodes} episodes outstanding at a time, trained at most "
+        f"{scheduler.max_staleness} updates after their dispatch"
     )
     if beside is not None:
         out.print(_evaluations(config.run.updates, beside))

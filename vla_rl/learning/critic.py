@@ -216,8 +216,7 @@ class Critic:
         if features.ndim != 2 or features.shape[1] != expected:
             raise ValueError(
                 f"{type(self._trunk).__name__}.features gave {list(features.shape)}, expected [B, "
-                f"{expected}], as its "
-                "feature_size says"
+                f"{expected}], as its feature_size says"
             )
         values: Tensor = self._head(features)
         return values

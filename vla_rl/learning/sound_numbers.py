@@ -54,8 +54,7 @@ def require_log_probs(decisions: TokenRows, log_probs: Tensor, whose: str, remed
     expected = "a finite number" if is_density else "a finite number of at most 0"
     raise ValueError(
         f"{whose} log-prob of {place_of(decisions, row, column)} is "
-        f"{float(log_probs[row, column])}, expected {expected}; "
-        f"{remedy}."
+        f"{float(log_probs[row, column])}, expected {expected}; {remedy}."
     )
 
 
@@ -104,7 +103,6 @@ def require_sound_model(
             where = place_of(rows, *divmod(place - 1, rows.mask.shape[1]))
             raise ValueError(
                 f"{model}.log_probs gave an infinite log-prob, or an entropy that is not finite, "
-                f"for {where}; "
-                "expected finite numbers. Learner and engine must allow the same tokens: look at "
-                "masked logits."
+                f"for {where}; expected finite numbers. Learner and engine must allow the same "
+                "tokens: look at masked logits."
             )

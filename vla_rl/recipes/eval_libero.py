@@ -477,8 +477,7 @@ def title_of(
         return title
     return (
         f"{title}; incomplete: {num_planned - num_missing} of {num_planned} episodes, those "
-        "running were lost, so rates "
-        "favour short ones"
+        "running were lost, so rates favour short ones"
     )
 
 
