@@ -65,11 +65,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "actors",
         "algorithms",
         "rollout",
+        "simulation",
         "observe",
+        "engines",
         "envs",
         "models",
-        "simulation",
-        "engines",
     },
     "parity": {"types", "errors", "models"},
     "training": {

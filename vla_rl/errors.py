@@ -114,7 +114,7 @@ class ContextOverflow(VlaRlError, ValueError):
     def __init__(self, num_tokens: int, context_size: int) -> None:
         self.num_tokens, self.context_size = num_tokens, context_size
         super().__init__(
-            f"the prompt has {num_tokens} tokens and the context {context_size}, expected room "
-            "for at least one token of a "
-            "reply; shorten the conversation, or use a policy (or an engine) with a longer context"
+            f"the prompt has {num_tokens} tokens and the context {context_size}, expected room for "
+            "at least one token of a reply; shorten the conversation, or use a policy (or an "
+            "engine) with a longer context"
         )

@@ -52,6 +52,9 @@ DRIVING = [
 METAWORLD = Case(
     "vla_rl/metaworld_mt10-v0", {"task_id": "drawer-open", "image_size": 64, "quality": "fast"}
 )
+CONTROL = Case("vla_rl/control-v0", {"env_id": "Pendulum-v1"})
+"""Without an image, so that its own tests hold it to all but the vector modes."""
+
 CASES = [TOY, SOUND_FAULTY, *DRIVING, LIBERO, METAWORLD]
 
 
@@ -256,21 +259,43 @@ async def test_it_plays_the_same_beside_another_in_one_process(
     assert [step[1] for step in steps[::2]] == rewards.tolist()
 
 
-@pytest.mark.parametrize(
-    "contexts", ["fork", pytest.param("spawn,forkserver", marks=pytest.mark.proof)]
-)
-def test_every_vector_mode_plays_the_same_none_hangs_and_none_imports_torch(
-    case: Case, contexts: str
-) -> None:
+def test_every_vector_mode_plays_the_same_none_hangs_and_none_imports_torch(case: Case) -> None:
     kwargs = {**case.kwargs, "assets": "stand-ins"} if case is LIBERO else case.kwargs
+    assert_equal_in_every_mode(case.env_id, kwargs, "fork")
+
+
+@pytest.mark.parametrize(
+    "env_id",
+    [
+        pytest.param(env_id, marks=() if env_id == CONTROL.env_id else pytest.mark.proof)
+        for env_id in sorted(gymnasium.registry)
+        if env_id.startswith("vla_rl/")
+    ],
+)
+def test_every_id_plays_the_same_however_its_processes_are_started(env_id: str) -> None:
+    assert_equal_in_every_mode(env_id, small(env_id), "fork,spawn,forkserver")
+
+
+def small(env_id: str) -> dict[str, Any]:
+    """The keywords with which an environment of any id is small."""
+    suite = {"suite": f"{env_id[7:-3]}_mt10" if "metaworld" in env_id else "libero_goal"}
+    named = suite if env_id in ("vla_rl/libero-v0", "vla_rl/metaworld-v0") else {}
+    for family, case in (("metaworld", METAWORLD), ("libero", LIBERO)):
+        if family in env_id:
+            stand_ins = {"assets": "stand-ins"} if case is LIBERO else {}
+            return {**case.kwargs, **stand_ins, **named}
+    return next(case.kwargs for case in [*CASES, CONTROL] if case.env_id == env_id)
+
+
+def assert_equal_in_every_mode(env_id: str, kwargs: dict[str, Any], contexts: str) -> None:
     command = [
         sys.executable,
         str(SUPPORT / "vector_modes.py"),
-        case.env_id,
+        env_id,
         json.dumps(kwargs),
         contexts,
     ]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr
     *lines, last = done.stdout.splitlines()
     assert last == "torch imported: False"
@@ -302,10 +327,10 @@ def test_every_registered_environment_is_held_to_the_contract() -> None:
     # control tasks have no image, so their own tests hold them; an expert's environment is the
     # suite's with one key more
     assert ids == {
+        CONTROL.env_id,
         TOY.env_id,
         SOUND_FAULTY.env_id,
         *(case.env_id for case in DRIVING),
-        "vla_rl/control-v0",
         "vla_rl/libero-v0",
         "vla_rl/metaworld-v0",
         *suites,

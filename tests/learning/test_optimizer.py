@@ -51,6 +51,19 @@ def test_gradients_are_clipped_over_all_parameters_and_the_norm_is_reported() ->
     torch.testing.assert_close(moments, torch.tensor([[0.06, 0.08]]))
 
 
+def test_a_step_by_a_norm_that_was_read_before_is_the_same_step() -> None:
+    weights = []
+    for is_read_before in (False, True):
+        torch.manual_seed(0)
+        network = nn.Linear(3, 2)
+        optimizer = PolicyOptimizer(network, OptimizerConfig(max_grad_norm=0.5, warmup_steps=0))
+        torch.autograd.backward(network(torch.ones(1, 3)).square().sum())
+        norm = float(optimizer.measure_gradient()) if is_read_before else None
+        assert optimizer.step(norm).grad_norm > 0.5
+        weights.append(network.weight.detach().clone())
+    assert torch.equal(*weights)
+
+
 def test_parameters_without_a_gradient_have_no_state() -> None:
     network = nn.ModuleDict({"used": nn.Linear(1, 1), "unused": nn.Linear(1, 1)})
     optimizer = PolicyOptimizer(network, OptimizerConfig())

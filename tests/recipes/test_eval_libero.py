@@ -43,17 +43,6 @@ EVAL = [sys.executable, "-m", "vla_rl.recipes.eval_libero"]
 QUICK = ["--assets", "stand-ins", "--physics", "fast", "--quality", "fast", "--image-size", "64"]
 
 
-def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*EVAL, *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
-
-
 def ended(init_state_id: int = 0) -> SimpleNamespace:
     """An episode of one decision that failed: its trajectory, and its result."""
     spec = EpisodeSpec(
@@ -101,8 +90,9 @@ def test_a_killed_evaluation_goes_on_with_what_is_missing_and_keeps_its_record(
         process.wait()
     (folder,) = tmp_path.glob("eval-*")
     before = (folder / "episodes.jsonl").read_bytes()
-    resumed = run("--resume", str(folder))
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = parse_command(EvalLaunch, EvalLiberoConfig, "", ["--resume", str(folder)])
+    assert asyncio.run(main(resumed)) == 0
+    printed = capsys.readouterr().out
     assert (folder / "episodes.jsonl").read_bytes().startswith(before[: before.rfind(b"\n") + 1])
     found = json.loads((folder / "results.json").read_text())
     assert sorted(episode["init_state_id"] for episode in found["episodes"]) == [40, 41, 42, 43]
@@ -113,7 +103,7 @@ def test_a_killed_evaluation_goes_on_with_what_is_missing_and_keeps_its_record(
     assert len(found["conditions"]["checkpoint_digest"]) == 32
     assert found["tasks"]["libero_object/1"]["wilson_95"][1] == pytest.approx(0.4899, abs=1e-4)
     assert "torch" in found["versions"]["packages"]
-    assert "0/4" in resumed.stdout
+    assert "0/4" in printed
     # no video of what was played before; at most three of each task and outcome
     assert all(
         video.name.startswith("libero_object-1_failure_init-4")
@@ -325,8 +315,14 @@ def test_trials_have_the_fixtures_of_published_evaluations_unless_the_command_li
 
 
 async def test_an_evaluation_older_than_the_choice_of_scenes_goes_on_with_the_same_ones(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    opened: list[EnvSpec] = []
+
+    async def note(envs: Sequence[EnvSpec], _: SimulatorConfig) -> None:
+        opened.extend(envs)
+
+    monkeypatch.setattr(eval_libero, "open_each", note)
     config = EvalLiberoConfig(
         suites=("libero_object",), tasks="1", init_states="0", scenes="same", assets="stand-ins"
     )
@@ -337,6 +333,7 @@ async def test_an_evaluation_older_than_the_choice_of_scenes_goes_on_with_the_sa
         (tmp_path / name).write_bytes(msgspec.json.encode(older))
     (tmp_path / "episodes.jsonl").write_bytes(msgspec.json.encode(ended().result) + b"\n")
     assert await main(Command(EvalLaunch(resume=tmp_path, dry_run=True), config)) == 0
+    assert [env.id for env in opened] == ["vla_rl/libero_object-v0"]
     resumed = parse_command(EvalLaunch, EvalLiberoConfig, "", ["--resume", str(tmp_path)])
     assert resumed.config == config
     fresh = ["--config", str(tmp_path / "config.json")]

@@ -99,7 +99,7 @@ def test_the_run_shows_the_curve_wherever_it_shows_others(run: RunDirectory) -> 
 def test_after_a_kill_the_resume_finishes_the_evaluation_and_runs_no_start_twice(
     tmp_path: Path,
 ) -> None:
-    held_out = ("--held-out.starts", "300", "--held-out.every", "2")
+    held_out = ("--held-out.starts", "150", "--held-out.every", "2")
     killed = start_recipe(tmp_path, *REACH, "--run.updates", "2", *held_out)
     try:
         deadline = time.monotonic() + 100
@@ -112,12 +112,12 @@ def test_after_a_kill_the_resume_finishes_the_evaluation_and_runs_no_start_twice
         killed.communicate()
     run = RunDirectory(paths[0].parent)
     before = [line for line in lines_in(run) if line.endswith(b"}")]
-    assert 0 < len(before) < 300
+    assert 0 < len(before) < 150
     resumed = run_recipe(tmp_path, *REACH, "--resume", str(run.path))
     assert resumed.returncode == 0, resumed.stderr
     rows = rows_in(run)
     assert set(before[:-1]) <= set(lines_in(run))
-    assert Counter(row.weight_version for row in rows) == {0: 300, 2: 300}
+    assert Counter(row.weight_version for row in rows) == {0: 150, 2: 150}
     assert max(Counter((row.weight_version, row.key) for row in rows).values()) == 1
     curve = json.loads((run.path / "held_out_curve.json").read_text())
     assert [point["weights"] for point in curve["points"]] == [0, 2]

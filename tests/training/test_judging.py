@@ -26,7 +26,8 @@ from vla_rl.learning.checkpoint_folders import (
 from vla_rl.observe import RunDirectory
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.training import judging
-from vla_rl.training.judging import JudgingBeside, print_curve
+from vla_rl.training.held_out import print_curve
+from vla_rl.training.judging import JudgingBeside
 from vla_rl.types import Config, EpisodeSpec
 
 EPISODES = starts(4)
@@ -251,6 +252,25 @@ async def test_a_resumed_run_finishes_what_ran_and_what_waited_and_runs_no_start
     assert sorted((row.weight_version, row.key) for row in rows) == sorted(
         (version, SUCCESSES.key_of(episode)) for version in (0, 4) for episode in EPISODES
     )
+
+
+async def test_weights_whose_checkpoint_found_no_room_are_left_out_with_one_line(
+    run: RunDirectory, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = Beside(run, {}, monkeypatch)
+
+    async def save_nothing() -> None:
+        """As on a full disk."""
+
+    async with asyncio.timeout(20), world.open() as beside:
+        await beside.begin(save_nothing)
+        beside.update_ended(1, False)  # not due
+        assert beside.kept() == frozenset()
+    said = capsys.readouterr().out.splitlines()
+    assert said == [
+        "weights 0 are not evaluated on held-out starts, because their checkpoint could not be "
+        "written"
+    ]
 
 
 async def test_an_evaluation_that_fails_ends_the_run_with_its_own_error(

@@ -42,7 +42,7 @@ def with_run(root: Path, **fields: Any) -> SrpoToyConfig:
 async def test_a_run_with_a_known_peak_is_profiled_and_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = with_run(tmp_path, updates=2, peak_tflops=1e-3, profile_updates="2")
+    config = with_run(tmp_path, updates=4, peak_tflops=1e-3, profile_updates="1-2")
     run = (await train(config, starts_of(config), policy_of(config))).run
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     for line in lines:
@@ -56,13 +56,13 @@ async def test_a_run_with_a_known_peak_is_profiled_and_measured(
     assert shown["rollout 1"] == pytest.approx(lines[1]["device/mfu_act"], abs=1e-4)
     assert shown["advantage 0"] is None
 
-    path = run.path / "profile-000002-000002.json"
-    assert f"profile of updates 2 to 2: {path}" in capsys.readouterr().out
+    path = run.path / "profile-000001-000002.json"
+    assert f"profile of updates 1 to 2: {path}" in capsys.readouterr().out
     events = json.loads(path.read_text())["traceEvents"]
     named = [each for each in events if each.get("cat") == "user_annotation"]
     names = {each["name"] for each in named}
-    assert {"act", "update[1]: update"} <= names
-    assert not any(name.startswith("update[0]") for name in names)
+    assert {"act", "update[0]: update", "update[1]: update"} <= names
+    assert "update[3]: update" not in names
     updates = [each for each in named if each["name"] == "update[1]: update"]
     inside = {
         each["name"]

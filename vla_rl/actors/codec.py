@@ -107,8 +107,7 @@ class Codec:
             self._undo_encoding()
             raise TypeError(
                 f"{label}: {num_frames} frames of arrays in one message, expected at most "
-                f"{MAX_FRAMES}; "
-                "stack small arrays, or send several messages."
+                f"{MAX_FRAMES}; stack small arrays, or send several messages."
             )
         head = ENVELOPE.pack(MAGIC, kind, method, num_frames - 1, actor, call) + payload
         frames, self._frames_out = in_parts((head, *self._frames_out)), []
@@ -177,10 +176,9 @@ class Codec:
             return value.item()
         kind = type(value)
         raise TypeError(
-            f"a value of type {kind.__module__}.{kind.__qualname__} cannot be sent; expected "
-            "plain values, msgspec "
-            "structs, dataclasses, enums and NumPy arrays. Convert it, or declare a "
-            "msgspec.Struct for it."
+            f"a value of type {kind.__module__}.{kind.__qualname__} cannot be sent; expected plain "
+            "values, msgspec structs, dataclasses, enums and NumPy arrays. Convert it, or declare "
+            "a msgspec.Struct for it."
         )
 
     def _encode_array(self, array: np.ndarray) -> msgspec.msgpack.Ext:

@@ -97,8 +97,8 @@ class HostServer:
             self._context.term()
             raise ConfigError(
                 f"actors cannot be served on {self._bind_to!r}: {zmq.strerror(error.errno or 0)}; "
-                "expected "
-                "tcp://interface:port of this host, with a free port, or 0 for any free port."
+                "expected tcp://interface:port of this host, with a free port, or 0 for any free "
+                "port."
             ) from error
         self.address = str(router.getsockopt_string(zmq.LAST_ENDPOINT))
         self._router = router

@@ -41,8 +41,7 @@ async def check_interpreter(python: str, packages: dict[str, str] | None = None)
     if tuple(found) < _OLDEST:
         raise ConfigError(
             f"python is {python!r}, which is Python {_dotted(found)}, expected {_dotted(_OLDEST)} "
-            "or newer; create the "
-            "virtual environment with a newer one."
+            "or newer; create the virtual environment with a newer one."
         )
     faults, installs = [], []
     if own is None:

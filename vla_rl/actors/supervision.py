@@ -100,15 +100,13 @@ class Supervisor:
         if unanswered:
             return (
                 f"actor {self.client.name!r} was not ready within {self._start_timeout_s} s: no "
-                f"answer from {unanswered}; "
-                "expected `python -m vla_rl.actors.host` to serve there, at an address that this "
-                "host can reach."
+                f"answer from {unanswered}; expected `python -m vla_rl.actors.host` to serve "
+                "there, at an address that this host can reach."
             )
         words = "".join(f"\n    {line}" for line in self._last_words)
         return (
             f"actor {self.client.name!r} was not ready within {self._start_timeout_s} s and was "
-            "killed; raise "
-            "start_timeout_s if its constructor "
+            "killed; raise start_timeout_s if its constructor "
             "needs longer" + (f"; its last words:{words}" if words else ".")
         )
 

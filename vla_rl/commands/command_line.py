@@ -107,9 +107,8 @@ def parse_command(
     known, _ = early.parse_known_args(arguments)
     if known.resume is not None and known.config is not None:
         raise ConfigError(
-            f"--config {known.config} and --resume {known.resume} were both given, expected one "
-            "of them: a resumed run has "
-            "its own configuration; change settings with options"
+            f"--config {known.config} and --resume {known.resume} were both given, expected one of "
+            "them: a resumed run has its own configuration; change settings with options"
         )
     path = RunDirectory.existing(known.resume).config if known.resume is not None else known.config
     recorded_before = launch_type.recorded_before if known.resume is not None else {}

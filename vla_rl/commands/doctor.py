@@ -4,13 +4,15 @@ Each finding says what it is, why it matters and what to do. The exit status is 
 an error, else 0.
 """
 
+import os
 import sys
+import threading
 import time
 
 import tyro
 
 from vla_rl.commands.command_help import option_registry
-from vla_rl.doctor import Patient, examine
+from vla_rl.doctor import THREADS, Patient, examine
 from vla_rl.errors import ConfigError
 
 
@@ -29,4 +31,7 @@ def main() -> int:
             num_errors += each.severity == "error"
             print(f"  {each.severity}: {each.what}.\n    {each.why}.\n    {each.remedy}.")
     print(f"{num_errors} errors, {time.perf_counter() - began:.1f} s", flush=True)
-    return 1 if num_errors else 0
+    status = 1 if num_errors else 0
+    if any(thread.name.startswith(THREADS) for thread in threading.enumerate()):
+        os._exit(status)  # a check that loads a policy or hangs in a library cannot be ended
+    return status

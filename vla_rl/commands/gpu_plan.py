@@ -82,12 +82,12 @@ def _seconds(
         return None
     least = seconds_of_update(config, estimate, peak, num_chunks=num_chunks, decision_s=decision_s)
     learning = update_flops(estimate.traced, recomputes=estimate.recomputes)
-    told = f"{name}, {peak.flops / 1e12:.0f} TFLOP/s"
+    told = f"{name}, {peak.flops / 1e12:.4g} TFLOP/s"
     table = Table("what", "at least", title=f"Seconds of one update on {told}", show_footer=True)
     table.columns[1].justify = "right"
-    acting = f"acting, {estimate.traced.act_flops / 1e9:.1f} GFLOP a decision"
+    acting = f"acting, {estimate.traced.act_flops / 1e9:.4g} GFLOP a decision"
     table.add_row(f"{acting}, bound by {least.acting_binds}", f"{least.acting_s:.3f}")
-    table.add_row(f"learning, {learning / 1e9:.1f} GFLOP a decision", f"{least.learning_s:.3f}")
+    table.add_row(f"learning, {learning / 1e9:.4g} GFLOP a decision", f"{least.learning_s:.3f}")
     table.add_row("the optimizer's pass over its state", f"{least.optimizer_s:.3f}")
     simulators = "unknown" if least.simulators_s is None else f"{least.simulators_s:.3f}"
     table.add_row("simulators", simulators)

@@ -85,76 +85,83 @@ def print_plan(
         from vla_rl.learning.rank_memory import rank_memory
 
         ranks = rank_memory(size, config.learner)
+    beside = judge if isinstance(judge, HeldOutJudge) and judge.schedule.every is not None else None
     out.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
+    out.print(_process_table(config, footprint, ranks, beside))
+    out.print(_episodes(config))
+    items = [
+        MemoryItem("Python, torch and the rest of this process", 700 * MIB),
+        *_learner_items(config, weight_bytes, training_bytes, ranks),
+        *_copies_of_weights(config, weight_bytes),
+    ]
+    if isinstance(config, TrainingConfig):
+        items += _simulator_items(config.simulators, footprint)
+    longest = footprint.num_chunks * footprint.chunk_bytes
+    num_episodes = _most_outstanding(config)
+    items.append(MemoryItem("outstanding episodes, at their longest", longest, num_episodes))
+    if beside is not None:
+        out.print(_evaluations(config.run.updates, beside))
+        items += _evaluator_items(beside, footprint, weight_bytes)
+    out.print(memory_table("Memory estimate", items, available_bytes()))
+    if size is not None and ranks is not None:
+        out.print(_rank_table(config.learner, size, ranks))
+    if estimate is not None:
+        for table in gpu_tables(config, estimate, footprint.num_chunks, footprint.decision_s):
+            out.print(table)
 
-    processes = Table("process", "count", "what it does", title="Processes")
-    processes.add_row(
-        "this one",
-        "1",
-        f"event loop, policy and learner ({_device(config.run)}), "
-        f"{config.run.torch_threads} threads",
-    )
+
+def _process_table(
+    config: LearningConfig,
+    footprint: EpisodeFootprint,
+    ranks: "RankMemory | None",
+    beside: HeldOutJudge | None,
+) -> Table:
+    table = Table("process", "count", "what it does", title="Processes")
+    threads = config.run.torch_threads
+    this = f"event loop, policy and learner ({_device(config.run)}), {threads} threads"
+    table.add_row("this one", "1", this)
     if config.engine.kind == "vllm":
-        processes.add_row(
-            "vLLM engines", str(config.engine.vllm.num_engines), "a copy of the policy in each"
-        )
+        num_engines = str(config.engine.vllm.num_engines)
+        table.add_row("vLLM engines", num_engines, "a copy of the policy in each")
     if ranks is not None:
         shares = f"a share of each update; shard {config.learner.shard}"
-        processes.add_row("learner ranks", str(config.learner.ranks), shares)
-    processes.add_row(environments_in_words(config), *_environments(config, footprint))
-    beside = judge if isinstance(judge, HeldOutJudge) and judge.schedule.every is not None else None
+        table.add_row("learner ranks", str(config.learner.ranks), shares)
+    table.add_row(environments_in_words(config), *_environments(config, footprint))
     if beside is not None:
-        processes.add_row(
+        table.add_row(
             "held-out evaluator",
             "1",
             f"a checkpoint's policy and {beside.schedule.simulators} simulators of its own, at "
             f"niceness {beside.schedule.niceness}, while one is evaluated",
         )
-    out.print(processes)
+    return table
 
-    scheduler = config.scheduler
-    per_group = config.episodes_per_group
-    episodes = scheduler.group_capacity * per_group
-    out.print(
+
+def _most_outstanding(config: LearningConfig) -> int:
+    return config.scheduler.group_capacity * config.episodes_per_group
+
+
+def _episodes(config: LearningConfig) -> str:
+    """Return the episodes of the run in words."""
+    scheduler, per_group = config.scheduler, config.episodes_per_group
+    num_groups = config.run.updates * scheduler.groups_per_update
+    return (
         f"{config.run.updates} updates of {scheduler.groups_per_update} groups of {per_group} "
-        "episodes = "
-        f"{config.run.updates * scheduler.groups_per_update * per_group} episodes; at most "
-        f"{episodes} episodes "
-        f"outstanding at a time, trained at most {scheduler.max_staleness} updates after their "
-        "dispatch"
+        f"episodes = {num_groups * per_group} episodes; at most {_most_outstanding(config)} "
+        f"episodes outstanding at a time, trained at most {scheduler.max_staleness} updates after "
+        "their dispatch"
     )
-    if beside is not None:
-        out.print(_evaluations(config.run.updates, beside))
-    items = [
-        MemoryItem("Python, torch and the rest of this process", 700 * MIB),
-        *(
-            [MemoryItem("weights, gradients and optimizer", weight_bytes + training_bytes)]
-            if ranks is None
-            else [
-                MemoryItem("weights that act", weight_bytes),
-                MemoryItem("learner ranks", RANK_BYTES + ranks.total, config.learner.ranks),
-            ]
-        ),
-        *_copies_of_weights(config, weight_bytes),
-        *(
-            _simulator_items(config.simulators, footprint)
-            if isinstance(config, TrainingConfig)
-            else ()
-        ),
-        MemoryItem(
-            "outstanding episodes, at their longest",
-            footprint.num_chunks * footprint.chunk_bytes,
-            episodes,
-        ),
-        *(() if beside is None else _evaluator_items(beside, footprint, weight_bytes)),
+
+
+def _learner_items(
+    config: LearningConfig, weights: int, training: int, ranks: "RankMemory | None"
+) -> list[MemoryItem]:
+    if ranks is None:
+        return [MemoryItem("weights, gradients and optimizer", weights + training)]
+    return [
+        MemoryItem("weights that act", weights),
+        MemoryItem("learner ranks", RANK_BYTES + ranks.total, config.learner.ranks),
     ]
-    out.print(memory_table("Memory estimate", items, available_bytes()))
-    if size is not None and ranks is not None:
-        out.print(_rank_table(config.learner, size, ranks))
-    if estimate is not None:
-        chunks, decision_s = footprint.num_chunks, footprint.decision_s
-        for table in gpu_tables(config, estimate, chunks, decision_s):
-            out.print(table)
 
 
 def _evaluations(num_updates: int, judge: HeldOutJudge) -> str:

@@ -54,8 +54,7 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
             if values.ndim != 2:
                 raise DataError(
                     f"{self.name}: {key!r} is {list(values.shape)}, expected a vector for each "
-                    "step, [T, D]; reshape it "
-                    f"with values.reshape({len(self.actions)}, -1)."
+                    f"step, [T, D]; reshape it with values.reshape({len(self.actions)}, -1)."
                 )
         if self.rewards is not None and self.rewards.ndim != 1:
             raise DataError(
@@ -91,8 +90,8 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
         if lost:
             raise DataError(
                 f"{self.name} has no pictures {lost[0]!r}, only {sorted(self.frames)}; use a data "
-                "set with this camera or, "
-                f"if it has another name, set fields = {{{lost[0]!r}: ...}} to its feature."
+                f"set with this camera or, if it has another name, set fields = {{{lost[0]!r}: "
+                "...} to its feature."
             )
         seen: Observation = {
             key: read(step)

@@ -87,8 +87,8 @@ def _read(path: Path, options: DatasetOptions) -> list[RecordedEpisode]:
     )
     raise DataError(
         f"{path} holds {found}; expected a LeRobotDataset (meta/info.json), LIBERO's "
-        "demonstrations (.hdf5) or our own "
-        "recordings (.npz; `python -m vla_rl.recipes.record_demonstrations` makes some)."
+        "demonstrations (.hdf5) or our own recordings (.npz; `python -m "
+        "vla_rl.recipes.record_demonstrations` makes some)."
     )
 
 
@@ -114,18 +114,16 @@ def _signed(episodes: list[RecordedEpisode]) -> list[RecordedEpisode]:
         float(episode.actions[:, -1].max()) > 0.0 for episode in episodes
     ):
         raise DataError(
-            f"the gripper commands of {episodes[0].name} and all others are in [0, 1], expected "
-            "-1 to open; use "
-            "gripper = 'openvla' for OpenVLA's convention, or 'none' if the last number is not a "
-            "gripper."
+            f"the gripper commands of {episodes[0].name} and all others are in [0, 1], expected -1 "
+            "to open; use gripper = 'openvla' for OpenVLA's convention, or 'none' if the last "
+            "number is not a gripper."
         )
     commands = np.concatenate([episode.actions[:, -1] for episode in episodes])
     share = float((np.abs(np.abs(commands) - 1.0) > NEAR_AN_END).mean())
     if share > 0.5:
         _log.warning(
             "the last number of %.0f %% of the actions is neither near -1 nor near 1, but is read "
-            "as a gripper command; "
-            "if it is not one, set gripper = 'none' (--data.gripper none).",
+            "as a gripper command; if it is not one, set gripper = 'none' (--data.gripper none).",
             100.0 * share,
         )
     return episodes
@@ -136,8 +134,8 @@ def _with_signed_gripper(episode: RecordedEpisode) -> RecordedEpisode:
     if gripper.min() < 0.0 or gripper.max() > 1.0:
         raise DataError(
             f"{episode.name}: gripper commands go from {gripper.min():g} to {gripper.max():g}, "
-            "expected 0 to 1 in OpenVLA's "
-            "convention; these look signed: leave out gripper = 'openvla'."
+            "expected 0 to 1 in OpenVLA's convention; these look signed: leave out gripper = "
+            "'openvla'."
         )
     actions = episode.actions.copy()
     actions[:, -1] = np.float32(1.0) - np.float32(2.0) * gripper

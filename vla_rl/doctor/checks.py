@@ -12,28 +12,30 @@ from vla_rl.doctor.graphics import opengl_that_draws
 from vla_rl.doctor.limits import descriptors, disk, shared_memory
 from vla_rl.doctor.physics import assets_with_digests, bowl_that_settles
 from vla_rl.doctor.policy import checkpoint_that_acts
-from vla_rl.doctor.torch_build import attention_both_ways, torch_and_torchvision, vllm_that_fits
+from vla_rl.doctor.torch_build import torch_that_computes, vllm_that_fits
 from vla_rl.doctor.trial import end_trials
 
 CHECKS: Final[Mapping[str, Check]] = MappingProxyType(
     {
-        "OpenGL, here and in a fork": opengl_that_draws,
-        "LIBERO's bowl settles": bowl_that_settles,
-        "assets and their digests": assets_with_digests,
         "descriptors": descriptors,
         "shared memory": shared_memory,
         "disk": disk,
-        "torch and torchvision": torch_and_torchvision,
-        "attention in both directions": attention_both_ways,
-        "vLLM": vllm_that_fits,
         "GPUs": gpus,
         "the policy": checkpoint_that_acts,
+        "OpenGL, here and in a fork": opengl_that_draws,
+        "torch, torchvision, attention": torch_that_computes,
+        "assets and their digests": assets_with_digests,
+        "LIBERO's bowl settles": bowl_that_settles,
+        "vLLM": vllm_that_fits,
     }
 )
-"""Checks by the words that they are shown under."""
+"""Checks by the words that they are shown under; those that answer soonest come first."""
 
 AT_START: Final[Sequence[Check]] = (shared_memory, disk, gpus_in_use)
 """Checks that take milliseconds. Descriptors are missing: a pool of simulators checks its own."""
+
+THREADS: Final = "doctor"
+"""First word of the names of the threads in which checks run."""
 
 SIDE_BY_SIDE: Final = 4
 """Trials at a time: most import torch or MuJoCo, which keeps a core busy for a second or two."""
@@ -42,7 +44,7 @@ SIDE_BY_SIDE: Final = 4
 def examine(patient: Patient) -> dict[str, Sequence[Finding]]:
     """Make every check; one that does not end in time is a finding itself."""
     until = time.monotonic() + patient.seconds
-    pool = ThreadPoolExecutor(SIDE_BY_SIDE, "doctor")
+    pool = ThreadPoolExecutor(SIDE_BY_SIDE, THREADS)
     try:
         asked = {name: pool.submit(_made, check, patient) for name, check in CHECKS.items()}
         wait(asked.values(), timeout=max(until - time.monotonic(), 0.0))

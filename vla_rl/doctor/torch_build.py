@@ -1,4 +1,4 @@
-"""Builds of torch, torchvision and vLLM that fit each other, and attention that sees both ways."""
+"""Builds of torch, torchvision and vLLM that fit each other; attention in both directions."""
 
 from collections.abc import Iterable
 from importlib.metadata import version
@@ -11,50 +11,49 @@ from vla_rl.doctor.trial import try_apart
 from vla_rl.errors import ConfigError
 from vla_rl.installing import install_command
 
-TOWER: Final = (
-    "import vla_rl, timm, torch; "
-    "tower = timm.create_model('vit_tiny_patch16_224', depth=1, num_classes=0).eval(); "
-    "found = tower(torch.zeros(1, 3, 224, 224)); assert found.isfinite().all()"
-)
-ATTENTION: Final = "from vla_rl.doctor.torch_build import look_both_ways; look_both_ways()"
+LOOK: Final = "from vla_rl.doctor.torch_build import look_both_ways; look_both_ways()"
+CAUSAL: Final = "attends causally"
 LIBRARY: Final = "import sys, torch; torch.ops.load_library(sys.argv[1])"
 
 
-def torch_and_torchvision(patient: Patient) -> Iterable[Finding]:
-    """Check that a vision tower can be built and computes, which takes torch, torchvision and timm."""
-    built = try_apart(["-c", TOWER], patient.seconds)
-    if built.is_late:
-        yield not_finished("a vision tower", patient.seconds)
-    elif not built.worked:
-        yield Finding(
-            f"a vision tower cannot be computed ({built.words})",
-            "No OpenVLA policy can be loaded",
-            "Install builds of torch and torchvision of one release together: "
-            "`pip install torch==2.13.* torchvision==0.28.*`, both from the same index",
-        )
-
-
-def attention_both_ways(patient: Patient) -> Iterable[Finding]:
-    """Check that OpenVLA-OFT's trunk attends in both directions with this transformers."""
-    looked = try_apart(["-c", ATTENTION], patient.seconds)
+def torch_that_computes(patient: Patient) -> Iterable[Finding]:
+    """Check that vision towers can be built and computed, which takes torch, torchvision and timm,
+    and that OpenVLA-OFT's trunk attends in both directions with this transformers.
+    """
+    looked = try_apart(["-c", LOOK], patient.seconds)
     if looked.is_late:
-        yield not_finished("the look at OpenVLA-OFT's attention", patient.seconds)
-    elif not looked.worked:
+        yield not_finished("a small OpenVLA-OFT", patient.seconds)
+    elif not looked.worked and CAUSAL in looked.words:
         yield Finding(
             f"OpenVLA-OFT's trunk does not attend in both directions ({looked.words})",
             "OpenVLA-OFT loses tens of points of success without an error",
             "Install the pinned release: `pip install 'transformers>=5.16.1,<5.20'`; remove code "
             "that changes its attention",
         )
+    elif not looked.worked:
+        yield Finding(
+            f"a vision tower cannot be computed ({looked.words})",
+            "No OpenVLA policy can be loaded",
+            "Install builds of torch and torchvision of one release together: "
+            "`pip install torch==2.13.* torchvision==0.28.*`, both from the same index",
+        )
 
 
 def look_both_ways() -> None:
-    """Raise ConfigError if a small OpenVLA-OFT of this installation attends causally."""
+    """Compute a small OpenVLA-OFT. Raises: ConfigError if it attends causally."""
+    import torch
+
     from vla_rl.models.openvla_oft.config import tiny
     from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
     from vla_rl.models.prismatic.trunk import refuse_causal
 
-    network = OpenVlaOftNetwork(tiny()).eval()
+    config = tiny()
+    network = OpenVlaOftNetwork(config).eval()
+    size = config.image_size
+    with torch.no_grad():
+        patches = network.vision_backbone(torch.zeros(1, 1, 3, size, size, dtype=torch.uint8))
+    if not bool(patches.isfinite().all()):
+        raise ArithmeticError("its patches are not finite")
     weight = network.language_model.lm_head.weight
     refuse_causal(network.hidden_states, weight.shape[1], weight)
 

@@ -181,8 +181,7 @@ def _affordable(wanted: int) -> int:
         return wanted
     logger.warning(
         "the endpoint accepts %d connections instead of max_connections=%d, because the process "
-        "may open only %d more "
-        "files; raise `ulimit -n`",
+        "may open only %d more files; raise `ulimit -n`",
         affordable,
         wanted,
         num_free,

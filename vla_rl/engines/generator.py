@@ -21,7 +21,8 @@ from torch import Tensor
 
 from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.reply import Reply
-from vla_rl.engines.sampling import choose_tokens, likeliest_tokens
+from vla_rl.engines.sampling import choose_tokens, likeliest_tokens, pairs_of
+from vla_rl.engines.transfers import to_device, to_host
 from vla_rl.engines.vocabulary import forbidden
 
 BURST: Final = 8
@@ -183,9 +184,13 @@ class Generator:
         logits = _under_grammars(logits, replies)[:, None]
         samplings = [reply.sampling for reply in replies]
         uniforms = torch.tensor([[reply.next_uniform] for reply in replies], dtype=torch.float64)
-        tokens, log_probs = choose_tokens(logits, samplings, uniforms)
         num_noted = max(reply.num_alternatives for reply in replies)
-        noted = likeliest_tokens(logits, samplings, num_noted) if num_noted else [[]] * len(replies)
+        # one copy for all: the host waits once for each token
+        tokens, log_probs, *likeliest = to_host(
+            *choose_tokens(logits, samplings, uniforms),
+            *(likeliest_tokens(logits, samplings, num_noted) if num_noted else ()),
+        )
+        noted = pairs_of(*likeliest) if num_noted else [[]] * len(replies)
         chosen = zip(replies, tokens[:, 0].tolist(), log_probs[:, 0].tolist(), noted, strict=True)
         for reply, token, log_prob, alternatives in chosen:
             reply.num_held = len(reply.conversation)
@@ -210,8 +215,9 @@ def _under_grammars(logits: Tensor, replies: Sequence[Reply]) -> Tensor:
         else:
             rows.append(row)
     if rows:
-        is_forbidden = forbidden(torch.stack(masks).to(logits.device), logits.shape[1])
-        logits[rows] = logits[rows].masked_fill(is_forbidden, -torch.inf)
+        is_forbidden = forbidden(to_device(torch.stack(masks), logits.device), logits.shape[1])
+        guided = to_device(torch.tensor(rows), logits.device)
+        logits[guided] = logits[guided].masked_fill(is_forbidden, -torch.inf)
     return logits
 
 

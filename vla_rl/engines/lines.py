@@ -7,7 +7,6 @@ line 1   │ row 1 . . . . . │ row 4 . . │
 line 2   │ row 2 . . . │ row 3 . . . │ │
 """
 
-from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -56,21 +55,3 @@ class Lines:
         while node := node // 2:
             room[node] = max(room[2 * node], room[2 * node + 1])
         return place
-
-
-def placed(lengths: Sequence[int], width: int) -> list[Place]:
-    """Place rows first fit: each, in the given order, on the first line with room.
-
-    Longest first wastes the least space.
-
-    Args:
-        lengths: lengths of the rows, each at most `width`.
-        width: width of every line; the number of lines is not limited.
-    """
-    lines = Lines(width, max(len(lengths), 1))
-    places = []
-    for length in lengths:
-        place = lines.place(length)
-        assert place is not None  # there is a line for every row
-        places.append(place)
-    return places

@@ -69,6 +69,7 @@ class TokenModel(Protocol[BatchT]):
         `tokens` are int64 [B, T], `temperatures` [B].
 
         Rows shorter than the longest are filled with `NO_TOKEN`; the results there are undefined.
+        Both are on the network's device, but for a `LanguageModel` on the host.
         """
         ...
 
@@ -119,9 +120,8 @@ def unfit_for_learning(model: TokenModel[Any]) -> str | None:
         is_random = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0.0
         if module.training and (is_random or isinstance(module, nn.modules.batchnorm._BatchNorm)):
             return (
-                f"{type(module).__name__} {name!r} in training mode, so a row depends on chance "
-                "or on other rows; "
-                "call network.eval(), or remove the layer"
+                f"{type(module).__name__} {name!r} in training mode, so a row depends on chance or "
+                "on other rows; call network.eval(), or remove the layer"
             )
     held = sum(tensor.numel() for tensor in model.checkpoint_tensors().values())
     needed = sum(parameter.numel() for parameter in model.network.parameters())

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_rl.engines.transfers import to_device
 from vla_rl.types import Sampling
 
 
@@ -38,7 +39,8 @@ def choose_tokens(
     Returns: indices into V, int64 [B, T], and their log-probs after temperature, float32 [B, T].
     """
     uniforms = seeded_uniforms(samplings, logits.shape[1]) if uniforms is None else uniforms
-    return choose(logits, *sampling_columns(samplings, logits.device), uniforms.to(logits.device))
+    columns = sampling_columns(samplings, logits.device)
+    return choose(logits, *columns, to_device(uniforms, logits.device))
 
 
 def sampling_columns(samplings: Sequence[Sampling], device: torch.device) -> tuple[Tensor, Tensor]:
@@ -52,8 +54,9 @@ def sampling_columns(samplings: Sequence[Sampling], device: torch.device) -> tup
                 f"Sampling.temperature is {sampling.temperature}, expected > 0; use "
                 "greedy=True instead."
             )
-    temperatures = torch.tensor([sampling.temperature for sampling in samplings], device=device)
-    return temperatures, torch.tensor([sampling.greedy for sampling in samplings], device=device)
+    temperatures = torch.tensor([sampling.temperature for sampling in samplings])
+    is_greedy = torch.tensor([sampling.greedy for sampling in samplings])
+    return to_device(temperatures, device), to_device(is_greedy, device)
 
 
 def choose(
@@ -80,8 +83,9 @@ def choose(
 
 def likeliest_tokens(
     logits: Tensor, samplings: Sequence[Sampling], num: int
-) -> list[list[tuple[int, float]]]:
-    """Return ids and log-probs, after temperature, of the possible tokens of highest probability.
+) -> tuple[Tensor, Tensor]:
+    """Return ids int64 [B, n] and log-probs float32 [B, n], after temperature, of the tokens of
+    highest probability; `pairs_of` leaves out the impossible ones.
 
     Args:
         logits: float [B, 1, V], before temperature; -inf marks an impossible token.
@@ -91,7 +95,12 @@ def likeliest_tokens(
     temperatures, _ = sampling_columns(samplings, logits.device)
     log_probs = tempered_log_probs(logits, temperatures)[:, 0]
     values, tokens = log_probs.topk(min(num, log_probs.shape[1]))
-    rows = zip(tokens.tolist(), values.tolist(), strict=True)
+    return tokens, values
+
+
+def pairs_of(tokens: Tensor, log_probs: Tensor) -> list[list[tuple[int, float]]]:
+    """Return the possible tokens of each row with their log-probs, from tensors on the host."""
+    rows = zip(tokens.tolist(), log_probs.tolist(), strict=True)
     return [[pair for pair in zip(*row, strict=True) if pair[1] > -torch.inf] for row in rows]
 
 

@@ -24,6 +24,7 @@ from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.policy_model import PolicyModel
 from vla_rl.engines.replying import ReplyingEngine
+from vla_rl.engines.transfers import to_host
 from vla_rl.errors import PolicyError
 from vla_rl.renamed import warn_of_base
 from vla_rl.rollout import BatchStats, DynamicBatcher
@@ -68,8 +69,7 @@ class _Decisions(DynamicBatcher[_Request, ActionChunk]):
         if actions.ndim != 3 or len(actions) != len(requests):
             raise PolicyError(
                 f"{type(self._model).__name__}.decode gave {list(actions.shape)} for "
-                f"{len(requests)} decisions, expected "
-                f"[{len(requests)}, H, D]"
+                f"{len(requests)} decisions, expected [{len(requests)}, H, D]"
             )
         return [
             ActionChunk(actions=chunk, tokens=row, log_probs=row_log_probs, weight_version=version)
@@ -79,7 +79,8 @@ class _Decisions(DynamicBatcher[_Request, ActionChunk]):
     def _act(self, batch: Any, samplings: Sequence[Sampling]) -> tuple[np.ndarray, np.ndarray, int]:
         with torch.inference_mode():
             tokens, log_probs = self._model.sample(batch, samplings)
-        return tokens.cpu().numpy(), log_probs.float().cpu().numpy(), self._version()
+            tokens, log_probs = to_host(tokens, log_probs.float())
+        return tokens.numpy(), log_probs.numpy(), self._version()
 
 
 class _Queue(Protocol):

@@ -85,8 +85,8 @@ class Vocabulary:
         if longest > MAX_TOKEN_BYTES:
             raise ValueError(
                 f"the tokenizer's longest token has {longest} bytes, expected at most "
-                f"{MAX_TOKEN_BYTES} for grammars, stop "
-                "texts and reported tokens; train the tokenizer with shorter ones."
+                f"{MAX_TOKEN_BYTES} for grammars, stop texts and reported tokens; train the "
+                "tokenizer with shorter ones."
             )
         if self._tokenizer.eos_token_id is None:
             raise ValueError(

@@ -201,8 +201,7 @@ class PictureEnv(gymnasium.Env[Observation, np.ndarray]):
             if state.get(name) != own[name]:
                 raise ValueError(
                     f"the state was saved with {name}={state.get(name)!r}, this environment has "
-                    f"{own[name]!r}; "
-                    "make this environment with the same value."
+                    f"{own[name]!r}; make this environment with the same value."
                 )
         self._refuse_other_pictures(state["images"])
         self._restore_simulation(state["scene"])

@@ -94,8 +94,7 @@ def require_fitting(policy: "VlaPolicy", checkpoint: str, benchmark: Benchmark) 
     if lost:
         raise ConfigError(
             f"{checkpoint} needs the camera {lost[0]!r}, which {benchmark.name} does not have; its "
-            "cameras are "
-            f"{', '.join(benchmark.cameras)} (--cameras)"
+            f"cameras are {', '.join(benchmark.cameras)} (--cameras)"
         )
     proprio = getattr(config, "proprio", None)
     if proprio is not None and len(proprio.low) != benchmark.state_size:

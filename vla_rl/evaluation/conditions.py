@@ -58,8 +58,8 @@ def refuse_other_conditions(path: Path, conditions: Mapping[str, Any]) -> None:
     except (OSError, ValueError, RecursionError) as error:  # ValueError: invalid JSON or UTF-8
         raise ConfigError(
             f"{path} cannot be read, expected the conditions of the results beside it: {error}; "
-            "start again in another "
-            "folder, or remove the file if you know that the conditions are the same"
+            "start again in another folder, or remove the file if you know that the conditions are "
+            "the same"
         ) from error
     now = msgspec.json.decode(msgspec.json.encode(conditions), type=dict[str, Any])
     before = {
@@ -69,8 +69,7 @@ def refuse_other_conditions(path: Path, conditions: Mapping[str, Any]) -> None:
         if before.get(name) != now.get(name):
             raise ConfigError(
                 f"{name} is {now.get(name)!r} now, but {path} says {before.get(name)!r}, and one "
-                "table cannot hold both; "
-                "use the recorded value, or start again in another folder"
+                "table cannot hold both; use the recorded value, or start again in another folder"
             )
 
 

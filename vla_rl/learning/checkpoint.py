@@ -253,8 +253,8 @@ def _verified(folder: Path) -> tuple[CheckpointHeader, dict[str, FileEntry]]:
     if update_in_name(folder) not in (None, header.weight_version):
         raise CheckpointError(
             f"{folder} is named for update {update_in_name(folder)}, but its {HEADER} says "
-            f"{header.weight_version}; give "
-            f"it its own name, update-{header.weight_version:06d}, or take another one."
+            f"{header.weight_version}; give it its own name, update-{header.weight_version:06d}, "
+            "or take another one."
         )
     return header, entries
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms.losses import ValueDiagnostics, value_loss
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
+from vla_rl.engines.transfers import to_device, to_host
 from vla_rl.errors import CheckpointError
 from vla_rl.learning.config import CriticConfig
 from vla_rl.learning.micro_batches import micro_batches
@@ -93,14 +94,15 @@ class Critic:
         indices = micro_batches(_num_read(seen), self._config.micro_batch_size)
         parts = [[seen[row] for row in index.tolist()] for index in indices]
         async with self._turn:
-            judged = await compute_in_parts(
+            found = await compute_in_parts(
                 self._lane, self._trunk.prepare, self._judge, parts, "values"
             )
+            parts_on_host = await self._lane.run(to_host, *found, work="values")
         values = torch.zeros(len(seen))
-        values[torch.cat(indices)] = torch.cat(judged)
-        found = _split_by_trajectory(trajectories, values.numpy() * self._config.value_scale)
-        require_values(trajectories, found)
-        return found
+        values[torch.cat(indices)] = torch.cat(parts_on_host)
+        judged = _split_by_trajectory(trajectories, values.numpy() * self._config.value_scale)
+        require_values(trajectories, judged)
+        return judged
 
     async def update(
         self,
@@ -148,10 +150,17 @@ class Critic:
                 losses += await self._accumulate(index, observations, target, old)
                 reports.append(await self._lane.run(self._optimizer.step, work="critic"))
             self._num_updates = number + 1
+            loss, num_clipped = await self._lane.run(_summarised, losses, work="critic")
         _, before = self._loss(
             old * scale, old * scale, target * scale, torch.ones_like(old, dtype=torch.bool)
         )
-        return _metrics(before, losses, reports)
+        return {
+            "critic/loss": loss / len(reports),
+            **{f"critic/{name}": value for name, value in before.metrics().items()},
+            "critic/value_clip_fraction": num_clipped / (len(target) * self._config.epochs),
+            "critic/grad_norm": sum(report.grad_norm for report in reports) / len(reports),
+            "critic/skipped_steps": float(sum(report.is_skipped for report in reports)),
+        }
 
     async def snapshot(self) -> dict[str, Tensor]:
         """Copy all state that the next update depends on to the CPU, by name."""
@@ -195,7 +204,7 @@ class Critic:
 
     def _judge(self, batch: Any, _: Sequence[Observation]) -> Tensor:
         with torch.no_grad():
-            return self._predict(batch).cpu()
+            return self._predict(batch)
 
     def _predict(self, batch: Any) -> Tensor:
         """Compute values, float32 [B], in units of `value_scale`, with a gradient for the trained
@@ -207,8 +216,7 @@ class Critic:
         if features.ndim != 2 or features.shape[1] != expected:
             raise ValueError(
                 f"{type(self._trunk).__name__}.features gave {list(features.shape)}, expected [B, "
-                f"{expected}], as its "
-                "feature_size says"
+                f"{expected}], as its feature_size says"
             )
         values: Tensor = self._head(features)
         return values
@@ -217,7 +225,7 @@ class Critic:
         self, batch: Any, rows: Rows, *, num_rows: int
     ) -> tuple[Tensor, ValueDiagnostics]:
         """Add the gradient of one micro-batch's share of the mean over `num_rows`."""
-        target, old = rows[1].to(self._device), rows[2].to(self._device)
+        target, old = (to_device(column, self._device) for column in rows[1:])
         losses, diagnostics = self._loss(
             self._predict(batch), old, target, torch.ones_like(old, dtype=torch.bool)
         )
@@ -245,27 +253,18 @@ class Critic:
             ) from error
 
 
+def _summarised(losses: Sequence[tuple[Tensor, ValueDiagnostics]]) -> tuple[float, float]:
+    """Return the sum of the losses and the number of clipped values, read in one copy."""
+    clipped = reduce(add, (diagnostics.num_clipped for _, diagnostics in losses))
+    loss, num_clipped = to_host(torch.stack([loss for loss, _ in losses]).sum(), clipped)
+    return float(loss), float(num_clipped)
+
+
 def is_cut_off(trajectory: Trajectory) -> bool:
     """Return whether the world went on after the last observation, so that its value belongs to the
     return.
     """
     return trajectory.stop_reason.is_cut_off
-
-
-def _metrics(
-    before: ValueDiagnostics,
-    losses: Sequence[tuple[Tensor, ValueDiagnostics]],
-    reports: Sequence[StepReport],
-) -> dict[str, float]:
-    """Return the metrics of an update: values `before` it, and the optimizer steps."""
-    stepped = reduce(add, (diagnostics for _, diagnostics in losses))
-    return {
-        "critic/loss": float(torch.stack([loss for loss, _ in losses]).sum()) / len(reports),
-        **{f"critic/{name}": value for name, value in before.metrics().items()},
-        "critic/value_clip_fraction": stepped.metrics()["value_clip_fraction"],
-        "critic/grad_norm": sum(report.grad_norm for report in reports) / len(reports),
-        "critic/skipped_steps": float(sum(report.is_skipped for report in reports)),
-    }
 
 
 def _split_by_trajectory(trajectories: Sequence[Trajectory], values: np.ndarray) -> list[Judged]:

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_rl.engines.transfers import to_device
 from vla_rl.learning.columns import BY_ROW, RECORDED, TokenColumns, narrowed
 from vla_rl.learning.rows import Advantage, Place, Row, rows_of
 from vla_rl.learning.sound_numbers import require_log_probs
@@ -21,8 +22,7 @@ from vla_rl.types import Observation, Trajectory
 
 BROKEN_ENGINE: Final = (
     "the weights or inputs that it acted with hold NaN or infinity, or it reports something else "
-    "than natural logs of "
-    "probabilities after temperature"
+    "than natural logs of probabilities after temperature"
 )
 BROKEN_REFERENCE: Final = (
     "look at the reference policy's weights, and whether it may choose the same tokens as the "
@@ -77,7 +77,7 @@ class Decisions(TokenColumns):
 
     def on_device(self, device: torch.device) -> "Decisions":
         """Return the same rows with columns on a device; observations stay where they are."""
-        columns: Any = {name: column.to(device) for name, column in self.tensors().items()}
+        columns: Any = {name: to_device(column, device) for name, column in self.tensors().items()}
         return replace(self, **columns)
 
     def split_by_decision(self, values: Tensor) -> list[np.ndarray]:

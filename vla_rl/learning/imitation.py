@@ -15,9 +15,11 @@ from torch import Tensor
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.policy_model import NO_TOKEN, PolicyModel
+from vla_rl.engines.transfers import to_device
 from vla_rl.learning.config import ImitationConfig
 from vla_rl.learning.learner import UpdateReport
 from vla_rl.learning.micro_batches import micro_batches
+from vla_rl.learning.scoring import place_choices
 from vla_rl.learning.training import Training, TrainingState, WeightSink
 from vla_rl.types import Observation, Sampling
 
@@ -108,8 +110,9 @@ class Imitator:
                     arguments = (batch, tokens[part, :width], mask[part, :width], num_tokens)
                     losses.append(await self._lane.run(self._backward, *arguments, work="update"))
             report = await self._lane.run(self._training.step, True, work="update")
+            loss = await self._lane.run(_total, losses, work="update")
         metrics = {
-            "imitation/loss": float(torch.stack(losses).sum()),
+            "imitation/loss": loss,
             "imitation/grad_norm": report.grad_norm,
             "imitation/lr": report.lr,
             "imitation/skipped_steps": float(report.is_skipped),
@@ -177,21 +180,23 @@ class Imitator:
         if not mask.any():
             raise ValueError(
                 f"none of the {tokens.numel()} demonstrated tokens is marked in "
-                "Demonstration.teaches, expected at least "
-                "one; check how `teaches` is computed, and look for conversations that are cut "
-                "before their first reply."
+                "Demonstration.teaches, expected at least one; check how `teaches` is computed, "
+                "and look for conversations that are cut before their first reply."
             )
         return tokens, mask
 
     def _backward(self, batch: Any, tokens: Tensor, mask: Tensor, num_tokens: int) -> Tensor:
-        device = self._training.device
-        mask = mask.to(device)
+        mask = to_device(mask, self._training.device)
         log_prob, _ = self._training.model.log_probs(
-            batch, tokens.to(device), torch.ones(len(tokens), device=device)
+            batch, *place_choices(self._model, tokens, torch.ones(len(tokens)))
         )
         loss = -torch.where(mask, log_prob, 0.0).sum() / num_tokens
         torch.autograd.backward(loss)
         return loss.detach()
+
+
+def _total(losses: Sequence[Tensor]) -> float:
+    return float(torch.stack(list(losses)).sum())
 
 
 def _require_whole_chunks(demonstrations: Sequence[Demonstration], shape: tuple[int, ...]) -> None:
@@ -199,8 +204,8 @@ def _require_whole_chunks(demonstrations: Sequence[Demonstration], shape: tuple[
         if each.actions.shape != shape:
             raise ValueError(
                 f"demonstration {number} is a chunk {list(each.actions.shape)}, expected "
-                f"{list(shape)}, as the policy "
-                "decides; pad a chunk at the end of an episode and set num_valid."
+                f"{list(shape)}, as the policy decides; pad a chunk at the end of an episode and "
+                "set num_valid."
             )
 
 

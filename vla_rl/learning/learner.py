@@ -178,13 +178,10 @@ class PolicyLearner:
         if not gap <= self._config.max_mismatch:
             raise PolicyMismatchError(
                 f"the learner's log-probs differ by {gap:.4g} on average from those that the "
-                "engine reported for the same "
-                f"tokens and weights (version {self.weight_version}), expected at most "
-                "max_mismatch = "
-                f"{self._config.max_mismatch}, so that the ratio starts at 1. Acting and learning "
-                "compute "
-                "different numbers: check the temperature, dropout, the attention mask, and how "
-                "observations are prepared."
+                f"engine reported for the same tokens and weights (version {self.weight_version}), "
+                f"expected at most max_mismatch = {self._config.max_mismatch}, so that the ratio "
+                "starts at 1. Acting and learning compute different numbers: check the "
+                "temperature, dropout, the attention mask, and how observations are prepared."
             )
         self._agreed = True
 

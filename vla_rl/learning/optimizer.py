@@ -101,6 +101,7 @@ class PolicyOptimizer:
         )
         self._num_steps = 0
         self._num_skips_in_a_row = 0
+        self._norm: Tensor | None = None
 
     @property
     def parameters(self) -> Mapping[str, nn.Parameter]:
@@ -118,18 +119,30 @@ class PolicyOptimizer:
     def zero_grad(self) -> None:
         """Clear all gradients."""
         self._adamw.zero_grad()
+        self._norm = None
 
-    def step(self) -> StepReport:
+    def measure_gradient(self) -> Tensor:
+        """Return the norm of the complete gradients, by which the next step clips; on their device,
+        so that the caller copies it to the host with other numbers."""
+        gradients = [moved.grad for moved in self._moved.values() if moved.grad is not None]
+        self._norm = nn.utils.get_total_norm(gradients)
+        return self._norm
+
+    def step(self, grad_norm: float | None = None) -> StepReport:
         """Clip and apply the gradients, or skip the step if they are not finite.
+
+        Args:
+            grad_norm: the number that `measure_gradient` returned; None: measure now, which waits
+                for the device.
 
         Raises: DivergedError after `max_skips_in_a_row` skipped steps in a row.
         """
         lr = self.learning_rate()
         self._num_steps += 1
         # the norm is the only number that decides about a skip; NaN in any gradient makes it NaN
-        grad_norm = float(
-            nn.utils.clip_grad_norm_(list(self._moved.values()), self._config.max_grad_norm)
-        )
+        norm = self.measure_gradient() if grad_norm is None or self._norm is None else self._norm
+        grad_norm = float(norm) if grad_norm is None else grad_norm
+        nn.utils.clip_grads_with_norm_(list(self._moved.values()), self._config.max_grad_norm, norm)
         if not math.isfinite(grad_norm):
             self._skip(grad_norm)
             return StepReport(grad_norm=grad_norm, lr=lr, is_skipped=True)

@@ -16,14 +16,15 @@ from vla_rl.algorithms import Denominators, aggregation
 from vla_rl.algorithms.losses import policy_loss
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
+from vla_rl.engines.transfers import to_device
 from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.decisions import Decisions
 from vla_rl.learning.optimizer import StepReport
 from vla_rl.learning.plan import StepPlan
-from vla_rl.learning.scoring import Scorer
+from vla_rl.learning.scoring import Scorer, place_choices
 from vla_rl.learning.sound_numbers import first_unsound
 from vla_rl.learning.training import Training, TrainingState, WeightSink
-from vla_rl.learning.update_metrics import MicroBatchSums
+from vla_rl.learning.update_metrics import MicroBatchSums, on_host
 
 LogProbs = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]
 """`TokenModel.log_probs`, or a module that calls it."""
@@ -44,7 +45,7 @@ class Passes(Protocol):
     async def accumulate(
         self, minibatch: Decisions, plan: StepPlan, compare: int | None
     ) -> list[MicroBatchSums]:
-        """Compute the gradient of a mini-batch; return the sums of `plan.indices`."""
+        """Compute the gradient of a mini-batch; return the sums of `plan.indices`, on the host."""
         ...
 
     async def step(self, publish: bool) -> StepReport:
@@ -87,13 +88,17 @@ class PolicyPasses:
 
         Args:
             batch: prepared observations.
-            rows: the rows.
+            rows: the rows, on the host.
             counts: divisors of the whole mini-batch, for these rows.
             compare: version whose log-probs these weights should reproduce; None for none.
         """
         device = next(self._model.network.parameters()).device
+        # asked on the host: on a GPU, a selection by a mask waits for its number of True
+        unmasked = to_device(rows.mask.flatten().nonzero()[:, 0], device)
+        log_prob, entropy = self._log_probs(
+            batch, *place_choices(self._model, rows.tokens, rows.temperature)
+        )
         rows = rows.on_device(device)
-        log_prob, entropy = self._log_probs(batch, rows.tokens, rows.temperature)
         if log_prob.dtype not in (torch.float32, torch.float64):
             raise ValueError(
                 f"{type(self._model).__name__}.log_probs gave {log_prob.dtype}, expected "
@@ -103,7 +108,9 @@ class PolicyPasses:
         losses, diagnostics = self._loss(rows.token_batch(log_prob))
         if self._entropy_coef:
             losses = losses - self._entropy_coef * entropy
-        counts = dataclasses.replace(counts, sequence_tokens=counts.sequence_tokens.to(device))
+        counts = dataclasses.replace(
+            counts, sequence_tokens=to_device(counts.sequence_tokens, device)
+        )
         loss = self._aggregate(losses, rows.mask, counts)
         torch.autograd.backward(loss)
         is_same = (
@@ -121,7 +128,7 @@ class PolicyPasses:
             gap_sum=gap.sum(),
             gap_max=gap.max(),
             num_compared=is_same.sum(),
-            tokens=torch.stack([versions, distance.double()])[:, rows.mask],
+            tokens=torch.stack([versions, distance.double()]).flatten(1)[:, unmasked],
             first_unsound=first_unsound(log_prob, entropy, rows.mask),
         )
 
@@ -144,6 +151,7 @@ class LocalPasses:
         self._training = Training(model, config.optimizer, publish_to, weight_version)
         self._passes = PolicyPasses(model, config)
         self._scorer = Scorer(model, lane, config.micro_batch_size, work="proximal")
+        self._grad_norm: float | None = None
 
     @property
     def weight_version(self) -> int:
@@ -169,11 +177,12 @@ class LocalPasses:
                         self._passes.backward, batch, rows, counts, compare, work="update"
                     )
                 )
-        return sums
+        return await self._lane.run(self._read, sums, work="update")
 
     async def step(self, publish: bool) -> StepReport:
         """Take one optimizer step."""
-        return await self._lane.run(self._training.step, publish, work="update")
+        grad_norm, self._grad_norm = self._grad_norm, None
+        return await self._lane.run(self._training.step, publish, grad_norm, work="update")
 
     async def stand_still(self) -> None:
         """Publish the same weights as a new version."""
@@ -189,3 +198,9 @@ class LocalPasses:
 
     def _prepare(self, part: tuple[Decisions, Denominators]) -> Any:
         return self._model.prepare(part[0].observations)
+
+    def _read(self, sums: list[MicroBatchSums]) -> list[MicroBatchSums]:
+        """Copy the sums to the host, and with them the norm that the step needs there."""
+        found, (grad_norm,) = on_host(sums, self._training.optimizer.measure_gradient())
+        self._grad_norm = float(grad_norm)
+        return found

@@ -184,8 +184,7 @@ def _check_log_probs(trajectory: Trajectory) -> None:
         if found != expected:
             raise ValueError(
                 f"decision {number} of episode {trajectory.episode.episode_id} has log_probs "
-                f"{list(found)} for tokens "
-                f"{list(expected)}, expected one for each."
+                f"{list(found)} for tokens {list(expected)}, expected one for each."
             )
 
 
@@ -199,8 +198,7 @@ def _check_reference(
     if found != expected:
         raise ValueError(
             f"reference_log_probs of episode {trajectory.episode.episode_id} are {found[:3]}, "
-            f"expected {expected[:3]}: one "
-            "for each token of each decision."
+            f"expected {expected[:3]}: one for each token of each decision."
         )
 
 
@@ -213,8 +211,7 @@ def _checked_advantage(trajectory: Trajectory, advantage: Advantage) -> np.ndarr
     if values.shape not in ((), (num_rows,), *by_token):
         raise ValueError(
             f"{which} is {list(values.shape)}, expected one number, [{num_rows}] for its "
-            "decisions, "
-            f"or [{num_rows}, {max(lengths, default=0)}] for their tokens."
+            f"decisions, or [{num_rows}, {max(lengths, default=0)}] for their tokens."
         )
     if not np.isfinite(values).all():
         raise ValueError(f"{which} is not finite; look at the rewards of its group.")

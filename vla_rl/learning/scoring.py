@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.policy_model import TokenModel
+from vla_rl.engines.transfers import to_device, to_host
 from vla_rl.learning.config import MicroBatchSize
 from vla_rl.learning.decisions import Decisions, decisions_of
 from vla_rl.learning.micro_batches import micro_batches
@@ -25,6 +27,16 @@ DISAGREES: Final = (
     "look for NaN or infinity in its weights, and whether it may choose the same "
     "tokens as the engine"
 )
+
+
+def place_choices(model: TokenModel[Any], *columns: Tensor) -> tuple[Tensor, ...]:
+    """Copy tokens and temperatures to where a model's `log_probs` takes them: its device, but for a
+    language model, which lays out rows by the lengths of replies, and asks for them on the host.
+    """
+    if isinstance(model, LanguageModel):
+        return columns
+    device = next(model.network.parameters()).device
+    return tuple(to_device(column, device) for column in columns)
 
 
 class Scorer:
@@ -62,7 +74,8 @@ class Scorer:
         """
         indices = micro_batches(decisions.num_read, self._size)
         parts = [decisions.rows(index) for index in indices]
-        results = await compute_in_parts(self._lane, self._prepare, self._score, parts, self._work)
+        found = await compute_in_parts(self._lane, self._prepare, self._score, parts, self._work)
+        results = await self._lane.run(to_host, *found, work=self._work)
         scores = torch.zeros(decisions.mask.shape)
         for index, result in zip(indices, results, strict=True):
             scores[index, : result.shape[1]] = result
@@ -73,12 +86,11 @@ class Scorer:
         return self._model.prepare(rows.observations)
 
     def _score(self, batch: Any, rows: Decisions) -> Tensor:
-        device = next(self._model.network.parameters()).device
         with torch.no_grad():
             log_probs, _ = self._model.log_probs(
-                batch, rows.tokens.to(device), rows.temperature.to(device)
+                batch, *place_choices(self._model, rows.tokens, rows.temperature)
             )
-        return log_probs.float().cpu()
+        return log_probs.float()
 
 
 class Reference:

@@ -54,8 +54,7 @@ def require_log_probs(decisions: TokenRows, log_probs: Tensor, whose: str, remed
     expected = "a finite number" if is_density else "a finite number of at most 0"
     raise ValueError(
         f"{whose} log-prob of {place_of(decisions, row, column)} is "
-        f"{float(log_probs[row, column])}, expected {expected}; "
-        f"{remedy}."
+        f"{float(log_probs[row, column])}, expected {expected}; {remedy}."
     )
 
 
@@ -79,11 +78,12 @@ def first_unsound(log_prob: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
         log_prob, entropy: float [B, T], under the trained weights, on any device.
         mask: bool [B, T].
 
-    Returns: int64 [], the index in the flattened tokens, -1 for none; it stays on the device.
+    Returns: int64 [], its number in the flattened tokens, counted from 1; 0 for none. It stays on
+    the device.
     """
     unsound = mask & (log_prob.isinf() | (log_prob.isfinite() & ~entropy.isfinite()))
     flat = unsound.detach().flatten()
-    return torch.where(flat.any(), flat.to(torch.uint8).argmax(), -1)
+    return torch.where(flat.any(), flat.to(torch.uint8).argmax() + 1, 0)
 
 
 def require_sound_model(
@@ -98,12 +98,11 @@ def require_sound_model(
         model: name of the policy's class.
     """
     for index, place in zip(indices, torch.stack(list(places)).tolist(), strict=True):
-        if place >= 0:
+        if place > 0:
             rows = minibatch.rows(index)
-            where = place_of(rows, *divmod(place, rows.mask.shape[1]))
+            where = place_of(rows, *divmod(place - 1, rows.mask.shape[1]))
             raise ValueError(
                 f"{model}.log_probs gave an infinite log-prob, or an entropy that is not finite, "
-                f"for {where}; "
-                "expected finite numbers. Learner and engine must allow the same tokens: look at "
-                "masked logits."
+                f"for {where}; expected finite numbers. Learner and engine must allow the same "
+                "tokens: look at masked logits."
             )

@@ -42,8 +42,7 @@ class LearnerTeam:
         if not learners or (updates_per_turn is not None and updates_per_turn < 1):
             raise ConfigError(
                 f"{len(learners)} learners and updates_per_turn={updates_per_turn}, expected at "
-                "least 1 of each; "
-                "updates_per_turn=None lets all of them learn in every update"
+                "least 1 of each; updates_per_turn=None lets all of them learn in every update"
             )
         self._learners, self._updates_per_turn = dict(learners), updates_per_turn
         self._roster = Roster(learners)

@@ -122,14 +122,14 @@ class Training:
         """Device of the parameters."""
         return next(self.model.network.parameters()).device
 
-    def step(self, publish: bool) -> StepReport:
+    def step(self, publish: bool, grad_norm: float | None = None) -> StepReport:
         """Take one optimizer step; with `publish`, raise the version and publish the weights in the
         same piece of work.
 
         A skipped step is published too, with the weights of the version before, so that components
-        that wait for a version go on.
+        that wait for a version go on. `grad_norm` is that of `PolicyOptimizer.step`.
         """
-        report = self.optimizer.step()
+        report = self.optimizer.step(grad_norm)
         # in the same piece of work: a batch between step and hand-over would act with new weights
         # under the old version
         if publish:

@@ -1,7 +1,7 @@
-"""Metrics of an update, summed on the device over the micro-batches and read once at the end."""
+"""Metrics of an update, summed on the device by micro-batch and read once for each optimizer step."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import reduce
 from operator import add
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.algorithms.losses import Diagnostics
+from vla_rl.engines.transfers import to_host
 from vla_rl.learning.optimizer import StepReport
 
 
@@ -29,7 +30,32 @@ class MicroBatchSums:
     """Version that chose each unmasked token, and its |log-ratio|: float64 [2, n]."""
 
     first_unsound: Tensor
-    """Index that `sound_numbers.first_unsound` returned, int64 []."""
+    """Number that `sound_numbers.first_unsound` returned, int64 []."""
+
+    def tensors(self) -> list[Tensor]:
+        """Return all tensors, in the order in which `with_tensors` takes them."""
+        own = [getattr(self, name) for name in _OWN]
+        told = [getattr(self.diagnostics, name) for name in _DIAGNOSTICS]
+        return [*own, *told, *self.diagnostics.extra_sums.values()]
+
+    def with_tensors(self, tensors: Iterator[Tensor]) -> "MicroBatchSums":
+        """Return the same sums with the next of these tensors."""
+        own = {name: next(tensors) for name in _OWN}
+        told = {name: next(tensors) for name in _DIAGNOSTICS}
+        extra = {name: next(tensors) for name in self.diagnostics.extra_sums}
+        return replace(self, diagnostics=Diagnostics(**told, extra_sums=extra), **own)
+
+
+_OWN = tuple(each.name for each in fields(MicroBatchSums) if each.name != "diagnostics")
+_DIAGNOSTICS = tuple(each.name for each in fields(Diagnostics) if each.name != "extra_sums")
+
+
+def on_host(
+    sums: Sequence[MicroBatchSums], *others: Tensor
+) -> tuple[list[MicroBatchSums], list[Tensor]]:
+    """Copy the sums of micro-batches, and other tensors, to the host in one copy."""
+    found = iter(to_host(*(each for part in sums for each in part.tensors()), *others))
+    return [part.with_tensors(found) for part in sums], list(found)
 
 
 def update_metrics(

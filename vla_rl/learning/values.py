@@ -39,9 +39,8 @@ def require_values(trajectories: Sequence[Trajectory], judged: Sequence[Judged])
         if not np.isfinite(each.bootstrap):
             raise ValueError(
                 "the critic's value of the final observation of episode "
-                f"{trajectory.episode.episode_id} is "
-                f"{each.bootstrap}, expected a finite number; look at its learning rate and "
-                "value_scale."
+                f"{trajectory.episode.episode_id} is {each.bootstrap}, expected a finite number; "
+                "look at its learning rate and value_scale."
             )
 
 
@@ -70,6 +69,5 @@ def _require_each(trajectory: Trajectory, numbers: np.ndarray, what: str, remedy
     if len(bad):
         raise ValueError(
             f"the {what} of episode {episode} hold {numbers[bad[0]]} at decision {bad[0]}, "
-            "expected finite "
-            f"numbers; {remedy}."
+            f"expected finite numbers; {remedy}."
         )

@@ -163,10 +163,8 @@ def described(policy: "VlaPolicy") -> str:
     state = "" if proprio is None else f" and {proprio.key}"
     return (
         f"{kind}: sees {', '.join(config.cameras)}{state} ({config.images}), decides "
-        f"{config.chunk_size} x "
-        f"{config.action_dim} numbers by the statistics {config.norm_key!r} "
-        f"({config.normalization}, gripper "
-        f"{bounds.gripper}), {str(dtype).removeprefix('torch.')}"
+        f"{config.chunk_size} x {config.action_dim} numbers by the statistics {config.norm_key!r} "
+        f"({config.normalization}, gripper {bounds.gripper}), {str(dtype).removeprefix('torch.')}"
     )
 
 

@@ -15,6 +15,7 @@ from torch import nn
 from vla_rl.algorithms import EmbeddingConfig
 from vla_rl.algorithms.srpo.moments import cannot_embed, evenly_spaced, stacked
 from vla_rl.engines import DeviceLane, PolicyModel
+from vla_rl.engines.transfers import to_device
 from vla_rl.errors import ConfigError
 from vla_rl.types import Trajectory
 
@@ -41,8 +42,7 @@ class PolicyTowerEncoder:
         if not isinstance(tower, nn.Module):
             raise ConfigError(
                 f"EmbeddingConfig.encoder is 'policy', but {type(model).__name__} has no vision "
-                "tower; "
-                "expected 'pixels', 'state' or 'vjepa2'."
+                "tower; expected 'pixels', 'state' or 'vjepa2'."
             )
         self._tower = copy.deepcopy(tower).eval().requires_grad_(False)
         self._model, self._lane, self._num_frames = model, lane, config.num_frames
@@ -79,6 +79,6 @@ class PolicyTowerEncoder:
     @torch.inference_mode()
     def _look(self, images: torch.Tensor) -> NDArray[np.float32]:
         device = next(self._tower.parameters()).device
-        patches: torch.Tensor = self._tower(images.to(device))
+        patches: torch.Tensor = self._tower(to_device(images, device))
         features: NDArray[np.float32] = patches.float().mean(dim=1).cpu().numpy()
         return features

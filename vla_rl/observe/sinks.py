@@ -145,8 +145,7 @@ def import_wandb(project: str) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"metrics should go to the wandb project {project!r}, but wandb is not installed; "
-            "install vla_rl[wandb] or "
-            "omit the project."
+            "install vla_rl[wandb] or omit the project."
         ) from error
     return wandb
 

@@ -186,9 +186,8 @@ class LearningConfig(Config, frozen=True, kw_only=True):
         if self.scheduler.deterministic != self.engine.is_deterministic:
             raise ConfigError(
                 f"scheduler.deterministic is {self.scheduler.deterministic} and "
-                "engine.is_deterministic "
-                f"{self.engine.is_deterministic}: expected both or neither, because one alone is "
-                "not reproducible"
+                f"engine.is_deterministic {self.engine.is_deterministic}: expected both or "
+                "neither, because one alone is not reproducible"
             )
 
     @property

@@ -327,20 +327,7 @@ async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
         _refuse_other_conditions(config, _config_of(folder, type(config)), folder)
     episodes = planned_episodes(config)
     if command.launch.dry_run:
-        console.print(
-            Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json")
-        )
-        num_done = sum(key_of(episode) in _results_of(folder) for episode in episodes)
-        print_plan(
-            config,
-            episodes,
-            num_done,
-            config.num_envs,
-            weight_bytes(config.opened(config.checkpoint_folder)),
-            console,
-        )
-        await _rehearse(config, episodes, folder)
-        console.print("everything that the evaluation would read was found")
+        await _show_plan(config, episodes, folder, console)
         return 0
     conditions = conditions_of(config)
     model = None if folder else await asyncio.to_thread(_load, config)
@@ -377,21 +364,35 @@ async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
         num_missing = sum(key_of(episode) not in file.results for episode in episodes)
     is_written = num_waiting == 0
     if results:
-        path, sizes = (
-            run.path / "results.json",
-            {"num_planned": len(episodes), "num_missing": num_missing},
-        )
-        title = title_of(config.checkpoint_folder, conditions, **sizes)
-        console.print(result_table(results, title))
-        if any(result.perturbation for result in results):
-            console.print(robustness_table(results, title))
+        sizes = {"num_planned": len(episodes), "num_missing": num_missing}
+        _print_tables(results, title_of(config.checkpoint_folder, conditions, **sizes), console)
         is_written &= await asyncio.to_thread(
-            _write_results_or_say, path, conditions, results, sizes
+            _write_results_or_say, run.path / "results.json", conditions, results, sizes
         )
     console.print(f"everything of this evaluation is in {run.path}")
     if stop.is_asked or not is_written:
         console.print(f"continue with --resume {run.path}")
     return stop.exit_status or int(not is_written)
+
+
+async def _show_plan(
+    config: EvalConfig, episodes: list[EpisodeSpec], folder: Path | None, console: Console
+) -> None:
+    """Print the plan, and read everything that the evaluation would read."""
+    console.print(
+        Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json")
+    )
+    num_done = sum(key_of(episode) in _results_of(folder) for episode in episodes)
+    weights = weight_bytes(config.opened(config.checkpoint_folder))
+    print_plan(config, episodes, num_done, config.num_envs, weights, console)
+    await _rehearse(config, episodes, folder)
+    console.print("everything that the evaluation would read was found")
+
+
+def _print_tables(results: Sequence[EpisodeResult], title: str, console: Console) -> None:
+    console.print(result_table(results, title))
+    if any(result.perturbation for result in results):
+        console.print(robustness_table(results, title))
 
 
 def conditions_of(config: EvalConfig) -> dict[str, Any]:
@@ -477,8 +478,7 @@ def title_of(
         return title
     return (
         f"{title}; incomplete: {num_planned - num_missing} of {num_planned} episodes, those "
-        "running were lost, so rates "
-        "favour short ones"
+        "running were lost, so rates favour short ones"
     )
 
 

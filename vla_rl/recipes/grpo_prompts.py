@@ -106,8 +106,7 @@ def split_rows(config: GrpoPromptsConfig) -> tuple[list[int], list[int]]:
     if len(rows) <= config.num_validation:
         raise DataError(
             f"{config.prompts} has {len(rows)} rows and num_validation={config.num_validation} of "
-            "them are held out, "
-            "which leaves none to train on; hold out fewer, or add rows"
+            "them are held out, which leaves none to train on; hold out fewer, or add rows"
         )
     random.Random(derive_seed(config.run.seed, "held-out rows")).shuffle(rows)
     return sorted(rows[config.num_validation :]), sorted(rows[: config.num_validation])
@@ -165,8 +164,8 @@ def check_prompts(config: GrpoPromptsConfig, model: "LanguageModel[Any]") -> int
         if num_tokens >= context:
             raise DataError(
                 f"{label} has {num_tokens} tokens and the context {context}, expected room for at "
-                "least one token of a "
-                "reply; leave the row out, or use a policy with a longer context"
+                "least one token of a reply; leave the row out, or use a policy with a longer "
+                "context"
             )
         longest = max(longest, num_tokens)
     return longest

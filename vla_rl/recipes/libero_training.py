@@ -296,8 +296,8 @@ def held_out_episodes(config: SuiteTrainingConfig) -> list[EpisodeSpec]:
         if min(states) < config.train_init_states:
             raise ConfigError(
                 f"held_out.init_states are {wanted.init_states!r}, but the first "
-                f"{config.train_init_states} are trained on; "
-                f"expected numbers from {config.train_init_states} on"
+                f"{config.train_init_states} are trained on; expected numbers from "
+                f"{config.train_init_states} on"
             )
         for env in config.held_out_envs(task):
             for state in states:
@@ -334,8 +334,8 @@ def starting_policy(config: SuiteTrainingConfig) -> "VlaPolicy":
     if getattr(policy.config, "head", "tokens") == "diffusion":
         raise ConfigError(
             f"{folder} has a diffusion head, which gives no likelihood of its actions; "
-            "reinforcement learning needs "
-            "one: use a checkpoint with tokens or an L1 head, or train this one with `sft_libero`"
+            "reinforcement learning needs one: use a checkpoint with tokens or an L1 head, or "
+            "train this one with `sft_libero`"
         )
     if config.lora_rank is not None:
         from vla_rl.models.prismatic.config import LoraConfig

@@ -212,8 +212,7 @@ def record_task(config: RecordConfig, task_id: int) -> int:
                 if num_played > 2 * config.num + 10:
                     raise RuntimeError(
                         f"only {num_recorded} of {num_played} episodes of {env.task.key} "
-                        "succeeded: "
-                        f"{obstacle or 'lower noise, or choose other tasks'}."
+                        f"succeeded: {obstacle or 'lower noise, or choose other tasks'}."
                     )
                 demonstration = _play_one(config, env, task_id, num_played)
                 num_played += 1

@@ -37,7 +37,7 @@ from vla_rl.evaluation import (
 )
 from vla_rl.evaluation.libero import Suite, require_for_libero, tasks_of
 from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality
-from vla_rl.evaluation.shipped import resolve_checkpoint
+from vla_rl.evaluation.shipped import other_pictures, resolve_checkpoint
 from vla_rl.models.loading import SHIPPED, CheckpointConfig, CheckpointFormat, load_policy
 from vla_rl.observe.captions import with_caption
 from vla_rl.observe.mp4 import encode_mp4
@@ -220,8 +220,13 @@ async def _engine(config: WatchConfig, stack: AsyncExitStack) -> ActionEngine:
     if config.policy == "random":
         return RandomActions()
     lane = await stack.enter_async_context(engines.DeviceLane(1))
-    model = await asyncio.to_thread(load_policy, config.checkpoint_folder, config, config.device)
-    require_for_libero(model, config.checkpoint_folder)
+    folder, source = config.checkpoint_folder, find_assets(config.assets).source
+    print(f"the policy in {folder} acts")
+    warning = other_pictures(folder, source, config.scene.image_size, config.scene.quality)
+    if warning is not None:
+        print(warning)
+    model = await asyncio.to_thread(load_policy, folder, config, config.device)
+    require_for_libero(model, folder)
     return await stack.enter_async_context(engines.TorchActionEngine(model, lane, EngineConfig()))
 
 

@@ -157,8 +157,7 @@ class _Conversation:
         except _TookTooLong as error:
             raise EnvError(
                 f"the environment of {self._env.episode.task} did not reset within "
-                f"reset_timeout_s={limit}; look at "
-                "what its reset waits for, or raise the limit"
+                f"reset_timeout_s={limit}; look at what its reset waits for, or raise the limit"
             ) from error
         return self._hear(start)
 
@@ -203,9 +202,8 @@ class _Conversation:
         if reply.finish_reason == "aborted" or not len(reply.tokens):
             raise PolicyError(
                 f"a reply of {agent!r} has {len(reply.tokens)} tokens and finish_reason "
-                f"{reply.finish_reason!r}, expected a "
-                "complete one of at least one token; find out why the engine aborts replies, and "
-                "have it repeat them"
+                f"{reply.finish_reason!r}, expected a complete one of at least one token; find out "
+                "why the engine aborts replies, and have it repeat them"
             )
         return reply
 

@@ -105,9 +105,8 @@ class GroupSource:
             )
         if group_size < 1 or not 0 <= num_greedy <= group_size:
             raise ConfigError(
-                f"groups have {group_size} members, {num_greedy} of them greedy: expected at "
-                "least 1, and no more greedy "
-                "members than a group has"
+                f"groups have {group_size} members, {num_greedy} of them greedy: expected at least "
+                "1, and no more greedy members than a group has"
             )
         if kinds is not None and len(kinds) != len(starts):
             raise ConfigError(f"{len(kinds)} kinds for {len(starts)} starts, expected one for each")
@@ -179,9 +178,8 @@ class GroupSource:
         if differ:
             raise ConfigError(
                 "the checkpoint hands out other groups than this run would: it was saved with "
-                f"{'; '.join(differ)}. "
-                "Resume with the tasks, initial states, group size and seed of the checkpoint, or "
-                "start a new run"
+                f"{'; '.join(differ)}. Resume with the tasks, initial states, group size and seed "
+                "of the checkpoint, or start a new run"
             )
         self._epoch, self._position, self._next_group_id = (
             state.epoch,

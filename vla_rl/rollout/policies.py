@@ -102,9 +102,8 @@ class DecisionGauge:
             self._has_warned = True
             logger.warning(
                 "episode %d (%s) has made %d decisions and has not ended; its environment (%s) "
-                "sets terminated or truncated "
-                "at an end. max_episode_steps of gymnasium.register, or "
-                "scheduler.episode_timeout_s, cuts episodes off",
+                "sets terminated or truncated at an end. max_episode_steps of gymnasium.register, "
+                "or scheduler.episode_timeout_s, cuts episodes off",
                 episode.episode_id,
                 episode.task,
                 LONG_EPISODE,
@@ -214,10 +213,8 @@ class EpisodePolicy:
             raise PolicyError(
                 f"the policy's log-prob of token {place} of decision {number} of episode "
                 f"{episode.episode_id} ({episode.task!r}) is {log_probs[place]}, with the weights "
-                f"after {version} updates; "
-                "expected finite log-probs of at most 0. Look for NaN or infinity in its weights "
-                "and inputs, and whether it "
-                "reports natural logs."
+                f"after {version} updates; expected finite log-probs of at most 0. Look for NaN or "
+                "infinity in its weights and inputs, and whether it reports natural logs."
             )
 
     @contextmanager

@@ -156,9 +156,8 @@ class EpisodeScheduler:
             raise ValueError(f"update {update} was trained already, the next one is {self.version}")
         if self._num_updates is not None and update >= self._num_updates:
             raise ValueError(
-                f"update {update} is not one of the run's {self._num_updates}, counted from 0, "
-                "and no episode is run for "
-                "it; stop there, or make the scheduler with more num_updates"
+                f"update {update} is not one of the run's {self._num_updates}, counted from 0, and "
+                "no episode is run for it; stop there, or make the scheduler with more num_updates"
             )
         for place in range(self._config.groups_per_update):
             while len(self._handover.groups_of(update)) <= place:

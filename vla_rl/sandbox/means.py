@@ -71,6 +71,6 @@ def described(missing: Mapping[Means, str], found: list[str]) -> str:
         )
     return (
         f"sandboxed calls can {'; '.join(found)}, as they are isolated without {reasons}. Time, "
-        "memory, output and the "
-        "number of processes are limited all the same, and no process outlives its call"
+        "memory, output and the number of processes are limited all the same, and no process "
+        "outlives its call"
     )

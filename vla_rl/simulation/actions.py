@@ -96,8 +96,7 @@ class ActionGate:
             shape = ", ".join(["H", *map(str, self._shape)])
             raise ValueError(
                 f"action chunk for {self._env_id} is {spell(array)}, expected {self._dtype} "
-                f"[{shape}] with H >= 1 rows; "
-                "pass a single action to `step`."
+                f"[{shape}] with H >= 1 rows; pass a single action to `step`."
             )
         return self._in_box(self._box, array, (len(array), *self._shape), "action chunk")
 
@@ -122,8 +121,7 @@ class ActionGate:
         low, high = (np.broadcast_to(bound, array.shape)[where] for bound in (box.low, box.high))
         raise ValueError(
             f"{what} for {self._env_id} holds {array[where]} at {list(where)}, expected {low} to "
-            f"{high}; "
-            f"{int(wrong.sum())} of {array.size} numbers are out of range or not finite."
+            f"{high}; {int(wrong.sum())} of {array.size} numbers are out of range or not finite."
         )
 
     def _discrete(self, space: spaces.Discrete[Any], action: Any) -> int:

@@ -46,9 +46,8 @@ def registered(env_id: str) -> Registered:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise EnvError(
-            f"{env_id} could not be made: there is no module {error.name!r}, expected the one "
-            f"that registers {name!r}, in "
-            "the folder of the script or on PYTHONPATH"
+            f"{env_id} could not be made: there is no module {error.name!r}, expected the one that "
+            f"registers {name!r}, in the folder of the script or on PYTHONPATH"
         ) from None
     try:
         return gymnasium.spec(name)

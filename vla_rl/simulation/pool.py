@@ -323,8 +323,8 @@ class SimulatorPool:
         self._turn_away(
             EnvError(
                 f"more than {config.max_restarts} simulators of {self._name!r} died within "
-                f"{config.restart_window_s:g} s, "
-                f"the limit set by max_restarts; the last one: {death}"
+                f"{config.restart_window_s:g} s, the limit set by max_restarts; the last one: "
+                f"{death}"
             ),
             cause=death,
         )

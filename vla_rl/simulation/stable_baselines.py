@@ -48,8 +48,7 @@ class Sb3VecEnv(VecEnv):  # type: ignore[misc]  # a class of a package that type
         if envs.autoreset_mode is not AutoresetMode.SAME_STEP:
             raise ValueError(
                 f"autoreset_mode is {envs.autoreset_mode}, expected SAME_STEP, as "
-                "stable-baselines3 resets; use "
-                "make_sb3_vec"
+                "stable-baselines3 resets; use make_sb3_vec"
             )
         self._envs = envs
         self._actions: Any = None

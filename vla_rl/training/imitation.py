@@ -89,22 +89,19 @@ def _require_fitting(episode: RecordedEpisode, policy: "VlaPolicy") -> None:
     if width != policy.config.action_dim:
         raise DataError(
             f"{episode.name} has actions of {width} numbers, expected {policy.config.action_dim} "
-            "for this policy; use the "
-            "data's own statistics (--statistics data) to train it for another robot, or use "
-            "other data."
+            "for this policy; use the data's own statistics (--statistics data) to train it for "
+            "another robot, or use other data."
         )
     if not episode.has_gripper and policy.config.action_bounds.gripper == "openvla":
         raise DataError(
             f"the actions of {episode.name} have no gripper, but the policy treats their last "
-            "number as one; use the "
-            "data's own statistics (--statistics data)."
+            "number as one; use the data's own statistics (--statistics data)."
         )
     lost = [camera for camera in policy.config.cameras if camera not in episode.frames]
     if lost:
         raise DataError(
             f"{episode.name} has no pictures {lost[0]!r}, only {sorted(episode.frames)}; choose "
-            "the policy's cameras "
-            "(--cameras), or map the data's names (--data.fields)."
+            "the policy's cameras (--cameras), or map the data's names (--data.fields)."
         )
     proprio = _proprio_config(policy)
     if proprio is None:
@@ -114,8 +111,7 @@ def _require_fitting(episode: RecordedEpisode, policy: "VlaPolicy") -> None:
         found = "none" if vector is None else f"{vector.shape[1]} numbers"
         raise DataError(
             f"{episode.name} has {found} of {proprio.key!r}, and the policy reads "
-            f"{len(proprio.low)}; use other data, or a "
-            "policy without proprioception."
+            f"{len(proprio.low)}; use other data, or a policy without proprioception."
         )
 
 

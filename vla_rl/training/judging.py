@@ -16,35 +16,30 @@ from types import TracebackType
 from typing import Self
 
 import msgspec
-from rich.console import Console
 
 from vla_rl.actors import Runtime
 from vla_rl.actors.completion import run_to_its_end
 from vla_rl.actors.waits import note_progress
 from vla_rl.errors import CheckpointError
-from vla_rl.evaluation.evaluator import EvaluatorSettings, evaluate_checkpoint, settings_for
-from vla_rl.evaluation.held_out import HeldOutJudge, Judge
+from vla_rl.evaluation.evaluator import EvaluatorSettings, evaluate_checkpoint
+from vla_rl.evaluation.held_out import HeldOutJudge
 from vla_rl.evaluation.held_out_book import HeldOutBook
 from vla_rl.evaluation.held_out_curve import (
     Curve,
     CurvePoint,
     curve_of,
-    curve_table,
     read_curve,
     write_curve,
 )
 from vla_rl.learning.checkpoint_folders import (
-    BEST,
     checkpoint_of,
     list_checkpoints,
     set_best,
     update_in_name,
 )
 from vla_rl.observe import RunDirectory
-from vla_rl.pipelines.config import LearningConfig, TrainingConfig
 from vla_rl.rollout.owned_tasks import leave
 from vla_rl.simulation import SimulatorConfig
-from vla_rl.training.team import Team
 from vla_rl.types import EpisodeSpec
 
 logger = logging.getLogger(__name__)
@@ -77,6 +72,7 @@ class JudgingBeside:
         self._judge, self._settings, self._run, self._runtime = judge, settings, run, runtime
         self._first, self._note, self._stop = first, note, stop
         self._keys = [judge.format.key_of(episode) for episode in judge.episodes]
+        self._book: HeldOutBook | None = None
         self._skipped: list[int] = []
         self._current: int | None = None
         self._waiting: int | None = None
@@ -86,17 +82,15 @@ class JudgingBeside:
         self._judging: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> Self:
-        self._book: HeldOutBook = await asyncio.to_thread(self._judge.open, self._run)
+        self._book = await asyncio.to_thread(self._judge.open, self._run)
         earlier = await asyncio.to_thread(read_curve, self._run)
         skipped = earlier.skipped if earlier is not None else ()
         self._skipped = [version for version in skipped if version <= self._first]
         await self._write_curve()
         unfinished = await asyncio.to_thread(self._unfinished)
-        if unfinished:
-            # at most two: the one that ran when the run ended, and the one that waited for it
-            self._current = unfinished[0]
-            self._waiting = unfinished[-1] if len(unfinished) > 1 else None
         await self._tasks.__aenter__()
+        for version in unfinished:
+            self.offer(version)
         self._judging = self._tasks.create_task(self._judge_each(), name="held-out episodes")
         return self
 
@@ -113,7 +107,8 @@ class JudgingBeside:
     @property
     def curve(self) -> Curve:
         """The results of all versions that have run all episodes."""
-        return curve_of(self._book.rows, self._keys, self._judge.format, self._skipped)
+        rows = () if self._book is None else self._book.rows
+        return curve_of(rows, self._keys, self._judge.format, self._skipped)
 
     def kept(self) -> frozenset[int]:
         """Return the updates whose checkpoints are evaluated now or next."""
@@ -139,13 +134,25 @@ class JudgingBeside:
             self._skip(self._waiting, version)
         self._waiting = version
 
-    def pass_over(self, version: int) -> None:
-        """Leave out a version whose checkpoint could not be written, with one line."""
-        print(
-            f"weights {version} are not evaluated on held-out starts, because their checkpoint "
-            "could not be written",
-            flush=True,
-        )
+    async def begin(self, save: Callable[[], Awaitable[None]]) -> None:
+        """Offer the weights that the run begins with; `save` writes a checkpoint if there is none."""
+        root = self._run.checkpoints
+        if await asyncio.to_thread(checkpoint_of, root, 0) is None:
+            await save()
+        self.update_ended(0, await asyncio.to_thread(checkpoint_of, root, 0) is not None)
+
+    def update_ended(self, version: int, is_saved: bool) -> None:
+        """Offer a version if the schedule evaluates it; one line if its checkpoint is not saved."""
+        if not self.is_due(version):
+            return
+        if is_saved:
+            self.offer(version)
+        else:
+            print(
+                f"weights {version} are not evaluated on held-out starts, because their "
+                "checkpoint could not be written",
+                flush=True,
+            )
 
     async def finish(self, last: int, simulators: SimulatorConfig) -> None:
         """Evaluate the last weights, with the simulators that training no longer needs, and wait
@@ -228,10 +235,12 @@ class JudgingBeside:
             self._stop()
 
     async def _add(self, line: bytes) -> None:
+        assert self._book is not None
         await self._book.add(line)
         note_progress("held-out episodes")
 
     def _missing(self, version: int) -> list[EpisodeSpec]:
+        assert self._book is not None
         return self._book.missing(version, self._judge.episodes)
 
     def _unfinished(self) -> list[int]:
@@ -256,41 +265,3 @@ class JudgingBeside:
             write_curve(self._run, curve)
         except OSError as error:
             logger.warning("the curve of held-out episodes could not be written: %s", error)
-
-
-def settings_beside(
-    judge: Judge | None, config: LearningConfig, team: Team
-) -> EvaluatorSettings | None:
-    """Return the settings of evaluations beside training; None if the judge has no such schedule.
-
-    Raises: ConfigError if this run cannot have them.
-    """
-    if not isinstance(judge, HeldOutJudge) or judge.schedule.every is None:
-        return None
-    schedule = judge.schedule
-    schedule.require(len(judge.episodes) > 0, "every", "none, because there are no held-out starts")
-    schedule.require(
-        isinstance(config, TrainingConfig) and len(team.members) == 1,
-        "every",
-        "none but in a run of one policy in simulators",
-    )
-    assert isinstance(config, TrainingConfig)
-    (member,) = team.members.values()
-    simulators = msgspec.structs.replace(config.simulators, num_envs=schedule.simulators)
-    return settings_for(
-        member.model,
-        judge.format.line_of,
-        judge.film,
-        simulators,
-        torch_threads=config.run.torch_threads,
-        niceness=schedule.niceness,
-    )
-
-
-def print_curve(curve: Curve, run: RunDirectory, version: int) -> None:
-    """Print all points, and in one line the result of the final weights beside the best."""
-    if curve.points:
-        Console().print(curve_table(curve))
-    link = run.checkpoints / BEST
-    where = f", {link}" if link.is_symlink() else ""
-    print(f"{curve.final_line(version)}{where}", flush=True)

@@ -101,8 +101,7 @@ def pool_of(config: LearningConfig, runtime: Runtime, starts: Sequence[TaskStart
         return SimulatorPool(runtime, config.simulators, specs=specs)
     raise ConfigError(
         f"a {type(config).__name__} has no settings for environments; use TrainingConfig for "
-        "simulators, TextTrainingConfig "
-        "for text environments, or MixedTrainingConfig for both"
+        "simulators, TextTrainingConfig for text environments, or MixedTrainingConfig for both"
     )
 
 

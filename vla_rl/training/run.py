@@ -19,10 +19,10 @@ import msgspec
 
 from vla_rl.actors import Watchdog
 from vla_rl.actors.completion import finish_despite_cancellation
-from vla_rl.evaluation.held_out import HeldOutJudge, Judge
+from vla_rl.evaluation.held_out import Judge
 from vla_rl.graph import Executor, NodeFailed, NodeType, Pipeline, TaskGraph, Update
 from vla_rl.learning import Checkpoint, load_checkpoint
-from vla_rl.learning.checkpoint_folders import checkpoint_of, newest_name
+from vla_rl.learning.checkpoint_folders import newest_name
 from vla_rl.observe import LiveView, RunDirectory, Snapshot, print_summary
 from vla_rl.observe.sinks import import_wandb
 from vla_rl.pipelines import make_pipeline
@@ -33,7 +33,8 @@ from vla_rl.training.chaos import chaos
 from vla_rl.training.checks import check_arguments, check_settings, customised
 from vla_rl.training.estimates import device_name, peak_of_run
 from vla_rl.training.failures import raises_one_error
-from vla_rl.training.judging import JudgingBeside, print_curve, settings_beside
+from vla_rl.training.held_out import judging_beside, print_curve, settings_beside
+from vla_rl.training.judging import JudgingBeside
 from vla_rl.training.lasting_output import lasting_output
 from vla_rl.training.parts import TrainingParts
 from vla_rl.training.pools import environments_in_words, simulator_pids
@@ -200,7 +201,9 @@ class TrainingRun:
                 )  # slow: it imports much, and may go on-line
                 record = await asyncio.to_thread(make, checkpoint=checkpoint, is_resumed=is_resumed)
                 parts.saver.open(run.checkpoints, record.unwritten)
-                self._beside = self._judging_beside(run, record, stop)
+                self._beside = judging_beside(
+                    self._judge, self._beside_settings, parts, run, record, stop.ask
+                )
                 try:
                     with record:
                         await self._carry_out(run, record, stop)
@@ -264,25 +267,6 @@ class TrainingRun:
                 f"the progress until then was saved in {folder}; continue with --resume {run.path}"
             )
 
-    def _judging_beside(
-        self, run: RunDirectory, record: RunRecord, stop: StopSignal
-    ) -> JudgingBeside | None:
-        """Return the evaluations beside training, not started; None without such a schedule."""
-        if self._beside_settings is None:
-            return None
-        assert isinstance(self._judge, HeldOutJudge)
-        beside = JudgingBeside(
-            self._judge,
-            self._beside_settings,
-            run,
-            self._parts.runtime,
-            first=self._parts.scheduler.version,
-            note=record.note_late,
-            stop=stop.ask,
-        )
-        self._parts.saver.also_save(beside.is_due, beside.kept)
-        return beside
-
     async def _make_updates(self, run: RunDirectory, record: RunRecord) -> None:
         beside = self._beside
         if beside is None:
@@ -309,31 +293,23 @@ class TrainingRun:
             if parts.scheduler.version == 0:
                 if judge is not None:
                     await judge(run, parts.pool, parts.engine)
-                await self._offer_first(run)
+                if self._beside is not None:
+                    await self._beside.begin(self._save_now)
             if parts.scheduler.version < last:
                 await self._train(run, record)
             if judge is not None and parts.scheduler.version == last:
                 await self._save_last()  # the evaluated weights have to be on disk
                 await judge(run, parts.pool, parts.engine)
 
-    async def _offer_first(self, run: RunDirectory) -> None:
-        """Save the weights that the run begins with, and offer them to the evaluations beside it."""
-        parts, root = self._parts, run.checkpoints
-        if self._beside is None:
-            return
-        if await asyncio.to_thread(checkpoint_of, root, 0) is None:
-            await parts.saver.prepare(await parts.snapshot())
-            await parts.saver.commit(0)
-        if await asyncio.to_thread(checkpoint_of, root, 0) is not None:
-            self._beside.offer(0)
-        else:
-            self._beside.pass_over(0)
-
     async def _save_last(self) -> None:
-        parts, last = self._parts, self._config.run.updates
-        if parts.saver.saved_version != last:
-            await parts.saver.prepare(await parts.snapshot())
-            await parts.saver.commit(last)
+        if self._parts.saver.saved_version != self._config.run.updates:
+            await self._save_now()
+
+    async def _save_now(self) -> None:
+        """Save the current weights; a full disk is a warning."""
+        parts = self._parts
+        await parts.saver.prepare(await parts.snapshot())
+        await parts.saver.commit(parts.scheduler.version)
 
     async def _train(self, run: RunDirectory, record: RunRecord) -> None:
         parts = self._parts
@@ -374,14 +350,9 @@ class TrainingRun:
         await record.note(update, metrics, facts_of_nodes(self.graph, metrics))
         version = update.index + 1
         await parts.saver.commit(version)
-        beside = self._beside
         # the last version waits for the simulators of training
-        if beside is None or not beside.is_due(version) or version == self._config.run.updates:
-            return
-        if parts.saver.saved_version == version:
-            beside.offer(version)
-        else:
-            beside.pass_over(version)
+        if self._beside is not None and version < self._config.run.updates:
+            self._beside.update_ended(version, parts.saver.saved_version == version)
 
     async def _metrics(self, update: Update) -> dict[str, float]:
         parts, report = self._parts, self._parts.learn.last_report

@@ -77,8 +77,8 @@ class Member:
         if missing:
             raise ConfigError(
                 f"{type(self.model).__name__} lacks {', '.join(missing)} of "
-                f"vla_rl.engines.{protocol.__name__}; "
-                "vla_rl.models.mlp.MlpPolicy is a small complete example"
+                f"vla_rl.engines.{protocol.__name__}; vla_rl.models.mlp.MlpPolicy is a small "
+                "complete example"
             )
         fault = unfit_for_learning(self.model)
         if fault is not None:

@@ -34,13 +34,11 @@ def token_covariance(batch: TokenBatch) -> Tensor:
     return torch.where(batch.mask, centred, 0.0)
 
 
-def mark_tokens(places: Tensor, batch: TokenBatch) -> Tensor:
-    """Return bool [B, T], True at the indices int64 [n] of the flattened batch."""
-    chosen = torch.zeros_like(batch.mask).flatten()
-    chosen[places] = True
-    return chosen.reshape(batch.mask.shape)
+def num_chosen(batch: TokenBatch, share: float) -> Tensor:
+    """Return the number of tokens that a share is, int64 []; at least one if the share is above 0.
 
-
-def num_chosen(batch: TokenBatch, share: float) -> int:
-    """Return the number of tokens that a share is; at least one if the share is above 0."""
-    return max(int(share * int(batch.mask.sum())), 1) if share > 0.0 else 0
+    It stays on the device, as all that is chosen by it: a count read on the host would wait for the
+    device in every micro-batch.
+    """
+    count = (share * batch.mask.sum().double()).long()
+    return count.clamp(min=1) if share > 0.0 else count

@@ -14,17 +14,16 @@ class SequencesOfRows:
     """
 
     def __init__(self, mask: Tensor, sequence: Tensor | None) -> None:
-        rows = (
-            torch.arange(len(mask), device=mask.device)
-            if sequence is None
-            else sequence.to(mask.device)
-        )
-        if rows.shape != mask.shape[:1]:
+        if sequence is None:
+            # not by `unique`, which on a GPU waits for the number of ids
+            self.position, self.size = torch.arange(len(mask), device=mask.device), len(mask)
+            return
+        if sequence.shape != mask.shape[:1]:
             raise ValueError(
-                f"sequence is {list(rows.shape)}, expected {list(mask.shape[:1])}: one id per row "
-                "of mask."
+                f"sequence is {list(sequence.shape)}, expected {list(mask.shape[:1])}: one id per "
+                "row of mask."
             )
-        ids, self.position = torch.unique(rows, return_inverse=True)
+        ids, self.position = torch.unique(sequence.to(mask.device), return_inverse=True)
         self.size = len(ids)
 
     def by_sequence(self, values: Tensor) -> Tensor:

@@ -206,8 +206,7 @@ class _Reader:
         if not self._info.is_v2 and (lost := [name for name in known if name not in about]):
             raise DataError(
                 f"{self._root}: meta/episodes has no {lost[0]!r} for episode {number}, so the "
-                "position of its video is "
-                "unknown; download the folder again if it is incomplete."
+                "position of its video is unknown; download the folder again if it is incomplete."
             )
         place = {
             "video_key": feature,

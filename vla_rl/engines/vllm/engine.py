@@ -78,10 +78,9 @@ class VllmEngine:
             )
         if config.is_deterministic:
             raise ConfigError(
-                "EngineConfig.is_deterministic is True, expected False with engine 'vllm': what "
-                "is computed together in an "
-                "engine process depends on timing. Take engine 'torch' to reproduce a run bit by "
-                "bit."
+                "EngineConfig.is_deterministic is True, expected False with engine 'vllm': what is "
+                "computed together in an engine process depends on timing. Take engine 'torch' to "
+                "reproduce a run bit by bit."
             )
         self._served, self._lane, self._config = served, lane, config
         self._layout = served.layout
@@ -290,6 +289,5 @@ class VllmEngine:
         if not self._config.vllm.can_sleep:
             raise ConfigError(
                 "VllmConfig.can_sleep is False, so the engines keep their memory; expected True, "
-                "on CUDA. A CPU build of "
-                "vLLM cannot sleep."
+                "on CUDA. A CPU build of vLLM cannot sleep."
             )

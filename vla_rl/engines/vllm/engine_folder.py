@@ -28,8 +28,7 @@ def engine_folder() -> Iterator[Path]:
         if (length := len(str(folder.path))) > _LONGEST:
             raise ConfigError(
                 f"the engines' sockets would lie in {folder.path}, a path of {length} characters, "
-                "expected at most "
-                f"{_LONGEST}; set TMPDIR to a shorter one"
+                f"expected at most {_LONGEST}; set TMPDIR to a shorter one"
             )
         yield folder.path
     finally:

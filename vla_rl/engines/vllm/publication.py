@@ -148,8 +148,7 @@ class Publication:
             if set(outcome) != {expected}:
                 raise CheckpointError(
                     f"engine {replica.name!r} sees weights with the CRC-32 {outcome}, expected "
-                    f"{expected}; nothing was "
-                    "applied"
+                    f"{expected}; nothing was applied"
                 )
             accepted.append(replica)
         return accepted

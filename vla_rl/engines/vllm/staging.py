@@ -106,8 +106,8 @@ class Stage:
             raise CheckpointError(
                 f"the weights do not fit the engine, and none was applied: {len(missing)} missing "
                 f"{missing[:4]}, {len(unknown)} unknown {unknown[:4]}, {len(wrong)} of another "
-                f"shape or dtype {wrong[:4]}; "
-                "expected every tensor of the policy that the engine was opened with"
+                f"shape or dtype {wrong[:4]}; expected every tensor of the policy that the engine "
+                "was opened with"
             )
 
 

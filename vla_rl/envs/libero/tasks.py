@@ -131,8 +131,8 @@ def list_tasks(suite: str) -> tuple[Task, ...]:
     if not folder.is_dir():
         raise FileNotFoundError(
             f"{package} lists the suite {suite}, but holds no goal files for it ({folder}): this "
-            "distribution of the "
-            f"package leaves them out. Suites with files: {', '.join(list_suites(package))}."
+            "distribution of the package leaves them out. Suites with files: "
+            f"{', '.join(list_suites(package))}."
         )
     return _tasks_of(package, name)
 

@@ -73,8 +73,7 @@ def text_task_class(task_id: str) -> type[TextTask]:
         hint = f" did you mean {near[0]!r}?" if near else ""
         raise ConfigError(
             f"text environment {task_id!r} is unknown;{hint} known are: "
-            f"{', '.join(text_task_ids())}, and any "
-            "`module:Class` of your own."
+            f"{', '.join(text_task_ids())}, and any `module:Class` of your own."
         )
     module_name, _, class_name = path.partition(":")
     module = _module(module_name, task_id)

@@ -11,6 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from vla_rl.envs.words import Words
 from vla_rl.types import Info, Observation
 
 COLOURS: dict[str, tuple[int, int, int]] = {
@@ -94,7 +95,7 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
             {
                 "image": spaces.Box(0, 255, (IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8),
                 "state": spaces.Box(-1.0, 1.0, (2,), np.float32),
-                "instruction": spaces.Text(max_length=64, charset=_CHARSET),
+                "instruction": Words(max_length=64, charset=_CHARSET),
             }
         )
         self.action_space = spaces.Box(-1.0, 1.0, (action_dim,), np.float32)

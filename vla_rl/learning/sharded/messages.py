@@ -11,7 +11,7 @@ from torch import Tensor
 from vla_rl.algorithms import Denominators
 from vla_rl.algorithms.losses import Diagnostics
 from vla_rl.learning.decisions import Decisions
-from vla_rl.learning.update_metrics import MicroBatchSums
+from vla_rl.learning.update_metrics import MicroBatchSums, on_host
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -90,12 +90,13 @@ def unpack_counts(message: Counts) -> Denominators:
 
 def pack_sums(sums: MicroBatchSums) -> Sums:
     """Return the message of a micro-batch's sums; this waits for the device."""
+    (sums,), _ = on_host([sums])
     told = sums.diagnostics
     return Sums(
         numbers={name: float(getattr(sums, name)) for name in _NUMBERS},
         diagnostics={name: float(getattr(told, name)) for name in _DIAGNOSTICS},
         extra={name: float(value) for name, value in told.extra_sums.items()},
-        tokens=sums.tokens.cpu().numpy(),
+        tokens=sums.tokens.numpy(),
     )
 
 

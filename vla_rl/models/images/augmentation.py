@@ -13,6 +13,7 @@ import msgspec
 import torch
 from torch import Tensor
 
+from vla_rl.engines.transfers import to_device
 from vla_rl.models.images.config import AugmentationConfig
 from vla_rl.models.images.jpeg import jpeg_round_trip
 from vla_rl.models.images.names import CROPPING, ImagePipelineName
@@ -61,8 +62,12 @@ def augment(images: Tensor, draws: Draws, crop_area: float | None) -> Tensor:
     mean = values.mean(dim=(2, 3), keepdim=True)
     values = ((values - mean) * _of_each(draws.contrast, values) + mean).clamp(0.0, 1.0)
     hue, saturation, value = _to_hsv(values)
-    saturation = (saturation * draws.saturation.to(values.device)[:, None, None]).clamp(0.0, 1.0)
-    values = _from_hsv((hue + draws.hue.to(values.device)[:, None, None]) % 1.0, saturation, value)
+    saturation = (saturation * to_device(draws.saturation, values.device)[:, None, None]).clamp(
+        0.0, 1.0
+    )
+    values = _from_hsv(
+        (hue + to_device(draws.hue, values.device)[:, None, None]) % 1.0, saturation, value
+    )
     return to_uint8(values)
 
 
@@ -87,7 +92,7 @@ def training_pipeline(
 
 
 def _of_each(draws: Tensor, values: Tensor) -> Tensor:
-    return draws.to(values.device)[:, None, None, None]
+    return to_device(draws, values.device)[:, None, None, None]
 
 
 def _cropped(values: Tensor, draws: Draws, area: float) -> Tensor:
@@ -100,7 +105,7 @@ def _cropped(values: Tensor, draws: Draws, area: float) -> Tensor:
     room = (size - 1) * (1.0 - side)
 
     def grid(start: Tensor) -> Tensor:
-        places: Tensor = start.to(values.device)[:, None] * room + steps
+        places: Tensor = to_device(start, values.device)[:, None] * room + steps
         return places * (2.0 / (size - 1)) - 1.0
 
     rows, columns = grid(draws.top), grid(draws.left)

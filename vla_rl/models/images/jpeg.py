@@ -17,6 +17,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from vla_rl.engines.transfers import to_device
+
 _CONST_BITS, _PASS1_BITS = 13, 2
 _SCALE_BITS = 2
 """Fraction bits of the coefficients that the fast inverse transform takes."""
@@ -128,7 +130,7 @@ def _double(plane: Tensor) -> Tensor:
 def _table(base: tuple[tuple[int, ...], ...], quality: int, device: torch.device) -> Tensor:
     """Return the divisors of the coefficients, int32 [8, 8]."""
     scale = 5000 // quality if quality < 50 else 200 - 2 * quality
-    table = torch.tensor(base, dtype=torch.int32, device=device)
+    table = to_device(torch.tensor(base, dtype=torch.int32), device)
     return ((table * scale + 50) // 100).clamp(1, 255)
 
 
@@ -155,7 +157,7 @@ def _multipliers(table: Tensor) -> Tensor:
     roots = [1.0] + [math.cos(k * math.pi / 16) * math.sqrt(2.0) for k in range(1, 8)]
     scales = [[round(row * column * (1 << 14)) for column in roots] for row in roots]
     return _descale(
-        table * torch.tensor(scales, dtype=torch.int32, device=table.device), 14 - _SCALE_BITS
+        table * to_device(torch.tensor(scales, dtype=torch.int32), table.device), 14 - _SCALE_BITS
     )
 
 

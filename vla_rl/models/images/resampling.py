@@ -14,6 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from vla_rl.engines.transfers import to_device
+
 LANCZOS_RADIUS: Final = 3.0
 PILLOW_RADIUS: Final = 2.0
 PILLOW_BITS: Final = 22
@@ -32,8 +34,8 @@ def lanczos3(images: Tensor, size: int) -> Tensor:
     rounded half to even.
     """
     height, width = images.shape[-2:]
-    down = torch.from_numpy(_lanczos_matrix(height, size)).to(images.device)
-    along = torch.from_numpy(_lanczos_matrix(width, size)).to(images.device)
+    down = to_device(torch.from_numpy(_lanczos_matrix(height, size)), images.device)
+    along = to_device(torch.from_numpy(_lanczos_matrix(width, size)), images.device)
     resized = down @ (images.float() @ along.T)
     return resized.round().clamp(0.0, 255.0).to(torch.uint8)
 
@@ -64,7 +66,8 @@ def pillow_bicubic(images: Tensor, size: int) -> Tensor:
     """
     height, width = images.shape[-2:]
     along, down = (
-        torch.from_numpy(_pillow_matrix(side, size)).to(images.device) for side in (width, height)
+        to_device(torch.from_numpy(_pillow_matrix(side, size)), images.device)
+        for side in (width, height)
     )
     # integers up to 2**31 are exact in float64, in whatever order they are summed
     rows = _to_byte(images.double() @ along.T)
@@ -84,11 +87,11 @@ def _lerp(images: Tensor, dim: int, num_out: int, area: float) -> Tensor:
     )
     place = start * np.float32(num_in - 1) + np.arange(num_out, dtype=np.float32) * step
     low = np.floor(place).astype(np.int64)
-    share = torch.from_numpy(place - low.astype(np.float32)).to(images.device)
-    first = images.index_select(dim, torch.from_numpy(low).to(images.device))
-    second = images.index_select(
-        dim, torch.from_numpy(np.minimum(low + 1, num_in - 1)).to(images.device)
+    share, below, above = (
+        to_device(torch.from_numpy(each), images.device)
+        for each in (place - low.astype(np.float32), low, np.minimum(low + 1, num_in - 1))
     )
+    first, second = images.index_select(dim, below), images.index_select(dim, above)
     return first + (second - first) * share.view(
         [-1 if axis == dim else 1 for axis in range(images.ndim)]
     )

@@ -12,6 +12,8 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from vla_rl.engines.transfers import to_device
+
 GROWTH: Final = 64
 """Memory grows in multiples of this many positions."""
 
@@ -27,20 +29,30 @@ class SlotKeyValues:
         self._slots = torch.zeros(0, dtype=torch.long)
         self._positions = torch.zeros(0, 0, dtype=torch.long)
         self._num_first = 0
-        self._length = 0
+        self._length = self._needed = 0
 
-    def begin(self, slots: Sequence[int], positions: Tensor, length: int) -> None:
+    def begin(
+        self, slots: Sequence[int], positions: Tensor, length: int, device: torch.device
+    ) -> None:
         """Set where the next forward pass writes, int64 [B, Q], and how many positions it attends
         to.
+
+        Args:
+            slots: slot of each row.
+            positions: positions of its new tokens, on the host.
+            length: positions that the rows attend to.
+            device: device of the keys and values.
         """
-        self._slots = torch.tensor(slots, device=positions.device)
-        self._positions, self._length = positions, length
+        self._slots, self._positions = (
+            to_device(each, device) for each in (torch.tensor(slots), positions)
+        )
+        self._length, self._needed = length, int(positions.max()) + 1
         # the first slots in order are a view; any others are gathered
         self._num_first = len(slots) if list(slots) == list(range(len(slots))) else 0
-        needed = int(positions.max()) + 1
-        if self._layers and self._layers[0][0].shape[2] < needed:
+        if self._layers and self._layers[0][0].shape[2] < self._needed:
             self._layers = [
-                (_grown(keys, needed), _grown(values, needed)) for keys, values in self._layers
+                (_grown(keys, self._needed), _grown(values, self._needed))
+                for keys, values in self._layers
             ]
 
     def update(
@@ -85,7 +97,7 @@ class SlotKeyValues:
         return [tensor for layer in self._layers for tensor in layer]
 
     def _empty(self, like: Tensor) -> Tensor:
-        length = -(-(int(self._positions.max()) + 1) // GROWTH) * GROWTH
+        length = -(-self._needed // GROWTH) * GROWTH
         return like.new_zeros(self._num_slots, like.shape[1], length, like.shape[3])
 
 

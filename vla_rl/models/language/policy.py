@@ -2,12 +2,13 @@
 engines and learners.
 
     prompt_tokens ─┐                            ┌─► hidden states ─► head ─► log-probs of the reply      (learning)
-    reply tokens ──┴─► one row, on a line with  ┤
-                       others that fit there    └─► hidden state of the prompt's last token              (critic)
+    reply tokens ──┴─► one row, padded, or end  ┤
+                       to end with the others   └─► hidden state of the prompt's last token              (critic)
     slots of keys and values ─► extend ─► logits of the next token                                        (generation)
 
-Each row starts at position 0, wherever it stands on its line, and attends to its own tokens only.
-If each row has a line to itself, it is padded on the right; causal attention then needs no mask.
+Each row starts at position 0, wherever it stands, and attends to its own tokens only. Rows of about
+one length are padded on the right; causal attention then needs no mask. If two of them would fit in
+the space of the longest, all are read end to end on one line, without padding.
 """
 
 import copy
@@ -22,17 +23,18 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from vla_rl.algorithms import entropy
 from vla_rl.engines.atomic_folder import writing_folder
 from vla_rl.engines.language_model import LanguageModel
-from vla_rl.engines.lines import placed
 from vla_rl.engines.policy_model import NO_TOKEN
-from vla_rl.engines.sampling import tempered_log_probs
+from vla_rl.engines.transfers import to_device
 from vla_rl.engines.vocabulary import Vocabulary, forbidden
+from vla_rl.errors import ConfigError
+from vla_rl.models.attention import PackedRows, use_given_masks
 from vla_rl.models.language import checkpoint
 from vla_rl.models.language.chat_format import ChatFormat, parse_reply
 from vla_rl.models.language.key_values import SlotKeyValues
 from vla_rl.models.language.reply_grammar import reply_grammar
+from vla_rl.models.language.token_scores import Forbidden, score_tokens
 from vla_rl.types import Message, Observation, ReplyOptions, ToolSpec
 
 MARGIN_BYTES = 1 << 20
@@ -68,6 +70,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         self._stop_tokens = checkpoint.stop_tokens_of(network, tokenizer)
         self._format = ChatFormat(tokenizer, self._stop_tokens)
         checkpoint.require_full_attention(network)
+        use_given_masks(network)
 
     @classmethod
     def load(
@@ -171,24 +174,30 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         """Return log-probs and entropies of replies int64 [B, T], with `NO_TOKEN` beyond their
         ends; float32 [B, T] each.
         """
-        replies = [reply[: int((reply != NO_TOKEN).sum())] for reply in tokens.cpu()]
+        tokens, width = tokens.cpu(), tokens.shape[1]
+        replies = [reply[: int((reply != NO_TOKEN).sum())] for reply in tokens]
         prompts = [torch.from_numpy(prompt) for prompt in batch.tokens]
         hidden, starts = self._read(
             [torch.cat(pair) for pair in zip(prompts, replies, strict=True)]
         )
         before = starts + torch.tensor([len(prompt) for prompt in prompts]) - 1
         last = torch.tensor([max(len(reply) - 1, 0) for reply in replies])
-        places = before[:, None] + torch.minimum(torch.arange(tokens.shape[1]), last[:, None])
-        logits = self._under_grammars(self._head(hidden[places.to(self._device)]), batch, replies)
-        log_probs = tempered_log_probs(logits, temperatures.to(self._device))
-        said = tokens.to(self._device).clamp(min=0)
-        return log_probs.gather(-1, said[..., None])[..., 0], entropy(log_probs)
+        places = before[:, None] + torch.minimum(torch.arange(width), last[:, None])
+        log_probs, entropies = score_tokens(
+            self._head,
+            hidden[to_device(places.flatten(), self._device)],
+            to_device(tokens.clamp(min=0).flatten(), self._device),
+            to_device(temperatures, self._device).repeat_interleave(width),
+            self._forbidden(batch, replies, width),
+            vocab_size=int(self._network.config.vocab_size),
+        )
+        return log_probs.view(-1, width), entropies.view(-1, width)
 
     def features(self, batch: Prompts) -> Tensor:
         """Return the hidden state of each prompt's last token, [B, feature_size]."""
         hidden, starts = self._read([torch.from_numpy(prompt) for prompt in batch.tokens])
         ends = starts + torch.tensor([len(prompt) for prompt in batch.tokens]) - 1
-        return hidden[ends.to(self._device)]
+        return hidden[to_device(ends, self._device)]
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
         """Return the replies, which are tokens already: int64 [B, 1, T] to [B, T]."""
@@ -212,18 +221,20 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         positions = torch.tensor(starts)[:, None] + torch.arange(width)
         # a padded token is overwritten before any later token attends to it
         length = int((torch.tensor(starts) + lengths).max())
-        visible = torch.arange(length)[None, None] <= positions[..., None]
+        device = self._device
         with torch.inference_mode():
-            memory.begin(slots, positions.to(self._device), length)
+            memory.begin(slots, positions, length, device)
+            positions = to_device(positions, device)
+            visible = torch.arange(length, device=device)[None, None] <= positions[..., None]
             hidden = self._network.base_model(
-                input_ids=rows.to(self._device),
-                attention_mask=visible[:, None].to(self._device),
-                position_ids=positions.to(self._device),
+                input_ids=to_device(rows, device),
+                attention_mask=visible[:, None],
+                position_ids=positions,
                 past_key_values=memory,
                 use_cache=True,
             ).last_hidden_state
-            last = hidden[torch.arange(len(rows)), lengths - 1]
-            logits: Tensor = self._head(last).float()
+            ends = torch.arange(len(rows)) * width + lengths - 1
+            logits: Tensor = self._head(hidden.flatten(0, 1)[to_device(ends, device)]).float()
         return logits
 
     def checkpoint_tensors(self) -> dict[str, Tensor]:
@@ -239,48 +250,63 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         checkpoint.load_tensors(self._network, tensors)
 
     def _read(self, rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-        """Return the hidden states of all lines end to end, [L, feature_size], and each row's
-        offset in them, int64 [B].
-        """
+        """Return hidden states, [L, feature_size], and each row's offset in them, int64 [B]."""
         lengths = [len(row) for row in rows]
-        width = max(lengths)
-        longest_first = sorted(range(len(rows)), key=lambda row: -lengths[row])
-        places = placed([lengths[row] for row in longest_first], width)
-        num_lines = max(place.line for place in places) + 1
-        tokens, positions = torch.zeros(2, num_lines, width, dtype=torch.long)
-        owner = torch.full((num_lines, width), -1)
-        starts = torch.zeros(len(rows), dtype=torch.long)
-        for row, place in zip(longest_first, places, strict=True):
-            taken = slice(place.start, place.start + lengths[row])
-            tokens[place.line, taken] = rows[row]
-            positions[place.line, taken] = torch.arange(lengths[row])
-            owner[place.line, taken] = row
-            starts[row] = place.line * width + place.start
-        shared: dict[str, Tensor] = {}
-        if num_lines < len(rows):
-            visible = (owner[:, :, None] == owner[:, None, :]).tril()
-            shared = {
-                "attention_mask": visible[:, None].to(self._device),
-                "position_ids": positions.to(self._device),
-            }
-        network = self._network.base_model
-        hidden: Tensor = network(
-            input_ids=tokens.to(self._device), use_cache=False, **shared
+        if sum(sorted(lengths)[:2]) <= max(lengths) and len(rows) > 1:
+            return self._read_packed(rows, lengths)
+        tokens = torch.zeros(len(rows), max(lengths), dtype=torch.long)
+        for line, row in zip(tokens, rows, strict=True):
+            line[: len(row)] = row
+        hidden: Tensor = self._network.base_model(
+            input_ids=to_device(tokens, self._device), use_cache=False
         ).last_hidden_state
-        return hidden.flatten(0, 1), starts
+        return hidden.flatten(0, 1), torch.arange(len(rows)) * tokens.shape[1]
 
-    def _under_grammars(self, logits: Tensor, batch: Prompts, replies: Sequence[Tensor]) -> Tensor:
-        """Return [B, T, V] with -inf for each token that the grammar forbade there, so that
+    def _read_packed(self, rows: Sequence[Tensor], lengths: list[int]) -> tuple[Tensor, Tensor]:
+        """Read rows end to end on one line, of which none sees another."""
+        packed = PackedRows(lengths)
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        hidden: Tensor = self._network.base_model(
+            input_ids=to_device(torch.cat(list(rows))[None], self._device),
+            position_ids=to_device(positions[None], self._device),
+            use_cache=False,
+            packed=packed,
+        ).last_hidden_state
+        if not packed.are_read:
+            raise ConfigError(
+                f"{type(self._network).__name__} does not hand the rows of a line on to its "
+                "attention, so they would see each other; set no limit of tokens for its "
+                "micro-batches"
+            )
+        return hidden[0], torch.tensor(lengths).cumsum(0) - torch.tensor(lengths)
+
+    def _forbidden(self, batch: Prompts, replies: Sequence[Tensor], width: int) -> Forbidden:
+        """Return which tokens the grammars forbade at the positions of [B, width] replies, so that
         training matches sampling.
         """
-        if not any(batch.grammars):
-            return logits
-        is_forbidden = torch.zeros(logits.shape, dtype=torch.bool, device=logits.device)
-        for row, parts in enumerate(batch.grammars):
-            for start, stop, grammar in parts:
-                masks = self.vocabulary.allowed_masks(grammar, replies[row][start:stop].tolist())
-                is_forbidden[row, start:stop] = forbidden(masks.to(logits.device), logits.shape[2])
-        return logits.masked_fill(is_forbidden, -torch.inf)
+        ruled = [
+            (
+                row * width + start,
+                self.vocabulary.allowed_masks(grammar, replies[row][start:stop].tolist()),
+            )
+            for row, parts in enumerate(batch.grammars)
+            for start, stop, grammar in parts
+        ]
+        vocab_size = int(self._network.config.vocab_size)
+
+        def found(first: int, end: int) -> Tensor | None:
+            if not ruled:
+                return None
+            shape = (end - first, vocab_size)
+            is_forbidden = torch.zeros(shape, dtype=torch.bool, device=self._device)
+            for start, masks in ruled:
+                low, high = max(first, start), min(end, start + len(masks))
+                if low < high:
+                    part = to_device(masks[low - start : high - start], self._device)
+                    is_forbidden[low - first : high - first] = forbidden(part, vocab_size)
+            return is_forbidden
+
+        return found
 
     def _marker(self, name: str) -> str:
         """Return the terminal of a grammar for a text that delimits tool calls: special tokens by
@@ -299,8 +325,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         if prompt.ndim != 1 or len(prompt) == 0 or prompt.dtype.kind != "i":
             raise ValueError(
                 f"observation['prompt_tokens'] is {prompt.dtype} {list(prompt.shape)}, expected "
-                "int64 [P] with P >= 1; was "
-                "the episode run by chat_agent?"
+                "int64 [P] with P >= 1; was the episode run by chat_agent?"
             )
         vocabulary = self._network.config.vocab_size
         if prompt.min() < 0 or prompt.max() >= vocabulary:

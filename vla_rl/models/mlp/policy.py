@@ -23,6 +23,7 @@ from vla_rl.algorithms import entropy
 from vla_rl.engines.atomic_folder import writing_folder
 from vla_rl.engines.policy_model import PolicyModel
 from vla_rl.engines.sampling import choose_tokens, tempered_log_probs
+from vla_rl.engines.transfers import to_device
 from vla_rl.errors import CheckpointError
 from vla_rl.models.mlp.config import MlpConfig
 from vla_rl.types import Observation, Sampling
@@ -147,27 +148,28 @@ class MlpPolicy(PolicyModel[Tensor]):
             if state.shape != (self.config.state_size,):
                 raise ValueError(
                     f"observation['state'] is {list(state.shape)}, expected "
-                    f"[{self.config.state_size}]; "
-                    "set MlpConfig.state_size to the length of the environment's state."
+                    f"[{self.config.state_size}]; set MlpConfig.state_size to the length of the "
+                    "environment's state."
                 )
         return torch.from_numpy(np.stack(states))
 
     def sample(self, batch: Tensor, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
         """Sample bins int64 [B, T]; return them and their log-probs float32 [B, T]."""
-        return choose_tokens(self._network(batch.to(self._device)), samplings)
+        return choose_tokens(self._network(to_device(batch, self._device)), samplings)
 
     def log_probs(
         self, batch: Tensor, tokens: Tensor, temperatures: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Return log-probs and entropies of the given bins, float32 [B, T] each."""
-        log_probs = tempered_log_probs(
-            self._network(batch.to(self._device)), temperatures.to(self._device)
+        batch, tokens, temperatures = (
+            to_device(given, self._device) for given in (batch, tokens, temperatures)
         )
-        return log_probs.gather(-1, tokens.to(self._device)[..., None])[..., 0], entropy(log_probs)
+        log_probs = tempered_log_probs(self._network(batch), temperatures)
+        return log_probs.gather(-1, tokens[..., None])[..., 0], entropy(log_probs)
 
     def features(self, batch: Tensor) -> Tensor:
         """Return the output of the last hidden layer, [B, feature_size]."""
-        return self._network.features(batch.to(self._device))
+        return self._network.features(to_device(batch, self._device))
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
         """Map actions float32 [B, H, A] to the nearest bins, int64 [B, T]."""

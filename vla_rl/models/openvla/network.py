@@ -54,7 +54,7 @@ class OpenVlaNetwork(PrismaticNetwork):
         text = insert_tail(batch.prompts, batch.prompt_lengths, tokens[:, :-1], self._pad_id)
         sequence, num_patches = self._embedded(batch, text)
         lengths = batch.prompt_lengths + num_patches + self._num_action_tokens - 1
-        mask = is_token(lengths, sequence.shape[1])
+        mask = is_token(lengths, sequence.shape[1]) if batch.is_padded else None
         read = consecutive(batch.prompt_lengths + num_patches - 1, self._num_action_tokens)
         output = self.language_model.model(
             inputs_embeds=sequence, attention_mask=mask, use_cache=False, read=read
@@ -65,7 +65,8 @@ class OpenVlaNetwork(PrismaticNetwork):
         """Read the observations once; the returned `Decoding` then generates token after token."""
         sequence, num_patches = self._embedded(batch, batch.prompts)
         lengths = batch.prompt_lengths + num_patches
-        mask, cache = is_token(lengths, sequence.shape[1]), DynamicCache()
+        mask = is_token(lengths, sequence.shape[1]) if batch.is_padded else None
+        cache = DynamicCache()
         output = self.language_model.model(
             inputs_embeds=sequence, attention_mask=mask, past_key_values=cache, use_cache=True
         )
@@ -78,7 +79,7 @@ class OpenVlaNetwork(PrismaticNetwork):
         """
         sequence, num_patches = self._embedded(batch, batch.prompts)
         lengths = batch.prompt_lengths + num_patches
-        mask = is_token(lengths, sequence.shape[1])
+        mask = is_token(lengths, sequence.shape[1]) if batch.is_padded else None
         read = lengths[:, None] - 1
         output = self.language_model.model(
             inputs_embeds=sequence, attention_mask=mask, use_cache=False, read=read
@@ -105,7 +106,7 @@ class Decoding:
         self,
         network: OpenVlaNetwork,
         cache: DynamicCache,
-        mask: Tensor,
+        mask: Tensor | None,
         positions: Tensor,
         logits: Tensor,
     ) -> None:
@@ -116,7 +117,8 @@ class Decoding:
         """Append the chosen token ids, int64 [B], and compute the next logits."""
         network = self._network
         embedded = network.language_model.get_input_embeddings()(tokens[:, None])
-        self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
+        if self._mask is not None:
+            self._mask = torch.cat([self._mask, self._mask.new_ones(len(tokens), 1)], dim=1)
         output = network.language_model.model(
             inputs_embeds=embedded,
             attention_mask=self._mask,

@@ -15,6 +15,7 @@ from torch import Tensor
 from vla_rl.algorithms import entropy
 from vla_rl.engines.cuda_graphs import Tensors
 from vla_rl.engines.sampling import choose, sampling_columns, seeded_uniforms, tempered_log_probs
+from vla_rl.engines.transfers import to_device
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.openvla.config import OpenVlaConfig
 from vla_rl.models.openvla.network import OpenVlaNetwork
@@ -102,7 +103,7 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         """Sample token ids int64 [B, D]; return them and their log-probs float32 [B, D]. Greedy
         rows take the most likely token each time.
         """
-        noise = seeded_uniforms(samplings, self.config.action_dim).to(self._device)
+        noise = to_device(seeded_uniforms(samplings, self.config.action_dim), self._device)
         tokens, log_probs = self._acting(
             self._generated, batch, *sampling_columns(samplings, self._device), noise
         )
@@ -114,8 +115,8 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         """Return log-probs and entropies of the given token ids, float32 [B, D] each, over the
         tokens of `vocabulary`.
         """
-        tokens = tokens.to(self._device)
-        log_probs = tempered_log_probs(self._network(batch, tokens), temperatures.to(self._device))
+        tokens, temperatures = (to_device(given, self._device) for given in (tokens, temperatures))
+        log_probs = tempered_log_probs(self._network(batch, tokens), temperatures)
         index = tokens - self._network.first_id
         return log_probs.gather(-1, index[..., None])[..., 0], entropy(log_probs)
 
@@ -187,8 +188,7 @@ def config_of(folder: PublicFolder, format: CheckpointFormat) -> OpenVlaConfig:
     ):
         raise CheckpointError(
             f"{folder.path} has {', '.join(beside)} beside its weights, as OpenVLA-OFT's "
-            "checkpoints do; load it with "
-            "OpenVlaOft or ContinuousOpenVlaOft."
+            "checkpoints do; load it with OpenVlaOft or ContinuousOpenVlaOft."
         )
     key = choose_key(folder.statistics, format.norm_key or extension.norm_key, folder.path)
     statistics = folder.statistics[key]

@@ -233,8 +233,7 @@ def _chunk_of(folder: PublicFolder, action_dim: int, asked: int | None) -> int:
         return agreed(folder.path, "chunk_size", folder.extension.chunk_size, asked, LIBERO_CHUNK)
     raise CheckpointError(
         f"{folder.path} does not say how many control steps a chunk has, and its actions of "
-        f"{action_dim} numbers are not "
-        "LIBERO's; set chunk_size (25 for ALOHA's)."
+        f"{action_dim} numbers are not LIBERO's; set chunk_size (25 for ALOHA's)."
     )
 
 

@@ -19,7 +19,8 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from vla_rl.engines.cuda_graphs import Tensors
-from vla_rl.engines.sampling import seeded_uniforms
+from vla_rl.engines.sampling import sampling_columns, seeded_uniforms
+from vla_rl.engines.transfers import to_device
 from vla_rl.models.openvla_oft import checkpoint
 from vla_rl.models.openvla_oft.config import NewPart, OpenVlaOftConfig
 from vla_rl.models.openvla_oft.heads import NUM_DENOISING_STEPS, add_noise, denoise
@@ -89,14 +90,10 @@ class ContinuousOpenVlaOft(OftPolicy):
             numbers = self._denoised(batch, samplings)
             return numbers, torch.zeros_like(numbers)
         (centre,) = self._acting(self._centre, batch)
-        scale = torch.tensor(
-            [sampling.temperature for sampling in samplings], device=centre.device
-        )[:, None]
-        noise = _laplace(seeded_uniforms(samplings, centre.shape[1])).to(centre.device) * scale
-        is_greedy = torch.tensor([sampling.greedy for sampling in samplings], device=centre.device)[
-            :, None
-        ]
-        numbers = torch.where(is_greedy, centre, centre + noise)
+        temperatures, is_greedy = sampling_columns(samplings, centre.device)
+        scale, noise = temperatures[:, None], _laplace(seeded_uniforms(samplings, centre.shape[1]))
+        noise = to_device(noise, centre.device) * scale
+        numbers = torch.where(is_greedy[:, None], centre, centre + noise)
         return numbers, _laplace_log_prob(numbers, centre, scale)
 
     def log_probs(
@@ -107,11 +104,11 @@ class ContinuousOpenVlaOft(OftPolicy):
         With diffusion: minus the squared error of the predicted noise at one random step for each
         row. Imitation needs no more; it is not a likelihood.
         """
-        numbers, device = tokens.to(self._device).float(), self._device
+        numbers = to_device(tokens, self._device).float()
         if self.config.head == "diffusion":
             errors = self._noise_errors(batch, numbers)
             return -errors, torch.zeros_like(errors)
-        scale = temperatures.to(device).float()[:, None]
+        scale = to_device(temperatures, self._device).float()[:, None]
         (centre,) = self._centre(batch)
         log_prob = _laplace_log_prob(numbers, centre, scale)
         return log_prob, (1.0 + torch.log(2.0 * scale)).expand_as(log_prob)
@@ -134,12 +131,8 @@ class ContinuousOpenVlaOft(OftPolicy):
         uniforms = seeded_uniforms(samplings, self.config.num_action_tokens).clamp(
             1e-12, 1.0 - 1e-12
         )
-        chunk = (
-            (math.sqrt(2.0) * torch.erfinv(2.0 * uniforms - 1.0))
-            .float()
-            .view(shape)
-            .to(self._device)
-        )
+        normal = (math.sqrt(2.0) * torch.erfinv(2.0 * uniforms - 1.0)).float().view(shape)
+        chunk = to_device(normal, self._device)
         (seen,) = self._acting(self._seen, batch)
         for step in reversed(range(NUM_DENOISING_STEPS)):
             steps = torch.full((len(samplings),), step, device=self._device)

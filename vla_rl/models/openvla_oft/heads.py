@@ -12,6 +12,8 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
+from vla_rl.engines.transfers import to_device
+
 NUM_DENOISING_STEPS: Final = 50
 """Denoising steps in both training and inference, as in the public checkpoints."""
 
@@ -122,7 +124,7 @@ def cumulative_alphas(num_steps: int = NUM_DENOISING_STEPS) -> Tensor:
 
 def add_noise(clean: Tensor, noise: Tensor, step: Tensor) -> Tensor:
     """Return sqrt(a_t) x + sqrt(1 - a_t) e for chunks [B, H, D] and steps int64 [B]."""
-    alpha = cumulative_alphas().to(clean)[step][:, None, None]
+    alpha = to_device(cumulative_alphas().to(clean.dtype), clean.device)[step][:, None, None]
     return alpha.sqrt() * clean + (1.0 - alpha).sqrt() * noise
 
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from vla_rl.algorithms import entropy
 from vla_rl.engines.cuda_graphs import Tensors
 from vla_rl.engines.sampling import choose_tokens, tempered_log_probs
+from vla_rl.engines.transfers import to_device
 from vla_rl.models.openvla_oft import checkpoint
 from vla_rl.models.openvla_oft.config import NewPart, OpenVlaOftConfig
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
@@ -99,8 +100,8 @@ class OpenVlaOft(OftPolicy):
         action tokens only.
         """
         logits = self._network(batch)
-        index = tokens.to(self._device) - self._action_tokenizer.first_id
-        log_probs = tempered_log_probs(logits, temperatures.to(self._device))
+        index = to_device(tokens, self._device) - self._action_tokenizer.first_id
+        log_probs = tempered_log_probs(logits, to_device(temperatures, self._device))
         # log_probs are logits too: their softmax is the same distribution
         return log_probs.gather(-1, index[..., None])[..., 0], entropy(log_probs)
 

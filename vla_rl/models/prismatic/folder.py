@@ -140,8 +140,8 @@ def _read_adapted(base: Path, folder: Path) -> PublicFolder:
     if beside == base:
         raise CheckpointError(
             f"the weights of {base} have the adapter in its {LORA_FOLDER} merged in already, as "
-            "OpenVLA-OFT saves them; "
-            "leave the adapter out, or name it together with the checkpoint that it was trained on."
+            "OpenVLA-OFT saves them; leave the adapter out, or name it together with the "
+            "checkpoint that it was trained on."
         )
     return _read(base, adapter, beside)
 
@@ -207,8 +207,8 @@ def _base_of(adapter: PeftAdapter) -> Path:
     except CheckpointError as error:
         raise CheckpointError(
             f"{adapter.path} is an adapter that was trained on {base!r}, which cannot be found "
-            "here; load the checkpoint "
-            "that it was trained on, and name the adapter beside it (adapter, --adapter)."
+            "here; load the checkpoint that it was trained on, and name the adapter beside it "
+            "(adapter, --adapter)."
         ) from error
 
 

@@ -8,7 +8,7 @@ batches are four times smaller.
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache, lru_cache
 
 import numpy as np
@@ -16,6 +16,7 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from vla_rl.engines.transfers import to_device
 from vla_rl.models.images.pipeline import ImagePipeline, image_pipeline
 from vla_rl.models.prismatic.config import PrismaticConfig, ProprioConfig
 from vla_rl.types import Observation
@@ -35,20 +36,24 @@ class PrismaticBatch:
         prompts: int64 [B, P], right-padded; every row begins with BOS.
         prompt_lengths: int64 [B], number of ids in each row that are not padding.
         proprio: float32 [B, D] in [-1, 1], or None if the policy does not use it.
+        is_padded: False if all prompts are equally long, so that attention needs no mask for
+            padding; the host knows it without a look at the device.
     """
 
     images: Tensor
     prompts: Tensor
     prompt_lengths: Tensor
     proprio: Tensor | None = None
+    is_padded: bool = field(default=True, kw_only=True)
 
     def to(self, device: torch.device) -> "PrismaticBatch":
         """Return the same batch on `device`."""
-        return PrismaticBatch(
-            images=self.images.to(device),
-            prompts=self.prompts.to(device),
-            prompt_lengths=self.prompt_lengths.to(device),
-            proprio=None if self.proprio is None else self.proprio.to(device),
+        return replace(
+            self,
+            images=to_device(self.images, device),
+            prompts=to_device(self.prompts, device),
+            prompt_lengths=to_device(self.prompt_lengths, device),
+            proprio=None if self.proprio is None else to_device(self.proprio, device),
         )
 
     @property
@@ -64,7 +69,7 @@ class PrismaticBatch:
         prompts = nn.functional.pad(
             self.prompts, (0, -self.prompts.shape[1] % multiple), value=pad_id
         )
-        return replace(self, prompts=prompts)
+        return replace(self, prompts=prompts, is_padded=True)
 
 
 def prompt_of(instruction: str) -> str:
@@ -113,9 +118,10 @@ class PrismaticProcessor:
             padded[row, : len(ids)] = ids
         return PrismaticBatch(
             images=self._images(observations, device),
-            prompts=torch.from_numpy(padded).to(device),
-            prompt_lengths=torch.tensor(lengths, dtype=torch.int64, device=device),
+            prompts=to_device(torch.from_numpy(padded), device),
+            prompt_lengths=to_device(torch.tensor(lengths, dtype=torch.int64), device),
             proprio=self._proprio(observations, device),
+            is_padded=min(lengths) < max(lengths),
         )
 
     def _encode_prompt(self, instruction: str) -> tuple[int, ...]:
@@ -138,7 +144,7 @@ class PrismaticProcessor:
         # a view with channels second, laid out channels last: the fast path of the resize on CPUs
         if min(frames.shape[1:3]) < self._config.image_size:
             _say_enlarged(frames.shape[1], frames.shape[2], self._config.image_size)
-        images = torch.from_numpy(frames).to(device).permute(0, 3, 1, 2)
+        images = to_device(torch.from_numpy(frames), device).permute(0, 3, 1, 2)
         return self._pipeline(images, self._config.image_size)
 
     def _proprio(self, observations: Sequence[Observation], device: torch.device) -> Tensor | None:
@@ -152,7 +158,7 @@ class PrismaticProcessor:
         unit = np.where(
             is_zero, 0.0, 2.0 * (rows - self._proprio_low) / (self._proprio_range + 1e-8) - 1.0
         )
-        return torch.from_numpy(np.clip(unit, -1.0, 1.0).astype(np.float32)).to(device)
+        return to_device(torch.from_numpy(np.clip(unit, -1.0, 1.0).astype(np.float32)), device)
 
 
 @cache

@@ -14,6 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from vla_rl.errors import ConfigError
+from vla_rl.models.attention import use_given_masks
 from vla_rl.models.prismatic.config import LlmConfig
 from vla_rl.models.prismatic.last_layer import make_last_layer_selective
 
@@ -68,7 +69,7 @@ def build_trunk(config: LlmConfig, *, is_causal: bool) -> LlamaForCausalLM:
     trunk = LlamaForCausalLM(llama)  # type: ignore[no-untyped-call]
     trunk.model.rotary_emb = ExactRotary(llama, config.rope_inv_freq_dtype == "bfloat16")
     # masks made here are boolean, which eager attention would add as 0 and 1
-    trunk.set_attn_implementation("sdpa")
+    use_given_masks(trunk)
     make_last_layer_selective(trunk)
     return trunk
 
@@ -85,16 +86,15 @@ def refuse_causal(attend: Callable[[Tensor, Tensor], Tensor], width: int, like: 
         torch.linspace(-1.0, 1.0, 3 * width, device=like.device).view(1, 3, width).to(like.dtype)
     )
     changed = torch.cat([tokens[:, :2], -tokens[:, 2:]], dim=1)
-    lengths = torch.tensor([3], device=like.device)
+    lengths = torch.full((1,), 3, device=like.device)
     with torch.no_grad():
         before, after = (attend(sequence, lengths)[0, 0] for sequence in (tokens, changed))
     if torch.equal(before, after):
         raise ConfigError(
             "the trunk attends causally: its first token does not see its last one. OpenVLA-OFT "
-            "decodes in parallel and "
-            "needs bidirectional attention; a causal trunk raises no error and loses tens of "
-            "points. "
-            "Use sdpa attention with the network's own mask."
+            "decodes in parallel and needs bidirectional attention; a causal trunk raises no error "
+            "and loses tens of points. Use the attention and the mask that the network was built "
+            "with."
         )
 
 

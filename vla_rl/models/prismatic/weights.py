@@ -69,8 +69,7 @@ def tensor_files(folder: Path) -> dict[str, str]:
         if missing:
             raise CheckpointError(
                 f"{folder} lacks {_some(missing)} of {len(set(files.values()))} shards that "
-                f"{INDEX_FILE} lists; "
-                "download them, because the others cannot be used alone."
+                f"{INDEX_FILE} lists; download them, because the others cannot be used alone."
             )
         return files
     path = folder / SINGLE_FILE

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from vla_rl.algorithms import VJepa2Config
 from vla_rl.algorithms.srpo.moments import cannot_embed, frames_of, stacked
 from vla_rl.engines import DeviceLane
+from vla_rl.engines.transfers import to_device
 from vla_rl.models.vjepa2.checkpoint import check_folder, load_encoder
 from vla_rl.models.vjepa2.video import preprocess, sample_frames
 from vla_rl.types import Trajectory
@@ -87,7 +88,10 @@ class VJepa2Encoder:
         """Embed videos, float32 [num_moments, D] each."""
         encoder = self._move(self._device)
         pixels = torch.stack(
-            [preprocess(video.to(self._device), self._config.image_size) for video in videos]
+            [
+                preprocess(to_device(video, self._device), self._config.image_size)
+                for video in videos
+            ]
         )
         # [B, tokens, D], tokens in the order of time: all patches of one tubelet after those of the
         # one before

@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torchvision.transforms.v2 import functional as vision
 
+from vla_rl.engines.transfers import to_device
+
 MEAN: Final = (0.485, 0.456, 0.406)
 STD: Final = (0.229, 0.224, 0.225)
 
@@ -66,7 +68,8 @@ def preprocess(frames: Tensor, image_size: int) -> Tensor:
     top, left = ((side - image_size) // 2 for side in size)
     images = images[..., top : top + image_size, left : left + image_size].float()
     mean, std = (
-        torch.tensor(numbers, device=images.device).view(3, 1, 1) * 255.0 for numbers in (MEAN, STD)
+        to_device(torch.tensor(numbers).view(3, 1, 1) * 255.0, images.device)
+        for numbers in (MEAN, STD)
     )
     pixels: Tensor = (images - mean) / std
     return pixels

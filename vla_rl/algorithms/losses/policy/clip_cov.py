@@ -6,7 +6,6 @@ from typing import Annotated
 from vla_rl.algorithms.lazy_torch import Tensor, torch
 from vla_rl.algorithms.losses.covariance import (
     CovarianceShare,
-    mark_tokens,
     num_chosen,
     token_covariance,
 )
@@ -38,13 +37,14 @@ def dropped_by_clip_cov(
     has_gradient = losses.detach() == -batch.masked_advantage * ratio
     is_candidate = (
         batch.mask & has_gradient & (covariance > covariance_low) & (covariance < covariance_high)
-    )
-    candidates = is_candidate.flatten().nonzero()[:, 0]
-    wanted = min(num_chosen(batch, covariance_share), len(candidates))
-    picked = candidates[
-        torch.arange(wanted, device=candidates.device) * len(candidates) // max(wanted, 1)
-    ]
-    return mark_tokens(picked, batch)
+    ).flatten()
+    num = is_candidate.sum()
+    wanted = torch.minimum(num_chosen(batch, covariance_share), num)
+    # evenly spaced: candidate k is picked if k = i * num // wanted for a whole number i
+    k = is_candidate.cumsum(0) - 1
+    i = (k * wanted + num - 1) // num.clamp(min=1)
+    picked = is_candidate & (i * num < (k + 1) * wanted)
+    return picked.reshape(batch.mask.shape)
 
 
 @declare_loss(

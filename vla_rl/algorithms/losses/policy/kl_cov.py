@@ -5,7 +5,6 @@ from typing import Annotated
 from vla_rl.algorithms.lazy_torch import Tensor, torch
 from vla_rl.algorithms.losses.covariance import (
     CovarianceShare,
-    mark_tokens,
     num_chosen,
     token_covariance,
 )
@@ -19,11 +18,12 @@ def penalised_by_kl_cov(
     batch: TokenBatch, *, covariance_share: float, penalty_coef: float
 ) -> Tensor:
     """Return the tokens that `kl_cov` penalises, bool [B, T]; `penalty_coef` does not matter."""
-    wanted = min(num_chosen(batch, covariance_share), int(batch.mask.sum()))
-    ranked = (
-        torch.where(batch.mask, token_covariance(batch), -torch.inf).flatten().topk(wanted).indices
-    )
-    return mark_tokens(ranked, batch)
+    ranked = torch.where(batch.mask, token_covariance(batch), -torch.inf).flatten()
+    order = ranked.argsort(stable=True)
+    wanted = torch.minimum(num_chosen(batch, covariance_share), batch.mask.sum())
+    chosen = torch.zeros_like(batch.mask).flatten()
+    chosen[order] = torch.arange(len(order), device=order.device) >= len(order) - wanted
+    return chosen.reshape(batch.mask.shape)
 
 
 @declare_loss(

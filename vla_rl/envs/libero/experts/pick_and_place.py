@@ -161,8 +161,7 @@ def _plan(scene: Scene, hand: Hand, name: str, spot: Spot) -> _Held:
     if grasp is None:
         raise UnreachableError(
             f"{name} cannot be grasped from above as it lies: it is wider than "
-            f"{1000 * MAX_WIDTH_M:.1f} mm on every side "
-            "and has no wall that the fingers fit around"
+            f"{1000 * MAX_WIDTH_M:.1f} mm on every side and has no wall that the fingers fit around"
         )
     radius = float(np.linalg.norm(points[:, :2] - where[:2], axis=1).max())
     return _Held(grasp, grasp.position - where, float(grasp.position[2] - bottom), radius)

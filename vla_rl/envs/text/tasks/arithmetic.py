@@ -153,8 +153,7 @@ def check_difficulty(num_operators: int, num_digits: int, operators: str) -> Non
     ):
         raise ValueError(
             f"num_operators={num_operators}, num_digits={num_digits}, operators={operators!r}: "
-            "expected 1 to 8 operators "
-            "out of '+-*', and 1 to 6 digits"
+            "expected 1 to 8 operators out of '+-*', and 1 to 6 digits"
         )
 
 
