@@ -96,6 +96,9 @@ def simplify(mesh: Mesh, cell_m: float, tolerance_m: float) -> Simplified:
     ]
     moved = _one_point_a_cell(points, np.unique(corners), planes, cell_m, tolerance_m)[corners]
     kept = _proper_triangles(moved)
+    # a triangle that turned over lies under its neighbours, and MuJoCo draws outsides alone
+    turned = _normals_and_areas(points, moved[kept])[0]
+    kept = kept[np.einsum("fi,fi->f", normals[kept], turned) >= 0]
     vertex_of_point = np.empty(len(points), np.int64)
     vertex_of_point[point_of_vertex] = np.arange(len(mesh.vertices))
     faces = vertex_of_point[moved[kept]]
