@@ -1,8 +1,8 @@
 """Upper limits of devices by name: arithmetic in bfloat16, and bandwidth of their memory.
 
-Figures are those of the makers' data sheets, dense (without sparsity), with float32 accumulation:
-NVIDIA's data sheets of B200 (HGX), GH200, H200, H100, A100, L40S, L4, RTX A6000, and the Ada and
-Blackwell architecture papers of GeForce.
+Figures are the makers' published ones as we know them, dense (without sparsity), with float32
+accumulation. They were not compared with the data sheets line by line: `--run.peak-tflops` gives
+the value of your own.
 """
 
 from typing import Final, NamedTuple

@@ -2,7 +2,7 @@
 
     state         weights, masters, gradients, moments      of the policy's numbers (`rank_memory`)
     activations   micro-batch x bytes of one row            traced without computing (`traced_pass`)
-    overheads     CUDA's context, workspaces, fragments     typical values; `benchmarks.gpu` measures them
+    overheads     CUDA's context, workspaces, fragments     typical values, not measured yet
 
 The gradients of earlier micro-batches are there when the activations of the last one are, so the
 peak is their sum. An update of a single micro-batch stays below it.
@@ -25,7 +25,7 @@ MIB: Final = 2**20
 class CudaOverheads:
     """Memory of a CUDA process besides its tensors.
 
-    The defaults are typical of a Hopper GPU; the campaign replaces them by what it measures.
+    The defaults are guesses for a Hopper GPU; nothing has measured them yet.
     """
 
     context: int = 500 * MIB
