@@ -27,7 +27,7 @@ _FIELDS: Final = ("mesh_face", "mesh_facenormal", "mesh_facetexcoord")
 """Arrays of a model with a row for each triangle."""
 
 _kept: dict[tuple[bytes, int], Simplified] = {}
-"""By the digest of a mesh and the size of the picture; LIBERO has some hundred meshes."""
+"""Results by the digest of a mesh and the size of the picture; LIBERO has some hundred meshes."""
 
 
 @contextlib.contextmanager
