@@ -193,29 +193,18 @@ class ActorClient:
             self._loop, method, self._decoders[method.index], asyncio.current_task()
         )
         call = self._send_call(method, args, pending)
-        ended = False
         try:
             self._grant(call, pending, STREAM_WINDOW)
-            while True:
-                if not pending.items:
-                    if pending.future.done():
-                        ended = True
-                        pending.future.result()
-                        return
-                    await pending.until_news()
-                    continue
+            while await pending.has_item():
                 yield pending.items.popleft()
-                pending.num_taken += 1
-                if pending.num_taken * 2 >= STREAM_WINDOW:
-                    self._grant(call, pending, pending.num_taken)
-                    pending.num_taken = 0
+                if num_read := pending.count_read(STREAM_WINDOW // 2):
+                    self._grant(call, pending, num_read)
         except GeneratorExit:
-            ended = True
             self._cancel(call)
             await asyncio.wait([pending.future])
             raise
         finally:
-            if not ended:
+            if not pending.future.done():
                 self._cancel(call)
             if not pending.future.cancel() and not pending.future.cancelled():
                 pending.future.exception()  # retrieved, or asyncio would log it

@@ -110,7 +110,7 @@ class PendingBegun(PendingCall):
 class PendingStream(PendingCall):
     """Waits for items and then for the end. Holds at most the items that were granted."""
 
-    __slots__ = ("_news", "is_cancelled", "items", "num_granted", "num_taken")
+    __slots__ = ("_news", "is_cancelled", "items", "num_granted", "num_read")
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class PendingStream(PendingCall):
         super().__init__(loop, method, decoder, task)
         self.items: deque[Any] = deque()
         self.num_granted = 0
-        self.num_taken = 0
+        self.num_read = 0
         self.is_cancelled = False
         self._news = asyncio.Event()
 
@@ -150,7 +150,26 @@ class PendingStream(PendingCall):
         """Wake the consumer."""
         self._news.set()
 
-    async def until_news(self) -> None:
-        """Wait for an item or the end."""
-        self._news.clear()
-        await self._news.wait()
+    async def has_item(self) -> bool:
+        """Wait for an item; return False at the end of the stream.
+
+        Raises: the error that ended the stream.
+        """
+        while not self.items:
+            if self.future.done():
+                self.future.result()
+                return False
+            self._news.clear()
+            await self._news.wait()
+        return True
+
+    def count_read(self, batch: int) -> int:
+        """Count an item that its consumer has read.
+
+        Returns: the number of items since the last grant if it has reached `batch`, and else 0.
+        """
+        self.num_read += 1
+        if self.num_read < batch:
+            return 0
+        num_read, self.num_read = self.num_read, 0
+        return num_read
