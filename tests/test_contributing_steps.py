@@ -37,18 +37,20 @@ async def log_sizes(groups: Any) -> NodeOutput:
 
 
 SAVED_AND_LOADED = """
-import sys
+from pathlib import Path
 from vla_rl.models.cousin import OpenVla, OpenVlaConfig
 from vla_rl.models.loading import CheckpointFormat, family_of, load_policy
 from vla_rl.models.openvla_oft import tiny
 
-shape = tiny(image_size=28)
-fields = set(OpenVlaConfig.__struct_fields__) & set(shape.__struct_fields__) - {"cameras"}
-config = OpenVlaConfig(**{name: getattr(shape, name) for name in fields})
-OpenVla.create(config, seed=0).save(folder := sys.argv[1])
-assert family_of(folder) == "cousin"
-for format in (CheckpointFormat(), CheckpointFormat(policy_family="cousin")):
-    assert isinstance(load_policy(folder, format, "cpu"), OpenVla)
+
+def test_a_saved_policy_is_of_its_family_and_loads(tmp_path: Path) -> None:
+    shape = tiny(image_size=28)
+    fields = set(OpenVlaConfig.__struct_fields__) & set(shape.__struct_fields__) - {"cameras"}
+    config = OpenVlaConfig(**{name: getattr(shape, name) for name in fields})
+    OpenVla.create(config, seed=0).save(str(tmp_path))
+    assert family_of(tmp_path) == "cousin"
+    for format in (CheckpointFormat(), CheckpointFormat(policy_family="cousin")):
+        assert isinstance(load_policy(str(tmp_path), format, "cpu"), OpenVla)
 """
 
 
@@ -89,6 +91,14 @@ def run(package: Path, *command: str) -> str:
     return done.stdout
 
 
+def run_tests(package: Path, tests: Path, wanted: str) -> str:
+    options = ("-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"))
+    shown = run(package, "-m", "pytest", str(tests), *options, "-k", wanted)
+    assert " passed" in shown
+    assert "failed" not in shown
+    return shown
+
+
 def test_a_pipeline_that_is_added_as_the_steps_say_is_drawn_with_its_settings(
     package: Path,
 ) -> None:
@@ -120,14 +130,10 @@ def test_an_environment_that_is_added_as_the_steps_say_keeps_the_contract(packag
     test = contracts / "test_env_contract.py"
     change(test, "CASES = [TOY", 'SLIDER = Case("vla_rl/slider-v0")\nCASES = [SLIDER')
     change(test, "        TOY.env_id,\n", "        TOY.env_id,\n        SLIDER.env_id,\n")
-    options = ("-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"))
-    wanted = "(slider and not vector) or held_to_the_contract"
-    shown = run(package, "-m", "pytest", str(test), *options, "-k", wanted)
-    assert " passed" in shown
-    assert "failed" not in shown
+    run_tests(package, test, "(slider and not vector) or held_to_the_contract")
 
 
-def test_a_policy_family_that_is_added_as_the_steps_say_is_saved_and_loaded(
+def test_a_policy_family_that_is_added_as_the_steps_say_is_saved_loaded_and_trained(
     package: Path,
 ) -> None:
     room = own_room(package, "models")
@@ -155,4 +161,15 @@ def test_a_policy_family_that_is_added_as_the_steps_say_is_saved_and_loaded(
         "        return cousin.OpenVla.load(checkpoint, config, device=place)\n"
         '    if family == "openvla":\n',
     )
-    run(package, "-c", SAVED_AND_LOADED, str(package.parent / "checkpoint"))
+
+    tests = package.parent / "families"
+    tests.mkdir()
+    for name in ("conftest.py", "test_learning_families.py"):
+        shutil.copy(ROOT / "tests" / "models" / name, tests)
+    test = tests / "test_learning_families.py"
+    change(test, "from vla_rl.models.openvla import", "from vla_rl.models.cousin import")
+    change(test, 'FAMILIES = ("openvla", ', 'FAMILIES = ("cousin", ')
+    change(test, 'if family == "openvla"', 'if family == "cousin"')
+    (tests / "test_saved.py").write_text(SAVED_AND_LOADED)
+    shown = run_tests(package, tests, "(small_steps and cousin and dtype0) or saved_policy")
+    assert "3 passed" in shown
