@@ -12,6 +12,7 @@ import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -22,8 +23,7 @@ from processes import all_end, is_gone, processes_of_session
 from small_policies import log_prob_gap, moved, observe, oft_policy
 
 from vla_rl.engines import DeviceLane, EngineConfig
-from vla_rl.engines.vllm import VllmActionEngine, VllmConfig
-from vla_rl.engines.vllm.adapter import AsyncLLM
+from vla_rl.engines.vllm import VllmActionEngine, VllmConfig, adapter
 from vla_rl.engines.vllm.engine_folder import engine_folder
 from vla_rl.engines.vllm.replica import Replica
 from vla_rl.errors import ActorDied, ConfigError
@@ -85,9 +85,9 @@ async def team() -> AsyncIterator[Team]:
 async def test_requests_go_to_the_least_loaded_engine(
     team: Team, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked, all_asked, encode = [], asyncio.Event(), AsyncLLM.encode
+    asked, all_asked, encode = [], asyncio.Event(), adapter.AsyncLLM.encode
 
-    async def answer_once_all_have_asked(llm: AsyncLLM, *args: object) -> AsyncIterator[object]:
+    async def answer_once_all_have_asked(llm: Any, *args: object) -> AsyncIterator[object]:
         asked.append(llm)
         if len(asked) >= 12:
             all_asked.set()
@@ -95,7 +95,7 @@ async def test_requests_go_to_the_least_loaded_engine(
         async for output in encode(llm, *args):
             yield output
 
-    monkeypatch.setattr(AsyncLLM, "encode", answer_once_all_have_asked)
+    monkeypatch.setattr(adapter.AsyncLLM, "encode", answer_once_all_have_asked)
     before = dict(team.engine.num_answers)
     assert len(before) == 2
     await asyncio.gather(*(team.ask(number) for number in range(12)))

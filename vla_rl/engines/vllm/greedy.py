@@ -5,15 +5,13 @@ logits before vLLM looks for the largest one does not change its choice, and mak
 log-probs those that the learner computes.
 """
 
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from vla_rl.engines.vllm.adapter import LogitsProcessor
-
-TEMPERATURE: Final = "greedy_temperature"
-"""Key of a request's `extra_args`."""
+from vla_rl.engines.vllm.layout import GREEDY_TEMPERATURE
 
 
 class GreedyTemperature(LogitsProcessor):
@@ -38,8 +36,8 @@ class GreedyTemperature(LogitsProcessor):
             rows.pop(row, None)
         for row, params, *_ in batch_update.added:
             rows.pop(row, None)
-            if params.extra_args and TEMPERATURE in params.extra_args:
-                rows[row] = params.extra_args[TEMPERATURE]
+            if params.extra_args and GREEDY_TEMPERATURE in params.extra_args:
+                rows[row] = params.extra_args[GREEDY_TEMPERATURE]
         for source, target, direction in batch_update.moved:
             there, back = rows.pop(source, None), rows.pop(target, None)
             if there is not None:

@@ -18,6 +18,8 @@ WORKER_EXTENSION: Final = "vla_rl.engines.vllm.transfer.WorkerExtension"
 
 LOGITS_PROCESSOR: Final = "vla_rl.engines.vllm.greedy:GreedyTemperature"
 
+GREEDY_TEMPERATURE: Final = "greedy_temperature"
+"""Key of the `extra_args` of a greedy request, which this processor reads."""
 
 CPU_HEAD_SIZES: Final = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 """Attention head sizes that the CPU kernels of vLLM 0.32 support; with others, its process

@@ -21,15 +21,8 @@ import msgspec
 
 from vla_rl.actors.completion import run_to_its_end
 from vla_rl.actors.waits import note_progress, waiting
-from vla_rl.engines.vllm.adapter import (
-    AsyncEngineArgs,
-    AsyncLLM,
-    EngineDeadError,
-    EngineGenerateError,
-    WeightTransferConfig,
-    engine_environment,
-    require_vllm,
-)
+from vla_rl.engines.vllm import adapter
+from vla_rl.engines.vllm.adapter import engine_environment, require_vllm
 from vla_rl.engines.vllm.config import UpdateMode, VllmConfig
 from vla_rl.engines.vllm.engine_thread import EngineThread
 from vla_rl.engines.vllm.layout import TRANSFER_BACKEND, engine_arguments
@@ -152,9 +145,9 @@ class Replica:
             async with self._watch.limit(None) as given_up:
                 async for output in ask(prompt, parameters, name):
                     last = output
-        except EngineDeadError as error:
+        except adapter.EngineDeadError as error:
             raise self.note_death(self._how_it_ended()) from error
-        except EngineGenerateError as error:
+        except adapter.EngineGenerateError as error:
             raise self._fault(error.__cause__ or error) from error
         except TimeoutError as error:
             if given_up is None or not given_up.expired():
@@ -316,19 +309,19 @@ class Replica:
         arguments = engine_arguments(
             self._folder, self._layout, self._config, build=build, dtype=self._dtype
         )
-        with (
-            _building,
-            engine_environment(
+        with _building:
+            # imported before the environment changes: what its import reads and sets is this process's
+            llm, engine_args = adapter.AsyncLLM, adapter.AsyncEngineArgs
+            transfer = adapter.WeightTransferConfig(backend=TRANSFER_BACKEND)
+            with engine_environment(
                 self._folder,
                 self._config.num_threads,
                 self._config.kv_cache_gib,
                 self._config.startup_s,
-            ),
-        ):
-            transfer = WeightTransferConfig(backend=TRANSFER_BACKEND)
-            self._llm = AsyncLLM.from_engine_args(
-                AsyncEngineArgs(**arguments, weight_transfer_config=transfer)
-            )
+            ):
+                self._llm = llm.from_engine_args(
+                    engine_args(**arguments, weight_transfer_config=transfer)
+                )
 
     async def _call(self, method: str, args: tuple[Any, ...] = ()) -> Any:
         return await self._await(self._llm.collective_rpc(method, args=args))
@@ -355,7 +348,7 @@ class Replica:
         try:
             async with self._watch.limit(limit_s):
                 return await call
-        except EngineDeadError as error:
+        except adapter.EngineDeadError as error:
             raise self.note_death(self._how_it_ended()) from error
         except TimeoutError as error:
             raise self._overdue(too_late or f"did not answer for {limit_s} s") from error

@@ -7,18 +7,8 @@ import msgspec
 import numpy as np
 from torch import Tensor
 
-from vla_rl.engines.vllm.adapter import (
-    MultiModalFieldConfig,
-    MultiModalKwargsItems,
-    PlaceholderRange,
-    PoolingParams,
-    RequestOutputKind,
-    SamplingParams,
-    StructuredOutputsParams,
-    mm_input,
-    tokens_input,
-)
-from vla_rl.engines.vllm.greedy import TEMPERATURE
+from vla_rl.engines.vllm import adapter
+from vla_rl.engines.vllm.layout import GREEDY_TEMPERATURE
 from vla_rl.engines.vllm.served import EngineLayout, EngineRequest
 from vla_rl.types import Sampling
 
@@ -84,14 +74,18 @@ def engine_input(request: EngineRequest, modality: str | None, name: str) -> Any
     A `name` of its own keeps vLLM from reusing another request's cached features.
     """
     if not request.features:
-        return tokens_input(request.token_ids)
+        return adapter.tokens_input(request.token_ids)
     assert modality is not None
-    fields = {key: MultiModalFieldConfig.batched(modality) for key in request.features}
-    return mm_input(
+    fields = {key: adapter.MultiModalFieldConfig.batched(modality) for key in request.features}
+    return adapter.mm_input(
         request.token_ids,
-        MultiModalKwargsItems.from_hf_inputs(dict(request.features), fields),
+        adapter.MultiModalKwargsItems.from_hf_inputs(dict(request.features), fields),
         {modality: [name]},
-        {modality: [PlaceholderRange(offset=request.feature_start, length=request.num_features)]},
+        {
+            modality: [
+                adapter.PlaceholderRange(offset=request.feature_start, length=request.num_features)
+            ]
+        },
     )
 
 
@@ -105,10 +99,10 @@ def engine_parameters(
             "greedy=True instead."
         )
     if layout.runner == "pooling":
-        return PoolingParams(task=POOLING_TASK, extra_kwargs=msgspec.to_builtins(sampling))
-    return SamplingParams(
+        return adapter.PoolingParams(task=POOLING_TASK, extra_kwargs=msgspec.to_builtins(sampling))
+    return adapter.SamplingParams(
         temperature=0.0 if sampling.greedy else sampling.temperature,
-        extra_args={TEMPERATURE: sampling.temperature} if sampling.greedy else None,
+        extra_args={GREEDY_TEMPERATURE: sampling.temperature} if sampling.greedy else None,
         seed=sampling.seed,
         max_tokens=max_tokens,
         ignore_eos=True,
@@ -116,11 +110,11 @@ def engine_parameters(
         stop=list(rules.stop),
         structured_outputs=None
         if rules.grammar is None
-        else StructuredOutputsParams(grammar=rules.grammar),
+        else adapter.StructuredOutputsParams(grammar=rules.grammar),
         allowed_token_ids=None if layout.allowed_tokens is None else list(layout.allowed_tokens),
         logprobs=rules.num_alternatives,
         detokenize=bool(rules.stop),
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        output_kind=adapter.RequestOutputKind.FINAL_ONLY,
     )
 
 

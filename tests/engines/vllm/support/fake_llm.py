@@ -13,8 +13,7 @@ from typing import Any
 
 import torch
 
-from vla_rl.engines.vllm import VllmConfig
-from vla_rl.engines.vllm.adapter import EngineGenerateError
+from vla_rl.engines.vllm import VllmConfig, adapter
 from vla_rl.engines.vllm.replica import Replica
 from vla_rl.engines.vllm.served import EngineLayout, EngineRequest
 
@@ -70,7 +69,7 @@ class FakeLlm:
         try:
             self._do("ask")
         except Exception as error:
-            raise EngineGenerateError from error
+            raise adapter.EngineGenerateError from error
         await self._fall_silent("ask")
         yield SimpleNamespace(outputs=SimpleNamespace(data=torch.zeros(3, 1)))
 
