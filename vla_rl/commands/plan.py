@@ -123,6 +123,9 @@ def _process_table(
     if config.engine.kind == "vllm":
         num_engines = str(config.engine.vllm.num_engines)
         table.add_row("vLLM engines", num_engines, "a copy of the policy in each")
+    if config.engine.kind == "remote":
+        remote = config.engine.remote
+        table.add_row("model servers", str(len(remote.urls)), ", ".join(remote.urls))
     if ranks is not None:
         shares = f"a share of each update; shard {config.learner.shard}"
         table.add_row("learner ranks", str(config.learner.ranks), shares)
@@ -217,7 +220,7 @@ def _copies_of_weights(config: LearningConfig, weights: int) -> list[MemoryItem]
         each = ENGINE_BYTES + engine.vllm.kv_cache_gib * 2**30 + weights
         copies.append(MemoryItem("vLLM engine processes", each, engine.vllm.num_engines))
         copies.append(MemoryItem("weights on their way to engines", 2 * weights))
-    elif not config.learner.steps_once_per_update:
+    elif engine.kind == "torch" and not config.learner.steps_once_per_update:
         copies.append(
             MemoryItem("the engine's copy, because an update has several optimizer steps", weights)
         )

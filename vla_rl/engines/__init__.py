@@ -5,6 +5,7 @@ policy_model   methods that engines and learners need from a policy family; lang
 device_lane    the one thread that uses the device
 torch_engine   `TorchActionEngine`, `TorchChatEngine`: batches of the requests that wait
 vllm           `VllmActionEngine`, `VllmChatEngine`: the same in processes of vLLM
+remote         `RemoteChatEngine`: replies from vLLM and SGLang servers that run elsewhere
 
 `ActionEngine` and `ChatEngine`, which these implement, are the protocols of `vla_rl.rollout`.
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from typing import Literal
 
+from vla_rl.engines.remote.config import RemoteConfig
 from vla_rl.engines.vllm.config import VllmConfig
 from vla_rl.types import Config
 
@@ -10,11 +11,14 @@ from vla_rl.types import Config
 class EngineConfig(Config, frozen=True, kw_only=True):
     """Settings of the engine that makes the decisions, and of its batches."""
 
-    kind: Literal["torch", "vllm"] = "torch"
+    kind: Literal["torch", "vllm", "remote"] = "torch"
     """Engine that runs the policy. `torch`: in this process, with the learner's weights. `vllm`: in
-    separate vLLM processes, set up with `engine.vllm`."""
+    separate vLLM processes, set up with `engine.vllm`. `remote` (language policies): on vLLM or SGLang
+    servers that run elsewhere, named in `engine.remote`."""
 
     vllm: VllmConfig = VllmConfig()
+
+    remote: RemoteConfig = RemoteConfig()
 
     max_batch: int = 16
     """Maximum number of decisions computed in one batch."""
@@ -55,8 +59,7 @@ class EngineConfig(Config, frozen=True, kw_only=True):
         self.require(self.max_wait_s >= 0.0, "max_wait_s", "at least 0 seconds")
 
     def unread(self) -> Mapping[str, str]:
-        """Return the options of the other kind of engine."""
-        if self.kind == "torch":
-            return {"vllm": "engine.kind is 'torch'"}
+        """Return the options of the other kinds of engine."""
         torch_only = ("max_batch", "max_wait_s", "cuda_graphs", "kept_conversations")
-        return dict.fromkeys(torch_only, "engine.kind is 'vllm'")
+        others = {"vllm", "remote"} - {self.kind} | set(torch_only if self.kind != "torch" else ())
+        return dict.fromkeys(sorted(others), f"engine.kind is '{self.kind}'")

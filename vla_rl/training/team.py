@@ -43,11 +43,14 @@ from vla_rl.rollout import EngineTeam
 from vla_rl.types import SOLE_MEMBER, Roster, derive_seed
 
 if TYPE_CHECKING:
+    from vla_rl.engines.remote import RemoteChatEngine
     from vla_rl.engines.vllm import VllmActionEngine, VllmChatEngine
 
 RunModel: TypeAlias = PolicyModel[Any] | LanguageModel[Any]
 
-OwnedEngine: TypeAlias = "TorchActionEngine | TorchChatEngine | VllmActionEngine | VllmChatEngine"
+OwnedEngine: TypeAlias = (
+    "TorchActionEngine | TorchChatEngine | VllmActionEngine | VllmChatEngine | RemoteChatEngine"
+)
 """An engine that a run opens, gives weights to, and closes."""
 
 
@@ -259,6 +262,12 @@ def _engine_of(
         return make_vllm_engine(
             serve(member.model, max_context=engine.max_context), lane, engine, weight_version
         )
+    if engine.kind == "remote":
+        from vla_rl.engines.remote import RemoteChatEngine
+        from vla_rl.models.serving import serve
+
+        served: Any = serve(member.model, max_context=engine.max_context)
+        return RemoteChatEngine(served, lane, engine, weight_version)
     # in the middle of an update the learner's weights are no version to act with, so updates of
     # several steps need a copy; ranks have weights of their own
     shares = learner.steps_once_per_update or learner.ranks > 1
