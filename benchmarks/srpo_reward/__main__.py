@@ -4,6 +4,8 @@ released code side by side.
     python -m benchmarks.srpo_reward                        the study on the recorded episodes
     python -m benchmarks.srpo_reward --vjepa2 <checkpoint>  with V-JEPA 2 as well
     python -m benchmarks.srpo_reward --record               record the episodes again, in LIBERO
+    python -m benchmarks.srpo_reward --data DIR --record --tasks 2 4 9 --policy-task 6 --seed 1
+                                                            record other tasks, elsewhere
 
 Keys of the last line, with the default encoder (`pixels`):
     spearman_ours, spearman_paper, spearman_released
@@ -19,7 +21,7 @@ import argparse
 import asyncio
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -60,13 +62,16 @@ def print_scores(episodes: list[Episode], scores: Mapping[str, Mapping[str, Scor
     Console().print(table)
 
 
-async def record_anew(folder: Path) -> None:
+async def record_anew(
+    folder: Path, scripted_tasks: Sequence[int], policy_task: int, seed: int
+) -> None:
     """Run all episodes in LIBERO and write them to `folder`."""
-    from benchmarks.srpo_reward.recording import record  # needs LIBERO, unlike the study
+    from benchmarks.srpo_reward.recording import Recording, record  # needs LIBERO
 
     began = time.perf_counter()
     episodes = await record(
-        on_episode=lambda episode: print(_told(episode), file=sys.stderr, flush=True)
+        Recording(tuple(scripted_tasks), policy_task, seed),
+        on_episode=lambda episode: print(_told(episode), file=sys.stderr, flush=True),
     )
     size = save_episodes(episodes, folder)
     print(f"{len(episodes)} episodes, {size / 1e6:.2f} MB, in {time.perf_counter() - began:.0f} s")
@@ -85,6 +90,11 @@ def main() -> None:
     parser.add_argument("--record", action="store_true", help="record the episodes again first")
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the recorded episodes")
     parser.add_argument("--vjepa2", help="folder or hub name of a V-JEPA 2 checkpoint")
+    parser.add_argument(
+        "--tasks", type=int, nargs="+", default=[0, 1, 3], help="tasks of the scripted experts"
+    )
+    parser.add_argument("--policy-task", type=int, default=1, help="task of the shipped policy")
+    parser.add_argument("--seed", type=int, default=0, help="seed of noise, flaws and samples")
     arguments = parser.parse_args()
     encoders = {name: EmbeddingConfig(encoder=name) for name in ("pixels", "state", "policy")}
     if arguments.vjepa2:
@@ -95,7 +105,9 @@ def main() -> None:
         encoders["vjepa2"] = EmbeddingConfig(encoder="vjepa2", vjepa2=pooled)
         encoders["vjepa2_16_moments"] = EmbeddingConfig(encoder="vjepa2", vjepa2=in_time)
     if arguments.record:
-        asyncio.run(record_anew(arguments.data))
+        asyncio.run(
+            record_anew(arguments.data, arguments.tasks, arguments.policy_task, arguments.seed)
+        )
     episodes = load_episodes(arguments.data)
     scores = asyncio.run(study(episodes, encoders))
     print_scores(episodes, scores)

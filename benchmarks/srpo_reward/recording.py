@@ -28,12 +28,19 @@ from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import Observation, Sampling, derive_seed
 
 SUITE, STEP_LIMIT, IMAGE_SIZE = "libero_object", 160, 84
-SCRIPTED_TASKS, POLICY_TASK = (0, 1, 3), 1
 INIT_STATES, POLICY_INIT_STATES, POLICY_SAMPLES = range(3), range(10, 14), 6
 
 Player: TypeAlias = Callable[[int, Observation], Awaitable[np.ndarray]]
 """Called as `await player(num_steps, observation)`; returns the next control steps, float32 [H,
 7]."""
+
+
+class Recording(NamedTuple):
+    """The tasks of libero_object that are recorded, and the seed of noise, flaws and samples."""
+
+    scripted_tasks: tuple[int, ...] = (0, 1, 3)
+    policy_task: int = 1
+    seed: int = 0
 
 
 class Flaw(NamedTuple):
@@ -163,17 +170,18 @@ async def record_episode(
 
 
 async def record(
-    assets: str | None = None, seed: int = 0, on_episode: Callable[[Episode], None] = lambda _: None
+    recording: Recording, on_episode: Callable[[Episode], None], assets: str | None = None
 ) -> list[Episode]:
     """Run every episode of the study, and call `on_episode` after each."""
     episodes: list[Episode] = []
+    seed = recording.seed
 
     def add(episode: Episode) -> None:
         episodes.append(episode)
         on_episode(episode)
 
     model = OpenVlaOft.load(resolve_checkpoint(SHIPPED, assets))
-    with closing(_env(POLICY_TASK, assets, wrist_image=True)) as env:
+    with closing(_env(recording.policy_task, assets, wrist_image=True)) as env:
         async with (
             DeviceLane(1) as lane,
             TorchActionEngine(model, lane, EngineConfig(max_wait_s=0.0)) as engine,
@@ -186,7 +194,7 @@ async def record(
                             env, init_state_id, "policy", partial(_whatever_the_progress, policy)
                         )
                     )
-    for task_id in SCRIPTED_TASKS:
+    for task_id in recording.scripted_tasks:
         with closing(_env(task_id, assets, wrist_image=False)) as env:
             for init_state_id in INIT_STATES:
                 for member, flaw in enumerate(GROUP):

@@ -19,7 +19,7 @@ from vla_rl.evaluation import EpisodeResult, HeldOutJudge, held_out, read_held_o
 from vla_rl.evaluation.conditions import note_conditions
 from vla_rl.evaluation.held_out import HeldOutResult, results_path
 from vla_rl.evaluation.results import line_outlet
-from vla_rl.learning import LearnerConfig, latest_checkpoint
+from vla_rl.learning import LearnerConfig, OptimizerConfig, latest_checkpoint
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
 from vla_rl.observe import RunDirectory, read_metrics
@@ -31,6 +31,7 @@ from vla_rl.recipes.libero_training import (
     held_out_episodes,
     starting_policy,
     starts_of,
+    with_decay_over_run,
 )
 from vla_rl.recipes.ppo_libero import PpoLiberoConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
@@ -362,3 +363,26 @@ def test_a_policy_without_a_likelihood_is_refused(tmp_path: Path) -> None:
     )
     with pytest.raises(ConfigError, match="diffusion head, which gives no likelihood"):
         starting_policy(SrpoLiberoConfig(policy=str(tmp_path / "diffusion")))
+
+
+def test_the_learning_rate_decays_over_the_whole_run_of_the_shipped_policy() -> None:
+    config = SrpoLiberoConfig()
+    assert config.decays_over_run
+    # 24 updates of 32 episodes in steps of 8
+    assert with_decay_over_run(config).learner.optimizer.decay_steps == 24 * 4
+    twice = msgspec.structs.replace(config.learner, epochs=2, minibatch_trajectories=10)
+    longer = msgspec.structs.replace(config, learner=twice)
+    assert with_decay_over_run(longer).learner.optimizer.decay_steps == 24 * 2 * 4
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        SrpoLiberoConfig(policy="somewhere/else"),
+        SrpoLiberoConfig(run=RunConfig(name="short", updates=3)),
+        SrpoLiberoConfig(learner=LearnerConfig(optimizer=OptimizerConfig(decay_steps=50))),
+    ],
+    ids=["another policy", "no longer than the warm-up", "set"],
+)
+def test_it_is_as_configured_otherwise(config: SrpoLiberoConfig) -> None:
+    assert not config.decays_over_run

@@ -160,6 +160,10 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
         """Whether an update is one optimizer step: no weights exist between two versions."""
         return self.minibatch_trajectories is None and self.epochs == 1
 
+    def num_steps(self, trajectories: int) -> int:
+        """Return the number of optimizer steps of an update on so many trajectories."""
+        return self.epochs * -(-trajectories // (self.minibatch_trajectories or trajectories))
+
 
 class CriticConfig(Config, frozen=True, kw_only=True):
     """Settings of the critic and its updates, in pipelines that have one."""
