@@ -161,7 +161,7 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
         return self.minibatch_trajectories is None and self.epochs == 1
 
     def num_steps(self, trajectories: int) -> int:
-        """Return the number of optimizer steps of an update on so many trajectories."""
+        """Return the number of optimizer steps of an update on this number of trajectories."""
         return self.epochs * -(-trajectories // (self.minibatch_trajectories or trajectories))
 
 

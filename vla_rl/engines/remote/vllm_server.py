@@ -17,7 +17,7 @@ from vla_rl.types import Sampling
 
 RELOAD = "/collective_rpc"
 TOKEN_ID = "token_id:"
-"""What stands before the id of a token in an answer whose tokens are written as ids."""
+"""Prefix of a token in an answer whose tokens are written as ids."""
 
 
 class _Model(msgspec.Struct):
@@ -104,7 +104,7 @@ class VllmServer(ModelServer):
             return super()._missing(path)
         return (
             f"{self.url} has no {path}, through which it loads new weights; start vLLM's server with "
-            "VLLM_SERVER_DEV_MODE=1, on a network that nobody else reaches"
+            "VLLM_SERVER_DEV_MODE=1, on a network of your own"
         )
 
 

@@ -1,0 +1,43 @@
+"""A run learns from replies of a server elsewhere, which gets the weights of every update."""
+
+import functools
+from pathlib import Path
+
+import msgspec
+from model_servers import SglangStandIn, same_weights, serving
+
+from vla_rl.engines.remote import RemoteConfig
+from vla_rl.envs.text import TextPoolConfig
+from vla_rl.models.language import CausalLanguageModel
+from vla_rl.observe import read_metrics
+from vla_rl.pipelines.config import RunConfig
+from vla_rl.recipes.grpo_text import ARITHMETIC_BASE, GrpoTextConfig, training_starts
+from vla_rl.rollout import SchedulerConfig, chat_agent
+from vla_rl.training.run import train
+
+
+async def test_a_run_learns_from_the_replies_of_a_server(tmp_path: Path) -> None:
+    policy = CausalLanguageModel.load(ARITHMETIC_BASE)
+    async with serving(SglangStandIn(CausalLanguageModel.load(ARITHMETIC_BASE))) as server:
+        plain = GrpoTextConfig(
+            run=RunConfig(name="remote", root=str(tmp_path), updates=2, device="cpu"),
+            group_size=4,
+            scheduler=SchedulerConfig(groups_per_update=2, max_staleness=1),
+            num_validation=0,
+            text=TextPoolConfig(num_envs=8),
+        )
+        remote = RemoteConfig(urls=(server.url,), api="sglang", update_mode="interrupt")
+        engine = msgspec.structs.replace(plain.engine, kind="remote", remote=remote)
+        config = msgspec.structs.replace(plain, engine=engine)
+        outcome = await train(
+            config,
+            training_starts(config),
+            policy,
+            agent=functools.partial(chat_agent, limits=config.chat),
+        )
+    assert len(server.loaded) == 3  # before the first update, and after each
+    assert same_weights(server.policy, policy)
+    assert not same_weights(server.policy, CausalLanguageModel.load(ARITHMETIC_BASE))
+    last = read_metrics(outcome.run.path / "metrics.jsonl")[-1]
+    assert last["update/log_prob_gap_max"] < 1e-4
+    assert last["engine/num_ready"] == 1.0
