@@ -3,8 +3,10 @@ released code side by side.
 
     python -m benchmarks.srpo_reward                        the study on the recorded episodes
     python -m benchmarks.srpo_reward --vjepa2 <checkpoint>  with V-JEPA 2 as well
+    python -m benchmarks.srpo_reward --data benchmarks/srpo_reward/data_of_development
+                                                            the episodes that our rule was made on
     python -m benchmarks.srpo_reward --record               record the episodes again, in LIBERO
-    python -m benchmarks.srpo_reward --data DIR --record --tasks 2 4 9 --policy-task 6 --seed 1
+    python -m benchmarks.srpo_reward --data DIR --record --tasks 0 1 3 --policy-task 1 --seed 0
                                                             record other tasks, elsewhere
 
 Keys of the last line, with the default encoder (`pixels`):
@@ -91,10 +93,10 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=DATA, help="folder of the recorded episodes")
     parser.add_argument("--vjepa2", help="folder or hub name of a V-JEPA 2 checkpoint")
     parser.add_argument(
-        "--tasks", type=int, nargs="+", default=[0, 1, 3], help="tasks of the scripted experts"
+        "--tasks", type=int, nargs="+", default=[2, 4, 9], help="tasks of the scripted experts"
     )
-    parser.add_argument("--policy-task", type=int, default=1, help="task of the shipped policy")
-    parser.add_argument("--seed", type=int, default=0, help="seed of noise, flaws and samples")
+    parser.add_argument("--policy-task", type=int, default=6, help="task of the shipped policy")
+    parser.add_argument("--seed", type=int, default=1, help="seed of noise, flaws and samples")
     arguments = parser.parse_args()
     encoders = {name: EmbeddingConfig(encoder=name) for name in ("pixels", "state", "policy")}
     if arguments.vjepa2:

@@ -18,6 +18,8 @@ from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Group, Step, StopRea
 
 STEPS_PER_MOMENT = 4
 DATA = Path(__file__).parent / "data"
+"""LIBERO's own assets, tasks 2, 4, 6 and 9 of libero_object, recorded after the rule was
+finished. `data_of_development` beside it has the episodes that the rule was made on."""
 
 
 class Episode(msgspec.Struct, frozen=True, kw_only=True):

@@ -38,9 +38,9 @@ Player: TypeAlias = Callable[[int, Observation], Awaitable[np.ndarray]]
 class Recording(NamedTuple):
     """The tasks of libero_object that are recorded, and the seed of noise, flaws and samples."""
 
-    scripted_tasks: tuple[int, ...] = (0, 1, 3)
-    policy_task: int = 1
-    seed: int = 0
+    scripted_tasks: tuple[int, ...]
+    policy_task: int
+    seed: int
 
 
 class Flaw(NamedTuple):
