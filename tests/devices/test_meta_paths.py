@@ -1,0 +1,83 @@
+"""Every path that computes runs with its network on the meta device: a tensor left on the host, a
+number read, or a shape that depends on numbers fails it."""
+
+import pytest
+import torch
+
+from benchmarks.gpu.allowed_places import ALLOWED
+from benchmarks.gpu.crossings import META, Crossings, NotForGpusError, described
+from benchmarks.gpu.meta_paths import PATHS, cross, not_allowed
+
+REACHED: set[str] = set()
+"""Places at which some path waited, in the order of this file's tests."""
+
+RUN: set[str] = set()
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_a_path_needs_no_number_of_the_device(name: str) -> None:
+    crossings = cross(PATHS[name])
+    RUN.add(name)
+    REACHED.update(each.place for each in crossings.found)
+    assert not not_allowed(crossings)
+
+
+def test_every_allowed_place_is_still_needed() -> None:
+    if len(RUN) < len(PATHS):
+        pytest.skip("only some of the paths were run")
+    assert set(ALLOWED) == REACHED
+
+
+def rows() -> torch.Tensor:
+    return torch.zeros(3, 2, device=META)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: float(rows().sum()),
+        lambda: bool((rows() > 0).any()),
+        lambda: rows().cpu(),
+        lambda: rows().tolist(),
+        lambda: torch.equal(rows(), rows()),
+        lambda: rows().nonzero(),
+        lambda: torch.zeros(3, 2).copy_(rows()),
+    ],
+)
+def test_a_number_that_is_asked_for_is_noted(ask: object) -> None:
+    crossings = Crossings()
+    with crossings.watched():
+        ask()  # type: ignore[operator]
+    assert [each.kind for each in crossings.found] == ["wait"], described(crossings.found)
+
+
+@pytest.mark.parametrize(
+    "upload",
+    [
+        lambda: torch.zeros(3).to(META),
+        lambda: torch.tensor([1.0, 2.0], device=META),
+        lambda: rows().copy_(torch.zeros(3, 2)),
+        lambda: rows()[[0, 1]],
+    ],
+)
+def test_a_copy_to_the_device_that_waits_is_noted(upload: object) -> None:
+    crossings = Crossings()
+    with crossings.watched():
+        upload()  # type: ignore[operator]
+        torch.zeros(3).to(META, non_blocking=True)
+    assert [each.kind for each in crossings.found] == ["upload"]
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda: rows() + torch.zeros(2),
+        lambda: rows()[torch.tensor([0, 1])],
+        lambda: rows()[rows() > 0],
+        lambda: rows().unique(),
+        lambda: rows().repeat_interleave(torch.ones(3, dtype=torch.long, device=META), dim=0),
+    ],
+)
+def test_what_fails_or_waits_unseen_on_a_gpu_fails_here(mistake: object) -> None:
+    with Crossings().watched(), pytest.raises(NotForGpusError):
+        mistake()  # type: ignore[operator]
