@@ -4,6 +4,8 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 # Tests wait for processes as often as they compute, so two cores are busy with three files of them. Each takes 3 GB.
 WORKERS ?= 3
+# tests/conftest.py has the order of files: the longest first.
+PARALLEL := --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Tests of the rooms that need neither a simulator nor an engine.
 UNIT := tests/types tests/graph tests/algorithms tests/nodes tests/data
 
@@ -17,10 +19,10 @@ demo: install ## collect episodes in LIBERO, reward them by SRPO, update a polic
 	$(BIN)/python -m vla_rl.recipes.srpo_libero $(ARGS)
 
 test: check ## style, strict types, and every test that needs no GPU
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m "not gpu and not proof" $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu and not proof" $(ARGS)
 
 quick: check ## the same without the slow tests
-	$(BIN)/python -m pytest --numprocesses $(WORKERS) --dist loadfile -m "not gpu and not proof and not slow" $(ARGS)
+	$(BIN)/python -m pytest $(PARALLEL) -m "not gpu and not proof and not slow" $(ARGS)
 
 unit: install ## the pure rooms alone: no simulator, no engine, under 40 seconds
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not gpu and not proof and not slow" $(UNIT) $(ARGS)

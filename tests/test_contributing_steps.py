@@ -1,6 +1,6 @@
 """The steps of CONTRIBUTING.md, taken in a copy of the package: what they add works there.
 
-`docs/add_a_policy_family.md` has its own test, as has a loss of one's own.
+A family for one's own run (`docs/add_a_policy_family.md`) has its own test, as has a loss.
 """
 
 import os
@@ -34,6 +34,22 @@ async def log_sizes(groups: Any) -> NodeOutput:
     """Log the number of groups."""
     return NodeOutput(values={}, metrics={"mine/groups": float(len(groups))})
 '''
+
+
+SAVED_AND_LOADED = """
+import sys
+from vla_rl.models.cousin import OpenVla, OpenVlaConfig
+from vla_rl.models.loading import CheckpointFormat, family_of, load_policy
+from vla_rl.models.openvla_oft import tiny
+
+shape = tiny(image_size=28)
+fields = set(OpenVlaConfig.__struct_fields__) & set(shape.__struct_fields__) - {"cameras"}
+config = OpenVlaConfig(**{name: getattr(shape, name) for name in fields})
+OpenVla.create(config, seed=0).save(folder := sys.argv[1])
+assert family_of(folder) == "cousin"
+for format in (CheckpointFormat(), CheckpointFormat(policy_family="cousin")):
+    assert isinstance(load_policy(folder, format, "cpu"), OpenVla)
+"""
 
 
 @pytest.fixture
@@ -109,3 +125,34 @@ def test_an_environment_that_is_added_as_the_steps_say_keeps_the_contract(packag
     shown = run(package, "-m", "pytest", str(test), *options, "-k", wanted)
     assert " passed" in shown
     assert "failed" not in shown
+
+
+def test_a_policy_family_that_is_added_as_the_steps_say_is_saved_and_loaded(
+    package: Path,
+) -> None:
+    room = own_room(package, "models")
+    family = room / "cousin"
+    shutil.copytree(room / "openvla", family)
+    for path in family.glob("*.py"):
+        path.write_text(path.read_text().replace("vla_rl.models.openvla.", "vla_rl.models.cousin."))
+    change(family / "policy.py", 'family="openvla"', 'family="cousin"')
+    change(family / "policy.py", 'extension, "openvla")', 'extension, "cousin")')
+    declared = room / "prismatic" / "checkpoint_format.py"
+    change(declared, 'Literal["openvla", ', 'Literal["cousin", "openvla", ')
+    change(declared, 'Literal["auto", "openvla", ', 'Literal["auto", "cousin", "openvla", ')
+    loading = room / "loading.py"
+    change(loading, "import openvla, openvla_oft", "import cousin, openvla, openvla_oft")
+    change(
+        loading,
+        '    if folder.extension.family == "openvla":\n',
+        '    if folder.extension.family == "cousin":\n        return "cousin"\n'
+        '    if folder.extension.family == "openvla":\n',
+    )
+    change(
+        loading,
+        '    if family == "openvla":\n',
+        '    if family == "cousin":\n'
+        "        return cousin.OpenVla.load(checkpoint, config, device=place)\n"
+        '    if family == "openvla":\n',
+    )
+    run(package, "-c", SAVED_AND_LOADED, str(package.parent / "checkpoint"))

@@ -10,6 +10,7 @@ import sys
 import pytest
 
 import vla_rl
+from vla_rl.graph.spans import CriticalPath
 from vla_rl.renamed import RENAMED, new_name_of
 
 
@@ -67,6 +68,28 @@ def test_the_two_kinds_of_engine_are_still_given_by_their_old_names() -> None:
         assert rollout.LanguageEngine is rollout.ChatEngine  # type: ignore[attr-defined]
     with pytest.raises(AttributeError, match="ChatEngines"):
         rollout.ChatEngines  # type: ignore[attr-defined]  # noqa: B018
+
+
+@pytest.mark.parametrize(
+    ("module", "old", "new"),
+    [
+        ("vla_rl.algorithms", "policy_loss_for", "safe_policy_loss"),
+        ("vla_rl.algorithms.losses", "policy_loss_for", "safe_policy_loss"),
+        ("vla_rl.evaluation", "numbers_in", "parse_numbers"),
+        ("vla_rl.evaluation", "tasks_in", "parse_tasks"),
+        ("vla_rl.models.loading", "device_for", "choose_device"),
+    ],
+)
+def test_functions_are_still_given_by_their_old_names(module: str, old: str, new: str) -> None:
+    home = importlib.import_module(module)
+    with pytest.warns(DeprecationWarning, match=f"{module}.{old} is {module}.{new} now"):
+        assert getattr(home, old) is getattr(home, new)
+
+
+def test_the_bottleneck_of_an_update_is_still_given_by_its_old_name() -> None:
+    path = CriticalPath(update=1, duration_s=0.0, segments=())
+    with pytest.warns(DeprecationWarning, match=r"CriticalPath\.bound_by is CriticalPath\.bottle"):
+        assert path.bound_by == path.bottleneck == ""
 
 
 def test_the_old_command_of_the_report_runs() -> None:

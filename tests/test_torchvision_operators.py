@@ -2,6 +2,7 @@
 order.
 """
 
+import json
 import subprocess
 import sys
 
@@ -23,16 +24,38 @@ assert torchvision.__version__
 }
 
 
-@pytest.mark.parametrize("order", ORDERS)
-def test_torchvision_imports_after_vla_rl(order: str) -> None:
+EACH_IN_A_FORK = """
+import json, os, sys, traceback
+import torch  # the first import of every order, once for all
+for name, order in json.loads(sys.argv[1]).items():
+    if os.fork() == 0:
+        try:
+            exec(order, {})
+        except BaseException:
+            traceback.print_exc()
+            os._exit(1)
+        os._exit(0)
+    print(json.dumps([name, os.waitstatus_to_exitcode(os.wait()[1])]), flush=True)
+"""
+
+
+@pytest.fixture(scope="module")
+def ended() -> dict[str, int]:
+    """Exit status of each order; errors are in the output that pytest has captured."""
     done = subprocess.run(
-        [sys.executable, "-c", ORDERS[order]],
+        [sys.executable, "-c", EACH_IN_A_FORK, json.dumps(ORDERS)],
         capture_output=True,
         text=True,
         timeout=120,
-        check=False,
+        check=True,
     )
-    assert done.returncode == 0, done.stderr
+    print(done.stderr)
+    return dict(json.loads(line) for line in done.stdout.splitlines())
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_torchvision_imports_after_vla_rl(order: str, ended: dict[str, int]) -> None:
+    assert ended[order] == 0
 
 
 def test_importing_vla_rl_or_looking_for_torchvision_brings_no_torch() -> None:

@@ -1,5 +1,6 @@
-"""vla_rl: an asyncio-first actor runtime that post-trains robot policies and language agents by
-reinforcement learning.
+"""vla_rl: post-train robot policies and language agents by reinforcement learning.
+
+It is an actor runtime that puts asyncio first.
 
     from vla_rl import TaskStart, TrainingConfig, train
 

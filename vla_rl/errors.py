@@ -1,5 +1,6 @@
-"""Errors that a supervisor, a scheduler or a user has to distinguish. Plain mistakes of a caller
-raise built-in exceptions.
+"""Errors that a supervisor, a scheduler or a user has to distinguish.
+
+Plain mistakes of a caller raise built-in exceptions.
 
 The errors and their causes:
     `ActorDied`, `ActorFrozen`   a process is gone; the scheduler runs the episode again, the pool
@@ -29,8 +30,7 @@ class VlaRlError(Exception):
 
 
 class ActorDied(VlaRlError):
-    """The process or host of an actor is gone; every pending and later call on its handle raises
-    this.
+    """The process or host of an actor is gone: all pending and later calls raise this.
 
     Args:
         name: the actor's name, as given to `spawn`.
@@ -73,9 +73,7 @@ class EnvError(VlaRlError):
 
 
 class AgentError(VlaRlError, ValueError):
-    """An agent that is not async, does not return its episode's trajectory, or misuses its
-    environment or policy.
-    """
+    """An agent that is not async, misuses what it is given, or returns another trajectory."""
 
 
 class ConfigError(VlaRlError, ValueError):
@@ -87,9 +85,7 @@ class GraphError(VlaRlError, ValueError):
 
 
 class ConservationError(VlaRlError):
-    """The equation dispatched = trained + filtered + dropped + in flight + buffered does
-    not hold.
-    """
+    """Dispatched episodes are not trained + filtered + dropped + in flight + buffered."""
 
 
 class CheckpointError(VlaRlError):
@@ -118,7 +114,7 @@ class ContextOverflow(VlaRlError, ValueError):
     def __init__(self, num_tokens: int, context_size: int) -> None:
         self.num_tokens, self.context_size = num_tokens, context_size
         super().__init__(
-            f"the prompt has {num_tokens} tokens and the context {context_size}, expected room "
-            "for at least one token of a "
-            "reply; shorten the conversation, or use a policy (or an engine) with a longer context"
+            f"the prompt has {num_tokens} tokens and the context {context_size}, expected room for "
+            "at least one token of a reply; shorten the conversation, or use a policy (or an "
+            "engine) with a longer context"
         )

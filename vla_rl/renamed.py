@@ -1,5 +1,6 @@
-"""Old names of modules, importable for one more release: `vla_rl.recipes.training` is
-`vla_rl.training.run` now.
+"""Old names of modules and of public names, importable for one more release.
+
+`vla_rl.recipes.training` is `vla_rl.training.run` now.
 
 An import of an old name returns the module itself, not a copy, with a DeprecationWarning.
 `python -m` accepts old names too.
@@ -48,11 +49,14 @@ RENAMED: Final = MappingProxyType(
         "recipes.opening": "commands.opening",
         "recipes.arithmetic_mix": "envs.text.arithmetic_mix",
         "recipes.pair_mix": "envs.text.pair_mix",
+        "evaluation.pictures": "evaluation.scenes",
+        "evaluation.metaworld": "evaluation.scenes",
         "simulation.bench": "simulation.pooled_process",
         "simulation.hosted": "simulation.worker",
         "simulation.lease": "simulation.handle",
         "simulation.restarts": "simulation.replacements",
-        "simulation.simulator": "simulation.remote_env",
+        "simulation.simulator": "simulation.process",
+        "simulation.remote_env": "simulation.process",
         "algorithms.losses.clipped_surrogates": "algorithms.losses.policy.ppo",
         "algorithms.losses.decoupled": "algorithms.losses.policy.decoupled_ppo",
         "algorithms.losses.whole_choices": "algorithms.losses.whole_batch",
@@ -87,6 +91,10 @@ _MOVED_ATTRIBUTES: Final = MappingProxyType({"vla_rl.engines": "vla_rl.learning"
 _RENAMED_ATTRIBUTES: Final = MappingProxyType(
     {
         "vla_rl.actors": {"endpoint": "actor_method"},
+        "vla_rl.algorithms": {"policy_loss_for": "safe_policy_loss"},
+        "vla_rl.algorithms.losses": {"policy_loss_for": "safe_policy_loss"},
+        "vla_rl.evaluation": {"numbers_in": "parse_numbers", "tasks_in": "parse_tasks"},
+        "vla_rl.models.loading": {"device_for": "choose_device"},
         "vla_rl.rollout": {"PolicyEngine": "ActionEngine", "LanguageEngine": "ChatEngine"},
     }
 )
@@ -165,6 +173,22 @@ def renamed_attribute(module: str, name: str) -> Any:
         return None
     _warn(f"{module}.{name}", f"{home}.{new_name}")
     return getattr(new, new_name)
+
+
+class RenamedProperty:
+    """The old name of a property or attribute, in the class that has the new one."""
+
+    def __init__(self, new_name: str) -> None:
+        self._new_name = new_name
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._names = f"{owner.__name__}.{name}", f"{owner.__name__}.{self._new_name}"
+
+    def __get__(self, instance: Any, owner: type) -> Any:
+        if instance is None:
+            return self
+        _warn(*self._names)
+        return getattr(instance, self._new_name)
 
 
 def warn_of_base(base: type, kind: type) -> None:

@@ -1,5 +1,6 @@
-"""Makes torchvision importable with a CPU build of torch, after `vla_rl` was imported; imports
-nothing before it is needed.
+"""Makes torchvision importable with a CPU build of torch.
+
+It does so once `vla_rl` is imported, and imports nothing before it is needed.
 
 The torchvision wheel of the package index is built for CUDA. With a CPU-only torch its C++ library
 cannot be loaded, and its Python code then fails (`operator torchvision::nms does not exist`),
@@ -19,8 +20,9 @@ _declared: list[Any] = []
 
 
 class TorchvisionFinder:
-    """Finds torchvision through the other finders, and executes it again with its operators
-    declared if it needs them.
+    """Finds torchvision through the other finders.
+
+    Executes it again with its operators declared if it needs them.
     """
 
     def find_spec(

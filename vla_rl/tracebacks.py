@@ -51,8 +51,9 @@ def format_short(error: BaseException) -> str:
 
 
 def _shortened(error: BaseException) -> TracebackType | None:
-    """Return the traceback from the first frame of user code on, with only the last of vla_rl's
-    frames, which raised it.
+    """Return the traceback from the first frame of user code on.
+
+    Only the last of vla_rl's frames, which raised it, is left.
     """
     is_deliberate = isinstance(error, VlaRlError)
     frames = _frames(error.__traceback__)

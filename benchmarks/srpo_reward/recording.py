@@ -22,7 +22,8 @@ from vla_rl.envs.demonstrations import CorrelatedNoise
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.env import IDLE_ACTION
 from vla_rl.envs.libero.experts import Expert
-from vla_rl.models.loading import BASE_POLICY
+from vla_rl.evaluation.shipped import resolve_checkpoint
+from vla_rl.models.loading import SHIPPED
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import Observation, Sampling, derive_seed
 
@@ -112,7 +113,7 @@ class FlawedExpert:
                 [1.0] * 3 + [0.2] * 3
             )
             return np.clip([[*self._drift, self._gripper]], -1.0, 1.0).astype(np.float32)
-        action = self._noise.add_to(self._expert.act())
+        action = self._noise.perturbed(self._expert.act())
         action[:6] *= self._flaw.speed
         if self._is_wrong:  # dropped or empty: the fingers stay open
             action[6] = -1.0
@@ -171,7 +172,7 @@ async def record(
         episodes.append(episode)
         on_episode(episode)
 
-    model = OpenVlaOft.load(BASE_POLICY)
+    model = OpenVlaOft.load(resolve_checkpoint(SHIPPED, assets))
     with closing(_env(POLICY_TASK, assets, wrist_image=True)) as env:
         async with (
             DeviceLane(1) as lane,

@@ -24,7 +24,7 @@ from vla_rl.actors.wire import (
     Kind,
     MalformedMessage,
     join_messages,
-    num_frames_after,
+    num_announced_frames,
     split_messages,
 )
 
@@ -120,7 +120,7 @@ def test_a_large_value_travels_in_parts(value: Any) -> None:
     codec = Codec()
     frames = codec.encode(Kind.CALL, 0, 0, 1, value, "test")
     assert max(map(len, frames)) <= PART_BYTES
-    assert num_frames_after(frames[0]) == len(frames) - 1
+    assert num_announced_frames(frames[0]) == len(frames) - 1
     received = codec.decode(codec.decoder(Any), [bytes(frame) for frame in frames])
     np.testing.assert_equal(received, value)
 

@@ -141,7 +141,7 @@ def test_the_loss_of_the_contributing_page_is_added_with_one_file(tmp_path: Path
 
 USE_OF_THE_NEW_LOSS = """
 import sys
-from vla_rl.algorithms import PolicyLossConfig, policy_loss, policy_loss_for
+from vla_rl.algorithms import PolicyLossConfig, policy_loss, safe_policy_loss
 from vla_rl.commands.command_help import field_docs
 from vla_rl.errors import ConfigError
 

@@ -19,7 +19,7 @@ from vla_rl.algorithms.losses import (
     PolicyLossConfig,
     TokenBatch,
     policy_loss,
-    policy_loss_for,
+    safe_policy_loss,
 )
 from vla_rl.algorithms.losses.diagnostics import diagnose
 from vla_rl.errors import ConfigError
@@ -126,18 +126,18 @@ def test_a_loss_of_ones_own_that_is_not_there_is_refused(name, changes, message)
 
 def test_a_loss_without_a_trust_region_needs_fresh_data_or_an_explicit_word() -> None:
     plain = PolicyLossConfig(name="gpg")
-    assert policy_loss_for(plain, max_staleness=0) is plain
+    assert safe_policy_loss(plain, max_staleness=0) is plain
     with pytest.raises(
         ConfigError, match=r"'gpg' has no trust region, expected one if max_staleness = 2 > 0"
     ):
-        policy_loss_for(plain, max_staleness=2)
+        safe_policy_loss(plain, max_staleness=2)
     with pytest.raises(
         ConfigError,
         match=r"'gpg' has no trust region, expected one if an update has several optimizer",
     ):
-        policy_loss_for(plain, max_staleness=0, steps_once_per_update=False)
+        safe_policy_loss(plain, max_staleness=0, steps_once_per_update=False)
     insisting = PolicyLossConfig(name="gpg", allow_unbounded=True)
-    assert policy_loss_for(insisting, max_staleness=2, steps_once_per_update=False) is insisting
+    assert safe_policy_loss(insisting, max_staleness=2, steps_once_per_update=False) is insisting
 
 
 def test_the_penalty_for_samples_of_older_weights_is_weighted_by_the_ratio() -> None:
@@ -160,7 +160,7 @@ def test_the_penalty_for_samples_of_older_weights_is_weighted_by_the_ratio() -> 
 
 
 def test_the_default_loss_has_a_trust_region_at_any_staleness() -> None:
-    config = policy_loss_for(PolicyLossConfig(), max_staleness=8)
+    config = safe_policy_loss(PolicyLossConfig(), max_staleness=8)
     far = batch_of((50.0, 0.001), (1.0, -1.0))
     assert not gradient(policy_loss(config), far).any()
 

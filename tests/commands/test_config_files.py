@@ -16,10 +16,12 @@ from vla_rl.commands.command_help import COMMON, program_name
 from vla_rl.commands.command_line import Launch, TrainingLaunch, explain, parse_command
 from vla_rl.commands.config_files import read_config
 from vla_rl.errors import CheckpointError, ConfigError, EnvError, GraphError
+from vla_rl.recipes.driving_training import DrivingConfig
 from vla_rl.recipes.grpo_text import GrpoTextConfig
-from vla_rl.recipes.libero_training import LiberoConfig
+from vla_rl.recipes.libero_training import LiberoConfig, SuiteTrainingConfig
 from vla_rl.recipes.sft_libero import SftLiberoConfig
 from vla_rl.recipes.srpo_toy import SrpoToyConfig
+from vla_rl.recipes.train_toy import TrainToyConfig
 from vla_rl.types import Config
 
 
@@ -232,7 +234,15 @@ def test_help_fills_its_paragraphs_to_the_width_of_the_terminal(
 
 def test_the_common_options_exist_in_a_recipe() -> None:
     tables: dict[str, type[Config]] = {}
-    waiting: list[type[Config]] = [LiberoConfig, GrpoTextConfig, SftLiberoConfig]
+    waiting: list[type[Config]] = [
+        LiberoConfig,
+        SuiteTrainingConfig,
+        GrpoTextConfig,
+        SftLiberoConfig,
+        DrivingConfig,
+        SrpoToyConfig,
+        TrainToyConfig,
+    ]
     while waiting:
         config = waiting.pop()
         tables[config.__name__] = config

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from processes import named_memory_of, processes_of_session, those_left
-from toy_runs import COMMAND, SMALL, run_recipe, start_recipe
+from toy_runs import COMMAND, SMALL, run_here, run_recipe, start_recipe
 
 from vla_rl.learning import latest_checkpoint
 from vla_rl.observe import read_metrics
@@ -36,7 +36,9 @@ def until_gone(session: int) -> None:
 
 
 @pytest.mark.timeout(200)
-def test_ctrl_c_stops_in_order_and_the_run_can_be_resumed(tmp_path: Path) -> None:
+def test_ctrl_c_stops_in_order_and_the_run_can_be_resumed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     process = start_recipe(tmp_path, "--run.updates", "500")
     until_line(process, "update 2/500")
     memory = named_memory_of(processes_of_session(process.pid))
@@ -52,14 +54,13 @@ def test_ctrl_c_stops_in_order_and_the_run_can_be_resumed(tmp_path: Path) -> Non
     reached = int(checkpoint.name.split("-")[1])
     assert reached >= 2
 
-    done = run_recipe(tmp_path, "--resume", str(run), "--run.updates", str(reached + 1))
-    assert done.returncode == 0, done.stderr
-    assert f"update {reached + 1}/{reached + 1}" in done.stdout
+    assert run_here(tmp_path, "--resume", str(run), "--run.updates", str(reached + 1)) == 0
+    assert f"update {reached + 1}/{reached + 1}" in capsys.readouterr().out
 
 
 @pytest.mark.timeout(200)
 def test_a_sigterm_before_the_first_update_leaves_a_run_that_can_be_resumed_too(
-    tmp_path: Path,
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     process = start_recipe(tmp_path, "--run.updates", "500")
     until_line(process, "starting 2 simulators")
@@ -68,9 +69,8 @@ def test_a_sigterm_before_the_first_update_leaves_a_run_that_can_be_resumed_too(
     assert process.returncode == 128 + signal.SIGTERM, err
     until_gone(process.pid)
     (run,) = tmp_path.iterdir()
-    done = run_recipe(tmp_path, "--resume", str(run), "--run.updates", "1")
-    assert done.returncode == 0, done.stderr
-    assert "update 1/1" in done.stdout
+    assert run_here(tmp_path, "--resume", str(run), "--run.updates", "1") == 0
+    assert "update 1/1" in capsys.readouterr().out
 
 
 def test_a_terminal_that_closes_stops_the_run_in_order_with_a_checkpoint_and_a_report(
@@ -132,23 +132,24 @@ def test_kill_9_leaves_no_process_and_no_shared_memory(tmp_path: Path) -> None:
     assert those_left(memory) == []
 
 
-def test_a_dry_run_prints_the_plan_and_starts_nothing(tmp_path: Path) -> None:
-    done = run_recipe(tmp_path, "--dry-run", "--run.updates", "7")
-    assert done.returncode == 0, done.stderr
+def test_a_dry_run_prints_the_plan_and_starts_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_here(tmp_path, "--dry-run", "--run.updates", "7") == 0
+    printed = " ".join(capsys.readouterr().out.split())
     for phrase in (
         '"updates": 7',
         "simulators",
         "7 updates of 2 groups of 2 episodes = 28 episodes",
         "Memory estimate",
     ):
-        assert phrase in " ".join(done.stdout.split()), phrase
+        assert phrase in printed, phrase
     assert not list(tmp_path.iterdir())
 
 
-def test_the_graph_is_drawn(tmp_path: Path) -> None:
-    done = run_recipe(tmp_path / "runs", "--draw", str(tmp_path / "graph.svg"))
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "graph.svg").exists() or "flowchart" in done.stdout
+def test_the_graph_is_drawn(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_here(tmp_path / "runs", "--draw", str(tmp_path / "graph.svg")) == 0
+    assert (tmp_path / "graph.svg").exists() or "flowchart" in capsys.readouterr().out
     assert not (tmp_path / "runs").exists()
 
 

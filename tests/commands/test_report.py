@@ -12,9 +12,11 @@ import pytest
 from vla_rl.commands.command_line import TrainingLaunch, parse_command
 from vla_rl.commands.report import write_report
 from vla_rl.commands.report.__main__ import main
-from vla_rl.commands.report.charts import node_seconds, success_chart, tasks_in
+from vla_rl.commands.report.charts import node_seconds, success_chart, tasks_of
 from vla_rl.commands.report.page import comparisons, minutes_of
 from vla_rl.evaluation.held_out import HeldOutResult, results_path
+from vla_rl.evaluation.held_out_curve import curve_of, write_curve
+from vla_rl.evaluation.held_out_results import SUCCESSES
 from vla_rl.evaluation.results import EpisodeResult
 from vla_rl.evaluation.strips import strip_path
 from vla_rl.evaluation.validation import ValidationResult, validation_path
@@ -103,7 +105,7 @@ def test_each_task_has_a_curve_where_several_are_played() -> None:
         {"update": 1.0, **rates, "rollout/success_rate/libero_object/1": 0.0},
         {"update": 2.0, **rates},
     ]
-    assert tasks_in(rows, "rollout/success_rate") == ["libero_object/1", "libero_object/6"]
+    assert tasks_of(rows, "rollout/success_rate") == ["libero_object/1", "libero_object/6"]
     chart = success_chart(rows, [])
     assert chart is not None
     assert "libero_object/1" in chart
@@ -143,6 +145,29 @@ def test_the_page_shows_a_start_that_failed_before_and_was_solved_after(run: Run
     )
 
 
+def test_the_curve_has_a_point_for_each_weights_that_ran_all_starts_and_none_for_others(
+    run: RunDirectory,
+) -> None:
+    lines = [
+        judged(version, task, 40 + start, (version, task, start) != (0, 1, 0))
+        for version in (0, 4)
+        for task in (1, 2)
+        for start in (0, 1)
+    ]
+    lines.append(judged(8, 1, 40, True))  # the first episode to end; the others still run
+    data = [msgspec.json.encode(line) for line in lines]
+    results_path(run).write_bytes(b"".join(line + b"\n" for line in data))
+    rows = [SUCCESSES.row_in(line) for line in data]
+    keys = [row.key for row in rows if row.weight_version == 0]
+    write_curve(run, curve_of(rows, keys, SUCCESSES, skipped=[2]))
+    page = write_report(run).read_text()
+    assert "<h2>Held-out starts during training</h2>" in page
+    assert "<td>4 (best)</td><td>4 of 4 starts solved = 100 % (95 %: 51 to 100)</td>" in page
+    assert "<td>0</td><td>3 of 4 starts solved = 75 % (95 %: 30 to 95)</td>" in page
+    assert "<td>8</td>" not in page
+    assert "an earlier evaluation still ran: 2." in page
+
+
 def test_a_run_without_updates_or_held_out_episodes_says_so(run: RunDirectory) -> None:
     page = write_report(run).read_text()
     assert "0 updates" in page
@@ -163,6 +188,8 @@ def test_the_page_names_only_options_that_the_recipe_has(
     options = set(re.findall(r"<code>(--[\w.-]+)", page))
     assert options == {
         "srpo_libero": {"--held-out.init-states"},
+        "srpo_toy": {"--held-out.init-states"},
+        "train_toy": {"--held-out.starts"},
         "grpo_text": {"--num-validation"},
     }.get(recipe, set())
     with pytest.raises(SystemExit):

@@ -1,48 +1,50 @@
 """Help and errors of the command line do not wait for torch."""
 
+import json
 import subprocess
 import sys
 
-import pytest
-
 PROBE = """
-import contextlib, io, sys
+import contextlib, io, json, sys
 from importlib import import_module
 from vla_rl.commands.main import recipes
 
-shown, status = io.StringIO(), None
-for name in {names}:
-    sys.argv = ["vla-rl " + name, *{arguments}]
+def status_of(name, *arguments):
+    sys.argv = ["vla-rl " + name, *arguments]
+    shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.redirect_stderr(shown):
         try:
-            status = import_module("vla_rl.recipes." + name).cli()
+            return import_module("vla_rl.recipes." + name).cli()
         except SystemExit as stopped:
-            status = stopped.code
-print(status, sorted({{"torch", "transformers", "timm", "matplotlib", "vllm"}} & set(sys.modules)))
+            return stopped.code
+
+slow = {"torch", "transformers", "timm", "matplotlib", "vllm"}
+helps = [[name, option] for name in recipes() for option in ("--help", "--help-all")]
+for command in helps + json.loads(sys.argv[1]):
+    print(json.dumps([command, status_of(*command), sorted(slow & set(sys.modules))]))
 """
 
+WRONG = [
+    ["srpo_libero", "--group-sise", "8"],
+    ["srpo_libero", "--group-size", "0"],
+    ["srpo_libero", "--pipeline", "embodied_spro"],
+]
 
-def loaded_by(names: str, *arguments: str) -> str:
-    """Run the recipes with these arguments in one new process; return the last exit status and the
-    slow packages that they imported.
-    """
-    code = PROBE.format(names=names, arguments=list(arguments))
+
+def test_help_of_every_recipe_and_errors_in_its_options_import_no_network() -> None:
+    """Ask one process for all of them: what any of them imports stays there to be seen."""
     ran = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True
+        [sys.executable, "-c", PROBE, json.dumps(WRONG)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
     )
-    return ran.stdout.strip()
-
-
-def test_the_help_of_every_recipe_imports_no_network() -> None:
-    assert loaded_by("recipes()", "--help") == "0 []"
-
-
-def test_the_help_of_every_option_imports_no_network() -> None:
-    assert loaded_by("recipes()", "--help-all") == "0 []"
-
-
-@pytest.mark.parametrize(
-    "arguments", [("--group-sise", "8"), ("--group-size", "0"), ("--pipeline", "embodied_spro")]
-)
-def test_an_error_in_the_options_imports_no_network(arguments: tuple[str, str]) -> None:
-    assert loaded_by("['srpo_libero']", *arguments) == "2 []"
+    lines = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert [line for line in lines if line[2]] == []
+    statuses = {tuple(command): status for command, status, _ in lines}
+    assert len(statuses) > 2 * 10 + len(WRONG)
+    assert {command for command, status in statuses.items() if status != 0} == {
+        tuple(command) for command in WRONG
+    }
+    assert {statuses[tuple(command)] for command in WRONG} == {2}

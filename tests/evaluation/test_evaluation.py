@@ -26,7 +26,7 @@ from vla_rl.evaluation import (
     EpisodeResult,
     ResultFile,
     libero,
-    numbers_in,
+    parse_numbers,
     play_each,
     wilson_interval,
     within_range,
@@ -422,7 +422,7 @@ def test_a_summary_counts_by_task() -> None:
     [("all", (0, 1, 2, 3, 4)), ("0-2", (0, 1, 2)), ("4,0-1,1", (4, 0, 1)), ("3", (3,))],
 )
 def test_numbers_are_lists_of_ranges(text: str, numbers: tuple[int, ...]) -> None:
-    assert numbers_in(text, 5, "tasks") == numbers
+    assert parse_numbers(text, 5, "tasks") == numbers
 
 
 @pytest.mark.parametrize(
@@ -436,7 +436,7 @@ def test_numbers_are_lists_of_ranges(text: str, numbers: tuple[int, ...]) -> Non
 )
 def test_other_text_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        numbers_in(text, 5, "tasks")
+        parse_numbers(text, 5, "tasks")
 
 
 def test_the_plan_holds_every_task_state_and_scene_once_with_seeds_of_its_own() -> None:
@@ -531,17 +531,7 @@ def test_without_libero_an_evaluation_says_what_to_install(monkeypatch: pytest.M
     with pytest.raises(ConfigError, match="suites: LIBERO is not installed; run `pip install it`"):
         EvalLiberoConfig()
     with pytest.raises(ConfigError, match="tasks: LIBERO is not installed"):
-        libero.tasks_in(("libero_goal",), "tasks")
-
-
-def test_a_suite_of_another_package_is_played_by_the_id_for_all_suites() -> None:
-    assert libero.suite_env("libero_goal", {"task_id": 2}) == EnvSpec(
-        id="vla_rl/libero_goal-v0", kwargs={"task_id": 2}
-    )
-    swapped = libero.suite_env("libero_goal_swap", {"task_id": 2})
-    assert swapped == EnvSpec(
-        id="vla_rl/libero-v0", kwargs={"suite": "libero_goal_swap", "task_id": 2}
-    )
+        libero.parse_tasks(("libero_goal",), "tasks")
 
 
 def test_conditions_are_how_episodes_are_played_and_not_which() -> None:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
-from vla_rl.recipes.libero_training import LiberoConfig
+from vla_rl.recipes.grpo_text import GrpoTextConfig
+from vla_rl.recipes.libero_training import HeldOutConfig, LiberoConfig
+from vla_rl.recipes.train_toy import HeldOutSeeds, TrainToyConfig
 from vla_rl.types import EnvSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "evaluation.md"
@@ -24,8 +26,17 @@ async def test_its_snippets_run(capsys: pytest.CaptureFixture[str]) -> None:
     assert 0.0 <= await names["success_rate"](env, 3) <= 1.0
 
 
+def test_every_option_of_held_out_starts_that_it_names_exists() -> None:
+    named = set(re.findall(r"--held-out\.([a-z][a-z-]+)", PAGE.read_text()))
+    known = {*HeldOutConfig.__struct_fields__, *HeldOutSeeds.__struct_fields__}
+    assert len(named) > 6
+    assert {name.replace("-", "_") for name in named} <= known
+
+
 def test_every_option_it_names_exists() -> None:
-    named = set(re.findall(r"`?--([a-z][a-z-]+)", PAGE.read_text())) - {"help", "dry-run", "resume"}
-    # the page shows both recipes
-    known = {*EvalLiberoConfig.__struct_fields__, *LiberoConfig.__struct_fields__}
+    named = set(re.findall(r"`?--([a-z][a-z-]+)", PAGE.read_text())) - {
+        *("help", "dry-run", "resume", "resume-from"),
+    }
+    shown = (EvalLiberoConfig, LiberoConfig, TrainToyConfig, GrpoTextConfig)
+    known = {name for config in shown for name in config.__struct_fields__}
     assert {name.replace("-", "_") for name in named} <= known

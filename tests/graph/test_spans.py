@@ -33,7 +33,7 @@ async def test_a_chain_is_its_own_critical_path(run_all: Any, clock: Any) -> Non
         str(updates[3].critical_path) == "update 3: 12.4 s = rollout 10.1 s (81 %) -> update "
         "2.3 s (19 %)"
     )
-    assert updates[3].critical_path.bound_by == "rollout"
+    assert updates[3].critical_path.bottleneck == "rollout"
     span = updates[0].spans["update"]
     assert (span.start, span.end, span.busy_s) == pytest.approx((10.1, 12.4, 2.3))
 
@@ -193,7 +193,7 @@ async def test_a_fast_reader_of_a_stream_leaves_its_writer_on_the_path(
     (update,) = await run_all(graph, clock=clock)
     shares = update.critical_path.shares
     assert sum(shares.values()) == pytest.approx(9.0)
-    assert update.critical_path.bound_by == "source"
+    assert update.critical_path.bottleneck == "source"
     assert [(i.start, i.end) for i in update.spans["fast"].intervals][:2] == [
         (4.0, 5.0),
         (8.0, 9.0),
@@ -220,7 +220,7 @@ async def test_a_writer_that_waited_for_room_points_at_the_reader(run_all: Any, 
     graph.add_node("slow", slow, reads={"item": "n"}, stream=True)
     (update,) = await run_all(graph.build(), clock=clock, stream_capacity=1)
     assert Waited.FULL_STREAM in {interval.waited for interval in update.spans["source"].intervals}
-    assert update.critical_path.bound_by == "slow"
+    assert update.critical_path.bottleneck == "slow"
 
 
 async def test_shares_always_add_up_to_the_update(run_all: Any) -> None:

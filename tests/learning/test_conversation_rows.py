@@ -249,7 +249,7 @@ def test_rows_that_share_a_line_are_read_as_if_alone(policy: CausalLanguageModel
         features = policy.features(
             policy.prepare([{"prompt_tokens": prompt} for prompt in prompts])
         )
-        assert read == [(2, 18), (2, 15)]  # 18 | 7, 7 and 4; and the prompts alone, 15 | 5, 4 and 3
+        assert read == [(1, 36), (1, 27)]  # 18, 4, 7 and 7 end to end; and the prompts alone
         for row, (prompt, reply) in enumerate(zip(prompts, replies, strict=True)):
             batch, length = policy.prepare([{"prompt_tokens": prompt}]), len(reply)
             alone, entropy = policy.log_probs(batch, torch.tensor([reply]), torch.ones(1))

@@ -5,6 +5,8 @@ import logging
 import subprocess
 import sys
 from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -40,6 +42,11 @@ class ListSink:
         if self._fails_at is not None and update >= self._fails_at:
             raise OSError(28, "No space left on device")
         self.lines.append((update, dict(values)))
+
+    def write_late(
+        self, update: int, wall_time_s: float, values: Mapping[str, float], now: int
+    ) -> None:
+        self.lines.append((update, {**values, "now": now}))
 
     def close(self) -> None:
         if self._fails_to_close:
@@ -281,6 +288,44 @@ def test_tensorboard_comes_without_torch_and_tensorflow(tmp_path) -> None:
 def test_a_tensorboard_sink_without_events_closes_and_leaves_no_file(tmp_path) -> None:
     TensorBoardSink(tmp_path / "new").close()
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_measured_late_is_drawn_at_its_own_update_and_adds_no_line(
+    tmp_path: Path,
+) -> None:
+    run, kept = RunDirectory.create(tmp_path, "late", ExampleConfig()), ListSink()
+    with MetricLog([kept, TensorBoardSink(run.tensorboard)], JsonlSink(run.metrics)) as log:
+        for update in (1, 2, 3):
+            log.write(update, {"train/loss": 0.5})
+        log.write_late(1, {"held_out/success_rate": 0.25})
+    assert kept.lines[-1] == (1, {"held_out/success_rate": 0.25, "now": 3})
+    assert tensorboard_scalars(run)[1, "held_out/success_rate"] == 0.25
+    assert [line["update"] for line in read_metrics(run.metrics)] == [1, 2, 3]
+    assert "held_out" not in run.metrics.read_text()
+
+
+def test_weights_and_biases_gets_what_came_late_at_its_newest_step(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    logged: list[tuple[dict[str, float], int]] = []
+    axes: list[tuple[str, str]] = []
+    online = SimpleNamespace(
+        log=lambda values, step: logged.append((values, step)),
+        define_metric=lambda name, step_metric: axes.append((name, step_metric)),
+        finish=lambda: None,
+    )
+    monkeypatch.setitem(
+        sys.modules, "wandb", SimpleNamespace(init=lambda project, name, config: online)
+    )
+    sink = WandbSink("robots", "srpo-1", {})
+    sink.write_late(4, 0.0, {"held_out/success_rate": 0.5}, now=9)
+    sink.write_late(8, 0.0, {"held_out/success_rate": 0.75}, now=9)
+    # a step before the newest one would be dropped
+    assert logged == [
+        ({"held_out/success_rate": 0.5, "held_out/weights": 4}, 9),
+        ({"held_out/success_rate": 0.75, "held_out/weights": 8}, 9),
+    ]
+    assert axes == [("held_out/*", "held_out/weights")]
 
 
 def test_asking_for_wandb_without_it_says_what_to_install(monkeypatch) -> None:

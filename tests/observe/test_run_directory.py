@@ -2,6 +2,7 @@
 where unwritable.
 """
 
+import importlib.metadata
 import json
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ import pytest
 from vla_rl.errors import ConfigError
 from vla_rl.observe import RunDirectory
 from vla_rl.observe.run_directory import require_digest
-from vla_rl.observe.versions import git_commit
+from vla_rl.observe.versions import git_commit, versions
 from vla_rl.types import Config
 
 
@@ -32,13 +33,21 @@ def test_a_new_run_holds_its_config_and_versions(tmp_path) -> None:
     assert run.path.parent == tmp_path / "runs"
     assert run.path.name.startswith("srpo_libero-")
     assert msgspec.json.decode(run.config.read_bytes(), type=ExampleConfig) == config
-    versions = json.loads((run.path / "versions.json").read_text())
-    assert versions["python"] == sys.version
-    assert versions["command"] == sys.argv
-    assert versions["packages"]["numpy"].split(".")[0] == "2"
+    about = json.loads((run.path / "versions.json").read_text())
+    assert about["python"] == sys.version
+    assert about["command"] == sys.argv
+    assert about["packages"]["numpy"].split(".")[0] == "2"
     assert run.tensorboard.is_dir()
     assert run.checkpoints.is_dir()
     assert run.videos.is_dir()
+
+
+def test_a_second_run_of_a_process_does_not_read_150_descriptions_of_packages_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = versions()["packages"]
+    monkeypatch.delattr(importlib.metadata, "distributions")
+    assert versions()["packages"] == first
 
 
 def test_runs_of_one_name_in_one_second_get_folders_of_their_own(tmp_path) -> None:

@@ -5,17 +5,23 @@ public layout, without the weights of 7B and without the hub.
 import json
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from vla_rl.commands import rehearsal
 from vla_rl.commands.command_line import Command, TrainingLaunch, parse_command
 from vla_rl.commands.config_files import SHIPPED, found_config
+from vla_rl.commands.opening import open_each
 from vla_rl.errors import ConfigError
 from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
 from vla_rl.recipes.libero_training import LiberoConfig, main
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
+from vla_rl.simulation import SimulatorConfig
+from vla_rl.types import EnvSpec
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "models" / "support"))
 import public_checkpoint
@@ -39,10 +45,28 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def opened() -> set[bytes]:
+    """Environments that a dry run of this file has opened."""
+    return set()
+
+
+@pytest.fixture
+def opening_once(opened: set[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Open an environment for the first of the configurations that name it: it takes 3 s."""
+
+    async def open_others(envs: Sequence[EnvSpec], config: SimulatorConfig) -> None:
+        await open_each([env for env in envs if msgspec.json.encode(env) not in opened], config)
+        opened.update(msgspec.json.encode(env) for env in envs)
+
+    monkeypatch.setattr(rehearsal, "open_each", open_others)
+
+
 def test_each_suite_has_a_configuration_for_each_method() -> None:
     assert sorted(path.stem for path in SHIPPED.glob("*.toml")) == sorted(NAMES)
 
 
+@pytest.mark.usefixtures("opening_once")
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_shipped_configuration_passes_a_dry_run(
     name: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

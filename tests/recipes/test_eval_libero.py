@@ -21,10 +21,11 @@ import pytest
 from vla_rl.commands.command_line import Command, parse_command
 from vla_rl.data import open_dataset
 from vla_rl.envs.libero.packages import installed_packages
-from vla_rl.envs.libero.tasks import Task, find_task
+from vla_rl.envs.libero.tasks import Task, find_task, list_tasks
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.evaluation import EpisodeResult, ResultFile, result_of, result_table
 from vla_rl.evaluation.plan import one_of_each_kind, planned_episodes, require_goal_files
+from vla_rl.evaluation.robustness import robustness_table
 from vla_rl.recipes import eval_libero
 from vla_rl.recipes.eval_libero import (
     EvalLaunch,
@@ -40,17 +41,6 @@ from vla_rl.types import EnvSpec, EpisodeSpec, StopReason, Trajectory
 
 EVAL = [sys.executable, "-m", "vla_rl.recipes.eval_libero"]
 QUICK = ["--assets", "stand-ins", "--physics", "fast", "--quality", "fast", "--image-size", "64"]
-
-
-def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [*EVAL, *arguments],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        check=False,
-    )
 
 
 def ended(init_state_id: int = 0) -> SimpleNamespace:
@@ -100,8 +90,9 @@ def test_a_killed_evaluation_goes_on_with_what_is_missing_and_keeps_its_record(
         process.wait()
     (folder,) = tmp_path.glob("eval-*")
     before = (folder / "episodes.jsonl").read_bytes()
-    resumed = run("--resume", str(folder))
-    assert resumed.returncode == 0, resumed.stderr
+    resumed = parse_command(EvalLaunch, EvalLiberoConfig, "", ["--resume", str(folder)])
+    assert asyncio.run(main(resumed)) == 0
+    printed = capsys.readouterr().out
     assert (folder / "episodes.jsonl").read_bytes().startswith(before[: before.rfind(b"\n") + 1])
     found = json.loads((folder / "results.json").read_text())
     assert sorted(episode["init_state_id"] for episode in found["episodes"]) == [40, 41, 42, 43]
@@ -112,7 +103,7 @@ def test_a_killed_evaluation_goes_on_with_what_is_missing_and_keeps_its_record(
     assert len(found["conditions"]["checkpoint_digest"]) == 32
     assert found["tasks"]["libero_object/1"]["wilson_95"][1] == pytest.approx(0.4899, abs=1e-4)
     assert "torch" in found["versions"]["packages"]
-    assert "0/4" in resumed.stdout
+    assert "0/4" in printed
     # no video of what was played before; at most three of each task and outcome
     assert all(
         video.name.startswith("libero_object-1_failure_init-4")
@@ -247,11 +238,22 @@ def test_results_are_plain_json(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*.part"))
 
 
-def test_perturbations_have_rates_and_rows_of_their_own(tmp_path: Path) -> None:
-    kinds = [("swap", True), ("swap", False), ("language", True), ("", True)]
+def test_perturbations_have_rates_and_a_table_of_their_own(tmp_path: Path) -> None:
+    played = [
+        ("libero_goal", "", True),
+        ("liberopro.libero_goal_swap", "swap", True),
+        ("liberopro.libero_goal_swap", "swap", False),
+        ("liberopro.libero_10_lan", "language", True),
+    ]
     results = [
-        msgspec.structs.replace(ended(number).result, perturbation=kind, is_success=is_success)
-        for number, (kind, is_success) in enumerate(kinds)
+        msgspec.structs.replace(
+            ended(number).result,
+            suite=suite,
+            task=f"{suite}/3",
+            perturbation=kind,
+            is_success=is_success,
+        )
+        for number, (suite, kind, is_success) in enumerate(played)
     ]
     write_results(tmp_path / "results.json", {}, results, num_planned=4, num_missing=0)
     found = msgspec.json.decode((tmp_path / "results.json").read_bytes())["perturbations"]
@@ -259,10 +261,44 @@ def test_perturbations_have_rates_and_rows_of_their_own(tmp_path: Path) -> None:
         "swap": (1, 2),
         "language": (1, 1),
     }
-    table = result_table(results, "mine")
-    names, rates = ([*table.columns[number].cells] for number in (0, 2))
-    assert names == ["libero_goal/3", "swap", "language"]
-    assert rates == ["3/4", "1/2", "1/1"]
+    table = robustness_table(results, "mine")
+    assert [column.header for column in table.columns] == [
+        "change", "libero_goal", "libero_10", "all",
+    ]  # fmt: skip
+    rows = list(zip(*(column.cells for column in table.columns), strict=True))
+    assert rows == [
+        ("none", "1/1 = 100.0 % (20.7 to 100.0)", "-", "1/1 = 100.0 % (20.7 to 100.0)"),
+        ("swap", "1/2 = 50.0 % (9.5 to 90.5)", "-", "1/2 = 50.0 % (9.5 to 90.5)"),
+        ("language", "-", "1/1 = 100.0 % (20.7 to 100.0)", "1/1 = 100.0 % (20.7 to 100.0)"),
+    ]
+
+
+def test_a_suite_of_thousands_of_tasks_has_one_row() -> None:
+    results = [
+        msgspec.structs.replace(
+            ended().result,
+            suite="liberoplus.libero_goal",
+            task_id=number,
+            task=f"liberoplus.libero_goal/{number}",
+        )
+        for number in range(91)
+    ]
+    assert [*result_table(results, "mine").columns[0].cells] == ["liberoplus.libero_goal"]
+    assert len([*result_table(results[:90], "mine").columns[0].cells]) == 91
+
+
+def test_some_kinds_of_change_are_run_alone() -> None:
+    if "liberoplus" not in installed_packages():
+        pytest.skip("liberoplus is in vla_rl/requirements/libero-family.txt")
+    suite = "liberoplus.libero_object"
+    kinds = ("camera", "robot")
+    some = EvalLiberoConfig(suites=(suite,), perturbations=kinds, init_states="0")
+    chosen = {episode.env.kwargs["task_id"] for episode in planned_episodes(some)}
+    assert chosen == {task.task_id for task in list_tasks(suite) if task.perturbation in kinds}
+    with pytest.raises(ConfigError, match=r"perturbations is .*'camra'.*, expected .*camera, "):
+        EvalLiberoConfig(suites=(suite,), perturbations=("camra",), init_states="0")
+    both = EvalLiberoConfig(suites=("libero_object", suite), perturbations=("none",), tasks="0")
+    assert {episode.task for episode in planned_episodes(both)} == {"libero_object/0"}
 
 
 def test_trials_have_the_fixtures_of_published_evaluations_unless_the_command_line_says_otherwise() -> (
@@ -279,8 +315,14 @@ def test_trials_have_the_fixtures_of_published_evaluations_unless_the_command_li
 
 
 async def test_an_evaluation_older_than_the_choice_of_scenes_goes_on_with_the_same_ones(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    opened: list[EnvSpec] = []
+
+    async def note(envs: Sequence[EnvSpec], _: SimulatorConfig) -> None:
+        opened.extend(envs)
+
+    monkeypatch.setattr(eval_libero, "open_each", note)
     config = EvalLiberoConfig(
         suites=("libero_object",), tasks="1", init_states="0", scenes="same", assets="stand-ins"
     )
@@ -291,6 +333,7 @@ async def test_an_evaluation_older_than_the_choice_of_scenes_goes_on_with_the_sa
         (tmp_path / name).write_bytes(msgspec.json.encode(older))
     (tmp_path / "episodes.jsonl").write_bytes(msgspec.json.encode(ended().result) + b"\n")
     assert await main(Command(EvalLaunch(resume=tmp_path, dry_run=True), config)) == 0
+    assert [env.id for env in opened] == ["vla_rl/libero_object-v0"]
     resumed = parse_command(EvalLaunch, EvalLiberoConfig, "", ["--resume", str(tmp_path)])
     assert resumed.config == config
     fresh = ["--config", str(tmp_path / "config.json")]

@@ -8,7 +8,7 @@ from vla_rl.commands.command_line import Command, Launch
 from vla_rl.errors import ConfigError
 from vla_rl.parity import read_trace, write_trace
 from vla_rl.recipes import parity
-from vla_rl.recipes.parity import ParityConfig, way_in
+from vla_rl.recipes.parity import ParityConfig, parse_way
 
 
 def options(**changed) -> Command[Launch, ParityConfig]:
@@ -43,9 +43,9 @@ async def test_a_trace_that_does_not_exist_is_refused() -> None:
 
 
 def test_settings_that_do_not_exist_are_refused() -> None:
-    assert way_in("fast").physics == "fast"
-    assert way_in("physics=fast,quality=exact").quality == "exact"
+    assert parse_way("fast").physics == "fast"
+    assert parse_way("physics=fast,quality=exact").quality == "exact"
     with pytest.raises(ConfigError, match="expected exact, fast, or physics, quality"):
-        way_in("quick")
-    with pytest.raises(ConfigError, match="physics is 'slow', expected exact or fast"):
-        way_in("physics=slow")
+        parse_way("quick")
+    with pytest.raises(ConfigError, match="physics is 'slow', expected one of 'exact', 'fast'"):
+        parse_way("physics=slow")

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from small_episodes import trajectory
 
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.errors import ConfigError
@@ -22,13 +23,21 @@ from vla_rl.nodes.rewards import RewardConfig
 from vla_rl.observe import read_metrics
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes import srpo_toy
-from vla_rl.recipes.side_by_side import SideBySideConfig, mixed, play_either, starts_of, team_of
+from vla_rl.recipes.driving_training import DRIVING
+from vla_rl.recipes.side_by_side import (
+    SideBySideConfig,
+    mixed,
+    play_either,
+    solved_or_scored,
+    starts_of,
+    team_of,
+)
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, embodied_agent
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.training.parts import TrainingParts
 from vla_rl.training.run import Outcome, train
 from vla_rl.training.team import Member, Team
-from vla_rl.types import EnvSpec, Group, Trajectory
+from vla_rl.types import EnvSpec, Group, StopReason, Trajectory
 
 SHAPE = TinyConfig(
     hidden_size=32,
@@ -172,6 +181,63 @@ def test_starts_are_mixed_in_the_asked_proportion_and_repeat_where_there_are_few
         "text",
         "text",
     ]
+
+
+async def test_three_kinds_play_in_one_run_and_each_policy_learns_from_its_own(
+    tmp_path: Path,
+) -> None:
+    tiny(SHAPE, ["go on"], seed=0).save(tmp_path / "base")
+    config = msgspec.structs.replace(
+        config_of(tmp_path), robot_share=0.4, driving_share=0.3, num_starts=9
+    )
+    starts = starts_of(config)
+    assert Counter(start.task for start in starts) == {
+        "toy_reach/0": 4,
+        "driving": 3,
+        "text/arithmetic": 2,
+    }
+    # one group of each kind in turn, so that each update has all three
+    by_kind = [
+        [start for start in starts if start.task == task]
+        for task in ("toy_reach/0", "driving", "text/arithmetic")
+    ]
+    turns = [start for turn in zip(*by_kind, strict=False) for start in turn]
+    scheduler = SchedulerConfig(groups_per_update=6, max_staleness=0)
+    run = msgspec.structs.replace(config.run, updates=1)
+    outcome = await train(
+        msgspec.structs.replace(config, scheduler=scheduler, run=run),
+        turns,
+        team_of(config),
+        agent=play_either(config.chat),
+    )
+    (line,) = read_metrics(outcome.run.metrics)
+    assert all(line[f"{name}/update/decisions"] > 0 for name in ("robot", "language", "driver"))
+    driver = OpenVlaOft.load(outcome.run.checkpoints / "update-000001/agents/driver/policy")
+    assert driver.config.chunk_size == 8
+
+
+def solved(env: EnvSpec, reward: float) -> Trajectory:
+    played = trajectory([[reward]], stop=StopReason.SUCCESS)
+    return msgspec.structs.replace(played, episode=msgspec.structs.replace(played.episode, env=env))
+
+
+def test_a_drive_earns_its_score_and_a_task_its_success() -> None:
+    drive = solved(EnvSpec(id=DRIVING), reward=0.25)
+    assert np.asarray(solved_or_scored(drive)).tolist() == [0.25]
+    assert solved_or_scored(solved(EnvSpec(id="vla_rl/toy_reach-v0"), reward=0.25)) == 1.0
+
+
+def test_the_robot_may_play_libero(tmp_path: Path) -> None:
+    tiny(SHAPE, ["go on"], seed=0).save(tmp_path / "base")
+    config = msgspec.structs.replace(config_of(tmp_path), robot="libero", robot_share=0.5)
+    tasks = {start.task for start in starts_of(config)}
+    assert tasks == {"libero_object/1", "text/arithmetic"}
+    assert team_of(config).members["robot"].model.config.chunk_size == 8
+
+
+def test_shares_that_leave_no_sums_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"driving_share is 0\.5, expected at least 0, and less"):
+        msgspec.structs.replace(config_of(tmp_path), robot_share=0.5, driving_share=0.5)
 
 
 def test_the_recipe_plays_reaching_and_sums(tmp_path: Path) -> None:

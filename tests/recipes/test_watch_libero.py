@@ -11,9 +11,8 @@ from typing import Any
 import pytest
 
 from vla_rl.commands.command_line import Command, Launch
-from vla_rl.envs.libero.assets import ASSETS_VARIABLE
 from vla_rl.errors import ConfigError
-from vla_rl.models.loading import BASE_POLICY
+from vla_rl.models.loading import BASE_POLICY, SHIPPED
 from vla_rl.recipes import watch_libero
 from vla_rl.recipes.watch_libero import Episode, WatchConfig, main
 
@@ -73,6 +72,7 @@ def test_an_expert_is_watched_from_the_command_line(tmp_path: Path) -> None:
     ("changed", "expected"),
     [
         ({"policy": "expert"}, (224, "exact")),
+        ({"policy": SHIPPED}, (84, "fast")),
         ({"policy": str(BASE_POLICY)}, (84, "fast")),
         ({"policy": str(BASE_POLICY / ".." / BASE_POLICY.name)}, (84, "fast")),
         ({"policy": str(BASE_POLICY.parent)}, (256, "exact")),
@@ -83,29 +83,7 @@ def test_a_checkpoint_sees_pictures_as_it_was_taught_with(
     changed: dict[str, Any], expected: tuple[int, str]
 ) -> None:
     config = WatchConfig(**changed)
-    assert (config.picture_size, config.pictures) == expected
-
-
-@pytest.mark.parametrize(
-    ("policy", "asked", "variable", "expected"),
-    [
-        # it was trained on them, so LIBERO's own are not looked for
-        (BASE_POLICY, None, "", "stand-ins"),
-        (BASE_POLICY, None, "mine", None),  # None: find_assets takes the folder in the variable
-        (BASE_POLICY, "mine", "", "mine"),
-        (BASE_POLICY.parent, None, "", None),
-        ("expert", None, "", None),
-    ],
-)
-def test_the_policy_that_ships_plays_on_stand_ins_unless_others_are_asked_for(
-    policy: Path | str,
-    asked: str | None,
-    variable: str,
-    expected: str | None,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv(ASSETS_VARIABLE, variable)
-    assert WatchConfig(policy=str(policy), assets=asked).chosen_assets == expected
+    assert (config.scene.image_size, config.scene.quality) == expected
 
 
 async def test_the_loop_goes_on_while_an_expert_plays(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -151,7 +129,7 @@ async def test_random_actions_are_watched_as_evaluations_play_a_policy(
         ({"episodes": 0}, "episodes is 0, expected at least 1"),
         (
             {"policy": "nobody"},
-            "policy is 'nobody', expected expert, random or the folder of a checkpoint",
+            "policy is 'nobody', expected expert, random, shipped or the folder of a checkpoint",
         ),
         ({"task_ids": (12,)}, "task_id is 12, expected 0 to 9"),
         ({"init_states": (-1,)}, r"init_states is \(-1,\), expected numbers from 0 to 2147483647"),

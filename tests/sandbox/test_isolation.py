@@ -16,7 +16,7 @@ from programs import said_by
 
 from vla_rl.errors import ConfigError
 from vla_rl.sandbox import Sandbox, SandboxConfig
-from vla_rl.sandbox.means import ALL_MEANS, Means, means_for, open_to_calls
+from vla_rl.sandbox.means import ALL_MEANS, Means, open_to_calls, usable_means
 
 FIND = """
 import errno, json, os, sys
@@ -136,9 +136,13 @@ def test_means_are_known_by_name() -> None:
 
 
 def test_mounts_come_with_namespaces_only_and_a_user_of_its_own_with_root_only() -> None:
-    assert means_for(is_root=True, without=()) == ALL_MEANS
-    assert means_for(is_root=False, without=("seccomp",)) == {"namespaces", "mounts", "landlock"}
-    assert means_for(is_root=True, without=("namespaces",)) == {"own_user", "landlock", "seccomp"}
+    assert usable_means(is_root=True, without=()) == ALL_MEANS
+    assert usable_means(is_root=False, without=("seccomp",)) == {"namespaces", "mounts", "landlock"}
+    assert usable_means(is_root=True, without=("namespaces",)) == {
+        "own_user",
+        "landlock",
+        "seccomp",
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A run small enough for a test: the toy task, two simulators, groups of two."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -7,9 +8,12 @@ import sys
 from pathlib import Path
 
 import msgspec
+import uvloop
 
+from vla_rl.commands.command_line import TrainingLaunch, parse_command
 from vla_rl.engines import EngineConfig
 from vla_rl.pipelines.config import RunConfig
+from vla_rl.recipes import train_toy
 from vla_rl.recipes.srpo_toy import SrpoToyConfig
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.simulation import SimulatorConfig
@@ -65,3 +69,17 @@ def run_recipe(root: Path, *arguments: str) -> "subprocess.CompletedProcess[str]
         os.killpg(process.pid, signal.SIGKILL)
         raise
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+def run_here(root: Path, *arguments: str) -> int:
+    """Run the toy recipe in this process, for what does not depend on a process of its own: a new one
+    imports torch for two seconds.
+    """
+    command = parse_command(
+        TrainingLaunch,
+        train_toy.TrainToyConfig,
+        "",
+        [*SMALL, "--run.root", str(root), *arguments],
+    )
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(train_toy.main(command))

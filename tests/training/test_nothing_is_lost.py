@@ -305,6 +305,9 @@ KILLED = """
 
     points = {"half a line": half_a_line, "at the rename": at_rename, "after the rename": after_rename}
     roots = {point: Path(sys.argv[1]) / point for point in points}
+    # no forked run has to import again what the policy and the optimizer import
+    policy_of(config_of(Path(sys.argv[1]), 1))
+    import torch._dynamo
     for point, fault in points.items():
         roots[point].mkdir()
         pid = os.fork()

@@ -18,10 +18,12 @@ from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.evaluation.held_out import HeldOutJudge, HeldOutResult, read_held_out, results_path
 from vla_rl.evaluation.results import EpisodeResult
 from vla_rl.evaluation.validation import Validation, ValidationResult, read_validation
-from vla_rl.learning import list_checkpoints
+from vla_rl.learning import list_checkpoints, verify_checkpoint
+from vla_rl.learning.checkpoint_folders import set_best
 from vla_rl.observe import RunDirectory
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, main, policy_of, starts_of
 from vla_rl.rollout import chat_agent
+from vla_rl.training.resuming import checkpoint_to_resume
 from vla_rl.training.run import Outcome, train
 from vla_rl.types import Config, Sampling
 
@@ -118,6 +120,14 @@ async def test_a_run_goes_on_from_the_checkpoint_that_is_named_as_the_page_shows
         json.loads(line)["update"]
         for line in (run.path / "metrics-undone.jsonl").read_text().splitlines()
     ] == [2]
+
+
+async def test_the_best_checkpoint_is_gone_on_from_by_its_name(run: RunDirectory) -> None:
+    with pytest.raises(ConfigError, match="has no checkpoint 'best'; it has: update-000001"):
+        await checkpoint_to_resume(run, "best", verify_checkpoint)
+    set_best(run.checkpoints, run.checkpoints / "update-000001")
+    found = await checkpoint_to_resume(run, "best", verify_checkpoint)
+    assert found == (run.checkpoints / "update-000001", 1)
 
 
 async def test_a_checkpoint_that_is_named_and_is_damaged_or_not_there_is_refused(

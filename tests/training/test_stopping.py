@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from vla_rl.actors.completion import carried_through
+from vla_rl.actors.completion import finish_despite_cancellation
 from vla_rl.training.stopping import StopSignal
 
 
@@ -142,7 +142,7 @@ async def test_what_is_carried_through_ends_before_its_caller_is_cancelled() -> 
         return 7
 
     async with asyncio.timeout(5):
-        caller = asyncio.create_task(carried_through(update()))
+        caller = asyncio.create_task(finish_despite_cancellation(update()))
         await begun.wait()
         caller.cancel()
         await asyncio.sleep(0)
@@ -156,4 +156,4 @@ async def test_an_error_of_what_is_carried_through_reaches_the_caller() -> None:
         raise FloatingPointError("not finite")
 
     with pytest.raises(FloatingPointError, match="not finite"):
-        await carried_through(update())
+        await finish_despite_cancellation(update())

@@ -1,5 +1,6 @@
-"""Actors: classes whose public async methods are called the same way in this loop, a child process
-or on another host.
+"""Actors: classes whose public async methods are called alike wherever they run.
+
+An actor runs in this loop, in a child process or on another host.
 """
 
 from typing import Any

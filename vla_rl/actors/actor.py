@@ -1,5 +1,6 @@
-"""Actors: classes whose public async methods can be called by messages, and the table of these
-methods that both ends of a connection read.
+"""Actors: classes whose public async methods can be called by messages.
+
+Both ends of a connection read the table of these methods.
 
 The table is derived from the class alone: names, annotations and `@actor_method` marks. It decides how
 arguments and results are decoded, so a message can only contain what a signature declares.

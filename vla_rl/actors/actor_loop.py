@@ -25,8 +25,9 @@ _Ts = TypeVarTuple("_Ts")
 
 
 class ActorLoop(asyncio.SelectorEventLoop):
-    """An asyncio loop with one `WaitingSocket` of its own; without one it behaves like any other
-    loop.
+    """An asyncio loop with one `WaitingSocket` of its own.
+
+    Without one it behaves like any other loop.
     """
 
     def __init__(self) -> None:

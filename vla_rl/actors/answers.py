@@ -10,7 +10,7 @@ from vla_rl.actors.call_deadlines import CallDeadlines
 from vla_rl.actors.channel import Channel
 from vla_rl.actors.mailbox import Mailbox
 from vla_rl.actors.pending import PendingCall, PendingStream
-from vla_rl.actors.remote_errors import ErrorReport, error_from
+from vla_rl.actors.remote_errors import ErrorReport, restore_error
 from vla_rl.actors.wire import (
     ENVELOPE,
     ENVELOPE_SIZE,
@@ -30,8 +30,9 @@ _unpack = ENVELOPE.unpack_from
 
 
 class Answers:
-    """Hands the messages of an actor to the calls that wait for them. No message can break it:
-    what cannot be read is counted, and its call fails.
+    """Hands the messages of an actor to the calls that wait for them.
+
+    No message can break it: what cannot be read is counted, and its call fails.
 
     Args:
         name: the actor's name.
@@ -143,7 +144,7 @@ class Answers:
             elif kind == Kind.ERROR:
                 assert self._error_decoder is not None
                 report = codec.decode(self._error_decoder, frames)
-                pending.fail(error_from(report, self._name, channel.pid))
+                pending.fail(restore_error(report, self._name, channel.pid))
             elif kind == Kind.CANCELLED:
                 # cancelled by the actor: if the caller did it, the future is done
                 pending.fail(
@@ -169,7 +170,7 @@ class Answers:
             report = channel.codec.decode(self._error_decoder, frames)
         except msgspec.ValidationError as problem:
             raise MalformedMessage(f"its last message cannot be read: {problem}.") from None
-        error = error_from(report, self._name, channel.pid)
+        error = restore_error(report, self._name, channel.pid)
         logger.error(
             "actor %r (pid %d) failed while it ended, usually in its on_stop; it has ended anyway.",
             self._name,

@@ -66,12 +66,12 @@ class CallDeadlines:
             pending.deadline_s = deadline_s = self._shortest_s(pending)
         # most calls are due after one that is watched already: they set no timer of their own
         if deadline_s is not None and pending.since + deadline_s < self._watch.next_look:
-            self._watch.expect_by(pending.since + deadline_s)
+            self._watch.schedule_check(pending.since + deadline_s)
 
     def note_turn(self, pending: PendingCall) -> None:
         """Watch a stream whose deadline starts again: it got credit, or was asked to stop."""
         if pending.deadline_s is not None:
-            self._watch.expect_by(pending.since + pending.deadline_s)
+            self._watch.schedule_check(pending.since + pending.deadline_s)
 
     def note_answered(self, pending: PendingCall) -> None:
         """Learn from an answered call, and start the time of the one behind it."""
@@ -103,7 +103,7 @@ class CallDeadlines:
         ):
             # other calls were answered after this one was sent, and its limit has learned since
             pending.deadline_s = limit_s
-            self._watch.expect_by(_now())
+            self._watch.schedule_check(_now())
             return
         cause = f"{pending.method_name} did not answer within {pending.deadline_s:.4g} s"
         if (
@@ -138,4 +138,4 @@ class CallDeadlines:
                     )
                 )
                 self._cancel(call)
-        self._watch.expect_by(_now())
+        self._watch.schedule_check(_now())

@@ -1,5 +1,6 @@
-"""Deadlines learned from earlier calls: the interface that `vla_rl.simulation.learned_timeout`
-implements.
+"""The interface of deadlines that are learned from earlier calls.
+
+`vla_rl.simulation.learned_timeout` implements it.
 """
 
 from typing import Any, Protocol
@@ -20,9 +21,7 @@ class CallLimit(Protocol):
         ...
 
     def note(self, num_units: int, seconds: float) -> None:
-        """Learn from an answered call: its work, and its time without the wait behind
-        other calls.
-        """
+        """Learn from an answered call: its work, and its time without the wait before it."""
         ...
 
     def note_overdue(self, num_units: int) -> str:

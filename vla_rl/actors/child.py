@@ -1,5 +1,6 @@
-"""The program of an actor's own process: `python -m vla_rl.actors.child NAME`, started only by a
-runtime.
+"""The program of an actor's own process: `python -m vla_rl.actors.child NAME`.
+
+Only a runtime starts it.
 
 Its settings come from stdin (in a forked child: from its fork server), the class to build and its
 arguments from the socket. The process ends with the actor, with the parent, or when the constructor

@@ -43,8 +43,10 @@ _RUNNING = State.RUNNING
 
 
 class ActorClient:
-    """Calls one actor. Each call begins in `call`, `begin`, `tell` or `stream`; each message back
-    arrives in `on_message`.
+    """Calls one actor.
+
+    Each call begins in `call`, `begin`, `tell` or `stream`; each message back arrives in
+    `on_message`.
 
     Args:
         name: the actor's name.
@@ -223,8 +225,9 @@ class ActorClient:
         self._deadlines.forgive(lost_s)
 
     async def loop_lag(self) -> LagReport:
-        """Return the timer delays of the actor's loop. Raises: TimeoutError if it does not report
-        them; ActorDied.
+        """Return the timer delays of the actor's loop.
+
+        Raises: TimeoutError if it does not report them; ActorDied.
 
         Takes no place in the mailbox: the actor answers while its calls run.
         """

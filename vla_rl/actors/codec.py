@@ -107,8 +107,7 @@ class Codec:
             self._undo_encoding()
             raise TypeError(
                 f"{label}: {num_frames} frames of arrays in one message, expected at most "
-                f"{MAX_FRAMES}; "
-                "stack small arrays, or send several messages."
+                f"{MAX_FRAMES}; stack small arrays, or send several messages."
             )
         head = ENVELOPE.pack(MAGIC, kind, method, num_frames - 1, actor, call) + payload
         frames, self._frames_out = in_parts((head, *self._frames_out)), []
@@ -116,8 +115,9 @@ class Codec:
         return frames
 
     def decode(self, decoder: msgspec.msgpack.Decoder[Any], frames: Frames) -> Any:
-        """Return the value of a message. Raises: msgspec.ValidationError for another type,
-        MalformedMessage for other bytes.
+        """Return the value of a message.
+
+        Raises: msgspec.ValidationError for another type, MalformedMessage for other bytes.
 
         The slots of a rejected message are given back.
         """
@@ -176,10 +176,9 @@ class Codec:
             return value.item()
         kind = type(value)
         raise TypeError(
-            f"a value of type {kind.__module__}.{kind.__qualname__} cannot be sent; expected "
-            "plain values, msgspec "
-            "structs, dataclasses, enums and NumPy arrays. Convert it, or declare a "
-            "msgspec.Struct for it."
+            f"a value of type {kind.__module__}.{kind.__qualname__} cannot be sent; expected plain "
+            "values, msgspec structs, dataclasses, enums and NumPy arrays. Convert it, or declare "
+            "a msgspec.Struct for it."
         )
 
     def _encode_array(self, array: np.ndarray) -> msgspec.msgpack.Ext:
@@ -258,8 +257,9 @@ def _block_reference(block: SharedBlock) -> msgspec.msgpack.Ext:
 
 @lru_cache(maxsize=1024)
 def _array_meta(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, int]:
-    """Return the description and the size in bytes of such arrays. Raises: TypeError for a dtype
-    that is not plain numbers.
+    """Return the description and the size in bytes of such arrays.
+
+    Raises: TypeError for a dtype that is not plain numbers.
 
     The description is `its length u16, ndim u8, length of dtype u8, dtype, shape as u64 each`.
     """
@@ -280,9 +280,7 @@ def _array_meta(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, in
 
 
 def _is_empty_but_long(shape: tuple[int, ...]) -> bool:
-    """Return whether an array without bytes has so long an axis that a receiver could work on it
-    for ever.
-    """
+    """Return whether an array without bytes has an axis too long for any receiver."""
     return 0 in shape and max(shape) > MAX_MESSAGE_BYTES
 
 
@@ -322,9 +320,7 @@ def _known_meta(meta: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
 
 
 def _check_class(type_: Any, value: Any) -> Any:
-    """Check an object of a class unknown to msgspec: only instances pass, and only arrays can be
-    one.
-    """
+    """Check an object of a class unknown to msgspec: only instances and arrays pass."""
     if type(value) is type_:
         return value
     wanted = getattr(type_, "__origin__", type_)

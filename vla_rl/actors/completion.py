@@ -33,7 +33,7 @@ async def run_to_its_end(fn: Callable[[*Ts], T], *args: *Ts) -> T:
     return await to_its_end(asyncio.ensure_future(asyncio.to_thread(fn, *args)))
 
 
-async def carried_through(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
+async def finish_despite_cancellation(work: Coroutine[Any, Any, T]) -> tuple[T, bool]:
     """Await `work` to its end, even if the caller is cancelled.
 
     Return its result, and whether the caller was cancelled.

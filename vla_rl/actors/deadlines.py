@@ -15,8 +15,9 @@ _CONFIRM_WITHIN_S = 1.0
 def deadlines_of(
     table: MethodTable, actors: float | None, by_name: Mapping[str, float]
 ) -> list[float | None]:
-    """Return the deadline of each method (s): by its name, else by its mark in the class, else
-    the actor's.
+    """Return the deadline of each method (s).
+
+    It is that by the method's name, else by its mark in the class, else the actor's.
 
     Raises: ValueError for a name that no method has, or a deadline that is not positive.
     """
@@ -53,12 +54,12 @@ class DeadlineWatch:
         self._loop = asyncio.get_running_loop()
         self._timer: asyncio.TimerHandle | None = None
         self.next_look = math.inf
-        """Time of the next check (time.monotonic seconds); `expect_by` only matters before it."""
+        """Time of the next check (time.monotonic seconds); `schedule_check` only matters before it."""
         self.answered_at = 0.0
         """Time at which the actor last answered a serial call (time.monotonic seconds); its owner
         writes this."""
 
-    def expect_by(self, due: float) -> None:
+    def schedule_check(self, due: float) -> None:
         """Have the calls checked at `due` or earlier."""
         if self.next_look <= due:
             return
@@ -68,15 +69,16 @@ class DeadlineWatch:
         self._timer = self._loop.call_later(max(0.0, due - time.monotonic()), self._check)
 
     def stop(self) -> None:
-        """Stop watching, until the next `expect_by`."""
+        """Stop watching, until the next `schedule_check`."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         self.next_look = math.inf
 
     def forgive(self, lost_s: float) -> None:
-        """Exclude the last `lost_s` seconds from each call's deadline: our loop, and perhaps the
-        actor, did not run.
+        """Exclude the last `lost_s` seconds from each call's deadline.
+
+        Our loop, and perhaps the actor, did not run.
         """
         now = time.monotonic()
         # never into the future: a call sent during the pause would get more than its deadline
@@ -99,7 +101,7 @@ class DeadlineWatch:
         due, overdue = self._next_due(now)
         if overdue is None:
             if due < float("inf"):
-                self.expect_by(due)
+                self.schedule_check(due)
         elif confirmed:
             self._on_overdue(overdue)
         else:

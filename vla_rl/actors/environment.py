@@ -1,5 +1,6 @@
-"""The environment variables that child processes inherit, even while a library needs other ones
-here for a while.
+"""The environment variables that child processes inherit.
+
+They do even while a library needs other ones here for a while.
 
 `borrowed_environment` changes variables that belong to the whole process. Children started
 meanwhile through `inherited_environment` get the earlier values; variables that other code sets
@@ -16,9 +17,7 @@ _borrowed: list["_Borrowed"] = []
 
 
 class _Borrowed:
-    """Variables that belong to a borrower: those that it names, and all with its library's
-    prefixes.
-    """
+    """Variables of a borrower: those that it names, and all with its library's prefixes."""
 
     def __init__(self, names: set[str], prefixes: tuple[str, ...]) -> None:
         self._names, self._prefixes = names, prefixes
@@ -57,8 +56,9 @@ def borrowed_environment(values: Mapping[str, str], prefixes: tuple[str, ...]) -
 
 
 def inherited_environment() -> dict[str, str]:
-    """Return this process's variables for a child, without the changes of a `borrowed_environment`
-    block.
+    """Return this process's variables for a child, without those that are borrowed.
+
+    `borrowed_environment` borrows them.
     """
     with _lock:
         variables = dict(os.environ)

@@ -1,5 +1,6 @@
-"""Calls to several actors, and calls without an answer. For one actor and one answer use
-`await actor.method(...)`.
+"""Calls to several actors, and calls without an answer.
+
+For one actor and one answer use `await actor.method(...)`.
 
 `method` is the method of the class, so that mypy checks the arguments:
 `await call_all(counters, Counter.add, 2)`.
@@ -111,18 +112,14 @@ def _start(
 
 
 async def _cancel(tasks: list["asyncio.Task[R]"]) -> None:
-    """Cancel the remaining tasks and retrieve each outcome, so that asyncio reports none
-    as lost.
-    """
+    """Cancel the remaining tasks and retrieve all outcomes: asyncio reports none as lost."""
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def _failed_first(tasks: list["asyncio.Task[R]"]) -> list["asyncio.Task[R]"]:
-    """Return all tasks, or only the failed ones if there are any, since the others may have no
-    result yet.
-    """
+    """Return the failed tasks if there are any, since others may have no result; else all."""
     failed = [
         task for task in tasks if task.done() and (task.cancelled() or task.exception() is not None)
     ]

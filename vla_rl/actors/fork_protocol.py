@@ -1,5 +1,6 @@
-"""Messages between a runtime and its fork server, over a private socket pair that closes with
-either end.
+"""Messages between a runtime and its fork server.
+
+They use a private socket pair that closes with either end.
 
 One message is one packet: a struct as JSON, and the file descriptors that go with it. The
 preparation is not a message, because it may be large: it is in the file that is the server's stdin.
@@ -34,9 +35,7 @@ class ChildSettings(msgspec.Struct, frozen=True):
 
     @property
     def shared_fds(self) -> dict[str, int]:
-        """Descriptors of the memory that the child shares with its parent, by the field that names
-        them.
-        """
+        """Descriptors of memory that the child shares with its parent, by their field."""
         fds = {"arena_in": self.arena_in, "arena_out": self.arena_out, "pulse": self.pulse}
         return {field: fd for field, fd in fds.items() if fd >= 0}
 
@@ -91,8 +90,9 @@ class Refused(msgspec.Struct, frozen=True, tag=True):
 
 
 class Ended(msgspec.Struct, frozen=True, tag=True):
-    """A child was reaped; `returncode` as in subprocess: minus the signal number if a signal ended
-    it.
+    """A child was reaped.
+
+    `returncode` as in subprocess: minus the signal number if a signal ended it.
     """
 
     number: int

@@ -1,5 +1,6 @@
-"""The program of a fork server: `python -m vla_rl.actors.fork_server FD PARENT_PID`, started only
-by a runtime.
+"""The program of a fork server: `python -m vla_rl.actors.fork_server FD PARENT_PID`.
+
+Only a runtime starts it.
 
 It prepares as requested, then forks a child for each request and reports each child's end. It must
 remain a process that can be forked: one thread, no event loop, no ZeroMQ context, no OpenGL. So it
@@ -48,9 +49,7 @@ _PROCESS_NAME = "vla_rl-forks"
 
 
 def main() -> None:
-    """Serve the runtime at the other end of the socket; in a forked child, become the requested
-    actor.
-    """
+    """Serve the runtime at the other end of the socket; in a forked child, become its actor."""
     leave_terminal_to_parent()
     die_with_parent_only(int(sys.argv[2]))
     name_process(_PROCESS_NAME)
@@ -95,8 +94,9 @@ class ForkServerLoop:
         return True
 
     def serve(self) -> ChildSettings | None:
-        """Fork a child per request until the runtime has ended, then return None; in a child return
-        its settings.
+        """Fork a child per request until the runtime has ended, then return None.
+
+        In a child return its settings.
         """
         waiting = select.poll()
         waiting.register(self._runtime, select.POLLIN)
@@ -182,9 +182,7 @@ def _flush() -> None:
 
 
 def _settle_in(request: Fork, fds: list[int]) -> ChildSettings:
-    """Set up what each child has of its own: lifeline, stderr, memory, environment, random
-    numbers.
-    """
+    """Set up a child's own lifeline, stderr, memory, environment and random numbers."""
     lifeline, stderr, *shared = fds
     die_with_pipe(lifeline)
     os.dup2(stderr, 2)

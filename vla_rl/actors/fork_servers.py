@@ -1,5 +1,6 @@
-"""The fork servers of one runtime: started with the first child that names one, replaced when they
-die.
+"""The fork servers of one runtime.
+
+One is started with the first child that names it, and replaced when it dies.
 """
 
 import asyncio

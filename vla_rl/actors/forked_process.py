@@ -1,5 +1,6 @@
-"""A forked child as its channel sees it: the server reports how it ended, and the kernel reports
-that it ended.
+"""A forked child as its channel sees it.
+
+The server reports how it ended, and the kernel reports that it ended.
 """
 
 import asyncio

@@ -37,7 +37,7 @@ from vla_rl.actors.loop_lag import LOST_FROM_S
 from vla_rl.actors.observer import ProcessObserver, Watched
 from vla_rl.actors.placement import ChildProcess, ForkServer
 from vla_rl.actors.readiness import is_ready
-from vla_rl.actors.remote_errors import error_from
+from vla_rl.actors.remote_errors import restore_error
 from vla_rl.actors.spawned_process import OnExit, cause_of, own_sys_path, subprocess_of
 from vla_rl.actors.stderr_tail import StderrTail
 from vla_rl.errors import ActorDied, ActorFrozen
@@ -91,7 +91,7 @@ class ForkServerProcess:
         self._stderr = StderrTail(stderr_read, name)
         self._pidfd = os.pidfd_open(self.pid)
         self._timer: asyncio.TimerHandle | None = None
-        self._time_out_after(fork_from.prepare_timeout_s)
+        self._start_timer(fork_from.prepare_timeout_s)
         self._socket.setblocking(False)
         self._loop.add_reader(self._pidfd, self._end)
         self._loop.add_reader(self._socket.fileno(), self._on_readable)
@@ -184,7 +184,7 @@ class ForkServerProcess:
         if self._asked is not None or not self._queue or not self._is_ready or self.is_failed:
             return
         process = self._asked = self._queue.popleft()
-        self._time_out_after(_ANSWER_WITHIN_S)
+        self._start_timer(_ANSWER_WITHIN_S)
         self._send(process.request, process.fds)
         process.close_fds()
 
@@ -221,7 +221,7 @@ class ForkServerProcess:
             self._ready.set_result(None)
             self._ask_next()
         elif isinstance(reply, Failed):
-            self._fail(error_from(reply.report, self.name, self.pid))
+            self._fail(restore_error(reply.report, self.name, self.pid))
             self.kill()
         elif isinstance(reply, Ended):
             self._forked.pop(reply.number).on_status(reply.returncode)
@@ -240,7 +240,7 @@ class ForkServerProcess:
             process.on_forked(reply.pid, fds[0])
         self._ask_next()
 
-    def _time_out_after(self, seconds: float) -> None:
+    def _start_timer(self, seconds: float) -> None:
         self._cancel_timer()
         self._timer = self._loop.call_later(
             seconds, self._on_overdue, seconds, self._loop.time() + seconds
@@ -258,18 +258,18 @@ class ForkServerProcess:
         """
         late_s = self._loop.time() - due
         if late_s >= LOST_FROM_S:
-            self._time_out_after(min(late_s, seconds))
+            self._start_timer(min(late_s, seconds))
             return
-        self._overdue = f"{self._at_work_on} did not end within {seconds:g} s; it was killed"
+        self._overdue = f"{self._current_work} did not end within {seconds:g} s; it was killed"
         self.kill()
 
     def _on_frozen(self, what: str) -> None:
         """Kill the server, which does not run at all, even if no request is pending."""
-        self._stopped = f"{what} during {self._at_work_on}, so it was killed"
+        self._stopped = f"{what} during {self._current_work}, so it was killed"
         self.kill()
 
     @property
-    def _at_work_on(self) -> str:
+    def _current_work(self) -> str:
         if not self._is_ready:
             return self._doing
         return "a fork" if self._asked is not None else "the wait for a request"

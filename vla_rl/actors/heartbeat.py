@@ -1,5 +1,6 @@
-"""Decide whether a process is frozen, from an observer's measurements: a plain class with no thread
-and no clock.
+"""Decide whether a process is frozen, from an observer's measurements.
+
+A plain class with no thread and no clock.
 
     its beat changed             it is alive; all counters start again
     STOPPED  (SIGSTOP)           counted; frozen after `stopped_after_s`
@@ -30,8 +31,9 @@ class ObservedTime:
         """Time since the first look (s)."""
 
     def pass_time(self, now: float) -> float:
-        """Count the time from the last look to `now` (s, a clock that never goes back), and return
-        the counted time.
+        """Count the time from the last look to `now`, and return the counted time (s).
+
+        `now` is of a clock that never goes back.
         """
         counted_s = (
             0.0

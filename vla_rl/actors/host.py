@@ -36,7 +36,7 @@ from vla_rl.actors.wire import (
     LaunchRequest,
     MalformedMessage,
     is_batch,
-    num_frames_after,
+    num_announced_frames,
     split_messages,
     unpack_envelope,
 )
@@ -97,8 +97,8 @@ class HostServer:
             self._context.term()
             raise ConfigError(
                 f"actors cannot be served on {self._bind_to!r}: {zmq.strerror(error.errno or 0)}; "
-                "expected "
-                "tcp://interface:port of this host, with a free port, or 0 for any free port."
+                "expected tcp://interface:port of this host, with a free port, or 0 for any free "
+                "port."
             ) from error
         self.address = str(router.getsockopt_string(zmq.LAST_ENDPOINT))
         self._router = router
@@ -150,7 +150,7 @@ class HostServer:
 
     def _take(self, client: bytes, frames: Frames) -> None:
         kind, _, actor, _ = unpack_envelope(frames[0])
-        if num_frames_after(frames[0]) != len(frames) - 1:
+        if num_announced_frames(frames[0]) != len(frames) - 1:
             raise MalformedMessage("message with another number of frames than it announces.")
         actors = self._clients.get(client, {})
         if kind == Kind.LAUNCH and actor not in actors:

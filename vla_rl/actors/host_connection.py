@@ -1,5 +1,4 @@
-"""Our end of the connection to another host: one encrypted socket, shared by all actors that we
-have there.
+"""Our end of the connection to another host: one encrypted socket for all actors there.
 
 ZeroMQ's own heartbeats, sent by its thread even while our loop is busy, detect a lost host, by
 default within two seconds. The socket's monitor reports it, and all actors there end for their
@@ -33,8 +32,9 @@ _HANDSHAKE_FAILED |= zmq.EVENT_HANDSHAKE_FAILED_AUTH
 
 
 def set_tcp_options(socket: zmq.Socket[bytes], lost_after_s: float) -> None:
-    """Set the options of both ends of a connection; `lost_after_s` is how long the other end may be
-    silent.
+    """Set the TCP options of both ends.
+
+    `lost_after_s` is how long the other end may be silent.
 
     ZeroMQ's HEARTBEAT_TTL, by which an end could announce this itself, is not enough: any message
     but a ping stops that clock.
@@ -147,8 +147,9 @@ class RemoteChannel:
         self._socket.drain_all()
 
     def kill(self) -> None:
-        """Have the host kill the process; if the host never answered, there is no process to wait
-        for.
+        """Have the host kill the process.
+
+        If the host never answered, there is no process to wait for.
         """
         self.send(self.codec.encode(Kind.KILL, 0, self.actor_id, 0, None, "kill"))
         if self.pid == 0:

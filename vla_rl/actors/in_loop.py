@@ -1,5 +1,6 @@
-"""An actor in the caller's own loop, with the same channel, codec and server as in other
-placements.
+"""An actor in the caller's own loop.
+
+Channel, codec and server are those of other placements.
 """
 
 import asyncio

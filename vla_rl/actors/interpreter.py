@@ -1,6 +1,4 @@
-"""Check whether another Python interpreter can run actors, once, before a process is
-started there.
-"""
+"""Check once whether another Python interpreter can run actors, before a process starts there."""
 
 import asyncio
 import functools
@@ -43,8 +41,7 @@ async def check_interpreter(python: str, packages: dict[str, str] | None = None)
     if tuple(found) < _OLDEST:
         raise ConfigError(
             f"python is {python!r}, which is Python {_dotted(found)}, expected {_dotted(_OLDEST)} "
-            "or newer; create the "
-            "virtual environment with a newer one."
+            "or newer; create the virtual environment with a newer one."
         )
     faults, installs = [], []
     if own is None:
@@ -132,9 +129,7 @@ def _dotted(numbers: "tuple[int, ...] | list[int]") -> str:
 
 
 def _source() -> str:
-    """Return the argument of `pip install` for the vla_rl that runs here: its checkout, or its
-    version.
-    """
+    """Return the argument of `pip install` for this vla_rl: its checkout, or its version."""
     checkout = Path(vla_rl.__file__).parent.parent
     return (
         str(checkout) if (checkout / "pyproject.toml").is_file() else f"vla_rl=={version('vla_rl')}"

@@ -54,9 +54,7 @@ class Life:
         return type(error)(error.name, error.pid, error.cause, error.last_words)
 
     def last_error(self, why: str, cause: BaseException | None) -> ActorDied:
-        """Return the error that ended the last incarnation, with the reason why there is no next
-        one.
-        """
+        """Return the error that ended the last incarnation, and why there is no next one."""
         last = self.death()
         reason = f"{last.cause}; {why}"
         if cause is not None:

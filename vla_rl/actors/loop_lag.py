@@ -14,8 +14,9 @@ machine."""
 
 
 class LoopLag:
-    """Samples the running loop ten times a second and remembers the last minute; costs about 2 µs a
-    sample.
+    """Samples the running loop ten times a second and remembers the last minute.
+
+    Costs about 2 µs a sample.
 
     Args:
         on_lost: called with the seconds for which the loop has just stood still, if that was at

@@ -120,8 +120,9 @@ class ProcessObserver:
             self._loop.call_soon_threadsafe(self._look_again, watched)
 
     def _look_again(self, watched: Watched) -> None:
-        """Confirm a verdict on the loop, which may have been busy: the process may have continued
-        since, or ended.
+        """Confirm a verdict on the loop.
+
+        The loop may have been busy, and the process may have continued since, or ended.
         """
         if watched not in self._watched:
             return

@@ -1,5 +1,6 @@
-"""A temporary folder that is removed with its owner, or by the next process that makes one with the
-same prefix.
+"""A temporary folder that is removed with its owner.
+
+If the owner was killed, the next process that makes one with the same prefix removes it.
 
 The folder is locked while its owner is alive, and the kernel releases the lock however the owner
 ends. A folder without a lock therefore belonged to a process that was killed.

@@ -1,5 +1,6 @@
-"""End a child with its parent, however the parent ends: by the kernel's parent-death signal, and by
-a pipe as a second way.
+"""End a child with its parent, however the parent ends.
+
+The kernel's parent-death signal does it, and a pipe as a second way.
 
 A forked child's parent is its fork server, which it may outlive; its link is a pipe whose end the
 kernel turns into SIGKILL.
@@ -32,8 +33,9 @@ def leave_terminal_to_parent() -> None:
 
 
 def die_with_parent(parent_pid: int, pipe_fd: int) -> None:
-    """Ask for SIGKILL when the parent dies; also exit when `pipe_fd`, whose other end the parent
-    holds, is closed.
+    """Ask for SIGKILL when the parent dies; also exit when `pipe_fd` is closed.
+
+    The parent holds the other end of `pipe_fd`.
 
     Both work while this process's loop is blocked. A parent that died before we asked is noticed
     too.
@@ -45,8 +47,9 @@ def die_with_parent(parent_pid: int, pipe_fd: int) -> None:
 
 
 def die_with_parent_only(parent_pid: int) -> None:
-    """Ask for SIGKILL when the parent dies, without the pipe: for a process that may not have a
-    second thread.
+    """Ask for SIGKILL when the parent dies, without the pipe.
+
+    For a process that may not have a second thread.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

@@ -1,5 +1,4 @@
-"""Split large frames into parts of a fixed size, so that no socket has to accept more than that at
-once.
+"""Split large frames into parts of a fixed size, the most that a socket has to accept at once.
 
 ZeroMQ allocates the announced size of a frame before it knows the peer, so its limit on the frame
 size bounds the memory that an unknown connection may take. A part of exactly `PART_BYTES` is

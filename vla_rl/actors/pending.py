@@ -66,8 +66,10 @@ class PendingCall:
         return not self.future.done()
 
     def waits_for_caller_of(self, other: "PendingCall") -> bool:
-        """Return whether this call waits for the task that made the other one, while that task
-        waits for the other one.
+        """Return whether two calls wait for each other.
+
+        This one waits for the task that made the other one, while that task waits for the other
+        one.
         """
         if (
             self.expects_answer

@@ -60,8 +60,9 @@ class ForkServer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ChildProcess(msgspec.Struct, frozen=True, kw_only=True):
-    """In a separate process on this host that is killed with this one: a fresh interpreter, or a
-    fork of a clean one.
+    """In a separate process on this host that is killed with this one.
+
+    It is a fresh interpreter, or a fork of a clean one.
     """
 
     env: dict[str, str] = {}
@@ -97,8 +98,8 @@ class ChildProcess(msgspec.Struct, frozen=True, kw_only=True):
         if self.frozen_after_s is not None and not self.frozen_after_s >= LEAST_FROZEN_AFTER_S:
             raise ValueError(
                 f"frozen_after_s is {self.frozen_after_s}, expected >= {LEAST_FROZEN_AFTER_S:g} "
-                "second, in which a process "
-                "is looked at more than once; None leaves frozen processes to the calls' deadlines."
+                "second, in which a process is looked at more than once; None leaves frozen "
+                "processes to the calls' deadlines."
             )
 
     @property
@@ -168,8 +169,7 @@ class RestartPolicy(msgspec.Struct, frozen=True, kw_only=True):
         if self.max_restarts < 0 or self.within_s <= 0:
             raise ValueError(
                 f"max_restarts={self.max_restarts} within_s={self.within_s}, expected >= 0 "
-                "restarts in > 0 seconds; "
-                f"leave the policy out for an actor that stays dead."
+                "restarts in > 0 seconds; leave the policy out for an actor that stays dead."
             )
 
 

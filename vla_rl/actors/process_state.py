@@ -58,8 +58,9 @@ class ProcessEye:
 
 
 def find_stopped(pids: Iterable[int]) -> int | None:
-    """Return the first process that a signal such as SIGSTOP has stopped, for processes that do not
-    beat.
+    """Return the first process that a signal such as SIGSTOP has stopped.
+
+    For processes that do not beat.
 
     Return None if there is none: a process that is traced, or has ended, is not stopped. Reads one
     file per process.

@@ -1,5 +1,6 @@
-"""Check without waiting whether a descriptor is readable: input, the end of a pipe, the end of a
-process.
+"""Check without waiting whether a descriptor is readable.
+
+It is at input, at the end of a pipe, at the end of a process.
 """
 
 import select

@@ -54,7 +54,7 @@ def _full_report(error: BaseException) -> ErrorReport:
     return ErrorReport(
         module=kind.__module__,
         name=kind.__qualname__,
-        message=_encodable(_said_by(str, error)),
+        message=_encodable(_formatted(str, error)),
         args=[_plain(arg) for arg in error.args],
         attributes={
             _encodable(name): _plain(value)
@@ -65,7 +65,7 @@ def _full_report(error: BaseException) -> ErrorReport:
     )
 
 
-def error_from(report: ErrorReport, actor: str, pid: int) -> Exception:
+def restore_error(report: ErrorReport, actor: str, pid: int) -> Exception:
     """Return the exception to raise in the caller."""
     error = _own_class(report) or RemoteError(report.name, report.message, report.traceback)
     if report.traceback:
@@ -104,9 +104,10 @@ def _own_class(report: ErrorReport) -> Exception | None:
     return error
 
 
-def _said_by(way: Callable[[Any], str], value: Any) -> str:
-    """Return `str` or `repr` of a value; if the application's own method raises, a text that names
-    its error.
+def _formatted(way: Callable[[Any], str], value: Any) -> str:
+    """Return `str` or `repr` of a value.
+
+    If the application's own method raises, return a text that names its error.
     """
     try:
         return way(value)
@@ -115,8 +116,9 @@ def _said_by(way: Callable[[Any], str], value: Any) -> str:
 
 
 def _encodable(text: str) -> str:
-    """Return the text if it can be encoded, else with escapes, e.g. for a lone surrogate in a file
-    name.
+    """Return the text if it can be encoded, else with escapes.
+
+    A lone surrogate in a file name cannot be encoded.
     """
     return text.encode(errors="backslashreplace").decode()
 
@@ -132,4 +134,4 @@ def _plain(value: Any) -> Any:
         return value
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
-    return _encodable(_said_by(repr, value))
+    return _encodable(_formatted(repr, value))

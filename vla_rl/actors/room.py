@@ -31,8 +31,9 @@ possible descriptor."""
 
 
 def require_room(num_processes: int, placement: ChildProcess, *, beside: int, remedy: str) -> None:
-    """Check that this process's limits allow these children; raise its soft limit on open files if
-    they need it.
+    """Check that this process's limits allow these children.
+
+    Raises its soft limit on open files if they need it.
 
     Args:
         num_processes: children that will live at the same time.
@@ -57,14 +58,13 @@ def _require_descriptors(num_processes: int, children: int, remedy: str) -> None
         return
     what_for = (
         f"{num_processes} child processes need about {need} open files ({held} are open, up to "
-        f"{children} processes take "
-        f"{DESCRIPTORS_OF_A_PROCESS} each, everything else up to {OTHER_DESCRIPTORS})"
+        f"{children} processes take {DESCRIPTORS_OF_A_PROCESS} each, everything else up to "
+        f"{OTHER_DESCRIPTORS})"
     )
     if hard != resource.RLIM_INFINITY and hard < need:
         raise ConfigError(
             f"`ulimit -n` is {soft}, at most {hard} here, but {what_for}; run `ulimit -n {need}` "
-            "in the shell before, which "
-            f"may need an administrator, or {remedy}."
+            f"in the shell before, which may need an administrator, or {remedy}."
         )
     raised = max(
         need, _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)

@@ -1,6 +1,4 @@
-"""The runtime: owns every actor, task, child process, socket and shared-memory slot, and leaves
-none of them behind.
-"""
+"""The runtime: owns all actors, tasks, child processes, sockets and shared memory, to their end."""
 
 import asyncio
 import functools
@@ -84,8 +82,9 @@ class _Record:
 
 
 class Runtime:
-    """Spawns actors. `async with Runtime() as runtime:` stops them all on the way out, whatever the
-    reason.
+    """Spawns actors.
+
+    `async with Runtime() as runtime:` stops them all on the way out, whatever the reason.
 
     An actor that dies more often than its restart policy allows ends the `async with` body and
     raises ActorDied from it.
@@ -209,8 +208,9 @@ class Runtime:
         return cast(A, handle_class(kind)(client, record))
 
     async def prepare(self, placement: ChildProcess) -> None:
-        """Check the interpreter and start the fork server of a placement now, so that the first
-        `spawn` need not wait for them.
+        """Check the interpreter and start the fork server of a placement now.
+
+        Then the first `spawn` need not wait for them.
 
         Raises: ConfigError for an unusable interpreter; what a prepare hook raises; ActorFrozen
             naming a hook that did not end in time; ActorDied if the fork server dies.
@@ -245,8 +245,9 @@ class Runtime:
         )
 
     async def loop_lag(self, actor: Actor | None = None) -> LagReport:
-        """Return how late the actor's loop, or by default our own, ran its timers over the last
-        minute.
+        """Return how late the actor's loop ran its timers over the last minute.
+
+        Without an actor, return it for our own loop.
         """
         if actor is not None:
             return await client_of(actor).loop_lag()
@@ -299,8 +300,9 @@ class Runtime:
         return self._group
 
     async def _stop_all(self) -> None:
-        """Stop the actors of this loop first, newest first, since they may hold handles to the
-        others.
+        """Stop the actors, newest first, those of this loop before all others.
+
+        They may hold handles to the others.
         """
         records = sorted(self._living, key=lambda record: record.number)
         here = [record.supervisor for record in records if isinstance(record.placement, InLoop)]

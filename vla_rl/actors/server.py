@@ -1,5 +1,6 @@
-"""The actor's end of a channel: takes messages, runs methods, answers. The same in all
-placements.
+"""The actor's end of a channel: takes messages, runs methods, answers.
+
+It is the same in all placements.
 
 One task works through the mailbox, so that a call needs no task of its own; concurrent methods
 get a task each, in a task group. In a process of its own an idle actor begins a call as its message
@@ -220,8 +221,9 @@ class ActorServer:
             self._wake.set_result(None)
 
     def _begin(self, index: int, call: int, frames: Frames) -> None:
-        """Run a call to its answer; if it waits or fails, the mailbox task, in whose name it runs,
-        continues it.
+        """Run a call to its answer.
+
+        If it waits or fails, the mailbox task, in whose name it runs, continues it.
         """
         task, loop, context = self._task, self._loop, self._context
         assert task is not None

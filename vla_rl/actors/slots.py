@@ -1,5 +1,4 @@
-"""Shared-memory slots: one process writes a large array once, and one other process reads it in
-place.
+"""Shared-memory slots: one process writes a large array, another reads it in place.
 
 An arena is an anonymous memory file (memfd) that the parent creates and the child inherits: it has
 no name, so nothing is left behind whichever process dies first. The first page holds one state byte
@@ -29,8 +28,9 @@ def create_arena(num_bytes: int) -> int:
 
 
 class SlotLease(np.ndarray):
-    """Protects one slot from being overwritten: the base of the received array, over the same
-    memory.
+    """Protects one slot from being overwritten.
+
+    It is the base of the received array, over the same memory.
     """
 
     __slots__ = ("_slot", "_states")
@@ -48,9 +48,7 @@ class SlotLease(np.ndarray):
 
 
 class SlotPlace:
-    """Place of an array in the reader's arena: made once, leased with each message that refers to
-    it.
-    """
+    """Place of an array in the reader's arena, leased with each message that refers to it."""
 
     __slots__ = ("_array", "_states", "slot")
 
@@ -68,8 +66,9 @@ class SlotPlace:
 
 
 def release(array: np.ndarray) -> bool:
-    """Give back the slot under a received array before its last view is gone; return False if it
-    has none.
+    """Give back the slot under a received array before its last view is gone.
+
+    Return False if it has none.
 
     The array must not be read afterwards. Rarely needed: dropping the array does the same.
     """
@@ -155,8 +154,9 @@ class SlotWriter:
         return self._memory[: len(self._offsets)].count(_TAKEN)
 
     def _take(self, num_bytes: int) -> int | None:
-        """Return the first free slot of that size: little memory then stays in use, and it stays in
-        the caches.
+        """Return the first free slot of that size.
+
+        Little memory then stays in use, and it stays in the caches.
         """
         size = max(_SMALLEST_SLOT, 1 << (num_bytes - 1).bit_length())
         states = self._memory

@@ -1,5 +1,4 @@
-"""ZeroMQ sockets for our messages, and a socket that is driven by its file descriptor on the
-running loop.
+"""ZeroMQ sockets for our messages, and one that its file descriptor drives on the loop.
 
 pyzmq's own asyncio sockets cost three to four times as much as plain ones. Driving the descriptor
 directly costs almost nothing, but it is edge-triggered: it announces a change once, and any
@@ -29,7 +28,7 @@ from vla_rl.actors.wire import (
     Frames,
     MalformedMessage,
     join_messages,
-    num_frames_after,
+    num_announced_frames,
     split_messages,
 )
 
@@ -38,8 +37,9 @@ _POLLIN, _POLLOUT, _NOBLOCK = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.NOBLOCK
 
 
 def lift_high_water_mark(socket: zmq.Socket[bytes]) -> None:
-    """Remove the limit of a thousand queued messages, above which messages are lost while ZeroMQ's
-    thread is delayed.
+    """Remove the limit of a thousand queued messages.
+
+    Above it messages are lost while ZeroMQ's thread is delayed.
 
     Call it before `bind` and `connect`. The queue is bounded by the number of calls in flight.
     """
@@ -127,17 +127,17 @@ class MessageSocket:
         except zmq.Again:
             return
         if self._raw:
-            self.on_message([head, *self._frames_after(_ALL)])
+            self.on_message([head, *self._remaining_frames(_ALL)])
         elif len(head) < ENVELOPE_SIZE or head[0] != MAGIC:
             self.on_message([head])
         elif head[1] == BATCH_KIND:
             self._deliver_batch(head)
         elif head[4] or head[5]:
-            self.on_message([head, *self._frames_after(num_frames_after(head))])
+            self.on_message([head, *self._remaining_frames(num_announced_frames(head))])
         else:
             self.on_message([head])
 
-    def _frames_after(self, most: int) -> list[bytes]:
+    def _remaining_frames(self, most: int) -> list[bytes]:
         frames: list[bytes] = []
         while len(frames) < most and self._get(zmq.RCVMORE):
             frames.append(self._recv(zmq.NOBLOCK))
@@ -180,9 +180,7 @@ class LoopSocket(MessageSocket):
 
     @property
     def has_peer(self) -> bool:
-        """Whether a PAIR socket has a peer, or ZeroMQ's thread has not read all that the
-        peer sent.
-        """
+        """Whether a PAIR socket has a peer, or messages of one that ZeroMQ has not read yet."""
         return bool(zmq_poll([(self._socket, _POLLOUT)], 0))
 
     def drain_all(self) -> None:
@@ -197,8 +195,9 @@ class LoopSocket(MessageSocket):
         super().close(linger_ms)
 
     def _on_readable(self) -> None:
-        """Deliver one message; the tasks that it wakes run before the turn ends, and what they send
-        is sent at once.
+        """Deliver one message.
+
+        The tasks that it wakes run before the turn ends, and what they send is sent at once.
         """
         if not self._closed:
             self.receive()

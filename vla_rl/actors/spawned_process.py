@@ -1,5 +1,6 @@
-"""A child in a fresh interpreter: never a fork of this process, which may have threads, a loop and
-a GPU context.
+"""A child in a fresh interpreter, never a fork of this process.
+
+This process may have threads, a loop and a GPU context.
 
 It reads its settings from stdin, whose other end we hold, so that it closes with us. Its end is
 read from a pidfd, at once and without idle cost; a socket would not report it.
@@ -110,8 +111,9 @@ def subprocess_of(
     pass_fds: Sequence[int],
     stdin: int,
 ) -> "subprocess.Popen[bytes]":
-    """Start a fresh interpreter that runs one of our modules; it inherits only the environment and
-    stdout of this process.
+    """Start a fresh interpreter that runs one of our modules.
+
+    It inherits only the environment and stdout of this process.
 
     Raises: OSError if it cannot be started; ValueError for an environment variable that is not
     valid.

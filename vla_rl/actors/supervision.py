@@ -1,5 +1,4 @@
-"""Run one actor as its owner wants: launch it, notice its end, restart it within its policy, stop
-it.
+"""Run one actor as its owner wants: launch, notice its end, restart within its policy, stop.
 
 Invariant: while the runtime is open a supervisor has at most one incarnation, and none is left when
 `run` has ended.
@@ -17,7 +16,7 @@ from vla_rl.actors.channel import Channel, Death, OnEnd, OnMessage
 from vla_rl.actors.client import ActorClient
 from vla_rl.actors.life import State
 from vla_rl.actors.placement import Intensity, RestartPolicy
-from vla_rl.actors.remote_errors import ErrorReport, error_from
+from vla_rl.actors.remote_errors import ErrorReport, restore_error
 from vla_rl.actors.wire import Frames, Kind, MalformedMessage, SpawnRequest, unpack_envelope
 from vla_rl.errors import ActorDied, ActorFrozen
 
@@ -101,15 +100,13 @@ class Supervisor:
         if unanswered:
             return (
                 f"actor {self.client.name!r} was not ready within {self._start_timeout_s} s: no "
-                f"answer from {unanswered}; "
-                "expected `python -m vla_rl.actors.host` to serve there, at an address that this "
-                "host can reach."
+                f"answer from {unanswered}; expected `python -m vla_rl.actors.host` to serve "
+                "there, at an address that this host can reach."
             )
         words = "".join(f"\n    {line}" for line in self._last_words)
         return (
             f"actor {self.client.name!r} was not ready within {self._start_timeout_s} s and was "
-            "killed; raise "
-            "start_timeout_s if its constructor "
+            "killed; raise start_timeout_s if its constructor "
             "needs longer" + (f"; its last words:{words}" if words else ".")
         )
 
@@ -158,8 +155,9 @@ class Supervisor:
         raise limit from cause
 
     async def stop(self, grace_s: float) -> None:
-        """Let the actor finish its calls and end, for at most `grace_s`; then kill it. A repeated
-        call waits for the same end.
+        """Let the actor finish its calls and end, for at most `grace_s`; then kill it.
+
+        A repeated call waits for the same end.
 
         An actor that is not ready yet has no calls and is killed at once: its `start` raises.
         """
@@ -211,7 +209,7 @@ class Supervisor:
                 self._ready.set_result(None)
             elif kind == Kind.ERROR:
                 report = channel.codec.decode(channel.codec.decoder(ErrorReport), frames)
-                self._ready.set_exception(error_from(report, self.client.name, channel.pid))
+                self._ready.set_exception(restore_error(report, self.client.name, channel.pid))
         except (MalformedMessage, msgspec.ValidationError) as error:
             self._ready.set_exception(
                 ActorDied(

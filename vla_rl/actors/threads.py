@@ -6,8 +6,9 @@ from pathlib import Path
 
 
 def other_threads() -> list[str]:
-    """Return the names of all threads but the first, sorted; for those of C libraries, the names
-    that the kernel shows.
+    """Return the names of all threads but the first, sorted.
+
+    For threads of C libraries they are the names that the kernel shows.
     """
     tasks = [task for task in Path("/proc/self/task").iterdir() if int(task.name) != os.getpid()]
     known = {thread.native_id: thread.name for thread in threading.enumerate()}
@@ -17,8 +18,9 @@ def other_threads() -> list[str]:
 
 
 def refuse_threads(culprit: str) -> None:
-    """Raise RuntimeError if there are other threads: a fork would lack them, and hold their locks
-    for ever.
+    """Raise RuntimeError if there are other threads.
+
+    A fork would lack them, and hold their locks for ever.
     """
     if names := other_threads():
         raise RuntimeError(

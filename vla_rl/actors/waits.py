@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """One edge of the wait graph: `who` has waited for `on` since `since` (time.monotonic
-    seconds).
+    """One edge of the wait graph: `who` has waited for `on` since `since`.
+
+    `since` is in seconds of time.monotonic.
     """
 
     who: str

@@ -1,5 +1,6 @@
-"""The envelope of each message: 18 bytes in front of a msgpack payload, in the first frame; arrays
-may follow as frames.
+"""The envelope of each message: 18 bytes in front of a msgpack payload, in the first frame.
+
+Arrays may follow as frames.
 
     magic u8 | kind u8 | method u16 | frames u16 | actor u32 | call u64        little endian
 
@@ -116,10 +117,8 @@ def unpack_envelope(head: Any) -> tuple[int, int, int, int]:
     return kind, method, actor, call
 
 
-def num_frames_after(head: Any) -> int:
-    """Return the number of frames that a first frame announces; 0 if it is not one of our
-    envelopes.
-    """
+def num_announced_frames(head: Any) -> int:
+    """Return the number of frames that a first frame announces; 0 if it is not ours."""
     return (
         _NUM_FRAMES.unpack_from(head, 4)[0]
         if len(head) >= ENVELOPE_SIZE and head[0] == MAGIC

@@ -11,6 +11,8 @@ srpo           rewards for failures, by how close they came to a success        
 Importing all of this does not import torch; a function that needs it does when it is first called.
 """
 
+from typing import Any
+
 from vla_rl.algorithms.advantages import (
     AdvantageConfig,
     AdvantageEstimator,
@@ -53,7 +55,7 @@ from vla_rl.algorithms.losses import (
     ValueLossConfig,
     engine_correction,
     policy_loss,
-    policy_loss_for,
+    safe_policy_loss,
     value_loss,
 )
 from vla_rl.algorithms.srpo import (
@@ -68,6 +70,7 @@ from vla_rl.algorithms.srpo import (
     trajectory_embedding,
     trajectory_embeddings,
 )
+from vla_rl.renamed import renamed_attribute
 
 __all__ = [
     "AGGREGATIONS",
@@ -113,9 +116,9 @@ __all__ = [
     "overlong_penalty",
     "penalised_rewards",
     "policy_loss",
-    "policy_loss_for",
     "require_satisfiable",
     "reward_batch_of",
+    "safe_policy_loss",
     "seq_mean_token_mean",
     "seq_mean_token_sum",
     "seq_mean_token_sum_norm",
@@ -126,3 +129,9 @@ __all__ = [
     "value_loss",
     "within_accuracy",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if (renamed := renamed_attribute(__name__, name)) is not None:
+        return renamed
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

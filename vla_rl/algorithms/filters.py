@@ -62,8 +62,8 @@ def require_satisfiable(
         return
     raise ConfigError(
         f"no group of {group_size} can be kept: its success rate is k / {group_size} with {first} "
-        f"<= k <= {last}, and none "
-        f"has {lowest} <= k / {group_size} <= {highest}; widen the bounds or use larger groups."
+        f"<= k <= {last}, and none has {lowest} <= k / {group_size} <= {highest}; widen the bounds "
+        "or use larger groups."
     )
 
 

@@ -1,3 +1,1 @@
-"""The shared parts of recipes as programs: command line, configuration files, dry run, plan and
-report.
-"""
+"""The shared parts of recipes as programs: command line, configuration files, dry run, report."""

@@ -48,7 +48,11 @@ COMMON: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "PolicyLossConfig": ("name",),
         "SimulatorConfig": ("num_envs", "envs_per_process"),
         "TextPoolConfig": ("num_envs",),
-        "HeldOutConfig": ("init_states",),
+        "HeldOutConfig": ("init_states", "every", "simulators", "stop_after"),
+        "HeldOutStarts": ("init_states", "every", "simulators", "stop_after"),
+        "HeldOutScenesConfig": ("scenes", "every", "simulators", "stop_after"),
+        "HeldOutReaches": ("init_states", "every", "simulators", "stop_after"),
+        "HeldOutSeeds": ("starts", "every", "simulators", "stop_after"),
     }
 )
 """Options that `--help` shows, by the class of their table. It shows all of a recipe's own options,
@@ -121,7 +125,7 @@ def print_help(
         wants_all: show every option that is read, not only the common ones.
     """
     unread = unread_options(given)
-    hidden = {id(table): names for table, names in _tables_with(default, unread)}
+    hidden = {id(table): names for table, names in _selected_tables(default, unread)}
 
     def is_read(table: Config, name: str) -> bool:
         return name not in hidden.get(id(table), ())
@@ -143,7 +147,7 @@ def print_help(
     raise SystemExit(0)
 
 
-def _tables_with(
+def _selected_tables(
     config: Config, paths: Collection[str], prefix: str = ""
 ) -> Iterator[tuple[Config, set[str]]]:
     """Yield each table of a configuration with the names of those of its options that are among
@@ -153,7 +157,7 @@ def _tables_with(
     yield config, {name for name in fields if f"{prefix}{name}" in paths}
     for name in fields:
         if isinstance(table := getattr(config, name), Config):
-            yield from _tables_with(table, paths, f"{prefix}{name}.")
+            yield from _selected_tables(table, paths, f"{prefix}{name}.")
 
 
 def _unread_in_words(unread: Mapping[str, str]) -> str:

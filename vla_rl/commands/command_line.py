@@ -1,10 +1,9 @@
-"""The command line of every recipe: an option for each field of its configuration, and options to
-launch it.
+"""The command line of every recipe: an option for each field, and options to launch it.
 
-    vla-rl srpo_libero --help                                 the common options, explained
-    vla-rl srpo_libero --help-all                             every option that the recipe reads
-    vla-rl srpo_libero --config my.toml --run.updates 20      a file; the command line overrides it
-    vla-rl srpo_libero --dry-run                              the configuration and the plan
+vla-rl srpo_libero --help                                 the common options, explained
+vla-rl srpo_libero --help-all                             every option that the recipe reads
+vla-rl srpo_libero --config my.toml --run.updates 20      a file; the command line overrides it
+vla-rl srpo_libero --dry-run                              the configuration and the plan
 """
 
 import argparse
@@ -92,8 +91,9 @@ def parse_command(
     description: str,
     argv: list[str] | None = None,
 ) -> Command[LaunchT, ConfigT]:
-    """Parse the command line of a recipe; help, unknown options and bad values end the process with
-    a message.
+    """Parse the command line of a recipe.
+
+    Help, unknown options and bad values end the process with a message.
 
     Precedence: the command line, then `--config` (or the configuration of the run named by
     `--resume`), then the settings of the pipeline (if there is one), then the recipe's defaults.
@@ -107,9 +107,8 @@ def parse_command(
     known, _ = early.parse_known_args(arguments)
     if known.resume is not None and known.config is not None:
         raise ConfigError(
-            f"--config {known.config} and --resume {known.resume} were both given, expected one "
-            "of them: a resumed run has "
-            "its own configuration; change settings with options"
+            f"--config {known.config} and --resume {known.resume} were both given, expected one of "
+            "them: a resumed run has its own configuration; change settings with options"
         )
     path = RunDirectory.existing(known.resume).config if known.resume is not None else known.config
     recorded_before = launch_type.recorded_before if known.resume is not None else {}
@@ -123,24 +122,39 @@ def parse_command(
     ]
     command_type = dataclasses.make_dataclass("RecipeCommand", fields, frozen=True)
     parse = functools.partial(tyro.cli, command_type, prog=program_name())
-    wants_all = HELP_ALL in arguments
-    if wants_all or not {"-h", "--help"}.isdisjoint(arguments):
-        others = [argument for argument in arguments if argument not in (HELP_ALL, "-h", "--help")]
-
-        def show(registry: ConstructorRegistry, place: str) -> Any:
-            return parse(args=[*others, "--help"], registry=registry, description=place)
-
-        # `--engine vllm --help-all` shows vLLM's options; help is shown for wrong values too
-        given = default
-        with (
-            contextlib.suppress(SystemExit, ConfigError),
-            contextlib.redirect_stdout(io.StringIO()),
-            contextlib.redirect_stderr(io.StringIO()),
-        ):
-            given = parse(args=others, registry=option_registry()).config
-        print_help(show, default, given, description, wants_all=wants_all)
+    if not {HELP_ALL, "-h", "--help"}.isdisjoint(arguments):
+        _show_help(parse, arguments, default, description)
     parsed: Any = parse(args=arguments, registry=option_registry(), description=description)
-    launch = parsed.launch
+    _require_run_to_resume(parsed.launch)
+    # A file is checked by itself, so that `--embedding.encoder pixels` may leave the settings of the
+    # file's own encoder unread; a resumed run keeps what its configuration says.
+    if known.config is not None:
+        refuse_unread(default, _unset_values(config_type, default))
+    refuse_unread(parsed.config, msgspec.to_builtins(default, enc_hook=str))
+    return Command(parsed.launch, parsed.config)
+
+
+def _show_help(
+    parse: Callable[..., Any], arguments: list[str], default: Config, description: str
+) -> None:
+    """Print the help of the options that are read with the given values."""
+    others = [argument for argument in arguments if argument not in (HELP_ALL, "-h", "--help")]
+
+    def show(registry: ConstructorRegistry, place: str) -> Any:
+        return parse(args=[*others, "--help"], registry=registry, description=place)
+
+    # `--engine vllm --help-all` shows vLLM's options; help is shown for wrong values too
+    given = default
+    with (
+        contextlib.suppress(SystemExit, ConfigError),
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+    ):
+        given = parse(args=others, registry=option_registry()).config
+    print_help(show, default, given, description, wants_all=HELP_ALL in arguments)
+
+
+def _require_run_to_resume(launch: Launch) -> None:
     if (
         isinstance(launch, TrainingLaunch)
         and launch.resume_from is not None
@@ -150,17 +164,12 @@ def parse_command(
             f"--resume-from is {launch.resume_from!r}, expected --resume with the run's directory "
             "as well"
         )
-    # A file is checked by itself, so that `--embedding.encoder pixels` may leave the settings of the
-    # file's own encoder unread; a resumed run keeps what its configuration says.
-    if known.config is not None:
-        refuse_unread(default, _unset_values(config_type, default))
-    refuse_unread(parsed.config, msgspec.to_builtins(default, enc_hook=str))
-    return Command(launch, parsed.config)
 
 
 def _spelt_out(argument: str) -> str:
-    """Spell out `--engine vllm` as the option for the engine's kind, because `engine` is a table of
-    settings.
+    """Spell out `--engine vllm` as the option for the engine's kind.
+
+    `engine` is a table of settings.
     """
     name, equals, value = argument.partition("=")
     return f"--engine.kind{equals}{value}" if name == "--engine" else argument

@@ -81,9 +81,7 @@ def convert(table: dict[str, Any], config_type: type[ConfigT], where: str) -> Co
 
 
 def refuse_unknown_keys(data: Any, config_type: Any, where: str) -> None:
-    """Raise `ConfigError` for the first key of the nested dict `data` that `config_type` does not
-    have.
-    """
+    """Raise `ConfigError` for the first key of nested `data` that `config_type` lacks."""
     if not isinstance(data, dict):
         raise ConfigError(f"{where}: got {data!r}, expected a table of {config_type.__name__}")
     hints = typing.get_type_hints(config_type)

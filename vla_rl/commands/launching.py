@@ -37,7 +37,9 @@ async def launch(
     """
     # torch takes 2 s to import and matplotlib half a second: `--help` and errors must not wait
     from vla_rl.commands.rehearsal import rehearse_training
+    from vla_rl.doctor import Patient, findings_at_start
     from vla_rl.learning.rank_memory import size_of
+    from vla_rl.training.estimates import concerns_gpus, estimate_run
     from vla_rl.training.run import TrainingRun, train
     from vla_rl.training.team import Team
 
@@ -48,7 +50,9 @@ async def launch(
         if config.learner.ranks > 1 and len(team.members) == 1:
             (member,) = team.members.values()
             size = size_of(member.model.network)
-        print_plan(config, footprint, *team.num_bytes, size=size)
+        shown = concerns_gpus(config, team)
+        estimate = await asyncio.to_thread(estimate_run, config, team) if shown else None
+        print_plan(config, footprint, *team.num_bytes, size=size, judge=judge, estimate=estimate)
         await rehearse_training(
             config, starts, model, judge=judge, resume=wanted.resume, resume_from=wanted.resume_from
         )
@@ -57,6 +61,16 @@ async def launch(
     if wanted.draw is not None:
         print(f"drawn into {TrainingRun(config, starts, model).graph.draw(wanted.draw)}")
         return 0
+    weights, others = Team.of(model).num_bytes
+    shares = config.learner.ranks > 1 or config.engine.kind == "vllm"
+    patient = Patient(
+        root=config.run.root,
+        keep_checkpoints=config.run.keep_checkpoints,
+        checkpoint_bytes=weights + others,  # gradients too, which are not saved: an upper bound
+        shared_mib=Patient().shared_mib if shares else 0,
+    )
+    for finding in await asyncio.to_thread(findings_at_start, patient):
+        print(finding, file=sys.stderr, flush=True)
     resume = RunDirectory.resume(wanted.resume) if wanted.resume is not None else None
     outcome = await train(
         config,

@@ -3,6 +3,7 @@
 vla-rl                            list the recipes
 vla-rl srpo_libero --dry-run      the same as python -m vla_rl.recipes.srpo_libero --dry-run
 vla-rl report runs/<run>          write the report of a run again
+vla-rl doctor                     what would go wrong on this machine; --checkpoint FOLDER looks at a policy too
 vla-rl install libero             LIBERO and its simulator; also: assets, family, metaworld, vllm
 """
 
@@ -19,7 +20,8 @@ from typing import Final
 from vla_rl.installing import INSTALLABLE, install_command
 
 RECIPES: Final = Path(__file__).parents[1] / "recipes"
-REPORT: Final = "report"
+COMMANDS: Final = {"report": "vla_rl.commands.report.__main__", "doctor": "vla_rl.commands.doctor"}
+"""Modules of the commands that are no recipes; each has a `main`."""
 
 
 def recipes() -> dict[str, str]:
@@ -42,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name == "install":
         return _install(others)
     known = recipes()
-    if name not in known and name != REPORT:
-        near = difflib.get_close_matches(name, [*known, REPORT, "install"], n=1)
+    if name not in known and name not in COMMANDS:
+        near = difflib.get_close_matches(name, [*known, *COMMANDS, "install"], n=1)
         print(
             "error: vla-rl has no recipe "
             f"{name!r}{f', did you mean {near[0]!r}?' if near else ''}; `vla-rl` lists them",
@@ -51,8 +53,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         )
         return 2
     sys.argv = [f"vla-rl {name}", *others]  # `--help` shows this name too
-    if name == REPORT:
-        status: int = import_module("vla_rl.commands.report.__main__").main()
+    if name in COMMANDS:
+        status: int = import_module(COMMANDS[name]).main()
     else:
         status = import_module(f"vla_rl.recipes.{name}").cli()
     return status

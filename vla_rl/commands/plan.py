@@ -9,6 +9,8 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.table import Table
 
+from vla_rl.commands.gpu_plan import gpu_tables
+from vla_rl.evaluation.held_out import HeldOutJudge, Judge
 from vla_rl.learning import LearnerConfig
 from vla_rl.observe import MemoryItem, available_bytes, gpu_memory, memory_table
 from vla_rl.pipelines.config import LearningConfig, MixedTrainingConfig, RunConfig, TrainingConfig
@@ -17,6 +19,7 @@ from vla_rl.training.pools import environments_in_words
 
 if TYPE_CHECKING:
     from vla_rl.learning.rank_memory import PolicySize, RankMemory
+    from vla_rl.training.estimates import RunEstimate
 
 MIB = 2**20
 
@@ -47,6 +50,9 @@ class EpisodeFootprint(msgspec.Struct, frozen=True, kw_only=True):
     num_chunks: int
     """Decisions in the longest episode."""
 
+    decision_s: float | None = None
+    """Seconds of one core that a simulator takes for one decision. None: unknown."""
+
 
 def print_plan(
     config: LearningConfig,
@@ -55,6 +61,8 @@ def print_plan(
     training_bytes: int,
     console: Console | None = None,
     size: "PolicySize | None" = None,
+    judge: Judge | None = None,
+    estimate: "RunEstimate | None" = None,
 ) -> None:
     """Print the plan of a run.
 
@@ -66,6 +74,9 @@ def print_plan(
         training_bytes: further bytes that the learner needs.
         console: console to print on; None for standard output.
         size: numbers of the policy, needed if several ranks share the learner's work.
+        judge: what evaluates the policy; its evaluations beside training have a process and
+            simulators of their own.
+        estimate: memory and arithmetic of the policy's update; None if they are not known.
     """
     out = console if console is not None else Console()
     ranks = None
@@ -74,61 +85,110 @@ def print_plan(
         from vla_rl.learning.rank_memory import rank_memory
 
         ranks = rank_memory(size, config.learner)
+    beside = judge if isinstance(judge, HeldOutJudge) and judge.schedule.every is not None else None
     out.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
-
-    processes = Table("process", "count", "what it does", title="Processes")
-    processes.add_row(
-        "this one",
-        "1",
-        f"event loop, policy and learner ({_device(config.run)}), "
-        f"{config.run.torch_threads} threads",
-    )
-    if config.engine.kind == "vllm":
-        processes.add_row(
-            "vLLM engines", str(config.engine.vllm.num_engines), "a copy of the policy in each"
-        )
-    if ranks is not None:
-        shares = f"a share of each update; shard {config.learner.shard}"
-        processes.add_row("learner ranks", str(config.learner.ranks), shares)
-    processes.add_row(environments_in_words(config), *_environments(config, footprint))
-    out.print(processes)
-
-    scheduler = config.scheduler
-    per_group = config.episodes_per_group
-    episodes = scheduler.group_capacity * per_group
-    out.print(
-        f"{config.run.updates} updates of {scheduler.groups_per_update} groups of {per_group} "
-        "episodes = "
-        f"{config.run.updates * scheduler.groups_per_update * per_group} episodes; at most "
-        f"{episodes} episodes "
-        f"outstanding at a time, trained at most {scheduler.max_staleness} updates after their "
-        "dispatch"
-    )
+    out.print(_process_table(config, footprint, ranks, beside))
+    out.print(_episodes(config))
     items = [
         MemoryItem("Python, torch and the rest of this process", 700 * MIB),
-        *(
-            [MemoryItem("weights, gradients and optimizer", weight_bytes + training_bytes)]
-            if ranks is None
-            else [
-                MemoryItem("weights that act", weight_bytes),
-                MemoryItem("learner ranks", RANK_BYTES + ranks.total, config.learner.ranks),
-            ]
-        ),
+        *_learner_items(config, weight_bytes, training_bytes, ranks),
         *_copies_of_weights(config, weight_bytes),
-        *(
-            _simulator_items(config.simulators, footprint)
-            if isinstance(config, TrainingConfig)
-            else ()
-        ),
-        MemoryItem(
-            "outstanding episodes, at their longest",
-            footprint.num_chunks * footprint.chunk_bytes,
-            episodes,
-        ),
     ]
+    if isinstance(config, TrainingConfig):
+        items += _simulator_items(config.simulators, footprint)
+    longest = footprint.num_chunks * footprint.chunk_bytes
+    num_episodes = _most_outstanding(config)
+    items.append(MemoryItem("outstanding episodes, at their longest", longest, num_episodes))
+    if beside is not None:
+        out.print(_evaluations(config.run.updates, beside))
+        items += _evaluator_items(beside, footprint, weight_bytes)
     out.print(memory_table("Memory estimate", items, available_bytes()))
     if size is not None and ranks is not None:
         out.print(_rank_table(config.learner, size, ranks))
+    if estimate is not None:
+        for table in gpu_tables(config, estimate, footprint.num_chunks, footprint.decision_s):
+            out.print(table)
+
+
+def _process_table(
+    config: LearningConfig,
+    footprint: EpisodeFootprint,
+    ranks: "RankMemory | None",
+    beside: HeldOutJudge | None,
+) -> Table:
+    table = Table("process", "count", "what it does", title="Processes")
+    threads = config.run.torch_threads
+    this = f"event loop, policy and learner ({_device(config.run)}), {threads} threads"
+    table.add_row("this one", "1", this)
+    if config.engine.kind == "vllm":
+        num_engines = str(config.engine.vllm.num_engines)
+        table.add_row("vLLM engines", num_engines, "a copy of the policy in each")
+    if ranks is not None:
+        shares = f"a share of each update; shard {config.learner.shard}"
+        table.add_row("learner ranks", str(config.learner.ranks), shares)
+    table.add_row(environments_in_words(config), *_environments(config, footprint))
+    if beside is not None:
+        table.add_row(
+            "held-out evaluator",
+            "1",
+            f"a checkpoint's policy and {beside.schedule.simulators} simulators of its own, at "
+            f"niceness {beside.schedule.niceness}, while one is evaluated",
+        )
+    return table
+
+
+def _most_outstanding(config: LearningConfig) -> int:
+    return config.scheduler.group_capacity * config.episodes_per_group
+
+
+def _episodes(config: LearningConfig) -> str:
+    """Return the episodes of the run in words."""
+    scheduler, per_group = config.scheduler, config.episodes_per_group
+    num_groups = config.run.updates * scheduler.groups_per_update
+    return (
+        f"{config.run.updates} updates of {scheduler.groups_per_update} groups of {per_group} "
+        f"episodes = {num_groups * per_group} episodes; at most {_most_outstanding(config)} "
+        f"episodes outstanding at a time, trained at most {scheduler.max_staleness} updates after "
+        "their dispatch"
+    )
+
+
+def _learner_items(
+    config: LearningConfig, weights: int, training: int, ranks: "RankMemory | None"
+) -> list[MemoryItem]:
+    if ranks is None:
+        return [MemoryItem("weights, gradients and optimizer", weights + training)]
+    return [
+        MemoryItem("weights that act", weights),
+        MemoryItem("learner ranks", RANK_BYTES + ranks.total, config.learner.ranks),
+    ]
+
+
+def _evaluations(num_updates: int, judge: HeldOutJudge) -> str:
+    """Return the evaluations beside training in words."""
+    every, starts = judge.schedule.every, len(judge.episodes)
+    assert every is not None
+    num = num_updates // every + 1 + (num_updates % every > 0)
+    return (
+        f"held out: {num} evaluations of {starts} starts at most = {num * starts} greedy episodes, "
+        f"of weights 0 and of every {every} updates beside training, of the last weights after it; "
+        "up to 3 checkpoints more than run.keep_checkpoints are on disk: the one that is "
+        "evaluated, the next one, and the best"
+    )
+
+
+def _evaluator_items(
+    judge: HeldOutJudge, footprint: EpisodeFootprint, weights: int
+) -> list[MemoryItem]:
+    return [
+        MemoryItem("held-out evaluator: Python, torch and the weights", 700 * MIB + weights),
+        MemoryItem("held-out evaluator: the server of its simulators", footprint.server_mb * MIB),
+        MemoryItem(
+            "held-out evaluator: private memory of each simulator",
+            footprint.simulator_mb * MIB,
+            judge.schedule.simulators,
+        ),
+    ]
 
 
 def _rank_table(config: LearnerConfig, size: "PolicySize", memory: "RankMemory") -> Table:

@@ -1,5 +1,4 @@
-"""The dry run of a training run: read every file and folder that it would read, and raise the
-errors that it would raise.
+"""The dry run of a training run: read all that it would read, and raise what it would raise.
 
 Each environment is opened once, in a simulator process that ends again. Nothing is trained, and
 nothing is written.

@@ -1,5 +1,6 @@
-"""Options that nothing reads under the other values of a configuration: the help leaves them out,
-and the command line refuses to set them.
+"""Options that nothing reads under the other values of a configuration.
+
+The help leaves them out, and the command line refuses to set them.
 
 Each configuration names its own in `Config.unread`; pipelines name what they read in `READS`.
 """
@@ -16,9 +17,7 @@ from vla_rl.types import Config
 
 
 def unread_options(config: Config) -> dict[str, str]:
-    """Return the unread options of a configuration and of its tables, by dotted path, each with the
-    reason.
-    """
+    """Return unread options of a configuration and its tables, by dotted path, with reasons."""
     found = dict(config.unread())
     if isinstance(config, LearningConfig):
         found = {**unread_by_pipeline(config.pipeline), **found}

@@ -1,5 +1,6 @@
-"""Data sets of robot episodes: three layouts to read, one to write, one representation in memory.
-No torch.
+"""Data sets of robot episodes: three layouts to read, one to write. No torch.
+
+In memory they have one representation.
 
     LIBERO's HDF5 ──┐
     LeRobotDataset ─┼─► open_dataset ─► RecordedEpisode ─► statistics_of, imitation

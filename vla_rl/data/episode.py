@@ -1,6 +1,4 @@
-"""One recorded episode of any source: the observation before each control step, and the action
-taken.
-"""
+"""One recorded episode of any source: each control step's observation and action."""
 
 from collections.abc import Callable, Collection, Mapping
 from typing import TypeAlias
@@ -56,8 +54,7 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
             if values.ndim != 2:
                 raise DataError(
                     f"{self.name}: {key!r} is {list(values.shape)}, expected a vector for each "
-                    "step, [T, D]; reshape it "
-                    f"with values.reshape({len(self.actions)}, -1)."
+                    f"step, [T, D]; reshape it with values.reshape({len(self.actions)}, -1)."
                 )
         if self.rewards is not None and self.rewards.ndim != 1:
             raise DataError(
@@ -83,8 +80,9 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.actions)
 
     def observation(self, step: int, cameras: Collection[str] | None = None) -> Observation:
-        """Return the observation before the action of `step`, with the images of the named cameras;
-        None: all.
+        """Return the observation before the action of `step`.
+
+        It has the images of the named cameras; None: of all.
 
         Raises: DataError for a camera that it does not have.
         """
@@ -92,8 +90,8 @@ class RecordedEpisode(msgspec.Struct, frozen=True, kw_only=True):
         if lost:
             raise DataError(
                 f"{self.name} has no pictures {lost[0]!r}, only {sorted(self.frames)}; use a data "
-                "set with this camera or, "
-                f"if it has another name, set fields = {{{lost[0]!r}: ...}} to its feature."
+                f"set with this camera or, if it has another name, set fields = {{{lost[0]!r}: "
+                "...} to its feature."
             )
         seen: Observation = {
             key: read(step)

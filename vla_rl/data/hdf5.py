@@ -1,5 +1,6 @@
-"""LIBERO's demonstrations: one HDF5 file a task, `data/demo_0`, `data/demo_1` and so on, as its
-authors publish them.
+"""LIBERO's demonstrations as its authors publish them: one HDF5 file a task.
+
+It has `data/demo_0`, `data/demo_1` and so on.
 
     actions                    [T, 7], in the environment's units: gripper +1 closes, -1 opens
     rewards                    [T], of each action
@@ -74,8 +75,9 @@ def read_hdf5(path: Path, *, keep_idle: bool = False) -> list[RecordedEpisode]:
 
 
 def is_idle(action: np.ndarray, last_kept: np.ndarray | None) -> bool:
-    """Return whether an action [D] changes nothing, compared with the last one kept (None: there is
-    none yet).
+    """Return whether an action [D] changes nothing compared with the last one kept.
+
+    None: there is none yet.
     """
     moves = float(np.linalg.norm(action[:-1])) >= IDLE_NORM
     return not moves and (last_kept is None or action[-1] == last_kept[-1])

@@ -48,8 +48,9 @@ class DatasetOptions(Config, frozen=True, kw_only=True):
 
 
 def open_dataset(path: Path, options: DatasetOptions | None = None) -> list[RecordedEpisode]:
-    """Read the episodes of a LeRobotDataset's folder, or of LIBERO's `.hdf5` or our `.npz` files,
-    in a folder or alone.
+    """Read the episodes of a data set.
+
+    It is a LeRobotDataset's folder, or LIBERO's `.hdf5` or our `.npz` files, in a folder or alone.
 
     Raises: DataError if the data set is none of these, is empty, lacks a field, or does not match
     `options.gripper`.
@@ -86,8 +87,8 @@ def _read(path: Path, options: DatasetOptions) -> list[RecordedEpisode]:
     )
     raise DataError(
         f"{path} holds {found}; expected a LeRobotDataset (meta/info.json), LIBERO's "
-        "demonstrations (.hdf5) or our own "
-        "recordings (.npz; `python -m vla_rl.recipes.record_demonstrations` makes some)."
+        "demonstrations (.hdf5) or our own recordings (.npz; `python -m "
+        "vla_rl.recipes.record_demonstrations` makes some)."
     )
 
 
@@ -102,26 +103,27 @@ def _first_of_each_task(episodes: Sequence[RecordedEpisode], most: int) -> list[
 
 
 def _signed(episodes: list[RecordedEpisode]) -> list[RecordedEpisode]:
-    """Return the same episodes; raise DataError if the gripper is never below 0, because a gripper
-    that opens in LIBERO's data has commands of -1. An action of one number has no gripper."""
+    """Return the same episodes; raise DataError if the gripper is never below 0.
+
+    A gripper that opens in LIBERO's data has commands of -1. An action of one number has no
+    gripper.
+    """
     if episodes[0].actions.shape[1] == 1:
         return episodes
     if min(float(episode.actions[:, -1].min()) for episode in episodes) >= 0.0 and any(
         float(episode.actions[:, -1].max()) > 0.0 for episode in episodes
     ):
         raise DataError(
-            f"the gripper commands of {episodes[0].name} and all others are in [0, 1], expected "
-            "-1 to open; use "
-            "gripper = 'openvla' for OpenVLA's convention, or 'none' if the last number is not a "
-            "gripper."
+            f"the gripper commands of {episodes[0].name} and all others are in [0, 1], expected -1 "
+            "to open; use gripper = 'openvla' for OpenVLA's convention, or 'none' if the last "
+            "number is not a gripper."
         )
     commands = np.concatenate([episode.actions[:, -1] for episode in episodes])
     share = float((np.abs(np.abs(commands) - 1.0) > NEAR_AN_END).mean())
     if share > 0.5:
         _log.warning(
             "the last number of %.0f %% of the actions is neither near -1 nor near 1, but is read "
-            "as a gripper command; "
-            "if it is not one, set gripper = 'none' (--data.gripper none).",
+            "as a gripper command; if it is not one, set gripper = 'none' (--data.gripper none).",
             100.0 * share,
         )
     return episodes
@@ -132,8 +134,8 @@ def _with_signed_gripper(episode: RecordedEpisode) -> RecordedEpisode:
     if gripper.min() < 0.0 or gripper.max() > 1.0:
         raise DataError(
             f"{episode.name}: gripper commands go from {gripper.min():g} to {gripper.max():g}, "
-            "expected 0 to 1 in OpenVLA's "
-            "convention; these look signed: leave out gripper = 'openvla'."
+            "expected 0 to 1 in OpenVLA's convention; these look signed: leave out gripper = "
+            "'openvla'."
         )
     actions = episode.actions.copy()
     actions[:, -1] = np.float32(1.0) - np.float32(2.0) * gripper

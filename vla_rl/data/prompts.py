@@ -1,5 +1,6 @@
-"""Rows of a prompt data set, from parquet or from jsonl: one question a row, with the fields that
-its scorer needs.
+"""Rows of a prompt data set, from parquet or jsonl.
+
+A row is one question, with the fields that its scorer needs.
 
     questions.jsonl   {"prompt": "What is 6 x 7?", "answer": "42"}
     questions.parquet the same as columns
@@ -50,8 +51,9 @@ class PromptRows(Sequence[dict[str, Any]]):
 
 
 def read_prompts(path: str | Path, fields: Sequence[str] = ("prompt",)) -> PromptRows:
-    """Read the rows of a `.parquet` or `.jsonl` file; the same file is read only once, from any
-    thread.
+    """Read the rows of a `.parquet` or `.jsonl` file.
+
+    The same file is read only once, from any thread.
 
     Args:
         path: the file.

@@ -1,6 +1,4 @@
-"""Action statistics of a data set, in the form of the public checkpoints'
-`dataset_statistics.json`.
-"""
+"""Action statistics of a data set, in the form of public `dataset_statistics.json` files."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -11,8 +9,9 @@ from vla_rl.data.episode import RecordedEpisode
 
 
 def statistics_of(episodes: Sequence[RecordedEpisode], state_key: str = "state") -> dict[str, Any]:
-    """Compute mean, spread, ends and 1st and 99th percentiles of every dimension over all control
-    steps, as plain values.
+    """Compute mean, spread, ends and 1st and 99th percentiles of every dimension.
+
+    They are over all control steps, and plain values.
 
     As in OpenVLA's tools, the gripper counts as 0 = close, 1 = open and is not scaled (`mask`).
     Without a gripper, all numbers are scaled.

@@ -42,9 +42,9 @@ def no_at_fault_collision(
     pairs = _meetings(centres, states[..., HEADING], tracks, np.arange(steps), vehicle)
     proposal, track, step = _first_of_each_pair(*pairs)
     state, centre = states[proposal, step], centres[proposal, step]
-    poses = _poses_at(tracks, proposal, track, step)
+    poses = _track_poses(tracks, proposal, track, step)
     speed = np.hypot(state[:, VX], state[:, VY])
-    cosine = _cosine_to(poses[:, :2], state)
+    cosine = _heading_cosine(poses[:, :2], state)
     corners = box_corners(centre, state[:, HEADING], vehicle.half_length, vehicle.half_width)
     front = segments_meet_boxes(
         corners[:, 0], corners[:, 3], poses[:, :2], directions(poses[:, 2]), tracks.sizes[track] / 2
@@ -90,8 +90,8 @@ def time_to_collision(
         rows[:, 0], rows[:, 1], rows[:, 2] * len(LOOK_AHEAD) + rows[:, 3]
     )
     step, order_of = moment // len(LOOK_AHEAD), moment % len(LOOK_AHEAD)
-    poses = _poses_at(tracks, proposal, track, step + np.array(LOOK_AHEAD)[order_of])
-    cosine = _cosine_to(poses[:, :2], states[proposal, step])
+    poses = _track_poses(tracks, proposal, track, step + np.array(LOOK_AHEAD)[order_of])
+    cosine = _heading_cosine(poses[:, :2], states[proposal, step])
     bad = (cosine > AHEAD) | (at_risk[proposal, step] & ~(cosine < BEHIND))
     scores = np.ones(len(states))
     scores[proposal[bad]] = 0.0
@@ -136,13 +136,15 @@ def _first_of_each_pair(
     return proposal[first], track[first], moment[first]
 
 
-def _poses_at(tracks: Tracks, proposal: np.ndarray, track: np.ndarray, time: np.ndarray) -> Floats:
+def _track_poses(
+    tracks: Tracks, proposal: np.ndarray, track: np.ndarray, time: np.ndarray
+) -> Floats:
     if tracks.poses.ndim == 4:
         return np.asarray(tracks.poses[proposal, track, time])
     return np.asarray(tracks.poses[track, time])
 
 
-def _cosine_to(points: Floats, states: Floats) -> Floats:
+def _heading_cosine(points: Floats, states: Floats) -> Floats:
     """Return the cosine between the car's heading and the way from its rear axle to `points`."""
     offset = points - states[:, :2]
     distance = np.maximum(np.hypot(*offset.T), 1e-300)

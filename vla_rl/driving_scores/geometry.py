@@ -24,9 +24,7 @@ def left_of(vectors: Floats) -> Floats:
 
 
 def box_corners(centres: Floats, headings: Floats, half_length: float, half_width: float) -> Floats:
-    """Return the corners of boxes as [..., 4, 2]: front left, rear left, rear right, front
-    right.
-    """
+    """Return corners of boxes, [..., 4, 2]: front left, rear left, rear right, front right."""
     forward = directions(headings) * half_length
     left = left_of(directions(headings)) * half_width
     signs = ((1, 1), (-1, 1), (-1, -1), (1, -1))

@@ -133,8 +133,8 @@ class RedLights:
     def __post_init__(self) -> None:
         if self.is_red.shape != (len(self.rings), NUM_STEPS + 1):
             raise ValueError(
-                f"is_red has shape {self.is_red.shape}, expected "
-                f"({len(self.rings)}, {NUM_STEPS + 1}): a row for each area."
+                f"is_red has shape {self.is_red.shape}, expected ({len(self.rings)}, "
+                f"{NUM_STEPS + 1}): a row for each area."
             )
         self.polygons  # noqa: B018  # a polygon that crosses itself is refused here
 

@@ -1,5 +1,6 @@
-"""An OpenAI-compatible endpoint in front of any policy, to train agents that were not written for
-training.
+"""An OpenAI-compatible endpoint in front of any policy.
+
+It trains agents that were not written for training.
 
 Endpoint         serves OpenAI's chat completions, responses and completions, and Anthropic's
                  messages; `endpoint.session(policy)` makes a key for one episode

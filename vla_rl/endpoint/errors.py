@@ -1,5 +1,6 @@
-"""Errors in the clients' format: an HTTP status, and a body that the client's library turns into an
-exception.
+"""Errors in the clients' format: an HTTP status and a body.
+
+The client's library turns the body into an exception.
 """
 
 from typing import Any, Final

@@ -1,5 +1,6 @@
-"""External agents: any program or coroutine that uses OpenAI's API can run an episode and be
-trained.
+"""External agents: any program or coroutine that uses OpenAI's API.
+
+It can run an episode and be trained.
 
 episode ──► env.reset ──► task ──► the agent, with base_url and api_key of a session ──► answer, or a reward of its own
                                     env.step(answer) ──► reward ──► Trajectory of all calls under the key
@@ -145,8 +146,9 @@ async def _answer_of(
 
 
 class _Program:
-    """A command line as an external agent: a new process for every episode, killed with all that it
-    started.
+    """A command line as an external agent: a new process for every episode.
+
+    It is killed with all that it started.
     """
 
     def __init__(self, command: tuple[str, ...]) -> None:
@@ -183,8 +185,9 @@ class _Program:
         return out.result().strip()
 
     async def _start(self, task: ExternalTask) -> asyncio.subprocess.Process:
-        """Start the process; delay a cancellation until it has started, because its children would
-        survive before that.
+        """Start the process; delay a cancellation until it has started.
+
+        Its children would survive before that.
         """
         starting = asyncio.ensure_future(
             asyncio.create_subprocess_exec(

@@ -11,11 +11,12 @@ from vla_rl.errors import ContextOverflow
 from vla_rl.types import Completion, LanguagePolicy
 
 
-async def replies_to(
+async def generate_replies(
     asked: Asked, agent: str, policy: LanguagePolicy, session: Session
 ) -> tuple[Completion, ...]:
-    """Return `num_choices` replies to each prompt, in order; all are sampled together, each with a
-    seed of its own.
+    """Return `num_choices` replies to each prompt, in order.
+
+    All are sampled together, each with a seed of its own.
 
     A request that fails records nothing, because no client has seen its replies.
 

@@ -55,8 +55,9 @@ class Listener:
 
     @property
     def is_crowded(self) -> bool:
-        """Whether half of the connections are in use, so that idle ones should not stay open for a
-        later request.
+        """Whether half of the connections are in use.
+
+        Idle ones should then not stay open for a later request.
         """
         return 2 * len(self._open) > self._max
 
@@ -132,9 +133,7 @@ class Listener:
 
 
 class Connection(asyncio.Protocol):
-    """Forwards everything to the protocol that it wraps, and reports its start and end to the
-    listener.
-    """
+    """Forwards everything to its protocol, and reports start and end to the listener."""
 
     def __init__(self, inner: asyncio.Protocol, listener: Listener) -> None:
         self._inner, self.listener = inner, listener
@@ -169,8 +168,9 @@ class Connection(asyncio.Protocol):
 
 
 def _affordable(wanted: int) -> int:
-    """Lower a number of connections so that half of the free descriptors remain for the rest of the
-    process.
+    """Lower a number of connections so that half of the free descriptors remain.
+
+    The rest of the process needs them.
     """
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit == resource.RLIM_INFINITY:
@@ -181,8 +181,7 @@ def _affordable(wanted: int) -> int:
         return wanted
     logger.warning(
         "the endpoint accepts %d connections instead of max_connections=%d, because the process "
-        "may open only %d more "
-        "files; raise `ulimit -n`",
+        "may open only %d more files; raise `ulimit -n`",
         affordable,
         wanted,
         num_free,

@@ -25,7 +25,7 @@ from vla_rl.endpoint.apis.messages import MessagesApi
 from vla_rl.endpoint.bodies import decoded, read_body
 from vla_rl.endpoint.config import EndpointConfig
 from vla_rl.endpoint.errors import RequestError, anthropic_error, openai_error
-from vla_rl.endpoint.generation import replies_to
+from vla_rl.endpoint.generation import generate_replies
 from vla_rl.endpoint.listener import Connection, Listener
 from vla_rl.endpoint.session import Session, new_key
 from vla_rl.rollout.owned_tasks import leave
@@ -163,7 +163,7 @@ class Endpoint:
             agent, policy = session.policy_of(read.asked.model)
         except KeyError as error:
             raise _unknown_model(read.asked.model, session.models or ()) from error
-        replies = await replies_to(read.asked, agent, policy, session)
+        replies = await generate_replies(read.asked, agent, policy, session)
         model = read.asked.model or self._config.model
         answer = Answer(number=str(next(self._numbers)), model=model, replies=replies)
         headers = {"x-vla-rl-ignored": ", ".join(read.asked.ignored)} if read.asked.ignored else {}
@@ -262,7 +262,8 @@ def _unknown_model(name: str, names: tuple[str, ...]) -> RequestError:
 
 
 def _digest(key: str) -> bytes:
-    """Hash a key for the table of sessions, so that the time of a look-up reveals nothing about
-    other keys.
+    """Hash a key for the table of sessions.
+
+    The time of a look-up then reveals nothing about other keys.
     """
     return hashlib.sha256(key.encode(errors="surrogatepass")).digest()

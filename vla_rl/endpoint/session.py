@@ -132,8 +132,9 @@ class Session:
 
 
 def threads_of(calls: Sequence[RecordedCall]) -> list[list[int]]:
-    """Return lists of the numbers of calls that continue one another by exact token prefix, in
-    order of their first calls.
+    """Return lists of the numbers of calls that continue one another.
+
+    They do by exact token prefix; lists are in order of their first calls.
 
     A call continues the longest call of its agent that its prompt begins with and that no other
     call continues yet; a prompt that renders the past in any other way starts a new thread.

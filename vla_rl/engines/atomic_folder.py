@@ -1,5 +1,6 @@
-"""A folder that appears complete or not at all: it is written under another name, synced, then
-renamed.
+"""A folder that appears complete or not at all.
+
+It is written under another name, synced, then renamed.
 
     .writing-<name>-<pid>/...   every file written and synced
     .../manifest.json           written last: size and digest of every file; a folder without it is incomplete
@@ -39,8 +40,9 @@ class FileEntry(msgspec.Struct, frozen=True):
 
 
 class FolderWriter:
-    """A folder that is being written: files are added by relative path and become visible with
-    `commit`.
+    """A folder that is being written.
+
+    Files are added by relative path and become visible with `commit`.
 
     Args:
         target: the folder; it must not exist, or be empty.
@@ -86,7 +88,9 @@ class FolderWriter:
 
     def seal(self) -> None:
         """Sync the files written so far to the disk, so that `commit` has little left to do.
-        Raises: CheckpointError."""
+
+        Raises: CheckpointError.
+        """
         with self.explained():
             for path in sorted(path for path in self._folder.rglob("*") if path.is_file()):
                 name = path.relative_to(self._folder).as_posix()
@@ -95,8 +99,10 @@ class FolderWriter:
                     self._entries[name] = FileEntry(path.stat().st_size, _digest(path))
 
     def commit(self) -> Path:
-        """Make the complete folder visible and return it. Raises: CheckpointError; then nothing of
-        the folder is left."""
+        """Make the complete folder visible and return it.
+
+        Raises: CheckpointError; then nothing of the folder is left.
+        """
         try:
             self.seal()
             with self.explained():
@@ -139,8 +145,9 @@ _IN_THE_MAKING: Final[set[Path]] = set()
 
 @contextmanager
 def writing_folder(target: Path, num_bytes: int) -> Iterator[FolderWriter]:
-    """Write the files of `target` inside the context; the folder appears if the context is left
-    without an error.
+    """Write the files of `target` inside the context.
+
+    The folder appears if the context is left without an error.
 
     Args: those of `FolderWriter`.
 
@@ -188,8 +195,10 @@ def verify_folder(folder: Path) -> dict[str, FileEntry]:
 
 
 def read_manifest(folder: Path) -> dict[str, FileEntry]:
-    """Return the files of a complete folder by name. Raises: CheckpointError if it was not
-    completed or cannot be read."""
+    """Return the files of a complete folder by name.
+
+    Raises: CheckpointError if it was not completed or cannot be read.
+    """
     path = folder / MANIFEST
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, FileEntry])

@@ -52,8 +52,9 @@ class ChatInterface(Protocol):
         ...
 
     def grammar(self, options: ReplyOptions, tools: Sequence[ToolSpec]) -> str | None:
-        """Return the grammar of the replies that satisfy the options, in llguidance's dialect of
-        Lark; None allows every reply.
+        """Return the grammar of the replies that satisfy the options.
+
+        It is in llguidance's dialect of Lark; None allows every reply.
 
         Raises: ValueError for options that contradict each other or name an unknown tool.
         """
@@ -64,8 +65,11 @@ class ChatInterface(Protocol):
         ...
 
     def parse(self, text: str, *, with_tools: bool = True) -> Message:
-        """Parse the text of a reply into a message. With tools, calls that cannot be parsed become
-        `Message.call_errors`; the others have ids that are unique in the reply."""
+        """Parse the text of a reply into a message.
+
+        With tools, calls that cannot be parsed become `Message.call_errors`; the others have ids
+        that are unique in the reply.
+        """
         ...
 
 

@@ -1,6 +1,4 @@
-"""Queue of requests for replies: they join the batch in order of arrival, and one loop runs them
-all.
-"""
+"""Queue of requests for replies, which join the batch in order; one loop runs them all."""
 
 import asyncio
 from collections import deque
@@ -112,9 +110,7 @@ class Conversations:
         return _sampled(reply)
 
     def stats(self) -> BatchStats:
-        """Return the numbers of replies computed together, and the share of the time in which any
-        reply was running.
-        """
+        """Return the numbers of replies computed together, and the share of busy time."""
         elapsed = self._loop.time() - self._opened_at if self._tasks is not None else 0.0
         return BatchStats(
             num_batches=sum(self._batch_sizes.values()),

@@ -1,5 +1,6 @@
-"""Acting with CUDA graphs: the kernels of a call are recorded once per shape, and later launched
-together.
+"""Acting with CUDA graphs.
+
+The kernels of a call are recorded once per shape, and later launched together.
 
     rows ─► padded ─┬─ a known shape ─► copied to the recording's inputs ─► replay ─► the requested rows
                     └─ a new shape   ─► run for warm-up, record
@@ -14,6 +15,7 @@ from typing import Any, Final, Protocol, TypeAlias, runtime_checkable
 
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import _disable_current_modes
 
 from vla_rl.errors import ConfigError
 
@@ -33,8 +35,9 @@ class ReplayedModel(Protocol):
     """A model that can act with recordings."""
 
     def replay_acting(self, is_wanted: bool) -> None:
-        """Turn recording and replay of acting without a gradient on or off; turning it off discards
-        the recordings.
+        """Turn recording and replay of acting without a gradient on or off.
+
+        Turning it off discards the recordings.
 
         Needs a network on a GPU.
         """
@@ -62,8 +65,10 @@ Record: TypeAlias = Callable[[Compute, Tensors], Recording]
 
 
 class CudaRecorder:
-    """Records calls on the current CUDA device. All recordings share the memory for their
-    computation, so only one is replayed at a time."""
+    """Records calls on the current CUDA device.
+
+    All recordings share the memory for their computation, so only one is replayed at a time.
+    """
 
     def __init__(self) -> None:
         self._pool: Any = torch.cuda.graph_pool_handle()
@@ -83,7 +88,8 @@ class CudaRecording:
         self.inputs = inputs
         warm_up = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         warm_up.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(warm_up):
+        # without the modes around it: a counter of arithmetic would add the warm-up to the call
+        with torch.cuda.stream(warm_up), _disable_current_modes():
             for _ in range(WARM_UPS):
                 compute(*inputs)
         torch.cuda.current_stream().wait_stream(warm_up)
@@ -107,8 +113,9 @@ class CudaRecording:
 
 
 class ReplayedCall:
-    """A function that is recorded once per input shape and replayed. Use it from one thread at a
-    time.
+    """A function that is recorded once per input shape and replayed.
+
+    Use it from one thread at a time.
 
     Args:
         network: holds the parameters that the function reads; they may change in place, anything
@@ -133,16 +140,18 @@ class ReplayedCall:
         return len(self._recordings)
 
     def __call__(self, compute: Compute, *inputs: Tensor) -> Tensors:
-        """Return the results of `compute` for inputs [B, ...], in new tensors; `compute` has to be
-        the same in every call."""
+        """Return the results of `compute` for inputs [B, ...], in new tensors.
+
+        `compute` has to be the same in every call.
+        """
         with torch.inference_mode():
-            recording = self._recording_for(compute, inputs)
+            recording = self._recording_of(compute, inputs)
             num_rows = len(inputs[0])
             for place, rows in zip(recording.inputs, inputs, strict=True):
                 _fill(place, rows)
             return tuple(result[:num_rows].clone() for result in recording.replay())
 
-    def _recording_for(self, compute: Compute, inputs: Tensors) -> Recording:
+    def _recording_of(self, compute: Compute, inputs: Tensors) -> Recording:
         """Return the recording for inputs of this shape; record it if there is none."""
         weights_at = [parameters[name].data_ptr() for parameters, name in self._parameters]  # type: ignore[union-attr]
         if weights_at != self._weights_at:
@@ -160,8 +169,10 @@ class ReplayedCall:
 
 
 def filled_up(num_rows: int) -> int:
-    """Return the number of rows to pad to: 1, 2, 4, and then multiples of 4, so that there are few
-    shapes and few idle rows."""
+    """Return the number of rows to pad to: 1, 2, 4, and then multiples of 4.
+
+    So there are few shapes and few idle rows.
+    """
     return 1 << (num_rows - 1).bit_length() if num_rows <= 4 else -(-num_rows // 4) * 4
 
 

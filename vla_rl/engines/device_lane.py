@@ -15,8 +15,9 @@ import time
 from collections.abc import AsyncGenerator, Callable, Sequence
 from concurrent.futures import CancelledError as NeverStarted
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from types import TracebackType
-from typing import Self, TypeVar, TypeVarTuple
+from typing import Protocol, Self, TypeVar, TypeVarTuple
 
 import torch
 
@@ -27,6 +28,14 @@ S = TypeVar("S")
 Ts = TypeVarTuple("Ts")
 
 _log = logging.getLogger(__name__)
+
+
+class LaneObserver(Protocol):
+    """Looks at the jobs of a lane: counts them, or gives them names."""
+
+    def watched(self, work: str, job: "partial[T]") -> "partial[T]":
+        """Return a job that does the same; called on the loop, in the task that submits it."""
+        ...
 
 
 class DeviceLane:
@@ -47,6 +56,7 @@ class DeviceLane:
         self._device = ThreadPoolExecutor(1, f"{name}-lane", _use_threads, (num_threads,))
         self._host = ThreadPoolExecutor(1, f"{name}-host", _use_threads, (1,))
         self._busy_s: dict[str, float] = {}
+        self._observers: list[LaneObserver] = []
         self._opened_at = time.perf_counter()
 
     async def __aenter__(self) -> Self:
@@ -61,25 +71,40 @@ class DeviceLane:
         await self.close()
 
     async def run(self, fn: Callable[[*Ts], T], *args: *Ts, work: str = "other") -> T:
-        """Run `fn(*args)` on the device thread, after all earlier submissions; its time is counted
-        as `work`.
+        """Run `fn(*args)` on the device thread, after all earlier submissions.
+
+        Its time is counted as `work`.
 
         If it is cancelled before its turn, it never runs; if it is cancelled while it runs, it runs
         to its end, and an error is logged.
         """
-        return await self._await(self._device.submit(self._timed, work, lambda: fn(*args)))
+        job = partial(fn, *args)
+        for observer in self._observers:
+            job = observer.watched(work, job)
+        return await self._await(self._device.submit(self._timed, work, job))
+
+    def observe(self, observer: LaneObserver) -> None:
+        """Show all later jobs to `observer`."""
+        self._observers.append(observer)
+
+    def forget(self, observer: LaneObserver) -> None:
+        """Show jobs to `observer` no longer."""
+        self._observers.remove(observer)
 
     async def prepare(self, fn: Callable[[*Ts], T], *args: *Ts) -> T:
-        """Run `fn(*args)` on the host thread, to prepare inputs for the device. `fn` may copy to
-        the device and compute on the copies, at the same time as the lane; it must not touch what
-        the lane computes with, such as weights."""
+        """Run `fn(*args)` on the host thread, to prepare inputs for the device.
+
+        `fn` may copy to the device and compute on the copies, at the same time as the lane; it must
+        not touch what the lane computes with, such as weights.
+        """
         return await self._await(self._host.submit(fn, *args))
 
     async def prepared_ahead(
         self, fn: Callable[[S], T], inputs: Sequence[S]
     ) -> AsyncGenerator[tuple[S, T], None]:
-        """Yield every input with `fn(input)`, in order; the next one is prepared while the caller
-        uses the current one.
+        """Yield every input with `fn(input)`, in order.
+
+        The next one is prepared while the caller uses the current one.
 
         Use it inside `contextlib.aclosing`, so that leaving early discards the input prepared
         ahead.

@@ -1,5 +1,6 @@
-"""Continuous batching: replies join and leave a running batch token by token, and none waits for
-another to end.
+"""Continuous batching: replies join and leave a running batch token by token.
+
+None waits for another to end.
 
     slots   0 ... n-1       running: one token each per forward pass
             n ... S-1       kept: conversations between their turns, or empty
@@ -60,8 +61,9 @@ class Generator:
 
     @torch.inference_mode()
     def advance(self, joining: Sequence[Reply], version: int) -> list[Reply]:
-        """Add replies to the batch, then sample until one of them is finished, at most `BURST`
-        tokens each; return the finished ones.
+        """Add replies to the batch, sample until one is finished, and return the finished ones.
+
+        At most `BURST` tokens of each are sampled.
 
         Args:
             joining: new replies, at most `num_free`.
@@ -103,8 +105,9 @@ class Generator:
             reply.num_held = 0
 
     def _join(self, reply: Reply) -> None:
-        """Give a reply the slot behind the last running one, with as much of its prompt as any slot
-        holds.
+        """Give a reply the slot behind the last running one.
+
+        It gets as much of its prompt as any slot holds.
         """
         own = len(self._running)
         source, num_shared = self._longest_prefix(reply.prompt)
@@ -120,27 +123,27 @@ class Generator:
         self._running.append(reply)
 
     def _longest_prefix(self, prompt: np.ndarray) -> tuple[int, int]:
-        """Return the slot that holds the longest beginning of a prompt, and its length; the last
-        token is always read again."""
+        """Return the slot that holds the longest beginning of a prompt, and its length.
+
+        The last token is always read again.
+        """
         best, most = 0, 0
         if self._reuses:
             for slot in range(self._num_slots):
-                held = self._held_by(slot)
+                held = self._held_tokens(slot)
                 num_same = _num_shared(held, prompt[:-1])
                 if num_same > most:
                     best, most = slot, num_same
         return best, most
 
-    def _held_by(self, slot: int) -> Sequence[int]:
+    def _held_tokens(self, slot: int) -> Sequence[int]:
         if slot < len(self._running):
             reply = self._running[slot]
             return reply.conversation[: reply.num_held]
         return self._held[slot]
 
     def _leave(self, gone: Iterable[Reply]) -> None:
-        """Keep the conversations of some replies, and close the gaps that they leave among the
-        running slots.
-        """
+        """Keep conversations of some replies, and close the gaps among the running slots."""
         for reply in list(gone):
             slot, last = self._running.index(reply), len(self._running) - 1
             self._clock += 1
@@ -157,9 +160,7 @@ class Generator:
         self._used_at[first], self._used_at[second] = self._used_at[second], self._used_at[first]
 
     def _read_prompts(self) -> None:
-        """Read every conversation that has more than its last token unread, and sample its next
-        token.
-        """
+        """Read conversations with more than their last token unread; sample their next token."""
         slots = [slot for slot, reply in enumerate(self._running) if len(reply.unread) > 1]
         slots.sort(key=lambda slot: len(self._running[slot].unread))
         while slots:
@@ -199,8 +200,10 @@ class Generator:
 
 
 def _under_grammars(logits: Tensor, replies: Sequence[Reply]) -> Tensor:
-    """Set logits, float [B, V], to -inf for each token that a reply's grammar forbids next. A
-    grammar that fails ends its reply."""
+    """Set logits, float [B, V], to -inf for each token that a reply's grammar forbids next.
+
+    A grammar that fails ends its reply.
+    """
     rows, masks = [], []
     for row, reply in enumerate(replies):
         if reply.guide is None:

@@ -1,5 +1,6 @@
-"""Methods that an engine needs from a language model besides the learner's: its chat interface and
-its memory.
+"""Methods that an engine needs from a language model besides the learner's.
+
+They are its chat interface and its memory.
 
     messages, tools ─► render ─► prompt tokens ─► extend ─► logits of the next token ─► ... ─► parse ─► Message
                                                      ▲
@@ -34,9 +35,11 @@ class KeyValues(Protocol):
 
 @runtime_checkable
 class LanguageModel(TokenModel[BatchT], ChatInterface, Protocol[BatchT]):
-    """A policy whose decisions are whole replies, of any length. Observations hold `prompt_tokens`,
-    int64 [P], and `grammars`, one (start, stop, grammar) for each part of the reply that was
-    sampled under a grammar."""
+    """A policy whose decisions are whole replies, of any length.
+
+    Observations hold `prompt_tokens`, int64 [P], and `grammars`, one (start, stop, grammar) for
+    each part of the reply that was sampled under a grammar.
+    """
 
     @property
     def context_size(self) -> int:
@@ -54,8 +57,9 @@ class LanguageModel(TokenModel[BatchT], ChatInterface, Protocol[BatchT]):
         starts: Sequence[int],
         tokens: Sequence[Sequence[int]],
     ) -> Tensor:
-        """Read more tokens of some conversations: row i's `tokens` follow the `starts[i]` tokens
-        that slot `slots[i]` holds.
+        """Read more tokens of some conversations.
+
+        Row i's `tokens` follow the `starts[i]` tokens that slot `slots[i]` holds.
 
         Args:
             memory: returned by `key_values`.

@@ -1,5 +1,6 @@
-"""Rows of different lengths placed side by side on lines of one width, so that other rows fill the
-space of padding.
+"""Rows of different lengths side by side on lines of one width.
+
+Other rows then fill the space of padding.
 
 line 0   │ row 0 . . . . . . . . . . . │
 line 1   │ row 1 . . . . . │ row 4 . . │
@@ -17,8 +18,10 @@ class Place(NamedTuple):
 
 
 class Lines:
-    """Lines of one width, each filled from its left. A tree over the free space finds the first
-    line with enough room in a number of steps that is logarithmic in the number of lines.
+    """Lines of one width, each filled from its left.
+
+    A tree over the free space finds the first line with enough room in a number of steps that is
+    logarithmic in the number of lines.
 
     Args:
         width: width of every line.

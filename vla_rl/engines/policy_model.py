@@ -39,9 +39,7 @@ class TokenModel(Protocol[BatchT]):
 
     @property
     def network(self) -> nn.Module:
-        """The module with the parameters that the learner optimises and that are copied from
-        version to version.
-        """
+        """The module with the parameters that are trained, and copied from version to version."""
         ...
 
     @property
@@ -50,20 +48,25 @@ class TokenModel(Protocol[BatchT]):
         ...
 
     def copy(self) -> Self:
-        """Return the same policy with its own weights, for a reference, a critic's trunk, or an
-        engine that acts while this one learns."""
+        """Return the same policy with its own weights.
+
+        For a reference, a critic's trunk, or an engine that acts while this one learns.
+        """
         ...
 
     def prepare(self, observations: Sequence[Observation]) -> BatchT:
-        """Turn observations into a batch, on the CPU or on the network's device. Raises: ValueError
-        for unsuitable observations."""
+        """Turn observations into a batch, on the CPU or on the network's device.
+
+        Raises: ValueError for unsuitable observations.
+        """
         ...
 
     def log_probs(
         self, batch: BatchT, tokens: Tensor, temperatures: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Compute log-probs and entropies, float32 [B, T] with a gradient, of `tokens` int64 [B, T]
-        at `temperatures` [B].
+        """Compute log-probs and entropies of tokens, float32 [B, T] with a gradient.
+
+        `tokens` are int64 [B, T], `temperatures` [B].
 
         Rows shorter than the longest are filled with `NO_TOKEN`; the results there are undefined.
         Both are on the network's device, but for a `LanguageModel` on the host.
@@ -71,8 +74,10 @@ class TokenModel(Protocol[BatchT]):
         ...
 
     def features(self, batch: BatchT) -> Tensor:
-        """Compute the features of each observation, from which the policy chooses: float [B,
-        feature_size] with a gradient."""
+        """Compute each observation's features: float [B, feature_size] with a gradient.
+
+        The policy chooses from them.
+        """
         ...
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
@@ -99,8 +104,10 @@ class TokenModel(Protocol[BatchT]):
 
 
 def missing_methods(model: object, protocol: type) -> list[str]:
-    """Return the methods of `TokenModel`, `PolicyModel` or `LanguageModel` that an object lacks, so
-    that this is reported at the start."""
+    """Return the methods of a policy that an object lacks, to report them at the start.
+
+    They are those of `TokenModel`, `PolicyModel` or `LanguageModel`.
+    """
     return [name for name in dir(protocol) if not name.startswith("_") and not hasattr(model, name)]
 
 
@@ -113,9 +120,8 @@ def unfit_for_learning(model: TokenModel[Any]) -> str | None:
         is_random = isinstance(module, nn.modules.dropout._DropoutNd) and module.p > 0.0
         if module.training and (is_random or isinstance(module, nn.modules.batchnorm._BatchNorm)):
             return (
-                f"{type(module).__name__} {name!r} in training mode, so a row depends on chance "
-                "or on other rows; "
-                "call network.eval(), or remove the layer"
+                f"{type(module).__name__} {name!r} in training mode, so a row depends on chance or "
+                "on other rows; call network.eval(), or remove the layer"
             )
     held = sum(tensor.numel() for tensor in model.checkpoint_tensors().values())
     needed = sum(parameter.numel() for parameter in model.network.parameters())
@@ -134,13 +140,9 @@ class PolicyModel(TokenModel[BatchT], Protocol[BatchT]):
     """
 
     def sample(self, batch: BatchT, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
-        """Choose the tokens of every row with its own `Sampling`: int64 [B, T], and their
-        log-probs, float32 [B, T].
-        """
+        """Choose tokens int64 [B, T] and their log-probs float32 [B, T], by row's `Sampling`."""
         ...
 
     def decode(self, tokens: np.ndarray) -> np.ndarray:
-        """Convert tokens int64 [B, T] to action chunks float32 [B, H, D], in the environment's
-        units.
-        """
+        """Convert tokens int64 [B, T] to action chunks float32 [B, H, D], in the env's units."""
         ...

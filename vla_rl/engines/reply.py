@@ -70,8 +70,10 @@ class Reply:
 
     @property
     def next_uniform(self) -> float:
-        """Return the uniform number that the next token is drawn with; it depends only on the seed
-        and the token's index."""
+        """Return the uniform number that the next token is drawn with.
+
+        It depends only on the seed and the token's index.
+        """
         return float(self._uniforms[len(self.log_probs)])
 
     @property
@@ -88,7 +90,7 @@ class Reply:
             self.finish_reason = "stop"
             return
         if self._stop_watch is not None:
-            self.stopped_by = self._stop_watch.found_in(token)
+            self.stopped_by = self._stop_watch.completed_stop(token)
         if self.stopped_by is not None:
             self.finish_reason = "stop"
         elif len(self.log_probs) == self.max_tokens:

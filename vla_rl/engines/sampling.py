@@ -1,5 +1,6 @@
-"""Sampling tokens from logits with separate noise for each row, so that a decision can be repeated
-anywhere.
+"""Sampling tokens from logits with separate noise for each row.
+
+So a decision can be repeated anywhere.
 
 A row's noise comes from its `Sampling.seed` alone, through a counter-based generator on the CPU;
 the same logits and seed give the same tokens on every device, in every batch.
@@ -27,8 +28,7 @@ def seeded_uniforms(samplings: Sequence[Sampling], num_tokens: int) -> Tensor:
 def choose_tokens(
     logits: Tensor, samplings: Sequence[Sampling], uniforms: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Sample by inverting the cumulative distribution, or take the most likely token in greedy
-    rows.
+    """Sample by inverting the cumulative distribution; greedy rows take the likeliest token.
 
     Args:
         logits: float [B, T, V], before temperature.
@@ -44,8 +44,10 @@ def choose_tokens(
 
 
 def sampling_columns(samplings: Sequence[Sampling], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return the temperatures, float32 [B], and whether each row is greedy, bool [B], on a device.
-    Raises: ValueError for a temperature of 0."""
+    """Return temperatures, float32 [B], and whether each row is greedy, bool [B], on a device.
+
+    Raises: ValueError for a temperature of 0.
+    """
     for sampling in samplings:
         if not sampling.temperature > 0.0:
             raise ValueError(
@@ -60,8 +62,9 @@ def sampling_columns(samplings: Sequence[Sampling], device: torch.device) -> tup
 def choose(
     logits: Tensor, temperatures: Tensor, is_greedy: Tensor, uniforms: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Do the same as `choose_tokens` with all inputs on the logits' device, without waiting on the
-    host.
+    """Do the same as `choose_tokens`, without waiting on the host.
+
+    All inputs are on the logits' device.
     """
     log_probs = tempered_log_probs(logits, temperatures)
     cumulative = log_probs.double().exp().cumsum(dim=-1)
@@ -102,7 +105,5 @@ def pairs_of(tokens: Tensor, log_probs: Tensor) -> list[list[tuple[int, float]]]
 
 
 def tempered_log_probs(logits: Tensor, temperatures: Tensor) -> Tensor:
-    """Compute log softmax(logits / temperature) in float32, [B, T, V], with one temperature per
-    row.
-    """
+    """Compute log softmax(logits / temperature), float32 [B, T, V], one temperature per row."""
     return torch.log_softmax(logits.float() / temperatures.float()[:, None, None], dim=-1)

@@ -69,8 +69,7 @@ class _Decisions(DynamicBatcher[_Request, ActionChunk]):
         if actions.ndim != 3 or len(actions) != len(requests):
             raise PolicyError(
                 f"{type(self._model).__name__}.decode gave {list(actions.shape)} for "
-                f"{len(requests)} decisions, expected "
-                f"[{len(requests)}, H, D]"
+                f"{len(requests)} decisions, expected [{len(requests)}, H, D]"
             )
         return [
             ActionChunk(actions=chunk, tokens=row, log_probs=row_log_probs, weight_version=version)

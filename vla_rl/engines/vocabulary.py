@@ -1,8 +1,7 @@
-"""A tokenizer's tokens as bytes: which tokens a grammar allows next, and where a stop text ends a
-reply.
+"""A tokenizer's tokens as bytes: what a grammar allows next, and where a stop text ends.
 
     grammar ─► compiled once ─► Guide of one reply:  allowed() ─► mask ─► sampled ─► take(token) ─► ...
-                     └────────► allowed_after:       the same masks along a reply, for its log-probs
+                     └────────► allowed_masks:       the same masks along a reply, for its log-probs
 
 Grammars and masks are computed by llguidance, both for the engine that samples and for the learner
 that computes the log-probs of the sampled tokens, so both restrict the distribution in the same
@@ -53,8 +52,9 @@ class Vocabulary:
         return text
 
     def is_special(self, token: int) -> bool:
-        """Return whether no text of a grammar matches the token, so that a grammar has to name it
-        by its id.
+        """Return whether no text of a grammar matches the token.
+
+        A grammar then has to name it by its id.
         """
         return bool(self._tokens.is_special_token(token))
 
@@ -65,9 +65,10 @@ class Vocabulary:
         """
         return Guide(self._compiled(grammar).deep_copy(), self._num_logits)
 
-    def allowed_after(self, grammar: str, tokens: Sequence[int]) -> Tensor:
-        """Return the masks under which the tokens of a reply were sampled: int32 [T,
-        ceil(num_logits / 32)], one bit per token.
+    def allowed_masks(self, grammar: str, tokens: Sequence[int]) -> Tensor:
+        """Return the masks under which the tokens of a reply were sampled.
+
+        They are int32 [T, ceil(num_logits / 32)], one bit per token.
 
         Raises: ValueError if the grammar does not allow the tokens.
         """
@@ -84,8 +85,8 @@ class Vocabulary:
         if longest > MAX_TOKEN_BYTES:
             raise ValueError(
                 f"the tokenizer's longest token has {longest} bytes, expected at most "
-                f"{MAX_TOKEN_BYTES} for grammars, stop "
-                "texts and reported tokens; train the tokenizer with shorter ones."
+                f"{MAX_TOKEN_BYTES} for grammars, stop texts and reported tokens; train the "
+                "tokenizer with shorter ones."
             )
         if self._tokenizer.eos_token_id is None:
             raise ValueError(
@@ -115,8 +116,9 @@ class Guide:
         self._matcher, self._num_words = matcher, -(-num_logits // 32)
 
     def allowed(self) -> Tensor:
-        """Return the allowed tokens, int32 [ceil(num_logits / 32)], one bit each; at the grammar's
-        end only the end token.
+        """Return the allowed tokens, int32 [ceil(num_logits / 32)], one bit each.
+
+        At the grammar's end it is only the end token.
 
         Raises: ValueError if the grammar has grown too complex.
         """
@@ -138,8 +140,9 @@ class Guide:
 
 
 def forbidden(masks: Tensor, num_logits: int) -> Tensor:
-    """Return the tokens, bool [N, num_logits], whose bits are not set in masks, int32 [N,
-    ceil(num_logits / 32)].
+    """Return the tokens, bool [N, num_logits], whose bits are not set in masks.
+
+    Masks are int32 [N, ceil(num_logits / 32)].
     """
     bits = torch.arange(32, dtype=torch.int32, device=masks.device)
     parts = [
@@ -162,9 +165,10 @@ class StopWatch:
         self._longest = max(len(text.encode()) for text in stop)
         self._tail = b""
 
-    def found_in(self, token: int) -> str | None:
-        """Add a token and return the stop text that its bytes complete, if any; of several, the one
-        that begins first.
+    def completed_stop(self, token: int) -> str | None:
+        """Add a token and return the stop text that its bytes complete, if any.
+
+        Of several, return the one that begins first.
         """
         text = self._tail + self._vocabulary.text([token])
         self._tail = text[-self._longest + 1 :] if self._longest > 1 else b""

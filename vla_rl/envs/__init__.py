@@ -1,5 +1,4 @@
-"""Environments: plain synchronous `gymnasium.Env`s, registered with gymnasium when this package is
-imported.
+"""Environments: plain synchronous `gymnasium.Env`s, registered by importing this package.
 
     import gymnasium, vla_rl.envs
     env = gymnasium.make("vla_rl/toy_reach-v0", task_id=0)

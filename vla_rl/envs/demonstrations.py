@@ -1,5 +1,4 @@
-"""Record demonstrations of a scripted expert: the observation at each control step, and the right
-action.
+"""Record demonstrations of a scripted expert: observations and right actions.
 
 With noise, the executed action differs from the recorded one, so that demonstrations also show how
 to recover.
@@ -21,9 +20,7 @@ _OF_SIX = (1.0, 1.0, 1.0, 0.3, 0.3, 0.3)
 
 
 class Demonstration(msgspec.Struct, frozen=True):
-    """One episode of T control steps, up to and including the step that reached the goal (or the
-    limit).
-    """
+    """One episode of T control steps, up to the step that reached the goal or the limit."""
 
     observations: dict[str, np.ndarray]
     """`image` (and `wrist_image`) uint8 [T, S, S, 3] and `state` float32 [T, D], before each
@@ -83,7 +80,7 @@ class CorrelatedNoise:
         self._scale = scale * np.array(shares)
         self._rng, self._value = rng, np.zeros(len(shares))
 
-    def add_to(self, action: np.ndarray) -> np.ndarray:
+    def perturbed(self, action: np.ndarray) -> np.ndarray:
         """Return `action` plus the next noise, clipped to [-1, 1].
 
         The gripper keeps its command.
@@ -110,7 +107,7 @@ def record_demonstration(
             {name: value for name, value in observation.items() if isinstance(value, np.ndarray)}
         )
         actions.append(expert.act())
-        executed.append(disturbance.add_to(actions[-1]))
+        executed.append(disturbance.perturbed(actions[-1]))
         observation, _, terminated, truncated, _ = env.step(executed[-1])
     return Demonstration(
         observations={name: np.stack([step[name] for step in seen]) for name in seen[0]},

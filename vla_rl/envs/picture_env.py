@@ -1,6 +1,4 @@
-"""`PictureEnv`: an episode of a manipulation task whose observations are pictures, a vector and an
-instruction.
-"""
+"""`PictureEnv`: an episode of a manipulation task, seen by pictures, a vector and words."""
 
 import json
 from abc import abstractmethod
@@ -203,8 +201,7 @@ class PictureEnv(gymnasium.Env[Observation, np.ndarray]):
             if state.get(name) != own[name]:
                 raise ValueError(
                     f"the state was saved with {name}={state.get(name)!r}, this environment has "
-                    f"{own[name]!r}; "
-                    "make this environment with the same value."
+                    f"{own[name]!r}; make this environment with the same value."
                 )
         self._refuse_other_pictures(state["images"])
         self._restore_simulation(state["scene"])
@@ -280,15 +277,17 @@ def refuse_below(name: str, value: object, least: int) -> None:
 
 
 def is_whole(value: object) -> bool:
-    """Return whether a value is a whole number and not a bool; in Python, True and False
-    are ints.
+    """Return whether a value is a whole number and not a bool.
+
+    In Python, True and False are ints.
     """
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def _checked(action: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Return `action` as float64. Raises: `TypeError` for another kind of value, `ValueError` for
-    another shape or range.
+    """Return `action` as float64.
+
+    Raises: `TypeError` for another kind of value, `ValueError` for another shape or range.
     """
     if not isinstance(action, np.ndarray) or action.dtype.kind != "f":
         kind = action.dtype if isinstance(action, np.ndarray) else type(action).__name__

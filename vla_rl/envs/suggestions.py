@@ -16,8 +16,9 @@ from vla_rl.types import ActionChunk, Info, Observation, Sampling
 
 
 class ExpertSuggestions(gymnasium.Wrapper[Observation, np.ndarray, Observation, np.ndarray]):
-    """An environment whose observations also have `expert_action`: float32 [D], the scripted
-    expert's action.
+    """An environment whose observations have the scripted expert's action.
+
+    It is `expert_action`: float32 [D].
     """
 
     def __init__(self, env: PictureEnv) -> None:
@@ -58,8 +59,9 @@ class ExpertPolicy:
     """
 
     async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
-        """Return the suggested action as a chunk of one row; it has no tokens, and nothing is
-        sampled.
+        """Return the suggested action as a chunk of one row, without tokens.
+
+        Nothing is sampled.
 
         Raises: `ValueError` if the observation has no suggestion.
         """

@@ -19,7 +19,7 @@ def __getattr__(name: str) -> Any:
     return functools.partial(_make, f"vla_rl.envs:vla_rl/{name}")
 
 
-def _make(env_id: str, num_envs: int, **kwargs: Any) -> "ProcessVectorEnv":
+def _make(name: str, /, num_envs: int, **kwargs: Any) -> "ProcessVectorEnv":
     from vla_rl.simulation import make_vec  # processes are imported only on demand
 
-    return make_vec(env_id, num_envs, **kwargs)
+    return make_vec(name, num_envs, **kwargs)  # `env_id` is an argument of the control tasks

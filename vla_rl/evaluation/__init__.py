@@ -1,11 +1,16 @@
-"""Evaluation: run given episodes, each once, and store the results. `eval_libero`, `watch_libero`
-and training runs with held-out episodes share it.
+"""Evaluation: run given episodes, each once, and store the results.
 
+`eval_libero`, `watch_libero` and training runs with held-out episodes share it.
+
+checkpoint ─► evaluator process (beside training) ─► held_out.jsonl ─► curve, best
 planned episodes ─► play_each (pool, engine, agent) ─► ResultFile, videos, recordings ─► tables, results.json
 """
 
+from typing import Any
+
 from vla_rl.evaluation.held_out import HeldOutJudge, HeldOutResult, held_out_table, read_held_out
-from vla_rl.evaluation.libero import check_starts, libero_env, libero_episode, numbers_in, tasks_in
+from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
+from vla_rl.evaluation.libero import check_starts, libero_episode, parse_numbers, parse_tasks
 from vla_rl.evaluation.playing import play_each, within_range
 from vla_rl.evaluation.results import (
     EpisodeResult,
@@ -14,24 +19,35 @@ from vla_rl.evaluation.results import (
     result_table,
     wilson_interval,
 )
+from vla_rl.evaluation.scenes import LiberoScene, MetaworldScene, libero_env
 from vla_rl.evaluation.strips import write_strip
+from vla_rl.renamed import renamed_attribute
 
 __all__ = [
     "EpisodeResult",
     "HeldOutJudge",
     "HeldOutResult",
+    "HeldOutSchedule",
+    "LiberoScene",
+    "MetaworldScene",
     "ResultFile",
     "check_starts",
     "held_out_table",
     "libero_env",
     "libero_episode",
-    "numbers_in",
+    "parse_numbers",
+    "parse_tasks",
     "play_each",
     "read_held_out",
     "result_of",
     "result_table",
-    "tasks_in",
     "wilson_interval",
     "within_range",
     "write_strip",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if (renamed := renamed_attribute(__name__, name)) is not None:
+        return renamed
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

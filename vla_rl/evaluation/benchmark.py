@@ -1,6 +1,4 @@
-"""A benchmark: suites of tasks in one simulator, and what fits them. LIBERO and Meta-World are the
-two.
-"""
+"""Benchmarks, LIBERO and Meta-World: suites of tasks in one simulator, and what fits them."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
@@ -52,6 +50,9 @@ class Benchmark(NamedTuple):
     server_mb: int
     """Memory of the server that simulators are forked from."""
 
+    step_s: float
+    """Seconds of one core for a control step with its share of pictures."""
+
 
 LIBERO: Final = Benchmark(
     "LIBERO",
@@ -62,6 +63,7 @@ LIBERO: Final = Benchmark(
     action_size=7,
     simulator_mb=140,  # with LIBERO's own assets; stand-ins take a third
     server_mb=400,
+    step_s=0.007,  # fast, both pictures, chunks of 8: docs/libero.md
 )
 
 METAWORLD: Final = Benchmark(
@@ -73,27 +75,26 @@ METAWORLD: Final = Benchmark(
     action_size=4,
     simulator_mb=200,
     server_mb=100,
+    step_s=0.003,
 )
 
 
 def benchmark_of(suite: str) -> Benchmark:
-    """Return the benchmark that a suite belongs to; names that are unknown are taken for LIBERO's,
-    which other packages extend.
+    """Return the benchmark of a suite.
+
+    Names that are unknown are taken for LIBERO's, which other packages extend.
     """
     return METAWORLD if suite in METAWORLD_SUITES else LIBERO
 
 
 def require_fitting(policy: "VlaPolicy", checkpoint: str, benchmark: Benchmark) -> None:
-    """Raise ConfigError if a policy's cameras, state or actions are not those of the benchmark's
-    arm.
-    """
+    """Raise ConfigError if a policy's cameras, state or actions do not fit the benchmark's arm."""
     config = policy.config
     lost = [camera for camera in config.cameras if camera not in benchmark.cameras]
     if lost:
         raise ConfigError(
             f"{checkpoint} needs the camera {lost[0]!r}, which {benchmark.name} does not have; its "
-            "cameras are "
-            f"{', '.join(benchmark.cameras)} (--cameras)"
+            f"cameras are {', '.join(benchmark.cameras)} (--cameras)"
         )
     proprio = getattr(config, "proprio", None)
     if proprio is not None and len(proprio.low) != benchmark.state_size:

@@ -24,8 +24,7 @@ _BEFORE_IT_WAS_RECORDED: Final = {"scenes": "same"}
 
 
 def conditions_of_play(episodes: Sequence[EpisodeSpec]) -> dict[str, Any]:
-    """Return the conditions of episodes: arguments of their environments, and how actions are
-    chosen.
+    """Return how episodes are run: arguments of their environments, and the choice of actions.
 
     If episodes differ in one, it is the list of all values.
     """
@@ -59,8 +58,8 @@ def refuse_other_conditions(path: Path, conditions: Mapping[str, Any]) -> None:
     except (OSError, ValueError, RecursionError) as error:  # ValueError: invalid JSON or UTF-8
         raise ConfigError(
             f"{path} cannot be read, expected the conditions of the results beside it: {error}; "
-            "start again in another "
-            "folder, or remove the file if you know that the conditions are the same"
+            "start again in another folder, or remove the file if you know that the conditions are "
+            "the same"
         ) from error
     now = msgspec.json.decode(msgspec.json.encode(conditions), type=dict[str, Any])
     before = {
@@ -70,14 +69,14 @@ def refuse_other_conditions(path: Path, conditions: Mapping[str, Any]) -> None:
         if before.get(name) != now.get(name):
             raise ConfigError(
                 f"{name} is {now.get(name)!r} now, but {path} says {before.get(name)!r}, and one "
-                "table cannot hold both; "
-                "use the recorded value, or start again in another folder"
+                "table cannot hold both; use the recorded value, or start again in another folder"
             )
 
 
 def note_conditions(path: Path, conditions: Mapping[str, Any], results: Path | None = None) -> None:
-    """Write the conditions, or check them if they are written already. Warns if there are `results`
-    without conditions.
+    """Write the conditions, or check them if they are written already.
+
+    Warns if there are `results` without conditions.
 
     Raises: ConfigError if the conditions differ; OSError if they cannot be written.
     """

@@ -3,13 +3,12 @@
 import difflib
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from vla_rl.envs import LIBERO_SUITES
 from vla_rl.envs.picture_env import NUM_STARTS, is_whole
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.benchmark import LIBERO, SuiteTask, benchmark_of, require_fitting
-from vla_rl.evaluation.results import Key
+from vla_rl.evaluation.results import Key, start_of
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 
 if TYPE_CHECKING:
@@ -20,9 +19,10 @@ Suite: TypeAlias = Literal[
 ]
 
 
-def numbers_in(text: str, most: int, what: str, *, limit: int | None = None) -> tuple[int, ...]:
-    """Return the numbers that `text` names, in order and each once: "all", or numbers and ranges
-    such as "0-3,7".
+def parse_numbers(text: str, most: int, what: str, *, limit: int | None = None) -> tuple[int, ...]:
+    """Return the numbers that `text` names: "all", or numbers and ranges such as "0-3,7".
+
+    They are in order, each once.
 
     Args:
         text: the text of the option.
@@ -50,9 +50,11 @@ def numbers_in(text: str, most: int, what: str, *, limit: int | None = None) -> 
     return tuple(chosen)
 
 
-def tasks_in(texts: Sequence[str], what: str) -> tuple[SuiteTask, ...]:
-    """Return the tasks that `texts` name, in order and each once: a suite, or some tasks, such as
-    "libero_goal/0-3,7" or "metaworld_mt10/drawer-open,reach".
+def parse_tasks(texts: Sequence[str], what: str) -> tuple[SuiteTask, ...]:
+    """Return the tasks that `texts` name, in order and each once.
+
+    Each text is a suite, or some tasks of one, such as "libero_goal/0-3,7" or
+    "metaworld_mt10/drawer-open,reach".
 
     Args:
         texts: the values of the option.
@@ -64,13 +66,13 @@ def tasks_in(texts: Sequence[str], what: str) -> tuple[SuiteTask, ...]:
     for text in texts:
         suite, _, numbers = text.partition("/")
         tasks = tasks_of(suite, what)
-        of_suite = task_ids_in(numbers if "/" in text else "all", tasks, f"{what} of {suite}")
+        of_suite = parse_task_ids(numbers if "/" in text else "all", tasks, f"{what} of {suite}")
         chosen |= {tasks[number].key: tasks[number] for number in of_suite}
     return tuple(chosen.values())
 
 
-def task_ids_in(text: str, tasks: Sequence[SuiteTask], what: str) -> tuple[int, ...]:
-    """Return the tasks that `text` names, as `numbers_in` does; parts of it may be names of tasks.
+def parse_task_ids(text: str, tasks: Sequence[SuiteTask], what: str) -> tuple[int, ...]:
+    """Return the tasks that `text` names, as `parse_numbers` does; parts of it may be names of tasks.
 
     Raises: ConfigError.
     """
@@ -80,7 +82,7 @@ def task_ids_in(text: str, tasks: Sequence[SuiteTask], what: str) -> tuple[int, 
         near = difflib.get_close_matches(part, by_name, n=1)
         if near and not part[0].isdigit():
             raise ConfigError(f"{what} are {text!r}, did you mean {near[0]!r} by {part!r}?")
-    return numbers_in(",".join(parts), len(tasks), what)
+    return parse_numbers(",".join(parts), len(tasks), what)
 
 
 def tasks_of(suite: str, what: str) -> tuple[SuiteTask, ...]:
@@ -120,41 +122,6 @@ def check_starts(suite: str, task_ids: Sequence[int], init_states: Sequence[int]
         )
 
 
-def libero_env(
-    suite: str,
-    task_id: int,
-    *,
-    assets: str | None,
-    image_size: int,
-    step_limit: int | None,
-    physics: str,
-    quality: str,
-    scene_seed: int = 0,
-    scenes: str = "same",
-) -> EnvSpec:
-    """Return the specification of one task's environment; arguments as in `LiberoEnv`."""
-    kwargs = {
-        "task_id": task_id,
-        "image_size": image_size,
-        "step_limit": step_limit,
-        "assets": assets,
-        "physics": physics,
-        "quality": quality,
-        "scene_seed": scene_seed,
-        **({} if scenes == "same" else {"scenes": scenes}),
-    }
-    return suite_env(suite, kwargs)
-
-
-def suite_env(suite: str, kwargs: dict[str, Any]) -> EnvSpec:
-    """Return the specification of a suite's environment: with its own id for LIBERO's suites, else
-    `vla_rl/libero-v0`.
-    """
-    if suite in LIBERO_SUITES:
-        return EnvSpec(id=f"vla_rl/{suite}-v0", kwargs=kwargs)
-    return EnvSpec(id="vla_rl/libero-v0", kwargs={"suite": suite, **kwargs})
-
-
 def require_for_libero(policy: "VlaPolicy", checkpoint: str) -> None:
     """Raise ConfigError if a policy's cameras, state or actions are not those of LIBERO's arm."""
     require_fitting(policy, checkpoint, LIBERO)
@@ -162,7 +129,7 @@ def require_for_libero(policy: "VlaPolicy", checkpoint: str) -> None:
 
 def key_of(episode: EpisodeSpec) -> Key:
     """Return the identity of an episode: task, initial state and scene seed."""
-    return episode.task, episode.options["init_state_id"], _scene_seed_of(episode.env)
+    return episode.task, start_of(episode), _scene_seed_of(episode.env)
 
 
 def _scene_seed_of(env: EnvSpec) -> int:

@@ -13,10 +13,11 @@ from vla_rl.evaluation.benchmark import Benchmark, SuiteTask
 from vla_rl.evaluation.libero import (
     libero_episode,
     num_states_of,
-    numbers_in,
-    task_ids_in,
+    parse_numbers,
+    parse_task_ids,
     tasks_of,
 )
+from vla_rl.evaluation.scenes import Scene
 from vla_rl.observe import MemoryItem, available_bytes, memory_table
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling
 
@@ -33,18 +34,15 @@ class Starts(Protocol):
     @property
     def init_states(self) -> str: ...
     @property
-    def step_limit(self) -> int | None: ...
-    @property
     def temperature(self) -> float | None: ...
-    @property
-    def picture_size(self) -> int: ...
     @property
     def seed(self) -> int: ...
     @property
     def benchmark(self) -> Benchmark: ...
     @property
-    def conditions_in_words(self) -> str: ...
+    def scene(self) -> Scene: ...
     def envs_of(self, task: SuiteTask) -> Sequence[EnvSpec]: ...
+    def is_chosen(self, task: SuiteTask) -> bool: ...
 
 
 def planned_episodes(starts: Starts) -> list[EpisodeSpec]:
@@ -59,11 +57,11 @@ def planned_episodes(starts: Starts) -> list[EpisodeSpec]:
     episodes: list[EpisodeSpec] = []
     for suite in starts.suites:
         tasks = tasks_of(suite, "suites")
-        for task_id in task_ids_in(starts.tasks, tasks, f"tasks of {suite}"):
+        for task_id in parse_task_ids(starts.tasks, tasks, f"tasks of {suite}"):
             task = tasks[task_id]
-            for env in starts.envs_of(task):
+            for env in starts.envs_of(task) if starts.is_chosen(task) else ():
                 what = f"init_states of {task.key}"
-                for state in numbers_in(
+                for state in parse_numbers(
                     starts.init_states, num_states_of(task), what, limit=NUM_STARTS
                 ):
                     episodes.append(
@@ -128,7 +126,7 @@ def print_plan(
     )
     for suite in starts.suites:
         of_suite = [episode for episode in episodes if episode.task.startswith(f"{suite}/")]
-        limit = starts.step_limit or starts.benchmark.step_limit_of(suite)
+        limit = starts.scene.step_limit or starts.benchmark.step_limit_of(suite)
         num_tasks = len({episode.task for episode in of_suite})
         table.add_row(
             suite,
@@ -144,11 +142,11 @@ def print_plan(
     )
     console.print(
         f"{len(episodes)} episodes, {how}, {num_done} of them done already; {num_envs} at a time; "
-        f"{starts.conditions_in_words}"
+        f"{starts.scene.in_words}"
     )
-    benchmark = starts.benchmark
-    longest = max(starts.step_limit or benchmark.step_limit_of(suite) for suite in starts.suites)
-    pictures = 2 * 3 * starts.picture_size**2
+    benchmark, scene = starts.benchmark, starts.scene
+    longest = max(scene.step_limit or benchmark.step_limit_of(suite) for suite in starts.suites)
+    pictures = 2 * 3 * scene.image_size**2
     items = [
         MemoryItem("Python, torch and the rest of this process", 700 * MIB),
         MemoryItem("weights of the policy, on its device", weights),

@@ -1,8 +1,7 @@
-"""Results of evaluated episodes: a line of JSON for each as it ends, and tables with confidence
-intervals.
-"""
+"""Results of evaluated episodes, as lines of JSON and as tables with confidence intervals."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from functools import partial
@@ -16,11 +15,14 @@ from rich.table import Table
 from vla_rl.errors import ConfigError
 from vla_rl.graph import AppendedFile
 from vla_rl.observe.outlet import Outlet
-from vla_rl.types import Trajectory
+from vla_rl.types import EpisodeSpec, Trajectory
 
 MOST_RESULTS: Final = 1_000_000
 """Maximum number of results that wait for room on a full disk; no evaluation has more, and all are
 in memory anyway."""
+
+MOST_ROWS: Final = 90
+"""Maximum number of tasks of a suite that a table lists: libero_90's."""
 
 Z_95 = 1.959963984540054
 """Quantile of the normal distribution for a 95 % interval."""
@@ -57,25 +59,39 @@ class EpisodeResult(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 
 def result_of(trajectory: Trajectory) -> EpisodeResult:
-    """Return the result of an episode of a suite's task."""
-    suite, _, task_id = trajectory.episode.task.partition("/")
+    """Return the result of an episode.
+
+    A task without a number, such as `CartPole-v1`, is number 0 of its own suite; a start that the
+    environment does not number is identified by its seed.
+    """
+    episode = trajectory.episode
+    suite, _, task_id = episode.task.rpartition("/")
+    is_numbered = task_id.isdecimal()
+    start = trajectory.info.get("init_state_id", start_of(episode))
     return EpisodeResult(
-        suite=suite,
-        task_id=int(task_id),
-        task=trajectory.episode.task,
-        instruction=str(trajectory.final_observation["instruction"]),
-        init_state_id=int(trajectory.info["init_state_id"]),
+        suite=suite if is_numbered else episode.task,
+        task_id=int(task_id) if is_numbered else 0,
+        task=episode.task,
+        instruction=str(trajectory.final_observation.get("instruction", "")),
+        init_state_id=int(start),
         scene_seed=int(trajectory.info.get("scene_seed", 0)),
         is_success=trajectory.is_success,
         num_steps=trajectory.num_env_steps,
-        attempts=trajectory.episode.attempt + 1,
+        attempts=episode.attempt + 1,
         perturbation=str(trajectory.info.get("perturbation", "")),
     )
 
 
+def start_of(episode: EpisodeSpec) -> int:
+    """Return the number of an episode's start, or its seed if its start has no number."""
+    number: int = episode.options.get("init_state_id", episode.seed)
+    return number
+
+
 class ResultFile:
-    """A file of results, one line each, on disk when `add` returns. A last line that a kill cut off
-    is dropped.
+    """A file of results, one line each, on disk when `add` returns.
+
+    A last line that a kill cut off is dropped.
 
     A result that finds no room on a full disk waits in memory and is written with the next one.
 
@@ -145,8 +161,9 @@ def whole_lines(path: Path) -> bytes:
 
 
 def wilson_interval(num_successes: int, num: int, z: float = Z_95) -> tuple[float, float]:
-    """Return Wilson's score interval of a success rate (Wilson 1927), which is valid near 0 and 1
-    and for few episodes.
+    """Return Wilson's score interval of a success rate (Wilson 1927).
+
+    It is valid near 0 and 1 and for few episodes.
 
         centre +- half, with  centre = (p + z^2 / 2n) / (1 + z^2 / n)
                               half   = z sqrt(p (1 - p) / n + z^2 / 4n^2) / (1 + z^2 / n)
@@ -200,28 +217,25 @@ def by_perturbation(results: Iterable[EpisodeResult]) -> dict[str, list[EpisodeR
 
 
 def result_table(results: Sequence[EpisodeResult], title: str) -> Table:
-    """Make a table with a row for each task, each suite of several, each perturbation, and all.
+    """Make a table with a row for each task, each suite of several, and all.
 
-    Steps are of successes.
+    Steps are of successes. Suites of more than `MOST_ROWS` tasks, as LIBERO-plus's, have one row.
     """
     table = Table("task", "instruction", title=title)
     table.columns[0].no_wrap = True
     for name in ("solved", "rate", "95 %", "steps"):
         table.add_column(name, justify="right", no_wrap=True)
     groups = by_task(results)
+    sizes = Counter(of_task[0].suite for of_task in groups.values())
     for task, of_task in groups.items():
-        table.add_row(task, of_task[0].instruction, *_cells(of_task))
-    suites = list(dict.fromkeys(of_task[0].suite for of_task in groups.values()))
-    for suite in suites:
-        of_suite = [result for result in results if result.suite == suite]
-        if len({result.task for result in of_suite}) > 1:
+        if sizes[of_task[0].suite] <= MOST_ROWS:
+            table.add_row(task, of_task[0].instruction, *_cells(of_task))
+    for suite, size in sizes.items():
+        if size > 1:
+            of_suite = [result for result in results if result.suite == suite]
             table.add_section()
-            table.add_row(suite, "all of its tasks above", *_cells(of_suite))
-    if kinds := by_perturbation(results):
-        table.add_section()
-        for kind, of_kind in kinds.items():
-            table.add_row(kind, "perturbation", *_cells(of_kind))
-    if len(suites) > 1:
+            table.add_row(suite, f"all of its {size} tasks", *_cells(of_suite))
+    if len(sizes) > 1:
         table.add_section()
         table.add_row("all", "", *_cells(results))
     return table

@@ -4,7 +4,6 @@ held_out_scores.jsonl in the run's folder has one line per episode: the weight v
 and all that the environment put into `info["score"]`.
 """
 
-import asyncio
 import json
 from collections import defaultdict
 from collections.abc import Sequence
@@ -13,84 +12,80 @@ from typing import Any, Final
 
 import numpy as np
 
-from vla_rl.actors.waits import note_progress
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.playing import play_each, within_range
-from vla_rl.evaluation.results import whole_lines
+from vla_rl.evaluation.held_out import HeldOutJudge
+from vla_rl.evaluation.held_out_book import HeldOutRow, RowFormat
+from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
+from vla_rl.evaluation.results import Key, whole_lines
 from vla_rl.observe import RunDirectory
-from vla_rl.observe.undone_lines import set_aside_lines
-from vla_rl.rollout import ActionEngine, embodied_agent
-from vla_rl.types import EnvPool, EpisodeSpec, Trajectory
+from vla_rl.types import EpisodeSpec, Trajectory
 
-SCORES_FILE: Final = "held_out_scores.jsonl"
 Line = dict[str, float]
 
 
-class ScoreJudge:
-    """Runs the same episodes at each call, each once per weight version.
+class ScoreJudge(HeldOutJudge):
+    """A `HeldOutJudge` of episodes that are graded, with the mean of `total` as their measure.
 
     Args:
         episodes: episodes to run, told apart by their `init_state_id`.
+        schedule: evaluations during the run.
     """
 
-    def __init__(self, episodes: Sequence[EpisodeSpec]) -> None:
-        self._episodes = tuple(episodes)
+    def __init__(
+        self, episodes: Sequence[EpisodeSpec], schedule: HeldOutSchedule | None = None
+    ) -> None:
+        super().__init__(episodes, schedule=schedule, format=SCORES)
 
     def check(self, run: RunDirectory) -> None:
         """Check that the results in `run` are of these episodes.
 
         Raises: ConfigError if they are not.
         """
-        starts = {episode.options["init_state_id"] for episode in self._episodes}
-        strange = {int(line["start"]) for line in read_scores(run.path / SCORES_FILE)} - starts
+        super().check(run)
+        starts = {episode.options["init_state_id"] for episode in self.episodes}
+        strange = {int(line["start"]) for line in read_scores(run.path / SCORES.file)} - starts
         if strange:
             raise ConfigError(
-                f"{run.path / SCORES_FILE} has results of starts {sorted(strange)[:8]}, which are "
+                f"{run.path / SCORES.file} has results of starts {sorted(strange)[:8]}, which are "
                 "not held out in this configuration; resume with the first one's"
             )
 
-    def leave_later(self, run: RunDirectory, version: int) -> None:
-        """Set aside the results of weights after `version`, which a resumed run makes again.
 
-        Raises: OSError.
-        """
-        set_aside_lines(run.path / SCORES_FILE, lambda line: json.loads(line)["weights"] <= version)
+def line_of(weight_version: int, trajectory: Trajectory) -> bytes:
+    """Return the line of an episode in held_out_scores.jsonl.
 
-    async def __call__(self, run: RunDirectory, pool: EnvPool, engine: ActionEngine) -> None:
-        """Run the episodes that this weight version lacks, and print the means of all versions."""
-        path, version = run.path / SCORES_FILE, engine.weight_version
-        known = await asyncio.to_thread(read_scores, path)
-        done = {line["start"] for line in known if line["weights"] == version}
-        missing = [each for each in self._episodes if each.options["init_state_id"] not in done]
-
-        async def note(trajectory: Trajectory) -> None:
-            line = _line_of(trajectory, version)
-            known.append(line)
-            await asyncio.to_thread(_append, path, json.dumps(line) + "\n")
-            note_progress("held-out episodes")
-
-        await play_each(pool, engine, within_range(embodied_agent), missing, note)
-        print(f"held-out scores, mean and 95 % interval:\n{score_table(known)}", flush=True)
-
-
-def _line_of(trajectory: Trajectory, version: int) -> Line:
+    Raises: ConfigError if its environment did not grade it.
+    """
     episode, score = trajectory.episode, trajectory.info.get("score")
     if not isinstance(score, dict):
         raise ConfigError(
             f"{episode.env.id} ended an episode without info['score'], expected a number for each "
             "part of its score"
         )
-    return {"weights": version, "start": episode.options["init_state_id"], **score}
+    start = episode.options["init_state_id"]
+    return json.dumps({"weights": weight_version, "start": start, **score}).encode()
 
 
-def _append(path: Path, text: str) -> None:
-    with path.open("a") as file:
-        file.write(text)
+def _row_in(line: bytes) -> HeldOutRow:
+    found = json.loads(line)
+    try:
+        return HeldOutRow(found["weights"], ("", found["start"], 0), float(found["total"]))
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"expected weights, start and total, got {found!r}") from error
+
+
+def _key_of(episode: EpisodeSpec) -> Key:
+    return "", episode.options["init_state_id"], 0
 
 
 def read_scores(path: Path) -> list[Line]:
     """Read all results so far, without a last line that a kill cut off."""
     return [json.loads(line) for line in whole_lines(path).splitlines()]
+
+
+def _table_of(lines: Sequence[bytes]) -> str:
+    rows = score_table([json.loads(line) for line in lines])
+    return f"held-out scores, mean and 95 % interval:\n{rows}"
 
 
 def score_table(lines: Sequence[Line]) -> str:
@@ -109,3 +104,14 @@ def score_table(lines: Sequence[Line]) -> str:
 def _mean(values: Sequence[float]) -> str:
     half = 1.96 * float(np.std(values, ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0
     return f"{float(np.mean(values)):.3f} ± {half:.3f} ({len(values)})"
+
+
+SCORES: Final = RowFormat(
+    file="held_out_scores.jsonl",
+    measure="score",
+    line_of=line_of,
+    row_in=_row_in,
+    key_of=_key_of,
+    table_of=_table_of,
+)
+"""All parts of each episode's score; their `total` counts."""

@@ -1,6 +1,4 @@
-"""Film strips: a few frames of an episode side by side, small enough to store one for every
-held-out episode.
-"""
+"""Film strips: a few frames of a held-out episode side by side, small enough to keep."""
 
 import asyncio
 from pathlib import Path
@@ -16,9 +14,7 @@ NUM_MOMENTS = 8
 
 
 async def write_strip(run: RunDirectory, weight_version: int, trajectory: Trajectory) -> None:
-    """Write `NUM_MOMENTS` frames of the fixed camera, from the first to the last observation, into
-    one JPEG.
-    """
+    """Write `NUM_MOMENTS` frames of the fixed camera, from first to last, into one JPEG."""
     path = strip_path(run, weight_version, result_of(trajectory).key)
     await asyncio.to_thread(_write, path, trajectory)
 

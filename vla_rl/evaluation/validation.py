@@ -1,5 +1,6 @@
-"""Validation of a language policy: several episodes from each of a fixed set of starts, none of
-them trained on.
+"""Validation of a language policy on a fixed set of starts that are never trained on.
+
+Several episodes are run from each.
 
 validation.jsonl in the run's folder has one line per weight version, with mean, best@n and maj@n.
 validation_conditions.json identifies the starts (by the paths, not the content, of files that they
@@ -99,8 +100,9 @@ class Validation:
         set_aside_lines(validation_path(run), lambda line: _is_of(line, version))
 
     async def __call__(self, run: RunDirectory, pool: EnvPool, engine: AnyEngine) -> None:
-        """Run all episodes, print the result and add it to `validation.jsonl`, unless it has this
-        weight version already.
+        """Run all episodes, print the result and add it to `validation.jsonl`.
+
+        Does nothing if the file has this weight version already.
 
         A result that cannot be written is reported and written with the next one.
         Raises: ConfigError if the problems or conditions of earlier results differ.

@@ -36,9 +36,8 @@ def kind_of(node: Node, func: Any) -> FunctionKind:
             return FunctionKind.PER_ITEM if node.stream else FunctionKind.CALL
     what = f"the function {func.__qualname__}" if hasattr(func, "__qualname__") else f"{func!r}"
     raise NotAsync(
-        f"node {node.id!r}: {what} is not async, expected `async def`; for work that blocks, "
-        "write one that awaits "
-        "`asyncio.to_thread(...)`"
+        f"node {node.id!r}: {what} is not async, expected `async def`; for work that blocks, write "
+        "one that awaits `asyncio.to_thread(...)`"
     )
 
 

@@ -198,8 +198,7 @@ class Node:
             if not (isinstance(error, type) and issubclass(error, Exception)):
                 raise InvalidNode(
                     f"node {self.id!r}: retry_on names {error!r}, expected subclasses of "
-                    "Exception; "
-                    "a cancellation is never retried"
+                    "Exception; a cancellation is never retried"
                 )
         for name, units in self.resources.items():
             if type(units) is not int or units < 1:

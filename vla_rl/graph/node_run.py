@@ -1,11 +1,13 @@
 """One node in one update: a task that calls its function and passes on the results."""
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
 
+from vla_rl.graph.current_node import CURRENT_NODE
 from vla_rl.graph.functions import FunctionKind
 from vla_rl.graph.node import DROP, NodeStatus
 from vla_rl.graph.outputs import unpack_call, unpack_item
@@ -71,7 +73,9 @@ class NodeRun:
             else self._source()
         )  # fmt: skip
         name = f"{self.planned.id}[{self._update.index}]"
-        self.task = asyncio.get_running_loop().create_task(work, name=name)
+        context = contextvars.copy_context()
+        context.run(CURRENT_NODE.set, name)
+        self.task = asyncio.get_running_loop().create_task(work, name=name, context=context)
         self.task.add_done_callback(lambda _: on_end(self))
 
     def span(self) -> Span:

@@ -102,8 +102,8 @@ def _wrong(node: str, update: int, writes: tuple[str, ...], got: str, expected: 
     return WrongOutput(
         node,
         update,
-        f"node {node!r} in update {update} returned {got}; it writes "
-        f"{list(writes)}: expected {expected}",
+        f"node {node!r} in update {update} returned {got}; it writes {list(writes)}: expected "
+        f"{expected}",
     )
 
 

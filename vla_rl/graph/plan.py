@@ -109,8 +109,7 @@ def _planned(
         if name not in resources:
             raise UnknownResource(
                 f"node {node.id!r} needs the resource {name!r}, which the executor does not "
-                f"have{nearest(name, resources)} "
-                f"Pass it as Executor(resources={{{name!r}: 1}})."
+                f"have{nearest(name, resources)} Pass it as Executor(resources={{{name!r}: 1}})."
             )
         if units > resources[name].capacity:
             raise UnknownResource(

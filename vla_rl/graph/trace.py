@@ -6,9 +6,9 @@ crashed.
 
 import json
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
 from vla_rl.graph.appended_file import AppendedFile
@@ -44,8 +44,14 @@ class TraceWriter:
         )
         self._is_closed = False
 
-    def write(self, update: Update) -> None:
+    def write(
+        self, update: Update, facts: Mapping[str, Mapping[str, float]] = MappingProxyType({})
+    ) -> None:
         """Append one update, and hand it to the operating system.
+
+        Args:
+            update: the update.
+            facts: numbers to show with a node, by its id.
 
         Raises: OSError if it could not be written; the file is then unchanged, and the update may
         be written again.
@@ -57,7 +63,7 @@ class TraceWriter:
             self._update_event("e", update, update.ended),
         ]
         for span in update.spans.values():
-            events.extend(self._span_events(span))
+            events.extend(self._span_events(span, facts.get(span.node, {})))
         self._file.write(_lines(events))
 
     def close(self) -> None:
@@ -81,7 +87,7 @@ class TraceWriter:
     ) -> None:
         self.close()
 
-    def _span_events(self, span: Span) -> Iterable[dict[str, Any]]:
+    def _span_events(self, span: Span, facts: Mapping[str, float]) -> Iterable[dict[str, Any]]:
         for interval in span.intervals:
             end = interval.start if interval.end is None else interval.end
             yield {
@@ -98,6 +104,7 @@ class TraceWriter:
                     "waited": interval.waited.value,
                     "waited_for": interval.waited_for,
                     "resources": self._resources[span.node],
+                    **facts,
                 },
             }
 

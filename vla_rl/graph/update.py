@@ -15,8 +15,8 @@ class Values(dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         raise KeyError(
             f"{name!r} was not kept, only {sorted(self)}: a value that other nodes read is freed "
-            "when the last of them "
-            f"has finished; name it in Executor(keep=({name!r},)) to have it here"
+            f"when the last of them has finished; name it in Executor(keep=({name!r},)) to have it "
+            "here"
         )
 
 

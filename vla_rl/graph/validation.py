@@ -131,8 +131,8 @@ def _check_reads(pipeline: Declared, nodes: Mapping[str, Node], writers: Mapping
             if name not in known:
                 raise MissingProducer(
                     f"node {node.id!r} reads {name!r}, which no node writes and which is not an "
-                    f"input{nearest(name, known)} "
-                    f"Add a node that writes it, or name it in Pipeline(inputs=...)."
+                    f"input{nearest(name, known)} Add a node that writes it, or name it in "
+                    "Pipeline(inputs=...)."
                 )
 
 
@@ -141,24 +141,21 @@ def _check_stream(node: Node, kind: FunctionKind, streamed: set[str]) -> None:
         if len(node.writes) != 1:
             raise InvalidStream(
                 f"node {node.id!r} is an async generator and writes {list(node.writes)}, expected "
-                "exactly one name: "
-                "that of its stream"
+                "exactly one name: that of its stream"
             )
         if node.stream:
             raise InvalidStream(
                 f"node {node.id!r} is stream=True, so it is called for each item and must be a "
-                "coroutine function; "
-                f"{getattr(node.func, '__qualname__', node.func)} is an async generator. Return "
-                "the item, or DROP"
+                f"coroutine function; {getattr(node.func, '__qualname__', node.func)} is an async "
+                "generator. Return the item, or DROP"
             )
     elif kind is FunctionKind.PER_ITEM:
         read = [name for name in node.reads.values() if name in streamed]
         if len(read) != 1:
             raise InvalidStream(
                 f"node {node.id!r} is stream=True and reads {len(read)} streams {read}, expected "
-                "exactly one; values "
-                f"that are streams here: {sorted(streamed)}. Without stream=True, a stream "
-                "arrives as a list"
+                f"exactly one; values that are streams here: {sorted(streamed)}. Without "
+                "stream=True, a stream arrives as a list"
             )
         if len(node.writes) > 1:
             raise InvalidStream(
@@ -241,8 +238,6 @@ def _check_no_stream_waits_for_itself(nodes: Mapping[str, Node], edges: list[Edg
         culprit = next(node_id for node_id in streaming if node_id in feeds)
         raise InvalidStream(
             f"node {culprit!r} takes the items of {feeds[culprit]!r} as they come, but also waits "
-            "for something that is "
-            f"ready only after that stream has ended: {' -> '.join(cycle)}. Drop stream=True (it "
-            "then gets the list), or "
-            "drop that read or dep"
+            f"for something that is ready only after that stream has ended: {' -> '.join(cycle)}. "
+            "Drop stream=True (it then gets the list), or drop that read or dep"
         )

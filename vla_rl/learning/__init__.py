@@ -1,5 +1,4 @@
-"""Learning: learners, critics and the optimizer, which update weights, and checkpoints, from which
-a run continues.
+"""Learning: learners, critics and the optimizer, which update weights, and checkpoints.
 
 learner        `Learner`: policy gradients; imitation: `Imitator`, cross-entropy on demonstrations
 plan           rows of each optimizer step and of each rank; sharded: a learner over several ranks
@@ -27,13 +26,14 @@ if TYPE_CHECKING:
         verify_checkpoint,
     )
     from vla_rl.learning.checkpoint_folders import latest_checkpoint, list_checkpoints
-    from vla_rl.learning.critic import Critic, Judged
+    from vla_rl.learning.critic import Critic
     from vla_rl.learning.imitation import Demonstration, Imitator
     from vla_rl.learning.learner import Learner, PolicyLearner, PolicyMismatchError, UpdateReport
     from vla_rl.learning.optimizer import DivergedError
     from vla_rl.learning.scoring import Reference
     from vla_rl.learning.team import CriticTeam, LearnerTeam, ReferenceTeam
     from vla_rl.learning.training import TeamState, TrainingState, WeightSink
+    from vla_rl.learning.values import Judged
 
 __all__ = [
     "Checkpoint",
@@ -79,10 +79,7 @@ _HOME = {
         "latest_checkpoint",
         "list_checkpoints",
     ),
-    "critic": (
-        "Critic",
-        "Judged",
-    ),
+    "critic": ("Critic",),
     "imitation": (
         "Demonstration",
         "Imitator",
@@ -105,6 +102,7 @@ _HOME = {
         "TrainingState",
         "WeightSink",
     ),
+    "values": ("Judged",),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 

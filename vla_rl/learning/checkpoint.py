@@ -95,18 +95,21 @@ class PreparedCheckpoint:
     def __init__(self, writer: FolderWriter) -> None:
         self._writer = writer
 
-    async def commit(self, *, keep_last: int | None = None, metrics: bytes = b"") -> Path:
+    async def commit(
+        self, *, keep_last: int | None = None, keep: Collection[int] = (), metrics: bytes = b""
+    ) -> Path:
         """Make it visible, and return its folder; then remove all but the newest `keep_last`
         checkpoints.
 
         Args:
             keep_last: number of checkpoints to keep; None keeps all.
+            keep: updates whose checkpoints are kept besides.
             metrics: lines of metrics to store with it, because the run's own file has no place for
                 them.
 
         Raises: CheckpointError if it could not be written; then nothing of it is left.
         """
-        return await run_to_its_end(_commit, self._writer, keep_last, metrics)
+        return await run_to_its_end(_commit, self._writer, keep_last, metrics, keep)
 
     async def discard(self) -> None:
         """Remove the checkpoint, unless it was committed."""
@@ -186,7 +189,12 @@ def _prepare(root: Path, state: TeamState, parts: Mapping[str, object]) -> Folde
     return writer
 
 
-def _commit(writer: FolderWriter, keep_last: int | None, metrics: bytes = b"") -> Path:
+def _commit(
+    writer: FolderWriter,
+    keep_last: int | None,
+    metrics: bytes = b"",
+    keep: Collection[int] = (),
+) -> Path:
     try:
         if metrics:
             with writer.explained():
@@ -195,7 +203,7 @@ def _commit(writer: FolderWriter, keep_last: int | None, metrics: bytes = b"") -
     finally:
         writer.discard()
     if keep_last is not None:
-        prune(folder.parent, keep_last)
+        prune(folder.parent, keep_last, keep)
     return folder
 
 
@@ -233,7 +241,7 @@ def _write_tensors(
     writer: FolderWriter, name: str, tensors: Mapping[str, Tensor] | StagedTensors
 ) -> None:
     if isinstance(tensors, StagedTensors):
-        tensors.write_to(writer.new_path(name))
+        tensors.write_file(writer.new_path(name))
     else:
         writer.write_tensors(name, tensors)
 
@@ -245,8 +253,8 @@ def _verified(folder: Path) -> tuple[CheckpointHeader, dict[str, FileEntry]]:
     if update_in_name(folder) not in (None, header.weight_version):
         raise CheckpointError(
             f"{folder} is named for update {update_in_name(folder)}, but its {HEADER} says "
-            f"{header.weight_version}; give "
-            f"it its own name, update-{header.weight_version:06d}, or take another one."
+            f"{header.weight_version}; give it its own name, update-{header.weight_version:06d}, "
+            "or take another one."
         )
     return header, entries
 

@@ -1,14 +1,17 @@
 """Names of checkpoint folders: find the newest, remove old ones, and leave others alone.
 
 update-000012          a checkpoint; update-000012-1 is a newer one of the same update
+best                   link to the checkpoint that did best on held-out starts; never removed
 .writing-update-...    half-written
 aside-update-000015    newer than the checkpoint from which a run was resumed
 """
 
 import logging
+import os
 import re
 import shutil
 import threading
+from collections.abc import Collection
 from pathlib import Path
 from typing import Final
 
@@ -20,6 +23,9 @@ from vla_rl.errors import CheckpointError
 logger = logging.getLogger(__name__)
 
 HEADER: Final = "checkpoint.json"
+
+BEST: Final = "best"
+"""Name of the link to the best checkpoint."""
 
 _REMOVING: Final = threading.Lock()
 """Held while folders are removed. One checkpoint is pruned while the next is prepared, and a
@@ -77,6 +83,38 @@ def latest_checkpoint(root: Path) -> Path | None:
     """Return the newest completed checkpoint below `root`, or None."""
     checkpoints = list_checkpoints(root)
     return checkpoints[-1] if checkpoints else None
+
+
+def checkpoint_of(root: Path, version: int) -> Path | None:
+    """Return the newest completed checkpoint of an update below `root`, or None."""
+    found = [folder for folder in list_checkpoints(root) if update_in_name(folder) == version]
+    return found[-1] if found else None
+
+
+def best_checkpoint(root: Path) -> Path | None:
+    """Return the checkpoint that the link `best` below `root` points to.
+
+    None if there is none, or if it was removed or renamed.
+    """
+    link = root / BEST
+    if not link.is_symlink():
+        return None
+    folder = root / os.readlink(link)
+    return folder if folder in list_checkpoints(root) else None
+
+
+def set_best(root: Path, folder: Path | None) -> None:
+    """Let the link `best` point to a checkpoint below `root`; None removes the link.
+
+    Raises: OSError.
+    """
+    link, new = root / BEST, root / f".{BEST}-{os.getpid()}"
+    if folder is None:
+        link.unlink(missing_ok=True)
+        return
+    new.unlink(missing_ok=True)
+    new.symlink_to(folder.name)  # relative, so that a run's folder can be moved
+    os.replace(new, link)
 
 
 def renamed_checkpoints(root: Path) -> dict[Path, int]:
@@ -137,14 +175,17 @@ def remove_what_a_crash_left(root: Path) -> None:
                 shutil.rmtree(path, ignore_errors=True)
 
 
-def prune(root: Path, keep_last: int) -> None:
-    """Remove all but the newest checkpoints.
+def prune(root: Path, keep_last: int, keep: Collection[int] = ()) -> None:
+    """Remove all but the newest checkpoints, the best one, and those of the updates in `keep`.
 
     A failure to remove one is logged and does not end the run.
     """
     try:
         with _REMOVING:
+            best = best_checkpoint(root)
             for old in list_checkpoints(root)[:-keep_last]:
+                if old == best or update_in_name(old) in keep:
+                    continue
                 # unmade first, then deleted: what a crash in between leaves is not mistaken for a
                 # checkpoint
                 (old / MANIFEST).unlink()

@@ -1,5 +1,6 @@
-"""The columns of a token batch, each declared once: what it holds, its dtype, and the value that
-fills it.
+"""The columns of a token batch, each declared once.
+
+A column has what it holds, its dtype, and the value that fills it.
 
     decision ─► parts of a row (`rows`) ─► padded columns (`decisions`) ─► rows of a rank, a mini-batch,
                                                                            a micro-batch ─► TokenBatch

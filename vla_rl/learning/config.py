@@ -1,5 +1,7 @@
-"""Configurations of the optimizer, the policy learner, the critic and imitation learning. Importing
-them does not import torch."""
+"""Configurations of the optimizer, the policy learner, the critic and imitation learning.
+
+Importing them does not import torch.
+"""
 
 from collections.abc import Mapping
 from typing import Literal, NamedTuple
@@ -155,9 +157,7 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
 
     @property
     def steps_once_per_update(self) -> bool:
-        """Whether an update is one optimizer step, so that no weights exist between two
-        versions.
-        """
+        """Whether an update is one optimizer step: no weights exist between two versions."""
         return self.minibatch_trajectories is None and self.epochs == 1
 
 

@@ -11,7 +11,6 @@ The head predicts in units of `value_scale`, so that head and loss work with num
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial, reduce
 from operator import add
 from typing import Any, TypeAlias
@@ -29,25 +28,11 @@ from vla_rl.learning.config import CriticConfig
 from vla_rl.learning.micro_batches import micro_batches
 from vla_rl.learning.optimizer import PolicyOptimizer, StepReport
 from vla_rl.learning.scoring import compute_in_parts
-from vla_rl.learning.sound_numbers import require_returns, require_values
+from vla_rl.learning.values import Judged, require_returns, require_values
 from vla_rl.types import Observation, Trajectory, derive_seed
 
 Rows: TypeAlias = tuple[tuple[Observation, ...], Tensor, Tensor]
 """Observations, returns [B] and old values [B], the last two in units of `value_scale`."""
-
-
-@dataclass(frozen=True)
-class Judged:
-    """A critic's values of one trajectory.
-
-    Attributes:
-        values: float32 [decisions], the value of the observation before each decision.
-        bootstrap: value of the last observation; 0 if the task itself ended the episode, because no
-            reward can follow.
-    """
-
-    values: np.ndarray
-    bootstrap: float
 
 
 class ValueHead(nn.Module):
@@ -148,18 +133,12 @@ class Critic:
         observations = [
             step.observation for trajectory in trajectories for step in trajectory.steps
         ]
-        target = (
-            torch.from_numpy(np.concatenate(list(returns)).astype(np.float32))
-            / self._config.value_scale
-        )
-        old = (
-            torch.from_numpy(np.concatenate([each.values for each in judged]))
-            / self._config.value_scale
-        )
+        scale = self._config.value_scale
+        target = torch.from_numpy(np.concatenate(list(returns)).astype(np.float32)) / scale
+        old = torch.from_numpy(np.concatenate([each.values for each in judged])) / scale
         sequence = torch.from_numpy(
             np.repeat(np.arange(len(returns)), [len(each) for each in returns])
         )
-        num_read = _num_read(observations)
         losses: list[tuple[Tensor, ValueDiagnostics]] = []
         reports: list[StepReport] = []
         async with self._turn:
@@ -168,23 +147,10 @@ class Critic:
             if number < self._num_updates:
                 return {}
             for index in self._minibatches(sequence, number):
-                await self._lane.run(self._optimizer.zero_grad, work="critic")
-                pieces = [
-                    index[piece]
-                    for piece in micro_batches(num_read[index], self._config.micro_batch_size)
-                ]
-                parts = [
-                    (tuple(observations[row] for row in piece.tolist()), target[piece], old[piece])
-                    for piece in pieces
-                ]
-                backward = partial(self._backward, num_rows=len(index))
-                losses += await compute_in_parts(
-                    self._lane, self._prepare, backward, parts, "critic"
-                )
+                losses += await self._accumulate(index, observations, target, old)
                 reports.append(await self._lane.run(self._optimizer.step, work="critic"))
             self._num_updates = number + 1
             loss, num_clipped = await self._lane.run(_summarised, losses, work="critic")
-        scale = self._config.value_scale
         _, before = self._loss(
             old * scale, old * scale, target * scale, torch.ones_like(old, dtype=torch.bool)
         )
@@ -205,6 +171,20 @@ class Critic:
         """Continue from a snapshot. Raises: CheckpointError if it is not of this critic."""
         async with self._turn:
             await self._lane.run(self._load, tensors, work="checkpoint")
+
+    async def _accumulate(
+        self, index: Tensor, observations: Sequence[Observation], target: Tensor, old: Tensor
+    ) -> list[tuple[Tensor, ValueDiagnostics]]:
+        """Compute the gradient of the rows `index`, in micro-batches."""
+        await self._lane.run(self._optimizer.zero_grad, work="critic")
+        num_read = _num_read([observations[row] for row in index.tolist()])
+        pieces = [index[piece] for piece in micro_batches(num_read, self._config.micro_batch_size)]
+        parts = [
+            (tuple(observations[row] for row in piece.tolist()), target[piece], old[piece])
+            for piece in pieces
+        ]
+        backward = partial(self._backward, num_rows=len(index))
+        return await compute_in_parts(self._lane, self._prepare, backward, parts, "critic")
 
     def _minibatches(self, sequence: Tensor, number: int) -> list[Tensor]:
         """Return the rows of each optimizer step; a trajectory is never split between two steps."""
@@ -236,8 +216,7 @@ class Critic:
         if features.ndim != 2 or features.shape[1] != expected:
             raise ValueError(
                 f"{type(self._trunk).__name__}.features gave {list(features.shape)}, expected [B, "
-                f"{expected}], as its "
-                "feature_size says"
+                f"{expected}], as its feature_size says"
             )
         values: Tensor = self._head(features)
         return values

@@ -22,8 +22,7 @@ from vla_rl.types import Observation, Trajectory
 
 BROKEN_ENGINE: Final = (
     "the weights or inputs that it acted with hold NaN or infinity, or it reports something else "
-    "than natural logs of "
-    "probabilities after temperature"
+    "than natural logs of probabilities after temperature"
 )
 BROKEN_REFERENCE: Final = (
     "look at the reference policy's weights, and whether it may choose the same tokens as the "

@@ -180,9 +180,8 @@ class Imitator:
         if not mask.any():
             raise ValueError(
                 f"none of the {tokens.numel()} demonstrated tokens is marked in "
-                "Demonstration.teaches, expected at least "
-                "one; check how `teaches` is computed, and look for conversations that are cut "
-                "before their first reply."
+                "Demonstration.teaches, expected at least one; check how `teaches` is computed, "
+                "and look for conversations that are cut before their first reply."
             )
         return tokens, mask
 
@@ -205,8 +204,8 @@ def _require_whole_chunks(demonstrations: Sequence[Demonstration], shape: tuple[
         if each.actions.shape != shape:
             raise ValueError(
                 f"demonstration {number} is a chunk {list(each.actions.shape)}, expected "
-                f"{list(shape)}, as the policy "
-                "decides; pad a chunk at the end of an episode and set num_valid."
+                f"{list(shape)}, as the policy decides; pad a chunk at the end of an episode and "
+                "set num_valid."
             )
 
 

@@ -146,8 +146,10 @@ class PolicyLearner:
         return UpdateReport(self.weight_version, metrics)
 
     async def stand_still(self) -> UpdateReport:
-        """Publish the same weights as a new version, in an update in which other agents learn. The
-        optimizer does not step."""
+        """Publish the same weights as a new version, in an update in which other agents learn.
+
+        The optimizer does not step.
+        """
         async with self._turn:
             await self._passes.stand_still()
         return UpdateReport(self.weight_version, {"update/taught": 0.0})
@@ -166,21 +168,20 @@ class PolicyLearner:
             await self._passes.restore(state)
 
     def _require_agreement(self, sums: Sequence[MicroBatchSums]) -> None:
-        """Raise PolicyMismatchError if the ratio is not 1; checked in the first update with tokens
-        of the learner's own version."""
+        """Raise PolicyMismatchError if the ratio is not 1.
+
+        It is checked in the first update with tokens of the learner's own version.
+        """
         gap = mean_gap(sums)
         if self._agreed or gap is None:
             return
         if not gap <= self._config.max_mismatch:
             raise PolicyMismatchError(
                 f"the learner's log-probs differ by {gap:.4g} on average from those that the "
-                "engine reported for the same "
-                f"tokens and weights (version {self.weight_version}), expected at most "
-                "max_mismatch = "
-                f"{self._config.max_mismatch}, so that the ratio starts at 1. Acting and learning "
-                "compute "
-                "different numbers: check the temperature, dropout, the attention mask, and how "
-                "observations are prepared."
+                f"engine reported for the same tokens and weights (version {self.weight_version}), "
+                f"expected at most max_mismatch = {self._config.max_mismatch}, so that the ratio "
+                "starts at 1. Acting and learning compute different numbers: check the "
+                "temperature, dropout, the attention mask, and how observations are prepared."
             )
         self._agreed = True
 

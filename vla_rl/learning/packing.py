@@ -1,5 +1,6 @@
-"""Conversion of plain values with arrays to bytes and back: msgpack, with arrays as extension
-types. No pickle.
+"""Conversion of plain values with arrays to bytes and back. No pickle.
+
+It is msgpack, with arrays as extension types.
 
 Accepted are the types that msgspec encodes (structs, dicts, lists, tuples, enums, numbers,
 strings), with NumPy arrays and numbers anywhere inside. Arrays come back writable, with their dtype

@@ -1,5 +1,6 @@
-"""Values that some losses need from the whole update or mini-batch, computed in separate forward
-passes.
+"""Values that some losses need from the whole update or mini-batch.
+
+They are computed in separate forward passes.
 
     proximal log-probs    with the learner's own weights before the update: for decoupled losses,
                           and to correct an engine that computes something slightly different
@@ -46,9 +47,7 @@ class Proximal:
         included; empty if not computed."""
 
     async def before_update(self, decisions: Decisions) -> Decisions:
-        """Add the log-probs of the weights before the update, and the engine correction over all
-        rows.
-        """
+        """Add the log-probs of the weights before the update, and the engine correction."""
         self.metrics = {}
         if not (self._loss.needs_proximal or self._needs_sequences(decisions)):
             return decisions
@@ -71,8 +70,10 @@ class Proximal:
         return decisions
 
     async def before_step(self, minibatch: Decisions, *, is_first: bool) -> Decisions:
-        """Add the log-ratio of each trajectory, or the tokens that the loss chooses. In the first
-        step of an update, the weights are still those before it."""
+        """Add the log-ratio of each trajectory, or the tokens that the loss chooses.
+
+        In the first step of an update, the weights are still those before it.
+        """
         needs_sequences, needs_choice = (
             self._needs_sequences(minibatch),
             self._needs_choice(minibatch),

@@ -1,6 +1,6 @@
 """Ranks that fit a machine, and the memory of each: arithmetic, without a process."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,6 +22,12 @@ class PolicySize:
     num_frozen: int
     bytes_each: int
     """Bytes of one number of the type that is computed with."""
+
+    largest_trained: int = 0
+    """Numbers of the largest trained tensor, whose gradient is passed on as a whole."""
+
+    largest_block: int = 0
+    """Trained numbers of the largest block, which is gathered as a whole if weights are shared."""
 
     @property
     def weight_bytes(self) -> int:
@@ -52,11 +58,27 @@ class RankMemory:
 def size_of(network: nn.Module) -> PolicySize:
     """Return the size of a network."""
     parameters = list(network.parameters())
+    trained = [each.numel() for each in parameters if each.requires_grad]
+    blocks = (block for stack in stacks_of(network) for block in stack)
     return PolicySize(
-        num_trained=sum(each.numel() for each in parameters if each.requires_grad),
+        num_trained=sum(trained),
         num_frozen=sum(each.numel() for each in parameters if not each.requires_grad),
         bytes_each=max((each.element_size() for each in parameters), default=FLOAT32),
+        largest_trained=max(trained, default=0),
+        largest_block=max((_num_trained(block) for block in blocks), default=0),
     )
+
+
+def stacks_of(network: nn.Module) -> Sequence[Sequence[nn.Module]]:
+    """Return the stacks of blocks that a network names; none if it names none."""
+    named: Callable[[], Sequence[Sequence[nn.Module]]] | None = getattr(
+        network, "block_stacks", None
+    )
+    return named() if named is not None else ()
+
+
+def _num_trained(module: nn.Module) -> int:
+    return sum(each.numel() for each in module.parameters() if each.requires_grad)
 
 
 def rank_memory(size: PolicySize, config: LearnerConfig) -> RankMemory:

@@ -1,5 +1,6 @@
-"""Conversion of decisions to rows of a forward pass: one row each, or one for all turns of a
-conversation that can be joined.
+"""Conversion of decisions to rows of a forward pass.
+
+A row is one decision, or all turns of a conversation that can be joined.
 
     turn 1   prompt ─► reply                           one row   prompt │ reply │ what was heard │ reply
     turn 2   prompt, reply, what was heard ─► reply    mask             │ 1 .. 1│     0 .. 0     │ 1 .. 1
@@ -139,7 +140,7 @@ def rows_of(
         temperature = trajectory.episode.sampling.temperature if noted is None else noted
         if step.agent in speaking and speaking[step.agent][0].temperature == temperature:
             row, before = speaking[step.agent]
-            heard = _heard_between(before, step)
+            heard = _tokens_of_gap(before, step)
         if heard is None:
             row = Row(step.observation, sequence, temperature)
             rows.append(row)
@@ -162,7 +163,7 @@ def rows_of(
     return rows
 
 
-def _heard_between(before: Step, step: Step) -> np.ndarray | None:
+def _tokens_of_gap(before: Step, step: Step) -> np.ndarray | None:
     """Return the tokens between the end of one reply and the start of the next.
 
     None if the past was changed.
@@ -183,8 +184,7 @@ def _check_log_probs(trajectory: Trajectory) -> None:
         if found != expected:
             raise ValueError(
                 f"decision {number} of episode {trajectory.episode.episode_id} has log_probs "
-                f"{list(found)} for tokens "
-                f"{list(expected)}, expected one for each."
+                f"{list(found)} for tokens {list(expected)}, expected one for each."
             )
 
 
@@ -198,8 +198,7 @@ def _check_reference(
     if found != expected:
         raise ValueError(
             f"reference_log_probs of episode {trajectory.episode.episode_id} are {found[:3]}, "
-            f"expected {expected[:3]}: one "
-            "for each token of each decision."
+            f"expected {expected[:3]}: one for each token of each decision."
         )
 
 
@@ -212,8 +211,7 @@ def _checked_advantage(trajectory: Trajectory, advantage: Advantage) -> np.ndarr
     if values.shape not in ((), (num_rows,), *by_token):
         raise ValueError(
             f"{which} is {list(values.shape)}, expected one number, [{num_rows}] for its "
-            "decisions, "
-            f"or [{num_rows}, {max(lengths, default=0)}] for their tokens."
+            f"decisions, or [{num_rows}, {max(lengths, default=0)}] for their tokens."
         )
     if not np.isfinite(values).all():
         raise ValueError(f"{which} is not finite; look at the rewards of its group.")

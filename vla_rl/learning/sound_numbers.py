@@ -2,7 +2,7 @@
 
     engine, reference ─► log-probs ─► decisions_of ─┐
     trainer, reference ─► log-probs ─► Scorer ──────┼─► a loss
-    critic ─► values ─► Critic.values, .update ─────┘
+    critic ─► values ─► Critic.values, .update ─────┘  (values.py)
 
 A NaN or an infinity would not stop a run later: the losses' clamps, clips and masks turn it into a
 token without a gradient. So each such number is rejected here, with its episode, decision and
@@ -10,20 +10,28 @@ token. Advantages are checked in `rows`, rewards in `RewardBatch`. Masked tokens
 """
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol, Self
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from vla_rl.types import DEFAULT_AGENT, MAX_LOG_PROB, Trajectory
-
-if TYPE_CHECKING:
-    from vla_rl.learning.critic import Judged
-    from vla_rl.learning.decisions import Decisions
+from vla_rl.learning.rows import Place
+from vla_rl.types import DEFAULT_AGENT, MAX_LOG_PROB
 
 
-def require_log_probs(decisions: "Decisions", log_probs: Tensor, whose: str, remedy: str) -> None:
+class TokenRows(Protocol):
+    """Rows of tokens as far as checks read them: `Decisions`, which are checked when made."""
+
+    @property
+    def tokens(self) -> Tensor: ...
+    @property
+    def mask(self) -> Tensor: ...
+    @property
+    def places(self) -> Sequence[Sequence[Place]]: ...
+    def rows(self, index: Tensor) -> Self: ...
+
+
+def require_log_probs(decisions: TokenRows, log_probs: Tensor, whose: str, remedy: str) -> None:
     """Raise ValueError unless every unmasked log-prob, float [N, T] on the CPU, is possible for a
     policy.
 
@@ -46,12 +54,11 @@ def require_log_probs(decisions: "Decisions", log_probs: Tensor, whose: str, rem
     expected = "a finite number" if is_density else "a finite number of at most 0"
     raise ValueError(
         f"{whose} log-prob of {place_of(decisions, row, column)} is "
-        f"{float(log_probs[row, column])}, expected {expected}; "
-        f"{remedy}."
+        f"{float(log_probs[row, column])}, expected {expected}; {remedy}."
     )
 
 
-def place_of(decisions: "Decisions", row: int, column: int) -> str:
+def place_of(decisions: TokenRows, row: int, column: int) -> str:
     """Name a token of a row by its episode, the decision in the episode and the token in the
     decision, counted from 0.
     """
@@ -80,7 +87,7 @@ def first_unsound(log_prob: Tensor, entropy: Tensor, mask: Tensor) -> Tensor:
 
 
 def require_sound_model(
-    minibatch: "Decisions", indices: Sequence[Tensor], places: Sequence[Tensor], model: str
+    minibatch: TokenRows, indices: Sequence[Tensor], places: Sequence[Tensor], model: str
 ) -> None:
     """Raise ValueError, naming the token, if `first_unsound` found one in a micro-batch.
 
@@ -96,58 +103,6 @@ def require_sound_model(
             where = place_of(rows, *divmod(place - 1, rows.mask.shape[1]))
             raise ValueError(
                 f"{model}.log_probs gave an infinite log-prob, or an entropy that is not finite, "
-                f"for {where}; "
-                "expected finite numbers. Learner and engine must allow the same tokens: look at "
-                "masked logits."
+                f"for {where}; expected finite numbers. Learner and engine must allow the same "
+                "tokens: look at masked logits."
             )
-
-
-def require_values(trajectories: Sequence[Trajectory], judged: Sequence["Judged"]) -> None:
-    """Raise ValueError, naming episode and decision, unless a critic's values have the right shape
-    and are finite.
-    """
-    if len(trajectories) != len(judged):
-        raise ValueError(
-            f"values of {len(judged)} trajectories for {len(trajectories)}, expected one `Judged` "
-            "for each."
-        )
-    for trajectory, each in zip(trajectories, judged, strict=True):
-        _require_each(
-            trajectory, each.values, "values", "look at the critic's learning rate and value_scale"
-        )
-        if not np.isfinite(each.bootstrap):
-            raise ValueError(
-                "the critic's value of the final observation of episode "
-                f"{trajectory.episode.episode_id} is "
-                f"{each.bootstrap}, expected a finite number; look at its learning rate and "
-                "value_scale."
-            )
-
-
-def require_returns(trajectories: Sequence[Trajectory], returns: Sequence[np.ndarray]) -> None:
-    """Raise ValueError, naming episode and decision, unless a critic's targets have the right shape
-    and are finite.
-    """
-    if len(trajectories) != len(returns):
-        raise ValueError(
-            f"{len(returns)} returns for {len(trajectories)} trajectories, expected "
-            "one array for each."
-        )
-    for trajectory, each in zip(trajectories, returns, strict=True):
-        _require_each(trajectory, each, "returns", "look at its rewards")
-
-
-def _require_each(trajectory: Trajectory, numbers: np.ndarray, what: str, remedy: str) -> None:
-    episode, expected = trajectory.episode.episode_id, (len(trajectory.steps),)
-    if numbers.shape != expected:
-        raise ValueError(
-            f"the {what} of episode {episode} are {list(numbers.shape)}, expected "
-            f"{list(expected)}: one for each decision."
-        )
-    bad = np.flatnonzero(~np.isfinite(numbers))
-    if len(bad):
-        raise ValueError(
-            f"the {what} of episode {episode} hold {numbers[bad[0]]} at decision {bad[0]}, "
-            "expected finite "
-            f"numbers; {remedy}."
-        )

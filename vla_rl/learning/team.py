@@ -15,11 +15,12 @@ import numpy as np
 from torch import Tensor
 
 from vla_rl.errors import CheckpointError, ConfigError
-from vla_rl.learning.critic import Critic, Judged
+from vla_rl.learning.critic import Critic
 from vla_rl.learning.learner import PolicyLearner, UpdateReport
 from vla_rl.learning.rows import Advantage
 from vla_rl.learning.scoring import Reference
 from vla_rl.learning.training import TeamState
+from vla_rl.learning.values import Judged
 from vla_rl.types import AgentPart, Roster, Trajectory
 
 T = TypeVar("T")
@@ -41,8 +42,7 @@ class LearnerTeam:
         if not learners or (updates_per_turn is not None and updates_per_turn < 1):
             raise ConfigError(
                 f"{len(learners)} learners and updates_per_turn={updates_per_turn}, expected at "
-                "least 1 of each; "
-                "updates_per_turn=None lets all of them learn in every update"
+                "least 1 of each; updates_per_turn=None lets all of them learn in every update"
             )
         self._learners, self._updates_per_turn = dict(learners), updates_per_turn
         self._roster = Roster(learners)
@@ -74,8 +74,9 @@ class LearnerTeam:
         advantages: Sequence[Advantage],
         reference_log_probs: Sequence[Sequence[np.ndarray] | np.ndarray] | None = None,
     ) -> UpdateReport:
-        """Update each agent whose turn it is from its own decisions, one after another; arguments
-        as in `Learner.update`.
+        """Update each agent whose turn it is from its own decisions, one after another.
+
+        Arguments are those of `Learner.update`.
 
         A member's metrics begin with `Roster.prefix`. Raises: ConfigError for a decision of an
         agent without a learner.
@@ -254,7 +255,5 @@ async def _each_part(
 
 
 def _part_advantage(advantage: Advantage, part: AgentPart) -> Advantage:
-    """Return the advantage of a part: a single number as it is, or the numbers of the part's
-    decisions.
-    """
+    """Return the advantage of a part: a single number, or those of the part's decisions."""
     return advantage if np.ndim(advantage) == 0 else np.asarray(advantage)[list(part.decisions)]

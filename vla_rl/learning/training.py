@@ -43,7 +43,7 @@ class StagedTensors(Protocol):
         """Bytes of all tensors."""
         ...
 
-    def write_to(self, path: Path) -> None:
+    def write_file(self, path: Path) -> None:
         """Write the safetensors file. Blocks: call it in a thread. Raises: CheckpointError."""
         ...
 

@@ -103,8 +103,9 @@ def update_metrics(
 
 
 def staleness_metrics(staleness: Tensor) -> dict[str, float]:
-    """Summarise the staleness of each token, int64 [n]: the learner's version minus the version
-    that chose it.
+    """Summarise the staleness of each token, int64 [n].
+
+    It is the learner's version minus the version that chose the token.
     """
     return {
         "update/staleness_mean": float(staleness.float().mean()),

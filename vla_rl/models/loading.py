@@ -7,7 +7,7 @@ recipe can show its help at once.
 import hashlib
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 import vla_rl
 from vla_rl.errors import ConfigError
@@ -15,17 +15,20 @@ from vla_rl.models import openvla, openvla_oft
 from vla_rl.models.openvla_oft.config import NewPart
 from vla_rl.models.prismatic.checkpoint_format import CheckpointFormat, Family, refuse_unused
 from vla_rl.models.prismatic.public_config import EXTENSION_FILE
+from vla_rl.renamed import renamed_attribute
 
 __all__ = [
     "BASE_POLICY",
+    "SHIPPED",
+    "STAND_INS_BASE_POLICY",
     "CheckpointConfig",
     "CheckpointFormat",
     "Device",
     "Family",
     "VlaPolicy",
     "action_head_of",
+    "choose_device",
     "described",
-    "device_for",
     "digest_of",
     "family_of",
     "is_base_policy",
@@ -47,8 +50,14 @@ ASSETS: Final = Path(vla_rl.__file__).parent / "assets"
 """Folder of the files that ship."""
 
 BASE_POLICY: Final = ASSETS / "libero_base"
-"""The checkpoint in this package: half-trained on tasks 1, 6 and 8 of libero_object and task 7 of
-libero_goal."""
+"""The checkpoint in this package: half-trained on tasks 1 and 6 of libero_object and task 7 of
+libero_goal, drawn with LIBERO's own assets."""
+
+STAND_INS_BASE_POLICY: Final = ASSETS / "libero_stand_ins_base"
+"""The same on the stand-in assets, and on task 8 of libero_object too."""
+
+SHIPPED: Final = "shipped"
+"""Name, instead of a folder, of the one of these two that was trained on the assets in use."""
 
 Device: TypeAlias = Literal["auto", "cpu", "cuda"]
 """auto: the first GPU, or the CPU if there is none."""
@@ -66,8 +75,12 @@ class CheckpointConfig(CheckpointFormat, frozen=True, kw_only=True):
 
 
 def is_base_policy(checkpoint: str) -> bool:
-    """Return whether a folder is the checkpoint of this package, however its path is written."""
-    return Path(checkpoint).expanduser().resolve() == BASE_POLICY.resolve()
+    """Return whether this names a LIBERO base policy of this package, however it is written."""
+    folder = Path(checkpoint).expanduser().resolve()
+    return checkpoint == SHIPPED or folder in (
+        BASE_POLICY.resolve(),
+        STAND_INS_BASE_POLICY.resolve(),
+    )
 
 
 def family_of(checkpoint: "str | PublicFolder") -> Family:
@@ -126,7 +139,7 @@ def load_policy(
             f"policy_family is {family!r}, but {head.parent} has an action head, {head.name}; set "
             "it to continuous"
         )
-    place = device_for(device)
+    place = choose_device(device)
     if family == "openvla":
         refuse_unused(family, new_parts=new_parts or None)
         return openvla.OpenVla.load(checkpoint, config, device=place)
@@ -150,14 +163,12 @@ def described(policy: "VlaPolicy") -> str:
     state = "" if proprio is None else f" and {proprio.key}"
     return (
         f"{kind}: sees {', '.join(config.cameras)}{state} ({config.images}), decides "
-        f"{config.chunk_size} x "
-        f"{config.action_dim} numbers by the statistics {config.norm_key!r} "
-        f"({config.normalization}, gripper "
-        f"{bounds.gripper}), {str(dtype).removeprefix('torch.')}"
+        f"{config.chunk_size} x {config.action_dim} numbers by the statistics {config.norm_key!r} "
+        f"({config.normalization}, gripper {bounds.gripper}), {str(dtype).removeprefix('torch.')}"
     )
 
 
-def device_for(asked: Device) -> "torch.device":
+def choose_device(asked: Device) -> "torch.device":
     """Return the device that `asked` means.
 
     Raises: ConfigError if a GPU is requested and there is none.
@@ -208,3 +219,9 @@ def require_new(*folders: Path) -> None:
                 f"{folder} exists already, expected a new folder for the checkpoint; choose "
                 "another --out"
             )
+
+
+def __getattr__(name: str) -> Any:
+    if (renamed := renamed_attribute(__name__, name)) is not None:
+        return renamed
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -42,8 +42,7 @@ class PolicyTowerEncoder:
         if not isinstance(tower, nn.Module):
             raise ConfigError(
                 f"EmbeddingConfig.encoder is 'policy', but {type(model).__name__} has no vision "
-                "tower; "
-                "expected 'pixels', 'state' or 'vjepa2'."
+                "tower; expected 'pixels', 'state' or 'vjepa2'."
             )
         self._tower = copy.deepcopy(tower).eval().requires_grad_(False)
         self._model, self._lane, self._num_frames = model, lane, config.num_frames

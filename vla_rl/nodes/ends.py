@@ -1,6 +1,4 @@
-"""The nodes at the ends of a pipeline: the first collects groups, the last ones learn from them,
-save and show.
-"""
+"""The nodes at the ends of a pipeline: collect groups; learn from them, save and show."""
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -8,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.actors.completion import carried_through
+from vla_rl.actors.completion import finish_despite_cancellation
 from vla_rl.graph import NodeOutput, WrongInput
 from vla_rl.learning import LearnerTeam, UpdateReport
 from vla_rl.learning.rows import Advantage
@@ -96,7 +94,7 @@ class Learn:
         update = self._update_of(trajectories, list(advantages), references)
         # stays True if the update raises: it may have changed half of the weights
         self._is_learning = True
-        report, is_cancelled = await carried_through(update)
+        report, is_cancelled = await finish_despite_cancellation(update)
         # no await in between: a snapshot taken there would have trained on episodes that its ledger
         # still counts as buffered, and a resume would train on them again
         self._scheduler.trained(groups, report.weight_version)
@@ -123,8 +121,9 @@ class Learn:
 
 
 class Save:
-    """The node function that prepares a checkpoint, which appears once the update's metrics are
-    written.
+    """The node function that prepares a checkpoint.
+
+    It appears once the update's metrics are written.
     """
 
     def __init__(self, prepare: Callable[[Any], Awaitable[None]]) -> None:
@@ -137,8 +136,9 @@ class Save:
 
 
 class Show:
-    """The node function that offers episodes to the recorder of videos, which picks some and
-    returns at once.
+    """The node function that offers episodes to the recorder of videos.
+
+    The recorder picks some and returns at once.
     """
 
     def __init__(self) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vla_rl.actors.completion import carried_through
+from vla_rl.actors.completion import finish_despite_cancellation
 from vla_rl.graph import NodeOutput
 from vla_rl.nodes.advantages import members_of
 from vla_rl.types import Group
@@ -48,7 +48,7 @@ class LearnValues:
         """
         flat = [each for of_group in judged for each in of_group]
         learning = self._critic.update(members_of(groups), flat, returns, number=update)
-        metrics, is_cancelled = await carried_through(learning)
+        metrics, is_cancelled = await finish_despite_cancellation(learning)
         if is_cancelled:
             raise asyncio.CancelledError
         return NodeOutput(values={}, metrics=metrics)

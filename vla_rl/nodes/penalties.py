@@ -138,8 +138,7 @@ def decision_kl(trajectory: Trajectory, reference: Sequence[np.ndarray]) -> np.n
     if len(bad):
         raise ValueError(
             f"the distance of decision {bad[0]} of episode {trajectory.episode.episode_id} from "
-            "the reference policy is "
-            f"{kl[bad[0]]}, expected a finite number; check the log-probs of the reference and of "
-            "the engine."
+            f"the reference policy is {kl[bad[0]]}, expected a finite number; check the log-probs "
+            "of the reference and of the engine."
         )
     return kl

@@ -209,10 +209,9 @@ def require_known_success(group: Group, wanted_by: str) -> None:
     ):
         raise EnvError(
             f"{wanted_by}, but no episode of {group.task} (environment "
-            f"{members[0].episode.env.id}) in group "
-            f"{group.group_id} has 'is_success' in its info; set info['is_success'] in every last "
-            "step of the "
-            "environment (train_toy: --success-return), or reward and filter by the return"
+            f"{members[0].episode.env.id}) in group {group.group_id} has 'is_success' in its info; "
+            "set info['is_success'] in every last step of the environment (train_toy: "
+            "--success-return), or reward and filter by the return"
         )
 
 

@@ -106,8 +106,7 @@ def unknown_success(tasks: Mapping[str, TaskTally]) -> str | None:
     )
     return (
         f"success is shown as '-': no episode of {named} has had 'is_success' in its info so far; "
-        "watch its "
-        "return, or set info['is_success'] in the environment's last step (train_toy: "
+        "watch its return, or set info['is_success'] in the environment's last step (train_toy: "
         "--success-return)"
     )
 

@@ -36,6 +36,12 @@ class Sink(Protocol):
         """Write the values of one update, all or none."""
         ...
 
+    def write_late(
+        self, update: int, wall_time_s: float, values: Mapping[str, float], now: int
+    ) -> None:
+        """Write values of `update` that were measured only after update `now`, all or none."""
+        ...
+
     def close(self) -> None:
         """Flush what was written, and close files and connections."""
         ...
@@ -50,6 +56,9 @@ class Measured(msgspec.Struct, frozen=True):
 
     values: dict[str, float]
 
+    late_at: int | None = None
+    """Newest update when these values were measured, if they came late."""
+
 
 class MetricLog:
     """Writes each update's metrics to all sinks.
@@ -63,8 +72,14 @@ class MetricLog:
 
     def __init__(self, sinks: Sequence[Sink], lines: JsonlSink | None = None) -> None:
         self._file = lines
-        self._lines = None if lines is None else _outlet(lines)
-        self._outlets = [*([] if self._lines is None else [self._lines]), *map(_outlet, sinks)]
+        self._lines = (
+            None
+            if lines is None
+            else Outlet(type(lines).__name__, partial(_write_line, lines), lines.close)
+        )
+        self._shown = [*map(_outlet, sinks)]
+        self._outlets = [*([] if self._lines is None else [self._lines]), *self._shown]
+        self._newest = 0
 
     @classmethod
     def open(
@@ -103,6 +118,7 @@ class MetricLog:
         """
         known = {key: float(value) for key, value in values.items() if _KEY.fullmatch(key)}
         measured = Measured(update, time.time(), known)
+        self._newest = max(self._newest, update)
         for outlet in self._outlets:
             outlet.put(f"update {update}", measured)
         for key in values:
@@ -111,6 +127,15 @@ class MetricLog:
                     f"metric key is {key!r}, expected a path such as 'train/loss'; put a "
                     "namespace before it."
                 )
+
+    def write_late(self, update: int, values: Mapping[str, float]) -> None:
+        """Write values that were measured after the update's line, such as held-out success.
+
+        They go to the sinks that draw curves; `metrics.jsonl` has exactly one line for each update.
+        """
+        measured = Measured(update, time.time(), dict(values), max(self._newest, update))
+        for outlet in self._shown:
+            outlet.put(f"held-out episodes of weights {update}", measured)
 
     def secured(self) -> bytes:
         """Sync the lines so far to disk. Return the lines that could not be written to the file.
@@ -155,8 +180,15 @@ def _outlet(sink: Sink) -> Outlet[Measured]:
     return Outlet(type(sink).__name__, partial(_write, sink), sink.close)
 
 
+def _write_line(lines: JsonlSink, measured: Measured) -> None:
+    lines.write(measured.update, measured.wall_time_s, measured.values)
+
+
 def _write(sink: Sink, measured: Measured) -> None:
-    sink.write(measured.update, measured.wall_time_s, measured.values)
+    if measured.late_at is None:
+        sink.write(measured.update, measured.wall_time_s, measured.values)
+    else:
+        sink.write_late(measured.update, measured.wall_time_s, measured.values, measured.late_at)
 
 
 def read_metrics(path: Path) -> list[dict[str, Any]]:

@@ -99,8 +99,7 @@ class Outlet(Generic[RecordT]):
                 self._is_overfull = True
                 logger.warning(
                     "%s: %d records wait, which is the most that are kept: %s is left out, and "
-                    "with each new record "
-                    "the oldest",
+                    "with each new record the oldest",
                     self._name,
                     self._most_waiting,
                     which,

@@ -225,9 +225,8 @@ def require_digest(path: Path, data: bytes) -> None:
     if not words or words[0] != hashlib.sha256(data).hexdigest().encode():
         raise ConfigError(
             f"{path} is not what was written (its digest differs from {beside.name}): it was "
-            "edited, or is damaged; pass "
-            f"changes as options instead of editing it, or remove {beside.name} to accept the "
-            "file as it is."
+            "edited, or is damaged; pass changes as options instead of editing it, or remove "
+            f"{beside.name} to accept the file as it is."
         )
 
 

@@ -93,6 +93,12 @@ class TensorBoardSink:
         self._file.path.parent.mkdir(exist_ok=True)
         self._file.write(_as_record(event.SerializeToString()))
 
+    def write_late(
+        self, update: int, wall_time_s: float, values: Mapping[str, float], now: int
+    ) -> None:
+        """Write one event at its own update, also after those of later ones."""
+        self.write(update, wall_time_s, values)
+
     def close(self) -> None:
         """Close the file."""
         self._file.close()
@@ -106,10 +112,23 @@ class WandbSink:
 
     def __init__(self, project: str, run_name: str, config: Mapping[str, Any]) -> None:
         self._run = import_wandb(project).init(project=project, name=run_name, config=dict(config))
+        self._has_late_axis = False
 
     def write(self, update: int, wall_time_s: float, values: Mapping[str, float]) -> None:
         """Log one update."""
         self._run.log({**values, "wall_time_s": wall_time_s}, step=update)
+
+    def write_late(
+        self, update: int, wall_time_s: float, values: Mapping[str, float], now: int
+    ) -> None:
+        """Log values of an earlier update, over an axis of their own.
+
+        Weights & Biases drops what is logged at a step before the newest one, `now`.
+        """
+        if not self._has_late_axis:
+            self._run.define_metric("held_out/*", step_metric="held_out/weights")
+            self._has_late_axis = True
+        self._run.log({**values, "held_out/weights": update}, step=now)
 
     def close(self) -> None:
         """Upload the remaining metrics."""
@@ -126,8 +145,7 @@ def import_wandb(project: str) -> Any:
     except ImportError as error:
         raise ConfigError(
             f"metrics should go to the wandb project {project!r}, but wandb is not installed; "
-            "install vla_rl[wandb] or "
-            "omit the project."
+            "install vla_rl[wandb] or omit the project."
         ) from error
     return wandb
 

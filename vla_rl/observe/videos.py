@@ -167,9 +167,8 @@ def _captioned_frames(
             or image.shape[2] != 3
         ):
             raise ValueError(
-                f"episode {episode.episode_id} has no uint8 [H, W, 3] {image_key!r} in "
-                f"observation {index}, only "
-                f"{sorted(observation)}; a video needs these frames."
+                f"episode {episode.episode_id} has no uint8 [H, W, 3] {image_key!r} in observation "
+                f"{index}, only {sorted(observation)}; a video needs these frames."
             )
         is_last = index == len(observations) - 1
         moment = trajectory.stop_reason.value if is_last else f"{index + 1}/{len(trajectory.steps)}"

@@ -1,5 +1,4 @@
-"""The boundaries of an episode: the values that pass from one stage of a control loop to the next,
-in their order.
+"""The boundaries of an episode: values that pass between the stages of a control loop, in order.
 
 A value depends only on those before it, so the first boundary at which two loops differ names the
 stage to look at.

@@ -86,9 +86,7 @@ def _rotation(vector: np.ndarray) -> np.ndarray:
 
 
 def _line(x: np.ndarray, y: np.ndarray) -> tuple[float, float]:
-    """Return slope and offset of the least-squares line through points; (1, mean) if x is
-    constant.
-    """
+    """Return slope and offset of the least-squares line; (1, mean) if x is constant."""
     if np.ptp(x) == 0.0:
         return 1.0, float(np.mean(y - x))
     slope, offset = np.polyfit(x.astype(np.float64), y.astype(np.float64), 1)

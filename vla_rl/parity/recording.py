@@ -1,5 +1,6 @@
-"""Recording of an episode of ours: every boundary of every decision, from the simulator's picture to
-the executed action.
+"""Recording of an episode of ours, from the simulator's picture to the executed action.
+
+Every boundary of every decision is recorded.
 """
 
 from collections.abc import Iterator

@@ -4,7 +4,7 @@ import os
 from collections.abc import Mapping
 from typing import Final, Literal
 
-from vla_rl.algorithms import AdvantageConfig, EmbeddingConfig, SrpoConfig, policy_loss_for
+from vla_rl.algorithms import AdvantageConfig, EmbeddingConfig, SrpoConfig, safe_policy_loss
 from vla_rl.algorithms.filters import OverlongConfig, require_satisfiable
 from vla_rl.algorithms.kl_in_reward import KlRewardConfig
 from vla_rl.engines import EngineConfig
@@ -63,6 +63,14 @@ class RunConfig(Config, frozen=True, kw_only=True):
     """Device of the policy and the learner. auto: the first GPU, or the CPU with a printed note if
     there is none."""
 
+    peak_tflops: float | None = None
+    """Peak of the device in 10^12 floating-point operations per second, for the metrics device/mfu.
+    None: that of the GPU's data sheet; no such metrics on a CPU or an unknown GPU."""
+
+    profile_updates: str | None = None
+    """Updates that torch's profiler records, such as 3-4 or 3, counted as in metrics.jsonl: a trace
+    for ui.perfetto.dev in the run's folder. None: none."""
+
     torch_threads: int = 1
     """Threads for the policy and the learner on a CPU. The simulators need cores too."""
 
@@ -83,8 +91,23 @@ class RunConfig(Config, frozen=True, kw_only=True):
         ):
             self.require(getattr(self, field) >= 1, field, "at least 1")
         self.require(self.stall_warning_s > 0, "stall_warning_s", "above 0 seconds")
+        known = self.peak_tflops is None or self.peak_tflops > 0.0
+        self.require(known, "peak_tflops", "above 0, or none")
+        self.require(self.profiled is not None, "profile_updates", "a range")
         has_pause = self.chaos_every_s is None or self.chaos_every_s > 0
         self.require(has_pause, "chaos_every_s", "above 0 seconds, or none")
+
+    @property
+    def profiled(self) -> range:
+        """Numbers of the updates that are profiled, from 1."""
+        if self.profile_updates is None:
+            return range(0)
+        first, dash, last = self.profile_updates.partition("-")
+        numbers = (first, last if dash else first)
+        is_range = all(number.isdecimal() for number in numbers)
+        if not is_range or not 1 <= int(numbers[0]) <= int(numbers[1]):
+            self.require(False, "profile_updates", "one number from 1 on, or two such as 3-4")
+        return range(int(numbers[0]), int(numbers[1]) + 1)
 
 
 class FilterConfig(Config, frozen=True, kw_only=True):
@@ -157,13 +180,14 @@ class LearningConfig(Config, frozen=True, kw_only=True):
         )
         self.scheduler.require_feasible(num_envs=self.num_envs, group_size=self.episodes_per_group)
         once = self.learner.steps_once_per_update
-        policy_loss_for(self.learner.loss, self.scheduler.max_staleness, steps_once_per_update=once)
+        safe_policy_loss(
+            self.learner.loss, self.scheduler.max_staleness, steps_once_per_update=once
+        )
         if self.scheduler.deterministic != self.engine.is_deterministic:
             raise ConfigError(
                 f"scheduler.deterministic is {self.scheduler.deterministic} and "
-                "engine.is_deterministic "
-                f"{self.engine.is_deterministic}: expected both or neither, because one alone is "
-                "not reproducible"
+                f"engine.is_deterministic {self.engine.is_deterministic}: expected both or "
+                "neither, because one alone is not reproducible"
             )
 
     @property

@@ -61,9 +61,8 @@ def embodied_srpo(parts: Parts) -> Pipeline:
     if config.reward != RewardConfig():
         raise ConfigError(
             f"reward.function is {config.reward.function!r} and reward.manager "
-            f"{config.reward.manager!r}, but pipeline "
-            "'embodied_srpo' makes its own reward of successes and distances; leave them unset, "
-            "or use embodied_grpo."
+            f"{config.reward.manager!r}, but pipeline 'embodied_srpo' makes its own reward of "
+            "successes and distances; leave them unset, or use embodied_grpo."
         )
     encoder = trajectory_encoder(config.embedding, parts.model, parts.lane)
     bank = ReferenceBank(config.srpo.carry_over)

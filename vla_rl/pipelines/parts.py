@@ -74,7 +74,5 @@ class Parts(Protocol):
         ...
 
     def remember(self, name: str, what: Stateful, state_type: Any) -> None:
-        """Save the state of `what` in every checkpoint, as `state_type`, and restore it on a
-        resume.
-        """
+        """Save the state of `what` in every checkpoint as `state_type`; restore it on a resume."""
         ...

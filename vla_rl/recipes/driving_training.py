@@ -6,12 +6,14 @@ scenes, training.
 
 import asyncio
 import os
+from collections.abc import Mapping
 from typing import Final, Literal
 
 from vla_rl.commands.command_line import Command, TrainingLaunch
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.evaluation import within_range
+from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.scored import ScoreJudge
 from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import ASSETS, CheckpointFormat, described, load_policy
@@ -19,7 +21,7 @@ from vla_rl.nodes.rewards import RewardConfig
 from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart, embodied_agent
 from vla_rl.simulation import SimulatorConfig
-from vla_rl.types import Config, EnvSpec, EpisodeSpec, Sampling, derive_seed
+from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 
 DRIVING: Final = "vla_rl/driving-v0"
 DRIVING_BASE: Final = ASSETS / "driving_base"
@@ -28,14 +30,24 @@ DRIVING_BASE: Final = ASSETS / "driving_base"
 IMAGE_SIZE: Final = 56
 
 
-class HeldOutScenesConfig(Config, frozen=True, kw_only=True):
-    """Scenes of the held-out split, driven greedily before the first update and after the last."""
+class HeldOutScenesConfig(HeldOutSchedule, frozen=True, kw_only=True):
+    """Scenes of the held-out split, driven greedily before the first update and after the last, and
+    beside training every few updates if wanted.
+    """
 
     scenes: int = 500
     """Number of scenes, from number 0 on. 0: no held-out scenes."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.require(self.scenes >= 0, "scenes", "at least 0")
+
+    def unread(self) -> Mapping[str, str]:
+        """Return all other options if there are no scenes, else those of the schedule."""
+        if self.scenes > 0:
+            return super().unread()
+        others = [name for name in self.__struct_fields__ if name != "scenes"]
+        return dict.fromkeys(others, "held_out.scenes is 0")
 
 
 class DrivingConfig(EmbodiedConfig, frozen=True, kw_only=True):
@@ -136,6 +148,6 @@ async def main(command: Command[TrainingLaunch, DrivingConfig]) -> int:
             num_chunks=1,
         ),
         {"scenes": f"train 0-{config.scenes - 1}", "score": config.version},
-        ScoreJudge(episodes) if episodes else None,
+        ScoreJudge(episodes, config.held_out) if episodes else None,
         within_range(embodied_agent),
     )

@@ -13,6 +13,7 @@ If it is killed, only the running episodes are lost; `--resume runs/eval-...` ru
     ... CHECKPOINT --init-states 40-49                   held-out initial states only
     ... CHECKPOINT --scenes same                         the same fixtures in every trial, as in SimpleVLA-RL
     ... CHECKPOINT --suites liberopro.libero_goal_swap   LIBERO-PRO or LIBERO-plus, with a table by perturbation
+    ... CHECKPOINT --suites liberoplus.libero_goal --perturbations camera robot --init-states 0
     ... CHECKPOINT --temperature 1.0                     sampled instead of greedy
     ... CHECKPOINT --suites libero_goal --tasks 0-3,7    some tasks
     ... CHECKPOINT --record-to data                      also write every episode into a LeRobotDataset
@@ -53,8 +54,7 @@ from vla_rl.evaluation import (
 )
 from vla_rl.evaluation.benchmark import LIBERO, Benchmark, SuiteTask, benchmark_of, require_fitting
 from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
-from vla_rl.evaluation.libero import key_of, libero_env, numbers_in
-from vla_rl.evaluation.pictures import assets_for, picture_size_for, quality_for
+from vla_rl.evaluation.libero import key_of, parse_numbers, parse_task_ids, tasks_of
 from vla_rl.evaluation.plan import (
     one_of_each_kind,
     planned_episodes,
@@ -62,8 +62,11 @@ from vla_rl.evaluation.plan import (
     require_goal_files,
 )
 from vla_rl.evaluation.results import by_perturbation, by_task, summary_of
+from vla_rl.evaluation.robustness import kind_of_change, robustness_table
+from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scene, Scenes
+from vla_rl.evaluation.shipped import other_pictures, resolve_checkpoint
 from vla_rl.models.loading import (
-    BASE_POLICY,
+    SHIPPED,
     CheckpointConfig,
     described,
     digest_of,
@@ -127,9 +130,10 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Side of the camera images in pixels. None: 84 for the shipped policy, else 256, as published
     policies were trained."""
 
-    quality: Literal["exact", "fast"] | None = None
-    """exact renders what published policies saw; fast renders without smoothing and with a plain
-    robot. None: fast for the shipped policy, which was trained with it, else exact."""
+    quality: Quality | None = None
+    """Rendering quality. exact renders what published policies saw; fast renders without smoothing
+    and with a plain robot, at a fraction of the cost. None: fast for the shipped policy, which was
+    trained with it, else exact."""
 
     num_envs: int = max(os.cpu_count() or 1, 1)
     """Number of simulator processes, and so of episodes that run at the same time. Default: one for
@@ -184,27 +188,26 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
         return {} if self.videos != "none" else {"videos_per_task": "videos is 'none'"}
 
     @property
-    def picture_size(self) -> int:
-        """Side in pixels of the rendered images."""
-        return picture_size_for(self.checkpoint, self.image_size)
+    def scene(self) -> Scene:
+        """Conditions of the environments."""
+        raise NotImplementedError
 
     @property
-    def pictures(self) -> Literal["exact", "fast"]:
-        """Quality of the rendered images."""
-        return quality_for(self.checkpoint, self.quality)
-
-    @property
-    def conditions_in_words(self) -> str:
-        """The conditions that the plan names."""
-        return f"quality {self.pictures}"
+    def checkpoint_folder(self) -> str:
+        """Folder or hub id of the checkpoint that `checkpoint` names."""
+        return self.checkpoint
 
     def envs_of(self, task: SuiteTask) -> Sequence[EnvSpec]:
         """Return the environments in which each start of a task is run."""
-        raise NotImplementedError
+        return [self.scene.env(task.suite, task.task_id)]
 
     def found(self) -> dict[str, str]:
         """Return conditions that are found on this machine. Raises: ConfigError."""
         return {}
+
+    def is_chosen(self, task: SuiteTask) -> bool:
+        """Return whether one of the tasks that `tasks` names is run."""
+        return True
 
 
 class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
@@ -212,57 +215,73 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
 
     benchmark: ClassVar[Benchmark] = LIBERO
 
-    checkpoint: tyro.conf.Positional[str] = str(BASE_POLICY)
-    """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint. Default: the shipped base
-    policy."""
+    checkpoint: tyro.conf.Positional[str] = SHIPPED
+    """Folder or hub id of an OpenVLA or OpenVLA-OFT checkpoint. shipped: the base policy of this
+    package that was trained on the assets in use."""
 
     suites: tuple[str, ...] = ("libero_object",)
     """Suites of LIBERO, or, behind the package's name, of LIBERO-PRO and LIBERO-plus:
     liberopro.libero_goal_swap."""
 
+    perturbations: tuple[str, ...] = ()
+    """Kinds of change of LIBERO-PRO and LIBERO-plus to run, such as camera robot language noise; none
+    stands for tasks as LIBERO has them. Default: all."""
+
     scene_seeds: str = "0"
     """Seeds of what initial states leave open, the positions of fixtures. Every episode is run once
     for each seed."""
 
-    scenes: Literal["published", "same"] = "published"
+    scenes: Scenes = "published"
     """Positions of fixtures. published: trial k of a task, from initial state k, uses LIBERO's k-th
     reset after one seeding, as OpenVLA, OpenVLA-OFT and openpi do. same: every trial uses the first
     reset, as SimpleVLA-RL does."""
 
-    physics: Literal["exact", "fast"] = "exact"
+    physics: Physics = "exact"
     """exact gives robosuite's results bit for bit; fast is quicker and equals them up to
     rounding."""
 
     assets: str | None = None
     """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
-    is not set, stand-ins for the shipped policy, which was trained on them, and LIBERO's own for
-    others (stand-ins if those are not installed)."""
+    is not set, LIBERO's own, or stand-ins if those are not installed."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        kinds = {
+            kind_of_change(tasks[number])
+            for suite in self.suites
+            for tasks in [tasks_of(suite, "suites")]
+            for number in parse_task_ids(self.tasks, tasks, f"tasks of {suite}")
+        }
+        self.require(
+            kinds.issuperset(self.perturbations),
+            "perturbations",
+            f"kinds that the chosen tasks have: {', '.join(sorted(kinds))}",
+        )
 
     @property
-    def chosen_assets(self) -> str | None:
-        """The assets to look for, as `find_assets` takes them."""
-        return assets_for(self.checkpoint, self.assets)
+    def checkpoint_folder(self) -> str:
+        """Folder or hub id of the checkpoint that `checkpoint` names."""
+        return resolve_checkpoint(self.checkpoint, self.assets)
 
     @property
-    def conditions_in_words(self) -> str:
-        """The conditions that the plan names."""
-        return f"physics {self.physics}, {super().conditions_in_words}"
+    def scene(self) -> LiberoScene:
+        """Conditions of the environments."""
+        return LiberoScene.for_policy(
+            self.checkpoint,
+            image_size=self.image_size,
+            quality=self.quality,
+            assets=self.assets,
+            physics=self.physics,
+            step_limit=self.step_limit,
+            scenes=self.scenes,
+        )
 
     def envs_of(self, task: SuiteTask) -> Sequence[EnvSpec]:
         """Return the environment of a task with each of the scene seeds."""
+        scene = self.scene
         return [
-            libero_env(
-                task.suite,
-                task.task_id,
-                assets=self.chosen_assets,
-                image_size=self.picture_size,
-                step_limit=self.step_limit,
-                physics=self.physics,
-                quality=self.pictures,
-                scene_seed=scene_seed,
-                scenes=self.scenes,
-            )
-            for scene_seed in numbers_in(self.scene_seeds, 1 << 31, "scene_seeds")
+            scene.env(task.suite, task.task_id, scene_seed)
+            for scene_seed in parse_numbers(self.scene_seeds, 1 << 31, "scene_seeds")
         ]
 
     def found(self) -> dict[str, str]:
@@ -270,10 +289,15 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
         assets = _assets_of(self)
         return {"assets": assets.source, "assets_path": str(assets.path)}
 
+    def is_chosen(self, task: SuiteTask) -> bool:
+        """Return whether the task's kind of change is one of `perturbations`."""
+        return not self.perturbations or kind_of_change(task) in self.perturbations
+
 
 MAY_CHANGE = (
     "suites",
     "tasks",
+    "perturbations",
     "init_states",
     "scene_seeds",
     "num_envs",
@@ -300,23 +324,10 @@ async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
     config, console = command.config, Console()
     folder = command.launch.resume
     if folder is not None:
-        _refuse_other_conditions(config, _config_in(folder, type(config)), folder)
+        _refuse_other_conditions(config, _config_of(folder, type(config)), folder)
     episodes = planned_episodes(config)
     if command.launch.dry_run:
-        console.print(
-            Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json")
-        )
-        num_done = sum(key_of(episode) in _results_in(folder) for episode in episodes)
-        print_plan(
-            config,
-            episodes,
-            num_done,
-            config.num_envs,
-            weight_bytes(config.opened(config.checkpoint)),
-            console,
-        )
-        await _rehearse(config, episodes, folder)
-        console.print("everything that the evaluation would read was found")
+        await _show_plan(config, episodes, folder, console)
         return 0
     conditions = conditions_of(config)
     model = None if folder else await asyncio.to_thread(_load, config)
@@ -327,7 +338,17 @@ async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
     )
     _note_conditions(run, conditions)
     with_assets = f"; assets: {conditions['assets']}" if "assets" in conditions else ""
-    console.print(f"evaluation {run.path}: {len(episodes)} episodes{with_assets}")
+    console.print(
+        f"evaluation {run.path}: {len(episodes)} episodes of {config.checkpoint_folder}{with_assets}"
+    )
+    warning = other_pictures(
+        config.checkpoint_folder,
+        conditions.get("assets", ""),
+        config.scene.image_size,
+        config.scene.quality,
+    )
+    if warning is not None:
+        console.print(warning)
     with (
         ResultFile(run.path / "episodes.jsonl") as file,
         StopSignal("losing the running episodes") as stop,
@@ -343,18 +364,35 @@ async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
         num_missing = sum(key_of(episode) not in file.results for episode in episodes)
     is_written = num_waiting == 0
     if results:
-        path, sizes = (
-            run.path / "results.json",
-            {"num_planned": len(episodes), "num_missing": num_missing},
-        )
-        console.print(result_table(results, title_of(config.checkpoint, conditions, **sizes)))
+        sizes = {"num_planned": len(episodes), "num_missing": num_missing}
+        _print_tables(results, title_of(config.checkpoint_folder, conditions, **sizes), console)
         is_written &= await asyncio.to_thread(
-            _write_results_or_say, path, conditions, results, sizes
+            _write_results_or_say, run.path / "results.json", conditions, results, sizes
         )
     console.print(f"everything of this evaluation is in {run.path}")
     if stop.is_asked or not is_written:
         console.print(f"continue with --resume {run.path}")
     return stop.exit_status or int(not is_written)
+
+
+async def _show_plan(
+    config: EvalConfig, episodes: list[EpisodeSpec], folder: Path | None, console: Console
+) -> None:
+    """Print the plan, and read everything that the evaluation would read."""
+    console.print(
+        Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json")
+    )
+    num_done = sum(key_of(episode) in _results_of(folder) for episode in episodes)
+    weights = weight_bytes(config.opened(config.checkpoint_folder))
+    print_plan(config, episodes, num_done, config.num_envs, weights, console)
+    await _rehearse(config, episodes, folder)
+    console.print("everything that the evaluation would read was found")
+
+
+def _print_tables(results: Sequence[EpisodeResult], title: str, console: Console) -> None:
+    console.print(result_table(results, title))
+    if any(result.perturbation for result in results):
+        console.print(robustness_table(results, title))
 
 
 def conditions_of(config: EvalConfig) -> dict[str, Any]:
@@ -371,12 +409,12 @@ def conditions_of(config: EvalConfig) -> dict[str, Any]:
         "checkpoint",
     }
     return {
-        "checkpoint": config.checkpoint,
-        "checkpoint_digest": digest_of(config.opened(config.checkpoint)),
+        "checkpoint": config.checkpoint_folder,
+        "checkpoint_digest": digest_of(config.opened(config.checkpoint_folder)),
         **config.found(),
         **{name: getattr(config, name) for name in sorted(names)},
-        "image_size": config.picture_size,
-        "quality": config.pictures,
+        "image_size": config.scene.image_size,
+        "quality": config.scene.quality,
     }
 
 
@@ -440,8 +478,7 @@ def title_of(
         return title
     return (
         f"{title}; incomplete: {num_planned - num_missing} of {num_planned} episodes, those "
-        "running were lost, so rates "
-        "favour short ones"
+        "running were lost, so rates favour short ones"
     )
 
 
@@ -509,8 +546,8 @@ class ResultKeeper:
 
 
 def _load(config: EvalConfig) -> "VlaPolicy":
-    model = load_policy(config.checkpoint, config, config.device)
-    require_fitting(model, config.checkpoint, config.benchmark)
+    model = load_policy(config.checkpoint_folder, config, config.device)
+    require_fitting(model, config.checkpoint_folder, config.benchmark)
     return model
 
 
@@ -569,14 +606,14 @@ def _film(config: EvalConfig, trajectory: Trajectory, result: EpisodeResult, fol
         write_video(path, trajectory, "image", VIDEO_FRAMES_PER_S)
 
 
-def _results_in(folder: Path | None) -> dict[tuple[str, int, int], EpisodeResult]:
+def _results_of(folder: Path | None) -> dict[tuple[str, int, int], EpisodeResult]:
     if folder is None:
         return {}
     with ResultFile(folder / "episodes.jsonl") as file:
         return file.results
 
 
-def _config_in(folder: Path, config_type: type[EvalConfig]) -> EvalConfig:
+def _config_of(folder: Path, config_type: type[EvalConfig]) -> EvalConfig:
     """Read the configuration of an evaluation, with the values of fields that are younger."""
     path = folder / "config.json"
     younger = {
@@ -599,7 +636,7 @@ def _refuse_other_conditions(config: EvalConfig, before: EvalConfig, folder: Pat
 
 def _assets_of(config: EvalLiberoConfig) -> Assets:
     try:
-        return find_assets(config.chosen_assets)
+        return find_assets(config.scene.assets)
     except FileNotFoundError as error:
         raise ConfigError(str(error)) from error
 

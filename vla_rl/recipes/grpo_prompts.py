@@ -22,7 +22,7 @@ from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.data.prompts import read_prompts
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig, make_text_task
-from vla_rl.envs.text.tasks.question import conversation_about, messages_of
+from vla_rl.envs.text.tasks.question import first_messages, messages_of
 from vla_rl.errors import DataError
 from vla_rl.evaluation.validation import Validation
 from vla_rl.learning import LearnerConfig, OptimizerConfig
@@ -106,8 +106,7 @@ def split_rows(config: GrpoPromptsConfig) -> tuple[list[int], list[int]]:
     if len(rows) <= config.num_validation:
         raise DataError(
             f"{config.prompts} has {len(rows)} rows and num_validation={config.num_validation} of "
-            "them are held out, "
-            "which leaves none to train on; hold out fewer, or add rows"
+            "them are held out, which leaves none to train on; hold out fewer, or add rows"
         )
     random.Random(derive_seed(config.run.seed, "held-out rows")).shuffle(rows)
     return sorted(rows[config.num_validation :]), sorted(rows[: config.num_validation])
@@ -149,7 +148,7 @@ def check_prompts(config: GrpoPromptsConfig, model: "LanguageModel[Any]") -> int
             raise DataError(f"{label} is empty, expected a question; leave the row out")
         try:
             num_tokens = len(
-                model.render(conversation_about(row[config.prompt_field], config.system, label))
+                model.render(first_messages(row[config.prompt_field], config.system, label))
             )
         except ValueError as error:
             raise DataError(
@@ -165,8 +164,8 @@ def check_prompts(config: GrpoPromptsConfig, model: "LanguageModel[Any]") -> int
         if num_tokens >= context:
             raise DataError(
                 f"{label} has {num_tokens} tokens and the context {context}, expected room for at "
-                "least one token of a "
-                "reply; leave the row out, or use a policy with a longer context"
+                "least one token of a reply; leave the row out, or use a policy with a longer "
+                "context"
             )
         longest = max(longest, num_tokens)
     return longest

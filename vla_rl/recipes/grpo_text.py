@@ -111,8 +111,8 @@ def training_starts(config: GrpoTextConfig) -> list[TaskStart]:
             return _starts(config, seeds)
     raise ConfigError(
         f"num_validation is {config.num_validation}, which leaves too few sums to train on of "
-        "those with num_operators="
-        f"{config.num_operators} and num_digits={config.num_digits}; take fewer, or larger sums"
+        f"those with num_operators={config.num_operators} and num_digits={config.num_digits}; take "
+        "fewer, or larger sums"
     )
 
 
@@ -125,9 +125,9 @@ def validation_starts(config: GrpoTextConfig) -> list[TaskStart]:
             break
     if len(seeds) < config.num_validation:
         raise ConfigError(
-            f"num_validation is {config.num_validation}, but only {len(seeds)} different sums "
-            "were found with num_operators="
-            f"{config.num_operators} and num_digits={config.num_digits}; take fewer, or larger sums"
+            f"num_validation is {config.num_validation}, but only {len(seeds)} different sums were "
+            f"found with num_operators={config.num_operators} and num_digits={config.num_digits}; "
+            "take fewer, or larger sums"
         )
     return _starts(config, list(seeds.values()))
 

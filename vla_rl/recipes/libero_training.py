@@ -9,29 +9,29 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
+import msgspec
+
 from vla_rl.commands.command_line import Command, TrainingLaunch
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
-from vla_rl.envs.libero.assets import STAND_INS, Assets, find_assets
+from vla_rl.envs.libero.assets import Assets, find_assets
 from vla_rl.envs.picture_env import NUM_STARTS
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import (
     HeldOutJudge,
-    libero_env,
     libero_episode,
-    numbers_in,
-    tasks_in,
+    parse_numbers,
+    parse_tasks,
     within_range,
     write_strip,
 )
 from vla_rl.evaluation.benchmark import LIBERO, Benchmark, SuiteTask, benchmark_of, require_fitting
-from vla_rl.evaluation.libero import (
-    suite_env,
-)
-from vla_rl.evaluation.pictures import assets_for, picture_size_for, quality_for
+from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
+from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scene
+from vla_rl.evaluation.shipped import other_pictures, resolve_checkpoint
 from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import (
-    BASE_POLICY,
+    SHIPPED,
     CheckpointFormat,
     described,
     is_base_policy,
@@ -40,7 +40,7 @@ from vla_rl.models.loading import (
 from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart, embodied_agent
 from vla_rl.simulation import SimulatorConfig
-from vla_rl.types import Config, EnvSpec, EpisodeSpec, Sampling, derive_seed
+from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.models.loading import VlaPolicy
@@ -54,9 +54,9 @@ MOST_TRAINED: Final = 100_000
 """Maximum of `train_init_states`; a larger number is probably a typing mistake."""
 
 
-class HeldOutStarts(Config, frozen=True, kw_only=True):
-    """Greedy episodes before the first update and after the last, from starts that are never
-    trained on.
+class HeldOutStarts(HeldOutSchedule, frozen=True, kw_only=True):
+    """Greedy episodes before the first update and after the last, and beside training every few
+    updates if wanted, from starts that are never trained on.
     """
 
     init_states: str | None = "40-49,1000-1023"
@@ -64,13 +64,14 @@ class HeldOutStarts(Config, frozen=True, kw_only=True):
     held-out episodes."""
 
     step_limit: int | None = None
-    """Control steps after which a held-out episode is a failure. None: each suite's published
-    limit."""
+    """Control steps after which an episode is a failure. None: each suite's published limit."""
 
     def unread(self) -> Mapping[str, str]:
-        """Return all other options, if there are no held-out episodes."""
+        """Return all other options if there are no held-out episodes, else those of the
+        schedule.
+        """
         if self.init_states is not None:
-            return {}
+            return super().unread()
         others = [name for name in self.__struct_fields__ if name != "init_states"]
         return dict.fromkeys(others, "held_out.init_states is none")
 
@@ -100,17 +101,17 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     are the task's fixed ones, and beyond them drawn ones."""
 
     step_limit: int | None = None
-    """Control steps after which a training episode is a failure. None: 160 for the shipped policy,
+    """Control steps after which an episode is a failure. None: 160 for the shipped policy,
     whose successes take about half as many, else each suite's published limit."""
 
     image_size: int | None = None
-    """Side of the camera images in pixels; the policy resizes them to its input. None: 84 for the
-    shipped policy, else 256, as published policies were trained."""
+    """Side of the camera images in pixels. None: 84 for the shipped policy, else 256, as published
+    policies were trained."""
 
-    quality: Literal["fast", "exact"] | None = None
-    """Rendering quality. `exact`: LIBERO's own, which published policies were trained with; `fast`:
-    a plainer robot at a fraction of the cost, for policies that were trained with it. None: `fast`
-    for the shipped policy, else `exact`."""
+    quality: Quality | None = None
+    """Rendering quality. exact renders what published policies saw; fast renders without smoothing
+    and with a plain robot, at a fraction of the cost. None: fast for the shipped policy, which was
+    trained with it, else exact."""
 
     policy: str
     """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from."""
@@ -175,47 +176,44 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     @property
     def played(self) -> tuple[SuiteTask, ...]:
         """Tasks that `tasks` names."""
-        return tasks_in(self.tasks, "tasks")
+        return parse_tasks(self.tasks, "tasks")
 
     @property
-    def picture_size(self) -> int:
-        """Side in pixels of the rendered images."""
-        return picture_size_for(self.policy, self.image_size)
+    def scene(self) -> Scene:
+        """Conditions of the training episodes."""
+        raise NotImplementedError
 
     @property
-    def pictures(self) -> Literal["fast", "exact"]:
-        """Quality of the rendered images."""
-        return quality_for(self.policy, self.quality)
+    def policy_folder(self) -> str:
+        """Folder or hub id of the checkpoint that `policy` names."""
+        return self.policy
 
     @property
-    def trained_step_limit(self) -> int | None:
-        """Control steps of a training episode; None for each suite's published limit."""
-        return self.step_limit or (BASE_POLICY_STEP_LIMIT if is_base_policy(self.policy) else None)
+    def held_out_scene(self) -> Scene:
+        """Conditions of the held-out episodes: those of an evaluation, with the same images."""
+        raise NotImplementedError
 
     @property
     def split_in_words(self) -> str:
         """How held-out episodes differ from those of training, besides their starts."""
         return ""
 
-    def training_env(self, task: SuiteTask) -> EnvSpec:
-        """Return the environment of a task in training."""
-        raise NotImplementedError
-
     def held_out_envs(self, task: SuiteTask) -> Sequence[EnvSpec]:
         """Return the environments in which each held-out start of a task is run."""
-        raise NotImplementedError
+        return [self.held_out_scene.env(task.suite, task.task_id)]
 
 
 class HeldOutConfig(HeldOutStarts, frozen=True, kw_only=True):
-    """Greedy episodes on LIBERO before the first update and after the last, from starts that are
-    never trained on.
+    """Greedy episodes on LIBERO before the first update and after the last, and beside training
+    every few updates if wanted, from starts that are never trained on.
     """
 
     scene_seeds: str = "0"
     """Seeds of the positions of fixtures, such as 1-3. Every episode is run once for each seed."""
 
-    physics: Literal["fast", "exact"] = "exact"
-    """exact: LIBERO's own physics, as evaluations use; fast: the quicker one of training."""
+    physics: Physics = "exact"
+    """exact gives robosuite's results bit for bit; fast is quicker and equals them up to rounding.
+    Evaluations use exact."""
 
 
 class LiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
@@ -227,57 +225,59 @@ class LiberoConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
     """Suites, such as libero_goal, or some of a suite's tasks by LIBERO's numbers, such as
     libero_goal/0-3,7."""
 
-    physics: Literal["fast", "exact"] = "fast"
-    """`fast`: several times as many control steps per second, for training; `exact`: LIBERO's own,
-    as evaluations use."""
+    physics: Physics = "fast"
+    """exact gives robosuite's results bit for bit; fast is quicker and equals them up to rounding.
+    Training uses fast, for several times as many control steps per second."""
 
     assets: str | None = None
     """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
-    is not set, stand-ins for the shipped policy, which was trained on them, and LIBERO's own for
-    others (stand-ins if those are not installed)."""
+    is not set, LIBERO's own, or stand-ins if those are not installed."""
 
-    policy: str = str(BASE_POLICY)
-    """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from. The shipped one is
-    half trained on tasks 1, 6 and 8 of libero_object and task 7 of libero_goal."""
+    policy: str = SHIPPED
+    """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from. shipped: the base
+    policy of this package that was half trained on the assets in use, on the default tasks."""
 
     held_out: HeldOutConfig = HeldOutConfig()
 
     @property
-    def chosen_assets(self) -> str | None:
-        """The assets to look for, as `find_assets` takes them."""
-        return assets_for(self.policy, self.assets)
+    def policy_folder(self) -> str:
+        """Folder or hub id of the checkpoint that `policy` names."""
+        return resolve_checkpoint(self.policy, self.assets)
+
+    @property
+    def scene(self) -> LiberoScene:
+        """Conditions of the training episodes."""
+        shipped = BASE_POLICY_STEP_LIMIT if is_base_policy(self.policy) else None
+        return LiberoScene.for_policy(
+            self.policy,
+            image_size=self.image_size,
+            quality=self.quality,
+            assets=self.assets,
+            physics=self.physics,
+            step_limit=self.step_limit or shipped,
+        )
+
+    @property
+    def held_out_scene(self) -> LiberoScene:
+        """Conditions of the held-out episodes: those of an evaluation, with the same images."""
+        wanted = self.held_out
+        return msgspec.structs.replace(
+            self.scene, physics=wanted.physics, step_limit=wanted.step_limit
+        )
 
     @property
     def split_in_words(self) -> str:
         """How held-out episodes differ from those of training, besides their starts."""
         return f", scene seeds {self.held_out.scene_seeds}, {self.held_out.physics} physics"
 
-    def training_env(self, task: SuiteTask) -> EnvSpec:
-        """Return the environment of a task in training."""
-        kwargs = {
-            "task_id": task.task_id,
-            "image_size": self.picture_size,
-            "step_limit": self.trained_step_limit,
-            "assets": self.chosen_assets,
-            "physics": self.physics,
-            "quality": self.pictures,
-        }
-        return suite_env(task.suite, kwargs)
-
     def held_out_envs(self, task: SuiteTask) -> Sequence[EnvSpec]:
         """Return the environment of a task with each of the held-out scene seeds."""
+        scene = self.held_out_scene
         return [
-            libero_env(
-                task.suite,
-                task.task_id,
-                assets=self.chosen_assets,
-                image_size=self.picture_size,
-                step_limit=self.held_out.step_limit,
-                physics=self.held_out.physics,
-                quality=self.pictures,
-                scene_seed=scene_seed,
+            scene.env(task.suite, task.task_id, scene_seed)
+            for scene_seed in parse_numbers(
+                self.held_out.scene_seeds, 1 << 31, "held_out.scene_seeds"
             )
-            for scene_seed in numbers_in(self.held_out.scene_seeds, 1 << 31, "held_out.scene_seeds")
         ]
 
 
@@ -290,14 +290,14 @@ def held_out_episodes(config: SuiteTrainingConfig) -> list[EpisodeSpec]:
     if wanted.init_states is None:
         return []
     for task in config.played:
-        states = numbers_in(
+        states = parse_numbers(
             wanted.init_states, task.num_init_states, "held_out.init_states", limit=NUM_STARTS
         )
         if min(states) < config.train_init_states:
             raise ConfigError(
                 f"held_out.init_states are {wanted.init_states!r}, but the first "
-                f"{config.train_init_states} are trained on; "
-                f"expected numbers from {config.train_init_states} on"
+                f"{config.train_init_states} are trained on; expected numbers from "
+                f"{config.train_init_states} on"
             )
         for env in config.held_out_envs(task):
             for state in states:
@@ -315,7 +315,7 @@ def starts_of(config: SuiteTrainingConfig) -> list[TaskStart]:
     """Return every task from every initial state that is trained on."""
     starts = []
     for task in config.played:
-        env = config.training_env(task)
+        env = config.scene.env(task.suite, task.task_id)
         starts += [
             TaskStart(env=env, task=task.key, options={"init_state_id": state})
             for state in range(config.train_init_states)
@@ -328,13 +328,14 @@ def starting_policy(config: SuiteTrainingConfig) -> "VlaPolicy":
 
     Raises: ConfigError if it gives no likelihood of its actions; CheckpointError.
     """
-    policy = load_policy(config.policy, config.policy_format, config.run.device)
-    require_fitting(policy, config.policy, config.benchmark)
+    folder = config.policy_folder
+    policy = load_policy(folder, config.policy_format, config.run.device)
+    require_fitting(policy, folder, config.benchmark)
     if getattr(policy.config, "head", "tokens") == "diffusion":
         raise ConfigError(
-            f"{config.policy} has a diffusion head, which gives no likelihood of its actions; "
-            "reinforcement learning needs "
-            "one: use a checkpoint with tokens or an L1 head, or train this one with `sft_libero`"
+            f"{folder} has a diffusion head, which gives no likelihood of its actions; "
+            "reinforcement learning needs one: use a checkpoint with tokens or an L1 head, or "
+            "train this one with `sft_libero`"
         )
     if config.lora_rank is not None:
         from vla_rl.models.prismatic.config import LoraConfig
@@ -353,25 +354,20 @@ async def main(command: Command[TrainingLaunch, SuiteTrainingConfig]) -> int:
     config = command.config
     about: dict[str, str] = {
         "tasks": " ".join(config.tasks),
-        "quality": config.pictures,
+        "quality": config.scene.quality,
     }
     if isinstance(config, LiberoConfig):
         about["physics"] = config.physics
     if isinstance(config, LiberoConfig) and not command.launch.draw:
         assets = _assets_of(config)
         print(f"LIBERO's assets: {assets.path} ({assets.source})", flush=True)
-        if is_base_policy(config.policy) and assets.source != STAND_INS:
-            print(
-                "the shipped policy was trained on stand-ins and does worse on these assets; use "
-                "--assets stand-ins",
-                flush=True,
-            )
+        _warn_of_other_pictures(config, assets)
         about |= {"assets": assets.source, "assets_path": str(assets.path)}
     held_out = held_out_episodes(config)
     print(_split_of(config), flush=True)
     model = await asyncio.to_thread(starting_policy, config)
     print(
-        f"starting from the policy in {config.policy}; rendering quality {config.pictures}",
+        f"starting from the policy in {config.policy_folder}; rendering quality {config.scene.quality}",
         flush=True,
     )
     print(described(model), flush=True)
@@ -383,20 +379,31 @@ async def main(command: Command[TrainingLaunch, SuiteTrainingConfig]) -> int:
             what_runs=" ".join(config.tasks),
             simulator_mb=config.benchmark.simulator_mb,
             server_mb=config.benchmark.server_mb,
-            chunk_bytes=2 * 3 * config.picture_size**2 + 2048,
+            chunk_bytes=2 * 3 * config.scene.image_size**2 + 2048,
             num_chunks=-(-_longest_episode(config) // model.config.chunk_size),
+            decision_s=model.config.chunk_size * config.benchmark.step_s,
         ),
         about,
-        HeldOutJudge(held_out, film=write_strip, assets=about.get("assets", ""))
+        HeldOutJudge(
+            held_out, film=write_strip, assets=about.get("assets", ""), schedule=config.held_out
+        )
         if held_out
         else None,
         within_range(embodied_agent),
     )
 
 
+def _warn_of_other_pictures(config: LiberoConfig, assets: Assets) -> None:
+    warning = other_pictures(
+        config.policy_folder, assets.source, config.scene.image_size, config.scene.quality
+    )
+    if warning is not None:
+        print(warning, flush=True)
+
+
 def _longest_episode(config: SuiteTrainingConfig) -> int:
     published = max(config.benchmark.step_limit_of(task.suite) for task in config.played)
-    trained = config.trained_step_limit or published
+    trained = config.scene.step_limit or published
     return (
         trained
         if config.held_out.init_states is None
@@ -408,7 +415,7 @@ def _split_of(config: SuiteTrainingConfig) -> str:
     wanted = config.held_out
     trained = (
         f"training starts from numbers 0-{config.train_init_states - 1} of each task, up to "
-        f"{_limit_in_words(config.trained_step_limit)}"
+        f"{_limit_in_words(config.scene.step_limit)}"
     )
     if wanted.init_states is None:
         return f"{trained}; no held-out episodes (--held-out.init-states 40-49 adds some)"
@@ -424,6 +431,6 @@ def _limit_in_words(step_limit: int | None) -> str:
 
 def _assets_of(config: LiberoConfig) -> Assets:
     try:
-        return find_assets(config.chosen_assets)
+        return find_assets(config.scene.assets)
     except FileNotFoundError as error:
         raise ConfigError(str(error)) from error

@@ -3,14 +3,14 @@
 `srpo_metaworld` and `grpo_metaworld` are this with other defaults.
 """
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from typing import ClassVar
 
-from vla_rl.evaluation.benchmark import METAWORLD, Benchmark, SuiteTask
-from vla_rl.evaluation.metaworld import metaworld_env
+import msgspec
+
+from vla_rl.evaluation.benchmark import METAWORLD, Benchmark
+from vla_rl.evaluation.scenes import MetaworldScene, Quality
 from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.recipes.libero_training import HeldOutStarts, SuiteTrainingConfig
-from vla_rl.types import EnvSpec
 
 
 class MetaworldConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
@@ -28,15 +28,15 @@ class MetaworldConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
     metaworld_mt50/drawer-open,3."""
 
     step_limit: int | None = 200
-    """Control steps after which a training episode is a failure. None: Meta-World's 500."""
+    """Control steps after which an episode is a failure. None: Meta-World's 500."""
 
     image_size: int = 84
-    """Side of the camera images in pixels; the policy resizes them to its input."""
+    """Side of the camera images in pixels: that of the policy's demonstrations."""
 
-    quality: Literal["fast", "exact"] = "fast"
-    """Rendering quality. `exact`: the pixels of Meta-World's own renderer, 124 ms for one of 224
-    pixels on a CPU; `fast`: no shadows, rougher edges and a plainer robot, for policies that were
-    trained with it."""
+    quality: Quality = "fast"
+    """Rendering quality. exact: the pixels of Meta-World's own renderer, 124 ms for one of 224
+    pixels on a CPU; fast: no shadows, rougher edges and a plainer robot. Choose the quality of the
+    policy's demonstrations."""
 
     policy: str = "base"
     """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from. Default: the folder
@@ -44,19 +44,14 @@ class MetaworldConfig(SuiteTrainingConfig, frozen=True, kw_only=True):
 
     held_out: HeldOutStarts = HeldOutStarts(init_states="40-49,1000-1023", step_limit=200)
 
-    def training_env(self, task: SuiteTask) -> EnvSpec:
-        """Return the environment of a task in training."""
-        return self._env(task, self.trained_step_limit)
-
-    def held_out_envs(self, task: SuiteTask) -> Sequence[EnvSpec]:
-        """Return the environment of a task in held-out episodes."""
-        return [self._env(task, self.held_out.step_limit)]
-
-    def _env(self, task: SuiteTask, step_limit: int | None) -> EnvSpec:
-        return metaworld_env(
-            task.suite,
-            task.task_id,
-            image_size=self.picture_size,
-            step_limit=step_limit,
-            quality=self.pictures,
+    @property
+    def scene(self) -> MetaworldScene:
+        """Conditions of the training episodes."""
+        return MetaworldScene(
+            image_size=self.image_size, step_limit=self.step_limit, quality=self.quality
         )
+
+    @property
+    def held_out_scene(self) -> MetaworldScene:
+        """Conditions of the held-out episodes."""
+        return msgspec.structs.replace(self.scene, step_limit=self.held_out.step_limit)

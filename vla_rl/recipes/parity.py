@@ -14,7 +14,7 @@ if all values are equal, and 1 if one differs.
 import asyncio
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 import tyro
@@ -27,9 +27,10 @@ from vla_rl.commands.command_line import Command, Launch, run_recipe
 from vla_rl.engines import EngineConfig
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import play_each, within_range
-from vla_rl.evaluation.libero import check_starts, libero_env, libero_episode, require_for_libero
-from vla_rl.evaluation.pictures import assets_for, picture_size_for
-from vla_rl.models.loading import BASE_POLICY, CheckpointConfig, described, load_policy
+from vla_rl.evaluation.libero import check_starts, libero_episode, require_for_libero
+from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scenes
+from vla_rl.evaluation.shipped import resolve_checkpoint
+from vla_rl.models.loading import SHIPPED, CheckpointConfig, described, load_policy
 from vla_rl.parity import BOUNDARIES, Comparison, Trace, compare, read_trace, write_trace
 from vla_rl.rollout import embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
@@ -44,16 +45,11 @@ _SHORT: Final = {"exact": "physics=exact,quality=exact", "fast": "physics=fast,q
 class Way(Config, frozen=True, kw_only=True):
     """One of our ways to run an episode, read from text such as `physics=fast,quality=exact`."""
 
-    physics: str = "exact"
-    quality: str = "exact"
-    scenes: str = "same"
+    physics: Physics = "exact"
+    quality: Quality = "exact"
+    scenes: Scenes = "same"
     python: str | None = None
     """Interpreter of the simulator; None: this one."""
-
-    def __post_init__(self) -> None:
-        for field in ("physics", "quality"):
-            self.require(getattr(self, field) in ("exact", "fast"), field, "exact or fast")
-        self.require(self.scenes in ("same", "published"), "scenes", "same or published")
 
 
 class ParityConfig(CheckpointConfig, frozen=True, kw_only=True):
@@ -66,8 +62,9 @@ class ParityConfig(CheckpointConfig, frozen=True, kw_only=True):
     second: tyro.conf.Positional[str] = "fast"
     """The other one, in the same form; `none` only records the first (with --save)."""
 
-    checkpoint: str = str(BASE_POLICY)
-    """Folder or hub id of the policy that acts. Default: the shipped base policy."""
+    checkpoint: str = SHIPPED
+    """Folder or hub id of the policy that acts. shipped: the base policy of this package that was
+    trained on the assets in use."""
 
     suite: str = "libero_object"
     """Suite of the task."""
@@ -79,19 +76,22 @@ class ParityConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Initial state that the episode starts from."""
 
     scene_seed: int = 0
-    """Seed of the fixtures' positions, which initial states leave open."""
+    """Seed of what initial states leave open, the positions of fixtures."""
 
     decisions: int | None = None
     """Compare this many decisions. None: the whole episode."""
 
     step_limit: int | None = None
-    """Control steps after which the episode ends. None: the suite's published limit."""
+    """Control steps after which an episode is a failure. None: the suite's published limit."""
 
     image_size: int | None = None
-    """Side of the camera images in pixels. None: 84 for the shipped policy, else 256."""
+    """Side of the camera images in pixels. None: 84 for the shipped policy, else 256, as published
+    policies were trained."""
 
     assets: str | None = None
-    """Folder of LIBERO's assets, or `stand-ins`. None: as in eval_libero."""
+    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
+    is not set, stand-ins for the shipped policy, which was trained on them, and LIBERO's own for
+    others (stand-ins if those are not installed)."""
 
     save: Path | None = None
     """Also write the recorded traces into this folder, as a.jsonl and b.jsonl."""
@@ -109,7 +109,7 @@ async def main(command: Command[Launch, ParityConfig]) -> int:
     """Read or record both traces, compare them, and print the result."""
     config, console = command.config, Console()
     sides = [side for side in (config.first, config.second) if side != "none"]
-    ways = [None if _is_trace(side) else way_in(side) for side in sides]
+    ways = [None if _is_trace(side) else parse_way(side) for side in sides]
     check_starts(config.suite, [config.task_id], [config.init_state_id])
     if command.launch.dry_run:
         for side, way in zip(sides, ways, strict=True):
@@ -139,7 +139,7 @@ async def main(command: Command[Launch, ParityConfig]) -> int:
     return int(comparison.difference is not None)
 
 
-def way_in(text: str) -> Way:
+def parse_way(text: str) -> Way:
     """Read settings from text. Raises: ConfigError naming what is wrong."""
     parts = _SHORT.get(text, text).split(",")
     pairs = [part.partition("=") for part in parts]
@@ -149,7 +149,8 @@ def way_in(text: str) -> Way:
             f"{text!r} is neither a trace (a file that ends in .jsonl) nor settings; expected "
             f"exact, fast, or {', '.join(known)} as name=value,name=value"
         )
-    return Way(**{name: value for name, _, value in pairs})
+    settings: dict[str, Any] = {name: value for name, _, value in pairs}
+    return Way(**settings)
 
 
 def print_comparison(comparison: Comparison, sources: tuple[str, str], console: Console) -> None:
@@ -203,8 +204,9 @@ def _first_decisions(trace: Trace, number: int | None) -> Trace:
 
 
 def _loaded(config: ParityConfig) -> "VlaPolicy":
-    policy = load_policy(config.checkpoint, config, config.device)
-    require_for_libero(policy, config.checkpoint)
+    folder = resolve_checkpoint(config.checkpoint, config.assets)
+    policy = load_policy(folder, config, config.device)
+    require_for_libero(policy, folder)
     return policy
 
 
@@ -212,17 +214,16 @@ async def _recorded(config: ParityConfig, policy: "VlaPolicy", way: Way, side: s
     # imports torch, which `--help` must not wait for
     from vla_rl.parity.recording import trace_of
 
-    env = libero_env(
-        config.suite,
-        config.task_id,
-        assets=assets_for(config.checkpoint, config.assets),
-        image_size=picture_size_for(config.checkpoint, config.image_size),
-        step_limit=config.step_limit,
-        physics=way.physics,
+    scene = LiberoScene.for_policy(
+        config.checkpoint,
+        image_size=config.image_size,
         quality=way.quality,
-        scene_seed=config.scene_seed,
+        assets=config.assets,
+        physics=way.physics,
+        step_limit=config.step_limit,
         scenes=way.scenes,
     )
+    env = scene.env(config.suite, config.task_id, config.scene_seed)
     task = f"{config.suite}/{config.task_id}"
     greedy = Sampling(greedy=True)
     episode = libero_episode(env, 0, task, config.init_state_id, sampling=greedy, seed=0)

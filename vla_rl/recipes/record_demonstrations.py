@@ -16,7 +16,7 @@ import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import numpy as np
 from rich.progress import Progress
@@ -32,8 +32,8 @@ from vla_rl.envs.metaworld import MetaWorldEnv
 from vla_rl.envs.picture_env import NUM_STARTS, PictureEnv
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
-from vla_rl.evaluation.libero import check_starts, libero_env
-from vla_rl.evaluation.metaworld import metaworld_env
+from vla_rl.evaluation.libero import check_starts
+from vla_rl.evaluation.scenes import LiberoScene, MetaworldScene, Physics, Quality
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import Config, EnvSpec, derive_seed
 
@@ -74,7 +74,7 @@ class RecordConfig(Config, frozen=True, kw_only=True):
     none."""
 
     image_size: int = 224
-    """Height and width of the images, in pixels."""
+    """Side of the camera images in pixels."""
 
     wrist_image: bool = True
     """Record the wrist camera too. Without it an episode takes two thirds of the time."""
@@ -83,13 +83,14 @@ class RecordConfig(Config, frozen=True, kw_only=True):
     """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; without
     it, LIBERO's own, or stand-ins if those are not installed."""
 
-    physics: Literal["fast", "exact"] = "fast"
-    """Physics of the simulator: exact gives robosuite's results bit for bit; fast equals them up to
-    rounding. Training uses fast by default."""
+    physics: Physics = "fast"
+    """exact gives robosuite's results bit for bit; fast is quicker and equals them up to rounding.
+    Training uses fast by default."""
 
-    quality: Literal["fast", "exact"] = "exact"
-    """Rendering quality. fast draws a plainer robot at a fraction of the cost. Evaluate a policy
-    with the quality it was trained with."""
+    quality: Quality = "exact"
+    """Rendering quality. exact renders what published policies saw; fast renders without smoothing
+    and with a plain robot, at a fraction of the cost. Evaluate a policy with the quality it was
+    trained with."""
 
     seed: int = 0
     """Seed of the noise."""
@@ -123,6 +124,18 @@ class RecordConfig(Config, frozen=True, kw_only=True):
         )
         self.require(
             is_known, "init_state_ids", f"numbers from 0 to {NUM_STARTS - 1}, at least one, or none"
+        )
+
+    @property
+    def scene(self) -> LiberoScene | MetaworldScene:
+        """Conditions of the environments."""
+        if self.suite in METAWORLD_SUITES:
+            return MetaworldScene(image_size=self.image_size, quality=self.quality)
+        return LiberoScene(
+            image_size=self.image_size,
+            quality=self.quality,
+            assets=self.assets,
+            physics=self.physics,
         )
 
 
@@ -199,8 +212,7 @@ def record_task(config: RecordConfig, task_id: int) -> int:
                 if num_played > 2 * config.num + 10:
                     raise RuntimeError(
                         f"only {num_recorded} of {num_played} episodes of {env.task.key} "
-                        "succeeded: "
-                        f"{obstacle or 'lower noise, or choose other tasks'}."
+                        f"succeeded: {obstacle or 'lower noise, or choose other tasks'}."
                     )
                 demonstration = _play_one(config, env, task_id, num_played)
                 num_played += 1
@@ -214,45 +226,17 @@ def record_task(config: RecordConfig, task_id: int) -> int:
 
 
 def _make_env(config: RecordConfig, task_id: int, scene_seed: int) -> PictureEnv:
+    kwargs = {"wrist_image": config.wrist_image, **config.scene.kwargs}
     if config.suite in METAWORLD_SUITES:
-        return MetaWorldEnv(
-            config.suite,
-            task_id,
-            image_size=config.image_size,
-            wrist_image=config.wrist_image,
-            quality=config.quality,
-        )
-    return LiberoEnv(
-        config.suite,
-        task_id,
-        config.assets,
-        image_size=config.image_size,
-        wrist_image=config.wrist_image,
-        scene_seed=scene_seed,
-        physics=config.physics,
-        quality=config.quality,
-    )
+        return MetaWorldEnv(config.suite, task_id, **kwargs)
+    return LiberoEnv(config.suite, task_id, scene_seed=scene_seed, **kwargs)
 
 
 def _env_of(config: RecordConfig, task_id: int) -> EnvSpec:
-    if config.suite in METAWORLD_SUITES:
-        return metaworld_env(
-            config.suite,
-            task_id,
-            image_size=config.image_size,
-            step_limit=None,
-            quality=config.quality,
-        )
-    return libero_env(
-        config.suite,
-        task_id,
-        assets=config.assets,
-        image_size=config.image_size,
-        step_limit=None,
-        physics=config.physics,
-        quality=config.quality,
-        scene_seed=config.scene_seeds[0],
-    )
+    scene = config.scene
+    if isinstance(scene, LiberoScene):
+        return scene.env(config.suite, task_id, config.scene_seeds[0])
+    return scene.env(config.suite, task_id)
 
 
 def _play_one(config: RecordConfig, env: PictureEnv, task_id: int, number: int) -> Demonstration:

@@ -33,8 +33,8 @@ from vla_rl.models.images.config import AugmentationConfig
 from vla_rl.models.loading import (
     CheckpointConfig,
     CheckpointFormat,
+    choose_device,
     described,
-    device_for,
     load_policy,
     require_new,
 )
@@ -165,7 +165,7 @@ def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) ->
     found = statistics_of(episodes) if config.statistics == "data" else None
     if config.checkpoint is None:
         policy = tiny_policy(config.tiny_head, found, seed=derive_seed(config.seed, "policy"))
-        policy.network.to(device_for(config.device))
+        policy.network.to(choose_device(config.device))
     else:
         folder = config.opened(config.checkpoint)
         if found is not None:

@@ -1,17 +1,19 @@
-"""A robot and a language agent learn in one run: `python -m vla_rl.recipes.side_by_side`.
+"""Policies of several kinds learn in one run: `python -m vla_rl.recipes.side_by_side`.
 
-    starts ─► one scheduler ─┬► reaching, simulated     ─► "robot"    ─┐                  ┌─► learner of "robot"
-     (kinds take turns)      └► sums with a calculator  ─► "language" ─┴► buffer ─► graph ─► learner of "language"
+    starts ─► one scheduler ─┬► reaching or LIBERO      ─► "robot"    ─┐                   ┌► learner of "robot"
+     (kinds take turns)      ├► sums with a calculator  ─► "language" ─┼► buffer ─► graph ─┼► learner of "language"
+                             └► driving                 ─► "driver"   ─┘                   └► learner of "driver"
 
-Groups of both kinds are in flight at any time; an update uses those that complete first, and each
-policy learns from its own groups. The robot is that of `srpo_toy`, from random weights; the
-language agent is that of `grpo_text`, from the shipped base policy. Any other two policies work
-too.
+Groups of all kinds are in flight at any time; an update uses those that complete first, and each
+policy learns from its own groups. The robot is that of `srpo_toy`, from random weights, or with
+`--robot libero` that of `srpo_libero`; the language agent is that of `grpo_text`, from the shipped
+base policy; with `--driving-share 0.3` there is also the driver of `grpo_driving`. Any other
+policies work too.
 """
 
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
 
@@ -22,12 +24,19 @@ from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig, is_text_task
 from vla_rl.errors import ConfigError
+from vla_rl.evaluation.benchmark import LIBERO
 from vla_rl.evaluation.playing import within_range
 from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models import language
-from vla_rl.nodes.rewards import RewardConfig
+from vla_rl.models.loading import CheckpointFormat, load_policy
+from vla_rl.nodes.rewards import Reward, RewardConfig, environment, success
 from vla_rl.pipelines.config import MixedTrainingConfig, RunConfig
 from vla_rl.recipes import grpo_text, srpo_toy
+from vla_rl.recipes.driving_training import DRIVING, DrivingConfig
+from vla_rl.recipes.driving_training import starts_of as driving_starts
+from vla_rl.recipes.libero_training import starting_policy
+from vla_rl.recipes.libero_training import starts_of as libero_starts
+from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent, embodied_agent
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import DEFAULT_AGENT, Agent, Roster, Trajectory, by_member
@@ -35,17 +44,17 @@ from vla_rl.types import DEFAULT_AGENT, Agent, Roster, Trajectory, by_member
 if TYPE_CHECKING:
     from vla_rl.training.team import Team
 
-ROBOT, LANGUAGE = "robot", "language"
+ROBOT, LANGUAGE, DRIVER = "robot", "language", "driver"
+SIMULATOR_MB: Final = {"toy": 15, "libero": LIBERO.simulator_mb, "driving": 45, "text": 15}
+REWARD: Final = "vla_rl.recipes.side_by_side:solved_or_scored"
 
 
 class SideBySideConfig(MixedTrainingConfig, frozen=True, kw_only=True):
-    """Reinforcement learning of a robot that reaches and a language agent that solves sums, in one
-    run.
-    """
+    """Reinforcement learning of a robot, a language agent and a driver, in one run."""
 
     run: RunConfig = RunConfig(name="side_by_side", updates=24, checkpoint_every=12)
     group_size: int = 8
-    reward: RewardConfig = RewardConfig(function="success")
+    reward: RewardConfig = RewardConfig(function=REWARD)
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=16, max_staleness=1)
     simulators: SimulatorConfig = SimulatorConfig(num_envs=4)
     text: TextPoolConfig = TextPoolConfig(num_envs=32)
@@ -56,8 +65,8 @@ class SideBySideConfig(MixedTrainingConfig, frozen=True, kw_only=True):
         entropy_coef=0.01,
         micro_batch_tokens=8192,
     )
-    """Learner of both policies. The next two fields replace its optimizer and entropy_coef for the
-    language policy."""
+    """Learner of all policies. The fields below replace its optimizer and entropy_coef for policies
+    that do not begin with random weights."""
 
     language_optimizer: OptimizerConfig = OptimizerConfig(lr=1e-3, warmup_steps=2)
     """Optimizer of the language policy."""
@@ -65,6 +74,16 @@ class SideBySideConfig(MixedTrainingConfig, frozen=True, kw_only=True):
     language_entropy_coef: float = 0.0
     """Entropy coefficient of the language policy. 0 by default: only the robot's random weights
     need exploration."""
+
+    robot: Literal["toy", "libero"] = "toy"
+    """Tasks of the robot. toy: the reaching task, from random weights; libero: the tasks of
+    srpo_libero, from the policy that ships."""
+
+    libero_optimizer: OptimizerConfig = SrpoLiberoConfig().learner.optimizer
+    """Optimizer of the robot on LIBERO."""
+
+    driving_optimizer: OptimizerConfig = DrivingConfig().learner.optimizer
+    """Optimizer of the driver."""
 
     policy: str = str(grpo_text.ARITHMETIC_BASE)
     """Folder (such as `sft_text` writes) or hub id of the language policy to start from."""
@@ -78,8 +97,11 @@ class SideBySideConfig(MixedTrainingConfig, frozen=True, kw_only=True):
     robot_share: float = 0.5
     """Share of the groups that are the robot's, above 0 and below 1."""
 
+    driving_share: float = 0.0
+    """Share of the groups that are the driver's. 0: no driver."""
+
     num_starts: int = 4096
-    """Number of starts in an epoch, of both kinds together."""
+    """Number of starts in an epoch, of all kinds together."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -88,12 +110,32 @@ class SideBySideConfig(MixedTrainingConfig, frozen=True, kw_only=True):
             "robot_share",
             "between 0 and 1, so that both kinds are run",
         )
-        self.require(self.num_starts >= 2, "num_starts", "at least 2, one of each kind")
+        self.require(
+            0.0 <= self.driving_share < 1.0 - self.robot_share,
+            "driving_share",
+            "at least 0, and less than what robot_share leaves, so that all kinds are run",
+        )
+        self.require(self.num_starts >= 3, "num_starts", "at least 3, one of each kind")
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the optimizers of policies that do not take part."""
+        unread = {}
+        if self.robot != "libero":
+            unread["libero_optimizer"] = "robot is toy"
+        if self.driving_share == 0.0:
+            unread["driving_optimizer"] = "driving_share is 0"
+        return {**super().unread(), **unread}
+
+
+def solved_or_scored(trajectory: Trajectory) -> Reward:
+    """Return the score of a drive, and 1 or 0 for a task that was or was not solved."""
+    is_drive = trajectory.episode.env.id == DRIVING
+    return environment(trajectory) if is_drive else success(trajectory)
 
 
 def play_either(limits: ChatLimits) -> Agent:
-    """Return an agent that acts in simulators with the policy "robot" and in text environments with
-    "language".
+    """Return an agent that acts in simulators with the policy "robot", on the road with "driver"
+    and in text environments with "language".
 
     If several agents share a text environment, each acts with the policy of its name. An episode
     raises ConfigError if there is no such policy.
@@ -101,17 +143,17 @@ def play_either(limits: ChatLimits) -> Agent:
 
     async def play(env: Any, policies: Any) -> Trajectory:
         is_text = is_text_task(env.episode.env)
+        acting = DRIVER if env.episode.env.id == DRIVING else ROBOT
         policies = by_member(policies)
         is_shared = Roster(policies).acts_for_all
-        if is_shared or not (is_text or ROBOT in policies):
+        if is_shared or not (is_text or acting in policies):
             names = "all environments" if is_shared else sorted(policies)
             raise ConfigError(
-                f"{env.episode.env.id!r} needs the policy {ROBOT!r}, but there is only one for "
-                f"{names}; train a Team "
-                f"with the members {ROBOT!r} and {LANGUAGE!r}"
+                f"{env.episode.env.id!r} needs the policy {acting!r}, but there is only one for "
+                f"{names}; train a Team with the members {acting!r} and {LANGUAGE!r}"
             )
         if not is_text:
-            return with_agent(await within_range(embodied_agent)(env, policies[ROBOT]), ROBOT)
+            return with_agent(await within_range(embodied_agent)(env, policies[acting]), acting)
         speakers = dict(policies)
         if LANGUAGE in policies:
             speakers[DEFAULT_AGENT] = policies[LANGUAGE]
@@ -133,21 +175,32 @@ def with_agent(trajectory: Trajectory, name: str) -> Trajectory:
 
 
 def mixed(
-    robot: Sequence[TaskStart], language: Sequence[TaskStart], robot_share: float, num: int
+    robot: Sequence[TaskStart],
+    language: Sequence[TaskStart],
+    robot_share: float,
+    num: int,
+    driving: Sequence[TaskStart] = (),
+    driving_share: float = 0.0,
 ) -> list[TaskStart]:
-    """Return `num` starts of both kinds in this proportion, at least one of each.
+    """Return `num` starts of all kinds in this proportion, at least one of each.
 
     Starts repeat if there are too few.
     """
-    num_robot = min(max(round(robot_share * num), 1), num - 1)
+    num_driving = min(max(round(driving_share * num), 1), num - 2) if driving else 0
+    num_robot = min(max(round(robot_share * num), 1), num - num_driving - 1)
     return [
-        *(robot[number % len(robot)] for number in range(num_robot)),
-        *(language[number % len(language)] for number in range(num - num_robot)),
+        *_repeated(robot, num_robot),
+        *_repeated(driving, num_driving),
+        *_repeated(language, num - num_robot - num_driving),
     ]
 
 
+def _repeated(starts: Sequence[TaskStart], num: int) -> list[TaskStart]:
+    return [starts[number % len(starts)] for number in range(num)]
+
+
 def starts_of(config: SideBySideConfig) -> list[TaskStart]:
-    """Return starts of both kinds."""
+    """Return starts of all kinds."""
     sums = grpo_text.GrpoTextConfig(
         run=RunConfig(seed=config.run.seed),
         num_operators=config.num_operators,
@@ -156,24 +209,47 @@ def starts_of(config: SideBySideConfig) -> list[TaskStart]:
         num_validation=0,
     )
     language = grpo_text.training_starts(sums)
-    return mixed(srpo_toy.starts_of(_toy(config)), language, config.robot_share, config.num_starts)
+    is_toy = config.robot == "toy"
+    robot = srpo_toy.starts_of(_toy(config)) if is_toy else libero_starts(_libero(config))
+    driving = driving_starts(_driving(config)) if config.driving_share else []
+    return mixed(
+        robot, language, config.robot_share, config.num_starts, driving, config.driving_share
+    )
 
 
 def team_of(config: SideBySideConfig) -> "Team":
-    """Make the team of both policies; each learns in every update from its own groups."""
-    speaking = msgspec.structs.replace(
-        config.learner,
-        optimizer=config.language_optimizer,
-        entropy_coef=config.language_entropy_coef,
+    """Make the team of all policies; each learns in every update from its own groups."""
+    if config.robot == "toy":
+        robot = vla_rl.Member(srpo_toy.policy_of(_toy(config)))
+    else:
+        learner = _learner(config, config.libero_optimizer)
+        robot = vla_rl.Member(starting_policy(_libero(config)), learner=learner)
+    speaker = vla_rl.Member(
+        language.CausalLanguageModel.load(config.policy),
+        learner=_learner(config, config.language_optimizer, config.language_entropy_coef),
     )
-    return vla_rl.Team(
-        {
-            ROBOT: vla_rl.Member(srpo_toy.policy_of(_toy(config))),
-            LANGUAGE: vla_rl.Member(
-                language.CausalLanguageModel.load(config.policy), learner=speaking
-            ),
-        }
-    )
+    members = {ROBOT: robot, LANGUAGE: speaker}
+    if config.driving_share:
+        policy = load_policy(
+            _driving(config).policy, CheckpointFormat(cameras=("image",)), config.run.device
+        )
+        learner = _learner(config, config.driving_optimizer)
+        members[DRIVER] = vla_rl.Member(policy, learner=learner)
+    return vla_rl.Team(members)
+
+
+def _learner(
+    config: SideBySideConfig, optimizer: OptimizerConfig, entropy_coef: float = 0.0
+) -> LearnerConfig:
+    return msgspec.structs.replace(config.learner, optimizer=optimizer, entropy_coef=entropy_coef)
+
+
+def _libero(config: SideBySideConfig) -> SrpoLiberoConfig:
+    return SrpoLiberoConfig(run=config.run)
+
+
+def _driving(config: SideBySideConfig) -> DrivingConfig:
+    return DrivingConfig(run=config.run)
 
 
 def _toy(config: SideBySideConfig) -> srpo_toy.SrpoToyConfig:
@@ -183,9 +259,10 @@ def _toy(config: SideBySideConfig) -> srpo_toy.SrpoToyConfig:
 async def main(command: Command[TrainingLaunch, SideBySideConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
+    kinds = [config.robot, "text", *(["driving"] if config.driving_share else [])]
     footprint = EpisodeFootprint(
-        what_runs="vla_rl/toy_reach-v0",
-        simulator_mb=15,
+        what_runs=f"one environment of {', '.join(kinds)}",
+        simulator_mb=max(SIMULATOR_MB[kind] for kind in kinds),
         server_mb=60,
         chunk_bytes=4096,
         num_chunks=config.chat.max_turns,

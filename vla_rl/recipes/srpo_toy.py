@@ -6,7 +6,9 @@ task: move a hand into the square of the colour that the instruction names. The 
 random weights, and its success rate rises within minutes.
 """
 
+import itertools
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -15,12 +17,16 @@ from vla_rl.algorithms import EmbeddingConfig
 from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
+from vla_rl.envs.toy.reach import NUM_INIT_STATES
+from vla_rl.errors import ConfigError
+from vla_rl.evaluation import HeldOutJudge, parse_numbers
+from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models import openvla_oft
 from vla_rl.models.openvla_oft import tiny
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
-from vla_rl.types import EnvSpec, derive_seed
+from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.models.openvla_oft import OpenVlaOft
@@ -34,6 +40,24 @@ STEP_SIZE = 0.25
 """Distance of a full action. Small enough that the hand lands in a square more often than it jumps
 over it: with 0.4, a policy that ignores the image and still explores succeeds in at most 55 % of
 its episodes."""
+
+
+class HeldOutReaches(HeldOutSchedule, frozen=True, kw_only=True):
+    """Greedy episodes before the first update and after the last, and beside training every few
+    updates if wanted, from starts that are never trained on.
+    """
+
+    init_states: str | None = None
+    """Numbers of the starts of each colour, such as 20-29. None: no held-out episodes."""
+
+    def unread(self) -> Mapping[str, str]:
+        """Return all other options if there are no held-out episodes, else those of the
+        schedule.
+        """
+        if self.init_states is not None:
+            return super().unread()
+        others = [name for name in self.__struct_fields__ if name != "init_states"]
+        return dict.fromkeys(others, "held_out.init_states is none")
 
 
 class SrpoToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
@@ -61,25 +85,67 @@ class SrpoToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
     step_limit: int = 12
     """Control steps after which an episode is a failure."""
 
+    held_out: HeldOutReaches = HeldOutReaches()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        held_out_episodes(self)
+
+
+def env_of(config: SrpoToyConfig, task_id: int) -> EnvSpec:
+    """Return the specification of the environment that asks for one colour."""
+    return EnvSpec(
+        id="vla_rl/toy_reach-v0",
+        kwargs={
+            "task_id": task_id,
+            "action_dim": ACTION_DIM,
+            "step_size": STEP_SIZE,
+            "step_limit": config.step_limit,
+        },
+    )
+
 
 def starts_of(config: SrpoToyConfig) -> list[TaskStart]:
     """Return every colour from every start."""
     return [
         TaskStart(
-            env=EnvSpec(
-                id="vla_rl/toy_reach-v0",
-                kwargs={
-                    "task_id": task_id,
-                    "action_dim": ACTION_DIM,
-                    "step_size": STEP_SIZE,
-                    "step_limit": config.step_limit,
-                },
-            ),
+            env=env_of(config, task_id),
             task=f"toy_reach/{task_id}",
             options={"init_state_id": state},
         )
         for task_id in config.task_ids
         for state in config.init_states
+    ]
+
+
+def held_out_episodes(config: SrpoToyConfig) -> list[EpisodeSpec]:
+    """Return every colour from every held-out start, once.
+
+    Raises: ConfigError if a start is trained on or does not exist.
+    """
+    wanted = config.held_out.init_states
+    if wanted is None:
+        return []
+    states = parse_numbers(wanted, NUM_INIT_STATES, "held_out.init_states")
+    if trained := sorted(set(states) & set(config.init_states)):
+        raise ConfigError(
+            f"held_out.init_states are {wanted!r}, but {trained} are trained on; expected others "
+            f"than init_states"
+        )
+    sampling = Sampling(greedy=True, temperature=config.temperature)
+    return [
+        EpisodeSpec(
+            episode_id=number,
+            group_id=number,
+            member=0,
+            env=env_of(config, task_id),
+            task=f"toy_reach/{task_id}",
+            seed=0,
+            policy_seed=derive_seed(config.run.seed, "held out", number),
+            options={"init_state_id": state},
+            sampling=sampling,
+        )
+        for number, (task_id, state) in enumerate(itertools.product(config.task_ids, states))
     ]
 
 
@@ -99,7 +165,7 @@ def policy_of(config: SrpoToyConfig) -> "OpenVlaOft":
 async def main(command: Command[TrainingLaunch, SrpoToyConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
-    model = policy_of(config)
+    model, held_out = policy_of(config), held_out_episodes(config)
     return await launch(
         command,
         starts_of(config),
@@ -111,6 +177,7 @@ async def main(command: Command[TrainingLaunch, SrpoToyConfig]) -> int:
             chunk_bytes=3 * 32 * 32 + 512,
             num_chunks=-(-config.step_limit // config.chunk_size),
         ),
+        judge=HeldOutJudge(held_out, schedule=config.held_out) if held_out else None,
     )
 
 

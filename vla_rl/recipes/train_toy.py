@@ -7,7 +7,9 @@ random weights, and a run takes a minute or less. Watch the return; with `--succ
 successes are counted too.
 """
 
+import itertools
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import gymnasium
@@ -19,18 +21,42 @@ from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.errors import ConfigError
+from vla_rl.evaluation import HeldOutJudge
+from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.learning import CriticConfig, LearnerConfig, OptimizerConfig
 from vla_rl.models import mlp
 from vla_rl.models.mlp import MlpConfig
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
-from vla_rl.types import EnvSpec, derive_seed
+from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 
 if TYPE_CHECKING:
     from vla_rl.models.mlp import MlpPolicy
 
 REACH = "vla_rl/toy_reach-v0"
 CONTROL = "vla_rl/control-v0"
+
+
+class HeldOutSeeds(HeldOutSchedule, frozen=True, kw_only=True):
+    """Greedy episodes before the first update and after the last, and beside training every few
+    updates if wanted, from seeds that are never trained on. Success has to be known.
+    """
+
+    starts: int = 0
+    """Number of different seeds. 0: no held-out episodes."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.starts >= 0, "starts", "at least 0")
+
+    def unread(self) -> Mapping[str, str]:
+        """Return all other options if there are no held-out episodes, else those of the
+        schedule.
+        """
+        if self.starts > 0:
+            return super().unread()
+        others = [name for name in self.__struct_fields__ if name != "starts"]
+        return dict.fromkeys(others, "held_out.starts is 0")
 
 
 class TrainToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
@@ -79,8 +105,15 @@ class TrainToyConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """Smallest unscaled return that counts as a success, such as 195 of CartPole-v1's 200. None:
     success is unknown and shown as '-'; watch the return instead."""
 
+    held_out: HeldOutSeeds = HeldOutSeeds()
+
     def __post_init__(self) -> None:
         super().__post_init__()
+        self.held_out.require(
+            self.held_out.starts == 0 or self.env_id == REACH or self.success_return is not None,
+            "starts",
+            "0, or --success-return beside it: the success of an episode is unknown",
+        )
         for field in ("step_limit", "num_starts", "chunk_size"):
             self.require(getattr(self, field) >= 1, field, "at least 1")
         self.require(self.num_bins >= 2, "num_bins", "at least 2")
@@ -113,6 +146,30 @@ def starts_of(config: TrainToyConfig) -> list[TaskStart]:
         derive_seed(config.run.seed, "start", number) % 2**31 for number in range(config.num_starts)
     ]
     return [TaskStart(env=env_of(config), task=config.env_id, seed=seed) for seed in seeds]
+
+
+def held_out_episodes(config: TrainToyConfig) -> list[EpisodeSpec]:
+    """Return one greedy episode from each held-out seed."""
+    trained = {start.seed for start in starts_of(config)}
+    drawn = (
+        derive_seed(config.run.seed, "held out", number) % 2**31 for number in itertools.count()
+    )
+    seeds = itertools.islice(
+        (seed for seed in drawn if seed not in trained), config.held_out.starts
+    )
+    return [
+        EpisodeSpec(
+            episode_id=number,
+            group_id=number,
+            member=0,
+            env=env_of(config),
+            task=config.env_id,
+            seed=seed,
+            policy_seed=seed,
+            sampling=Sampling(greedy=True, temperature=config.temperature),
+        )
+        for number, seed in enumerate(seeds)
+    ]
 
 
 def policy_of(config: TrainToyConfig) -> "MlpPolicy":
@@ -154,7 +211,9 @@ async def main(command: Command[TrainingLaunch, TrainToyConfig]) -> int:
         chunk_bytes=512 + 4 * model.config.state_size,
         num_chunks=-(-config.step_limit // config.chunk_size),
     )
-    return await launch(command, starts_of(config), model, footprint)
+    held_out = held_out_episodes(config)
+    judge = HeldOutJudge(held_out, schedule=config.held_out) if held_out else None
+    return await launch(command, starts_of(config), model, footprint, judge=judge)
 
 
 def cli() -> int:

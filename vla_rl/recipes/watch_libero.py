@@ -13,7 +13,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 import numpy as np
@@ -31,15 +30,15 @@ from vla_rl.envs.libero.assets import find_assets
 from vla_rl.envs.libero.experts import Expert
 from vla_rl.evaluation import (
     check_starts,
-    libero_env,
     libero_episode,
     play_each,
     result_of,
     within_range,
 )
 from vla_rl.evaluation.libero import Suite, require_for_libero, tasks_of
-from vla_rl.evaluation.pictures import Quality, assets_for, picture_size_for, quality_for
-from vla_rl.models.loading import CheckpointConfig, CheckpointFormat, load_policy
+from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality
+from vla_rl.evaluation.shipped import other_pictures, resolve_checkpoint
+from vla_rl.models.loading import SHIPPED, CheckpointConfig, CheckpointFormat, load_policy
 from vla_rl.observe.captions import with_caption
 from vla_rl.observe.mp4 import encode_mp4
 from vla_rl.rollout import ActionEngine, embodied_agent
@@ -64,8 +63,9 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Numbers of the suite's tasks. None: all of them."""
 
     policy: str = "expert"
-    """Policy that acts: expert (scripted, reads the hidden state), random, or the folder of a
-    checkpoint."""
+    """Policy that acts: expert (scripted, reads the hidden state), random, the folder of a
+    checkpoint, or shipped: the base policy of this package that was trained on the assets in
+    use."""
 
     episodes: int = 1
     """Number of episodes of each task."""
@@ -84,17 +84,17 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
     without a checkpoint."""
 
     assets: str | None = None
-    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; without
-    it, stand-ins for the policy that ships, which was trained on them, and LIBERO's own for any
-    other (stand-ins if those are not installed)."""
+    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; if that
+    is not set, LIBERO's own, or stand-ins if those are not installed."""
 
-    physics: Literal["exact", "fast"] = "exact"
+    physics: Physics = "exact"
     """exact gives robosuite's results bit for bit; fast is quicker and equals them up to
     rounding."""
 
     quality: Quality | None = None
-    """exact renders what published policies saw; fast renders without smoothing and with a plain
-    robot. None: the quality that the checkpoint was trained with; exact without a checkpoint."""
+    """Rendering quality. exact renders what published policies saw; fast renders without smoothing
+    and with a plain robot, at a fraction of the cost. None: the quality that the checkpoint was
+    trained with; exact without a checkpoint."""
 
     seed: int = 0
     """Seed of random and sampled actions."""
@@ -105,8 +105,8 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
         self.require(
             self.video is None or self.video.suffix == ".mp4", "video", "a file that ends in .mp4"
         )
-        is_known = not self.has_checkpoint or Path(self.policy).is_dir()
-        self.require(is_known, "policy", "expert, random or the folder of a checkpoint")
+        is_known = self.policy in ("expert", "random", SHIPPED) or Path(self.policy).is_dir()
+        self.require(is_known, "policy", "expert, random, shipped or the folder of a checkpoint")
         check_starts(self.suite, self.tasks, self.init_states)
 
     def unread(self) -> Mapping[str, str]:
@@ -122,25 +122,27 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
         return self.policy not in ("expert", "random")
 
     @property
-    def picture_size(self) -> int:
-        """Side in pixels of the rendered images."""
+    def scene(self) -> LiberoScene:
+        """Conditions of the environments."""
         if self.has_checkpoint:
-            return picture_size_for(self.policy, self.image_size)
-        return self.image_size or WATCHED_PICTURES
-
-    @property
-    def pictures(self) -> Quality:
-        """Quality of the rendered images."""
-        return (
-            quality_for(self.policy, self.quality)
-            if self.has_checkpoint
-            else self.quality or "exact"
+            return LiberoScene.for_policy(
+                self.policy,
+                image_size=self.image_size,
+                quality=self.quality,
+                assets=self.assets,
+                physics=self.physics,
+            )
+        return LiberoScene(
+            image_size=self.image_size or WATCHED_PICTURES,
+            quality=self.quality or "exact",
+            assets=self.assets,
+            physics=self.physics,
         )
 
     @property
-    def chosen_assets(self) -> str | None:
-        """The assets to look for, as `find_assets` takes them."""
-        return assets_for(self.policy, self.assets) if self.has_checkpoint else self.assets
+    def checkpoint_folder(self) -> str:
+        """Folder of the checkpoint that `policy` names."""
+        return resolve_checkpoint(self.policy, self.assets)
 
     @property
     def tasks(self) -> tuple[int, ...]:
@@ -218,8 +220,13 @@ async def _engine(config: WatchConfig, stack: AsyncExitStack) -> ActionEngine:
     if config.policy == "random":
         return RandomActions()
     lane = await stack.enter_async_context(engines.DeviceLane(1))
-    model = await asyncio.to_thread(load_policy, config.policy, config, config.device)
-    require_for_libero(model, config.policy)
+    folder, source = config.checkpoint_folder, find_assets(config.assets).source
+    print(f"the policy in {folder} acts")
+    warning = other_pictures(folder, source, config.scene.image_size, config.scene.quality)
+    if warning is not None:
+        print(warning)
+    model = await asyncio.to_thread(load_policy, folder, config, config.device)
+    require_for_libero(model, folder)
     return await stack.enter_async_context(engines.TorchActionEngine(model, lane, EngineConfig()))
 
 
@@ -234,7 +241,7 @@ async def main(command: Command[Launch, WatchConfig]) -> int:
         await _rehearse(config)
         console.print("everything that the command would read was found")
         return 0
-    await asyncio.to_thread(find_assets, config.chosen_assets)
+    await asyncio.to_thread(find_assets, config.scene.assets)
     if config.policy == "expert":
         episodes = await _play_expert(config, console)
     else:
@@ -293,26 +300,18 @@ async def _play_policy(config: WatchConfig, console: Console) -> list[Episode]:
 
 async def _rehearse(config: WatchConfig) -> None:
     """Read everything that the episodes would read. Raises: what they would raise."""
-    await asyncio.to_thread(find_assets, config.chosen_assets)
+    await asyncio.to_thread(find_assets, config.scene.assets)
     if config.has_checkpoint:
         require_for_libero(
-            await asyncio.to_thread(load_policy, config.policy, config, config.device),
-            config.policy,
+            await asyncio.to_thread(load_policy, config.checkpoint_folder, config, config.device),
+            config.checkpoint_folder,
         )
     specs = [_episode_spec(config, task_id, 0) for task_id in config.tasks]
     await open_each(distinct(spec.env for spec in specs), SimulatorConfig())
 
 
 def _episode_spec(config: WatchConfig, task_id: int, number: int) -> EpisodeSpec:
-    env = libero_env(
-        config.suite,
-        task_id,
-        assets=config.chosen_assets,
-        image_size=config.picture_size,
-        step_limit=None,
-        physics=config.physics,
-        quality=config.pictures,
-    )
+    env = config.scene.env(config.suite, task_id, scene_seed=0)
     state = config.init_states[number % len(config.init_states)]
     sampling = Sampling(greedy=config.is_greedy)
     seed = derive_seed(config.seed, number)
@@ -350,14 +349,7 @@ async def _play_expert(config: WatchConfig, console: Console) -> list[Episode]:
 
 
 def _env_of(config: WatchConfig, task_id: int) -> LiberoEnv:
-    return LiberoEnv(
-        config.suite,
-        task_id,
-        config.chosen_assets,
-        image_size=config.picture_size,
-        physics=config.physics,
-        quality=config.pictures,
-    )
+    return LiberoEnv(config.suite, task_id, **config.scene.kwargs)
 
 
 def _report(episode: Episode, console: Console) -> None:
@@ -380,7 +372,7 @@ def _print_table(config: WatchConfig, episodes: list[Episode], console: Console)
         table.add_row(task, played[0].instruction, f"{len(lengths)}/{len(played)}", mean)
     console.print(table)
     num_successes = sum(episode.is_success for episode in episodes)
-    source = find_assets(config.chosen_assets).source
+    source = find_assets(config.scene.assets).source
     console.print(
         f"{num_successes} of {len(episodes)} episodes succeeded (assets: {source}, physics: "
         f"{config.physics})"

@@ -1,5 +1,6 @@
-"""Rollout: run episodes as coroutines and hand over complete groups, as far ahead as staleness
-allows. No torch.
+"""Rollout: run episodes as coroutines and hand over complete groups. No torch.
+
+Generation runs as far ahead of the learner as staleness allows.
 
 agents        `async def agent(env, policy) -> Trajectory`, and the embodied one
 chat          `chat_agent`, which acts in any text environment

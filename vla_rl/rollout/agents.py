@@ -1,5 +1,6 @@
-"""Agents: how one episode is run. `async def agent(env, policy) -> Trajectory` is the whole
-custom-agent API.
+"""Agents: how one episode is run.
+
+`async def agent(env, policy) -> Trajectory` is the whole custom-agent API.
 
 An agent gets one environment, leased for one episode, and a policy bound to that episode. It may
 call several policies, think between steps, or step the environment row by row. It returns the
@@ -85,9 +86,7 @@ def owned_copy(value: Any) -> Any:
 
 
 def owned_chunk(chunk: ActionChunk) -> ActionChunk:
-    """Copy the arrays of `chunk`, so that keeping one row does not keep the whole batch it was
-    computed in alive.
-    """
+    """Copy the arrays of `chunk`, so that one row does not keep its whole batch alive."""
     return msgspec.structs.replace(
         chunk,
         actions=np.array(chunk.actions),

@@ -129,8 +129,9 @@ class DynamicBatcher(Generic[Request, Response]):
             _fail(self._queue.values(), self._closed())
 
     async def submit(self, request: Request) -> Response:
-        """Return the response to `request` once a batch has answered it. Waits while the queue is
-        full.
+        """Return the response to `request` once a batch has answered it.
+
+        Waits while the queue is full.
 
         Raises: whatever `run_batch` raised for the batch this request was in; RuntimeError if the
         batcher is not open.
@@ -192,9 +193,7 @@ class DynamicBatcher(Generic[Request, Response]):
             return
 
     def _take(self) -> list[_Waiter[Request, Response]]:
-        """Take the next batch from the queue, without the requests that were cancelled
-        meanwhile.
-        """
+        """Take the next batch from the queue, without requests that were cancelled."""
         batch: list[_Waiter[Request, Response]] = []
         while self._queue and len(batch) < self._max_batch:
             waiter = self._queue.pop(next(iter(self._queue)))

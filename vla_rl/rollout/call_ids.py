@@ -1,5 +1,6 @@
-"""Unique ids of tool calls: a model's chat format numbers the calls of one reply only, a
-conversation has many replies.
+"""Ids of tool calls that are unique in their conversation.
+
+A model's chat format numbers the calls of one reply only, and a conversation has many replies.
 """
 
 from collections.abc import Sequence
@@ -11,8 +12,7 @@ from vla_rl.types import Message
 
 
 def with_unique_call_ids(reply: Message, earlier: Sequence[Message]) -> Message:
-    """Return `reply`, with tool calls numbered on from those of the conversation if their ids were
-    used there.
+    """Return `reply`, with its tool calls renumbered if their ids were used before.
 
     Args:
         reply: a reply whose own ids differ from each other.

@@ -153,19 +153,16 @@ class _Conversation:
     async def _begin(self) -> str:
         limit = self._limits.reset_timeout_s
         try:
-            start = await _within(limit, self._env.reset())
+            start = await _limited(limit, self._env.reset())
         except _TookTooLong as error:
             raise EnvError(
                 f"the environment of {self._env.episode.task} did not reset within "
-                f"reset_timeout_s={limit}; look at "
-                "what its reset waits for, or raise the limit"
+                f"reset_timeout_s={limit}; look at what its reset waits for, or raise the limit"
             ) from error
         return self._hear(start)
 
     def _hear(self, said: TextStart | TextOutcome) -> str:
-        """Append messages to an agent's conversation, make it that agent's turn, and return its
-        name.
-        """
+        """Append messages to an agent's conversation, make it its turn, and return its name."""
         self._messages.setdefault(said.agent, []).extend(said.messages)
         if said.tools:
             self._tools[said.agent] = said.tools
@@ -188,7 +185,7 @@ class _Conversation:
             options=self._options,
         )
         try:
-            reply = await _within(self._limits.reply_timeout_s, generation)
+            reply = await _limited(self._limits.reply_timeout_s, generation)
         except ContextOverflow:
             if not self._steps:
                 raise
@@ -205,16 +202,15 @@ class _Conversation:
         if reply.finish_reason == "aborted" or not len(reply.tokens):
             raise PolicyError(
                 f"a reply of {agent!r} has {len(reply.tokens)} tokens and finish_reason "
-                f"{reply.finish_reason!r}, expected a "
-                "complete one of at least one token; find out why the engine aborts replies, and "
-                "have it repeat them"
+                f"{reply.finish_reason!r}, expected a complete one of at least one token; find out "
+                "why the engine aborts replies, and have it repeat them"
             )
         return reply
 
     async def _answer(self, message: Message) -> TextOutcome | None:
         """Return the environment's answer to a reply; None if it took too long."""
         try:
-            return await _within(self._limits.step_timeout_s, self._env.step(message))
+            return await _limited(self._limits.step_timeout_s, self._env.step(message))
         except _TookTooLong:
             return None
 
@@ -271,7 +267,7 @@ class _TookTooLong(Exception):
     """
 
 
-async def _within(seconds: float | None, work: Awaitable[T]) -> T:
+async def _limited(seconds: float | None, work: Awaitable[T]) -> T:
     """Return the result of `work`; cancel it after `seconds`."""
     deadline = asyncio.timeout(seconds)
     try:

@@ -8,9 +8,7 @@ from vla_rl.types import Config
 
 
 class SchedulerConfig(Config, frozen=True, kw_only=True):
-    """Settings for the groups in an update, the staleness of episodes, and episodes that
-    are lost.
-    """
+    """Settings for the groups of an update, the staleness of episodes, and lost episodes."""
 
     groups_per_update: int
     """Groups that each update trains on; >= 1."""
@@ -57,9 +55,8 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         )
         if self.deterministic and self.max_staleness > 0:
             raise ConfigError(
-                f"deterministic=True with max_staleness={self.max_staleness}: the weights that "
-                "act would depend on timing; "
-                "expected max_staleness=0"
+                f"deterministic=True with max_staleness={self.max_staleness}: the weights that act "
+                "would depend on timing; expected max_staleness=0"
             )
 
     @property
@@ -73,14 +70,15 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
         )
 
     def require_feasible(self, *, num_envs: int, group_size: int) -> None:
-        """Raise `ConfigError`, with the inequality, if updates could never fill or some
-        environments could never be used.
+        """Raise `ConfigError` if updates could never fill, or environments never be used.
+
+        The error has the inequality.
         """
         if self.group_capacity < self.groups_per_update:
             raise ConfigError(
                 f"max_outstanding_groups={self.max_outstanding_groups} < "
-                f"groups_per_update={self.groups_per_update}: "
-                "no update could ever be filled; raise max_outstanding_groups"
+                f"groups_per_update={self.groups_per_update}: no update could ever be filled; "
+                "raise max_outstanding_groups"
             )
         episodes = self.group_capacity * group_size
         if episodes < num_envs:
@@ -90,7 +88,6 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
                 limit, values = "max_outstanding_groups", str(self.max_outstanding_groups)
             raise ConfigError(
                 f"{limit} * group_size = {values} * {group_size} = {episodes} < num_envs = "
-                f"{num_envs}: "
-                f"{num_envs - episodes} environments would never be used; use num_envs <= "
-                f"{episodes}, or larger updates"
+                f"{num_envs}: {num_envs - episodes} environments would never be used; use num_envs "
+                f"<= {episodes}, or larger updates"
             )

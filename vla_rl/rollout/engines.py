@@ -31,8 +31,9 @@ class ActionEngine(Protocol):
         ...
 
     async def act(self, observation: Observation, sampling: Sampling) -> ActionChunk:
-        """Choose an action chunk; the same observation, sampling (seed included) and weights give
-        the same chunk.
+        """Choose an action chunk.
+
+        The same observation, sampling (seed included) and weights give the same chunk.
         """
         ...
 
@@ -54,8 +55,9 @@ class ChatEngine(Protocol):
         max_tokens: int | None = None,
         options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        """Generate one reply; the same prompt, sampling (seed included), options and weights give
-        the same one.
+        """Generate one reply.
+
+        The same prompt, sampling (seed included), options and weights give the same one.
         """
         ...
 

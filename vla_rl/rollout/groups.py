@@ -1,5 +1,6 @@
-"""The source of groups: a data set of starts, shuffled anew each epoch, without end, resumable at
-any point.
+"""The source of groups: a data set of starts, shuffled anew each epoch, without end.
+
+It can be resumed at any point.
 
 A start is one task and one initial state; a group runs it `group_size` times, with different policy
 seeds and all else equal. What always holds: after N epochs every start was handed out N times; a
@@ -104,9 +105,8 @@ class GroupSource:
             )
         if group_size < 1 or not 0 <= num_greedy <= group_size:
             raise ConfigError(
-                f"groups have {group_size} members, {num_greedy} of them greedy: expected at "
-                "least 1, and no more greedy "
-                "members than a group has"
+                f"groups have {group_size} members, {num_greedy} of them greedy: expected at least "
+                "1, and no more greedy members than a group has"
             )
         if kinds is not None and len(kinds) != len(starts):
             raise ConfigError(f"{len(kinds)} kinds for {len(starts)} starts, expected one for each")
@@ -130,9 +130,7 @@ class GroupSource:
         return self._epoch
 
     def next_group(self) -> GroupPlan:
-        """Return the next group: from a returned start if there is one, else from the next one of
-        the epoch.
-        """
+        """Return the next group: from a returned start if there is one, else from the epoch."""
         if self._returned:
             start_index = self._returned.popleft().start_index
         else:
@@ -153,9 +151,7 @@ class GroupSource:
         self._returned.append(ReturnedStart(plan.start_index))
 
     def state(self) -> SourceState:
-        """Return the state to `restore` into a source of the same starts, kinds, group size and
-        seed.
-        """
+        """Return the state to `restore` into a source of the same starts, kinds, sizes and seed."""
         return SourceState(
             num_starts=len(self._starts),
             epoch=self._epoch,
@@ -182,9 +178,8 @@ class GroupSource:
         if differ:
             raise ConfigError(
                 "the checkpoint hands out other groups than this run would: it was saved with "
-                f"{'; '.join(differ)}. "
-                "Resume with the tasks, initial states, group size and seed of the checkpoint, or "
-                "start a new run"
+                f"{'; '.join(differ)}. Resume with the tasks, initial states, group size and seed "
+                "of the checkpoint, or start a new run"
             )
         self._epoch, self._position, self._next_group_id = (
             state.epoch,
@@ -246,9 +241,7 @@ def _plain(value: Any) -> Any:
 
 
 def _taking_turns(order: Sequence[int], kinds: Sequence[str]) -> list[int]:
-    """Return the same starts, with each kind spread evenly over the epoch and in the order
-    it had.
-    """
+    """Return the starts in the order they had, with each kind spread evenly over the epoch."""
     of_kind: dict[str, list[int]] = {}
     for start in order:
         of_kind.setdefault(kinds[start], []).append(start)

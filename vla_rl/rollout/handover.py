@@ -48,9 +48,7 @@ class Handover:
         return self._handed.get(update, ())
 
     def hand_over(self, update: int) -> bool:
-        """Hand one more group to `update` if it is the one being filled and a group may be
-        taken.
-        """
+        """Hand one more group to `update` if it is being filled and a group may be taken."""
         # a later update may already be asking; it must not take what this one still needs
         if update != self._staleness.next_update:
             return False

@@ -1,5 +1,6 @@
-"""Conservation, in episodes: dispatched = trained + filtered + dropped (by cause) + in flight +
-buffered.
+"""Conservation of episodes.
+
+dispatched = trained + filtered + dropped (by cause) + in flight + buffered.
 
 The ledger counts the flows. Episodes in flight and buffered are counted where they are held, at the
 moment of the check, so that an episode that is lost or held twice is detected.
@@ -51,8 +52,9 @@ class EpisodeLedger:
         self.dropped[cause] = self.dropped.get(cause, 0) + num_episodes
 
     def check(self, *, in_flight: int, buffered: int) -> None:
-        """Raise ConservationError, with the table, unless every dispatched episode is in exactly
-        one place.
+        """Raise ConservationError unless every dispatched episode is in exactly one place.
+
+        The error has the table.
         """
         accounted = (
             self.num_trained + self.num_filtered + sum(self.dropped.values()) + in_flight + buffered

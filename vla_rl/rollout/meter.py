@@ -66,8 +66,9 @@ class RolloutMeter:
     def report(
         self, now: float, depths: Mapping[str, int], dropped: Mapping[str, int]
     ) -> dict[str, float]:
-        """Return the metrics since the last report; `depths` are queue lengths now, `dropped` the
-        ledger's drops by cause.
+        """Return the metrics since the last report.
+
+        `depths` are queue lengths now, `dropped` the ledger's drops by cause.
 
         If there are several tasks, `rollout/success_rate/<task>` and `rollout/mean_return/<task>`
         are those of each task with an episode since then. Success rates leave out the tasks whose

@@ -1,5 +1,6 @@
-"""The groups that were dispatched and have not left yet: episodes still to run, and members that
-were run.
+"""The groups that were dispatched and have not left yet.
+
+They have episodes still to run, and members that were run.
 """
 
 import heapq
@@ -80,9 +81,7 @@ class OutstandingGroups:
         return self._group(record) if len(record.finished) == len(record.plan.episodes) else None
 
     def remove(self, group_id: int) -> GroupPlan:
-        """Remove a group that was trained, filtered or dropped, with its episodes that have not
-        started.
-        """
+        """Remove a group that was trained, filtered or dropped, with its unstarted episodes."""
         record = self._records.pop(group_id)
         if len(record.finished) < len(record.plan.episodes):
             self._to_begin = [entry for entry in self._to_begin if entry[1].group_id != group_id]
@@ -104,9 +103,7 @@ class OutstandingGroups:
         return len(self._to_begin)
 
     def num_played(self) -> tuple[int, int]:
-        """Return how many episodes were run: those of complete groups, and those whose group still
-        misses a member.
-        """
+        """Return how many episodes were run, in complete groups and in those that miss a member."""
         complete = partial = 0
         for record in self._records.values():
             if len(record.finished) == len(record.plan.episodes):

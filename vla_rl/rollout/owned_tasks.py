@@ -1,5 +1,6 @@
-"""Tasks that an object owns: leave their group with a single error raised as itself, and find out
-why one is cancelled.
+"""Tasks that an object owns: how they leave their group, and why one is cancelled.
+
+A single error leaves its group as itself.
 """
 
 import asyncio
@@ -7,8 +8,9 @@ from types import TracebackType
 
 
 def is_being_cancelled() -> bool:
-    """Return whether the running task was asked to end; if not, a CancelledError in it is an error
-    of what it awaited.
+    """Return whether the running task was asked to end.
+
+    If not, a CancelledError in it is an error of what it awaited.
     """
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

@@ -1,6 +1,4 @@
-"""One attempt at one episode: lease an environment, run the agent, and separate lost episodes from
-errors.
-"""
+"""One attempt at one episode: lease an environment, run the agent, tell losses from errors."""
 
 import asyncio
 import inspect
@@ -30,8 +28,8 @@ def describe(episode: EpisodeSpec) -> str:
     """Describe an episode in words, with all that is needed to run it alone."""
     return (
         f"episode {episode.episode_id} ({episode.task}, member {episode.member} of group "
-        f"{episode.group_id}, "
-        f"seed {episode.seed}, options {episode.options}, attempt {episode.attempt + 1})"
+        f"{episode.group_id}, seed {episode.seed}, options {episode.options}, attempt "
+        f"{episode.attempt + 1})"
     )
 
 
@@ -72,8 +70,7 @@ async def play_episode(
             raise
         raise RuntimeError(
             f"the agent raised CancelledError in {describe(episode)}, but the episode was not "
-            "cancelled; catch it where the "
-            "agent awaits a task that it cancelled"
+            "cancelled; catch it where the agent awaits a task that it cancelled"
         ) from error
     except ActorDied as death:
         raise _process_loss(death, episode) from death
@@ -109,27 +106,26 @@ def _checked(returned: Any, episode: EpisodeSpec) -> Trajectory:
         )
     if returned.episode.episode_id != episode.episode_id:
         raise AgentError(
-            f"the agent returned the Trajectory of episode {returned.episode.episode_id}, "
-            "expected that of "
-            f"{describe(episode)}; use env.episode"
+            f"the agent returned the Trajectory of episode {returned.episode.episode_id}, expected "
+            f"that of {describe(episode)}; use env.episode"
         )
     if not returned.steps:
         raise AgentError(
             f"the agent returned a Trajectory without steps for {describe(episode)}, expected at "
-            "least one decision; an "
-            "agent that cannot decide has to raise an error that explains why"
+            "least one decision; an agent that cannot decide has to raise an error that explains "
+            "why"
         )
     if not isinstance(returned.stop_reason, StopReason):
         raise AgentError(
             f"the agent returned a Trajectory with stop_reason={returned.stop_reason!r} for "
-            f"{describe(episode)}, expected a "
-            "StopReason, such as `stop_reason(outcome.terminated, outcome.info)` gives"
+            f"{describe(episode)}, expected a StopReason, such as `stop_reason(outcome.terminated, "
+            "outcome.info)` gives"
         )
     wrong = next((step for step in returned.steps if not isinstance(step, Step)), None)
     if wrong is not None:
         raise AgentError(
-            f"the agent returned {_spelt(wrong)} among the steps of "
-            f"{describe(episode)}, expected Steps"
+            f"the agent returned {_spelt(wrong)} among the steps of {describe(episode)}, expected "
+            "Steps"
         )
     return returned
 

@@ -65,8 +65,9 @@ class EngineTeam:
     def policies_of(
         self, episode: EpisodeSpec, gauge: "DecisionGauge | None" = None
     ) -> "EpisodePolicy | dict[str, EpisodePolicy]":
-        """Return what the agent of an episode gets: the policy for all agents, or one by agent
-        name, each with seeds of its own.
+        """Return the policy or policies that the agent of an episode gets.
+
+        It is one for all agents, or one by agent name, each with seeds of its own.
         """
         policies = {
             name: EpisodePolicy(
@@ -101,9 +102,8 @@ class DecisionGauge:
             self._has_warned = True
             logger.warning(
                 "episode %d (%s) has made %d decisions and has not ended; its environment (%s) "
-                "sets terminated or truncated "
-                "at an end. max_episode_steps of gymnasium.register, or "
-                "scheduler.episode_timeout_s, cuts episodes off",
+                "sets terminated or truncated at an end. max_episode_steps of gymnasium.register, "
+                "or scheduler.episode_timeout_s, cuts episodes off",
                 episode.episode_id,
                 episode.task,
                 LONG_EPISODE,
@@ -129,8 +129,9 @@ class DecisionGauge:
 
 
 class EpisodePolicy:
-    """The policy of one episode: decision k is sampled with a seed of its own, independent of
-    timing.
+    """The policy of one episode, which gives every decision a seed of its own.
+
+    The seed of decision k does not depend on timing.
 
     Args:
         engine: answers the decisions.
@@ -152,8 +153,9 @@ class EpisodePolicy:
         self._num_decisions = 0
 
     async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
-        """Choose an action chunk. Without `sampling`, the episode's own is used. The seed is always
-        this decision's.
+        """Choose an action chunk.
+
+        Without `sampling`, the episode's own is used. The seed is always this decision's.
 
         Raises: PolicyError for a log-prob that is NaN, infinite or above 0; AgentError if
         `observation` is the tuple that `reset` returned; TypeError if the engine generates text.
@@ -181,8 +183,9 @@ class EpisodePolicy:
         max_tokens: int | None = None,
         options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        """Generate one reply. Without `sampling`, the episode's own is used. The seed is always
-        this decision's.
+        """Generate one reply.
+
+        Without `sampling`, the episode's own is used. The seed is always this decision's.
 
         Its tool calls get ids that differ from all earlier ones of the conversation, even if the
         chat format repeats them.
@@ -210,10 +213,8 @@ class EpisodePolicy:
             raise PolicyError(
                 f"the policy's log-prob of token {place} of decision {number} of episode "
                 f"{episode.episode_id} ({episode.task!r}) is {log_probs[place]}, with the weights "
-                f"after {version} updates; "
-                "expected finite log-probs of at most 0. Look for NaN or infinity in its weights "
-                "and inputs, and whether it "
-                "reports natural logs."
+                f"after {version} updates; expected finite log-probs of at most 0. Look for NaN or "
+                "infinity in its weights and inputs, and whether it reports natural logs."
             )
 
     @contextmanager

@@ -1,5 +1,6 @@
-"""The episode scheduler: runs groups of episodes without end, as far ahead of the learner as
-staleness allows.
+"""The episode scheduler: runs groups of episodes without end.
+
+It runs as far ahead of the learner as staleness allows.
 
         source ──► admit ──► episodes, one coroutine each ──► group complete ──► keep? ──► buffer ──► groups_for_update
                      ▲         agent(env, policy)                                  │                        │
@@ -38,8 +39,9 @@ from vla_rl.types import Agent, EnvPool, EpisodeSpec, Group, Trajectory
 
 
 class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a scheduler needs to continue, taken at one instant: a resume loses no start and
-    repeats none.
+    """All that a scheduler needs to continue, taken at one instant.
+
+    A resume loses no start and repeats none.
     """
 
     version: int
@@ -135,8 +137,9 @@ class EpisodeScheduler:
         return self._staleness.version
 
     async def groups_for_update(self, update: int) -> AsyncIterator[Group]:
-        """Yield the `groups_per_update` groups of an update, each as soon as it is complete and its
-        turn has come.
+        """Yield the groups of an update, each as soon as it is complete and its turn has come.
+
+        They are `groups_per_update`.
 
         Updates are filled one after the other, up to `max_staleness` ahead of the one in training.
         Asking for the same update again, after an iteration was interrupted, gives the same groups
@@ -153,9 +156,8 @@ class EpisodeScheduler:
             raise ValueError(f"update {update} was trained already, the next one is {self.version}")
         if self._num_updates is not None and update >= self._num_updates:
             raise ValueError(
-                f"update {update} is not one of the run's {self._num_updates}, counted from 0, "
-                "and no episode is run for "
-                "it; stop there, or make the scheduler with more num_updates"
+                f"update {update} is not one of the run's {self._num_updates}, counted from 0, and "
+                "no episode is run for it; stop there, or make the scheduler with more num_updates"
             )
         for place in range(self._config.groups_per_update):
             while len(self._handover.groups_of(update)) <= place:
@@ -166,8 +168,7 @@ class EpisodeScheduler:
             yield self._handover.groups_of(update)[place]
 
     def trained(self, groups: Sequence[Group], new_version: int) -> None:
-        """Report that the learner trained `new_version` on these groups and that the engine serves
-        it.
+        """Report that the learner trained `new_version` on these groups and the engine has it.
 
         Raises: ConservationError if an episode is missing or held twice; ValueError if these are
         not the groups that were handed over for this update, or the engine still serves older
@@ -213,8 +214,9 @@ class EpisodeScheduler:
         )
 
     def restore(self, state: SchedulerState) -> None:
-        """Continue where `state` was taken; call it before `async with`. Groups that are too old to
-        be trained are dropped.
+        """Continue where `state` was taken; call it before `async with`.
+
+        Groups that are too old to be trained are dropped.
 
         Raises: RuntimeError if the scheduler is open; ConfigError if `state` does not fit the
         source.

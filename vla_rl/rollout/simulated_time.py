@@ -1,5 +1,4 @@
-"""An event loop in which waiting takes no time: the clock jumps to the next timer instead of
-sleeping.
+"""An event loop whose clock jumps to the next timer, so that waiting takes no time.
 
 Code that takes the time only from its loop (`asyncio.sleep`, `asyncio.timeout`, `loop.time()`) runs
 unchanged, in the same order on every machine. Tests use it to simulate hours of scheduling, with

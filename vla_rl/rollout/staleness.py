@@ -1,5 +1,6 @@
-"""How far generation may run ahead of the learner: one plain object, without a task and without a
-clock.
+"""The bound on how far generation runs ahead of the learner: one plain object.
+
+It has no task and no clock.
 
 Two bounds, both met by delaying dispatch and neither by discarding groups:
 
@@ -79,8 +80,9 @@ class StalenessPolicy:
         )
 
     def admit(self, group_id: int, dispatch_version: int | None = None) -> int:
-        """Count a group as outstanding and return its dispatch version: the learner's, unless the
-        group is restored.
+        """Count a group as outstanding and return its dispatch version.
+
+        It is the learner's, unless the group is restored.
         """
         version = self.version if dispatch_version is None else dispatch_version
         self._dispatch_versions[group_id] = version
@@ -97,9 +99,7 @@ class StalenessPolicy:
         del self._dispatch_versions[group_id]
 
     def select(self) -> int | None:
-        """Return the group that `next_update` takes next, or None if it has to wait for a group
-        that is still running.
-        """
+        """Return the group that `next_update` takes next; None if it waits for a running one."""
         if not self._complete or not self._may_take(*self._complete[0]):
             return None
         _, group_id = heapq.heappop(self._complete)
@@ -110,9 +110,7 @@ class StalenessPolicy:
         return group_id
 
     def trained(self, group_ids: Iterable[int]) -> None:
-        """Remove the groups that an update was trained on, free their capacity and raise the
-        version by one.
-        """
+        """Remove the groups of an update, free their capacity and raise the version by one."""
         for group_id in group_ids:
             del self._dispatch_versions[group_id]
         self.version += 1
@@ -154,9 +152,7 @@ class StalenessPolicy:
         ]
 
     def _may_take(self, dispatch_version: int, group_id: int) -> bool:
-        """Return whether all unselected groups can still be trained in time if this one is
-        taken.
-        """
+        """Return whether all other groups can still be trained in time if this one is taken."""
         if self._in_order and any(
             version < dispatch_version or (version == dispatch_version and min(ids) < group_id)
             for version, ids in self._unselected.items()

@@ -1,5 +1,6 @@
-"""Killable child processes for single calls, which contain the effects of tools, scorers and
-model-written code. No torch.
+"""Killable child processes for single calls. No torch.
+
+They contain the effects of tools, scorers and model-written code.
 
     Sandbox          `await call("module:function", {...}, limits)`, `await run_program(source, stdin, limits)`
     ProcessLimits    time, CPU, memory, files, output, processes, network

@@ -47,8 +47,9 @@ def descendants_of(pid: int, most: int = 1 << 20) -> list[int]:
 
 
 def kill_all_below(pid: int) -> None:
-    """Kill all descendants of a live process, and wait at most 10 s for their end, because dying
-    takes their own CPU time.
+    """Kill all descendants of a live process, and wait at most 10 s for their end.
+
+    Dying takes their own CPU time.
 
     Each round stops the processes before it kills them, so that forking processes cannot outrun it.
     """

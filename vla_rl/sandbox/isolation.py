@@ -73,14 +73,13 @@ class Isolation:
             return fork_first_process(network=self._limits.network)
 
     def enter(self, streams: Sequence[int], status_fd: int, keeper_fd: int) -> None:
-        """Isolate this process, or a child that continues instead of it, from the rest of the
-        machine.
+        """Isolate this process, or a child that continues for it, from the rest of the machine.
 
         Raises: NotIsolated, in the process or in that child.
 
         Args:
             streams: pipes that it writes to.
-            status_fd: a pipe to the keeper, for `ended_as`; closed here.
+            status_fd: a pipe to the keeper, for `wait_status_of`; closed here.
             keeper_fd: the keeper's pidfd; closed here.
         """
         own_uid, writable = unused_uid(), [self._folder]

@@ -1,5 +1,6 @@
-"""The keeper of a sandbox: a process without threads that forks for every call and kills calls that
-exceed their limits.
+"""The keeper of a sandbox: a process without threads that forks for every call.
+
+It kills calls that exceed their limits.
 
     sandbox ──requests──► keeper ──fork──► one child a call, in a session and a folder of its own
             ◄──answers───    └── watches deadlines, output, numbers of processes, memory and files
@@ -22,7 +23,7 @@ import msgspec
 from vla_rl.sandbox.descendants import children_of, kill_all_below
 from vla_rl.sandbox.isolation import find_means
 from vla_rl.sandbox.landlock import keeps_signals_inside
-from vla_rl.sandbox.means import Means, means_for, open_to_calls
+from vla_rl.sandbox.means import Means, open_to_calls, usable_means
 from vla_rl.sandbox.preloading import import_ahead
 from vla_rl.sandbox.protocol import (
     Cancel,
@@ -56,7 +57,7 @@ class Keeper:
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ)
         self._calls: dict[int, RunningCall] = {}
-        self._wanted = means_for(is_root=os.geteuid() == 0, without=without)
+        self._wanted = usable_means(is_root=os.geteuid() == 0, without=without)
         self._means: frozenset[Means] = frozenset()
 
     def run(self) -> None:

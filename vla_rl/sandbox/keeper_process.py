@@ -1,5 +1,6 @@
-"""The event loop's side of one keeper: its requests, its pending answers, and a shutdown that
-leaves nothing behind.
+"""The event loop's side of one keeper: requests, pending answers, and a clean shutdown.
+
+The shutdown leaves nothing behind.
 """
 
 import asyncio
@@ -162,8 +163,9 @@ class KeeperProcess:
             del self._pending[number]
 
     async def stop(self) -> None:
-        """Close the socket, so that the keeper kills all calls and ends; kill a keeper that is
-        stuck or does not end.
+        """Close the socket, so that the keeper kills all calls and ends.
+
+        A keeper that is stuck or does not end is killed.
 
         If this is cancelled, the shutdown continues, and the next `stop` waits for it.
         """

@@ -1,5 +1,6 @@
-"""Landlock: a process restricts its own writing to chosen folders. Needs no privileges and does not
-restrict reading.
+"""Landlock: a process restricts its own writing to chosen folders.
+
+Needs no privileges and does not restrict reading.
 
     ABI 1 (Linux 5.13)   writing, making and removing files
     ABI 2, 3, 5          moving between folders, truncating, device ioctls
@@ -51,8 +52,9 @@ def keeps_signals_inside() -> bool:
 
 
 def confine_writing(folders: Sequence[Path], *, network: bool) -> None:
-    """Let this process, and all that it starts, write only below some folders. It must have set
-    no_new_privs before.
+    """Let this process, and all that it starts, write only below some folders.
+
+    It must have set no_new_privs before.
 
     Args:
         folders: the folders in which it may write; those that do not exist are left out.

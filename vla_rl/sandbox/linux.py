@@ -62,9 +62,10 @@ def prctl(option: int, *arguments: object) -> None:
     _check("prctl", _libc.prctl(option, *_as_words(*arguments, 0, 0, 0, 0)[:4]))
 
 
-def fork_with(flags: int) -> int:
-    """Fork with new namespaces for the child, including the PID namespace, which a process cannot
-    enter itself.
+def fork_in_namespaces(flags: int) -> int:
+    """Fork with new namespaces for the child.
+
+    One is the PID namespace, which a process cannot enter itself.
 
     Returns: the same as `os.fork`. Raises: OSError.
 
@@ -153,8 +154,9 @@ def syscall(name: str, number: int, *arguments: object) -> int:
 
 
 def _as_words(*arguments: object) -> list[object]:
-    """Convert integers to 64 bits each: a variadic C function reads that many, but ctypes alone
-    passes 32.
+    """Convert integers to 64 bits each.
+
+    A variadic C function reads that many, but ctypes alone passes 32.
     """
     return [
         ctypes.c_long(argument) if isinstance(argument, int) else argument for argument in arguments

@@ -1,5 +1,4 @@
-"""The means of isolation by name, and the effects on the machine that calls can have without some
-of them.
+"""The means of isolation by name, and what calls can do to the machine without some of them.
 
 namespaces   its own processes, System V memory and network; all its processes die with the first
 mounts       all files read-only except its folder and /dev/shm, which are in memory and limited in
@@ -17,9 +16,10 @@ Means: TypeAlias = Literal["namespaces", "mounts", "own_user", "landlock", "secc
 ALL_MEANS: Final[frozenset[Means]] = frozenset(get_args(Means))
 
 
-def means_for(*, is_root: bool, without: tuple[Means, ...]) -> frozenset[Means]:
-    """Return the means to try: mounts need namespaces, and only root can give a call a user of its
-    own.
+def usable_means(*, is_root: bool, without: tuple[Means, ...]) -> frozenset[Means]:
+    """Return the means to try.
+
+    Mounts need namespaces, and only root can give a call a user of its own.
     """
     means = ALL_MEANS.difference(without, () if is_root else ("own_user",))
     return means if "namespaces" in means else means - {"mounts"}
@@ -71,6 +71,6 @@ def described(missing: Mapping[Means, str], found: list[str]) -> str:
         )
     return (
         f"sandboxed calls can {'; '.join(found)}, as they are isolated without {reasons}. Time, "
-        "memory, output and the "
-        "number of processes are limited all the same, and no process outlives its call"
+        "memory, output and the number of processes are limited all the same, and no process "
+        "outlives its call"
     )

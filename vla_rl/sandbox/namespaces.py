@@ -1,5 +1,4 @@
-"""Namespaces of one call: its own processes, memory objects, network, and a read-only view of all
-other files.
+"""Namespaces of one call: own processes, memory objects, network, and read-only files.
 
     keeper ──fork──► first process of the namespace ──fork──► the call
                        mounts, waits, reaps                     runs
@@ -29,7 +28,7 @@ from vla_rl.sandbox.linux import (
     PR_SET_DUMPABLE,
     PR_SET_PDEATHSIG,
     OwnMounts,
-    fork_with,
+    fork_in_namespaces,
     prctl,
 )
 from vla_rl.sandbox.privileges import can_administer, give_up_privileges
@@ -48,7 +47,7 @@ def fork_first_process(*, network: bool) -> int:
         network: False gives it a network namespace in which no interface is up.
     """
     flags = CLONE_NEWPID | CLONE_NEWIPC | (0 if network else CLONE_NEWNET)
-    return fork_with(flags if can_administer() else flags | CLONE_NEWUSER)
+    return fork_in_namespaces(flags if can_administer() else flags | CLONE_NEWUSER)
 
 
 def map_user(uid: int, gid: int) -> None:
@@ -63,8 +62,9 @@ def map_user(uid: int, gid: int) -> None:
 
 
 def make_files_read_only(folder: Path, *, disk_mb: int) -> None:
-    """Make all files read-only except those in `folder` and /dev/shm, which become parts of one
-    empty file system in memory.
+    """Make all files read-only except those in `folder` and /dev/shm.
+
+    The two become parts of one empty file system in memory.
 
     Raises: OSError.
 
@@ -103,11 +103,12 @@ def die_with_parent(pidfd: int) -> None:
 
 
 def fork_from_first_process(status_fd: int) -> None:
-    """Return in a child of the first process. The first process reports the child's end, and then
-    ends the namespace.
+    """Return in a child of the first process.
+
+    The first process reports the child's end, and then ends the namespace.
 
     Args:
-        status_fd: a pipe to the keeper, which `ended_as` reads.
+        status_fd: a pipe to the keeper, which `wait_status_of` reads.
     """
     if (pid := os.fork()) == 0:
         os.close(status_fd)
@@ -120,7 +121,7 @@ def fork_from_first_process(status_fd: int) -> None:
     os._exit(0)
 
 
-def ended_as(status_fd: int) -> int | None:
+def wait_status_of(status_fd: int) -> int | None:
     """Return the wait status of a call when its first process has ended.
 
     None if that was killed before the call ended.

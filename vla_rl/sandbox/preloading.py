@@ -15,8 +15,9 @@ _LOOK_EVERY_S: Final = 0.1
 
 
 def import_ahead(module: str, meanwhile: Callable[[], None] | None) -> None:
-    """Import a module ahead of its calls; if that fails or takes too long, the call that needs it
-    fails with the reason.
+    """Import a module ahead of its calls.
+
+    If that fails or takes too long, the call that needs it fails with the reason.
 
     Args:
         module: name of the module.

@@ -1,5 +1,6 @@
-"""The user of a sandboxed process: no capabilities, no way to gain any, and for root a user of its
-own.
+"""The user of a sandboxed process: no capabilities, and no way to gain any.
+
+For root it is a user of its own.
 
 Root's process changes to a user that no other process has. It can write only what every user may
 write and signal only its own processes, and its processes are counted separately. It can still read
@@ -52,8 +53,9 @@ def unused_uid() -> int:
 
 
 def become(uid: int, with_files: Iterable[Path | int]) -> None:
-    """Change to a user, with only its own group, that may read and search all files if this process
-    may.
+    """Change to a user with only its own group.
+
+    It may read and search all files if this process may.
 
     Raises: OSError, also if this process could not kill the processes of that user.
 

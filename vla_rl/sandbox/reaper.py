@@ -1,5 +1,6 @@
-"""The parent process of a keeper: when the keeper or their owner ends, it kills the rest and
-removes their folder.
+"""The parent process of a keeper.
+
+When the keeper or their owner ends, it kills the rest and removes their folder.
 
     owner ──► reaper ──fork──► keeper ──fork──► calls, and all that they start
 

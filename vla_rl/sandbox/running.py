@@ -1,6 +1,4 @@
-"""One call that runs in a child of the keeper: its pipes, its deadline, its resources, and
-its end.
-"""
+"""One call in a child of the keeper: its pipes, deadline, resources, and its end."""
 
 import contextlib
 import os
@@ -15,7 +13,7 @@ from vla_rl.sandbox.child import NOT_ISOLATED, run_call, say_not_isolated
 from vla_rl.sandbox.descendants import descendants_of, kill_with_all_below
 from vla_rl.sandbox.isolation import Isolation, NotIsolated
 from vla_rl.sandbox.means import Means
-from vla_rl.sandbox.namespaces import MOST_FILES, ended_as
+from vla_rl.sandbox.namespaces import MOST_FILES, wait_status_of
 from vla_rl.sandbox.protocol import Ended, Fault, FunctionCall, ProgramCall
 from vla_rl.sandbox.usage import disk_used, holds_more_memory, memory_held
 
@@ -141,11 +139,12 @@ class RunningCall:
                 kill_with_all_below(self.pid)
 
     def ended(self) -> Ended:
-        """Reap the call after its pidfd has reported its end, remove its folder, and return how it
-        ended.
+        """Reap the call after its pidfd reported its end, and return how it ended.
+
+        Its folder is removed.
         """
         _, status, usage = os.wait4(self.pid, 0)
-        told = ended_as(self._status_fd)
+        told = wait_status_of(self._status_fd)
         os.close(self._status_fd)
         for fd in list(self.pipes):
             while self._kept_grows(fd):

@@ -1,5 +1,6 @@
-"""The event loop's side of the sandbox: calls that may hang, crash, print or fork, and always
-return.
+"""The event loop's side of the sandbox: calls always return.
+
+They may hang, crash, print or fork.
 """
 
 import asyncio
@@ -97,8 +98,9 @@ class CallResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Sandbox:
-    """Runs functions and programs in processes of their own, with limits. `async with` starts
-    nothing: the first call does.
+    """Runs functions and programs in processes of their own, with limits.
+
+    `async with` starts nothing: the first call does.
 
     A call never raises an error of its function. A keeper that dies or is stuck is replaced; its
     calls are answered with the fault "died". A call writes only in a folder of its own, and can
@@ -235,9 +237,7 @@ class Sandbox:
             return self._keeper
 
     def _describe(self, ready: Ready) -> None:
-        """Log the actions that calls are not prevented from, unless they were logged for an earlier
-        keeper.
-        """
+        """Log what calls are not prevented from, unless an earlier keeper has logged it."""
         missing = {
             **dict.fromkeys(self._config.without, "left out by configuration"),
             **ready.refused,

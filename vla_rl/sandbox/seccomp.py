@@ -1,5 +1,6 @@
-"""A filter on system calls, for actions that namespaces and Landlock do not block. Needs no
-privileges.
+"""A filter on system calls, for actions that namespaces and Landlock do not block.
+
+Needs no privileges.
 
 Without a network a process gets no sockets: no network sockets, and no unix sockets, because one
 with a path is reachable from every network namespace. Memory that belongs to no process and no file
@@ -44,8 +45,9 @@ class _Program(ctypes.Structure):
 
 
 def refuse_calls(*, network: bool) -> None:
-    """Filter the system calls of this process and of all that it starts. It must have set
-    no_new_privs before.
+    """Filter the system calls of this process and of all that it starts.
+
+    It must have set no_new_privs before.
 
     Args:
         network: False blocks all sockets except pairs, which are connected from the start.

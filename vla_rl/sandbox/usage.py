@@ -23,8 +23,9 @@ def memory_held(pid: int) -> int:
 
 
 def holds_more_memory(pids: Iterable[int], most: int) -> bool:
-    """Return whether processes hold more than `most` bytes together, without memory mapped from
-    files.
+    """Return whether processes hold more than `most` bytes together.
+
+    Memory mapped from files does not count.
 
     A plain sum is cheap, but counts a page once for each process that shares it after a fork. Only
     if that sum is too large, each page is divided among the processes, at ten times the cost.

@@ -1,5 +1,6 @@
-"""Scorers of final answers, by name or by a function of your own; code that may hang runs in a
-sandbox. No torch.
+"""Scorers of final answers, by name or by a function of your own. No torch.
+
+Code that may hang runs in a sandbox.
 
 exact          the answer and nothing else
 match          the answer, ignoring case, punctuation and articles, as in question-answering

@@ -13,9 +13,11 @@ _PYTHON_TAGS: Final = frozenset({"python", "python3", "py"})
 
 
 def final_answer(reply: str) -> str:
-    """Return the final answer of a reply: the last `<answer>...</answer>`, `\\boxed{...}`,
-    `#### ...` or `Answer: ...`, in that order of preference; the whole reply if it has none of
-    them."""
+    """Return the final answer of a reply.
+
+    It is the last `<answer>...</answer>`, `\boxed{...}`, `#### ...` or `Answer: ...`, in that order
+    of preference; the whole reply if it has none of them.
+    """
     if tags := _ANSWER_TAG.findall(reply):
         return str(tags[-1]).strip()
     if (boxed := last_boxed(reply)) is not None:
@@ -43,7 +45,9 @@ def last_boxed(reply: str) -> str | None:
 
 
 def last_program(reply: str) -> str:
-    """Return the last fenced block that is tagged as Python, else the last without a tag, else the
+    """Return the program of a reply.
+
+    It is the last fenced block that is tagged as Python, else the last without a tag, else the
     whole reply.
     """
     blocks = fenced_blocks(reply)
@@ -53,8 +57,9 @@ def last_program(reply: str) -> str:
 
 
 def fenced_blocks(reply: str) -> list[tuple[str, str]]:
-    """Return tag, in lower case, and text of every closed fenced block, in order; "" if it has no
-    tag.
+    """Return tag and text of every closed fenced block, in order.
+
+    Tags are in lower case, "" if a block has none.
 
     A block ends at the first line that consists of at least as many backticks and at most a
     punctuation mark, or that ends in them. The indentation of its opening is removed from its
@@ -81,16 +86,18 @@ def fenced_blocks(reply: str) -> list[tuple[str, str]]:
 
 
 def plain(text: str) -> str:
-    """Return a text in lower case, without punctuation, articles and double spaces (SQuAD,
-    Rajpurkar et al. 2016).
+    """Return a text in lower case, without punctuation, articles and double spaces.
+
+    This is SQuAD's normal form (Rajpurkar et al. 2016).
     """
     kept = "".join(character for character in text.lower() if character not in string.punctuation)
     return " ".join(re.sub(r"\b(a|an|the)\b", " ", kept).split())
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Return whether two outputs agree line by line, ignoring spaces at the ends of lines and empty
-    lines at the end.
+    """Return whether two outputs agree line by line.
+
+    Spaces at the ends of lines and empty lines at the end are ignored.
     """
     return [line.rstrip() for line in printed.rstrip().splitlines()] == [
         line.rstrip() for line in expected.rstrip().splitlines()

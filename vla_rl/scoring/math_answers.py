@@ -1,5 +1,6 @@
-"""Comparison of two answers as mathematics, by math-verify. Runs in a sandbox, because sympy may
-never return.
+"""Comparison of two answers as mathematics, by math-verify.
+
+Runs in a sandbox, because sympy may never return.
 
 Importing this module compares two expressions, so that sympy and its parser are loaded before calls
 are forked; this makes the calls a hundred times faster.
@@ -16,8 +17,9 @@ logging.getLogger("math_verify").setLevel(logging.ERROR)
 
 
 def is_same_math(reply: str, answer: str) -> bool:
-    """Return whether the final answer of `reply` equals `answer`: numbers, fractions, expressions,
-    sets, intervals, matrices.
+    """Return whether the final answer of `reply` equals `answer`.
+
+    Both may be numbers, fractions, expressions, sets, intervals or matrices.
 
     The content of `\\boxed{...}` takes precedence; if the reply marks no final answer, the last one
     that math-verify finds counts.

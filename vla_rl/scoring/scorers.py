@@ -98,8 +98,10 @@ def _math(answer_field: str) -> Scorer:
 
 def _code(answer_field: str) -> Scorer:
     async def code(sandbox: Sandbox, reply: str, row: dict[str, Any]) -> Score:
-        """Return the share of the tests that pass, with the first failure. A program that hangs
-        ends the tests; so does the end of the budget."""
+        """Return the share of the tests that pass, with the first failure.
+
+        A program that hangs ends the tests; so does the end of the budget.
+        """
         tests = code_tests(row, answer_field)
         program, num_passed, left_s = last_program(reply), 0, _CODE_BUDGET_S
         fault: Fault | None = None

@@ -1,5 +1,4 @@
-"""Simulators in child processes, used asynchronously: single handles, a pool for episodes, a vector
-env.
+"""Simulators in child processes: single handles, a pool for episodes, a vector env. All async.
 
     async with Runtime(name="main") as runtime, open_env(runtime, "vla_rl/toy_reach-v0") as env:
         observation, info = await env.reset(seed=0)

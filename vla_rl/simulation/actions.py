@@ -1,5 +1,6 @@
-"""Check actions before they are sent: a wrong action is the caller's mistake and must not reach a
-simulator.
+"""Check actions before they are sent.
+
+A wrong action is the caller's mistake and must not reach a simulator.
 """
 
 from operator import le
@@ -14,8 +15,7 @@ _SHORT = 32
 
 
 class ActionGate:
-    """Converts a caller's action to a value of the action space, or raises an error that describes
-    the mistake.
+    """Converts a caller's action to a value of the action space, or describes its mistake.
 
     Args:
         space: action space of one control step.
@@ -60,9 +60,7 @@ class ActionGate:
         return action
 
     def packed_rows(self, actions: Any) -> list[Any] | None:
-        """Check all rows at once; return the packed form of each, or None if they must be checked
-        one by one.
-        """
+        """Check all rows at once; return each packed, or None if they need single checks."""
         box = self._box
         if box is None or type(actions) is not np.ndarray or actions.dtype is not self._dtype:
             return None
@@ -74,8 +72,9 @@ class ActionGate:
         return [row.tobytes() for row in actions]
 
     def pack(self, action: Any) -> Any:
-        """Return the form of a checked action for sending: for a Box only its bytes, since the
-        receiver knows the rest.
+        """Return the form of a checked action for sending.
+
+        Of a Box it is only the bytes, since the receiver knows the rest.
         """
         return action.tobytes() if self._box is not None else action
 
@@ -97,8 +96,7 @@ class ActionGate:
             shape = ", ".join(["H", *map(str, self._shape)])
             raise ValueError(
                 f"action chunk for {self._env_id} is {spell(array)}, expected {self._dtype} "
-                f"[{shape}] with H >= 1 rows; "
-                "pass a single action to `step`."
+                f"[{shape}] with H >= 1 rows; pass a single action to `step`."
             )
         return self._in_box(self._box, array, (len(array), *self._shape), "action chunk")
 
@@ -123,8 +121,7 @@ class ActionGate:
         low, high = (np.broadcast_to(bound, array.shape)[where] for bound in (box.low, box.high))
         raise ValueError(
             f"{what} for {self._env_id} holds {array[where]} at {list(where)}, expected {low} to "
-            f"{high}; "
-            f"{int(wrong.sum())} of {array.size} numbers are out of range or not finite."
+            f"{high}; {int(wrong.sum())} of {array.size} numbers are out of range or not finite."
         )
 
     def _discrete(self, space: spaces.Discrete[Any], action: Any) -> int:

@@ -15,8 +15,9 @@ Request = TypeVar("Request")
 
 
 class Assignment(Generic[Env, Request]):
-    """Idle environments on one side, waiting requests on the other; at any time at least one side is
-    empty.
+    """Idle environments on one side, waiting requests on the other.
+
+    At any time at least one side is empty.
 
     Args:
         patience: how often the oldest request may be passed over by a younger one that fits the
@@ -40,8 +41,9 @@ class Assignment(Generic[Env, Request]):
         return len(self._waiting)
 
     def ask(self, request: Request, spec: EnvSpec) -> Env | None:
-        """Take an environment for the request: one that holds `spec`, else an empty one, else the
-        longest idle.
+        """Take an environment for the request.
+
+        It is one that holds `spec`, else an empty one, else the longest idle.
 
         Return None if all are busy; `offer` then returns the request when its turn has come.
         """

@@ -1,5 +1,4 @@
-"""Attributes and methods of an environment in another process: their values as plain values for
-sending.
+"""Attributes and methods of an environment in another process, as plain values.
 
 Tuples, which a message would turn into lists, and gymnasium spaces are marked, so that they arrive
 unchanged.
@@ -17,8 +16,9 @@ from vla_rl.simulation.spaces import build_space, describe_space
 def call(
     env: gymnasium.Env[Any, Any], name: str, args: list[Any], kwargs: dict[str, Any]
 ) -> list[Any]:
-    """Return the marked result of the method `name`, or the marked attribute, as
-    `SyncVectorEnv.call` does.
+    """Return the marked result of a method, or the marked attribute, `name`.
+
+    It is what `SyncVectorEnv.call` returns.
 
     Raises: AttributeError if neither the environment nor a wrapper has it; TypeError for a value
     that cannot be sent; any error of the method.

@@ -33,7 +33,7 @@ class SharedBatch:
         self._fd = os.memfd_create("vla_rl-batch", os.MFD_CLOEXEC)
         os.ftruncate(self._fd, NUM_BATCHES * self._num_bytes)
         self._memory = mmap.mmap(self._fd, 0)
-        self._batches = [self._batch_at(number) for number in range(NUM_BATCHES)]
+        self._batches = [self._batch_view(number) for number in range(NUM_BATCHES)]
         self._arrays = layout.places(self._batches[0], num_envs)
         self._others: list[Others] = [[None for _ in layout.others] for _ in range(num_envs)]
         self._free = deque(range(1, NUM_BATCHES))
@@ -77,9 +77,7 @@ class SharedBatch:
             self.current = self._free.pop()
 
     def keep_rows(self) -> None:
-        """Keep the rows of the batch that was given last, except those that are written from now
-        on.
-        """
+        """Keep the rows of the last batch, except those that are written from now on."""
         if self.current != 0:  # its content was never given away
             self._free.append(self.current)
             self.current = 0
@@ -100,7 +98,7 @@ class SharedBatch:
             content._number, content._free = number, self._free
         return self._layout.assemble(self._layout.places(content, self._num_envs), self._columns())
 
-    def _batch_at(self, number: int) -> np.ndarray:
+    def _batch_view(self, number: int) -> np.ndarray:
         return np.ndarray(self._num_bytes, np.uint8, self._memory, number * self._num_bytes)
 
     def _columns(self) -> list[Any]:
@@ -114,8 +112,9 @@ class SharedBatch:
 
 
 class _Lease(np.ndarray):
-    """The base of the arrays of a batch that was given away: when the last of them is gone, the
-    batch is free again.
+    """The base of the arrays of a batch that was given away.
+
+    When the last of them is gone, the batch is free again.
     """
 
     _number: int

@@ -1,5 +1,6 @@
-"""A gymnasium environment whose outputs are checked against its spaces; each fault of its code is
-reported as its own.
+"""A gymnasium environment whose outputs are checked against its spaces.
+
+Each fault of its code is reported as its own.
 
 Used inside the simulator's process; knows nothing about processes or asyncio.
 """
@@ -51,8 +52,9 @@ class EnvDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CheckedEnv:
-    """One environment built from its spec. Each method raises `EnvError` for a fault of the
-    environment.
+    """One environment built from its spec.
+
+    Each method raises `EnvError` for a fault of the environment.
 
     Each observation is checked for kind, shape and dtype, the first one of an episode also for the
     range of each number.
@@ -139,8 +141,7 @@ class CheckedEnv:
         return observation, float(reward), bool(terminated), bool(truncated), info
 
     def step_chunk(self, actions: np.ndarray, frames_every: int | None = None) -> ChunkOutcome:
-        """Run the rows until they are done or the episode ends; the observation after the last one
-        is checked.
+        """Run the rows until they are done or the episode ends; check the last observation.
 
         A frame is kept after each `frames_every`-th control step since the reset (or `set_state`).
         """

@@ -1,5 +1,6 @@
-"""An environment in another process, with asynchronous versions of gymnasium's methods; leased, it
-is bound to one episode.
+"""An environment in another process, with asynchronous versions of gymnasium's methods.
+
+Leased, it is bound to one episode.
 
 A chunk of actions takes five calls from an agent to the simulator, one of them over the wire:
 EnvHandle, EnvWorker, CheckedEnv, run_chunk, the environment's own step.
@@ -19,8 +20,7 @@ from vla_rl.simulation.actions import ActionGate
 from vla_rl.simulation.checked import EnvDescription
 from vla_rl.simulation.config import SimulatorConfig
 from vla_rl.simulation.layout import ObservationLayout, Packed
-from vla_rl.simulation.process import SimulatorProcess
-from vla_rl.simulation.remote_env import RemoteEnv
+from vla_rl.simulation.process import RemoteEnv, SimulatorProcess
 from vla_rl.simulation.spaces import build_space
 from vla_rl.types import ChunkOutcome, EnvSpec, EpisodeSpec, Info
 
@@ -77,8 +77,9 @@ class EnvHandle:
     async def step_chunk(
         self, actions: np.ndarray, *, frames_every: int | None = None
     ) -> ChunkOutcome:
-        """Run the rows of [H, D] open loop until they are done or the episode ends; one message
-        each way.
+        """Run the rows of [H, D] open loop, with one message each way.
+
+        Stops when they are done or the episode ends.
 
         `frames_every` = k: `ChunkOutcome.frames` contains what the environment renders after each
         k-th control step of the episode; the environment must have been made with
@@ -101,9 +102,7 @@ class EnvHandle:
         )
 
     async def render(self) -> Any:
-        """Return what the environment's render returns: an image if `render_mode` is
-        "rgb_array".
-        """
+        """Return the environment's rendering: an image if `render_mode` is "rgb_array"."""
         self._require_open()
         with self._remote as worker:
             return await worker.render(self._index)
@@ -158,9 +157,7 @@ class LeasedEnv(EnvHandle):
     async def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Any, Info]:
-        """Bring the environment to the start of its episode, or to another one if a seed or options
-        are given.
-        """
+        """Bring the environment to the start of its episode, or to that of the arguments."""
         if seed is None and options is None:
             seed, options = self.episode.seed, self.episode.options
         return await super().reset(seed=seed, options=options)

@@ -1,5 +1,6 @@
-"""Observations of one space as one block of bytes and a list of other values; both ends derive the
-layout from the space.
+"""Observations of one space as one block of bytes and a list of other values.
+
+Both ends derive the layout from the space.
 
 The arrays are consecutive fields of one record in the block; values that are not arrays (texts,
 whole numbers) are in a short list beside it.
@@ -55,8 +56,9 @@ class ObservationLayout:
         faster path. Else None."""
 
     def places(self, block: Any, num_rows: int | None = None) -> list[np.ndarray]:
-        """Return the arrays in a block of `num_bytes`; with `num_rows`, [num_rows, ...] in a block
-        of `batch_bytes`.
+        """Return the arrays in a block of `num_bytes`.
+
+        With `num_rows`, they are [num_rows, ...] in a block of `batch_bytes`.
         """
         record: np.ndarray = np.ndarray((), self._of_rows(num_rows), block)
         return [record[name] for name in self._fields]
@@ -161,8 +163,9 @@ def _record_of(
 def _part_of(
     record: np.dtype[Any], name: str
 ) -> tuple[str, bool, tuple[int, ...], np.dtype[Any], int, int]:
-    """Return name, whether it is read in place, shape, dtype, and begin and end (bytes) of one
-    array in the block.
+    """Return name, whether it is read in place, shape, dtype, begin and end of one array.
+
+    Begin and end are bytes in the block.
     """
     assert record.fields is not None
     part, begin = record.fields[name][:2]

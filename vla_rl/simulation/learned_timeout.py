@@ -1,5 +1,6 @@
-"""Timeouts that a simulator process learns from its own earlier calls: plain classes with no task
-and no clock.
+"""Timeouts that a simulator process learns from its own earlier calls.
+
+Plain classes with no task and no clock.
 
     timeout of a call = max(floor, factor * slowest call so far, per control step * control steps of the call)
 
@@ -104,9 +105,7 @@ class LearnedTimeout:
         )
 
     def note(self, num_units: int, seconds: float) -> None:
-        """Learn from a call of `num_units` that took `seconds`, without the wait behind other
-        calls.
-        """
+        """Learn from a call of `num_units` that took `seconds` after the calls before it."""
         self._num_seen += 1
         if self._num_seen % REMEMBERED == 0:
             self._slowest_before_s, self._slowest_s = self._slowest_s, 0.0

@@ -31,8 +31,9 @@ def make_env(spec: EnvSpec) -> gymnasium.Env[Any, Any]:
 
 
 def registered(env_id: str) -> Registered:
-    """Return gymnasium's entry for an id such as "module:id"; import the module first, or
-    `vla_rl.envs` if there is none.
+    """Return gymnasium's entry for an id such as "module:id".
+
+    Imports the module first, or `vla_rl.envs` if there is none.
 
     Raises: EnvError if there is no such module or no such environment; any error of importing the
     module.
@@ -45,9 +46,8 @@ def registered(env_id: str) -> Registered:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
         raise EnvError(
-            f"{env_id} could not be made: there is no module {error.name!r}, expected the one "
-            f"that registers {name!r}, in "
-            "the folder of the script or on PYTHONPATH"
+            f"{env_id} could not be made: there is no module {error.name!r}, expected the one that "
+            f"registers {name!r}, in the folder of the script or on PYTHONPATH"
         ) from None
     try:
         return gymnasium.spec(name)

@@ -10,9 +10,7 @@ files."""
 
 
 def private_mb(pid: int) -> float:
-    """Return the resident memory of a process that is not shared (MiB), which its end would free; 0
-    if it has ended.
-    """
+    """Return the resident memory that a process's end would free (MiB); 0 if it has ended."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()
     except (FileNotFoundError, ProcessLookupError):
@@ -21,8 +19,9 @@ def private_mb(pid: int) -> float:
 
 
 def available_mb() -> float:
-    """Return the memory left for a new process (MiB): that of the machine, or less if our control
-    group is limited.
+    """Return the memory left for a new process (MiB).
+
+    It is that of the machine, or less if our control group is limited.
     """
     lines = Path("/proc/meminfo").read_text().splitlines()
     left = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")) / 1024
@@ -33,8 +32,9 @@ def available_mb() -> float:
 
 
 def _reclaimable() -> int:
-    """Return the bytes that our control group could free at once, as MemAvailable counts them for
-    the machine.
+    """Return the bytes that our control group could free at once.
+
+    They are counted as MemAvailable counts them for the machine.
     """
     pairs = (line.split() for line in (_CGROUP / "memory.stat").read_text().splitlines())
     return sum(int(size) for name, size in pairs if name in _RECLAIMABLE)

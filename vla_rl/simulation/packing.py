@@ -1,6 +1,4 @@
-"""Write a simulator's observations: into a block for each message, or into its rows of a shared
-batch.
-"""
+"""Write a simulator's observations into a block a message, or into rows of a shared batch."""
 
 import mmap
 import os
@@ -26,8 +24,9 @@ class Packer(Protocol):
 
 
 class BlockPacker:
-    """Writes each observation into a block of its own, which the receiver reads in place as long as
-    it is referenced.
+    """Writes each observation into a block of its own.
+
+    The receiver reads it in place as long as it is referenced.
     """
 
     def __init__(self, layout: ObservationLayout) -> None:
@@ -52,8 +51,9 @@ class BlockPacker:
 
 
 class RowPacker:
-    """Writes all observations into the same rows of a batch, whose owner chooses the batch in each
-    request.
+    """Writes all observations into the same rows of a batch.
+
+    Its owner chooses the batch in each request.
 
     Args:
         path: path of the batch's memory, see `SharedBatch.path`.

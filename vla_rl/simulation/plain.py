@@ -40,8 +40,7 @@ def as_plain(value: Any, name: str) -> Any:
         return as_plain(dict(value), name)
     raise TypeError(
         f"{name} is a {kind.__name__}, expected numbers, strings, None, arrays, or dicts, lists "
-        "and tuples of them: "
-        "only those can be sent between processes"
+        "and tuples of them: only those can be sent between processes"
     )
 
 

@@ -24,8 +24,7 @@ from vla_rl.simulation.config import SimulatorConfig
 from vla_rl.simulation.handle import LeasedEnv
 from vla_rl.simulation.memory import available_mb
 from vla_rl.simulation.pooled_process import EnvState, PooledEnv, PooledProcess
-from vla_rl.simulation.process import SimulatorProcess
-from vla_rl.simulation.remote_env import RemoteEnv
+from vla_rl.simulation.process import RemoteEnv, SimulatorProcess
 from vla_rl.simulation.replacements import Replacements
 from vla_rl.types import EnvSpec, EpisodeSpec
 
@@ -177,7 +176,7 @@ class SimulatorPool:
         began = asyncio.get_running_loop().time()
         while True:
             self._raise_failure()
-            pooled = await self._next_for(episode)
+            pooled = await self._wait_for_turn(episode)
             if (remote := pooled.remote) is not None:
                 break
             # its process left while it was idle, or in this very turn of the loop
@@ -187,7 +186,7 @@ class SimulatorPool:
         self._wait_s += asyncio.get_running_loop().time() - began
         return pooled, remote
 
-    async def _next_for(self, episode: EpisodeSpec) -> PooledEnv:
+    async def _wait_for_turn(self, episode: EpisodeSpec) -> PooledEnv:
         """Wait for this episode's turn; return its environment, with or without a process."""
         future: asyncio.Future[PooledEnv] = asyncio.get_running_loop().create_future()
         pooled = self._assignment.ask(future, episode.env)
@@ -230,7 +229,7 @@ class SimulatorPool:
         else:
             if not owner.must_replace:
                 self._replacements.note_worn_out(process, cause)
-            if not _has_room_beside(process):
+            if not _has_room_for_two(process):
                 owner.vacate()
         owner.must_replace = True
         owner.news.set()
@@ -248,9 +247,7 @@ class SimulatorPool:
         env.state = EnvState.IDLE
 
     async def _keep(self, owner: PooledProcess) -> None:
-        """Start a process and replace it on request, until cancelled or until too many
-        died.
-        """
+        """Start a process and replace it on request, until cancelled or too many died."""
         try:
             if not await self._bring_up(owner):
                 return
@@ -326,8 +323,8 @@ class SimulatorPool:
         self._turn_away(
             EnvError(
                 f"more than {config.max_restarts} simulators of {self._name!r} died within "
-                f"{config.restart_window_s:g} s, "
-                f"the limit set by max_restarts; the last one: {death}"
+                f"{config.restart_window_s:g} s, the limit set by max_restarts; the last one: "
+                f"{death}"
             ),
             cause=death,
         )
@@ -347,6 +344,6 @@ class SimulatorPool:
             raise self._failure
 
 
-def _has_room_beside(process: SimulatorProcess) -> bool:
+def _has_room_for_two(process: SimulatorProcess) -> bool:
     """Return whether a second process of this size can be started before this one is stopped."""
     return available_mb() > 2 * process.private_mb()

@@ -1,13 +1,13 @@
-"""The processes and environments of a pool, each with its successors: leases name these, and a
-process that dies is replaced behind them.
+"""The processes and environments of a pool, each with its successors.
+
+Leases name these, and a process that dies is replaced behind them.
 """
 
 import asyncio
 import enum
 import itertools
 
-from vla_rl.simulation.process import SimulatorProcess
-from vla_rl.simulation.remote_env import RemoteEnv
+from vla_rl.simulation.process import RemoteEnv, SimulatorProcess
 from vla_rl.types import EnvSpec
 
 

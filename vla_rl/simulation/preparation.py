@@ -1,5 +1,6 @@
-"""Prepare a fork server of simulators before its first fork: import the environments and build what
-they can share.
+"""Prepare a fork server of simulators before its first fork.
+
+It imports the environments and builds what they can share.
 
 An environment's class may have `prepare`, a classmethod with the keyword arguments of its
 constructor. It builds costly data that is never written to again, without any OpenGL, and keeps it

@@ -1,6 +1,4 @@
-"""Decide when a process of a pool must be replaced, count the replacements, and limit the
-deaths.
-"""
+"""Decide when a process of a pool is replaced, count it, and limit the deaths."""
 
 import logging
 from collections import Counter, deque
@@ -15,9 +13,7 @@ _CAUSES = ("died", "frozen", "recycle_after_episodes", "rss_limit_mb")
 
 
 class Replacements:
-    """Checks processes against the limits of their pool's configuration, and counts the replaced
-    ones by cause.
-    """
+    """Checks processes against the pool's limits, and counts the replaced ones by cause."""
 
     def __init__(self, config: SimulatorConfig) -> None:
         self._config = config

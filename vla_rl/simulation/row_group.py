@@ -8,8 +8,7 @@ from vla_rl.actors import begin
 from vla_rl.errors import ActorDied, EnvError
 from vla_rl.simulation.attributes import marked, unmarked
 from vla_rl.simulation.batch import SharedBatch
-from vla_rl.simulation.process import SimulatorProcess
-from vla_rl.simulation.remote_env import RemoteEnv
+from vla_rl.simulation.process import RemoteEnv, SimulatorProcess
 from vla_rl.simulation.worker import EnvWorker, PackedStep
 from vla_rl.types import Info
 

@@ -1,5 +1,6 @@
-"""The environments of a vector environment, in all its processes: one row each, driven from inside
-the loop.
+"""The environments of a vector environment, in all its processes: one row each.
+
+They are driven from inside the loop.
 """
 
 import asyncio
@@ -88,8 +89,9 @@ class EnvRows:
         return dict(zip(rows, infos, strict=True))
 
     async def step(self, actions: list[Any], *, resets_at_end: bool) -> list[Answer]:
-        """Run one control step in each row; a row whose action is None begins its next episode
-        instead.
+        """Run one control step in each row.
+
+        A row whose action is None begins its next episode instead.
 
         All actions are sent at once, in one message to each process if none of its rows is reset.
         With `resets_at_end` a row whose episode ends begins the next one in the same step.
@@ -134,8 +136,9 @@ class EnvRows:
         await all_of(self._group_of[row].set_attr(row, name, value) for row, value in pairs)
 
     async def _answers_in_order(self, calls: list[Any]) -> list[Answer]:
-        """Await all calls without a task each; return the answers in order. A failure is raised
-        when all calls have ended.
+        """Await all calls without a task each; return the answers in order.
+
+        A failure is raised when all calls have ended.
 
         The last call is awaited first: once it is answered, most others are too, and need no
         wake-up.

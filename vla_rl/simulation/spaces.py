@@ -113,8 +113,9 @@ def observation_check(space: spaces.Space[Any], name: str = "observation") -> Ch
 
 
 def holds_only_plain(space: spaces.Space[Any]) -> bool:
-    """Return whether checked values of this space are arrays, texts and dicts of them, which can be
-    sent unchanged.
+    """Return whether values of this space are arrays, texts and dicts of them.
+
+    Checked ones can then be sent unchanged.
     """
     if isinstance(space, spaces.Dict):
         return all(holds_only_plain(part) for part in space.values())
@@ -237,8 +238,9 @@ def out_of_space(space: spaces.Space[Any], value: Any, name: str = "observation"
 
 
 def spell(value: Any) -> str:
-    """Return a short description of a value for errors: dtype and shape of an array, keys of a
-    dict, else type and text.
+    """Return a short description of a value for errors.
+
+    It has dtype and shape of an array, keys of a dict, else type and text.
     """
     if isinstance(value, np.ndarray):
         return f"{value.dtype} {list(value.shape)}"

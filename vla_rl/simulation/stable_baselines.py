@@ -1,5 +1,6 @@
-"""Simulator processes as a `VecEnv` of stable-baselines3, which is only imported here and not
-installed with vla_rl.
+"""Simulator processes as a `VecEnv` of stable-baselines3.
+
+That is imported only here and not installed with vla_rl.
 
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import VecMonitor
@@ -38,16 +39,16 @@ def make_sb3_vec(env: EnvSpec | str, num_envs: int, **options: Any) -> "Sb3VecEn
 
 
 class Sb3VecEnv(VecEnv):  # type: ignore[misc]  # a class of a package that type checkers do not know here
-    """Returns what stable-baselines3's own `DummyVecEnv` returns for the same environments, seeds
-    and actions.
+    """Returns the same as stable-baselines3's own `DummyVecEnv`.
+
+    That is, for the same environments, seeds and actions.
     """
 
     def __init__(self, envs: ProcessVectorEnv) -> None:
         if envs.autoreset_mode is not AutoresetMode.SAME_STEP:
             raise ValueError(
                 f"autoreset_mode is {envs.autoreset_mode}, expected SAME_STEP, as "
-                "stable-baselines3 resets; use "
-                "make_sb3_vec"
+                "stable-baselines3 resets; use make_sb3_vec"
             )
         self._envs = envs
         self._actions: Any = None

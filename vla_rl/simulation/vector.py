@@ -31,8 +31,9 @@ def make_vec(
     config: SimulatorConfig | None = None,
     **kwargs: Any,
 ) -> "ProcessVectorEnv":
-    """Make `num_envs` copies of one environment, in processes of their own, as one
-    `gymnasium.vector.VectorEnv`.
+    """Make `num_envs` copies of one environment as one `gymnasium.vector.VectorEnv`.
+
+    They run in processes of their own.
 
         envs = make_vec("CartPole-v1", num_envs=4)
         observations, infos = envs.reset(seed=0)
@@ -69,8 +70,9 @@ def make_vec(
 
 
 class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
-    """See `make_vec`. Behaves as gymnasium's own vector environments do: seeds, infos, final
-    observations, attributes.
+    """Behaves as gymnasium's own vector environments do; see `make_vec`.
+
+    Seeds, infos, final observations and attributes are theirs.
 
     Calls raise `ActorDied` or `ActorFrozen` if a process dies or does not answer, and `EnvError` if
     an environment breaks its contract. All processes end with `close`, and at the latest with this
@@ -164,9 +166,11 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         )
 
     def step_rows(self, actions: Any) -> tuple[Any, list[Answer]]:
-        """Run the same step; return the observations, and for each environment its reward,
-        terminated, truncated, info, and its final values if it began its next episode in this
-        step."""
+        """Run the same step; return the observations, and the results of each environment.
+
+        Results are reward, terminated, truncated, info, and the final values if it began its next
+        episode in this step.
+        """
         if self.autoreset_mode is AutoresetMode.DISABLED and self._must_reset.any():
             ended = np.flatnonzero(self._must_reset).tolist()
             raise gymnasium.error.ResetNeeded(
@@ -206,8 +210,7 @@ class ProcessVectorEnv(gymnasium.vector.VectorEnv[Any, Any, np.ndarray]):
         return tuple(self._run(self._rows.render(range(self.num_envs))))
 
     def call(self, name: str, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Return the results of a method of each environment or of a wrapper around it, or an
-        attribute.
+        """Return each environment's result of a method, its own or a wrapper's, or attribute.
 
         Arguments and results are plain values, arrays or spaces: others cannot be sent between
         processes.

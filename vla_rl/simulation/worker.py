@@ -1,5 +1,6 @@
-"""The actor inside a simulator process: it runs the environments of the process, one message at a
-time, and packs their results for sending.
+"""The actor inside a simulator process.
+
+It runs the environments of the process, one message at a time, and packs their results for sending.
 """
 
 import sys
@@ -94,8 +95,9 @@ class EnvPlace:
 
 
 class EnvWorker(Actor):
-    """Owns the environments of one process and runs them on request; `env` is the number of one,
-    from 0.
+    """Owns the environments of one process and runs them on request.
+
+    `env` is the number of one, from 0.
 
     Each environment is built, run and closed separately: a fault is raised in the call that met it,
     and the process continues. While one of them works the others wait. `batch` is the number of
@@ -177,8 +179,9 @@ class EnvWorker(Actor):
             return opened.render()
 
     async def call(self, env: int, name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """Call a method as `attributes.call`. Its errors are the caller's, so the environment stays
-        open.
+        """Call a method as `attributes.call`.
+
+        Its errors are the caller's, so the environment stays open.
         """
         return self._places[env].env.call(name, args, kwargs)
 

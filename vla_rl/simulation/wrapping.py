@@ -1,6 +1,4 @@
-"""Wrappers of gymnasium for an environment in another process: named here, imported and applied
-there.
-"""
+"""Wrappers of gymnasium that are named here, and imported and applied in another process."""
 
 import functools
 import importlib
@@ -20,8 +18,9 @@ CHECKS_ONLY: Final = (OrderEnforcing, PassiveEnvChecker)
 
 
 def wrapper_spec(wrapper: Callable[..., Any] | WrapperSpec) -> WrapperSpec:
-    """Name a wrapper class, a function that wraps, or a `functools.partial` of one with keyword
-    arguments.
+    """Name a wrapper class, a function that wraps, or a partial of one with keywords.
+
+    A partial is made by `functools.partial`.
 
     Raises: TypeError for a wrapper that another process cannot import, such as a lambda, and for
     arguments that cannot be sent.
@@ -61,9 +60,7 @@ def wrapped(
 
 
 def shows_every_step(env: gymnasium.Env[Any, Any]) -> bool:
-    """Return whether a wrapper may look at any step of the environment inside it, or end the
-    episode after it.
-    """
+    """Return whether a wrapper may look at every step, or end the episode after it."""
     while isinstance(env, gymnasium.Wrapper):
         if not isinstance(env, CHECKS_ONLY):
             return True

@@ -6,6 +6,7 @@ team           one policy or several, with their engines and learners
 pools          simulators and text environments
 saving         checkpoints and metrics, in the order in which they reach the disk; resuming: resume
                from them
+judging        evaluates held-out starts beside training; held_out: whether a run has that
 stopping       signals; chaos: deliberate faults
 supervised     runs that learn from demonstrations instead
 """

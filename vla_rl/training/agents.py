@@ -29,8 +29,7 @@ def agent_of(config: LearningConfig) -> Agent:
 
 
 async def recorded(agent: Agent, record_to: str | None, envs: Iterable[EnvSpec], run: str) -> Agent:
-    """Return the agent with its episodes recorded into a folder; without a folder, the agent
-    itself.
+    """Return the agent with its episodes recorded into a folder; without one, the agent itself.
 
     Args:
         agent: runs the episodes.
@@ -91,9 +90,7 @@ def common_metadata(envs: Iterable[EnvSpec], name: str) -> Any:
 
 
 def _simulator_id(env: EnvSpec) -> str:
-    """Return the id of an environment; for `vla_rl/control-v0`, which wraps another, the wrapped
-    environment's.
-    """
+    """Return the id of an environment, and of the wrapped one for `vla_rl/control-v0`."""
     return str(env.kwargs.get("env_id", env.id)) if env.id == CONTROL_ID else env.id
 
 

@@ -1,6 +1,4 @@
-"""Deliberate faults: kill and freeze simulators of a run at random, to test that the run survives
-them.
-"""
+"""Deliberate faults: kill and freeze simulators of a run at random, to test that it survives."""
 
 import asyncio
 import logging

@@ -17,8 +17,7 @@ def check_arguments(config: Any, starts: Any, agent: Any) -> None:
     if not isinstance(config, LearningConfig):
         raise ConfigError(
             f"config is of type {type(config).__name__}, expected a TrainingConfig or another "
-            "LearningConfig; the arguments "
-            "of `train` are config, starts and model, in this order"
+            "LearningConfig; the arguments of `train` are config, starts and model, in this order"
         )
     if isinstance(starts, TaskStart) or not isinstance(starts, Sequence):
         raise ConfigError(
@@ -35,8 +34,7 @@ def check_arguments(config: Any, starts: Any, agent: Any) -> None:
     if agent is not None and not callable(agent):
         raise ConfigError(
             f"agent is of type {type(agent).__name__}, expected a function `async def agent(env, "
-            "policy)`; pass "
-            "the function itself and do not call it"
+            "policy)`; pass the function itself and do not call it"
         )
 
 

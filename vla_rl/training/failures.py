@@ -1,5 +1,6 @@
-"""Report a failed run, in the command line and in `train`, as one error with the frames of user
-code only.
+"""Report a failed run as one error with the frames of user code only.
+
+The command line and `train` both do.
 """
 
 import functools
@@ -17,8 +18,9 @@ T = TypeVar("T")
 def raises_one_error(
     run: Callable[P, Coroutine[Any, Any, T]],
 ) -> Callable[P, Coroutine[Any, Any, T]]:
-    """Decorate a coroutine function so that it raises the error itself, not a group of one, with a
-    short traceback.
+    """Decorate a coroutine function so that it raises the error itself, not a group of one.
+
+    Its traceback is short.
     """
 
     @functools.wraps(run)
@@ -34,9 +36,7 @@ def raises_one_error(
 
 
 def only_error(error: Exception) -> Exception:
-    """Return the single error in a group, also in nested groups, or the group itself if its errors
-    differ.
-    """
+    """Return the single error in a group, also a nested one; the group if its errors differ."""
     if not isinstance(error, ExceptionGroup):
         return error
     members = _members_of(error)

@@ -1,6 +1,4 @@
-"""Connect a data set to an imitator: read samples on demand, augment batches, and put statistics
-into a policy.
-"""
+"""Connect a data set to an imitator: samples on demand, augmentation, statistics."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -37,8 +35,9 @@ if TYPE_CHECKING:
 
 
 class Samples:
-    """Samples of a data set, one for each control step of every episode: the observation, and the
-    chunk from there on.
+    """Samples of a data set, one for each control step of every episode.
+
+    A sample is the observation, and the chunk from there on.
 
     Frames are read when a sample is requested. A chunk that reaches beyond the episode is marked as
     shorter.
@@ -90,22 +89,19 @@ def _require_fitting(episode: RecordedEpisode, policy: "VlaPolicy") -> None:
     if width != policy.config.action_dim:
         raise DataError(
             f"{episode.name} has actions of {width} numbers, expected {policy.config.action_dim} "
-            "for this policy; use the "
-            "data's own statistics (--statistics data) to train it for another robot, or use "
-            "other data."
+            "for this policy; use the data's own statistics (--statistics data) to train it for "
+            "another robot, or use other data."
         )
     if not episode.has_gripper and policy.config.action_bounds.gripper == "openvla":
         raise DataError(
             f"the actions of {episode.name} have no gripper, but the policy treats their last "
-            "number as one; use the "
-            "data's own statistics (--statistics data)."
+            "number as one; use the data's own statistics (--statistics data)."
         )
     lost = [camera for camera in policy.config.cameras if camera not in episode.frames]
     if lost:
         raise DataError(
             f"{episode.name} has no pictures {lost[0]!r}, only {sorted(episode.frames)}; choose "
-            "the policy's cameras "
-            "(--cameras), or map the data's names (--data.fields)."
+            "the policy's cameras (--cameras), or map the data's names (--data.fields)."
         )
     proprio = _proprio_config(policy)
     if proprio is None:
@@ -115,8 +111,7 @@ def _require_fitting(episode: RecordedEpisode, policy: "VlaPolicy") -> None:
         found = "none" if vector is None else f"{vector.shape[1]} numbers"
         raise DataError(
             f"{episode.name} has {found} of {proprio.key!r}, and the policy reads "
-            f"{len(proprio.low)}; use other data, or a "
-            "policy without proprioception."
+            f"{len(proprio.low)}; use other data, or a policy without proprioception."
         )
 
 
@@ -159,8 +154,9 @@ def tiny_policy(
 
 
 def with_statistics(folder: PublicFolder, statistics: Mapping[str, Any], key: str) -> PublicFolder:
-    """Return a checkpoint folder with added action statistics. A policy loaded from it uses and
-    saves them.
+    """Return a checkpoint folder with added action statistics.
+
+    A policy loaded from it uses and saves them.
 
     Args:
         folder: the checkpoint's folder.

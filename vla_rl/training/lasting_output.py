@@ -1,5 +1,6 @@
-"""Standard output and error that never fail: printing to a closed terminal or pipe, or to a full
-disk, raises nothing.
+"""Standard output and error that never fail.
+
+Printing to a closed terminal or pipe, or to a full disk, raises nothing.
 
 Without this, a print ends a run of hours when the terminal closes or the disk of the log file is
 full.
@@ -18,8 +19,9 @@ _GONE: Final = (errno.EPIPE, errno.EIO, errno.ENXIO, errno.EBADF)
 
 @contextlib.contextmanager
 def lasting_output() -> Iterator[None]:
-    """While the context is open, drop output that cannot be printed, also what a stream without a
-    reader still buffers.
+    """While the context is open, drop output that cannot be printed.
+
+    That includes what a stream without a reader still buffers.
     """
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = (cast(TextIO, _Lasting(stream)) for stream in before)

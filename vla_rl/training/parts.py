@@ -1,5 +1,4 @@
-"""The parts that pipelines are made of: simulators, engine, learner, and, if needed, critic and
-reference.
+"""The parts of pipelines: simulators, engine, learner, and, if needed, critic and reference.
 
     starts ─► GroupSource ─► EpisodeScheduler ◄─ SimulatorPool (processes)
                                 │      ▲ actions
@@ -32,6 +31,7 @@ from vla_rl.observe import RunDirectory, RunProgress, VideoRecorder
 from vla_rl.pipelines.config import FilterConfig, LearningConfig, MixedTrainingConfig, RunConfig
 from vla_rl.pipelines.parts import Stateful
 from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerState, TaskStart
+from vla_rl.training.estimates import require_gpu_memory
 from vla_rl.training.pools import RunPool, kinds_of, pool_of
 from vla_rl.training.saving import CheckpointSaver, RunSnapshot
 from vla_rl.training.team import (
@@ -62,7 +62,8 @@ class TrainingParts:
         first_update: int = 0,
     ) -> None:
         self.config, self._team = config, team
-        device = device_of(config.run)
+        self.device = device = device_of(config.run)
+        require_gpu_memory(config, team, device)
         for member in team.members.values():
             member.model.network.to(device)
         self.runtime = Runtime(config.run.name)
@@ -140,8 +141,9 @@ class TrainingParts:
 
     @property
     def reference(self) -> ReferenceTeam:
-        """Copies of the policies from the beginning of the run (not of its last resume), made at
-        the first access.
+        """Copies of the policies from the beginning of the run, made at the first access.
+
+        A resume does not change them.
         """
         if self._reference is None:
             self._reference = references_of(self.config, self._team, self.lane)
@@ -162,9 +164,7 @@ class TrainingParts:
             yield
 
     def remember(self, name: str, what: Stateful, state_type: Any) -> None:
-        """Save the state of `what` in every checkpoint, as `state_type`, and restore it on a
-        resume.
-        """
+        """Save the state of `what` in every checkpoint as `state_type`; restore it on a resume."""
         self._remembered[name] = (what, state_type)
 
     def write_videos(self, run: RunDirectory) -> VideoRecorder:

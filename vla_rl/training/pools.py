@@ -1,6 +1,4 @@
-"""Environments of a run: simulators in their own processes, text environments in this one,
-or both.
-"""
+"""Environments of a run: simulators in their own processes, text environments in this one."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -39,8 +37,7 @@ class RunPool(EnvPool, Protocol):
 
 
 class MixedPool:
-    """Simulators and text environments as one pool; each episode leases an environment of its own
-    kind.
+    """Simulators and text environments as one pool; an episode leases one of its own kind.
 
     An episode waits for its kind even if the other kind is free, so let the starts take turns
     (`GroupSource.kinds`), or all running episodes may be of one kind.
@@ -104,8 +101,7 @@ def pool_of(config: LearningConfig, runtime: Runtime, starts: Sequence[TaskStart
         return SimulatorPool(runtime, config.simulators, specs=specs)
     raise ConfigError(
         f"a {type(config).__name__} has no settings for environments; use TrainingConfig for "
-        "simulators, TextTrainingConfig "
-        "for text environments, or MixedTrainingConfig for both"
+        "simulators, TextTrainingConfig for text environments, or MixedTrainingConfig for both"
     )
 
 

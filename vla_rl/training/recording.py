@@ -32,8 +32,9 @@ logger = logging.getLogger(__name__)
 
 
 class EpisodeRecorder:
-    """Records every control step of an agent's episodes, with observations at each step instead of
-    each chunk.
+    """Records every control step of an agent's episodes.
+
+    Observations are taken at each step instead of each chunk.
 
     The trajectory is the same; episodes take longer, because simulators render more images. An
     episode that the data set holds already is not written again; a warning counts those. A thread
@@ -198,8 +199,9 @@ def _picture(seen: Sequence[Observation], key: str, step: int) -> np.ndarray:
 
 
 def episode_name(episode: EpisodeSpec) -> str:
-    """Return the episode's name, which is the same in another run of the same seed, such as after a
-    resume.
+    """Return the episode's name.
+
+    It is the same in another run of the same seed, such as after a resume.
     """
     options = " ".join(f"{key} {value}" for key, value in sorted(episode.options.items()))
     scene = (

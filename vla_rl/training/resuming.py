@@ -8,6 +8,8 @@ from typing import TypeVar
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.evaluation.held_out import Judge
 from vla_rl.learning.checkpoint_folders import (
+    BEST,
+    best_checkpoint,
     list_checkpoints,
     renamed_checkpoints,
     set_newer_aside,
@@ -21,13 +23,14 @@ T = TypeVar("T")
 async def checkpoint_to_resume(
     run: RunDirectory, name: str | None, read: Callable[[Path], Awaitable[T]]
 ) -> tuple[Path, T] | None:
-    """Return the checkpoint to resume from, and what `read` returns for it; None if the run has no
-    checkpoint yet.
+    """Return the checkpoint to resume from, and what `read` returns for it.
+
+    None if the run has no checkpoint yet.
 
     Args:
         run: the run's directory.
-        name: the checkpoint's folder, such as `update-000012`; None for the newest complete one,
-            with a printed line about each newer one that is damaged.
+        name: the checkpoint's folder, such as `update-000012`, or `best`; None for the newest
+            complete one, with a printed line about each newer one that is damaged.
         read: reads a folder, such as `load_checkpoint`.
 
     Raises: ConfigError if there is no checkpoint `name`; CheckpointError if the named one, or every
@@ -62,8 +65,9 @@ async def checkpoint_to_resume(
 async def leave_later(
     run: RunDirectory, folder: Path | None, version: int, judge: Judge | None
 ) -> None:
-    """Set aside the checkpoints and results of later weights, which a run resumed from `folder`
-    makes again.
+    """Set aside checkpoints and results of later weights than `folder`'s.
+
+    A run resumed from there makes them again.
 
     Prints a line about each checkpoint, or that there is none.
 
@@ -86,7 +90,7 @@ async def leave_later(
 async def _named(
     run: RunDirectory, name: str, folders: list[Path], read: Callable[[Path], Awaitable[T]]
 ) -> tuple[Path, T]:
-    folder = run.checkpoints / name
+    folder = (best_checkpoint(run.checkpoints) if name == BEST else None) or run.checkpoints / name
     if folder not in folders:
         there = ", ".join(each.name for each in folders) or "none"
         raise ConfigError(f"{run.checkpoints} has no checkpoint {name!r}; it has: {there}")

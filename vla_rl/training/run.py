@@ -18,7 +18,7 @@ from typing import TypeAlias
 import msgspec
 
 from vla_rl.actors import Watchdog
-from vla_rl.actors.completion import carried_through
+from vla_rl.actors.completion import finish_despite_cancellation
 from vla_rl.evaluation.held_out import Judge
 from vla_rl.graph import Executor, NodeFailed, NodeType, Pipeline, TaskGraph, Update
 from vla_rl.learning import Checkpoint, load_checkpoint
@@ -26,19 +26,24 @@ from vla_rl.learning.checkpoint_folders import newest_name
 from vla_rl.observe import LiveView, RunDirectory, Snapshot, print_summary
 from vla_rl.observe.sinks import import_wandb
 from vla_rl.pipelines import make_pipeline
-from vla_rl.pipelines.config import LearningConfig, RunConfig
+from vla_rl.pipelines.config import LearningConfig, RunConfig, TrainingConfig
 from vla_rl.rollout import TaskStart, embodied_agent
 from vla_rl.training.agents import agent_of, digest_of_run, recorded
 from vla_rl.training.chaos import chaos
 from vla_rl.training.checks import check_arguments, check_settings, customised
+from vla_rl.training.estimates import device_name, peak_of_run
 from vla_rl.training.failures import raises_one_error
+from vla_rl.training.held_out import judging_beside, print_curve, settings_beside
+from vla_rl.training.judging import JudgingBeside
 from vla_rl.training.lasting_output import lasting_output
 from vla_rl.training.parts import TrainingParts
 from vla_rl.training.pools import environments_in_words, simulator_pids
+from vla_rl.training.profiling import UpdateProfiler
 from vla_rl.training.resuming import checkpoint_to_resume, leave_later
 from vla_rl.training.run_record import RunRecord
 from vla_rl.training.stopping import StopSignal
 from vla_rl.training.team import Team, Trainable
+from vla_rl.training.utilization import Utilization, facts_of_nodes
 from vla_rl.types import Agent, derive_seed
 
 Customise: TypeAlias = Callable[[Pipeline], Pipeline]
@@ -72,8 +77,9 @@ async def train(
     about: Mapping[str, str] | None = None,
     judge: Judge | None = None,
 ) -> Outcome:
-    """Train `model` in place from `starts` until `config.run.updates` updates are made or a signal
-    stops the run in order.
+    """Train `model` in place from `starts`.
+
+    The run ends after `config.run.updates` updates, or in order at a signal.
 
     Args:
         config: the pipeline and its settings, sizes, seeds and the run's files.
@@ -88,7 +94,8 @@ async def train(
             are set aside.
         about: facts that results depend on besides the configuration, such as the assets that were
             found; for `about.json`.
-        judge: evaluates the policy before the first update and after the last.
+        judge: evaluates the policy before the first update and after the last, and beside training
+            if it is a `HeldOutJudge` with such a schedule.
 
     Raises: ConfigError, GraphError before anything starts; CheckpointError if every checkpoint is
         damaged, or the last one cannot be written; RunDirectoryGone if the directory was removed
@@ -125,8 +132,9 @@ async def train(
 
 
 class TrainingRun:
-    """A pipeline over the parts of a run, not started. Building one opens nothing, so its graph can
-    be inspected.
+    """A pipeline over the parts of a run, not started.
+
+    Building one opens nothing, so its graph can be inspected.
 
     Args: those of `train`, and `first_update`, the update that the run begins with.
     """
@@ -142,17 +150,22 @@ class TrainingRun:
         judge: Judge | None = None,
         first_update: int = 0,
     ) -> None:
-        self._config, self._judge = config, judge
-        self._parts = TrainingParts(
-            config, starts, Team.of(model), agent=agent, first_update=first_update
-        )
+        self._config, self._judge, team = config, judge, Team.of(model)
+        self._utilization: Utilization | None = None
+        self._parts = TrainingParts(config, starts, team, agent=agent, first_update=first_update)
+        self._beside_settings = settings_beside(judge, config, team)
         self.graph: TaskGraph = customised(make_pipeline(self._parts), customise).build()
+        peak = peak_of_run(config.run, device_name(self._parts.device))
+        # ranks compute in processes of their own, whose arithmetic this lane does not see
+        if peak is not None and config.learner.ranks == 1:
+            self._utilization = Utilization(self._parts.lane, peak.flops)
         check_settings(
             config,
             self.graph,
             has_critic=self._parts.has_critic,
             makes_videos=any(node.func is self._parts.show for node in self.graph.nodes.values()),
         )
+        self._beside: JudgingBeside | None = None
 
     @property
     def simulator_pids(self) -> list[int]:
@@ -162,8 +175,9 @@ class TrainingRun:
     async def execute(
         self, run: RunDirectory, checkpoint: Checkpoint | None = None, *, is_resumed: bool = False
     ) -> Outcome:
-        """Make the updates and write all files into `run`, an earlier run's if `is_resumed`; start
-        at `checkpoint` if given.
+        """Make the updates and write all files into `run`.
+
+        With `is_resumed` it is an earlier run's; `checkpoint`, if given, is where to start.
 
         Call it once.
         """
@@ -187,6 +201,9 @@ class TrainingRun:
                 )  # slow: it imports much, and may go on-line
                 record = await asyncio.to_thread(make, checkpoint=checkpoint, is_resumed=is_resumed)
                 parts.saver.open(run.checkpoints, record.unwritten)
+                self._beside = judging_beside(
+                    self._judge, self._beside_settings, parts, run, record, stop.ask
+                )
                 try:
                     with record:
                         await self._carry_out(run, record, stop)
@@ -199,6 +216,8 @@ class TrainingRun:
                 for cause, number in ledger.dropped.items()
             }
             print_summary(progress, ledger.filtered - before.filtered, dropped)
+            if self._beside is not None:
+                print_curve(self._beside.curve, run, parts.scheduler.version)
             return Outcome(run, progress, was_stopped=stop.is_asked, stopped_by=stop.received)
 
     async def _carry_out(self, run: RunDirectory, record: RunRecord, stop: StopSignal) -> None:
@@ -249,40 +268,75 @@ class TrainingRun:
             )
 
     async def _make_updates(self, run: RunDirectory, record: RunRecord) -> None:
+        beside = self._beside
+        if beside is None:
+            await self._make_updates_and_judge(run, record, self._judge)
+            return
+        last = self._config.run.updates
+        async with beside:
+            await self._make_updates_and_judge(run, record, None)
+            if self._parts.scheduler.version == last:
+                await self._save_last()
+                assert isinstance(self._config, TrainingConfig)
+                await beside.finish(last, self._config.simulators)
+                await self._parts.saver.prune()
+
+    async def _make_updates_and_judge(
+        self, run: RunDirectory, record: RunRecord, judge: Judge | None
+    ) -> None:
+        """Make the updates; `judge` evaluates before the first and after the last of them."""
         parts, last = self._parts, self._config.run.updates
         seed = derive_seed(self._config.run.seed, "chaos")
         broken = chaos(lambda: self.simulator_pids, self._config.run.chaos_every_s, seed)
         # faults last in and first out: a simulator that closes must not be frozen meanwhile
         async with parts.pool, parts.engine, broken:
-            if self._judge is not None and parts.scheduler.version == 0:
-                await self._judge(run, parts.pool, parts.engine)
+            if parts.scheduler.version == 0:
+                if judge is not None:
+                    await judge(run, parts.pool, parts.engine)
+                if self._beside is not None:
+                    await self._beside.begin(self._save_now)
             if parts.scheduler.version < last:
-                await self._train(record)
-            if self._judge is not None and parts.scheduler.version == last:
-                if parts.saver.saved_version != last:  # the evaluated weights have to be on disk
-                    await parts.saver.prepare(await parts.snapshot())
-                    await parts.saver.commit(last)
-                await self._judge(run, parts.pool, parts.engine)
+                await self._train(run, record)
+            if judge is not None and parts.scheduler.version == last:
+                await self._save_last()  # the evaluated weights have to be on disk
+                await judge(run, parts.pool, parts.engine)
 
-    async def _train(self, record: RunRecord) -> None:
+    async def _save_last(self) -> None:
+        if self._parts.saver.saved_version != self._config.run.updates:
+            await self._save_now()
+
+    async def _save_now(self) -> None:
+        """Save the current weights; a full disk is a warning."""
         parts = self._parts
+        await parts.saver.prepare(await parts.snapshot())
+        await parts.saver.commit(parts.scheduler.version)
+
+    async def _train(self, run: RunDirectory, record: RunRecord) -> None:
+        parts = self._parts
+        profiler = UpdateProfiler(parts.lane, self._config.run.profiled, run.path)
         first = parts.scheduler.version
         executor = Executor(self.graph, max_in_flight=self._config.scheduler.max_staleness + 1)
         updates = executor.run(self._config.run.updates - first, first=first)
         with LiveView(parts.progress) as view:
             parts.progress.updates_begin()
             try:
+                await profiler.before(first + 1)
                 async with parts.scheduler, updates:
                     async for update in updates:
                         # carried through, so that a finished update has its line of metrics also on
                         # Ctrl-C
-                        _, is_cancelled = await carried_through(self._note(update, record, view))
+                        _, is_cancelled = await finish_despite_cancellation(
+                            self._note(update, record, view)
+                        )
                         if is_cancelled:
                             raise asyncio.CancelledError
+                        await profiler.after(update.index + 1)
+                        await profiler.before(update.index + 2)
             finally:
+                await finish_despite_cancellation(profiler.close())
                 for update in updates.cut_short:
                     if update.index < parts.scheduler.version:
-                        await carried_through(self._note(update, record, view))
+                        await finish_despite_cancellation(self._note(update, record, view))
 
     async def _note(self, update: Update, record: RunRecord, view: LiveView) -> None:
         """Show a finished update, write its record, and commit its checkpoint."""
@@ -292,8 +346,13 @@ class TrainingRun:
         view.after_update()
         # in this order: a run killed in between has a line too many, which a resume sets aside;
         # the other way round, it would have a checkpoint whose update has no line
-        await record.note(update, await self._metrics(update))
-        await parts.saver.commit(update.index + 1)
+        metrics = await self._metrics(update)
+        await record.note(update, metrics, facts_of_nodes(self.graph, metrics))
+        version = update.index + 1
+        await parts.saver.commit(version)
+        # the last version waits for the simulators of training
+        if self._beside is not None and version < self._config.run.updates:
+            self._beside.update_ended(version, parts.saver.saved_version == version)
 
     async def _metrics(self, update: Update) -> dict[str, float]:
         parts, report = self._parts, self._parts.learn.last_report
@@ -307,6 +366,7 @@ class TrainingRun:
             **parts.pool.metrics(),
             **parts.engine.metrics(),
             **{f"time/node/{node}_s": span.busy_s for node, span in update.spans.items()},
+            **(self._utilization.metrics() if self._utilization is not None else {}),
             "time/update_s": update.duration_s,
             "time/device_busy_share": parts.lane.busy_share(),
             "time/loop_lag_p99_s": lag.p99_s,

@@ -1,5 +1,6 @@
-"""Record each update: its line of metrics, then its trace. A full disk delays the record and never
-ends a run.
+"""Record each update: its line of metrics, then its trace.
+
+A full disk delays the record and never ends a run.
 
 If the run directory was removed, it is made again so that the weights can be saved, and then the
 run ends.
@@ -7,8 +8,9 @@ run ends.
 
 import asyncio
 import logging
-from types import TracebackType
-from typing import Self
+from collections.abc import Mapping
+from types import MappingProxyType, TracebackType
+from typing import Self, TypeAlias
 
 import msgspec
 
@@ -22,6 +24,9 @@ from vla_rl.observe.run_directory import RunDirectoryGone
 from vla_rl.pipelines.config import LearningConfig
 
 logger = logging.getLogger(__name__)
+
+Facts: TypeAlias = Mapping[str, Mapping[str, float]]
+"""Numbers to show with nodes, by node."""
 
 
 class RunRecord:
@@ -51,6 +56,7 @@ class RunRecord:
         is_resumed: bool = False,
     ) -> None:
         self._run, self._config = run, config
+        self._turn = asyncio.Lock()
         try:
             self._log = MetricLog.open(
                 run, config.run.wandb_project, resumed_at=first if is_resumed else None
@@ -62,7 +68,9 @@ class RunRecord:
         if checkpoint is not None and checkpoint.metrics:
             self._log.add_missing(checkpoint.metrics, run.metrics)
         trace = TraceWriter(run.new_trace(first), graph)
-        self._trace = Outlet(f"the trace {trace.path.name}", trace.write, trace.close)
+        self._trace = Outlet[tuple[Update, Facts]](
+            f"the trace {trace.path.name}", lambda record: trace.write(*record), trace.close
+        )
         try:
             graph.draw(run.path / "graph.txt")
         except OSError as error:
@@ -87,18 +95,29 @@ class RunRecord:
         """
         return self._log.secured()
 
-    async def note(self, update: Update, metrics: dict[str, float]) -> None:
-        """Record an update.
+    async def note(
+        self,
+        update: Update,
+        metrics: dict[str, float],
+        facts: Facts = MappingProxyType({}),
+    ) -> None:
+        """Record an update; `facts` are numbers for the trace, by node.
 
         Raises: RunDirectoryGone, after the directory was made again and the update recorded in it.
         """
         gone = await self.find_directory()
-        await asyncio.to_thread(self._log.write, update.index + 1, metrics)
+        async with self._turn:  # the log is for one thread at a time
+            await asyncio.to_thread(self._log.write, update.index + 1, metrics)
         # an update that waits for room must hold no tensors
         traced = msgspec.structs.replace(update, values=Values())
-        await asyncio.to_thread(self._trace.put, f"update {update.index + 1}", traced)
+        await asyncio.to_thread(self._trace.put, f"update {update.index + 1}", (traced, facts))
         if gone is not None:
             raise gone
+
+    async def note_late(self, update: int, metrics: dict[str, float]) -> None:
+        """Add values that were measured after an update's line to the curves of that update."""
+        async with self._turn:
+            await asyncio.to_thread(self._log.write_late, update, metrics)
 
     async def find_directory(self) -> RunDirectoryGone | None:
         """Check that the run directory still exists.

@@ -1,5 +1,4 @@
-"""The checkpoints of a run: when they are due, how they are written, and how a full disk delays
-them.
+"""The checkpoints of a run: when they are due, how they are written, how a full disk delays them.
 
     node `checkpoint`: prepare ─► line of the update in metrics.jsonl ─► commit
                        (all bytes)                                      (a rename)
@@ -10,7 +9,7 @@ every update.
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ import msgspec
 from vla_rl.actors.completion import run_to_its_end
 from vla_rl.errors import CheckpointError
 from vla_rl.learning import PreparedCheckpoint, TeamState, prepare_checkpoint
-from vla_rl.learning.checkpoint_folders import newest_name
+from vla_rl.learning.checkpoint_folders import newest_name, prune
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +32,9 @@ class RunSnapshot(msgspec.Struct, frozen=True):
 
 
 class CheckpointSaver:
-    """Saves checkpoints during a run. If one cannot be written, this is reported and tried again
-    after each update.
+    """Saves checkpoints during a run.
+
+    If one cannot be written, this is reported and tried again after each update.
 
     Args:
         every: updates between checkpoints.
@@ -48,18 +48,31 @@ class CheckpointSaver:
         """Newest update that is on disk."""
         self._root: Path | None = None
         self._unwritten: Callable[[], bytes] = bytes
+        self._is_wanted: Callable[[int], bool] = lambda version: False
+        self._kept: Callable[[], Collection[int]] = tuple
         self._prepared: dict[int, PreparedCheckpoint] = {}
         self._is_overdue = False
 
     def open(self, root: Path, unwritten: Callable[[], bytes]) -> None:
-        """Prepare to save below `root`, with the lines of metrics that `unwritten` returns, which found no
-        room in their file.
+        """Prepare to save below `root`.
+
+        `unwritten` returns the lines of metrics that found no room in their file; they are saved
+        too.
         """
         self._root, self._unwritten = root, unwritten
 
+    def also_save(self, is_due: Callable[[int], bool], kept: Callable[[], Collection[int]]) -> None:
+        """Save checkpoints for another reader, too, and keep them as long as it needs them.
+
+        Args:
+            is_due: returns whether the reader wants a checkpoint of an update.
+            kept: returns the updates whose checkpoints it still needs.
+        """
+        self._is_wanted, self._kept = is_due, kept
+
     def is_due(self, version: int) -> bool:
         """Return whether a checkpoint of this update is due."""
-        return self._is_overdue or version % self._every == 0
+        return self._is_overdue or version % self._every == 0 or self._is_wanted(version)
 
     async def prepare(self, snapshot: RunSnapshot) -> None:
         """Write a checkpoint except for the final rename, which `commit` does.
@@ -95,6 +108,11 @@ class CheckpointSaver:
             _, prepared = self._prepared.popitem()
             await prepared.discard()
 
+    async def prune(self) -> None:
+        """Remove the checkpoints that were kept for another reader and are not needed any more."""
+        assert self._root is not None
+        await run_to_its_end(prune, self._root, self._keep_last, self._kept())
+
     async def _prepare(self, snapshot: RunSnapshot) -> PreparedCheckpoint:
         assert self._root is not None
         return await prepare_checkpoint(self._root, snapshot.learner, snapshot.others)
@@ -102,7 +120,9 @@ class CheckpointSaver:
     async def _commit(self, prepared: PreparedCheckpoint, version: int) -> Path:
         # lines that find no room on a full disk travel in the checkpoint, so none is ever missing
         unwritten = await run_to_its_end(self._unwritten)
-        folder = await prepared.commit(keep_last=self._keep_last, metrics=unwritten)
+        folder = await prepared.commit(
+            keep_last=self._keep_last, keep=self._kept(), metrics=unwritten
+        )
         if self._is_overdue:
             logger.warning("checkpoints can be written again: %s", folder)
         self.saved_version, self._is_overdue = version, False

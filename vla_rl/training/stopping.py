@@ -60,9 +60,7 @@ class StopSignal:
 
     @property
     def exit_status(self) -> int:
-        """Exit status that a shell expects after a signal, 128 plus its number; 0 without
-        a signal.
-        """
+        """Exit status for a shell: 128 plus the signal's number; 0 without a signal."""
         return 0 if self.received is None else 128 + self.received
 
     @property

@@ -33,8 +33,9 @@ async def teach(
     save_every: int | None = None,
     description: str = "imitating",
 ) -> int:
-    """Make all updates and save the weights; return the exit status: 0, or that of the signal that
-    stopped them.
+    """Make all updates and save the weights; return the exit status.
+
+    It is 0, or that of the signal that stopped them.
 
     Args:
         updates: number of updates.

@@ -1,5 +1,6 @@
-"""The policies of a run: one for all agents, or a team with one for each agent, each with its own
-engine and learner.
+"""The policies of a run: one for all agents, or a team with one for each.
+
+Each has its own engine and learner.
 
     Team({"solver": Member(model), "checker": Member(other)})      pairs, debates: agents that share episodes
     Team({"robot": Member(vla), "language": Member(llm)})          kinds of episodes that share a run
@@ -76,8 +77,8 @@ class Member:
         if missing:
             raise ConfigError(
                 f"{type(self.model).__name__} lacks {', '.join(missing)} of "
-                f"vla_rl.engines.{protocol.__name__}; "
-                "vla_rl.models.mlp.MlpPolicy is a small complete example"
+                f"vla_rl.engines.{protocol.__name__}; vla_rl.models.mlp.MlpPolicy is a small "
+                "complete example"
             )
         fault = unfit_for_learning(self.model)
         if fault is not None:

@@ -1,5 +1,6 @@
-"""The types that every part of vla_rl shares: observations, messages, episodes, trajectories,
-handles, the config base.
+"""The types that every part of vla_rl shares.
+
+Observations, messages, episodes, trajectories, handles, and the base of configurations.
 
 Fast to import: no torch, no simulator, no model.
 """

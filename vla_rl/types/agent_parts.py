@@ -28,9 +28,7 @@ class AgentPart(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def agents_of(trajectories: Iterable[Trajectory]) -> list[str]:
-    """Return the names of the agents with at least one decision, in order of their first
-    decisions.
-    """
+    """Return the names of agents with a decision, in order of their first decisions."""
     return list(
         dict.fromkeys(step.agent for trajectory in trajectories for step in trajectory.steps)
     )

@@ -16,9 +16,10 @@ from vla_rl.types.struct import ExplainsFields
 class Config(
     msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True, forbid_unknown_fields=True
 ):
-    """A configuration. Subclasses repeat `frozen=True, kw_only=True` (msgspec does not inherit the
-    second) and check their values in `__post_init__` with `require`. It cannot be changed after it
-    is built.
+    """A configuration, which cannot be changed after it is built.
+
+    Subclasses repeat `frozen=True, kw_only=True` (msgspec does not inherit the second) and check
+    their values in `__post_init__` with `require`.
 
     The type of every field, and the values of a `Literal`, are checked before `__post_init__`.
 
@@ -42,16 +43,18 @@ class Config(
         self._require_types()
 
     def unread(self) -> Mapping[str, str]:
-        """Return the options that nothing reads under this configuration's other values, by dotted
-        path, each with the reason; the name of a table stands for all of its options.
+        """Return options that nothing reads beside the other values, each with the reason.
+
+        Options are named by dotted path; the name of a table stands for all of its options.
 
         The command line leaves them out of the help and refuses to set them.
         """
         return {}
 
     def require(self, condition: bool, field: str, expected: str) -> None:
-        """Raise `ConfigError`, with the field, its value and what was expected, unless `condition`
-        holds.
+        """Raise `ConfigError` unless `condition` holds.
+
+        The error has the field, its value and what was expected.
         """
         if not condition:
             value: Any = getattr(self, field)

@@ -1,6 +1,4 @@
-"""The specification of an episode: enough to run the same episode again, in any process on any
-host.
-"""
+"""The specification of an episode, from which any process on any host can run it again."""
 
 from typing import Any
 

@@ -1,5 +1,4 @@
-"""The types that language agents and text environments exchange: messages, tools, completions,
-turns.
+"""Types of language agents and text environments: messages, tools, completions, turns.
 
     reset ─► TextStart ─► generate ─► Completion.message ─► step ─► TextOutcome ─► generate ─► ...
 
@@ -137,8 +136,9 @@ class LanguagePolicy(Protocol):
         max_tokens: int | None = None,
         options: ReplyOptions = ANY_REPLY,
     ) -> Completion:
-        """Generate one reply. Without `sampling`, the episode's own is used. The seed is always
-        this decision's.
+        """Generate one reply.
+
+        Without `sampling`, the episode's own is used. The seed is always this decision's.
 
         Without `max_tokens`, the engine's own limit applies. Cancelling the call aborts the
         generation.
@@ -200,9 +200,11 @@ class TextOutcome(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only
 
 
 class TextEnv(Protocol):
-    """One text environment, leased for one episode. Its methods run in the event loop; work that
-    may hang, crash or be hostile (tools, code, scorers) runs in child processes that can be
-    killed."""
+    """One text environment, leased for one episode.
+
+    Its methods run in the event loop; work that may hang, crash or be hostile (tools, code,
+    scorers) runs in child processes that can be killed.
+    """
 
     @property
     def episode(self) -> EpisodeSpec:

@@ -30,8 +30,9 @@ class Env(Protocol):
     async def step_chunk(
         self, actions: np.ndarray, *, frames_every: int | None = None
     ) -> ChunkOutcome:
-        """Run the rows of float32 [H, D] open loop until all have run or the episode ends; one
-        message each way.
+        """Run the rows of float32 [H, D] open loop, with one message each way.
+
+        Stops when all have run or the episode ends.
 
         With `frames_every` = k, `ChunkOutcome.frames` holds a frame after every k-th control step
         of the episode.
@@ -59,8 +60,9 @@ class EnvPool(Protocol):
         ...
 
     def lease(self, episode: EpisodeSpec) -> AbstractAsyncContextManager[Any]:
-        """Lease an environment (`Env`, or `TextEnv`) for this episode; leaving the context frees
-        it, in any state.
+        """Lease an environment (`Env` or `TextEnv`) for this episode.
+
+        Leaving the context frees it, in any state.
 
         The environment's methods raise `ActorDied` if its process dies or freezes, `EnvError` if it
         breaks its contract.

@@ -1,5 +1,4 @@
-"""The options of one reply, besides its sampling: its format, its stop texts, the tools it may
-call.
+"""The options of one reply: its format, its stop texts, the tools that it may call.
 
 A format restricts sampling: tokens that would break it get probability 0 and the others are
 renormalised. The log-probs of such a reply are those of the restricted distribution.

@@ -1,5 +1,6 @@
-"""Seeds derived from one run seed by name, so that no random stream depends on how often another
-was used.
+"""Seeds derived from one run seed by name.
+
+So no random stream depends on how often another was used.
 """
 
 import hashlib
@@ -7,8 +8,10 @@ import operator
 
 
 def derive_seed(seed: int, *path: str | int) -> int:
-    """Derive a seed in [0, 2**63) for `path` below `seed`; equal inputs give equal seeds on every
-    machine and Python, and integers of NumPy the same as Python's own.
+    """Derive a seed in [0, 2**63) for `path` below `seed`.
+
+    Equal inputs give equal seeds on every machine and Python, and integers of NumPy the same as
+    Python's own.
 
     Raises: TypeError for anything but integers and text.
 

@@ -1,5 +1,6 @@
-"""The metaclass of classes that users build by keyword: it reports a wrong keyword with the class
-and the nearest field.
+"""The metaclass of classes that users build by keyword.
+
+It reports a wrong keyword with the class and the nearest field.
 """
 
 import difflib
@@ -9,9 +10,7 @@ import msgspec
 
 
 class ExplainsFields(msgspec.StructMeta):
-    """Metaclass of a `msgspec.Struct` whose errors name the class and the field that was probably
-    meant.
-    """
+    """Metaclass of a `msgspec.Struct` that explains which field was probably meant."""
 
     # type checkers know the fields, which this signature would hide from them
     if not TYPE_CHECKING:

@@ -63,9 +63,7 @@ class StopReason(enum.Enum):
 
 
 class ActionChunk(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
-    """H future control steps of D dimensions from one policy call, and the record of their
-    sampling.
-    """
+    """H control steps of D dimensions from one policy call, and how they were sampled."""
 
     actions: np.ndarray
     """float32 [H, D], in the units of the environment's action space."""
@@ -174,9 +172,7 @@ class Trajectory(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
 
     @property
     def is_success_known(self) -> bool:
-        """Whether success is known: the info has the key `is_success`, or the stop reason is a
-        success.
-        """
+        """Whether the info has the key `is_success`, or the stop reason is a success."""
         return self.is_success or "is_success" in self.info
 
     @property
@@ -196,9 +192,7 @@ class Trajectory(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
 
     @property
     def returns_by_agent(self) -> dict[str, float]:
-        """Return the same for each agent with a decision, by name, in order of their first
-        decisions.
-        """
+        """Return the same for each agent with a decision, by name, in order of first decisions."""
         earned: dict[str, float] = {}
         for step in self.steps:
             earned[step.agent] = earned.get(step.agent, 0.0) + float(step.rewards.sum())

@@ -3,7 +3,8 @@ line for each.
 
     python vector_modes.py <env id> <keywords as JSON> <contexts of async, such as fork,spawn>
 
-A line has the mode and a digest of what two environments see at their start and after one step.
+A line has the mode and a digest of what two environments see at their start and after one step. The
+last line says whether this process has imported torch.
 """
 
 import hashlib
@@ -15,8 +16,6 @@ import gymnasium
 import numpy as np
 
 import vla_rl.envs  # noqa: F401 - registers the environments
-from vla_rl.simulation import make_vec
-from vla_rl.types import EnvSpec
 
 NUM_ENVS = 2
 
@@ -25,13 +24,19 @@ def digest_of(envs: Any) -> str:
     """What they see, as one number."""
     seen = hashlib.sha256()
     start, _ = envs.reset(seed=[3, 4])
-    start = {key: start[key].copy() for key in ("image", "state")}
+    add_to(seen, start)
     action = np.full((NUM_ENVS, *envs.single_action_space.shape), 0.1, np.float32)
-    for observation in (start, envs.step(action)[0]):
-        for key in ("image", "state"):
-            seen.update(np.ascontiguousarray(observation[key]).tobytes())
+    add_to(seen, envs.step(action)[0])
     envs.close()
     return seen.hexdigest()
+
+
+def add_to(seen: Any, observation: Any) -> None:
+    """The arrays and words of an observation."""
+    for key, value in sorted(observation.items()):
+        is_array = isinstance(value, np.ndarray) and value.dtype.kind not in "OU"
+        content = np.ascontiguousarray(value).tobytes() if is_array else repr([*map(str, value)])
+        seen.update(key.encode() + (content if isinstance(content, bytes) else content.encode()))
 
 
 def main(env_id: str, kwargs: dict[str, Any], contexts: list[str]) -> None:
@@ -47,12 +52,10 @@ def main(env_id: str, kwargs: dict[str, Any], contexts: list[str]) -> None:
             **kwargs,
         )
         print(context, digest_of(envs), flush=True)
-    print("ours", digest_of(make_vec(EnvSpec(id=env_id, kwargs=kwargs), NUM_ENVS)), flush=True)
-    print(
-        "sync",
-        digest_of(gymnasium.make_vec(env_id, NUM_ENVS, vectorization_mode="sync", **kwargs)),
-        flush=True,
-    )
+    for name, mode in (("ours", "vector_entry_point"), ("sync", "sync")):
+        envs = gymnasium.make_vec(env_id, NUM_ENVS, vectorization_mode=mode, **kwargs)
+        print(name, digest_of(envs), flush=True)
+    print("torch imported:", "torch" in sys.modules)
 
 
 if __name__ == "__main__":

@@ -41,7 +41,7 @@ async def main():
     observer = watch.EngineWatch(processes, frozen.append)
     observer.start()
     try:
-        async with observer.within(float(sys.argv[1])):
+        async with observer.limit(float(sys.argv[1])):
             print(engine.pid, flush=True)
             await looked.wait()
         print("alarm" if frozen else "calm", flush=True)
@@ -76,11 +76,11 @@ async def test_a_process_that_is_stopped_is_named_and_one_that_sleeps_is_not(
         watch.start()
         stopped.send_signal(signal.SIGSTOP)
         with pytest.raises(TimeoutError):
-            async with watch.within(None):  # for as long as it lives
+            async with watch.limit(None):  # for as long as it lives
                 await asyncio.Event().wait()
         assert await frozen == stopped.pid
         with pytest.raises(TimeoutError):
-            async with watch.within(3600.0):
+            async with watch.limit(3600.0):
                 await asyncio.Event().wait()
         thread.kill()
 

@@ -66,7 +66,10 @@ def test_fixtures_move_too(goal_env: LiberoEnv) -> None:
     assert np.linalg.norm(stoves[0] - stoves[1]) > 1e-3
 
 
-def test_the_expert_solves_a_drawn_start(object_env: LiberoEnv) -> None:
+def test_the_expert_solves_a_drawn_start(
+    object_env: LiberoEnv, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(object_env, "render_every_step", False)  # the expert looks at the scene
     _, info = object_env.reset(options={"init_state_id": 1000})
     assert info["init_state_id"] == 1000
     expert = Expert(object_env.scene)

@@ -8,7 +8,7 @@ import pytest
 from vla_rl.envs.demonstrations import CorrelatedNoise, record_demonstration
 from vla_rl.envs.libero import LiberoEnv, find_task
 from vla_rl.envs.libero.assets import find_assets
-from vla_rl.envs.libero.experts import Expert, grasps
+from vla_rl.envs.libero.experts import Expert, grasps, under_roofs
 from vla_rl.envs.libero.init_states import read_init_states
 from vla_rl.envs.libero.scene import Scene
 
@@ -22,7 +22,7 @@ def test_the_expert_puts_the_cream_cheese_into_the_basket_in_spite_of_noise(
     try:
         terminated = truncated = False
         while not (terminated or truncated):
-            *_, terminated, truncated, info = object_env.step(noise.add_to(expert.act()))
+            *_, terminated, truncated, info = object_env.step(noise.perturbed(expert.act()))
     finally:
         object_env.render_every_step = True
     assert terminated
@@ -46,16 +46,26 @@ def test_an_expert_without_a_grasp_stands_still_and_says_why(
     assert expert.obstacle is None
 
 
-def test_an_expert_says_that_it_cannot_put_a_mug_under_the_roof_of_a_microwave() -> None:
+def test_an_expert_says_what_it_cannot_put_under_the_roof_of_a_microwave(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     task = find_task("libero_10", 9)
     scene = Scene(task, find_assets("stand-ins").path, scene_seed=0)
     try:
         scene.begin(read_init_states(task.init_states_file)[0])
+        # the microwave opens towards -y, its door not counted, and the mug's handle faces that side
+        np.testing.assert_allclose(
+            under_roofs.way_in(scene, "microwave_1_heating_region"), [0, 1, 0], atol=1e-6
+        )
+        monkeypatch.setattr(under_roofs, "MAX_WIDTH_M", 0.01)
         expert = Expert(scene)
         expert.act()
+        assert str(expert.obstacle).startswith("white_yellow_mug_1 cannot be grasped from the side")
+        monkeypatch.setattr(under_roofs, "way_in", lambda *_: None)
+        expert.begin()
+        expert.act()
         assert (
-            expert.obstacle == "microwave_1_heating_region has a roof, and no program puts "
-            "things in from the side"
+            expert.obstacle == "microwave_1_heating_region has a roof, and is closed on every side"
         )
     finally:
         scene.close()
@@ -87,7 +97,7 @@ def test_a_demonstration_holds_what_was_seen_before_each_action_and_the_clean_ac
 
 def test_noise_is_correlated_and_smaller_on_rotations() -> None:
     noise = CorrelatedNoise(0.25, np.random.default_rng(0))
-    values = np.array([noise.add_to(np.zeros(7, np.float32)) for _ in range(20000)])
+    values = np.array([noise.perturbed(np.zeros(7, np.float32)) for _ in range(20000)])
     # n <- 0.7 n + 0.7 * 0.25 * randn has standard deviation 0.175 / sqrt(1 - 0.49) = 0.245, and 0.3
     # of it on rotations
     np.testing.assert_allclose(values[:, :3].std(0), 0.245, rtol=0.05)

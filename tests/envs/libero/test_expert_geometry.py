@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from vla_rl.envs.libero.experts.clearance import highest_between, lowest_height
+from vla_rl.envs.libero.experts.clearance import highest_on_way, lowest_height
 from vla_rl.envs.libero.experts.grasps import (
     choose_grasp,
     nearest_half_turn,
@@ -87,7 +87,7 @@ def test_the_palm_stays_above_what_is_below_it() -> None:
 
 def test_the_way_is_as_high_as_what_stands_near_it() -> None:
     cloud = np.array([[0.5, 0.05, 0.7], [0.5, 0.3, 0.9]])
-    assert highest_between(cloud, np.zeros(3), np.array([1.0, 0.0, 0.0]), 0.1) == 0.7
+    assert highest_on_way(cloud, np.zeros(3), np.array([1.0, 0.0, 0.0]), 0.1) == 0.7
 
 
 def test_the_hand_points_where_it_is_told_and_turns_the_short_way() -> None:

@@ -21,13 +21,20 @@ EPISODES = [
     ("libero_90", 33, 2),
 ]
 SLOW_EPISODES = [("libero_spatial", 4, 0), ("libero_goal", 8, 0), ("libero_10", 2, 0)]
-REAL_EPISODES = [*EPISODES[:3], ("libero_goal", 3, 0)]
+REAL_EPISODES = [
+    EPISODES[0],
+    # proofs: with stand-ins they are in the suite
+    *(pytest.param(*episode, marks=pytest.mark.proof) for episode in EPISODES[1:3]),
+    ("libero_goal", 3, 0),
+    ("libero_10", 9, 0),  # a mug into the microwave, which is then shut
+    ("libero_90", 35, 0),  # opens the microwave
+]
 
 
 def solve(suite: str, task_id: int, init_state_id: int, assets: str) -> None:
     (length,) = expert_lengths(find_task(suite, task_id), find_assets(assets), [init_state_id])
     assert length is not None
-    assert 30 < length < 250
+    assert 30 < length < 300
 
 
 @pytest.mark.parametrize(("suite", "task_id", "init_state_id"), EPISODES)

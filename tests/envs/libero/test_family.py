@@ -16,7 +16,7 @@ import pytest
 
 from vla_rl.envs.libero import LiberoEnv, Task, libero_code, list_tasks
 from vla_rl.envs.libero.assets import Assets, find_assets
-from vla_rl.envs.libero.libero_code import find_assets_for
+from vla_rl.envs.libero.libero_code import find_package_assets
 from vla_rl.envs.libero.packages import installed_packages
 from vla_rl.envs.libero.tasks import list_suites
 from vla_rl.errors import EnvError
@@ -108,10 +108,10 @@ def test_assets_beside_the_package_are_taken_unless_others_are_asked_for(
         (tmp_path / "assets" / name).mkdir(parents=True)
     monkeypatch.setattr(libero_code, "package_root", lambda package: tmp_path)
     monkeypatch.delenv("VLA_RL_LIBERO_ASSETS", raising=False)
-    assert find_assets_for("liberoplus") == Assets(tmp_path / "assets", "package")
-    assert find_assets_for("liberoplus", "stand-ins") == find_assets("stand-ins")
+    assert find_package_assets("liberoplus") == Assets(tmp_path / "assets", "package")
+    assert find_package_assets("liberoplus", "stand-ins") == find_assets("stand-ins")
     monkeypatch.setenv("VLA_RL_LIBERO_ASSETS", "stand-ins")
-    assert find_assets_for("liberoplus") == find_assets("stand-ins")
+    assert find_package_assets("liberoplus") == find_assets("stand-ins")
 
 
 def _has_states(task: Task) -> bool:
@@ -214,10 +214,14 @@ def test_a_task_of_each_kind_of_perturbation_is_played(suite: str, perturbation:
 
 @pytest.mark.usefixtures("plus")
 @pytest.mark.parametrize("perturbation", ["background", "layout", "light"])
-def test_a_variant_whose_assets_are_not_there_names_the_file(perturbation: str) -> None:
+def test_a_variant_whose_assets_are_not_there_names_the_file_and_the_remedy(
+    perturbation: str,
+) -> None:
     task = _first("liberoplus.libero_object", perturbation)
     with pytest.raises(
-        FileNotFoundError, match=r"assets in .* are incomplete: liberoplus\.libero_object/\d+"
+        FileNotFoundError,
+        match=r"incomplete: liberoplus\.libero_object/\d+.* liberoplus needs meshes and textures of its "
+        r"own .* or choose tasks that need none",
     ):
         LiberoEnv(task.suite, task.task_id, **STAND_INS)
 

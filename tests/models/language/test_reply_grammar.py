@@ -45,7 +45,7 @@ def allows(policy: CausalLanguageModel, options: ReplyOptions, text: str, *tools
     grammar = policy.grammar(options, tools)
     assert grammar is not None
     try:
-        policy.vocabulary.allowed_after(
+        policy.vocabulary.allowed_masks(
             grammar, [*policy.tokenize(text).tolist(), min(policy.stop_tokens)]
         )
     except ValueError as error:

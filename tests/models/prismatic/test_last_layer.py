@@ -9,7 +9,7 @@ from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from vla_rl.models.prismatic.config import LlmConfig
-from vla_rl.models.prismatic.sequence import both_ways, is_token, rows_at
+from vla_rl.models.prismatic.sequence import both_ways, gather_rows, is_token
 from vla_rl.models.prismatic.trunk import build_trunk
 
 LENGTHS = torch.tensor([12, 9, 7])
@@ -43,7 +43,7 @@ def read(trunk: LlamaForCausalLM, sequence: Tensor, kind: str) -> Tensor:
 
 def read_from_all(trunk: LlamaForCausalLM, sequence: Tensor, kind: str) -> Tensor:
     output = trunk.model(inputs_embeds=sequence, attention_mask=mask_of(kind), use_cache=False)
-    return rows_at(output.last_hidden_state, READ)
+    return gather_rows(output.last_hidden_state, READ)
 
 
 @pytest.fixture

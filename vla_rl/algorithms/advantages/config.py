@@ -97,8 +97,10 @@ class AdvantageConfig(Config, frozen=True, kw_only=True):
 
     @property
     def needs_group(self) -> bool:
-        """Whether trajectories are compared within groups, so that a group of one teaches nothing.
-        False for a custom estimator, because it cannot be determined."""
+        """Whether a group of one teaches nothing, because trajectories are compared within groups.
+
+        False for a custom estimator, because it cannot be determined.
+        """
         return not (
             self.needs_values
             or self.name in ("remax", "reinforce_plus_plus")

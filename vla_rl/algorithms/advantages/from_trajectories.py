@@ -127,7 +127,6 @@ def _checked(
         if row.shape != step.shape:
             raise ValueError(
                 f"{name} of episode {trajectory.episode.episode_id} are {list(row.shape)}, "
-                f"expected {list(step.shape)}: one "
-                "for each step of the level."
+                f"expected {list(step.shape)}: one for each step of the level."
             )
     return rows

@@ -85,7 +85,6 @@ def _values_after_the_end(batch: RewardBatch, needed_by: str) -> NDArray[np.floa
         row = int(np.flatnonzero(~is_terminated)[0])
         raise ValueError(
             f"{batch.name_of(row)} was cut off by a time limit, but RewardBatch.final_values is "
-            f"None; {needed_by!r} needs "
-            "the critic's value of its final observation."
+            f"None; {needed_by!r} needs the critic's value of its final observation."
         )
     return np.where(is_terminated, 0.0, np.asarray(batch.final_values, dtype=np.float64))

@@ -165,8 +165,7 @@ class RewardBatch:
                 step = f" at step {place[1]}" if len(place) > 1 else ""
                 raise ValueError(
                     f"{name} of {self.name_of(place[0])}{step} is {value[place]}, expected a "
-                    "finite number; check where it "
-                    "is made."
+                    "finite number; check where it is made."
                 )
         if self.step_rewards is not None and self.mask is not None:
             lost = np.argwhere((self.step_rewards != 0.0) & ~self.mask)
@@ -174,9 +173,8 @@ class RewardBatch:
                 row, step_number = (int(index) for index in lost[0])
                 raise ValueError(
                     f"step_rewards of {self.name_of(row)} at step {step_number} is "
-                    f"{self.step_rewards[row, step_number]} "
-                    "where the policy did not act, expected 0; add it to the last step before "
-                    "that did."
+                    f"{self.step_rewards[row, step_number]} where the policy did not act, expected "
+                    "0; add it to the last step before that did."
                 )
 
 

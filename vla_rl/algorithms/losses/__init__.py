@@ -5,7 +5,9 @@ diagnostics; `vla_rl.algorithms.aggregation` reduces them to one number. Each is
 file in `policy`. Importing all of this does not import torch.
 """
 
-from vla_rl.algorithms.losses.config import PARAMETERS, PolicyLossConfig, policy_loss_for
+from typing import Any
+
+from vla_rl.algorithms.losses.config import PARAMETERS, PolicyLossConfig, safe_policy_loss
 from vla_rl.algorithms.losses.declaration import DeclaredLoss, LossResult, Parameter, declare_loss
 from vla_rl.algorithms.losses.diagnostics import Diagnostics, diagnose
 from vla_rl.algorithms.losses.engine_mismatch import (
@@ -28,6 +30,7 @@ from vla_rl.algorithms.losses.value_losses import (
     value_loss,
 )
 from vla_rl.algorithms.losses.whole_batch import chosen_tokens, sequence_log_ratio
+from vla_rl.renamed import renamed_attribute
 
 __all__ = [
     "LOSSES",
@@ -58,9 +61,15 @@ __all__ = [
     "diagnose",
     "engine_correction",
     "policy_loss",
-    "policy_loss_for",
     "ratios",
+    "safe_policy_loss",
     "sequence_drift",
     "sequence_log_ratio",
     "value_loss",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if (renamed := renamed_attribute(__name__, name)) is not None:
+        return renamed
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

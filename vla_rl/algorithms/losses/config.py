@@ -54,8 +54,8 @@ class PolicyLossSettings(Config, frozen=True, kw_only=True):
         if self.correction.is_active and self._needs("needs_proximal"):
             raise ConfigError(
                 f"PolicyLossConfig.correction is active with {self.name}, expected one of them: "
-                "both weigh by proximal / "
-                "behavior, which would count it twice. Use name='ppo' with the correction."
+                "both weigh by proximal / behavior, which would count it twice. Use name='ppo' "
+                "with the correction."
             )
         if self.declared is not None:
             self._check_ranges(self.declared)
@@ -208,7 +208,7 @@ else:
     PolicyLossConfig = _class_with_parameters()
 
 
-def policy_loss_for(
+def safe_policy_loss(
     config: PolicyLossConfig, max_staleness: int, *, steps_once_per_update: bool = True
 ) -> PolicyLossConfig:
     """Return the configured loss if it is safe at this staleness.
@@ -227,14 +227,13 @@ def policy_loss_for(
     if max_staleness > 0:
         raise ConfigError(
             f"policy loss {config.name!r} has no trust region, expected one if max_staleness = "
-            f"{max_staleness} > 0: "
-            "choose ppo or decoupled_ppo, set max_staleness=0, or set allow_unbounded=True."
+            f"{max_staleness} > 0: choose ppo or decoupled_ppo, set max_staleness=0, or set "
+            "allow_unbounded=True."
         )
     if not steps_once_per_update:
         raise ConfigError(
             f"policy loss {config.name!r} has no trust region, expected one if an update has "
-            "several optimizer steps: "
-            "choose ppo or decoupled_ppo, leave out epochs and minibatch_trajectories, or set "
-            "allow_unbounded=True."
+            "several optimizer steps: choose ppo or decoupled_ppo, leave out epochs and "
+            "minibatch_trajectories, or set allow_unbounded=True."
         )
     return config

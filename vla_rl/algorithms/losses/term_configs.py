@@ -86,9 +86,8 @@ class CorrectionConfig(Config, frozen=True, kw_only=True):
         low, high = self.bounds
         if not 0.0 <= low <= 1.0 <= high:
             raise ConfigError(
-                f"CorrectionConfig keeps ratios in [{low}, {high}], expected 0 <= mask_low <= 1 "
-                "<= mask_high, so that a "
-                "trainer and an engine that agree lose nothing."
+                f"CorrectionConfig keeps ratios in [{low}, {high}], expected 0 <= mask_low <= 1 <= "
+                "mask_high, so that a trainer and an engine that agree lose nothing."
             )
         self.require(0.0 <= self.veto_below < 1.0, "veto_below", "in [0, 1)")
 

@@ -127,8 +127,10 @@ class TokenBatch:
         )
 
     def constant(self, name: str, needed_by: str) -> Tensor:
-        """Return the log-probs of another policy: float [B, T], constant, 0 where masked. Raises:
-        ValueError if they are None."""
+        """Return another policy's log-probs: float [B, T], constant, 0 where masked.
+
+        Raises: ValueError if they are None.
+        """
         tensor: Tensor | None = getattr(self, name)
         if tensor is None:
             raise ValueError(

@@ -85,10 +85,9 @@ def stacked(
     for trajectory, embedding in zip(trajectories, embeddings, strict=True):
         if embedding.shape != embeddings[0].shape:
             raise ValueError(
-                f"embedding of episode {trajectory.episode.episode_id} is "
-                f"{list(embedding.shape)}, but that of episode "
-                f"{trajectories[0].episode.episode_id} is {list(embeddings[0].shape)}; expected "
-                "observations of one size."
+                f"embedding of episode {trajectory.episode.episode_id} is {list(embedding.shape)}, "
+                f"but that of episode {trajectories[0].episode.episode_id} is "
+                f"{list(embeddings[0].shape)}; expected observations of one size."
             )
         if not np.isfinite(embedding).all():
             raise cannot_embed(trajectory, "its embedding is not finite")
@@ -103,11 +102,9 @@ def _of_another_camera(
         f"{'what its environment renders, which may be anything' if frames_key is None else repr(frames_key)}"
     )
     return ConfigError(
-        f"EmbeddingConfig.image_key is {image_key!r}, but {shown}; expected one camera in a "
-        "video. Make the environment "
-        f"with render_key={image_key!r}, which LIBERO's takes and one of your own has as an "
-        "attribute, or let the agent "
-        "keep no frames (frames_every=None)."
+        f"EmbeddingConfig.image_key is {image_key!r}, but {shown}; expected one camera in a video. "
+        f"Make the environment with render_key={image_key!r}, which LIBERO's takes and one of your "
+        "own has as an attribute, or let the agent keep no frames (frames_every=None)."
     )
 
 

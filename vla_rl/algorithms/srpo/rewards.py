@@ -101,8 +101,8 @@ def _checked(
     if len(is_success) != num or len(tasks) != num or len(episode_ids) not in (0, num):
         raise ValueError(
             f"{num} embeddings, {len(is_success)} is_success, {len(tasks)} tasks, "
-            f"{len(episode_ids)} episode_ids; "
-            "expected one of each per trajectory (episode_ids may be left out)."
+            f"{len(episode_ids)} episode_ids; expected one of each per trajectory (episode_ids may "
+            "be left out)."
         )
     points = (
         embeddings.astype(np.float64).reshape(num, -1, embeddings.shape[-1])
@@ -127,7 +127,7 @@ def _checked_carried(
     if references.shape[1:] != points.shape[1:]:
         raise ValueError(
             f"successes carried over for task {task!r} are {list(references.shape[1:])}, this "
-            "update's embeddings "
-            f"{list(points.shape[1:])}; another encoder wrote them: start with an empty bank."
+            f"update's embeddings {list(points.shape[1:])}; another encoder wrote them: start with "
+            "an empty bank."
         )
     return references

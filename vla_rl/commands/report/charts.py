@@ -9,6 +9,8 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from vla_rl.evaluation.held_out_curve import Curve
+
 Rows = Sequence[Mapping[str, float | None]]
 """Metrics by name, one mapping for each update, in order; None is a value that was not finite."""
 
@@ -31,7 +33,7 @@ def success_chart(rows: Rows, held_out: Sequence[HeldOutPoint]) -> str | None:
         return None
     figure, axes = _axes("update", "success rate")
     _plot_training(axes, rows, SUCCESS_RATE, SUCCESS)
-    for agent in agents_in(rows):
+    for agent in agents_of(rows):
         curve = _smoothed(rows, f"reward/{agent}/success_rate")
         axes.plot(*curve, linewidth=1.5, linestyle="--", label=f"of {agent}")
     _plot_tasks(axes, rows, SUCCESS_RATE)
@@ -49,6 +51,43 @@ def success_chart(rows: Rows, held_out: Sequence[HeldOutPoint]) -> str | None:
             label="held out, greedy, 95 %",
         )
     axes.set_ylim(0.0, 1.0)
+    return _svg(figure, axes)
+
+
+def held_out_chart(curve: Curve) -> str | None:
+    """Draw the mean over all held-out starts by weight version, with 95 % intervals, and that of
+    each task; None if fewer than two versions were evaluated on all of them.
+    """
+    if len(curve.points) < 2:
+        return None
+    figure, axes = _axes("update", curve.measure.replace("_", " "))
+    weights = [point.weights for point in curve.points]
+    for task in curve.points[-1].tasks:
+        means = [
+            point.tasks[task].mean if task in point.tasks else np.nan for point in curve.points
+        ]
+        axes.plot(weights, means, linewidth=1.2, linestyle=":", marker=".", label=task)
+    axes.errorbar(
+        weights,
+        [point.all.mean for point in curve.points],
+        yerr=np.clip(
+            [
+                [point.all.mean - point.all.low for point in curve.points],
+                [point.all.high - point.all.mean for point in curve.points],
+            ],
+            0.0,
+            None,
+        ),
+        fmt="o-",
+        color="black",
+        capsize=4,
+        label="all starts, 95 %",
+    )
+    best = curve.best
+    if best is not None:
+        axes.plot([best.weights], [best.all.mean], "*", color=SUCCESS, markersize=14, label="best")
+    if curve.measure == "success_rate":
+        axes.set_ylim(0.0, 1.0)
     return _svg(figure, axes)
 
 
@@ -103,13 +142,13 @@ def time_chart(rows: Rows) -> str | None:
     return _svg(figure, axes)
 
 
-def agents_in(rows: Rows) -> list[str]:
+def agents_of(rows: Rows) -> list[str]:
     """List the agents that have a success metric of their own."""
     names = [name.split("/") for row in rows for name in row if name.startswith("reward/")]
     return sorted({name[1] for name in names if len(name) == 3 and name[2] == "success_rate"})
 
 
-def tasks_in(rows: Rows, metric: str) -> list[str]:
+def tasks_of(rows: Rows, metric: str) -> list[str]:
     """List the tasks that have their own value of `metric`; a run of one task has none."""
     return sorted(
         {
@@ -143,7 +182,7 @@ def _plot_training(axes: Axes, rows: Rows, metric: str, color: str) -> None:
 
 
 def _plot_tasks(axes: Axes, rows: Rows, metric: str) -> None:
-    for task in tasks_in(rows, metric):
+    for task in tasks_of(rows, metric):
         axes.plot(*_smoothed(rows, f"{metric}/{task}"), linewidth=1.2, linestyle=":", label=task)
 
 

@@ -15,12 +15,14 @@ import msgspec
 from vla_rl.commands.report.charts import (
     Rows,
     failure_reward_chart,
+    held_out_chart,
     node_seconds,
     return_chart,
     success_chart,
     time_chart,
 )
 from vla_rl.evaluation.held_out import HeldOutResult, by_version, read_held_out, results_path
+from vla_rl.evaluation.held_out_curve import Curve, read_curve
 from vla_rl.evaluation.results import EpisodeResult, by_task, summary_of
 from vla_rl.evaluation.strips import strip_path
 from vla_rl.evaluation.validation import ValidationResult, read_validation, validation_path
@@ -58,11 +60,12 @@ def write_report(run: RunDirectory) -> Path:
     The page names data that the run lacks (held-out episodes, updates). A damaged file about the
     run (versions, configuration, graph) is logged as a warning, and its readable text is shown.
 
-    Raises: ConfigError for a damaged line of held-out results; OSError if the page cannot be
+    Raises: ConfigError for damaged held-out results; OSError if the page cannot be
     written.
     """
     rows = read_metrics(run.metrics) if run.metrics.exists() else []
     held_out = read_held_out(results_path(run))
+    curve = read_curve(run) or Curve("success_rate")
     validation = read_validation(validation_path(run))
     versions = _json(run.path / "versions.json")
     template = jinja2.Environment(
@@ -83,13 +86,17 @@ def write_report(run: RunDirectory) -> Path:
         is_success_known=not rows or any("rollout/success_rate" in row for row in rows),
         minutes=minutes_of(rows),
         charts=[
-            ("Success", success_chart(rows, _points(held_out))),
+            ("Success", success_chart(rows, _points(held_out, curve))),
+            ("Held-out starts during training", held_out_chart(curve)),
             ("Return", return_chart(rows)),
             ("What failures earned", failure_reward_chart(rows)),
             ("Where the time went", time_chart(rows)),
         ],
         nodes=node_seconds(rows),
         comparisons=comparisons(held_out),
+        evaluated=[(str(each.weights), curve.in_words(each)) for each in curve.points],
+        best=curve.best,
+        skipped=curve.skipped,
         num_left_out=num_left_out(held_out),
         validation=validation_rows(validation),
         how_to_evaluate=how_to_evaluate(_json(run.config)),
@@ -155,8 +162,13 @@ def how_to_evaluate(config: Mapping[str, Any]) -> str:
     """Return the option or argument that makes a run of this configuration evaluate before and
     after.
     """
-    if "held_out" in config:
-        return "--held-out.init-states 40-49"
+    held_out = config.get("held_out")
+    if isinstance(held_out, dict):
+        example = {"init_states": "--held-out.init-states 40-49", "scenes": "--held-out.scenes 500"}
+        return next(
+            (option for name, option in example.items() if name in held_out),
+            "--held-out.starts 64",
+        )
     if "num_validation" in config:
         return "--num-validation 64"
     return "train(..., judge=...) in Python"
@@ -188,7 +200,11 @@ def _rate(results: list[EpisodeResult]) -> str:
     )
 
 
-def _points(held_out: list[HeldOutResult]) -> list[tuple[int, float, float, float]]:
+def _points(held_out: list[HeldOutResult], curve: Curve) -> list[tuple[int, float, float, float]]:
+    """Return the points of the curve; without one, those of the first and the last weights."""
+    if curve.points:
+        points = curve.points if curve.measure == "success_rate" else ()
+        return [(each.weights, each.all.mean, each.all.low, each.all.high) for each in points]
     found = {version: summary_of(results) for version, results in by_version(held_out).items()}
     return [(version, each["success_rate"], *each["wilson_95"]) for version, each in found.items()]
 

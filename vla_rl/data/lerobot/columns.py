@@ -1,5 +1,6 @@
-"""An episode as the columns of a LeRobotDataset v3.0, with the metadata that `datasets` and
-`pandas` need.
+"""An episode as the columns of a LeRobotDataset v3.0.
+
+They have the metadata that `datasets` and `pandas` need.
 
 A feature of shape [1] is a column of plain numbers, any other vector one of lists.
 """
@@ -107,9 +108,7 @@ def table_of(
 
 
 def tasks_table(tasks: Mapping[str, int]) -> pa.Table:
-    """Return `meta/tasks.parquet`, in which the instructions are the index of a pandas
-    data frame.
-    """
+    """Return `meta/tasks.parquet`: instructions are the index of a pandas data frame."""
     table = pa.table({"task_index": list(tasks.values()), "task": list(tasks)})
     text = {"pandas_type": "unicode", "numpy_type": "object", "metadata": None}
     number = {"pandas_type": "int64", "numpy_type": "int64", "metadata": None}

@@ -81,8 +81,9 @@ class Info(msgspec.Struct, kw_only=True):
 
     @property
     def is_v2(self) -> bool:
-        """Whether the layout is v2.1: one file an episode, with the lists of tasks and episodes as
-        JSON lines.
+        """Whether the layout is v2.1.
+
+        It has one file an episode, and the lists of tasks and episodes as JSON lines.
         """
         return self.codebase_version.startswith("v2.")
 

@@ -61,39 +61,12 @@ class _Reader:
         self._features = {key: feature_of(self._info, root, key, fields) for key in KNOWN_FIELDS}
         if self._features["action"] is None:
             raise self._missing("action")
+        others = self._other_features()
         described = self._info.features
-        others: dict[str, str] = {}
-        for name in described:
-            if (
-                name.startswith(OBSERVED)
-                and name not in self._features.values()
-                and key_of(name) not in KNOWN_FIELDS
-            ):
-                if key_of(name) in others:
-                    raise DataError(
-                        f"{root / INFO_FILE}: {others[key_of(name)]!r} and {name!r} would both be "
-                        f"named {key_of(name)!r}; "
-                        "expected different names."
-                    )
-                others[key_of(name)] = name
         self._vectors = {key: name for key, name in others.items() if described[name].is_vector}
         pictures = {key: name for key, name in others.items() if described[name].is_picture}
         known = {key: name for key, name in self._features.items() if name is not None}
-        for key in ("image", "wrist_image"):
-            if key in known and not described[known[key]].is_picture:
-                kind = described[known[key]].dtype
-                raise DataError(
-                    f"{root / INFO_FILE}: {known[key]!r} is of dtype {kind!r}, "
-                    "expected image or video"
-                )
-        for key in ("action", "state"):
-            if key in known and not described[known[key]].is_vector:
-                found = described[known[key]]
-                raise DataError(
-                    f"{root / INFO_FILE}: {known[key]!r} is {found.dtype} of shape "
-                    f"{list(found.shape)}, expected a vector "
-                    "of numbers."
-                )
+        _require_kinds(self._info, root, known)
         self._pictures = {
             key: name for key, name in known.items() if described[name].is_picture
         } | pictures
@@ -108,10 +81,29 @@ class _Reader:
         self._about = _read_episodes(root, self._info)
         self._images, self._videos = ImageColumns(root), Videos()
 
+    def _other_features(self) -> dict[str, str]:
+        """Return the observed features beside the known ones, by the key that they get."""
+        others: dict[str, str] = {}
+        for name in self._info.features:
+            key = key_of(name)
+            if (
+                not name.startswith(OBSERVED)
+                or name in self._features.values()
+                or key in KNOWN_FIELDS
+            ):
+                continue
+            if key in others:
+                raise DataError(
+                    f"{self._root / INFO_FILE}: {others[key]!r} and {name!r} would both be named "
+                    f"{key!r}; expected different names."
+                )
+            others[key] = name
+        return others
+
     def episodes(self) -> list[RecordedEpisode]:
         """Return every episode. Raises: DataError if rows are missing."""
         paths = sorted((self._root / "data").glob("*/*.parquet"))
-        found = [episode for path in paths for episode in self._episodes_in(DataFile(path))]
+        found = [episode for path in paths for episode in self._episodes_of(DataFile(path))]
         found.sort(key=lambda numbered: numbered[0])
         numbers = [number for number, _ in found]
         if numbers != list(range(self._info.total_episodes)):
@@ -127,7 +119,7 @@ class _Reader:
             )
         return [episode for _, episode in found]
 
-    def _episodes_in(self, file: DataFile) -> list[tuple[int, RecordedEpisode]]:
+    def _episodes_of(self, file: DataFile) -> list[tuple[int, RecordedEpisode]]:
         indices, frames = file.integers("episode_index"), file.integers("frame_index")
         begins = (
             np.flatnonzero(np.diff(indices, prepend=indices[:1] - 1))
@@ -214,8 +206,7 @@ class _Reader:
         if not self._info.is_v2 and (lost := [name for name in known if name not in about]):
             raise DataError(
                 f"{self._root}: meta/episodes has no {lost[0]!r} for episode {number}, so the "
-                "position of its video is "
-                "unknown; download the folder again if it is incomplete."
+                "position of its video is unknown; download the folder again if it is incomplete."
             )
         place = {
             "video_key": feature,
@@ -237,6 +228,21 @@ class _Reader:
             f"({', '.join(KNOWN_FIELDS[key])}); it has "
             f"{sorted(self._info.features)}; name the feature with fields = {{{key!r}: ...}}."
         )
+
+
+def _require_kinds(info: Info, root: Path, known: Mapping[str, str]) -> None:
+    """Raise DataError if a camera is no picture, or action or state no vector."""
+    for key, name in known.items():
+        found = info.features[name]
+        if key in ("image", "wrist_image") and not found.is_picture:
+            raise DataError(
+                f"{root / INFO_FILE}: {name!r} is of dtype {found.dtype!r}, expected image or video"
+            )
+        if key in ("action", "state") and not found.is_vector:
+            raise DataError(
+                f"{root / INFO_FILE}: {name!r} is {found.dtype} of shape {list(found.shape)}, "
+                "expected a vector of numbers."
+            )
 
 
 def _read_tasks(root: Path, info: Info) -> dict[int, str]:

@@ -1,6 +1,4 @@
-"""Statistics of features, of an episode (`stats/...` columns) and of the data set
-(`meta/stats.json`).
-"""
+"""Statistics of features: of an episode (`stats/...`) and of a data set (`meta/stats.json`)."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -17,9 +15,7 @@ from vla_rl.errors import DataError
 
 
 class Stats(msgspec.Struct, frozen=True):
-    """Statistics of one feature: float64 arrays of the feature's shape; for images [3, 1, 1] in [0,
-    1].
-    """
+    """Statistics of one feature: float64 arrays of its shape; of images [3, 1, 1] in [0, 1]."""
 
     min: np.ndarray
     max: np.ndarray
@@ -101,8 +97,8 @@ def noted_stats(row: Mapping[str, Any], features: Iterable[str], root: Path) -> 
         if lost := [kind for kind, value in values.items() if value is None]:
             raise DataError(
                 f"{root / EPISODES_FOLDER} has no 'stats/{name}/{lost[0]}' of episode "
-                f"{row.get('episode_index')}, expected "
-                "statistics of every feature; was the data set written by another program?"
+                f"{row.get('episode_index')}, expected statistics of every feature; was the data "
+                "set written by another program?"
             )
     return {name: Stats.of_values(values) for name, values in found.items()}
 

@@ -51,8 +51,8 @@ class DataFile:
         if len(wrong):
             row = int(wrong[0])
             raise DataError(
-                f"{self.path}: {name!r} has {lengths[row]} numbers in "
-                f"{self.place(row)}, expected {width}."
+                f"{self.path}: {name!r} has {lengths[row]} numbers in {self.place(row)}, expected "
+                f"{width}."
             )
         rows = np.asarray(values.to_numpy(zero_copy_only=False), np.float32).reshape(-1, width)
         bad = np.flatnonzero(~np.isfinite(rows).all(axis=1))

@@ -1,5 +1,6 @@
-"""Write a LeRobotDataset v3.0, an episode at a time; after each episode the data set on disk is
-complete.
+"""Write a LeRobotDataset v3.0, an episode at a time.
+
+After each episode the data set on disk is complete.
 
 Each episode is a data file and a metadata file; both get their final names only when they are
 complete. An episode counts as soon as `meta/info.json` includes it. A writer that is killed before
@@ -39,8 +40,9 @@ DEFAULT_FPS: Final = 20
 
 
 class LeRobotWriter:
-    """Adds episodes to a LeRobotDataset. Use one writer a folder at a time; calls block, so run
-    them in a thread.
+    """Adds episodes to a LeRobotDataset.
+
+    Use one writer a folder at a time; calls block, so run them in a thread.
 
     Args:
         root: the folder of the data set; created if it does not exist, extended if it holds a data
@@ -97,7 +99,7 @@ class LeRobotWriter:
         )
         stats = stats_of(episode, features, table)
         place = {"chunk_index": number // CHUNKS_SIZE, "file_index": number % CHUNKS_SIZE}
-        about = pa.Table.from_pylist([self._about(episode, place, stats)])
+        about = pa.Table.from_pylist([self._episode_row(episode, place, stats)])
         all_stats = merged(self._stats, stats)
         try:
             _write_table(self._root / DATA_PATH.format(**place), table)
@@ -110,7 +112,7 @@ class LeRobotWriter:
         self._names.add(episode.name)
         return self
 
-    def _about(
+    def _episode_row(
         self, episode: RecordedEpisode, place: dict[str, int], stats: dict[str, Stats]
     ) -> dict[str, Any]:
         """Return the row of `meta/episodes` for the next episode."""
@@ -188,8 +190,9 @@ class LeRobotWriter:
 def check_can_add(
     root: Path, *, fps: float | None = None, robot_type: str | None = None
 ) -> Info | None:
-    """Return the description of the data set in `root` that a writer would extend; None for a new
-    one. Writes nothing.
+    """Return the description of the data set in `root` that a writer would extend.
+
+    None for a new one. Writes nothing.
 
     Raises: DataError if the folder holds other files, or a data set of another rate or robot.
     """
@@ -206,8 +209,7 @@ def check_can_add(
         if value is not None and value != getattr(info, name):
             raise DataError(
                 f"{name} is {value!r}, {root / INFO_FILE} says {getattr(info, name)!r}, expected "
-                "the same; write into "
-                "another folder."
+                "the same; write into another folder."
             )
     if (
         info.codebase_version != "v3.0"

@@ -19,7 +19,7 @@ from vla_rl.endpoint.apis.rules import (
     Function,
     JsonSchema,
     StructuredOutputs,
-    require_between,
+    require_range,
     stop_texts,
     text_format,
     tool_rule,
@@ -171,10 +171,10 @@ def _refuse_unsupported(fields: _Fields) -> None:
             raise refuse(name, value, expected)
     if fields.modalities not in (None, ["text"]):
         raise refuse("modalities", fields.modalities, "['text']")
-    require_between("n", fields.n, 1, MOST_CHOICES)
-    require_between("max_tokens", fields.max_tokens, 1)
-    require_between("max_completion_tokens", fields.max_completion_tokens, 1)
-    require_between("top_logprobs", fields.top_logprobs, 0, MOST_ALTERNATIVES)
+    require_range("n", fields.n, 1, MOST_CHOICES)
+    require_range("max_tokens", fields.max_tokens, 1)
+    require_range("max_completion_tokens", fields.max_completion_tokens, 1)
+    require_range("top_logprobs", fields.top_logprobs, 0, MOST_ALTERNATIVES)
     if fields.top_logprobs and not fields.logprobs:
         raise refuse("top_logprobs", fields.top_logprobs, "none unless logprobs is true")
 

@@ -23,8 +23,9 @@ def whole_answer(answer: Answer, *, has_log_probs: bool) -> dict[str, Any]:
 
 
 def streamed_answer(answer: Answer, *, has_log_probs: bool, wants_usage: bool) -> Iterator[bytes]:
-    """Yield the same as `chat.completion.chunk`s: role, text, tool calls and end of each choice,
-    then usage if requested.
+    """Yield the same as `chat.completion.chunk`s.
+
+    They are role, text, tool calls and end of each choice, then usage if requested.
     """
     head = _head(answer, "chat.completion.chunk")
     if wants_usage:

@@ -9,7 +9,7 @@ import numpy as np
 
 from vla_rl.endpoint.apis.api import Answer, Asked, Memory, data_event
 from vla_rl.endpoint.apis.fields import read_fields, refuse
-from vla_rl.endpoint.apis.rules import MOST_CHOICES, StructuredOutputs, require_between, stop_texts
+from vla_rl.endpoint.apis.rules import MOST_CHOICES, StructuredOutputs, require_range, stop_texts
 from vla_rl.endpoint.apis.token_reports import reported_tokens
 from vla_rl.endpoint.errors import RequestError, openai_error
 from vla_rl.types import Completion, Prompt, ReplyOptions
@@ -41,9 +41,9 @@ class CompletionRequest:
     """A request for text completions."""
 
     def __init__(self, fields: _Fields, ignored: tuple[str, ...]) -> None:
-        require_between("n", fields.n, 1, MOST_CHOICES)
-        require_between("max_tokens", fields.max_tokens, 1)
-        require_between("logprobs", fields.logprobs, 0, MOST_LISTED)
+        require_range("n", fields.n, 1, MOST_CHOICES)
+        require_range("max_tokens", fields.max_tokens, 1)
+        require_range("logprobs", fields.logprobs, 0, MOST_LISTED)
         if fields.best_of > fields.n:
             raise refuse(
                 "best_of",

@@ -1,5 +1,4 @@
-"""Fields of a JSON request, decoded one by one, so that an error names the exact field that is
-wrong.
+"""Fields of a JSON request, decoded one by one, so that an error names the field.
 
 A null counts as a missing field. Fields that are not read are skipped without decoding. A long list
 is decoded item by item, so that other threads can run in between.

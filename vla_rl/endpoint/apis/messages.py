@@ -1,5 +1,6 @@
-"""`/v1/messages`: conversations in the format of Anthropic's API, for agents that support
-no other.
+"""`/v1/messages`: conversations in the format of Anthropic's API.
+
+For agents that support no other.
 """
 
 import json
@@ -10,7 +11,7 @@ import msgspec
 
 from vla_rl.endpoint.apis.api import Answer, Asked, Memory, named_event
 from vla_rl.endpoint.apis.fields import read_fields, refuse
-from vla_rl.endpoint.apis.rules import JsonSchema, require_between, stop_texts, text_format
+from vla_rl.endpoint.apis.rules import JsonSchema, require_range, stop_texts, text_format
 from vla_rl.endpoint.errors import RequestError, anthropic_error
 from vla_rl.types import Message, ReplyFormat, ReplyOptions, ToolCall, ToolRule, ToolSpec
 
@@ -70,7 +71,7 @@ class MessagesRequest:
     """A request for a message."""
 
     def __init__(self, fields: _Fields, ignored: tuple[str, ...]) -> None:
-        require_between("max_tokens", fields.max_tokens, 1)
+        require_range("max_tokens", fields.max_tokens, 1)
         if not fields.messages:
             raise refuse("messages", [], "at least one message")
         system = _text("system", fields.system)
@@ -160,9 +161,7 @@ class MessagesApi:
 
 
 def _messages(name: str, message: _Message) -> list[Message]:
-    """Convert one message of the API into one of ours, with a separate message for each tool
-    result.
-    """
+    """Convert a message of the API into ours, with a separate one for each tool result."""
     if isinstance(message.content, str):
         return [Message(role=message.role, content=message.content)]
     results: list[Message] = []

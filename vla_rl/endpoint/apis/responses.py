@@ -1,5 +1,6 @@
-"""`/v1/responses`: conversations in the format of OpenAI's newer API, a list of items instead of
-messages.
+"""`/v1/responses`: conversations in the format of OpenAI's newer API.
+
+It is a list of items instead of messages.
 
 An answer can be continued with `previous_response_id` until its session ends, unless `store` is
 false. As with OpenAI, the instructions of earlier requests are not carried over.
@@ -19,7 +20,7 @@ from vla_rl.endpoint.apis.rules import (
     Function,
     JsonSchema,
     StructuredOutputs,
-    require_between,
+    require_range,
     text_format,
     tool_rule,
 )
@@ -143,8 +144,8 @@ class ResponseApi:
 
 
 def _refuse_unsupported(fields: _Fields) -> None:
-    require_between("max_output_tokens", fields.max_output_tokens, 1)
-    require_between("top_logprobs", fields.top_logprobs, 0, MOST_ALTERNATIVES)
+    require_range("max_output_tokens", fields.max_output_tokens, 1)
+    require_range("top_logprobs", fields.top_logprobs, 0, MOST_ALTERNATIVES)
     if fields.background:
         raise refuse("background", True, "false: the answer is awaited")
     if fields.conversation is not None:

@@ -1,5 +1,4 @@
-"""Rules for replies in requests: tools, which of them to call, the format of the text, and stop
-texts.
+"""Rules for replies in requests: tools, which of them to call, format, and stop texts.
 
 `chat/completions` and `responses` nest the same fields differently; this module interprets them.
 """
@@ -150,7 +149,7 @@ def stop_texts(stop: str | list[str] | None) -> tuple[str, ...]:
     return texts
 
 
-def require_between(param: str, value: int | None, least: int, most: int | None = None) -> None:
+def require_range(param: str, value: int | None, least: int, most: int | None = None) -> None:
     """Raise RequestError if a number is given and out of its range."""
     if value is not None and (value < least or (most is not None and value > most)):
         raise refuse(param, value, f"at least {least}" if most is None else f"{least} to {most}")

@@ -1,5 +1,6 @@
-"""Log-probs of sampled tokens in the clients' format: the recorded ones, without the token that
-ends a reply.
+"""Log-probs of sampled tokens in the clients' format.
+
+They are the recorded ones, without the token that ends a reply.
 
 They are those of the distribution that was sampled, after the run's temperature and under the
 reply's grammar.

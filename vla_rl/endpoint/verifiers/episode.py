@@ -1,5 +1,6 @@
-"""A verifiers rollout with inverted control: the rollout calls a model, and an agent steps it turn
-by turn.
+"""A verifiers rollout with inverted control.
+
+The rollout calls a model, and an agent steps it turn by turn.
 
 verifiers ──chat completion──► endpoint ──► Relay.generate ──► result of step() or reset()
           ◄──────answer──────                      ◄────────── argument of the next step()
@@ -89,10 +90,12 @@ class Relay:
 
 
 class VerifiersEpisode:
-    """Implements `vla_rl.types.TextEnv`. A call that does not continue a known conversation of its
-    role starts another: its agent is named `policy-2`, `policy-3` and so on, and uses the same
-    policy unless each name has its own. In an environment with several roles the agents have the
-    names of the roles, and each gets the reward of its role.
+    """Implements `vla_rl.types.TextEnv`.
+
+    A call that does not continue a known conversation of its role starts another: its agent is
+    named `policy-2`, `policy-3` and so on, and uses the same policy unless each name has its own.
+    In an environment with several roles the agents have the names of the roles, and each gets the
+    reward of its role.
 
     Args:
         episode: the episode to run.
@@ -255,8 +258,9 @@ def _continues(asked: Sequence[Message], heard: Sequence[Message]) -> bool:
 
 
 def _says_the_same(left: Message, right: Message) -> bool:
-    """Return whether two messages differ only in ids and outer spaces, which another program may
-    have changed.
+    """Return whether two messages differ only in ids and outer spaces.
+
+    Another program may have changed those.
     """
     return (
         left.role,

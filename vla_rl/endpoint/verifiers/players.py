@@ -43,15 +43,15 @@ def player_of(env_id: str, arguments: dict[str, Any], max_rows: int | None) -> P
     except (AttributeError, ImportError) as error:
         raise ConfigError(
             f"verifiers {verifiers.__version__} cannot load {env_id!r}: {reason}; and its "
-            "load_environment, for classic "
-            f"environments, is missing: {told(error)}"
+            f"load_environment, for classic environments, is missing: {told(error)}"
         ) from error
     return Classic(env_id, arguments, load)
 
 
 def told(error: BaseException) -> str:
-    """Format an error with its causes, the first cause last: a loader's own message often hides
-    what was missing.
+    """Format an error with its causes, the first cause last.
+
+    A loader's own message often hides what was missing.
     """
     found: list[str] = []
     cause: BaseException | None = error
@@ -68,9 +68,8 @@ def _imported(name: str) -> ModuleType:
         if error.name != name:
             raise ConfigError(f"the package verifiers cannot be imported: {told(error)}") from error
         raise ConfigError(
-            "a verifiers environment needs verifiers; run `pip install 'verifiers>=0.1.9,<0.5'` "
-            "in this interpreter, or "
-            "name one that has it: VerifiersConfig(python=...)"
+            "a verifiers environment needs verifiers; run `pip install 'verifiers>=0.1.9,<0.5'` in "
+            "this interpreter, or name one that has it: VerifiersConfig(python=...)"
         ) from error
 
 

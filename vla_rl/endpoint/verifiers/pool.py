@@ -1,5 +1,6 @@
-"""A verifiers environment as a pool of text environments, which `chat_agent`, groups and schedulers
-run like any other.
+"""A verifiers environment as a pool of text environments.
+
+`chat_agent`, groups and schedulers run them like any other.
 
 config = VerifiersConfig(env="gsm8k", python="/venvs/verifiers/bin/python")
 async with Runtime() as runtime, VerifiersPool(runtime, config) as pool:
@@ -63,8 +64,9 @@ class VerifiersConfig(Config, frozen=True, kw_only=True):
 
 
 class VerifiersPool:
-    """Implements `vla_rl.types.EnvPool`. `EpisodeSpec.options["row"]` chooses the row, otherwise
-    the seed does.
+    """Implements `vla_rl.types.EnvPool`.
+
+    `EpisodeSpec.options["row"]` chooses the row, otherwise the seed does.
 
     Raises on entering: ConfigError if verifiers or the environment cannot be loaded.
     """

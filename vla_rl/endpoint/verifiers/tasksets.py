@@ -1,5 +1,6 @@
-"""v1 environments of the package verifiers, 0.2 to 0.4: tasksets that run against an
-OpenAI-compatible URL.
+"""v1 environments of the package verifiers, 0.2 to 0.4.
+
+They are tasksets that run against an OpenAI-compatible URL.
 
 verifiers is imported only inside the methods: it is large, and often in another interpreter.
 """
@@ -56,7 +57,7 @@ class EpisodesOf02:
         from verifiers.v1.clients.config import EvalClientConfig
 
         client = vf.resolve_client(
-            EvalClientConfig(base_url=base_url, api_key_var=_variable_with(api_key))
+            EvalClientConfig(base_url=base_url, api_key_var=_key_variable(api_key))
         )
         try:
             context = vf.ModelContext(model="policy", client=client, sampling=vf.SamplingConfig())
@@ -97,7 +98,7 @@ class EpisodesOf03(EpisodesOf02):
         """Run one episode, in which each of several roles requests the model of its name."""
         import verifiers.v1 as vf
 
-        client = vf.EvalClientConfig(base_url=base_url, api_key_var=_variable_with(api_key))
+        client = vf.EvalClientConfig(base_url=base_url, api_key_var=_key_variable(api_key))
         episode = await self._env.run_episode(
             self._tasks[row], vf.ModelContext(model="policy", client=client)
         )
@@ -128,7 +129,7 @@ def _with_id(arguments: dict[str, Any], env_id: str) -> dict[str, Any]:
     return {**arguments, "taskset": {**arguments.get("taskset", {}), "id": env_id}}
 
 
-def _variable_with(api_key: str) -> str:
+def _key_variable(api_key: str) -> str:
     """Return the environment variable that holds a key: verifiers' clients take keys only from
     there.
 

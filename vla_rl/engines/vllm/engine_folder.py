@@ -1,6 +1,4 @@
-"""The folder of one `VllmEngine`: files that its engine processes read, vLLM's sockets, and
-temporary files.
-"""
+"""The folder of one `VllmEngine`: files for its processes, sockets, temporary files."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +16,9 @@ for Linux."""
 
 @contextmanager
 def engine_folder() -> Iterator[Path]:
-    """Make a folder that only this user may enter, and remove it at the end. Also removes folders
-    of killed processes.
+    """Make a folder that only this user may enter, and remove it at the end.
+
+    Also removes folders of killed processes.
 
     Raises: ConfigError if its path is too long for sockets.
     """
@@ -29,8 +28,7 @@ def engine_folder() -> Iterator[Path]:
         if (length := len(str(folder.path))) > _LONGEST:
             raise ConfigError(
                 f"the engines' sockets would lie in {folder.path}, a path of {length} characters, "
-                "expected at most "
-                f"{_LONGEST}; set TMPDIR to a shorter one"
+                f"expected at most {_LONGEST}; set TMPDIR to a shorter one"
             )
         yield folder.path
     finally:

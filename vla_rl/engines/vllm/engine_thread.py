@@ -86,8 +86,9 @@ class EngineThread:
 
 
 def _is_resource_tracker(pid: int) -> bool:
-    """Return whether it is multiprocessing's resource tracker, which serves this whole process and
-    ends by itself.
+    """Return whether it is multiprocessing's resource tracker.
+
+    That serves this whole process and ends by itself.
     """
     try:
         return b"multiprocessing.resource_tracker" in Path(f"/proc/{pid}/cmdline").read_bytes()

@@ -1,5 +1,4 @@
-"""Temperature for greedy requests: the most likely token, and its log-prob at the requested
-temperature.
+"""Temperature for greedy requests: the likeliest token has its log-prob at that temperature.
 
 vLLM expresses greedy as temperature 0 and then reports log-probs at temperature 1. Dividing the
 logits before vLLM looks for the largest one does not change its choice, and makes the reported
@@ -24,8 +23,9 @@ class GreedyTemperature(LogitsProcessor):
         self._temperatures: dict[int, float] = {}
 
     def is_argmax_invariant(self) -> bool:
-        """Return False: if it were True, vLLM would skip this processor for greedy requests, for
-        which it is made.
+        """Return False, because vLLM would skip this processor for greedy requests otherwise.
+
+        It is made for them.
         """
         return False
 

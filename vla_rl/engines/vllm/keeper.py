@@ -1,6 +1,4 @@
-"""Keeps a working engine in one place: starts it, watches its health, and replaces it when it has
-died.
-"""
+"""Keeps a working engine in one place: starts, watches and replaces it."""
 
 import asyncio
 import logging
@@ -71,8 +69,10 @@ class Keeper:
             await replica.close()
 
     async def _start_again(self, failures: int, last: ActorDied) -> int:
-        """Start replicas until one works or `max_restarts` is reached; return the failures in a
-        row, the last death included."""
+        """Start replicas until one works or `max_restarts` is reached.
+
+        Return the failures in a row, the last death included.
+        """
         while failures <= self._config.max_restarts:
             self.num_restarts += 1
             try:
@@ -89,9 +89,7 @@ class Keeper:
         return failures
 
     async def _start(self) -> None:
-        """Start an engine once engines may be awake; if they are sent to sleep meanwhile, put it to
-        sleep.
-        """
+        """Start an engine once engines may be awake; put it to sleep if they are meanwhile."""
         await self._publication.awake.wait()
         replica = self._make()
         try:
@@ -110,8 +108,9 @@ class Keeper:
         self._changed()
 
     async def _watch(self, replica: Replica) -> None:
-        """Wait for the replica's death; if it has not answered for a while, check it with a request
-        for one token.
+        """Wait for the replica's death.
+
+        If it has not answered for a while, check it with a request for one token.
         """
         seen = -1
         while not replica.died.is_set():

@@ -30,10 +30,9 @@ def refuse_heads_without_kernel(layout: EngineLayout) -> None:
     head_size = trunk.get("head_dim") or trunk["hidden_size"] // trunk["num_attention_heads"]
     if head_size not in CPU_HEAD_SIZES:
         raise ConfigError(
-            f"engine 'vllm' has no CPU kernel for attention heads of {head_size} numbers, "
-            "expected one of "
-            f"{', '.join(map(str, CPU_HEAD_SIZES))}; take engine 'torch', or a policy with other "
-            "heads"
+            f"engine 'vllm' has no CPU kernel for attention heads of {head_size} numbers, expected "
+            f"one of {', '.join(map(str, CPU_HEAD_SIZES))}; take engine 'torch', or a policy with "
+            "other heads"
         )
 
 

@@ -71,8 +71,9 @@ class Publication:
     async def publish(
         self, staged: StagedWeights, replicas: Sequence[Replica], began: float
     ) -> None:
-        """Apply a written version in all ready engines; `began` is the time at which writing it
-        began.
+        """Apply a written version in all ready engines.
+
+        `began` is the time at which writing it began.
 
         Raises: CheckpointError if an engine rejects it; then all engines go on with the weights
         they had.
@@ -110,8 +111,10 @@ class Publication:
         self._stage = self.current = None
 
     async def _apply(self, staged: StagedWeights, replicas: Sequence[Replica]) -> None:
-        """Load weights in all replicas. However this ends, `staged` is current; an engine without
-        it, or half loaded, is killed."""
+        """Load weights in all replicas.
+
+        However this ends, `staged` is current; an engine without it, or half loaded, is killed.
+        """
         try:
             await each_or_end(
                 replicas,
@@ -128,9 +131,7 @@ class Publication:
                     )
 
     async def _accepted(self, staged: StagedWeights, replicas: Sequence[Replica]) -> list[Replica]:
-        """Return the replicas that are alive after all of them have mapped and checked the
-        weights.
-        """
+        """Return the replicas that are alive after all have mapped and checked the weights."""
         verify = self._config.verify_checksums
         # gathered with exceptions: one engine must not still be mapping memory that is written again
         outcomes = await asyncio.gather(
@@ -147,8 +148,7 @@ class Publication:
             if set(outcome) != {expected}:
                 raise CheckpointError(
                     f"engine {replica.name!r} sees weights with the CRC-32 {outcome}, expected "
-                    f"{expected}; nothing was "
-                    "applied"
+                    f"{expected}; nothing was applied"
                 )
             accepted.append(replica)
         return accepted
@@ -157,8 +157,10 @@ class Publication:
 async def each_or_end(
     replicas: Sequence[Replica], act: Callable[[Replica], Awaitable[None]], what: str
 ) -> None:
-    """Do the same in all living replicas at once. One that fails is killed, because its state is
-    unknown; its keeper replaces it."""
+    """Do the same in all living replicas at once.
+
+    One that fails is killed, because its state is unknown; its keeper replaces it.
+    """
 
     async def act_or_end(replica: Replica) -> None:
         try:

@@ -1,5 +1,4 @@
-"""One engine process: it is started, gets requests and weights, is checked, and is stopped in
-whatever state it is.
+"""One engine process: start, requests, weights, checks, and its stop in whatever state.
 
     build ─► join: weights, first token ─► ready ─► dead          every exit stops the process
 
@@ -61,8 +60,10 @@ SHUTDOWN_S = 0.5
 
 
 class EngineFault(RuntimeError):
-    """An engine process answered with an exception of its own. It still runs; its caller has to
-    decide whether it is usable."""
+    """An engine process answered with an exception of its own.
+
+    It still runs; its caller has to decide whether it is usable.
+    """
 
 
 class Replica:
@@ -98,7 +99,7 @@ class Replica:
         """Start the process, without weights. Raises: ActorDied for any error."""
         self._watch.start()
         try:
-            async with self._watch.within(self._config.startup_s):
+            async with self._watch.limit(self._config.startup_s):
                 with waiting(f"engine {self.name!r}", on="its process to start"):
                     await self._thread.run(self._build)
                 (self.pid,) = await self._call("process_id")
@@ -148,7 +149,7 @@ class Replica:
         self.num_running += 1
         given_up: asyncio.Timeout | None = None
         try:
-            async with self._watch.within(None) as given_up:
+            async with self._watch.limit(None) as given_up:
                 async for output in ask(prompt, parameters, name):
                     last = output
         except EngineDeadError as error:
@@ -165,10 +166,12 @@ class Replica:
         return pooled_answer(last, self._layout) if is_pooling else generated_answer(last)
 
     async def check_health(self) -> None:
-        """Let it sample one token of a real prompt. Raises: ActorFrozen if it fails or takes too
-        long; it is killed then."""
+        """Let it sample one token of a real prompt.
+
+        Raises: ActorFrozen if it fails or takes too long; it is killed then.
+        """
         try:
-            async with self._watch.within(self._config.health_timeout_s):
+            async with self._watch.limit(self._config.health_timeout_s):
                 await self.ask(self._sample, Sampling(greedy=True), self._layout.num_tokens or 1)
         except TimeoutError as error:
             raise self._overdue(f"gave no token for {self._config.health_timeout_s} s") from error
@@ -176,8 +179,9 @@ class Replica:
             raise self.note_death(f"gave no token: {error}", frozen=True) from error
 
     async def stage(self, staged: StagedWeights, *, verify: bool) -> list[int]:
-        """Let it map and check new weights while it goes on with the old ones. Return the CRC-32
-        that each worker sees.
+        """Let it map and check new weights while it goes on with the old ones.
+
+        Return the CRC-32 that each worker sees.
 
         Raises: CheckpointError if they do not fit; ActorDied.
         """
@@ -190,8 +194,9 @@ class Replica:
             raise CheckpointError(f"engine {self.name!r} rejects the weights: {error}") from error
 
     async def pause(self, mode: UpdateMode) -> None:
-        """Start no new requests; running ones finish, freeze or are aborted, by `mode`. All caches
-        are cleared.
+        """Start no new requests; running ones finish, freeze or are aborted, by `mode`.
+
+        All caches are cleared.
 
         Raises: ActorDied; EngineFault.
         """
@@ -205,8 +210,9 @@ class Replica:
             await self._await(self._llm.reset_encoder_cache())
 
     async def apply(self, staged: StagedWeights) -> None:
-        """Load staged weights. No request may be running, and no cache of older weights may be
-        left.
+        """Load staged weights.
+
+        No request may be running, and no cache of older weights may be left.
 
         Raises: ActorDied; EngineFault, and then the weights may be half loaded.
         """
@@ -287,8 +293,10 @@ class Replica:
         asyncio.get_running_loop().add_reader(self._pidfd, ended)
 
     def _how_it_ended(self) -> str:
-        """Describe how it ended, as far as the system still knows: only the first to reap a process
-        gets its exit status."""
+        """Describe how it ended, as far as the system still knows.
+
+        Only the first to reap a process gets its exit status.
+        """
         try:
             end = (
                 os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
@@ -337,14 +345,15 @@ class Replica:
     async def _await(
         self, call: Awaitable[T], limit_s: float | None = None, too_late: str = ""
     ) -> T:
-        """Await an answer of the engine's bookkeeping, within `limit_s`, or `update_timeout_s` if
-        that is None.
+        """Await an answer of the engine's bookkeeping, within `limit_s`.
+
+        None: within `update_timeout_s`.
 
         Raises: ActorDied; ActorFrozen past the limit, with the cause `too_late`; EngineFault.
         """
         limit_s = self._config.update_timeout_s if limit_s is None else limit_s
         try:
-            async with self._watch.within(limit_s):
+            async with self._watch.limit(limit_s):
                 return await call
         except EngineDeadError as error:
             raise self.note_death(self._how_it_ended()) from error
@@ -354,16 +363,19 @@ class Replica:
             raise self._fault(error) from error
 
     def _overdue(self, cause: str) -> ActorDied:
-        """Return the error after a missed deadline: the engine's death if it has died; otherwise it
-        counts as frozen and is killed."""
+        """Return the error after a missed deadline: the engine's death if it has died.
+
+        Otherwise it counts as frozen and is killed.
+        """
         return self.death() if self.died.is_set() else self.note_death(cause, frozen=True)
 
     def _note_frozen(self, pid: int) -> None:
         self.note_death(f"its process {pid} was stopped by a signal such as SIGSTOP", frozen=True)
 
     def _processes(self) -> list[int]:
-        """Return the processes to watch: the engine's, or, before its id is known, all processes
-        started for it.
+        """Return the processes to watch: the engine's.
+
+        Before its id is known, they are all processes started for it.
         """
         return [self.pid] if self.pid else self._thread.processes()
 

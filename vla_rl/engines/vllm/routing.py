@@ -85,8 +85,10 @@ class Router:
         self._changed.set()
 
     def stats(self, now: float, opened_at: float) -> BatchStats:
-        """Return the number of requests, and the share of the time since `opened_at` with at least
-        one running. The engines decide what they batch."""
+        """Return the number of requests, and the share of time with one running.
+
+        Time counts since `opened_at`. The engines decide what they batch.
+        """
         elapsed = now - opened_at
         return BatchStats(
             num_batches=0,

@@ -65,8 +65,10 @@ class EngineLayout:
 
 
 class ServedPolicy(Protocol):
-    """A policy in the form that vLLM engines serve. `tensors` runs on the device lane, the rest on
-    the CPU in any thread."""
+    """A policy in the form that vLLM engines serve.
+
+    `tensors` runs on the device lane, the rest on the CPU in any thread.
+    """
 
     @property
     def layout(self) -> EngineLayout:

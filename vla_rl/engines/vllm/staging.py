@@ -63,12 +63,14 @@ class Stage:
     def write(
         self, tensors: Mapping[str, Tensor], version: int, current: StagedWeights | None = None
     ) -> StagedWeights:
-        """Copy a version into the buffer that does not hold `current`. Raises: CheckpointError;
-        then nothing was written."""
+        """Copy a version into the buffer that does not hold `current`.
+
+        Raises: CheckpointError; then nothing was written.
+        """
         self._require_fit(tensors)
         self._last = 1 if self._written[0] is current else 0
         buffer = self._buffers[self._last]
-        views = dict(tensors_in(buffer.whole, self._places))
+        views = dict(tensors_of(buffer.whole, self._places))
         with torch.no_grad():
             for name, tensor in tensors.items():
                 views[name].copy_(tensor)
@@ -104,8 +106,8 @@ class Stage:
             raise CheckpointError(
                 f"the weights do not fit the engine, and none was applied: {len(missing)} missing "
                 f"{missing[:4]}, {len(unknown)} unknown {unknown[:4]}, {len(wrong)} of another "
-                f"shape or dtype {wrong[:4]}; "
-                "expected every tensor of the policy that the engine was opened with"
+                f"shape or dtype {wrong[:4]}; expected every tensor of the policy that the engine "
+                "was opened with"
             )
 
 
@@ -135,7 +137,7 @@ class MappedWeights:
 
     def tensors(self) -> Iterator[tuple[str, Tensor]]:
         """Yield name and tensor; the tensors are views and must not be written to."""
-        return tensors_in(self._whole, self._places)
+        return tensors_of(self._whole, self._places)
 
     def checksum(self) -> int:
         """Return the CRC-32 of the bytes."""
@@ -147,7 +149,7 @@ def checksum_of(whole: Tensor) -> int:
     return zlib.crc32(whole.cpu().numpy().data)
 
 
-def tensors_in(whole: Tensor, places: tuple[TensorPlace, ...]) -> Iterator[tuple[str, Tensor]]:
+def tensors_of(whole: Tensor, places: tuple[TensorPlace, ...]) -> Iterator[tuple[str, Tensor]]:
     """Yield name and view of each tensor in a buffer, uint8 [N]."""
     for place in places:
         dtype: torch.dtype = getattr(torch, place.dtype)

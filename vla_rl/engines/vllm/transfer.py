@@ -1,5 +1,6 @@
-"""The engine process's side of a weight update: from memory that the learner staged to vLLM's own
-layout.
+"""The engine process's side of a weight update.
+
+Weights go from memory that the learner staged to vLLM's own layout.
 
     stage_weights (while it generates)  open the memory, check that it is whole
     start, update, finish (paused)      load; what kernels want packed, layer by layer: repack, copy over the old ones
@@ -41,8 +42,9 @@ class UpdateInfo(WeightTransferUpdateInfo):  # type: ignore[misc]
 
 
 class ModelParts:
-    """A model, split by how weights reach it. It is split once, because walking its modules takes
-    longer than loading them.
+    """A model, split by how weights reach it.
+
+    It is split once, because walking its modules takes longer than loading them.
 
     Attributes:
         packed: children with layers of vLLM, which pack weights for their kernels; they are
@@ -173,8 +175,10 @@ class WorkerExtension:
     finish_weight_update: Callable[[], None]
 
     def stage_weights(self, staged: bytes, verify: bool) -> int:
-        """Check and map a version, `StagedWeights` as msgpack; return the CRC-32 that this process
-        sees, if `verify` is set."""
+        """Check and map a version, `StagedWeights` as msgpack.
+
+        Return the CRC-32 that this process sees, if `verify` is set.
+        """
         mapped = self.weight_transfer_engine.stage(
             msgspec.msgpack.decode(staged, type=StagedWeights)
         )

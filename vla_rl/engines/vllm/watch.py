@@ -53,9 +53,11 @@ class EngineWatch:
             _expire(timeout)
 
     @contextlib.asynccontextmanager
-    async def within(self, limit_s: float | None) -> AsyncIterator[asyncio.Timeout]:
-        """Limit the block to `limit_s` seconds in which this process ran, if given, and to the end
-        of the watch. See `asyncio.timeout`."""
+    async def limit(self, limit_s: float | None) -> AsyncIterator[asyncio.Timeout]:
+        """Limit the block to `limit_s` seconds in which this process ran, and to the watch's end.
+
+        None: to its end alone. See `asyncio.timeout`.
+        """
         self._time.pass_time(asyncio.get_running_loop().time())
         async with asyncio.timeout(None) as timeout:
             self._deadlines[timeout] = math.inf if limit_s is None else self._time.total_s + limit_s

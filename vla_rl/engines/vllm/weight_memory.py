@@ -1,5 +1,4 @@
-"""Memory that engine processes open, on the host or on a GPU, and its description for these
-processes.
+"""Memory that engine processes open, on the host or on a GPU, and its description.
 
 HostBuffer ─► HostMemory ─┐                    a path to our file descriptor; no named file is needed
                           ├─ msgpack ─► opened ─► uint8 [num_bytes]
@@ -28,8 +27,10 @@ class HostMemory(msgspec.Struct, frozen=True, tag="host"):
 
 
 class GpuMemory(msgspec.Struct, frozen=True, tag="gpu"):
-    """Memory that another process allocated on a GPU. `gpu` is the GPU's UUID; CUDA and torch need
-    the rest to open the memory."""
+    """Memory that another process allocated on a GPU.
+
+    `gpu` is the GPU's UUID; CUDA and torch need the rest to open the memory.
+    """
 
     gpu: str
     num_bytes: int
@@ -55,9 +56,7 @@ class Buffer(Protocol):
     whole: Tensor
 
     def shared(self) -> WeightMemory:
-        """Return the description with which others open it, after all earlier writes have
-        finished.
-        """
+        """Return the description to open it with, after all earlier writes have finished."""
         ...
 
     def close(self) -> None:

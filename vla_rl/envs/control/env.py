@@ -1,5 +1,6 @@
-"""Any gymnasium environment with a vector observation and one action space, such as CartPole-v1 or
-Pendulum-v1.
+"""Any gymnasium environment with a vector observation and one action space.
+
+CartPole-v1 and Pendulum-v1 are two.
 """
 
 from typing import Any
@@ -12,8 +13,9 @@ from vla_rl.types import Info, Observation
 
 
 class ControlEnv(gymnasium.Env[Observation, np.ndarray]):
-    """A low-dimensional gymnasium environment with a dict observation and a `Box` action, so that
-    it can be chunked.
+    """A low-dimensional gymnasium environment with a dict observation and a `Box` action.
+
+    So it can be chunked.
 
     Observation:
         state: float32 [D], the inner observation flattened; a `Discrete` one is one-hot.

@@ -1,6 +1,4 @@
-"""Six kinds of roads, drawn from a random generator: straight, curve, T, four-way, roundabout,
-merge.
-"""
+"""Six kinds of random roads: straight, curve, T, four-way, roundabout, merge."""
 
 from collections.abc import Callable
 from typing import Final
@@ -18,7 +16,7 @@ AHEAD: Final = 130.0
 
 def straight(rng: Rng) -> Roads:
     """Draw a straight road with one or two lanes each way."""
-    return _road_along(rng, line((BEHIND, HALF), (AHEAD, HALF)), float(rng.uniform(9, 14)))
+    return _single_road(rng, line((BEHIND, HALF), (AHEAD, HALF)), float(rng.uniform(9, 14)))
 
 
 def curve(rng: Rng) -> Roads:
@@ -31,10 +29,10 @@ def curve(rng: Rng) -> Roads:
     way = np.array([np.cos(side * angle), np.sin(side * angle)])
     rest = bow[-1] + way * np.arange(1.0, 80.0)[:, None]
     middle = joined(line((BEHIND, HALF), (start, HALF)), bow, rest)
-    return _road_along(rng, middle, float(rng.uniform(8, 12)))
+    return _single_road(rng, middle, float(rng.uniform(8, 12)))
 
 
-def _road_along(rng: Rng, middle: Floats, speed_limit: float) -> Roads:
+def _single_road(rng: Rng, middle: Floats, speed_limit: float) -> Roads:
     """Build a road around its middle line, with the car in the lane right of it."""
     num_lanes = int(rng.integers(1, 3))
     roads = Roads("straight", speed_limit, joined(shifted(middle, -HALF)))
@@ -82,11 +80,11 @@ def _junction(rng: Rng, turns: list[str]) -> Roads:
         far, near = centre + out * 100.0 + right, centre + out * size + right
         return line(tuple(far), tuple(near)) if incoming else line(tuple(near), tuple(far))
 
-    def through(origin: str, goal: str) -> Floats:
+    def crossing(origin: str, goal: str) -> Floats:
         before, after = lane(origin, True), lane(goal, False)
         return bend(before[-1], -arms[origin], after[0], arms[goal])
 
-    whole = joined(lane("back", True), through("back", command), lane(command, False))
+    whole = joined(lane("back", True), crossing("back", command), lane(command, False))
     roads = Roads(command, float(rng.uniform(8, 12)), whole)
     for name in arms:
         for incoming in (True, False):
@@ -105,7 +103,7 @@ def _junction(rng: Rng, turns: list[str]) -> Roads:
             if origin == goal:
                 continue
             ours = (origin, goal) == ("back", command)
-            path = through(origin, goal)
+            path = crossing(origin, goal)
             roads.add(strip(path, HALF), "connector", ours)
             before = joined(lane(origin, True), path[:1])
             stop = float(len(before) - 1) if has_signal else None

@@ -12,6 +12,7 @@ from vla_rl.envs.driving.paths import Floats
 from vla_rl.envs.driving.roads import COMMANDS
 from vla_rl.envs.driving.traffic import CAR
 from vla_rl.envs.driving.world import World
+from vla_rl.envs.words import Words
 from vla_rl.types import Observation
 
 ROUTE_POINTS: Final = 10
@@ -52,7 +53,7 @@ def space_of(cameras: tuple[str, ...], size: int) -> spaces.Dict:
     parts["state"] = spaces.Box(-1e3, 1e3, (STATE_SIZE,), np.float32)
     parts["command"] = spaces.Box(0.0, 1.0, (len(COMMANDS),), np.float32)
     parts["route"] = spaces.Box(-1e3, 1e3, (ROUTE_POINTS, 2), np.float32)
-    parts["instruction"] = spaces.Text(max_length=64, charset=_CHARSET)
+    parts["instruction"] = Words(max_length=64, charset=_CHARSET)
     return spaces.Dict(parts)
 
 

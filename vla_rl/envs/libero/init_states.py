@@ -70,8 +70,7 @@ def find_init_states(stem: Path, task: str) -> Path:
             return path
     raise FileNotFoundError(
         f"{task} has no initial states, expected {stem} with the ending {' or '.join(ENDINGS)}; "
-        "this distribution of the "
-        "package leaves them out, so the task cannot be run."
+        "this distribution of the package leaves them out, so the task cannot be run."
     )
 
 

@@ -55,7 +55,7 @@ class LiberoCode(NamedTuple):
                 module.DIR_PATH = str(parent / "envs")
 
 
-def find_assets_for(package: str, folder: str | os.PathLike[str] | None = None) -> Assets:
+def find_package_assets(package: str, folder: str | os.PathLike[str] | None = None) -> Assets:
     """Return the assets for tasks of a package: if no folder is given, those beside its code; else
     what `find_assets` finds.
 

@@ -50,16 +50,15 @@ class _MissingImage:
     def __init__(self, *_arguments: object, **_keywords: object) -> None:
         raise EnvError(
             "this task adds motion blur to its pictures, for which LIBERO-plus needs ImageMagick; "
-            "run `pip install Wand` "
-            "and `apt-get install libmagickwand-dev`, or leave out tasks with a noise from 1 to 10."
+            "run `pip install Wand` and `apt-get install libmagickwand-dev`, or leave out tasks "
+            "with a noise from 1 to 10."
         )
 
 
 def _missing_gaussian(*_arguments: object, **_keywords: object) -> NoReturn:
     raise EnvError(
         "this task blurs its pictures, for which LIBERO-plus needs scikit-image; run `pip install "
-        "scikit-image`, or leave "
-        "out tasks with a noise from 11 to 20 or from 41 to 50."
+        "scikit-image`, or leave out tasks with a noise from 11 to 20 or from 41 to 50."
     )
 
 

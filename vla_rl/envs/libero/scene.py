@@ -117,8 +117,8 @@ class Scene:
         if init_state.shape != (1 + model.nq + model.nv,):
             raise EnvError(
                 f"the initial state has {init_state.size} numbers, the model needs "
-                f"{1 + model.nq + model.nv}; "
-                "use the assets with which LIBERO's initial states were made."
+                f"{1 + model.nq + model.nv}; use the assets with which LIBERO's initial states "
+                "were made."
             )
         self._restore(self._after_reset(reset_number))
         data.time = init_state[0]

@@ -72,9 +72,8 @@ def refuse_wrong_mujoco(version: str) -> None:
         return
     raise EnvError(
         f"mujoco is {version}, expected >=3.3.0,<3.3.3: from 3.3.3 on LIBERO's floors are drawn "
-        "darker, and from 3.4.0 on "
-        "box contacts differ, so that the bowl of libero_spatial task 5 no longer rests on the "
-        "ramekin and success "
+        "darker, and from 3.4.0 on box contacts differ, so that the bowl of libero_spatial task 5 "
+        "no longer rests on the ramekin and success "
         'rates are not comparable. Run `pip install "mujoco>=3.3.0,<3.3.3"`.'
     )
 

@@ -13,6 +13,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
+from vla_rl.envs.libero.compiling import call_compiled
 from vla_rl.envs.libero.simulator import load_simulator
 
 Physics: TypeAlias = Literal["exact", "fast"]
@@ -94,7 +95,7 @@ class Stepper:
     def read_now(self) -> None:
         """Read the sensors outside of a step."""
         self._clock[0] += self._code.SUBSTEP_S
-        self._code.read_sensors(self._live, self._read)
+        call_compiled(self._code.read_sensors, self._live, self._read)
         self._clock[1] = 1.0
 
     def run(self, action: np.ndarray, physics: Physics) -> None:
@@ -106,7 +107,8 @@ class Stepper:
             bool(rotation.any()),
             float(np.sign(action[6])),
         )
-        self._code.run_control_step(
+        call_compiled(
+            self._code.run_control_step,
             self._functions,
             *self._addresses,
             physics == "exact",

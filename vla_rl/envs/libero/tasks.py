@@ -78,7 +78,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     def perturbation(self) -> str:
         """The kind of change: `camera`, `swap`, ...; empty for LIBERO's own tasks."""
         suite = split_suite(self.suite)[1]
-        return self.variant.kind or kind_of_suite(suite, _origin_of(suite))
+        return self.variant.kind or kind_of_suite(suite, origin_of_suite(suite))
 
     @property
     def instruction(self) -> str:
@@ -131,8 +131,8 @@ def list_tasks(suite: str) -> tuple[Task, ...]:
     if not folder.is_dir():
         raise FileNotFoundError(
             f"{package} lists the suite {suite}, but holds no goal files for it ({folder}): this "
-            "distribution of the "
-            f"package leaves them out. Suites with files: {', '.join(list_suites(package))}."
+            "distribution of the package leaves them out. Suites with files: "
+            f"{', '.join(list_suites(package))}."
         )
     return _tasks_of(package, name)
 
@@ -152,7 +152,7 @@ def step_limit_of(suite: str) -> int:
     """Return the control steps after which an episode of `suite` has failed; a variant
     (`libero_goal_swap`) has its origin's.
     """
-    origin = _origin_of(split_suite(suite)[1])
+    origin = origin_of_suite(split_suite(suite)[1])
     return STEP_LIMITS[origin] if origin is not None else LONGEST_STEP_LIMIT
 
 
@@ -170,17 +170,18 @@ def find_task(suite: str, task_id: int) -> Task:
     return tasks[task_id]
 
 
+def origin_of_suite(suite: str) -> str | None:
+    """Return LIBERO's suite that `suite`, without its package, was made from, or None."""
+    origins = [known for known in SUITES if suite == known or suite.startswith(f"{known}_")]
+    return max(origins, key=len) if origins else None
+
+
 def libero_root() -> Path:
     """Return the folder of the installed LIBERO that holds `bddl_files` and `init_files`.
 
     Raises: `ImportError`.
     """
     return package_root(LIBERO)
-
-
-def _origin_of(suite: str) -> str | None:
-    origins = [known for known in SUITES if suite == known or suite.startswith(f"{known}_")]
-    return max(origins, key=len) if origins else None
 
 
 def _hint(suite: str) -> str:
@@ -202,7 +203,7 @@ def _suites_of(package: str) -> dict[str, list[str]]:
         files = sorted(path.stem for path in folder.glob("*.bddl"))
         if folder.name in suites or not files or not (root / "init_files" / folder.name).is_dir():
             continue
-        like_origin = listed.get(_origin_of(folder.name) or "", [])
+        like_origin = listed.get(origin_of_suite(folder.name) or "", [])
         suites[folder.name] = like_origin if sorted(like_origin) == files else files
     return suites
 
@@ -236,7 +237,10 @@ def _instruction(task: Task) -> str:
     if suite in SUITES and task.name == origin:
         return in_words
     original = (
-        package_root(task.package) / "bddl_files" / (_origin_of(suite) or suite) / f"{origin}.bddl"
+        package_root(task.package)
+        / "bddl_files"
+        / (origin_of_suite(suite) or suite)
+        / f"{origin}.bddl"
     )
     words = _words_of(task.goal_file)
     is_told_by_name = original.is_file() and _words_of(original).lower() == words.lower()

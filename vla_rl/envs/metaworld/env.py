@@ -17,6 +17,7 @@ from vla_rl.envs.mujoco.cameras import Cameras, Orientation
 from vla_rl.envs.mujoco.look import Quality
 from vla_rl.envs.picture_env import Expert, PictureEnv, refuse_below, refuse_other
 from vla_rl.envs.suggestions import ExpertSuggestions
+from vla_rl.envs.words import Words
 from vla_rl.types import Info
 
 CAMERAS: Final = MappingProxyType({"image": "corner2", "wrist_image": "gripperPOV"})
@@ -104,7 +105,7 @@ class MetaWorldEnv(PictureEnv):
             {
                 **dict.fromkeys(self._pictures, image),
                 "state": spaces.Box(_STATE_LOW, _STATE_HIGH, dtype=np.float32),
-                "instruction": spaces.Text(256, charset=_CHARACTERS),
+                "instruction": Words(256, charset=_CHARACTERS),
             }
         )
         self.action_space = spaces.Box(-1.0, 1.0, (4,), np.float32)

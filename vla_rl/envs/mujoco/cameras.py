@@ -130,7 +130,7 @@ class Cameras:
                 camera = self._ids[name]
                 if not self._look.has_shadows:  # else what is beside the picture shades it
                     model.geom_group[:] = np.where(
-                        self._visible.seen_by(camera, drawn), groups, HIDDEN_GROUP
+                        self._visible.visible_geoms(camera, drawn), groups, HIDDEN_GROUP
                     )
                 rows = self._draw_camera(camera)
                 oriented = rows[_FROM_OPENGL[self._orientations[name]]]

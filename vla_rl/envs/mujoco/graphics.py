@@ -22,10 +22,9 @@ from vla_rl.errors import EnvError
 from vla_rl.simulation.config import PROCESS_INDEX_VARIABLE
 
 HOW_TO_GET_GRAPHICS = (
-    "Install one of them with `apt-get install libegl1 libgl1` (EGL; with an NVIDIA GPU the "
-    "driver brings it, and a "
-    "container needs the `graphics` capability) or `apt-get install libosmesa6` (OSMesa, on the "
-    "CPU)."
+    "Install one of them with `apt-get install libegl1 libgl1` (EGL; with an NVIDIA GPU the driver "
+    "brings it, and a container needs the `graphics` capability) or `apt-get install libosmesa6` "
+    "(OSMesa, on the CPU)."
 )
 _EGL_PLATFORM_DEVICE = 0x313F
 _EGL_EXTENSIONS = 0x3055
@@ -45,9 +44,8 @@ def require_own_opengl() -> None:
     if is_forked_with_opengl():
         raise EnvError(
             f"this process ({os.getpid()}) is a fork of one ({min(_chosen_by)}) that had opened "
-            "OpenGL, expected a fork "
-            "before the first picture, because drawing here would wait forever; fork before the "
-            "first reset, or start "
+            "OpenGL, expected a fork before the first picture, because drawing here would wait "
+            "forever; fork before the first reset, or start "
             'processes with "spawn" or "forkserver" (gymnasium\'s AsyncVectorEnv: context="spawn").'
         )
 

@@ -47,7 +47,7 @@ class Visible:
         self._is_always = is_plane | is_mirror
         """Planes have no box, and MuJoCo reflects in the first mirror of a scene."""
 
-    def seen_by(self, camera: int, drawn: Mapping[str, np.ndarray]) -> np.ndarray:
+    def visible_geoms(self, camera: int, drawn: Mapping[str, np.ndarray]) -> np.ndarray:
         """Return bool [ngeom]: False for the geoms that are certainly not in the picture of
         `camera`.
 
@@ -60,7 +60,7 @@ class Visible:
         eye = drawn["cam_xpos"][camera]
         axes = drawn["cam_xmat"][camera].reshape(3, 3)
         sides = _sides_of_view(axes, self._fields_of_view[camera])
-        is_seen: np.ndarray = self._is_always | self._reaches_into(eye, sides, centres, turns)
+        is_seen: np.ndarray = self._is_always | self._is_in_pyramid(eye, sides, centres, turns)
         for geom, size, is_plane in self._mirrors:
             if is_plane and not size[:2].all():
                 return np.ones(len(centres), bool)  # an endless mirror shows everything
@@ -70,10 +70,10 @@ class Visible:
             if height > 0.0:
                 mirrored = eye - 2.0 * height * normal
                 through_face = _sides_of_face(mirrored, face, turns[geom], size)
-                is_seen |= self._reaches_into(mirrored, through_face, centres, turns)
+                is_seen |= self._is_in_pyramid(mirrored, through_face, centres, turns)
         return is_seen
 
-    def _reaches_into(
+    def _is_in_pyramid(
         self, tip: np.ndarray, sides: np.ndarray, centres: np.ndarray, turns: np.ndarray
     ) -> np.ndarray:
         """Return bool [ngeom]: False if wholly beyond one side of a pyramid, given by unit normals

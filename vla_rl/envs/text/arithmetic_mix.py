@@ -41,8 +41,9 @@ def conversation(
 
 
 def solution(problem: Problem, rng: random.Random, mistakes: float) -> list[Message]:
-    """Draw the turns from a question to its answer, right or wrong: calls, the tool's answers, and
-    a last text.
+    """Draw the turns from a question to its answer, right or wrong.
+
+    They are calls, the tool's answers, and a last text.
     """
     messages: list[Message] = []
     values: list[str] = []
@@ -76,8 +77,9 @@ def calculation(operation: str, turn: int) -> list[Message]:
 
 
 def operation_of(problem: Problem, values: list[str], kind: str, rng: random.Random) -> str:
-    """Return the next operation, such as 81-7; with a mistake in it if `kind` is "digit" or
-    "again".
+    """Return the next operation, such as 81-7.
+
+    It has a mistake in it if `kind` is "digit" or "again".
     """
     number = max(len(values) - 1, 0) if kind == "again" else len(values)
     operation = problem.steps[min(number, len(problem.steps) - 1)][0]

@@ -1,5 +1,4 @@
-"""One episode of a text task: runs the tools, answers malformed calls, counts, and enforces limits
-and deadlines.
+"""One episode of a text task: runs tools, answers malformed calls, enforces limits and deadlines.
 
     step(message) ─┬─ tool calls, readable or not ─► a tool message for each, the same agent replies again
                    └─ text alone ─► TextTask.reply ─► Ask: the next agent replies ─ or ─ Done

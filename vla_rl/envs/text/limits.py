@@ -4,10 +4,11 @@ from vla_rl.types import Config
 
 
 class TextLimits(Config, frozen=True, kw_only=True):
-    """Limits of one episode. An episode that exceeds one of the first three ends as truncated. A
-    tool's answer that is too long is cut, and a tool that is too slow is stopped. A stage that is
-    too slow counts as frozen: the episode is lost and run again, and one that is lost repeatedly
-    ends the run.
+    """Limits of one episode.
+
+    An episode that exceeds one of the first three ends as truncated. A tool's answer that is too
+    long is cut, and a tool that is too slow is stopped. A stage that is too slow counts as frozen:
+    the episode is lost and run again, and one that is lost repeatedly ends the run.
     """
 
     max_turns: int = 16

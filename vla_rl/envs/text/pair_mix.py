@@ -1,5 +1,6 @@
-"""Conversations of two half-skilled agents that solve sums together, on which the base of
-`grpo_pair` is trained.
+"""Conversations of two half-skilled agents that solve sums together.
+
+The base of `grpo_pair` is trained on them.
 
     solver   58-7=?     58-7 ─► 51, then 51                  at every turn of the solver something goes wrong with
              n          58-7 ─► 51, then 51                  probability `mistakes`, as in `arithmetic_mix`
@@ -21,8 +22,9 @@ from vla_rl.types import Message
 def pair_conversation(
     seed: int, *, num_operators: int, num_digits: int, operators: str, mistakes: float
 ) -> tuple[Message, ...]:
-    """Draw one conversation, of the solver for an even seed and of the checker for an odd one, with
-    one or two rounds.
+    """Draw one conversation, with one or two rounds.
+
+    It is of the solver for an even seed and of the checker for an odd one.
     """
     rng = random.Random(seed)
     problem = draw_problem(
@@ -49,8 +51,9 @@ def _solved(
 def _checked(
     problem: Problem, rng: random.Random, mistakes: float, *, is_first: bool
 ) -> list[Message]:
-    """Draw a proposal, right half of the time, and the checker's way to its verdict, with at most
-    one mistake.
+    """Draw a proposal, right half of the time, and the checker's way to its verdict.
+
+    The way has at most one mistake.
     """
     proposal = (
         problem.value

@@ -1,5 +1,4 @@
-"""A pool of text environments: the same contract as a pool of simulators, without a process for
-each.
+"""A pool of text environments: a pool of simulators' contract, without a process for each.
 
     async with TextEnvPool(TextPoolConfig(num_envs=64)) as pool:
         async with pool.lease(episode) as env:      # `episode.env` names the task: `EnvSpec(id="text/arithmetic")`

@@ -16,8 +16,9 @@ _REGISTRY: Final[dict[str, str]] = {}
 
 
 def register_text_task(task_id: str, path: str) -> None:
-    """Register `module:Class` as `task_id`, such as `text/arithmetic`. Raises: ValueError if the id
-    is taken by another class.
+    """Register `module:Class` as `task_id`, such as `text/arithmetic`.
+
+    Raises: ValueError if the id is taken by another class.
     """
     if ":" not in path or ":" in task_id:
         raise ValueError(
@@ -35,9 +36,7 @@ def text_task_ids() -> tuple[str, ...]:
 
 
 def is_text_task(spec: EnvSpec) -> bool:
-    """Return whether an environment is a text environment: registered here, or a `module:Class` of
-    one.
-    """
+    """Return whether this is a text environment: registered here, or a `module:Class` of one."""
     if spec.id in _REGISTRY:
         return True
     module, _, name = spec.id.partition(":")
@@ -74,8 +73,7 @@ def text_task_class(task_id: str) -> type[TextTask]:
         hint = f" did you mean {near[0]!r}?" if near else ""
         raise ConfigError(
             f"text environment {task_id!r} is unknown;{hint} known are: "
-            f"{', '.join(text_task_ids())}, and any "
-            "`module:Class` of your own."
+            f"{', '.join(text_task_ids())}, and any `module:Class` of your own."
         )
     module_name, _, class_name = path.partition(":")
     module = _module(module_name, task_id)
@@ -109,9 +107,7 @@ def _module(name: str, task_id: str) -> Any:
 
 
 def _checked_kwargs(task_class: type[TextTask], spec: EnvSpec) -> dict[str, Any]:
-    """Convert the keyword arguments to their type hints: a list becomes a tuple, a text a path, and
-    so on.
-    """
+    """Convert keyword arguments to their type hints: a list becomes a tuple, a text a path."""
     parameters = inspect.signature(task_class).parameters
     hints = typing.get_type_hints(task_class.__init__)
     checked = {}

@@ -1,5 +1,4 @@
-"""Base class of text tasks, for authors of text environments: a task asks questions, offers tools
-and gives rewards.
+"""Base class of text tasks, for their authors: a task asks, offers tools and gives rewards.
 
     setup ─► Ask ─► (tools, as often as the agent calls them) ─► reply ─► Ask ─► ... ─► reply ─► Done
 
@@ -56,8 +55,9 @@ class Done(msgspec.Struct, frozen=True):
 
 
 class TextTask(abc.ABC):
-    """One text episode, for its author: each episode has a new instance, so attributes may hold its
-    state.
+    """One text episode, for its author.
+
+    Each episode has a new instance, so attributes may hold its state.
 
     The constructor takes plain values (`EnvSpec.kwargs`, checked against its type hints) and does
     no I/O. All methods run in the event loop. Work that may take long or hang belongs in a scorer
@@ -82,9 +82,10 @@ class TextTask(abc.ABC):
         """Handle the current agent's reply, which is text without tool calls."""
 
     def tools(self, agent: str) -> Sequence[Callable[..., Any]]:
-        """Return the tools of `agent`: functions with type hints and a docstring. An `async def`,
-        which may be a method, runs in the loop; a plain `def` at the top of a module runs in a
-        separate process, and may hang, crash or be hostile.
+        """Return the tools of `agent`: functions with type hints and a docstring.
+
+        An `async def`, which may be a method, runs in the loop; a plain `def` at the top of a
+        module runs in a separate process, and may hang, crash or be hostile.
         """
         return ()
 

@@ -1,5 +1,4 @@
-"""Build a tool's description for the model and its argument schema, from a function's type hints
-and docstring.
+"""Build a tool's description and argument schema from its type hints and docstring.
 
     def find(query: str, limit: int = 3) -> list[str]:
         \"\"\"Find pages about something.
@@ -27,8 +26,9 @@ _SECTION = re.compile(r"^(Args|Arguments|Returns|Raises|Yields|Examples?|Notes?)
 
 
 def arguments_type(function: Callable[..., Any]) -> type[msgspec.Struct]:
-    """Return a struct with one field for each parameter, closed to unknown ones: decoding into it
-    checks a call's arguments.
+    """Return a struct with one field for each parameter, closed to unknown ones.
+
+    Decoding into it checks a call's arguments.
 
     Raises: TypeError for a parameter without a type hint, `*args`, or a hint that JSON cannot
     represent.

@@ -167,9 +167,7 @@ def _fields(given: msgspec.Struct) -> dict[str, Any]:
 
 
 def _expectation(tool: Tool) -> str:
-    """Describe the arguments of a tool briefly: `{"query": string, "limit": integer
-    (optional)}`.
-    """
+    """Describe a tool's arguments: `{"query": string, "limit": integer (optional)}`."""
     required = set(tool.spec.parameters.get("required", ()))
     parts = [
         f'"{name}": {schema.get("type", "any")}' + ("" if name in required else " (optional)")

@@ -1,5 +1,4 @@
-"""Tiny environments that need no simulator: one with a known optimum, and one that misbehaves on
-request.
+"""Tiny environments without a simulator: one with a known optimum, one that misbehaves.
 
 `vla_rl/toy_reach-v0` is `reach.ToyReachEnv`; `vla_rl/faulty-v0` is `faulty.FaultyEnv`.
 """

@@ -30,8 +30,7 @@ class Fault(enum.Enum):
 
 
 class FaultyEnv(ToyReachEnv):
-    """`ToyReachEnv`, except that `fault` happens at control step `at_step` of an episode, at most
-    `times` times.
+    """`ToyReachEnv` with a `fault` at control step `at_step` of at most `times` episodes.
 
     The number of faults is stored in the folder `ledger`, one file for each, so that the count
     survives the process: an episode that is run again after a fault succeeds once `times` is used

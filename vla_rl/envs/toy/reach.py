@@ -1,5 +1,6 @@
-"""A reaching task that takes microseconds, needs both picture and instruction, and has a known
-optimum in closed form.
+"""A reaching task that takes microseconds and needs both picture and instruction.
+
+It has a known optimum in closed form.
 """
 
 import json
@@ -10,6 +11,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from vla_rl.envs.words import Words
 from vla_rl.types import Info, Observation
 
 COLOURS: dict[str, tuple[int, int, int]] = {
@@ -93,7 +95,7 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
             {
                 "image": spaces.Box(0, 255, (IMAGE_SIZE, IMAGE_SIZE, 3), np.uint8),
                 "state": spaces.Box(-1.0, 1.0, (2,), np.float32),
-                "instruction": spaces.Text(max_length=64, charset=_CHARSET),
+                "instruction": Words(max_length=64, charset=_CHARSET),
             }
         )
         self.action_space = spaces.Box(-1.0, 1.0, (action_dim,), np.float32)
@@ -110,8 +112,9 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, Info]:
-        """Start an episode, drawn from `seed` or taken from the fixed list by
-        `options={"init_state_id": k}`.
+        """Start an episode, drawn from `seed` or from the fixed list.
+
+        `options={"init_state_id": k}` takes it from the list.
         """
         super().reset(seed=seed)
         unknown = set(options or {}) - {"init_state_id"}
@@ -152,9 +155,7 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
         return self._draw().repeat(_RENDER_SCALE, axis=0).repeat(_RENDER_SCALE, axis=1)
 
     def optimal_action(self) -> np.ndarray:
-        """Return the action that reaches the right square in the fewest steps from here: float32
-        [action_dim].
-        """
+        """Return the float32 [action_dim] that reaches the right square in the fewest steps."""
         action = np.zeros(self.action_space.shape or (), np.float32)
         action[:2] = np.clip((_CENTRES[self._goal_place] - self._hand) / self._step_size, -1.0, 1.0)
         return action
@@ -165,9 +166,7 @@ class ToyReachEnv(gymnasium.Env[Observation, np.ndarray]):
         return max(0, math.ceil((distance - HALF_WIDTH) / self._step_size - _TOLERANCE))
 
     def get_state(self) -> dict[str, Any]:
-        """Return all state that later steps depend on, as plain values that can be sent to another
-        process.
-        """
+        """Return all state that later steps depend on, as plain values for other processes."""
         return {
             "hand": self._hand.copy(),
             "order": self._order.copy(),

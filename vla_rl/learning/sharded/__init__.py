@@ -1,5 +1,6 @@
-"""A learner over several processes, each with a part of the rows, the gradients and the optimizer's
-state.
+"""A learner over several processes.
+
+Each has a part of the rows, the gradients and the optimizer's state.
 
 learner     `ShardedLearner`: the methods of `Learner`, computed by ranks
 ranks       `RankPasses`: gives each rank its rows, and takes weights and state back

@@ -175,5 +175,6 @@ def _placement(model: object) -> ChildProcess:
     """Return where ranks run: forked from one server that has imported torch and the policy."""
     # loopback only: neither gloo nor NCCL encrypts, and ranks are on this host
     env = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    imports = ("vla_rl.learning.sharded.rank", type(model).__module__)
+    # AdamW imports torch._dynamo when it is made, a second of each rank's start
+    imports = ("vla_rl.learning.sharded.rank", type(model).__module__, "torch._dynamo")
     return ChildProcess(env=env, fork_from=ForkServer(imports=imports, env=env))

@@ -122,11 +122,11 @@ def blocks_of(network: nn.Module) -> list[nn.Module]:
     Everything else, such as an output head that is read and not called, is in the root's group.
     """
     stacks = getattr(network, "block_stacks", None)
-    found: Iterable[Iterable[nn.Module]] = stacks() if stacks is not None else _stacks_in(network)
+    found: Iterable[Iterable[nn.Module]] = stacks() if stacks is not None else _stacks_of(network)
     return [block for stack in found for block in stack]
 
 
-def _stacks_in(network: nn.Module) -> list[nn.ModuleList]:
+def _stacks_of(network: nn.Module) -> list[nn.ModuleList]:
     """Return the lists of at least two modules of one class, without lists inside of them."""
     stacks: list[nn.ModuleList] = []
     inside: set[nn.Module] = set()

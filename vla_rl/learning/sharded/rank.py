@@ -269,8 +269,10 @@ def _loaded(source: PolicySource, device: torch.device) -> Any:
 
 
 def _inner_names(model: Any) -> dict[str, str]:
-    """Return the network's name of each tensor of a checkpoint; asked before sharding, because a
-    sharded tensor has no address."""
+    """Return the network's name of each tensor of a checkpoint.
+
+    Ask before sharding, because a sharded tensor has no address.
+    """
     inner = {
         (tensor.data_ptr(), tuple(tensor.shape)): name
         for name, tensor in reversed(model.network.state_dict().items())

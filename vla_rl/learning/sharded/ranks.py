@@ -269,7 +269,7 @@ class RankTensors:
         """Bytes of all tensors."""
         return nbytes_of(self._entries)
 
-    def write_to(self, path: Path) -> None:
+    def write_file(self, path: Path) -> None:
         """Write the file, from any thread but the loop's. Raises: CheckpointError, RankFailed."""
         begins = create_file(path, self._entries)
         writing = self._ranks.write(self._number, self._name, path, begins)
@@ -310,7 +310,7 @@ def _written(state: TrainingState, folder: Path) -> Path:
             ("optimizer.safetensors", state.optimizer),
         ):
             if isinstance(tensors, StagedTensors):
-                tensors.write_to(writer.new_path(name))
+                tensors.write_file(writer.new_path(name))
             else:
                 writer.write_tensors(name, tensors)
     return folder

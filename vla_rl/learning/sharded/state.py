@@ -1,5 +1,6 @@
-"""A rank's part of the state: copied at one instant, written to files that any number of ranks can
-read, and read from them.
+"""A rank's part of the state: copied at one instant, written to files, and read from them.
+
+Any number of ranks can read the files.
 
     rank 0   │ header │ a: rows 0-3 │             │ b: rows 0-1 │            one safetensors file of
     rank 1            │             │ a: rows 4-7 │             │ b: row 2   whole tensors, as one

@@ -37,16 +37,16 @@ class Draws(msgspec.Struct, frozen=True):
 def draw(config: AugmentationConfig, num_frames: int, generator: torch.Generator) -> Draws:
     """Draw independently for each frame, from a generator on the CPU."""
 
-    def between(low: float, high: float) -> Tensor:
+    def uniform(low: float, high: float) -> Tensor:
         return low + (high - low) * torch.rand(num_frames, generator=generator)
 
     return Draws(
-        top=between(0.0, 1.0),
-        left=between(0.0, 1.0),
-        brightness=between(-config.brightness, config.brightness),
-        contrast=between(*config.contrast),
-        saturation=between(*config.saturation),
-        hue=between(-config.hue, config.hue),
+        top=uniform(0.0, 1.0),
+        left=uniform(0.0, 1.0),
+        brightness=uniform(-config.brightness, config.brightness),
+        contrast=uniform(*config.contrast),
+        saturation=uniform(*config.saturation),
+        hue=uniform(-config.hue, config.hue),
     )
 
 

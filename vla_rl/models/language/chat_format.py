@@ -37,8 +37,7 @@ class ChatFormat:
         if not getattr(tokenizer, "chat_template", None):
             raise CheckpointError(
                 "the tokenizer has no chat template, expected one; put chat_template.jinja beside "
-                "its files, or take a "
-                "checkpoint that was trained to chat."
+                "its files, or take a checkpoint that was trained to chat."
             )
         self._tokenizer, self._stop_tokens = tokenizer, stop_tokens
 

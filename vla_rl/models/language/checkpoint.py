@@ -123,8 +123,8 @@ def require_full_attention(network: Any) -> None:
     if kinds != {"full_attention"} or window is not None:
         raise CheckpointError(
             f"{type(network).__name__} has layers of the kinds {sorted(kinds)} and a sliding "
-            f"window of {window}, "
-            "expected full attention in every layer; the engine's slots cannot hold other state."
+            f"window of {window}, expected full attention in every layer; the engine's slots "
+            "cannot hold other state."
         )
 
 
@@ -153,8 +153,7 @@ def load_tensors(network: Any, tensors: Mapping[str, Tensor]) -> None:
     if missing or unknown or misshapen:
         raise CheckpointError(
             f"these tensors do not match this {type(network).__name__}: missing {missing[:5]}, "
-            f"unknown {unknown[:5]}, "
-            f"of another shape {misshapen[:5]}"
+            f"unknown {unknown[:5]}, of another shape {misshapen[:5]}"
         )
     with torch.no_grad():
         for name, tensor in own.items():

@@ -31,8 +31,7 @@ def chat_demonstration(
         if (whole[:start] != before).any():
             raise ValueError(
                 f"the chat template renders the first {number} messages differently when more "
-                "follow, so no loss mask can "
-                "be built."
+                "follow, so no loss mask can be built."
             )
         ends = np.flatnonzero(np.isin(whole[start:], list(policy.stop_tokens)))
         teaches[start : start + int(ends[0]) + 1 if len(ends) else len(whole)] = True

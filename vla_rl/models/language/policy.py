@@ -287,7 +287,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         ruled = [
             (
                 row * width + start,
-                self.vocabulary.allowed_after(grammar, replies[row][start:stop].tolist()),
+                self.vocabulary.allowed_masks(grammar, replies[row][start:stop].tolist()),
             )
             for row, parts in enumerate(batch.grammars)
             for start, stop, grammar in parts
@@ -325,8 +325,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         if prompt.ndim != 1 or len(prompt) == 0 or prompt.dtype.kind != "i":
             raise ValueError(
                 f"observation['prompt_tokens'] is {prompt.dtype} {list(prompt.shape)}, expected "
-                "int64 [P] with P >= 1; was "
-                "the episode run by chat_agent?"
+                "int64 [P] with P >= 1; was the episode run by chat_agent?"
             )
         vocabulary = self._network.config.vocab_size
         if prompt.min() < 0 or prompt.max() >= vocabulary:

@@ -148,8 +148,8 @@ class MlpPolicy(PolicyModel[Tensor]):
             if state.shape != (self.config.state_size,):
                 raise ValueError(
                     f"observation['state'] is {list(state.shape)}, expected "
-                    f"[{self.config.state_size}]; "
-                    "set MlpConfig.state_size to the length of the environment's state."
+                    f"[{self.config.state_size}]; set MlpConfig.state_size to the length of the "
+                    "environment's state."
                 )
         return torch.from_numpy(np.stack(states))
 

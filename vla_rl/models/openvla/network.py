@@ -16,7 +16,7 @@ from vla_rl.models.openvla.config import OpenVlaConfig
 from vla_rl.models.prismatic.lora import add_adapters
 from vla_rl.models.prismatic.network import PrismaticNetwork
 from vla_rl.models.prismatic.processor import PrismaticBatch
-from vla_rl.models.prismatic.sequence import consecutive, is_token, put_after, rows_at
+from vla_rl.models.prismatic.sequence import consecutive, gather_rows, insert_tail, is_token
 
 
 class OpenVlaNetwork(PrismaticNetwork):
@@ -51,7 +51,7 @@ class OpenVlaNetwork(PrismaticNetwork):
             batch: observations, on this network's device.
             tokens: int64 [B, D], the action tokens; the last one is not read.
         """
-        text = put_after(batch.prompts, batch.prompt_lengths, tokens[:, :-1], self._pad_id)
+        text = insert_tail(batch.prompts, batch.prompt_lengths, tokens[:, :-1], self._pad_id)
         sequence, num_patches = self._embedded(batch, text)
         lengths = batch.prompt_lengths + num_patches + self._num_action_tokens - 1
         mask = is_token(lengths, sequence.shape[1]) if batch.is_padded else None
@@ -70,7 +70,7 @@ class OpenVlaNetwork(PrismaticNetwork):
         output = self.language_model.model(
             inputs_embeds=sequence, attention_mask=mask, past_key_values=cache, use_cache=True
         )
-        logits = self._logits(rows_at(output.last_hidden_state, lengths[:, None] - 1))
+        logits = self._logits(gather_rows(output.last_hidden_state, lengths[:, None] - 1))
         return Decoding(self, cache, mask, lengths, logits)
 
     def read_prompt(self, batch: PrismaticBatch) -> Tensor:

@@ -188,8 +188,7 @@ def config_of(folder: PublicFolder, format: CheckpointFormat) -> OpenVlaConfig:
     ):
         raise CheckpointError(
             f"{folder.path} has {', '.join(beside)} beside its weights, as OpenVLA-OFT's "
-            "checkpoints do; load it with "
-            "OpenVlaOft or ContinuousOpenVlaOft."
+            "checkpoints do; load it with OpenVlaOft or ContinuousOpenVlaOft."
         )
     key = choose_key(folder.statistics, format.norm_key or extension.norm_key, folder.path)
     statistics = folder.statistics[key]

@@ -2,7 +2,7 @@
 what `vla_rl.json` adds.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -17,12 +17,12 @@ from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
 from vla_rl.models.openvla_oft.new_parts import begin_anew, require_known, require_new
 from vla_rl.models.openvla_oft.parts import (
     FILM_TOWERS,
-    parts_beside,
+    find_parts,
     read_parts,
     require_whole_towers,
 )
 from vla_rl.models.prismatic.checkpoint_format import CheckpointFormat, Family, refuse_unused
-from vla_rl.models.prismatic.config import LlmConfig, Normalization
+from vla_rl.models.prismatic.config import LlmConfig, Normalization, ProprioConfig
 from vla_rl.models.prismatic.dialects import conventions_of
 from vla_rl.models.prismatic.folder import PublicFolder
 from vla_rl.models.prismatic.loading import load_folder, with_adapter
@@ -66,48 +66,25 @@ def config_of(
     """
     family: Family = "openvla_oft" if head == "tokens" else "continuous"
     refuse_unused(family, vocabulary=format.vocabulary)
-    extension, beside = folder.extension, parts_beside(folder.folders)
+    extension = folder.extension
     require_family(folder.path, extension, "openvla_oft")
     require_known(new_parts)
-    if head == "tokens" and "action_head" in beside:
-        raise CheckpointError(
-            f"{folder.path} has an action head, {beside['action_head'].name}, so its actions are "
-            "not tokens; load it with "
-            "ContinuousOpenVlaOft (policy_family continuous)."
-        )
-    if head is None and extension.head == "tokens":
-        raise CheckpointError(
-            f"{folder.path} has the head 'tokens'; load it with OpenVlaOft (policy_family "
-            "openvla_oft)."
-        )
+    beside = find_parts(folder.folders)
+    kind = _head_of(folder, head, beside, new_parts)
     key = choose_key(folder.statistics, format.norm_key or extension.norm_key, folder.path)
-    statistics = folder.statistics[key]
     scale: Normalization = agreed(
         folder.path, "normalization", extension.normalization, format.normalization, "bounds_q99"
     )
     has_proprio = folder.public.use_proprio or _has_part(
         folder.path, "proprio_projector", beside, new_parts
     )
-    constant = constant_proprio_of(extension)
-    proprio = (
-        proprio_of(statistics, scale, extension.proprio_key, constant) if has_proprio else None
-    )
-    if has_proprio and proprio is None:
-        raise CheckpointError(
-            f"{folder.path} has a proprio projector, but the statistics {key!r} have no proprio."
-        )
-    kind: Head = agreed(folder.path, "head", extension.head, head, "l1")
-    if kind != "tokens" and not _has_part(folder.path, "action_head", beside, new_parts):
-        raise CheckpointError(
-            f"{folder.path} has no action head, neither action_head--*_checkpoint.pt nor one "
-            "among its weights; load it "
-            "with OpenVlaOft (policy_family openvla_oft), or add a new one by fine-tuning "
-            "(new_parts: action_head)."
-        )
     shared = shared_config(folder.public, extension, folder.tokenizer_file, folder.pixels)
     llm: LlmConfig = shared.pop("llm")
     bounds = bounds_of(
-        statistics, scale, gripper=gripper_of(statistics, extension), epsilon=_epsilon_of(extension)
+        folder.statistics[key],
+        scale,
+        gripper=gripper_of(folder.statistics[key], extension),
+        epsilon=_epsilon_of(extension),
     )
     conventions = conventions_of(
         folder.path, known_conventions(extension), format.dialect, without=("vocabulary", "epsilon")
@@ -122,7 +99,7 @@ def config_of(
         action_bounds=bounds,
         norm_key=key,
         normalization=scale,
-        proprio=proprio,
+        proprio=_proprio_of(folder, key, scale) if has_proprio else None,
         chunk_size=_chunk_of(folder, bounds.action_dim, format.chunk_size),
         head=kind,
         has_film=extension.has_film or FILM_TOWERS in beside or "film" in new_parts,
@@ -131,8 +108,7 @@ def config_of(
     if format.adapter_use == "train" and config.has_film and folder.adapter is not None:
         raise CheckpointError(
             f"{folder.path} has FiLM, whose part holds the towers' adapters merged in; merge its "
-            "adapter too, and add new "
-            "ones (lora_rank, or `adapted`)."
+            "adapter too, and add new ones (lora_rank, or `adapted`)."
         )
     return with_adapter(config, folder, format.adapter_use or "merge", OpenVlaOftNetwork)
 
@@ -202,6 +178,48 @@ def files_of(
     return checkpoint_files(config, extension, tokenizer, origin, config.proprio)
 
 
+def _head_of(
+    folder: PublicFolder,
+    asked: Head | None,
+    beside: Mapping[str, Path],
+    new_parts: Collection[NewPart],
+) -> Head:
+    """Return the head of a checkpoint, which is the requested one; None accepts both continuous
+    ones.
+    """
+    known = folder.extension.head
+    if asked == "tokens" and "action_head" in beside:
+        raise CheckpointError(
+            f"{folder.path} has an action head, {beside['action_head'].name}, so its actions are "
+            "not tokens; load it with ContinuousOpenVlaOft (policy_family continuous)."
+        )
+    if asked is None and known == "tokens":
+        raise CheckpointError(
+            f"{folder.path} has the head 'tokens'; load it with OpenVlaOft (policy_family "
+            "openvla_oft)."
+        )
+    head: Head = agreed(folder.path, "head", known, asked, "l1")
+    if head != "tokens" and not _has_part(folder.path, "action_head", beside, new_parts):
+        raise CheckpointError(
+            f"{folder.path} has no action head, neither action_head--*_checkpoint.pt nor one "
+            "among its weights; load it with OpenVlaOft (policy_family openvla_oft), or add a new "
+            "one by fine-tuning (new_parts: action_head)."
+        )
+    return head
+
+
+def _proprio_of(folder: PublicFolder, key: str, scale: Normalization) -> ProprioConfig:
+    """Return how the state is normalised for a policy that reads it."""
+    extension = folder.extension
+    constant = constant_proprio_of(extension)
+    proprio = proprio_of(folder.statistics[key], scale, extension.proprio_key, constant)
+    if proprio is None:
+        raise CheckpointError(
+            f"{folder.path} has a proprio projector, but the statistics {key!r} have no proprio."
+        )
+    return proprio
+
+
 def _chunk_of(folder: PublicFolder, action_dim: int, asked: int | None) -> int:
     """Return the control steps in a chunk: 8 for public LIBERO folders.
 
@@ -215,8 +233,7 @@ def _chunk_of(folder: PublicFolder, action_dim: int, asked: int | None) -> int:
         return agreed(folder.path, "chunk_size", folder.extension.chunk_size, asked, LIBERO_CHUNK)
     raise CheckpointError(
         f"{folder.path} does not say how many control steps a chunk has, and its actions of "
-        f"{action_dim} numbers are not "
-        "LIBERO's; set chunk_size (25 for ALOHA's)."
+        f"{action_dim} numbers are not LIBERO's; set chunk_size (25 for ALOHA's)."
     )
 
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from vla_rl.errors import CheckpointError
-from vla_rl.models.prismatic.peft_adapter import adapters_in
+from vla_rl.models.prismatic.peft_adapter import adapters_of
 
 TOWERS: Final = ("featurizer", "fused_featurizer")
 TOWER_PREFIX: Final = "vision_backbone."
@@ -90,7 +90,7 @@ def written_film(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def _with_adapters_merged(part: Mapping[str, Tensor], path: Path) -> dict[str, Tensor]:
     """Add adapters to their layers: W + alpha / rank * B A in float32, rounded to W's dtype."""
-    adapters = adapters_in(part, path, lambda rank: min(rank, LARGEST_ALPHA) / rank)
+    adapters = adapters_of(part, path, lambda rank: min(rank, LARGEST_ALPHA) / rank)
     merged: dict[str, Tensor] = {}
     for name, tensor in part.items():
         if ".lora_" in name:

@@ -26,7 +26,7 @@ MODULES: Final = ("action_head", "proprio_projector", "noisy_action_projector")
 FILM_TOWERS: Final = "vision_backbone"
 
 
-def parts_beside(folders: Sequence[Path]) -> dict[str, Path]:
+def find_parts(folders: Sequence[Path]) -> dict[str, Path]:
     """Return the parts of a checkpoint by name, each from the first folder that has it.
 
     Raises: CheckpointError if a folder has several files for one part, or an unknown part.
@@ -53,7 +53,7 @@ def read_parts(folders: Sequence[Path], dtype: torch.dtype) -> dict[str, Tensor]
     Raises: CheckpointError.
     """
     tensors: dict[str, Tensor] = {}
-    for part, path in parts_beside(folders).items():
+    for part, path in find_parts(folders).items():
         held = load_part(path)
         if part == FILM_TOWERS:
             held = read_film(held, path)

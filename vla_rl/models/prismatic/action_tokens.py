@@ -171,8 +171,7 @@ class ActionScaler:
         if values.shape[-1] != self._bounds.action_dim:
             raise ValueError(
                 f"actions have {values.shape[-1]} dimensions, expected {self._bounds.action_dim} "
-                "as in "
-                "the policy's action bounds."
+                "as in the policy's action bounds."
             )
         if self._bounds.gripper == "openvla":
             values = values.copy()

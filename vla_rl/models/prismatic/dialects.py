@@ -73,8 +73,7 @@ def conventions_of(
     known = known._replace(**{field: getattr(wanted, field) for field in without})
     if asked is not None and known != wanted:
         raise CheckpointError(
-            f"{folder} was saved with {known}, which differs from the dialect {asked!r}; leave "
-            "the dialect out, because "
-            "the checkpoint stores its own."
+            f"{folder} was saved with {known}, which differs from the dialect {asked!r}; leave the "
+            "dialect out, because the checkpoint stores its own."
         )
     return known

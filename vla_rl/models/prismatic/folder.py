@@ -83,7 +83,7 @@ class PublicFolder:
     @property
     def tokenizer_file(self) -> Path:
         """The tokenizer's file."""
-        return _first_with(TOKENIZER_FILE, self.folders) / TOKENIZER_FILE
+        return _folder_of_file(TOKENIZER_FILE, self.folders) / TOKENIZER_FILE
 
     @property
     def all_files(self) -> tuple[Path, ...]:
@@ -140,8 +140,8 @@ def _read_adapted(base: Path, folder: Path) -> PublicFolder:
     if beside == base:
         raise CheckpointError(
             f"the weights of {base} have the adapter in its {LORA_FOLDER} merged in already, as "
-            "OpenVLA-OFT saves them; "
-            "leave the adapter out, or name it together with the checkpoint that it was trained on."
+            "OpenVLA-OFT saves them; leave the adapter out, or name it together with the "
+            "checkpoint that it was trained on."
         )
     return _read(base, adapter, beside)
 
@@ -151,10 +151,10 @@ def _read(path: Path, adapter: PeftAdapter | None, beside: Path | None) -> Publi
     files: dict[str, bytes] = {}
     for folder in reversed(folders):
         files |= _small_files(folder, adapter)
-    public = read_public_config(_first_with(CONFIG_FILE, folders))
+    public = read_public_config(_folder_of_file(CONFIG_FILE, folders))
     if TOKENIZER_FILE not in files:
         raise CheckpointError(f"{path} has no {TOKENIZER_FILE}; expected one beside {CONFIG_FILE}.")
-    extension = read_extension(_first_with(EXTENSION_FILE, folders))
+    extension = read_extension(_folder_of_file(EXTENSION_FILE, folders))
     if adapter is not None and extension.lora is not None:
         raise CheckpointError(
             f"{path} was saved here with adapters of its own; merge them before adding another one."
@@ -188,7 +188,7 @@ def _small_files(folder: Path, adapter: PeftAdapter | None) -> dict[str, bytes]:
     }
 
 
-def _first_with(name: str, folders: Sequence[Path]) -> Path:
+def _folder_of_file(name: str, folders: Sequence[Path]) -> Path:
     return next((folder for folder in folders if (folder / name).is_file()), folders[-1])
 
 
@@ -207,8 +207,8 @@ def _base_of(adapter: PeftAdapter) -> Path:
     except CheckpointError as error:
         raise CheckpointError(
             f"{adapter.path} is an adapter that was trained on {base!r}, which cannot be found "
-            "here; load the checkpoint "
-            "that it was trained on, and name the adapter beside it (adapter, --adapter)."
+            "here; load the checkpoint that it was trained on, and name the adapter beside it "
+            "(adapter, --adapter)."
         ) from error
 
 

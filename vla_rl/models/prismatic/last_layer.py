@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, apply_rotary_pos_emb
 
-from vla_rl.models.prismatic.sequence import rows_at
+from vla_rl.models.prismatic.sequence import gather_rows
 
 
 class LastLayer(LlamaDecoderLayer):
@@ -30,7 +30,7 @@ class LastLayer(LlamaDecoderLayer):
         if read is None:
             whole: Tensor = super().forward(hidden_states, **given)
             return whole
-        residual = rows_at(hidden_states, read)
+        residual = gather_rows(hidden_states, read)
         seen = self.input_layernorm(hidden_states)
         residual = residual + self._attend(
             seen, read, given["attention_mask"], *given["position_embeddings"]
@@ -45,13 +45,15 @@ class LastLayer(LlamaDecoderLayer):
         queries, keys, values = (
             project(rows).unflatten(-1, (-1, attention.head_dim)).transpose(1, 2)
             for project, rows in (
-                (attention.q_proj, rows_at(seen, read)),
+                (attention.q_proj, gather_rows(seen, read)),
                 (attention.k_proj, seen),
                 (attention.v_proj, seen),
             )
         )
         cos, sin = (table.expand(len(seen), -1, -1) for table in (cos, sin))
-        queries, _ = apply_rotary_pos_emb(queries, queries, rows_at(cos, read), rows_at(sin, read))
+        queries, _ = apply_rotary_pos_emb(
+            queries, queries, gather_rows(cos, read), gather_rows(sin, read)
+        )
         keys, _ = apply_rotary_pos_emb(keys, keys, cos, sin)
         if mask is None:  # causal, without padding
             mask = torch.arange(seen.shape[1], device=read.device) <= read[:, None, :, None]

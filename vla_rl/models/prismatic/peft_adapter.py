@@ -84,7 +84,7 @@ class PeftAdapter:
                 f"{self.file} holds {strange}; expected names that begin with {PREFIX}"
             )
         tensors = {name.removeprefix(PREFIX): tensor for name, tensor in found.items()}
-        layers = adapters_in(tensors, self.file, lambda rank: self.alpha / rank)
+        layers = adapters_of(tensors, self.file, lambda rank: self.alpha / rank)
         if any(adapter.down.shape[0] != self.rank for adapter in layers.values()) or not layers:
             raise CheckpointError(
                 f"{self.file} has {len(layers)} adapters, expected some, all of rank {self.rank}."
@@ -140,7 +140,7 @@ def _read(path: Path) -> PeftAdapter:
     return PeftAdapter(path.parent, config.r, config.lora_alpha, config.base_model_name_or_path)
 
 
-def adapters_in(
+def adapters_of(
     tensors: Mapping[str, Tensor], path: Path, scale_of: Callable[[int], float]
 ) -> dict[str, Adapter]:
     """Return adapters by the name of their layer.

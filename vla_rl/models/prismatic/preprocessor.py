@@ -51,8 +51,7 @@ def _require_known(fields: dict[str, Any], size: int, path: Path) -> None:
         if found not in known:
             raise CheckpointError(
                 f"{path}: {name} is {found!r}, expected {known[0]!r}: the towers would see other "
-                "pictures than they were "
-                "trained with."
+                "pictures than they were trained with."
             )
 
 

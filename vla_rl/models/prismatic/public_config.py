@@ -110,47 +110,37 @@ def read_public_config(folder: Path) -> PublicConfig:
         ) from error
     except ValueError as error:  # not text, not JSON, or JSON of another kind
         raise CheckpointError(f"{path} is not an OpenVLA config: {error}") from error
-    for name, expected in (
-        ("model_type", "openvla"),
-        ("arch_specifier", ARCHITECTURE),
-        ("use_fused_vision_backbone", True),
-        ("image_resize_strategy", "resize-naive"),
-    ):
-        if getattr(public, name) != expected:
-            raise CheckpointError(
-                f"{path}: {name} is {getattr(public, name)!r}, expected {expected!r}."
-            )
-    text = public.text_config
-    for name, found, trunk in (
-        ("model_type", text.model_type, "llama"),
-        (
-            "num_key_value_heads",
-            text.num_key_value_heads or text.num_attention_heads,
-            text.num_attention_heads,
-        ),
-        ("hidden_act", text.hidden_act, "silu"),
-        ("rope_theta", text.rope_theta, 10_000.0),
-    ):
-        if found != trunk:
-            raise CheckpointError(
-                f"{path}: text_config.{name} is {found!r}, expected {trunk!r}, as in Llama 2."
-            )
-    if public.timm_override_act_layers != (None, None):
-        raise CheckpointError(
-            f"{path}: timm_override_act_layers is {public.timm_override_act_layers!r}, expected "
-            "none for either tower."
-        )
+    _require_openvla(public, path)
+    return public
+
+
+def _require_openvla(public: PublicConfig, path: Path) -> None:
+    """Raise CheckpointError if a setting has another value than in every public OpenVLA."""
+    text, heads = public.text_config, public.text_config.num_attention_heads
+    settings: tuple[tuple[str, object, object], ...] = (
+        ("model_type", public.model_type, "openvla"),
+        ("arch_specifier", public.arch_specifier, ARCHITECTURE),
+        ("use_fused_vision_backbone", public.use_fused_vision_backbone, True),
+        ("image_resize_strategy", public.image_resize_strategy, "resize-naive"),
+        ("timm_override_act_layers", public.timm_override_act_layers, (None, None)),
+        # Llama 2's
+        ("text_config.model_type", text.model_type, "llama"),
+        ("text_config.num_key_value_heads", text.num_key_value_heads or heads, heads),
+        ("text_config.hidden_act", text.hidden_act, "silu"),
+        ("text_config.rope_theta", text.rope_theta, 10_000.0),
+    )
+    for name, found, expected in settings:
+        if found != expected:
+            raise CheckpointError(f"{path}: {name} is {found!r}, expected {expected!r}.")
     table_size = LlmConfig(
         vocab_size=public.pad_token_id, pad_to_multiple_of=public.pad_to_multiple_of
     ).table_size
-    if public.text_config.vocab_size != table_size:
+    if text.vocab_size != table_size:
         raise CheckpointError(
-            f"{path}: text_config.vocab_size is {public.text_config.vocab_size}, expected "
-            f"{table_size}: "
+            f"{path}: text_config.vocab_size is {text.vocab_size}, expected {table_size}: "
             f"pad_token_id = {public.pad_token_id} and its padding, rounded up to "
             f"{public.pad_to_multiple_of}."
         )
-    return public
 
 
 def shared_config(

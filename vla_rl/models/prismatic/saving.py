@@ -41,9 +41,8 @@ def read_tokenizer(config: PrismaticConfig) -> Tokenizer:
     if largest > llm.pad_token_id:
         raise ConfigError(
             f"tokenizer_file is {file!r}, which has ids up to {largest}, expected none beyond "
-            f"{llm.pad_token_id}: "
-            f"{llm.vocab_size} tokens, of which the last are actions, and one for padding. It "
-            "belongs to another policy."
+            f"{llm.pad_token_id}: {llm.vocab_size} tokens, of which the last are actions, and one "
+            "for padding. It belongs to another policy."
         )
     if tokenizer.encode("").ids[:1] != [BOS_ID]:
         raise ConfigError(

@@ -19,7 +19,7 @@ def both_ways(lengths: Tensor, num_positions: int) -> Tensor:
     return is_token(lengths, num_positions)[:, None, None, :].expand(-1, 1, num_positions, -1)
 
 
-def put_after(rows: Tensor, lengths: Tensor, tail: Tensor, fill: int) -> Tensor:
+def insert_tail(rows: Tensor, lengths: Tensor, tail: Tensor, fill: int) -> Tensor:
     """Insert ids `tail` int64 [B, T] right after the first `lengths` ids of `rows` int64 [B, P]:
     int64 [B, P + T].
     """
@@ -37,6 +37,6 @@ def consecutive(first: Tensor, num: int) -> Tensor:
     return first[:, None] + torch.arange(num, device=first.device)
 
 
-def rows_at(rows: Tensor, read: Tensor) -> Tensor:
+def gather_rows(rows: Tensor, read: Tensor) -> Tensor:
     """Return [B, T, D]: the entries of `rows` [B, L, D] at the positions `read` int64 [B, T]."""
     return rows.gather(1, read[..., None].expand(-1, -1, rows.shape[2]))

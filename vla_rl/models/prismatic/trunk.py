@@ -92,10 +92,9 @@ def refuse_causal(attend: Callable[[Tensor, Tensor], Tensor], width: int, like: 
     if torch.equal(before, after):
         raise ConfigError(
             "the trunk attends causally: its first token does not see its last one. OpenVLA-OFT "
-            "decodes in parallel and "
-            "needs bidirectional attention; a causal trunk raises no error and loses tens of "
-            "points. "
-            "Use the attention and the mask that the network was built with."
+            "decodes in parallel and needs bidirectional attention; a causal trunk raises no error "
+            "and loses tens of points. Use the attention and the mask that the network was built "
+            "with."
         )
 
 

@@ -32,8 +32,8 @@ def build_tower(timm_id: str, image_size: int, overrides: Mapping[str, Any]) -> 
     except (RuntimeError, ValueError, TypeError, AssertionError) as error:
         raise ConfigError(
             f"timm cannot build the vision tower {timm_id!r} at {image_size} pixels with "
-            f"{dict(overrides)}: {error}; "
-            "expected one of its ViTs, such as those of the public checkpoints."
+            f"{dict(overrides)}: {error}; expected one of its ViTs, such as those of the public "
+            "checkpoints."
         ) from error
     return tower
 

@@ -69,8 +69,7 @@ def tensor_files(folder: Path) -> dict[str, str]:
         if missing:
             raise CheckpointError(
                 f"{folder} lacks {_some(missing)} of {len(set(files.values()))} shards that "
-                f"{INDEX_FILE} lists; "
-                "download them, because the others cannot be used alone."
+                f"{INDEX_FILE} lists; download them, because the others cannot be used alone."
             )
         return files
     path = folder / SINGLE_FILE
@@ -127,7 +126,7 @@ def load_weights(
     for name, file in tensor_files(folder).items():
         if name not in beside:
             by_file.setdefault(file, []).append(name)
-    held = {**_shapes_in(folder, by_file), **_shapes(beside)}
+    held = {**_read_shapes(folder, by_file), **_shapes(beside)}
     _refuse_misfits(adapters, held, folder)
     expected = {
         name: tensor
@@ -256,7 +255,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     return dict(_tensors(path, names))
 
 
-def _shapes_in(folder: Path, by_file: Mapping[str, list[str]]) -> dict[str, list[int]]:
+def _read_shapes(folder: Path, by_file: Mapping[str, list[str]]) -> dict[str, list[int]]:
     """Read shapes by name, from the files' headers only."""
     shapes: dict[str, list[int]] = {}
     for file, names in by_file.items():

@@ -195,8 +195,7 @@ def serve(
         return ServedPrismaticPolicy(policy)
     raise ConfigError(
         f"engine 'vllm' cannot serve {type(policy).__name__}; expected OpenVla, OpenVlaOft (with "
-        "the head `tokens`) or "
-        "CausalLanguageModel. Take engine 'torch'."
+        "the head `tokens`) or CausalLanguageModel. Take engine 'torch'."
     )
 
 
@@ -210,7 +209,6 @@ def _refuse_unservable(policy: OpenVla | OpenVlaOft) -> None:
     if wrong:
         raise ConfigError(
             f"engine 'vllm' cannot serve this {type(policy).__name__}: {' and '.join(wrong)} of "
-            "its config "
-            "(FiLM looks at the text before the pictures; rounded rotary frequencies) are "
-            "computed by engine 'torch' alone."
+            "its config (FiLM looks at the text before the pictures; rounded rotary frequencies) "
+            "are computed by engine 'torch' alone."
         )

@@ -26,8 +26,8 @@ def check_folder(folder: str) -> None:
     if not Path(folder).is_dir() and looks_local:
         raise ConfigError(
             f"VJepa2Config.folder is {folder!r}, and there is no such folder; expected one with "
-            "config.json and "
-            "model.safetensors, or a name on the hub such as 'facebook/vjepa2-vitg-fpc64-384'."
+            "config.json and model.safetensors, or a name on the hub such as "
+            "'facebook/vjepa2-vitg-fpc64-384'."
         )
     _read_config(folder)
     _require_weights(folder)
@@ -45,8 +45,7 @@ def load_encoder(config: VJepa2Config) -> nn.Module:
     if not isinstance(patch_size, int) or config.image_size % patch_size:
         raise ConfigError(
             f"VJepa2Config.image_size is {config.image_size}, expected a multiple of the patches "
-            "of "
-            f"{config.folder}, {patch_size} pixels."
+            f"of {config.folder}, {patch_size} pixels."
         )
     # positions are rotary and computed from these two, so any size fits the weights
     model_config.crop_size, model_config.frames_per_clip = config.image_size, config.num_frames
@@ -84,8 +83,7 @@ def _require_weights(folder: str) -> None:
     if not found:
         raise ConfigError(
             f"V-JEPA 2 in {folder!r} has none of {', '.join(WEIGHT_FILES)}; expected the weights "
-            "beside config.json, in "
-            "safetensors."
+            "beside config.json, in safetensors."
         )
 
 

@@ -1,5 +1,6 @@
-"""Prepares the processes that vLLM starts, before anything else runs in them, and lets vLLM import
-beside a CPU torch.
+"""Prepares the processes that vLLM starts, before anything else runs in them.
+
+It also lets vLLM import beside a CPU torch.
 
 Engine processes have this folder on their PYTHONPATH, so Python imports this file when it starts.
 Processes that vLLM does not start, and multiprocessing's own helpers, are not changed.

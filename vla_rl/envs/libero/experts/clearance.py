@@ -48,9 +48,7 @@ def lowest_height(
     )
 
 
-def highest_between(
-    cloud: np.ndarray, start: np.ndarray, end: np.ndarray, radius_m: float
-) -> float:
+def highest_on_way(cloud: np.ndarray, start: np.ndarray, end: np.ndarray, radius_m: float) -> float:
     """Return the height (m) of the highest point within `radius_m` of the straight way from `start`
     to `end`, seen from above.
     """

@@ -1,9 +1,19 @@
-"""Closing doors on hinges, such as a microwave's, from outside."""
+"""Closing doors on hinges, such as a microwave's, from outside, and opening them by their bars."""
+
+from typing import Any
 
 import numpy as np
 
 from vla_rl.envs.libero.experts.geometry import box_corners
-from vla_rl.envs.libero.experts.hand import CLOSE, OPEN, Hand, Motion, nearest_turn, pointing_down
+from vla_rl.envs.libero.experts.hand import (
+    CLOSE,
+    OPEN,
+    Hand,
+    Motion,
+    nearest_turn,
+    pointing,
+    pointing_down,
+)
 from vla_rl.envs.libero.experts.pick_and_place import approach
 from vla_rl.envs.libero.scene import Scene
 
@@ -25,6 +35,19 @@ _TURN_PER_STEP, _OVERSHOOT = 0.08, 0.15
 """Speed of the pushed door, and how far beyond shut the hand is driven (rad)."""
 
 
+_AJAR, _WIDE = 0.7, 1.45
+"""Angle to which the bar is pulled, so that the hand fits behind the door, and angle to which the
+door is then pushed from inside (rad; LIBERO requires 1.3)."""
+
+_PULL_TILT = np.radians(20.0)
+"""Angle of the hand below the horizontal when it holds the bar."""
+
+_PULL_PER_STEP = 0.035
+"""Speed of the pulled door (rad): faster, the bar slips out of the fingers."""
+
+_DOWN = np.array([0.0, 0.0, -1.0])
+
+
 class Door:
     """A part that turns about a vertical hinge and is shut at angle 0."""
 
@@ -39,24 +62,71 @@ class Door:
         """Opening angle (rad), with the sign of its joint."""
         return float(self._scene.data.joint(self._joint.id).qpos[0])
 
+    @property
+    def bar(self) -> np.ndarray:
+        """Middle of the part that stands out farthest, float64 [3] in the world."""
+        corners, _, outwards = self._shape()
+        return np.asarray(corners[(corners @ outwards).max(1).argmax()].mean(0))
+
+    @property
+    def outwards(self) -> np.ndarray:
+        """Horizontal direction that its outer face looks in, float64 [3]."""
+        return self._shape()[2]
+
     def in_front(self, angle: float, away_m: float) -> np.ndarray:
         """Return the point `away_m` from the door's outer face as it would be at `angle`, float64
         [3] in the world.
         """
-        data = self._scene.data.joint(self._joint.id)
-        corners = box_corners(self._scene, int(self._joint.bodyid[0])).reshape(-1, 3)
-        arms = (corners - data.xanchor)[:, :2]
-        middle = arms.mean(0)
-        along = middle / np.linalg.norm(middle)
-        outwards = np.sign(self._joint.range.sum() * data.xaxis[2]) * np.array(
-            [-along[1], along[0]]
-        )
-        face = (arms @ outwards).max()
-        arm = _REACH * (arms @ along).max() * along + (face + away_m) * outwards
-        turn = np.sign(data.xaxis[2]) * (angle - self.angle)
+        corners, _, outwards = self._shape()
+        face = ((corners - self._hinge) @ outwards).max()
+        return self._beside(angle, face + away_m)
+
+    def behind(self, angle: float, away_m: float) -> np.ndarray:
+        """Return the same point at the door's inner face."""
+        corners, _, outwards = self._shape()
+        face = ((corners - self._hinge) @ outwards).min()
+        return self._beside(angle, face - away_m)
+
+    def around(self, point: np.ndarray, angle: float) -> np.ndarray:
+        """Return where a point that moves with the door is at `angle`, float64 [3]."""
+        return np.asarray(self._hinge + self.turn(angle) @ (point - self._hinge))
+
+    def turn(self, angle: float) -> np.ndarray:
+        """Return the rotation from the present angle to `angle`, float64 [3, 3]."""
+        turn = np.sign(self._data.xaxis[2]) * (angle - self.angle)
         cosine, sine = np.cos(turn), np.sin(turn)
-        turned = np.array([[cosine, -sine], [sine, cosine]]) @ arm
-        return np.array([*(data.xanchor[:2] + turned), corners[:, 2].max() - _BELOW_TOP_M])
+        return np.array([[cosine, -sine, 0.0], [sine, cosine, 0.0], [0.0, 0.0, 1.0]])
+
+    @property
+    def widest(self) -> float:
+        """The sign of its angles when it is open."""
+        return float(np.sign(self._joint.range.sum()))
+
+    @property
+    def _data(self) -> Any:
+        return self._scene.data.joint(self._joint.id)
+
+    @property
+    def _hinge(self) -> np.ndarray:
+        return np.array(self._data.xanchor)
+
+    def _beside(self, angle: float, outwards_m: float) -> np.ndarray:
+        """Return the point of contact below the door's upper edge, `outwards_m` from the hinge's
+        plane.
+        """
+        corners, along, outwards = self._shape()
+        reach = _REACH * ((corners - self._hinge) @ along).max()
+        height = corners[..., 2].max() - _BELOW_TOP_M - self._hinge[2]
+        arm = reach * along + outwards_m * outwards - height * _DOWN
+        return np.asarray(self._hinge + self.turn(angle) @ arm)
+
+    def _shape(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return its boxes' corners [N, 8, 3], and the directions along its face and outwards."""
+        corners = box_corners(self._scene, int(self._joint.bodyid[0]))
+        middle = (corners.reshape(-1, 3) - self._hinge).mean(0) * [1.0, 1.0, 0.0]
+        along = middle / np.linalg.norm(middle)
+        side = np.sign(self._joint.range.sum() * self._data.xaxis[2])
+        return corners, along, side * np.array([-along[1], along[0], 0.0])
 
 
 def close_door(scene: Scene, hand: Hand, subject: str) -> Motion:
@@ -76,5 +146,54 @@ def close_door(scene: Scene, hand: Hand, subject: str) -> Motion:
         )
     yield from hand.go(
         door.in_front(float(shut), _THROUGH_M), rotation, CLOSE, tolerance_m=0.01, max_steps=15
+    )
+    yield from hand.rise(OPEN)
+
+
+def open_door(scene: Scene, hand: Hand, subject: str) -> Motion:
+    """Pull the bar until the fingers fit behind the door, then push the door's inner face."""
+    door = Door(scene, subject)
+    if abs(door.angle) < _AJAR / 2:
+        yield from _pull_ajar(scene, hand, door)
+    if abs(door.angle) >= _AJAR / 2:
+        yield from _push_open(scene, hand, door)
+
+
+def _pull_ajar(scene: Scene, hand: Hand, door: Door) -> Motion:
+    way = np.cos(_PULL_TILT) * -door.outwards + np.sin(_PULL_TILT) * _DOWN
+    rotation = nearest_turn(pointing(way, np.cross(door.outwards, _DOWN)), hand.rotation)
+    bar = door.bar
+    before = bar - 0.09 * way
+    yield from approach(scene, hand, before, rotation)
+    yield from hand.go(before, rotation, OPEN, tolerance_m=0.006, max_steps=60)
+    yield from hand.go(bar, rotation, OPEN, tolerance_m=0.008, max_steps=30)
+    yield from hand.hold(CLOSE, 10)
+    held, start = hand.position, door.angle
+    poses = [
+        (door.around(held, angle), door.turn(angle) @ rotation)
+        for angle in np.arange(start, door.widest * _AJAR, door.widest * _PULL_PER_STEP).tolist()
+    ]
+    for place, turned in poses:
+        yield from hand.go(place, turned, CLOSE, tolerance_m=0.0, max_steps=1)
+    yield from hand.go(*poses[-1], CLOSE, tolerance_m=0.0, max_steps=10)
+    yield from hand.hold(OPEN, 6)
+    back = hand.position - 0.08 * hand.rotation[:, 2]
+    yield from hand.go(back, hand.rotation, OPEN, tolerance_m=0.02, max_steps=15)
+
+
+def _push_open(scene: Scene, hand: Hand, door: Door) -> Motion:
+    start, wide = door.angle, door.widest * _WIDE
+    along = np.cross(door.outwards, _DOWN)
+    yaw = float(np.arctan2(along[1], along[0]))
+    rotation = nearest_turn(pointing_down(yaw), hand.rotation)
+    behind = door.behind(start, _BEFORE_M)
+    yield from approach(scene, hand, behind, rotation, CLOSE)
+    yield from hand.go(behind, rotation, CLOSE, max_steps=30)
+    for angle in np.arange(start, wide, np.sign(wide) * _TURN_PER_STEP):
+        yield from hand.go(
+            door.behind(float(angle), _THROUGH_M), rotation, CLOSE, tolerance_m=0.0, max_steps=1
+        )
+    yield from hand.go(
+        door.behind(wide, _THROUGH_M), rotation, CLOSE, tolerance_m=0.01, max_steps=15
     )
     yield from hand.rise(OPEN)

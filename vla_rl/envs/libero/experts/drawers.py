@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vla_rl.envs.libero.experts.clearance import highest_between
+from vla_rl.envs.libero.experts.clearance import highest_on_way
 from vla_rl.envs.libero.experts.geometry import box_corners, obstacle_points, surface_points
 from vla_rl.envs.libero.experts.hand import CLOSE, OPEN, Hand, Motion, nearest_turn, pointing
 from vla_rl.envs.libero.scene import Scene
@@ -128,4 +128,4 @@ def close_drawer(scene: Scene, hand: Hand, region: str) -> Motion:
 
 def _height_of_way(scene: Scene, hand: Hand, end: np.ndarray) -> float:
     """Return the height (m) that the hand needs on its way to `end`, tilted as it will be there."""
-    return highest_between(obstacle_points(scene), hand.position, end, 0.08) + 0.06
+    return highest_on_way(obstacle_points(scene), hand.position, end, 0.08) + 0.06

@@ -4,7 +4,7 @@ goal.
 
 import numpy as np
 
-from vla_rl.envs.libero.experts.doors import close_door
+from vla_rl.envs.libero.experts.doors import close_door, open_door
 from vla_rl.envs.libero.experts.drawers import Drawer, close_drawer, is_shut_drawer, open_drawer
 from vla_rl.envs.libero.experts.goals import Goal, UnreachableError, goals_of
 from vla_rl.envs.libero.experts.hand import OPEN, Hand, Motion
@@ -12,6 +12,7 @@ from vla_rl.envs.libero.experts.knobs import turn_knob
 from vla_rl.envs.libero.experts.pick_and_place import pick_and_place
 from vla_rl.envs.libero.experts.places import is_roofed
 from vla_rl.envs.libero.experts.pushing import is_pushed, make_room, push
+from vla_rl.envs.libero.experts.under_roofs import put_under_roof
 from vla_rl.envs.libero.scene import Scene
 
 _WAIT_STEPS = 10
@@ -73,22 +74,18 @@ def _reach(scene: Scene, hand: Hand, goal: Goal, is_shared: bool) -> Motion:
         if is_pushed(scene, goal):
             return push(scene, hand, goal.subject, goal.place)
         if is_shut_drawer(scene, goal.place):
-            return _open_for(scene, hand, goal.subject, goal.place)
+            return _open_before_grasp(scene, hand, goal.subject, goal.place)
         if goal.predicate == "in" and is_roofed(scene, goal.place):
-            raise UnreachableError(
-                f"{goal.place} has a roof, and no program puts things in from the side"
-            )
+            return put_under_roof(scene, hand, goal.subject, goal.place)
         return pick_and_place(scene, hand, goal.subject, goal.place, is_shared)
     if goal.predicate in ("turnon", "turnoff"):
         return turn_knob(scene, hand, goal)
     if goal.subject not in scene.domain.object_sites_dict:
-        if goal.predicate == "close":
-            return close_door(scene, hand, goal.subject)
-        raise UnreachableError(f"no program opens a hinged door, such as that of {goal.subject}")
+        return (open_door if goal.predicate == "open" else close_door)(scene, hand, goal.subject)
     return (open_drawer if goal.predicate == "open" else close_drawer)(scene, hand, goal.subject)
 
 
-def _open_for(scene: Scene, hand: Hand, name: str, region: str) -> Motion:
+def _open_before_grasp(scene: Scene, hand: Hand, name: str, region: str) -> Motion:
     """Open a drawer that `name` is to go into.
 
     First move `name` to where the open drawer leaves room to grasp it.

@@ -48,6 +48,19 @@ def surface_points(scene: Scene, bodies: Collection[int]) -> np.ndarray:
     return np.concatenate(clouds) if clouds else np.empty((0, 3))
 
 
+def fixed_points(scene: Scene, body: int) -> np.ndarray:
+    """Return points on the collision boxes of `body` and of the parts that are fixed to it, without
+    doors and drawers, float64 [N, 3].
+    """
+    model = scene.model
+    is_fixed = np.zeros(model.nbody, bool)
+    is_fixed[body] = True
+    for other in range(body + 1, model.nbody):  # parents come before their children
+        is_fixed[other] = is_fixed[model.body_parentid[other]] and not model.body_jntnum[other]
+    geoms = [geom for geom in solid_geoms(model, body) if is_fixed[model.geom_bodyid[geom]]]
+    return np.concatenate([_points(scene, geom) for geom in geoms])
+
+
 def obstacle_points(scene: Scene, without: Collection[str] = ()) -> np.ndarray:
     """Return points on every object and fixture of the task except the named ones and tables,
     float64 [N, 3].

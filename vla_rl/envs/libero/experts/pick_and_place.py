@@ -4,7 +4,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from vla_rl.envs.libero.experts.clearance import highest_between, lowest_height
+from vla_rl.envs.libero.experts.clearance import highest_on_way, lowest_height
 from vla_rl.envs.libero.experts.geometry import (
     box_corners,
     obstacle_points,
@@ -77,7 +77,7 @@ def pick_and_put(scene: Scene, hand: Hand, name: str, spot: Spot) -> Motion:
 
     others = obstacle_points(scene, without={name})
     goal = np.array([*spot.xy, 0.0])
-    way_top = highest_between(others, origin(scene, name), goal, held.radius_m + 0.03)
+    way_top = highest_on_way(others, origin(scene, name), goal, held.radius_m + 0.03)
     carry_height = max(way_top, spot.support_m) + held.below_m + _CLEARANCE_M
     start, gentle_steps = hand.position, _GENTLE_STEPS if held.grasp.is_on_wall else 0
 
@@ -122,7 +122,7 @@ def approach(
     """Bring the open hand to within `tolerance_m` above `position`, over all obstacles on
     the way.
     """
-    top = highest_between(obstacle_points(scene), hand.position, position, 0.08)
+    top = highest_on_way(obstacle_points(scene), hand.position, position, 0.08)
     height = max(top + _CLEARANCE_M, position[2] + 0.06)
     if hand.position[2] < height - 0.02:
         yield from hand.go(
@@ -161,8 +161,7 @@ def _plan(scene: Scene, hand: Hand, name: str, spot: Spot) -> _Held:
     if grasp is None:
         raise UnreachableError(
             f"{name} cannot be grasped from above as it lies: it is wider than "
-            f"{1000 * MAX_WIDTH_M:.1f} mm on every side "
-            "and has no wall that the fingers fit around"
+            f"{1000 * MAX_WIDTH_M:.1f} mm on every side and has no wall that the fingers fit around"
         )
     radius = float(np.linalg.norm(points[:, :2] - where[:2], axis=1).max())
     return _Held(grasp, grasp.position - where, float(grasp.position[2] - bottom), radius)

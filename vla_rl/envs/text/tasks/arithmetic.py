@@ -1,5 +1,6 @@
-"""Sums that need a calculator, in few characters, so that a character-level model of two million
-parameters can learn them.
+"""Sums that need a calculator, in few characters.
+
+A character-level model of two million parameters can learn them.
 
     user       23+58-7=?
     assistant  calc {"e": "23+58"}
@@ -152,8 +153,7 @@ def check_difficulty(num_operators: int, num_digits: int, operators: str) -> Non
     ):
         raise ValueError(
             f"num_operators={num_operators}, num_digits={num_digits}, operators={operators!r}: "
-            "expected 1 to 8 operators "
-            "out of '+-*', and 1 to 6 digits"
+            "expected 1 to 8 operators out of '+-*', and 1 to 6 digits"
         )
 
 

@@ -16,8 +16,9 @@ from vla_rl.types import Info
 
 
 class ArithmeticPairTask(TextTask):
-    """A solver proposes, a checker says `y` or `n`; after an `n` the solver tries again. Both have
-    the calculator.
+    """A solver proposes, a checker says `y` or `n`; after an `n` the solver tries again.
+
+    Both have the calculator.
 
         solver   23+58-7=?       ... 74
         checker  23+58-7=74?     ... y

@@ -1,5 +1,6 @@
-"""A question from a data set, an answer, a score: single-turn, or with a search tool in as many
-turns as it takes.
+"""A question from a data set, an answer, a score.
+
+It is single-turn, or with a search tool in as many turns as it takes.
 """
 
 import asyncio
@@ -16,8 +17,9 @@ from vla_rl.types import Info, Message
 
 
 class QuestionTask(TextTask):
-    """One row of a data set, selected by `options={"row": 17}` or else by the seed. Reward: the
-    score.
+    """One row of a data set, rewarded with its score.
+
+    `options={"row": 17}` selects it, or else the seed.
 
     Args:
         data: a `.parquet` or `.jsonl` file (see `vla_rl.data.prompts`).
@@ -58,7 +60,7 @@ class QuestionTask(TextTask):
             )
         self._number, self._row = number, rows[number]
         label = f"{self._fields[0]!r} of row {number} of {self._data}"
-        return Ask(conversation_about(self._row[self._fields[0]], self._system, label))
+        return Ask(first_messages(self._row[self._fields[0]], self._system, label))
 
     async def reply(self, text: str) -> Done:
         """Score the answer.
@@ -121,9 +123,8 @@ class SearchTask(QuestionTask):
         return "\n\n".join(document.as_text() for document in found) or "nothing was found"
 
 
-def conversation_about(asked: Any, system: str, label: str) -> tuple[Message, ...]:
-    """Return the first messages about a prompt: the system message, if there is one, and the
-    prompt.
+def first_messages(asked: Any, system: str, label: str) -> tuple[Message, ...]:
+    """Return the first messages about a prompt: the system's, if there is one, and the prompt.
 
     Raises: DataError, with the label, if the prompt is neither text nor messages.
     """

@@ -1,0 +1,242 @@
+"""The result of finished runs on held-out starts.
+
+    python -m benchmarks.demo_result runs/<run>                                    one run
+    python -m benchmarks.demo_result runs/<run> --keep docs/results/demo.jsonl     and keep it there
+    python -m benchmarks.demo_result --table docs/results/demo.jsonl               those of a file
+
+Compares the starts that both the first and the last evaluated weights were tried from. Runs
+nothing. `--keep` appends one line with every outcome, versions and machine; `--table` prints those
+lines as the table of docs/results.md. A line also has, by update, the success of the sampled
+training episodes (`success`) and their number until then (`episodes`).
+
+Keys of a run's last line: `before` and `after`, the success rates in percent, and `points_gained`,
+their difference; `starts`; `updates`; `minutes`, from the start of the command to its last held-out
+episode (None if the run was resumed, because pauses would count); `assets`: `package` for LIBERO's
+own from installed packages, else their source, such as `stand-ins`; `quality` and `physics` of the
+held-out episodes; `seed`. The last line of `--table` has lists of them by run.
+"""
+
+import argparse
+import datetime
+import json
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+from rich.console import Console
+
+from benchmarks.interleaved import print_json_line
+from benchmarks.pipeline_curves import lines_of
+from benchmarks.provenance import PACKAGES, machine
+from vla_rl.errors import VlaRlError
+from vla_rl.evaluation.held_out import (
+    HeldOutResult,
+    by_version,
+    conditions_path,
+    held_out_table,
+    read_held_out,
+    results_path,
+)
+from vla_rl.evaluation.results import EpisodeResult, by_task, whole_lines, wilson_interval
+from vla_rl.graph import AppendedFile
+from vla_rl.observe import RunDirectory
+
+PACKAGED: Final = ("package", "wheels")
+"""Sources of assets that are installed packages: hf-libero with assets in it, or the wheels."""
+
+LEAST_STARTS: Final = 100
+
+
+def compared(
+    results: Sequence[HeldOutResult],
+) -> tuple[int, list[EpisodeResult], list[EpisodeResult]]:
+    """Return the last weight version, and the episodes of the first and of the last one from the
+    starts that both have.
+
+    Raises: ValueError if fewer than two versions were evaluated.
+    """
+    versions = by_version(results)
+    if len(versions) < 2:
+        raise ValueError(
+            f"{len(versions)} weight versions were evaluated, expected the first and the last: the "
+            "run has not ended, or had no held-out episodes (--held-out.init-states)"
+        )
+    first, last = versions[min(versions)], versions[max(versions)]
+    both = {result.key for result in first} & {result.key for result in last}
+    return (
+        max(versions),
+        [result for result in first if result.key in both],
+        [result for result in last if result.key in both],
+    )
+
+
+def figures_of(run: RunDirectory) -> dict[str, Any]:
+    """Return the figures of a run. Raises: ValueError if it was not evaluated twice; OSError."""
+    version, before, after = compared(read_held_out(results_path(run)))
+    conditions, about = _json(conditions_path(run)), _json(run.path / "about.json")
+    source = about.get("assets", "unknown")
+    rates = [100 * sum(each.is_success for each in found) / len(found) for found in (before, after)]
+    return {
+        "before": round(rates[0], 2),
+        "after": round(rates[1], 2),
+        "points_gained": round(rates[1] - rates[0], 2),
+        "starts": len(after),
+        "updates": version,
+        "minutes": _minutes(run),
+        "assets": "package" if source in PACKAGED else source,
+        "quality": conditions.get("quality"),
+        "physics": conditions.get("physics"),
+        "seed": _json(run.config).get("run", {}).get("seed"),
+    }
+
+
+def _minutes(run: RunDirectory) -> float | None:
+    """Return the minutes from the start to the last held-out episode; None for a resumed run."""
+    if (run.path / "versions-2.json").exists():
+        return None
+    began = datetime.datetime.fromisoformat(_json(run.path / "versions.json")["started_at"])
+    return round((results_path(run).stat().st_mtime - began.timestamp()) / 60, 2)
+
+
+def kept_line(run: RunDirectory, note: str) -> dict[str, Any]:
+    """Return everything of a run that the table and its reader need. Raises: as `figures_of`."""
+    found, (_, before, after) = figures_of(run), compared(read_held_out(results_path(run)))
+    versions = _json(run.path / "versions.json")
+    packages = {name.replace("_", "-"): each for name, each in versions["packages"].items()}
+    updates = lines_of(run.path, found["seed"])
+    return {
+        **found,
+        "training_minutes": updates[-1]["minutes"],
+        "success": [line["rollout/success_rate"] for line in updates],
+        "episodes": [line["episodes"] for line in updates],
+        "outcomes_before": outcomes_by_task(before),
+        "outcomes_after": outcomes_by_task(after),
+        "note": note,
+        "machine": machine(),
+        "started_at": versions["started_at"],
+        "command": versions["command"][1:],
+        "versions": {
+            "python": versions["python"].split()[0],
+            **{name: packages.get(name) for name in PACKAGES},
+            "commit": versions["commit"],
+        },
+    }
+
+
+def outcomes_by_task(results: Sequence[EpisodeResult]) -> dict[str, str]:
+    """Return each task's outcomes in the order of its starts, 1 for solved."""
+    return {
+        task: "".join(
+            str(int(result.is_success)) for result in sorted(found, key=lambda each: each.key)
+        )
+        for task, found in by_task(results).items()
+    }
+
+
+def keep(path: Path, line: dict[str, Any]) -> None:
+    """Append the line of a run. Raises: ValueError if its seed is there already; OSError."""
+    seeds = [each["seed"] for each in kept_lines(path)]
+    if line["seed"] in seeds:
+        raise ValueError(
+            f"{path} has a run with seed {line['seed']} already, expected each seed once: a "
+            "repeated seed is no new evidence"
+        )
+    with closing(AppendedFile(path, lines=True)) as file:
+        file.write(json.dumps(line).encode() + b"\n", sync=True)
+
+
+def kept_lines(path: Path) -> list[dict[str, Any]]:
+    """Read the kept runs."""
+    return [json.loads(line) for line in whole_lines(path).splitlines()]
+
+
+def markdown_table(lines: Sequence[dict[str, Any]]) -> str:
+    """Return the kept runs as a Markdown table: all starts with their intervals, and each task."""
+    tasks = list(lines[0]["outcomes_after"])
+    rows = [
+        ["seed", "minutes", "before, % (95 %)", "after, % (95 %)", *(f"{task}" for task in tasks)],
+        ["---"] * (4 + len(tasks)),
+        *(
+            [
+                f"{line['seed']}",
+                "-" if line["minutes"] is None else f"{line['minutes']:.0f}",
+                _rate(line["outcomes_before"]),
+                _rate(line["outcomes_after"]),
+                *(
+                    f"{line['outcomes_before'][task].count('1')} to "
+                    f"{line['outcomes_after'][task].count('1')} of "
+                    f"{len(line['outcomes_after'][task])}"
+                    for task in tasks
+                ),
+            ]
+            for line in lines
+        ),
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _rate(outcomes: dict[str, str]) -> str:
+    every = "".join(outcomes.values())
+    low, high = wilson_interval(every.count("1"), len(every))
+    return f"{100 * every.count('1') / len(every):.0f} ({100 * low:.0f} to {100 * high:.0f})"
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def print_run(run: RunDirectory) -> None:
+    """Print the table of a run, what its size allows to conclude, and the JSON line."""
+    figures = figures_of(run)
+    Console().print(held_out_table(read_held_out(results_path(run))))
+    if figures["starts"] < LEAST_STARTS:
+        low, high = wilson_interval(figures["starts"] // 2, figures["starts"])
+        print(
+            f"{figures['starts']} held-out starts are few: each rate is known to within "
+            f"{50 * (high - low):.0f} points; take at least {LEAST_STARTS} "
+            "(--held-out.init-states)"
+        )
+    print_json_line(figures)
+
+
+def print_kept(path: Path) -> None:
+    """Print the kept runs and their JSON line. Raises: ValueError if there are none."""
+    lines = kept_lines(path)
+    if not lines:
+        raise ValueError(f"{path} has no runs; `--keep {path}` adds one")
+    print(markdown_table(lines))
+    names = ("seed", "before", "after", "points_gained", "starts", "minutes", "assets")
+    print_json_line({name: [line[name] for line in lines] for name in names})
+
+
+def main() -> int:
+    """Print a run or the kept ones, as the command line says; return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", type=Path, nargs="?", help="folder of a finished run")
+    parser.add_argument("--keep", type=Path, help="append the run to this file")
+    parser.add_argument("--note", default="", help="what else ran on the machine; kept too")
+    parser.add_argument("--table", type=Path, help="print the runs of this file")
+    options = parser.parse_args()
+    if (options.run is None) == (options.table is None):
+        parser.error("expected the folder of a run, or --table and a file of kept runs")
+    try:
+        if options.table is not None:
+            print_kept(options.table)
+            return 0
+        run = RunDirectory.existing(options.run)
+        if options.keep is not None:
+            keep(options.keep, kept_line(run, options.note))
+        print_run(run)
+    except (VlaRlError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

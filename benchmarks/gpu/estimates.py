@@ -1,0 +1,65 @@
+"""Figures of the estimates, for `python -m benchmarks.gpu`: the error of the memory estimate, and
+whether a run's utilization is measured and its least seconds are known.
+"""
+
+import asyncio
+from functools import partial
+
+import torch
+
+from benchmarks.gpu.tracked_memory import (
+    fake_policy,
+    memory_estimate_error,
+    public_shape,
+    rows_of,
+)
+from vla_rl.engines import DeviceLane
+from vla_rl.engines.peaks import peak_of
+from vla_rl.learning.rank_memory import size_of
+from vla_rl.learning.roofline import Workload, roofline
+from vla_rl.learning.traced_pass import fake_tensors, trace_pass
+from vla_rl.models.example_rows import example_row
+from vla_rl.models.openvla_oft import OpenVlaOft
+from vla_rl.models.openvla_oft.config import tiny
+from vla_rl.training.utilization import Utilization
+
+REFERENCE = "NVIDIA H100 80GB HBM3"
+
+
+def estimate_figures(*, is_tiny: bool) -> dict[str, float]:
+    """Return `memory_estimate_error` and `mfu_estimate_present`; the whole 7B takes half a minute,
+    the tiny form has its widths and two layers.
+    """
+    return {
+        "memory_estimate_error": round(memory_estimate_error(is_tiny=is_tiny), 4),
+        "mfu_estimate_present": float(
+            has_least_seconds(is_tiny=is_tiny) and asyncio.run(has_utilization())
+        ),
+    }
+
+
+def has_least_seconds(*, is_tiny: bool) -> bool:
+    """Return whether the roofline of an OpenVLA-OFT is bound by compute, at more than 10 TFLOPs an
+    update.
+    """
+    model = fake_policy(public_shape(2, tower_layers=2) if is_tiny else public_shape())
+    with fake_tensors(model.network):
+        batch, tokens = rows_of(model.config, 1)
+    traced, peak = trace_pass(model, batch, tokens), peak_of(REFERENCE)
+    assert peak is not None
+    work = Workload(decisions=512, epochs=1, steps=1, acting_rows=32, recomputes=False)
+    least = roofline(traced, size_of(model.network), work, peak)
+    return least.binds == "compute" and 0.0 < least.acting_s < least.learning_s < least.seconds
+
+
+async def has_utilization() -> bool:
+    """Return whether a policy's pass on a device lane gives a utilization in (0, 1)."""
+    model = OpenVlaOft.create(tiny(), seed=0)
+    row = example_row(model)
+    assert row is not None
+    async with DeviceLane(1) as lane:
+        measured = Utilization(lane, peak_flops=1e15)
+        compute = partial(model.log_probs, temperatures=torch.ones(1))
+        await lane.run(compute, row.batch, row.tokens, work="update")
+        metrics = measured.metrics()
+    return all(0.0 < metrics[name] < 1.0 for name in ("device/mfu", "device/mfu_update"))

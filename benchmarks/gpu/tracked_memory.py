@@ -1,0 +1,188 @@
+"""The estimate of an update's memory beside torch's tracker, for shapes that fit no machine at hand.
+
+    meta device ─► parameters exchanged for fake ones ─► two updates under MemTracker ─► the peak
+                                                    └─► `estimate_gpu`, which traces one row
+
+The network is built on `meta` because timm calls `.item()` when it is built from fake tensors. The
+second update counts: in the first, the optimizer has no state yet. It has two micro-batches, because
+gradients of the first are there when the second computes.
+"""
+
+import time
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+from tokenizers import Tokenizer
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.distributed._tools.mem_tracker import MemTracker
+
+from vla_rl.learning import LearnerConfig
+from vla_rl.learning.config import OptimizerConfig
+from vla_rl.learning.gpu_memory import GpuEstimate, estimate_gpu
+from vla_rl.learning.optimizer import PolicyOptimizer
+from vla_rl.learning.rank_memory import size_of
+from vla_rl.learning.traced_pass import Kept, TracedPass, fake_tensors, trace_pass
+from vla_rl.models.openvla_oft import OpenVlaOft
+from vla_rl.models.openvla_oft.config import TINY_TOKENIZER, OpenVlaOftConfig
+from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
+from vla_rl.models.prismatic.action_tokens import unit_bounds
+from vla_rl.models.prismatic.config import LlmConfig, LoraConfig, VisionTowerConfig
+from vla_rl.models.prismatic.processor import PrismaticBatch
+
+PROMPT: Final = 24
+"""Ids of a LIBERO prompt."""
+
+PUBLIC_LAYERS: Final = 32
+
+RUNNING_LAYERS: Final = (23, 26, PUBLIC_LAYERS)
+"""Blocks of DINOv2, SigLIP and the trunk that run: the towers' last ones do not."""
+
+
+def public_shape(
+    num_layers: int = PUBLIC_LAYERS,
+    *,
+    tower_layers: int | None = None,
+    lora: LoraConfig | None = None,
+) -> OpenVlaOftConfig:
+    """Return the configuration of the public OpenVLA-OFT 7B, or of one with fewer layers."""
+    shallow = {} if tower_layers is None else {"depth": tower_layers}
+    public = OpenVlaOftConfig(
+        tokenizer_file=str(TINY_TOKENIZER), action_bounds=unit_bounds(7), lora=lora
+    )
+    return OpenVlaOftConfig(
+        tokenizer_file=public.tokenizer_file,
+        action_bounds=public.action_bounds,
+        lora=lora,
+        llm=LlmConfig(num_layers=num_layers),
+        featurizer=VisionTowerConfig(timm_id=public.featurizer.timm_id, overrides=dict(shallow)),
+        fused_featurizer=VisionTowerConfig(
+            timm_id=public.fused_featurizer.timm_id, overrides=dict(shallow)
+        ),
+    )
+
+
+def fake_policy(config: OpenVlaOftConfig, dtype: torch.dtype = torch.bfloat16) -> OpenVlaOft:
+    """Build a policy whose parameters have shapes and no numbers, in no time and no memory."""
+    with torch.device("meta"):
+        network = OpenVlaOftNetwork(config).to(dtype)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for module in network.modules():
+            for name, parameter in module._parameters.items():
+                if parameter is not None:
+                    fake = torch.empty(parameter.shape, dtype=parameter.dtype)
+                    module._parameters[name] = nn.Parameter(fake, parameter.requires_grad)
+            for name, buffer in module._buffers.items():
+                if buffer is not None:
+                    module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
+    return OpenVlaOft(config, network, Tokenizer.from_file(config.tokenizer_file))
+
+
+def rows_of(config: OpenVlaOftConfig, num_rows: int) -> tuple[PrismaticBatch, torch.Tensor]:
+    """Return a batch and tokens; fake ones inside of `fake_tensors`."""
+    size = config.image_size
+    images = torch.zeros(num_rows, len(config.cameras), 3, size, size, dtype=torch.uint8)
+    prompts = torch.ones(num_rows, PROMPT, dtype=torch.int64)
+    lengths = torch.full((num_rows,), PROMPT)
+    first = config.llm.vocab_size - config.num_bins
+    tokens = torch.full((num_rows, config.num_action_tokens), first)
+    return PrismaticBatch(images, prompts, lengths), tokens
+
+
+class _StorageTracker(MemTracker):  # type: ignore[no-untyped-call]
+    """torch's tracker of every storage, without its account by module.
+
+    That account expects gradients at every parameter that a module has; frozen ones have none, and
+    bfloat16 ones pass theirs on to their masters.
+    """
+
+    def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None: ...
+    def _post_fw_hook(self, module: nn.Module, inputs: Any, outputs: Any) -> None: ...
+    def _pre_bw_hook(self, module: nn.Module, args: Any) -> None: ...
+    def _post_bw_hook(self, module: nn.Module, args: Any) -> None: ...
+
+
+def tracked_peak(model: OpenVlaOft, num_rows: int) -> int:
+    """Return the bytes of tensors at the peak of an update, by torch's tracker.
+
+    Args:
+        model: made by `fake_policy`; it is trained, in vain.
+        num_rows: rows of a micro-batch.
+    """
+    network = model.network
+    with fake_tensors(network):
+        batch, tokens = rows_of(model.config, num_rows)
+        temperatures = torch.ones(num_rows)
+        tracker = _StorageTracker()
+        tracker.track_external(network)
+        with tracker:
+            optimizer = PolicyOptimizer(network, OptimizerConfig())
+            for num_micro_batches in (1, 2):
+                for _ in range(num_micro_batches):
+                    log_probs, _ = model.log_probs(batch, tokens, temperatures)
+                    torch.autograd.backward(log_probs.sum())
+                    del log_probs
+                optimizer.step()
+        peaks: dict[Any, dict[str, int]] = tracker.get_tracker_snapshot("peak")
+    return max(of_device["Total"] for of_device in peaks.values())
+
+
+@dataclass(frozen=True)
+class Compared:
+    """An estimate and what the tracker found."""
+
+    estimate: GpuEstimate
+    traced: TracedPass
+    tracked: int
+    seconds: float
+
+    @property
+    def error(self) -> float:
+        """Relative error of the estimate; positive if it is too large."""
+        return self.estimate.tensors / self.tracked - 1.0
+
+
+def compare(config: OpenVlaOftConfig, num_rows: int, *, recomputes: bool = False) -> Compared:
+    """Estimate and track the update of a policy."""
+    began = time.perf_counter()
+    model = fake_policy(config)
+    with fake_tensors(model.network):
+        batch, tokens = rows_of(config, 1)
+    traced = trace_pass(model, batch, tokens)
+    learner = LearnerConfig(micro_batch=num_rows)
+    size = size_of(model.network)
+    estimate = estimate_gpu(size, learner, traced.kept, recomputes=recomputes)
+    if recomputes:
+        model.recompute_activations()
+    tracked = tracked_peak(model, num_rows)
+    return Compared(estimate, traced, tracked, time.perf_counter() - began)
+
+
+def public_kept(shallow: Kept, tower_layers: int) -> Kept:
+    """Return what one row of the public 7B keeps, from that of its widths with few layers, because
+    blocks of a stack are alike: all but the first and the last.
+
+    Args:
+        shallow: of `public_shape(3, tower_layers=tower_layers)`.
+        tower_layers: at least 4, of which the last never runs.
+    """
+    inside, inputs = (
+        _deepened(blocks, tower_layers - 1) for blocks in (shallow.inside, shallow.inputs)
+    )
+    return Kept(inside, inputs, shallow.outside, shallow.largest)
+
+
+def _deepened(blocks: tuple[int, ...], num_tower: int) -> tuple[int, ...]:
+    stacks = (blocks[:num_tower], blocks[num_tower : 2 * num_tower], blocks[2 * num_tower :])
+    deep: tuple[int, ...] = ()
+    for (first, middle, *_, last), depth in zip(stacks, RUNNING_LAYERS, strict=True):
+        deep += (first, *(middle,) * (depth - 2), last)
+    return deep
+
+
+def memory_estimate_error(*, is_tiny: bool) -> float:
+    """Return the relative error for the public 7B, or for its widths with two layers."""
+    if is_tiny:
+        return abs(compare(public_shape(2, tower_layers=2), 2).error)
+    return abs(compare(public_shape(), 1).error)

@@ -1,0 +1,101 @@
+"""Arithmetic is counted as a hand formula has it, once for each shape; peaks are found by name."""
+
+from functools import partial
+
+import pytest
+import torch
+from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from vla_rl.engines import DeviceLane
+from vla_rl.engines.flops import FlopMeter, flop_counter
+from vla_rl.engines.peaks import peak_of
+
+ROWS, LENGTH = 2, 12
+WIDTH, INNER, LAYERS, VOCABULARY = 16, 40, 3, 50
+
+
+def transformer() -> LlamaForCausalLM:
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=WIDTH,
+        intermediate_size=INNER,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=2,
+        use_cache=False,
+    )
+    network = LlamaForCausalLM(config)
+    network.set_attn_implementation("sdpa")
+    return network
+
+
+def flops_by_hand() -> int:
+    """Two operations for each product and its sum: weights, then scores and what they weigh."""
+    weights = LAYERS * (4 * WIDTH * WIDTH + 3 * WIDTH * INNER) + WIDTH * VOCABULARY
+    attention = LAYERS * 2 * LENGTH * WIDTH
+    return 2 * ROWS * LENGTH * (weights + attention)
+
+
+def test_a_transformers_passes_are_counted_as_by_hand() -> None:
+    network = transformer()
+    tokens = torch.zeros(ROWS, LENGTH, dtype=torch.int64)
+    with flop_counter() as counter, torch.no_grad():
+        network(tokens)
+    # rotary positions add an outer product of a few numbers
+    assert counter.get_total_flops() == pytest.approx(flops_by_hand(), rel=0.01)
+    with flop_counter() as counter:
+        network(tokens).logits.sum().backward()
+    # backward computes gradients of weights and of inputs, and attention's scores once more
+    scores = 2 * ROWS * LENGTH * LAYERS * LENGTH * WIDTH
+    assert counter.get_total_flops() == pytest.approx(3 * flops_by_hand() + scores, rel=0.01)
+
+
+async def test_the_meter_counts_each_shape_once_and_adds_it_every_time() -> None:
+    meter = FlopMeter()
+    layer = nn.Linear(4, 8, bias=False)
+    seen = []
+
+    def act(rows: torch.Tensor) -> torch.Tensor:
+        seen.append(torch.utils._python_dispatch._get_current_dispatch_mode() is not None)
+        return layer(rows)
+
+    async with DeviceLane(1) as lane:
+        lane.observe(meter)
+        for rows in (2, 3, 2):
+            assert (await lane.run(act, torch.zeros(rows, 4), work="act")).shape == (rows, 8)
+        await lane.run(act, torch.zeros(2, 4), work="generate")
+        lane.forget(meter)
+        await lane.run(act, torch.zeros(2, 4), work="act")
+    assert seen == [True, True, False, False, False]
+    assert meter.flops() == {"act": 2 * 4 * 8 * (2 + 3 + 2)}
+
+
+def test_a_job_that_is_watched_returns_and_raises_what_it_did() -> None:
+    meter = FlopMeter()
+    assert meter.watched("act", partial(max, 3, 5))() == 5
+    with pytest.raises(ZeroDivisionError):
+        meter.watched("act", partial(divmod, 1, 0))()
+
+
+@pytest.mark.parametrize(
+    ("name", "teraflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", 989),
+        ("NVIDIA H100 PCIe", 756),
+        ("NVIDIA H100 NVL", 835),
+        ("NVIDIA H200", 989),
+        ("NVIDIA A100-SXM4-80GB", 312),
+        ("NVIDIA L4", 121),
+        ("NVIDIA L40S", 362),
+        ("NVIDIA GeForce RTX 4090", 165),
+    ],
+)
+def test_a_devices_peak_is_found_by_its_name(name: str, teraflops: int) -> None:
+    peak = peak_of(name)
+    assert peak is not None
+    assert peak.flops == teraflops * 1e12
+
+
+def test_an_unknown_device_has_no_peak() -> None:
+    assert peak_of("NVIDIA L40") is None
+    assert peak_of("AMD Instinct MI300X") is None

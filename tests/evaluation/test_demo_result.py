@@ -1,0 +1,133 @@
+"""What `benchmarks.demo_result` says of a finished run."""
+
+import json
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from benchmarks import demo_result
+from vla_rl.evaluation import EpisodeResult
+from vla_rl.evaluation.held_out import HeldOutResult, conditions_path, results_path
+from vla_rl.observe import RunDirectory
+from vla_rl.types import Config
+
+
+def an_episode(version: int, start: int, *, is_success: bool) -> HeldOutResult:
+    result = EpisodeResult(
+        suite="libero_goal", task_id=7, task="libero_goal/7", instruction="turn on the stove", init_state_id=start,
+        scene_seed=0, is_success=is_success, num_steps=70, attempts=1,
+    )  # fmt: skip
+    return HeldOutResult(weight_version=version, result=result)
+
+
+def a_finished_run(root: Path, results: list[HeldOutResult], assets: str = "wheels") -> Path:
+    """A run whose last held-out episode ended nine minutes after its start."""
+    run = RunDirectory.create(root, "demo", Config(), {"assets": assets})
+    results_path(run).write_bytes(b"".join(msgspec.json.encode(each) + b"\n" for each in results))
+    conditions_path(run).write_text('{"physics": "exact", "quality": "fast"}')
+    update = {
+        "update": 1, "wall_time_s": 60.0, "time/update_s": 30.0, "rollout/success_rate": 0.5,
+        "simulation/leases": len(results) + 32.0,
+    }  # fmt: skip
+    run.metrics.write_text(json.dumps(update) + "\n")
+    began = datetime.fromisoformat(
+        json.loads((run.path / "versions.json").read_text())["started_at"]
+    )
+    os.utime(results_path(run), (began.timestamp() + 540,) * 2)
+    return run.path
+
+
+def result_of(
+    run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Any:
+    monkeypatch.setattr(sys, "argv", ["demo_result", str(run)])
+    assert demo_result.main() == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_the_points_of_a_run_are_gained_on_the_starts_that_both_policies_had(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = [an_episode(0, start, is_success=start < 30) for start in range(100)]
+    results += [an_episode(20, start, is_success=start < 75) for start in range(100)]
+    results += [an_episode(20, 100, is_success=True)]  # which the base policy was not tried from
+    found = result_of(a_finished_run(tmp_path, results), monkeypatch, capsys)
+    assert found == {
+        "before": 30.0, "after": 75.0, "points_gained": 45.0, "starts": 100, "updates": 20, "minutes": 9.0,
+        "assets": "package", "quality": "fast", "physics": "exact", "seed": None,
+    }  # fmt: skip
+
+
+def test_stand_ins_are_never_called_packaged_assets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = [an_episode(version, 40, is_success=True) for version in (0, 20)]
+    run = a_finished_run(tmp_path, results, assets="stand-ins")
+    assert result_of(run, monkeypatch, capsys)["assets"] == "stand-ins"
+
+
+def test_the_minutes_of_a_resumed_run_are_unknown_because_it_paused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = [an_episode(version, 40, is_success=True) for version in (0, 20)]
+    run = a_finished_run(tmp_path, results)
+    RunDirectory.resume(run)
+    assert result_of(run, monkeypatch, capsys)["minutes"] is None
+
+
+def test_few_starts_are_told_with_what_their_rates_are_worth(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = [
+        an_episode(version, start, is_success=True) for version in (0, 20) for start in range(30)
+    ]
+    monkeypatch.setattr(sys, "argv", ["demo_result", str(a_finished_run(tmp_path, results))])
+    assert demo_result.main() == 0
+    assert "30 held-out starts are few: each rate is known to within 17 points" in (
+        capsys.readouterr().out
+    )
+
+
+def test_a_run_that_was_evaluated_once_has_no_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = a_finished_run(tmp_path, [an_episode(0, 40, is_success=True)])
+    monkeypatch.setattr(sys, "argv", ["demo_result", str(run)])
+    assert demo_result.main() == 2
+    assert "1 weight versions were evaluated, expected the first and the last" in (
+        capsys.readouterr().err
+    )
+
+
+def test_a_kept_run_is_in_the_table_with_every_outcome_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    results = [an_episode(0, start, is_success=start == 41) for start in (43, 41, 42, 40)]
+    results += [an_episode(20, start, is_success=start != 43) for start in (40, 41, 42, 43)]
+    run, data = a_finished_run(tmp_path, results), tmp_path / "demo.jsonl"
+    arguments = ["demo_result", str(run), "--keep", str(data), "--note", "alone"]
+    monkeypatch.setattr(sys, "argv", arguments)
+    assert demo_result.main() == 0
+    (line,) = demo_result.kept_lines(data)
+    assert (line["outcomes_before"], line["outcomes_after"], line["note"]) == (
+        {"libero_goal/7": "0100"}, {"libero_goal/7": "1110"}, "alone",
+    )  # fmt: skip
+    assert line["success"] == [0.5]
+    assert line["training_minutes"] == 0.5
+    assert line["versions"]["torch"]
+    assert line["versions"]["hf-libero"]
+    capsys.readouterr()
+
+    assert demo_result.main() == 2  # the same seed once more
+    assert "expected each seed once" in capsys.readouterr().err
+
+    monkeypatch.setattr(sys, "argv", ["demo_result", "--table", str(data)])
+    assert demo_result.main() == 0
+    output = capsys.readouterr().out
+    assert "| None | 9 | 25 (5 to 70) | 75 (30 to 95) | 1 to 3 of 4 |" in output
+    assert json.loads(output.splitlines()[-1])["points_gained"] == [50.0]

@@ -1,0 +1,151 @@
+"""A checkpoint is evaluated on every start once, by its own weights, whatever else moves."""
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from offline_evaluation import offline
+from uneven_world import LONG, SHORT, UnevenEnv, policy_that_acts, starts
+
+from vla_rl.actors import Runtime
+from vla_rl.errors import ActorDied, ConfigError
+from vla_rl.evaluation import evaluator
+from vla_rl.evaluation.evaluator import (
+    EvaluatorSettings,
+    evaluate_checkpoint,
+    settings_for,
+)
+from vla_rl.evaluation.held_out_results import SUCCESSES, line_of
+from vla_rl.models.mlp import MlpPolicy
+from vla_rl.observe import RunDirectory
+from vla_rl.simulation import SimulatorConfig
+from vla_rl.types import Config
+
+
+def settings(model: object, num_envs: int = 3) -> EvaluatorSettings:
+    simulators = SimulatorConfig(num_envs=num_envs)
+    return settings_for(model, line_of, None, simulators, torch_threads=1, niceness=1)
+
+
+def first_finished(num: int, num_envs: int, steps_per_update: int) -> tuple[float, set[int]]:
+    """The success rate of the first episodes to end, and the versions that acted in them.
+
+    Each environment begins again at once, and the weights move on meanwhile: all but the first
+    weights act as the newest policy does.
+    """
+    envs = [UnevenEnv() for _ in range(num_envs)]
+    for number, env in enumerate(envs):
+        env.reset(options={"init_state_id": number})
+    solved: list[bool] = []
+    versions = set()
+    step = 0
+    while len(solved) < num:
+        version = step // steps_per_update
+        versions.add(version)
+        for number, env in enumerate(envs):
+            _, _, ends, _, info = env.step([float(version > 0)])  # type: ignore[arg-type]
+            if ends:
+                solved.append(info["is_success"])
+                env.reset(options={"init_state_id": number})
+        step += 1
+    return sum(solved) / len(solved), versions
+
+
+async def test_moving_weights_and_short_successes_do_not_raise_the_result_of_a_checkpoint(
+    tmp_path: Path,
+) -> None:
+    # the wrong design: after 16 control steps, 9 short starts have ended 8 times each, 9 long ones
+    # once, and six weight versions have acted: 72 of 81 = .89
+    rate, versions = first_finished(81, num_envs=18, steps_per_update=3)
+    assert (round(rate, 2), len(versions)) == (0.89, 6)
+    assert LONG == 8 * SHORT
+
+    run, episodes = RunDirectory.create(tmp_path, "run", Config()), starts(18)
+    live = policy_that_acts(0)
+    live.save(tmp_path / "version-3")
+    newest = policy_that_acts(1).checkpoint_tensors()
+    lines: list[bytes] = []
+
+    async def done(line: bytes) -> None:
+        lines.append(line)
+        live.load_checkpoint_tensors(newest)  # training moves on with the first result
+
+    async with asyncio.timeout(100), Runtime("run") as runtime:
+        await evaluate_checkpoint(
+            runtime,
+            settings(live),
+            run,
+            3,
+            tmp_path / "version-3",
+            lambda: episodes[len(lines) :],
+            done,
+        )
+    rows = [SUCCESSES.row_in(line) for line in lines]
+    assert sorted(row.key for row in rows) == sorted(map(SUCCESSES.key_of, episodes))
+    assert {row.weight_version for row in rows} == {3}
+    assert sum(row.value for row in rows) / len(rows) == 0.5
+    assert sorted(lines) == sorted(await offline(tmp_path / "version-3", episodes, 3))
+
+
+async def test_a_process_that_dies_is_replaced_and_runs_what_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[int]] = []
+    done: list[bytes] = []
+
+    async def dies_after_one(*arguments: Any) -> None:
+        episodes, store = arguments[5], arguments[6]
+        asked.append([episode.episode_id for episode in episodes])
+        await store(b"%d" % episodes[0].episode_id)
+        if len(episodes) > 1:
+            raise ActorDied("evaluator", 1, "SIGKILL")
+
+    async def store(line: bytes) -> None:
+        done.append(line)
+
+    monkeypatch.setattr(evaluator, "_evaluate_once", dies_after_one)
+    run, episodes = RunDirectory(tmp_path), starts(4)
+    nothing: Any = None
+    await evaluate_checkpoint(
+        nothing, nothing, run, 0, tmp_path, lambda: episodes[len(done) :], store
+    )
+    assert asked == [[0, 1, 2, 3], [1, 2, 3], [2, 3], [3]]
+    assert done == [b"0", b"1", b"2", b"3"]
+
+
+async def test_processes_that_die_without_a_result_end_in_one_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deaths = []
+
+    async def dies(*arguments: Any) -> None:
+        deaths.append(1)
+        raise ActorDied("evaluator", 1, "SIGKILL")
+
+    monkeypatch.setattr(evaluator, "_evaluate_once", dies)
+    nothing: Any = None
+    with pytest.raises(ActorDied) as caught:
+        await evaluate_checkpoint(
+            nothing, nothing, RunDirectory(tmp_path), 7, tmp_path, lambda: starts(2), nothing
+        )
+    assert len(deaths) == 3
+    assert "lower --held-out.simulators" in caught.value.__notes__[0]
+
+
+def test_a_policy_that_no_other_process_can_load_is_refused() -> None:
+    class Nowhere:
+        network = policy_that_acts(0).network
+
+    with pytest.raises(ConfigError, match=r"Nowhere has no classmethod load\(folder\)"):
+        settings(Nowhere())
+    local = type("Local", (MlpPolicy,), {"__qualname__": "f.<locals>.Local"})
+    with pytest.raises(ConfigError, match="another process can import"):
+        settings(local(policy_that_acts(0).config, policy_that_acts(0).network))
+
+
+def test_settings_survive_the_way_to_another_process() -> None:
+    found = settings(policy_that_acts(0))
+    assert found.policy_class == "vla_rl.models.mlp.policy:MlpPolicy"
+    assert msgspec.json.decode(msgspec.json.encode(found), type=EvaluatorSettings) == found

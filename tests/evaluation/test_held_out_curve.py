@@ -1,0 +1,64 @@
+"""The curve of held-out episodes has means over all starts, their intervals, and the best."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from vla_rl.errors import ConfigError
+from vla_rl.evaluation.held_out_book import HeldOutRow
+from vla_rl.evaluation.held_out_curve import curve_of, curve_path, read_curve, write_curve
+from vla_rl.evaluation.held_out_results import SUCCESSES
+from vla_rl.evaluation.scored import SCORES
+from vla_rl.observe import RunDirectory
+from vla_rl.types import Config
+
+KEYS = [("toy/0", start, 0) for start in range(4)]
+
+
+def rows(version: int, *values: float) -> list[HeldOutRow]:
+    return [HeldOutRow(version, key, value) for key, value in zip(KEYS, values, strict=False)]
+
+
+def test_scores_have_the_mean_and_the_normal_interval_of_their_total() -> None:
+    lines = [
+        json.dumps({"weights": 4, "start": start, "total": total, "comfort": 1.0}).encode()
+        for start, total in enumerate((0.0, 0.5, 0.5, 1.0))
+    ]
+    found = [SCORES.row_in(line) for line in lines]
+    curve = curve_of(found, [row.key for row in found], SCORES)
+    (point,) = curve.points
+    # deviation sqrt(1/6) = .408, over sqrt(4), times 1.96
+    assert (point.all.mean, point.all.high - 0.5) == (0.5, pytest.approx(0.400, abs=1e-3))
+    assert curve.in_words(point) == "score 0.500 ± 0.400 over 4 starts"
+    assert curve.metrics_of(point)["held_out/score"] == 0.5
+    with pytest.raises(ValueError, match="expected weights, start and total"):
+        SCORES.row_in(b'{"weights": 4}')
+
+
+def test_the_earliest_of_equals_is_the_best_and_only_a_higher_mean_is_a_gain() -> None:
+    found = [*rows(0, 1, 0, 0, 0), *rows(2, 1, 1, 0, 0), *rows(4, 0, 0, 1, 1), *rows(6, 1, 0, 0, 0)]
+    curve = curve_of(found, KEYS, SUCCESSES)
+    assert curve.best is not None
+    assert (curve.best.weights, curve.num_without_gain) == (2, 2)
+    better = curve_of([*found, *rows(8, 1, 1, 1, 0)], KEYS, SUCCESSES)
+    assert better.num_without_gain == 0
+
+
+def test_episodes_that_are_not_held_out_any_more_do_not_count() -> None:
+    found = rows(0, 1, 1, 0, 0)
+    (point,) = curve_of(found, KEYS[:2], SUCCESSES).points
+    assert (point.all.episodes, point.all.mean) == (2, 1.0)
+    assert curve_of(found, [*KEYS, ("toy/0", 9, 0)], SUCCESSES).points == ()
+    assert curve_of([], [], SUCCESSES).best is None
+
+
+def test_a_curve_is_read_as_it_was_written_and_a_damaged_one_is_named(tmp_path: Path) -> None:
+    run = RunDirectory.create(tmp_path, "curve", Config())
+    assert read_curve(run) is None
+    curve = curve_of(rows(0, 1, 1, 0, 0), KEYS, SUCCESSES, skipped=[2])
+    write_curve(run, curve)
+    assert read_curve(run) == curve
+    curve_path(run).write_text("{")
+    with pytest.raises(ConfigError, match=r"held_out_curve.json cannot be read.*remove it"):
+        read_curve(run)

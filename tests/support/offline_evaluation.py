@@ -1,0 +1,31 @@
+"""An evaluation of a checkpoint in this process, apart from any run."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from vla_rl.actors import Runtime
+from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
+from vla_rl.evaluation.evaluator import loaded_policy
+from vla_rl.evaluation.held_out_results import line_of
+from vla_rl.evaluation.playing import play_each, within_range
+from vla_rl.rollout import embodied_agent
+from vla_rl.simulation import SimulatorConfig, SimulatorPool
+from vla_rl.types import EpisodeSpec, Trajectory
+
+
+async def offline(policy: Path, episodes: Sequence[EpisodeSpec], version: int) -> list[bytes]:
+    """The lines of an MLP policy's folder, with one simulator, and so decisions one at a time."""
+    lines = []
+
+    async def done(trajectory: Trajectory) -> None:
+        lines.append(line_of(version, trajectory))
+
+    model = loaded_policy("vla_rl.models.mlp.policy:MlpPolicy", policy, "cpu")
+    async with (
+        Runtime("offline") as runtime,
+        DeviceLane(1) as lane,
+        SimulatorPool(runtime, SimulatorConfig(num_envs=1)) as pool,
+        TorchActionEngine(model, lane, EngineConfig(), version) as engine,
+    ):
+        await play_each(pool, engine, within_range(embodied_agent), episodes, done)
+    return lines

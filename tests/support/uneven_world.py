@@ -1,0 +1,76 @@
+"""A world whose short episodes always succeed, and whose long ones succeed only by new weights."""
+
+from typing import Any, Final
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from vla_rl.models.mlp import MlpConfig, MlpPolicy
+from vla_rl.types import EnvSpec, EpisodeSpec, Info, Observation, Sampling
+
+SHORT: Final = 2
+LONG: Final = 16
+
+SHAPE = MlpConfig(
+    state_size=2, action_low=(0.0,), action_high=(1.0,), num_bins=2, chunk_size=1, hidden=(4,)
+)
+
+
+class UnevenEnv(gymnasium.Env[Observation, np.ndarray]):
+    """Even starts end after `SHORT` control steps with success; odd ones end after `LONG`, with
+    success if all actions were 1.
+    """
+
+    observation_space = spaces.Dict({"state": spaces.Box(-1.0, 1.0, (2,), np.float32)})
+    action_space = spaces.Box(0.0, 1.0, (1,), np.float32)
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        super().reset(seed=seed)
+        self._is_short = (options or {})["init_state_id"] % 2 == 0
+        self._num_steps, self._all_were_one = 0, True
+        return self._seen(), {}
+
+    def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
+        self._num_steps += 1
+        self._all_were_one &= bool(action[0] > 0.5)
+        ends = self._num_steps == (SHORT if self._is_short else LONG)
+        is_success = ends and (self._is_short or self._all_were_one)
+        return self._seen(), float(is_success), ends, False, {"is_success": is_success}
+
+    def _seen(self) -> Observation:
+        return {"state": np.array([self._num_steps / LONG, self._is_short], np.float32)}
+
+
+gymnasium.register("uneven-v0", entry_point=UnevenEnv)
+
+
+def starts(num: int) -> list[EpisodeSpec]:
+    """The first starts, each once."""
+    return [
+        EpisodeSpec(
+            episode_id=number,
+            group_id=number,
+            member=0,
+            env=EnvSpec(id="uneven_world:uneven-v0"),
+            task=f"uneven/{number % 2}",
+            seed=0,
+            policy_seed=0,
+            options={"init_state_id": number},
+            sampling=Sampling(greedy=True),
+        )
+        for number in range(num)
+    ]
+
+
+def policy_that_acts(action: int) -> MlpPolicy:
+    """A policy that always chooses 0, or always 1."""
+    policy = MlpPolicy.create(SHAPE, seed=0)
+    tensors = {name: tensor.clone() for name, tensor in policy.checkpoint_tensors().items()}
+    tensors["head.weight"].zero_()
+    tensors["head.bias"].zero_()
+    tensors["head.bias"][action] = 1.0
+    policy.load_checkpoint_tensors(tensors)
+    return policy

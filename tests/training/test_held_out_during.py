@@ -1,0 +1,145 @@
+"""A whole run with held-out evaluations beside it: what it leaves, and what a kill costs it."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from offline_evaluation import offline
+from toy_runs import run_recipe, start_recipe
+
+from vla_rl.commands.command_line import Command, TrainingLaunch, parse_command
+from vla_rl.errors import ConfigError
+from vla_rl.evaluation.held_out_book import HeldOutRow
+from vla_rl.evaluation.held_out_curve import read_curve
+from vla_rl.evaluation.held_out_results import SUCCESSES, results_path
+from vla_rl.learning.checkpoint_folders import best_checkpoint, checkpoint_of
+from vla_rl.observe import RunDirectory, read_metrics
+from vla_rl.recipes.train_toy import TrainToyConfig, held_out_episodes, main, starts_of
+
+REACH = ("--env-id", "vla_rl/toy_reach-v0", "--step-limit", "12")
+
+
+def command_of(*arguments: str) -> Command[TrainingLaunch, TrainToyConfig]:
+    return parse_command(TrainingLaunch, TrainToyConfig, "", [*REACH, *arguments])
+
+
+def lines_in(run: RunDirectory) -> list[bytes]:
+    path = results_path(run)
+    return path.read_bytes().splitlines() if path.exists() else []
+
+
+def rows_in(run: RunDirectory) -> list[HeldOutRow]:
+    return [SUCCESSES.row_in(line) for line in lines_in(run)]
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory: pytest.TempPathFactory) -> Command[TrainingLaunch, TrainToyConfig]:
+    root = str(tmp_path_factory.mktemp("runs"))
+    return command_of(
+        *("--run.root", root, "--run.updates", "4", "--run.keep-checkpoints", "9"),
+        *("--run.checkpoint-every", "100"),
+        *("--group-size", "2", "--scheduler.groups-per-update", "2", "--simulators.num-envs", "2"),
+        *("--num-starts", "8", "--held-out.starts", "6", "--held-out.every", "2"),
+    )
+
+
+@pytest.fixture(scope="module")
+def run(command: Command[TrainingLaunch, TrainToyConfig]) -> RunDirectory:
+    """A run of four updates that was evaluated on six starts every two of them."""
+    assert asyncio.run(main(command)) == 0
+    (path,) = Path(command.config.run.root).iterdir()
+    return RunDirectory(path)
+
+
+async def test_the_results_beside_training_are_those_of_an_offline_evaluation_to_the_bit(
+    run: RunDirectory, command: Command[TrainingLaunch, TrainToyConfig]
+) -> None:
+    episodes, lines = held_out_episodes(command.config), lines_in(run)
+    versions = {row.weight_version for row in rows_in(run)}
+    # whether 2 is evaluated, or skipped for 4, is a matter of speed
+    assert {0, 4} <= versions <= {0, 2, 4}
+    for version in versions:
+        folder = checkpoint_of(run.checkpoints, version)
+        assert folder is not None
+        async with asyncio.timeout(60):
+            expected = await offline(folder / "policy", episodes, version)
+        found = [line for line in lines if SUCCESSES.row_in(line).weight_version == version]
+        assert sorted(found) == sorted(expected)
+        assert len(set(expected)) == 6
+
+
+def test_the_run_shows_the_curve_wherever_it_shows_others(run: RunDirectory) -> None:
+    from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+    curve = read_curve(run)
+    assert curve is not None
+    means = {point.weights: point.all.mean for point in curve.points}
+    (events,) = run.tensorboard.iterdir()
+    drawn = {
+        event.step: value.tensor.float_val[0]
+        for event in EventFileLoader(str(events)).Load()
+        for value in event.summary.value
+        if value.tag == "held_out/success_rate"
+    }
+    assert drawn == pytest.approx(means)
+    assert [line["update"] for line in read_metrics(run.metrics)] == [1, 2, 3, 4]
+    page = (run.path / "report.html").read_text()
+    assert "<h2>Held-out starts during training</h2>" in page
+    assert "4 (best)" in page or "0 (best)" in page or "2 (best)" in page
+    best = best_checkpoint(run.checkpoints)
+    assert curve.best is not None
+    assert best == checkpoint_of(run.checkpoints, curve.best.weights)
+
+
+def test_after_a_kill_the_resume_finishes_the_evaluation_and_runs_no_start_twice(
+    tmp_path: Path,
+) -> None:
+    held_out = ("--held-out.starts", "150", "--held-out.every", "2")
+    killed = start_recipe(tmp_path, *REACH, "--run.updates", "2", *held_out)
+    try:
+        deadline = time.monotonic() + 100
+        while not (paths := list(tmp_path.glob("*/held_out.jsonl"))) or not paths[0].read_bytes():
+            assert killed.poll() is None, killed.communicate()
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        os.kill(killed.pid, signal.SIGKILL)
+        killed.communicate()
+    run = RunDirectory(paths[0].parent)
+    before = [line for line in lines_in(run) if line.endswith(b"}")]
+    assert 0 < len(before) < 150
+    resumed = run_recipe(tmp_path, *REACH, "--resume", str(run.path))
+    assert resumed.returncode == 0, resumed.stderr
+    rows = rows_in(run)
+    assert set(before[:-1]) <= set(lines_in(run))
+    assert Counter(row.weight_version for row in rows) == {0: 150, 2: 150}
+    assert max(Counter((row.weight_version, row.key) for row in rows).values()) == 1
+    curve = json.loads((run.path / "held_out_curve.json").read_text())
+    assert [point["weights"] for point in curve["points"]] == [0, 2]
+    assert "held out: final weights 2: " in resumed.stdout
+
+
+def test_held_out_seeds_are_not_those_of_training() -> None:
+    config = command_of("--held-out.starts", "50").config
+    assert not {start.seed for start in starts_of(config)} & {
+        episode.seed for episode in held_out_episodes(config)
+    }
+    with pytest.raises(ConfigError, match="starts is 5, expected 0, or --success-return beside it"):
+        parse_command(TrainingLaunch, TrainToyConfig, "", ["--held-out.starts", "5"])
+
+
+async def test_the_dry_run_says_what_evaluations_beside_training_cost(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    arguments = ("--run.updates", "9", "--held-out.starts", "5", "--held-out.every", "4")
+    command = command_of("--dry-run", "--run.root", str(tmp_path), *arguments)
+    async with asyncio.timeout(60):
+        assert await main(command) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "held out: 4 evaluations of 5 starts at most = 20 greedy episodes" in said
+    assert "held-out evaluator: Python, torch and the weights" in said

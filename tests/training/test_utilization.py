@@ -1,0 +1,171 @@
+"""A run's metrics have the device's utilization, chosen updates are profiled, and what does not fit
+a GPU is refused before its state is allocated.
+"""
+
+import json
+import re
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from rich.console import Console
+from toy_runs import small_run
+
+from vla_rl.commands.plan import EpisodeFootprint, print_plan
+from vla_rl.engines.peaks import TERA, DevicePeak
+from vla_rl.errors import ConfigError
+from vla_rl.pipelines.config import RunConfig
+from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
+from vla_rl.training.estimates import (
+    concerns_gpus,
+    estimate_run,
+    peak_of_run,
+    require_gpu_memory,
+    seconds_of_update,
+)
+from vla_rl.training.run import train
+from vla_rl.training.team import Member, Team
+
+FOOTPRINT = EpisodeFootprint(
+    what_runs="toy", simulator_mb=15, server_mb=60, chunk_bytes=100, num_chunks=20, decision_s=1e-3
+)
+
+
+def with_run(root: Path, **fields: Any) -> SrpoToyConfig:
+    config = small_run(root)
+    return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, **fields))
+
+
+async def test_a_run_with_a_known_peak_is_profiled_and_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = with_run(tmp_path, updates=4, peak_tflops=1e-3, profile_updates="1-2")
+    run = (await train(config, starts_of(config), policy_of(config))).run
+    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
+    for line in lines:
+        assert 0.0 < line["device/mfu"] < line["device/mfu_update"]
+        assert line["device/mfu_act"] > 0.0
+        assert line["device/tflops_per_s"] == pytest.approx(line["device/mfu"] * 1e-3)
+
+    spans = [each for each in json.loads(run.trace(0).read_text()) if each["ph"] == "X"]
+    shown = {each["name"]: each["args"].get("mfu") for each in spans}
+    assert shown["update 0"] == pytest.approx(lines[0]["device/mfu_update"], abs=1e-4)
+    assert shown["rollout 1"] == pytest.approx(lines[1]["device/mfu_act"], abs=1e-4)
+    assert shown["advantage 0"] is None
+
+    path = run.path / "profile-000001-000002.json"
+    assert f"profile of updates 1 to 2: {path}" in capsys.readouterr().out
+    events = json.loads(path.read_text())["traceEvents"]
+    named = [each for each in events if each.get("cat") == "user_annotation"]
+    names = {each["name"] for each in named}
+    assert {"act", "update[0]: update", "update[1]: update"} <= names
+    assert "update[3]: update" not in names
+    updates = [each for each in named if each["name"] == "update[1]: update"]
+    inside = {
+        each["name"]
+        for each in events
+        for update in updates
+        if each.get("cat") == "cpu_op"
+        and update["ts"] <= each["ts"] <= update["ts"] + update["dur"]
+    }
+    assert any(name.startswith("aten::") for name in inside)
+
+
+async def test_a_run_on_a_device_without_a_known_peak_counts_nothing(tmp_path: Path) -> None:
+    config = with_run(tmp_path, updates=1)
+    run = (await train(config, starts_of(config), policy_of(config))).run
+    assert "device/mfu" not in run.metrics.read_text()
+    assert not list(run.path.glob("profile-*"))
+
+
+@pytest.mark.parametrize("wrong", ["0", "4-3", "3-", "a", "1,2"])
+def test_profiled_updates_are_a_number_or_a_range(wrong: str) -> None:
+    assert RunConfig(profile_updates="3-4").profiled == range(3, 5)
+    with pytest.raises(ConfigError, match=r"profile_updates is .*, expected one number from 1 on"):
+        RunConfig(profile_updates=wrong)
+
+
+def test_an_update_that_does_not_fit_the_gpu_is_refused_with_the_inequality(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = with_run(tmp_path)
+    team = Team.of(policy_of(config))
+    memory = [2**34]
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(total_memory=memory[0]),
+    )
+    require_gpu_memory(config, team, torch.device("cuda"))
+    require_gpu_memory(config, team, torch.device("cpu"))
+    memory[0] = 2**28
+    with pytest.raises(ConfigError, match=r"more memory than the GPU has: .* > 0\.2 GiB; take a"):
+        require_gpu_memory(config, team, torch.device("cuda"))
+
+
+def test_copies_of_weights_count(tmp_path: Path) -> None:
+    config = with_run(tmp_path)
+    several = msgspec.structs.replace(
+        config, learner=msgspec.structs.replace(config.learner, minibatch_trajectories=1)
+    )
+    team = Team.of(policy_of(config))
+    once, twice = estimate_run(config, team), estimate_run(several, team)
+    assert once is not None
+    assert twice is not None
+    assert twice.memory.tensors - once.memory.tensors == once.size.weight_bytes
+    assert "weights that act" in twice.memory.terms
+    models = {name: Member(policy_of(config)) for name in ("one", "two")}
+    assert estimate_run(config, Team(models)) is None
+
+
+def test_what_binds_follows_from_the_device_and_the_simulators(tmp_path: Path) -> None:
+    config = with_run(tmp_path)
+    estimate = estimate_run(config, Team.of(policy_of(config)))
+    assert estimate is not None
+
+    def binds(flops: float, bytes_per_s: float | None, decision_s: float | None) -> str:
+        peak = DevicePeak(flops, bytes_per_s)
+        return seconds_of_update(config, estimate, peak, num_chunks=20, decision_s=decision_s).binds
+
+    assert binds(1.0, 1e12, 1e-3) == "compute"
+    assert binds(1e15, 1.0, 1e-3) == "memory bandwidth"
+    assert binds(1e15, 1e12, 1e-3) == "simulators"
+    least = seconds_of_update(config, estimate, DevicePeak(1e9), num_chunks=20, decision_s=None)
+    rows = 2 * 2 * 20  # groups, episodes of each, decisions of the longest
+    assert least.acting_s == pytest.approx(rows * estimate.traced.act_flops / 1e9)
+    assert least.learning_s == pytest.approx(rows * estimate.traced.update_flops / 1e9)
+    assert least.seconds == pytest.approx(least.acting_s + least.learning_s)
+    assert least.simulators_s is None
+
+
+def test_a_peak_is_that_of_the_option_before_that_of_the_data_sheet() -> None:
+    h100 = "NVIDIA H100 80GB HBM3"
+    assert peak_of_run(RunConfig(), None) is None
+    assert peak_of_run(RunConfig(), h100) == DevicePeak(989 * TERA, 3.35 * TERA)
+    given = peak_of_run(RunConfig(peak_tflops=400.0), h100)
+    assert given == DevicePeak(400 * TERA, 3.35 * TERA)
+    assert peak_of_run(RunConfig(peak_tflops=2.0), None) == DevicePeak(2 * TERA)
+
+
+def test_a_small_policy_on_a_machine_without_a_gpu_is_not_estimated(tmp_path: Path) -> None:
+    config = with_run(tmp_path, device="cpu")
+    team = Team.of(policy_of(config))
+    assert not concerns_gpus(config, team)
+    assert concerns_gpus(with_run(tmp_path, device="cpu", peak_tflops=1.0), team)
+
+
+def test_a_dry_run_prints_the_gpus_memory_and_the_least_seconds(tmp_path: Path) -> None:
+    config = with_run(tmp_path, device="cpu")
+    team = Team.of(policy_of(config))
+    out = Console(record=True, width=200)
+    print_plan(config, FOOTPRINT, *team.num_bytes, console=out, estimate=estimate_run(config, team))
+    text = out.export_text()
+    assert "GPU memory at the peak of an update, 32 rows at a time" in text
+    assert re.search(r"activations, kept +│ +\d+\.\d{3}", text)
+    assert "fits a GPU of 40 GB (37.3 GiB)" in text
+    assert "Seconds of one update on NVIDIA H100 80GB HBM3, 989 TFLOP/s" in text
+    assert re.search(r"simulators +│ +0\.0\d\d", text)
+    assert "simulators binds" in text or "simulators bind" in text

@@ -1,0 +1,79 @@
+"""Count the arithmetic of what runs on the device lane, once for each function and shape.
+
+    a job with new shapes  ─► runs under torch's counter, which takes a few times longer on the host
+    a job with known ones  ─► runs as it is; its count is added
+
+Lengths are rounded to multiples of 16, so that a run of texts meets few shapes.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from functools import partial
+from inspect import unwrap
+from typing import Any, Final, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop, sdpa_flop
+
+T = TypeVar("T")
+
+ROUNDED_TO: Final = 16
+
+UNCOUNTED: Final = frozenset({"generate", "checkpoint"})
+"""Work whose arithmetic does not follow from its arguments: generation keeps conversations."""
+
+_aten: Final = torch.ops.aten
+CPU_ATTENTION: Final[Mapping[Any, Callable[..., int]]] = {
+    # the counter wraps its formulas itself
+    _aten._scaled_dot_product_flash_attention_for_cpu: unwrap(sdpa_flop),
+    _aten._scaled_dot_product_flash_attention_for_cpu_backward: unwrap(sdpa_backward_flop),
+}
+"""Attention kernels that torch's counter leaves out: those of the CPU."""
+
+
+def flop_counter() -> FlopCounterMode:
+    """Return torch's counter, with the attention kernels of the CPU."""
+    return FlopCounterMode(display=False, custom_mapping=dict(CPU_ATTENTION))
+
+
+class FlopMeter:
+    """Observes a device lane and adds up the floating-point operations of its jobs."""
+
+    def __init__(self) -> None:
+        self._known: dict[object, int] = {}
+        self._done: dict[str, int] = {}
+
+    def flops(self) -> dict[str, int]:
+        """Return the operations since the lane was opened, by kind of work."""
+        return dict(self._done)
+
+    def watched(self, work: str, job: "partial[T]") -> "partial[T]":
+        """Return the job, which counts itself."""
+        return job if work in UNCOUNTED else partial(self._run, work, job)
+
+    def _run(self, work: str, job: "partial[T]") -> T:
+        key = (work, getattr(job.func, "__qualname__", ""), _shapes(job.args))
+        flops = self._known.get(key)
+        if flops is None:
+            with flop_counter() as counter:
+                result = job()
+            flops = self._known[key] = int(counter.get_total_flops())
+        else:
+            result = job()
+        self._done[work] = self._done.get(work, 0) + flops
+        return result
+
+
+def _shapes(value: object) -> object:
+    """Return what the arithmetic of a call depends on: the shapes in its arguments."""
+    if isinstance(value, Tensor | np.ndarray):
+        return tuple(-(-size // ROUNDED_TO) if size > ROUNDED_TO else size for size in value.shape)
+    if isinstance(value, tuple | list):
+        return tuple(_shapes(each) for each in value)
+    if isinstance(value, Mapping):
+        return tuple(_shapes(each) for each in value.values())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return tuple(_shapes(getattr(value, each.name)) for each in dataclasses.fields(value))
+    return None

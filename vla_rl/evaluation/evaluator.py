@@ -1,0 +1,259 @@
+"""Evaluate a checkpoint in a process of its own, beside whatever else this machine does.
+
+    evaluate_checkpoint ──► Evaluator (a fresh process per checkpoint)
+                     lines ◄──┘  loads the policy ─► play_each ─► its own simulators
+
+A process never sees more than one checkpoint, so no line can come from other weights. Decisions are
+computed in batches of one: which episodes happen to wait together changes no result, and an
+evaluation of the same checkpoint at any other time gives the same lines, bit for bit.
+"""
+
+import asyncio
+import logging
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from importlib import import_module
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from vla_rl.actors import Actor, ChildProcess, Runtime
+from vla_rl.actors.importable import import_path
+from vla_rl.errors import ActorDied, ConfigError
+from vla_rl.evaluation.playing import play_each, within_range
+from vla_rl.observe import RunDirectory
+from vla_rl.observe.outlet import FailureStreak
+from vla_rl.rollout import embodied_agent
+from vla_rl.simulation import SimulatorConfig, SimulatorPool
+from vla_rl.types import EpisodeSpec, Trajectory
+
+logger = logging.getLogger(__name__)
+
+MOST_DEATHS: Final = 3
+"""Evaluator processes in a row that may die without finishing an episode."""
+
+
+class EvaluatorSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything about an evaluation but the checkpoint and its episodes, as plain values."""
+
+    policy_class: str
+    """`module:Class`, with a classmethod `load(folder)`."""
+
+    line_of: str
+    """`module:function` that turns a weight version and a trajectory into a line."""
+
+    film: str | None
+    """`module:function` that makes a video of a trajectory."""
+
+    simulators: SimulatorConfig
+    device: str
+    torch_threads: int
+    niceness: int
+
+
+class Evaluator(Actor):
+    """Runs the episodes of one checkpoint; its process ends with it.
+
+    Args:
+        settings: the policy's class, simulators, device and format of the lines.
+    """
+
+    def __init__(self, settings: EvaluatorSettings) -> None:
+        self._settings = settings
+        self._film_failures = FailureStreak(
+            "film strips of held-out episodes", "that episode has none"
+        )
+
+    async def on_start(self) -> None:
+        """Lower the priority, before torch is imported and simulators are forked: they inherit it."""
+        os.nice(self._settings.niceness)
+
+    async def evaluate(
+        self, run: str, version: int, policy: str, episodes: list[EpisodeSpec]
+    ) -> AsyncIterator[bytes]:
+        """Run each episode once and yield its line, in the order in which episodes end.
+
+        Args:
+            run: the run's folder, for videos.
+            version: the weight version of the checkpoint.
+            policy: folder of the policy.
+            episodes: the episodes.
+        """
+        # room for all lines, so that no episode waits for the reader
+        lines: asyncio.Queue[bytes | None] = asyncio.Queue(len(episodes) + 1)
+        directory, line_of = RunDirectory(Path(run)), imported(self._settings.line_of)
+
+        async def done(trajectory: Trajectory) -> None:
+            await self._make_film(directory, version, trajectory)
+            lines.put_nowait(line_of(version, trajectory))
+
+        async def play() -> None:
+            try:
+                await self._play(Path(policy), version, episodes, done)
+            finally:
+                lines.put_nowait(None)
+
+        # a task of its own: groups of tasks must not be open across a yield, because a failure in
+        # one of them would cancel the reader
+        playing = asyncio.create_task(play(), name=f"held-out episodes of weights {version}")
+        try:
+            while (line := await lines.get()) is not None:
+                yield line
+            await playing
+        finally:
+            playing.cancel()
+            await asyncio.wait((playing,))
+
+    async def _play(
+        self,
+        policy: Path,
+        version: int,
+        episodes: Sequence[EpisodeSpec],
+        done: Callable[[Trajectory], Awaitable[None]],
+    ) -> None:
+        # imported here, at low priority: torch takes 2 s of a core
+        from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
+
+        settings = self._settings
+        num_envs = min(settings.simulators.num_envs, len(episodes))
+        simulators = msgspec.structs.replace(settings.simulators, num_envs=num_envs)
+        model = await asyncio.to_thread(
+            loaded_policy, settings.policy_class, policy, settings.device
+        )
+        async with (
+            Runtime("held-out") as runtime,
+            DeviceLane(settings.torch_threads) as lane,
+            SimulatorPool(runtime, simulators, specs=[each.env for each in episodes]) as pool,
+            TorchActionEngine(model, lane, EngineConfig(is_deterministic=True), version) as engine,
+        ):
+            await play_each(pool, engine, within_range(embodied_agent), episodes, done)
+
+    async def _make_film(self, run: RunDirectory, version: int, trajectory: Trajectory) -> None:
+        if self._settings.film is None:
+            return
+        try:
+            await imported(self._settings.film)(run, version, trajectory)
+        except (OSError, ValueError) as error:
+            self._film_failures.failed(trajectory.episode.task, error)
+        else:
+            self._film_failures.worked()
+
+
+async def evaluate_checkpoint(
+    runtime: Runtime,
+    settings: EvaluatorSettings,
+    run: RunDirectory,
+    version: int,
+    policy: Path,
+    missing: Callable[[], Sequence[EpisodeSpec]],
+    done: Callable[[bytes], Awaitable[None]],
+) -> None:
+    """Run the missing episodes of a checkpoint, and pass each line to `done` as its episode ends.
+
+    A process that dies is replaced, and the next one runs what is missing then.
+
+    Args:
+        runtime: owns the process.
+        settings: the policy's class, simulators, device and format of the lines.
+        run: the run's directory, for videos.
+        version: the weight version of the checkpoint.
+        policy: folder of the policy.
+        missing: returns the episodes that have no line yet.
+        done: stores a line.
+
+    Raises: ActorDied if process after process dies without finishing an episode; what an
+        environment or the loading of the policy raises.
+    """
+    deaths = 0
+    while episodes := list(missing()):
+        try:
+            await _evaluate_once(runtime, settings, run, version, policy, episodes, done)
+        except ActorDied as death:
+            deaths = 1 if len(missing()) < len(episodes) else deaths + 1
+            if deaths >= MOST_DEATHS:
+                death.add_note(
+                    f"that was the evaluator of weights {version}, the last of {deaths} that "
+                    "finished no episode; with less memory to spare, lower --held-out.simulators"
+                )
+                raise
+            logger.warning("the evaluator of weights %d is replaced: %s", version, death)
+
+
+async def _evaluate_once(
+    runtime: Runtime,
+    settings: EvaluatorSettings,
+    run: RunDirectory,
+    version: int,
+    policy: Path,
+    episodes: list[EpisodeSpec],
+    done: Callable[[bytes], Awaitable[None]],
+) -> None:
+    evaluator = await runtime.spawn(
+        Evaluator,
+        settings,
+        name=f"evaluator of weights {version}",
+        placement=ChildProcess(env={"OMP_NUM_THREADS": str(settings.torch_threads)}),
+        start_timeout_s=settings.simulators.start_timeout_s,
+    )
+    try:
+        lines = evaluator.evaluate(str(run.path), version, str(policy), episodes)
+        async with aclosing(lines):  # type: ignore[type-var]  # a stream has `aclose`
+            async for line in lines:
+                await done(line)
+    finally:
+        # not stopped: with a killed process its simulators end too, and nothing of it is to be kept
+        await runtime.kill(evaluator)
+
+
+def settings_for(
+    model: Any,
+    line_of: Callable[..., Any],
+    film: Callable[..., Any] | None,
+    simulators: SimulatorConfig,
+    *,
+    torch_threads: int,
+    niceness: int,
+) -> EvaluatorSettings:
+    """Return the settings for evaluating checkpoints of `model`.
+
+    Raises: ConfigError if another process could not load its checkpoints, or import the functions.
+    """
+    kind = type(model)
+    if not callable(getattr(kind, "load", None)):
+        raise ConfigError(
+            f"{kind.__name__} has no classmethod load(folder), which the process that runs "
+            "held-out episodes beside training needs to read its checkpoints; add it, or leave "
+            "held_out.every unset"
+        )
+    try:
+        return EvaluatorSettings(
+            policy_class=import_path(kind),
+            line_of=import_path(line_of),
+            film=None if film is None else import_path(film),
+            simulators=simulators,
+            device=next(model.network.parameters()).device.type,
+            torch_threads=torch_threads,
+            niceness=niceness,
+        )
+    except TypeError as error:
+        raise ConfigError(
+            f"held_out.every needs parts that another process can import: {error}"
+        ) from error
+
+
+def loaded_policy(policy_class: str, folder: Path, device: str) -> Any:
+    """Load a policy of the class `module:Class` from its folder, onto a device."""
+    model = imported(policy_class).load(folder)
+    model.network.to(device)
+    return model
+
+
+def imported(path: str) -> Any:
+    """Import `module:name`."""
+    module, _, name = path.partition(":")
+    found: Any = import_module(module)
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found

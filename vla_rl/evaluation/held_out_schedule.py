@@ -1,0 +1,39 @@
+"""When held-out episodes run beside training, with how many simulators, and when they end a run."""
+
+from collections.abc import Mapping
+
+from vla_rl.types import Config
+
+
+class HeldOutSchedule(Config, frozen=True, kw_only=True):
+    """Held-out episodes during a run, in a process of their own beside training."""
+
+    every: int | None = None
+    """Updates between two evaluations on the held-out starts, which run beside training from a
+    checkpoint that is saved for them. None: only before the first update and after the last."""
+
+    simulators: int = 1
+    """Simulators of the evaluations beside training. More finish sooner and take more cores from
+    the simulators of training; the evaluation of the last weights has all simulators of the run."""
+
+    niceness: int = 10
+    """Priority of the evaluations beside training, from 0, that of training itself, to 19, the
+    lowest. It matters only if the machine has no idle core."""
+
+    stop_after: int | None = None
+    """Stop the run, in order, after this many evaluations in a row that are not better than the
+    best. None: never."""
+
+    def __post_init__(self) -> None:
+        for field in ("every", "stop_after"):
+            value = getattr(self, field)
+            self.require(value is None or value >= 1, field, "at least 1, or none")
+        self.require(self.simulators >= 1, "simulators", "at least 1")
+        self.require(0 <= self.niceness <= 19, "niceness", "0 to 19")
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options of evaluations during the run, if there are none."""
+        if self.every is not None:
+            return {}
+        others = ("simulators", "niceness", "stop_after")
+        return dict.fromkeys(others, "held_out.every is none")

@@ -1,0 +1,148 @@
+"""Conditions of a benchmark's environments besides task and start.
+
+Recipes have options of these names and words; each makes a scene of them, and everything behind
+takes that. The defaults for LIBERO differ on purpose: results are compared under exact physics and
+the images that a policy was trained with, and training is paid by the control step (docs/libero.md).
+"""
+
+import warnings
+from collections.abc import Mapping
+from typing import Any, Final, Literal, Self, TypeAlias
+
+from vla_rl.envs import LIBERO_SUITES
+from vla_rl.types import Config, EnvSpec
+
+Physics: TypeAlias = Literal["exact", "fast"]
+Quality: TypeAlias = Literal["exact", "fast"]
+Scenes: TypeAlias = Literal["same", "published"]
+
+BASE_POLICY_IMAGES: Final = 84
+PUBLISHED_IMAGES: Final = 256
+"""Side in pixels of the images that published policies were trained with; `BASE_POLICY_IMAGES` is
+that of the shipped ones."""
+
+BASE_POLICY_QUALITY: Final[Quality] = "fast"
+
+
+class Scene(Config, frozen=True, kw_only=True):
+    """Conditions that every benchmark's environments have."""
+
+    image_size: int
+    """Side of the camera images in pixels."""
+
+    step_limit: int | None = None
+    """Control steps after which an episode is a failure. None: each suite's published limit."""
+
+    quality: Quality
+    """Rendering quality. exact renders what published policies saw; fast renders without smoothing
+    and with a plain robot, at a fraction of the cost."""
+
+    @property
+    def in_words(self) -> str:
+        """The conditions that a plan names."""
+        return f"quality {self.quality}"
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """Arguments of the environment, besides its task."""
+        raise NotImplementedError
+
+    def env(self, suite: str, task_id: int) -> EnvSpec:
+        """Return the specification of one task's environment."""
+        return EnvSpec(id=f"vla_rl/{suite}-v0", kwargs={"task_id": task_id, **self.kwargs})
+
+
+class MetaworldScene(Scene, frozen=True, kw_only=True):
+    """Conditions of Meta-World's environments; see `MetaWorldEnv`."""
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """Arguments of `MetaWorldEnv`, besides the task."""
+        return {
+            "image_size": self.image_size,
+            "step_limit": self.step_limit,
+            "quality": self.quality,
+        }
+
+
+class LiberoScene(Scene, frozen=True, kw_only=True):
+    """Conditions of LIBERO's environments; see `LiberoEnv`."""
+
+    physics: Physics
+    """exact gives robosuite's results bit for bit; fast is quicker and equals them up to
+    rounding."""
+
+    assets: str | None = None
+    """Folder of LIBERO's assets, or `stand-ins`. None: the folder in VLA_RL_LIBERO_ASSETS; without
+    it, LIBERO's own, or stand-ins if those are not installed."""
+
+    scenes: Scenes = "same"
+    """Positions of fixtures. published: trial k of a task, from initial state k, uses LIBERO's k-th
+    reset after one seeding, as OpenVLA, OpenVLA-OFT and openpi do. same: every trial uses the first
+    reset, as SimpleVLA-RL does."""
+
+    @classmethod
+    def for_policy(
+        cls,
+        checkpoint: str,
+        *,
+        image_size: int | None,
+        quality: Quality | None,
+        assets: str | None,
+        physics: Physics,
+        step_limit: int | None = None,
+        scenes: Scenes = "same",
+    ) -> Self:
+        """Return the conditions for a checkpoint's policy; None is what it was trained with."""
+        # the layouts of checkpoints come with it, which recording demonstrations does without
+        from vla_rl.models.loading import is_base_policy
+
+        is_base = is_base_policy(checkpoint)
+        return cls(
+            image_size=image_size or (BASE_POLICY_IMAGES if is_base else PUBLISHED_IMAGES),
+            quality=quality or (BASE_POLICY_QUALITY if is_base else "exact"),
+            assets=assets,
+            physics=physics,
+            step_limit=step_limit,
+            scenes=scenes,
+        )
+
+    @property
+    def in_words(self) -> str:
+        """The conditions that a plan names."""
+        return f"physics {self.physics}, {super().in_words}"
+
+    @property
+    def kwargs(self) -> Mapping[str, Any]:
+        """Arguments of `LiberoEnv`, besides the task and the scene seed."""
+        # `same` stays out: records of episodes that are older than the option lack it
+        scenes = {} if self.scenes == "same" else {"scenes": self.scenes}
+        return {
+            "image_size": self.image_size,
+            "step_limit": self.step_limit,
+            "assets": self.assets,
+            "physics": self.physics,
+            "quality": self.quality,
+            **scenes,
+        }
+
+    def env(self, suite: str, task_id: int, scene_seed: int | None = None) -> EnvSpec:
+        """Return the specification of one task's environment; scene seed None is the default, 0.
+
+        LIBERO's own suites have ids; those of other packages share `vla_rl/libero-v0`.
+        """
+        seed = {} if scene_seed is None else {"scene_seed": scene_seed}
+        kwargs = {"task_id": task_id, **self.kwargs, **seed}
+        if suite in LIBERO_SUITES:
+            return EnvSpec(id=f"vla_rl/{suite}-v0", kwargs=kwargs)
+        return EnvSpec(id="vla_rl/libero-v0", kwargs={"suite": suite, **kwargs})
+
+
+def libero_env(suite: str, task_id: int, *, scene_seed: int = 0, **conditions: Any) -> EnvSpec:
+    """Return `LiberoScene(**conditions).env(...)`, under its name until this release."""
+    warnings.warn(
+        "libero_env is LiberoScene(...).env now; the old name goes with the next release",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return LiberoScene(**conditions).env(suite, task_id, scene_seed)
