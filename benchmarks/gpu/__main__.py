@@ -2,17 +2,14 @@
 
     python -m benchmarks.gpu --tiny
 
-Each module of `FIGURES` has a function `figures`, and explains its keys of the last line.
+The keys of the last line are explained in `meta_paths`, `syncs` and `estimates`.
 """
 
 import argparse
-from typing import Final
 
 from benchmarks.gpu import meta_paths, syncs
+from benchmarks.gpu.estimates import estimate_figures
 from benchmarks.interleaved import print_json_line
-
-FIGURES: Final = (meta_paths, syncs)
-"""Modules with the figures of the last line, in their order."""
 
 
 def main() -> None:
@@ -25,10 +22,7 @@ def main() -> None:
         help="small random networks on torch's meta device, which needs no GPU",
     )
     parser.parse_args()
-    figures: dict[str, float] = {}
-    for module in FIGURES:
-        figures |= module.figures()
-    print_json_line(figures)
+    print_json_line(meta_paths.figures() | syncs.figures() | estimate_figures(is_tiny=True))
 
 
 if __name__ == "__main__":

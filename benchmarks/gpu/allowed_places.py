@@ -13,6 +13,8 @@ ALLOWED: Final = MappingProxyType(
         "critic read it here, the learner with its metrics",
         "learning/imitation.py:_total": "the loss of an update of imitation, once",
         "learning/imitation.py:_greedy": "evaluation hands actions to NumPy, once a batch",
+        "learning/training.py:_copied": "weights and optimizer state for a checkpoint, between two "
+        "updates",
         "models/prismatic/trunk.py:refuse_causal": "once in a network's life, before its first "
         "decision: a causal trunk costs tens of points without an error",
         "models/policy_tower.py:_look": "an embedding's numbers, once for 32 frames",

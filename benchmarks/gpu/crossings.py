@@ -12,9 +12,10 @@ depends on numbers.
 
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Literal, Self, TypeAlias
@@ -24,9 +25,9 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 import vla_rl
+from benchmarks.gpu.known_shapes import KNOWN_SHAPES
 
 META: Final = torch.device("meta")
 
@@ -36,6 +37,8 @@ _ROOT: Final = str(Path(vla_rl.__file__).parent)
 
 _BY_DATA: Final = ("_unique2", "unique_dim", "unique_consecutive", "masked_select", "bincount")
 """Operations whose result has a shape that depends on numbers."""
+
+_INDEXED: Final = ("index", "index_put", "index_put_", "_index_put_impl_")
 
 
 class NotForGpusError(AssertionError):
@@ -101,12 +104,12 @@ class _Watch(ExitStack):
         return self
 
 
-class _Functions(TorchFunctionMode):  # type: ignore[no-untyped-call]
+class _Functions(TorchFunctionMode):
     """Notes tensors and indices that are made from Python's numbers on the device: they are copied
     from pageable memory."""
 
     def __init__(self, crossings: Crossings) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._crossings = crossings
 
     def __torch_function__(
@@ -116,7 +119,10 @@ class _Functions(TorchFunctionMode):  # type: ignore[no-untyped-call]
         if _is_paused():
             return func(*args, **kwargs)
         if func in (torch.tensor, torch.as_tensor) and _is_meta(kwargs.get("device")):
-            self._crossings.add("upload", func.__name__)
+            made: Tensor = func(*args, **kwargs)
+            if made.numel():  # of nothing, nothing is copied
+                self._crossings.add("upload", func.__name__)
+            return made
         if func in (Tensor.__getitem__, Tensor.__setitem__) and args[0].is_meta:
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             if any(isinstance(part, list) for part in index):
@@ -124,11 +130,11 @@ class _Functions(TorchFunctionMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes and answers operations that ask for numbers of the meta device."""
 
     def __init__(self, crossings: Crossings) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._crossings = crossings
 
     def __torch_dispatch__(
@@ -137,25 +143,16 @@ class _Operations(TorchDispatchMode):
         kwargs, name = kwargs or {}, func.overloadpacket.__name__
         if _is_paused() or name == "_has_compatible_shallow_copy_type":
             return func(*args, **kwargs)
-        if torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), "CompositeImplicitAutograd"):
-            # made of other operations, which inference mode does not take apart before this
+        if _is_made_of_others(func):
+            # inference mode does not take it apart before this
             with self:
                 return func.decompose(*args, **kwargs)
         if name in ("_to_copy", "copy_"):
             return self._copied(func, name, args, kwargs)
-        tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+        tensors = _tensors_of((*args, *kwargs.values()))
         if not any(tensor.is_meta for tensor in tensors):
             return func(*args, **kwargs)
-        # a number on the host may be an operand of a kernel; a tensor may not
-        if any(tensor.device.type == "cpu" and tensor.ndim for tensor in tensors):
-            raise NotForGpusError(f"{func} mixes tensors of host and device in {_running_place()}")
-        if name in _BY_DATA or (name == "repeat_interleave" and len(tensors) == len(args)):
-            raise NotForGpusError(f"{func} gives a shape that depends on data: {_running_place()}")
-        if name in ("index", "index_put", "index_put_", "_index_put_impl_") and any(
-            index is not None and index.dtype == torch.bool for index in args[1]
-        ):
-            raise NotForGpusError(f"{func} selects by a mask, so the host waits for the number of "
-                                  f"True: {_running_place()}")  # fmt: skip
+        _require_fit_for_gpus(func, name, args, tensors)
         if name == "_local_scalar_dense":
             self._crossings.add("wait", name)
             return torch.zeros((), dtype=args[0].dtype).item()
@@ -165,7 +162,7 @@ class _Operations(TorchDispatchMode):
         if name == "nonzero":
             self._crossings.add("wait", name)
             return torch.empty(args[0].numel(), args[0].ndim, dtype=torch.long, device=META)
-        return func(*args, **kwargs)
+        return KNOWN_SHAPES.run(func, args, kwargs)
 
     def _copied(self, func: Any, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         if name == "copy_":
@@ -182,6 +179,31 @@ class _Operations(TorchDispatchMode):
         if name == "copy_":
             return args[0].zero_()
         return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+
+
+@cache
+def _is_made_of_others(func: Any) -> bool:
+    key = "CompositeImplicitAutograd"
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(func.name(), key))
+
+
+def _tensors_of(values: Iterable[Any]) -> list[Tensor]:
+    """Return the tensors among an operation's operands, which are nested in lists at most once."""
+    lists = (value if isinstance(value, list | tuple) else (value,) for value in values)
+    return [each for values in lists for each in values if isinstance(each, Tensor)]
+
+
+def _require_fit_for_gpus(func: Any, name: str, args: Any, tensors: Sequence[Tensor]) -> None:
+    # a number on the host may be an operand of a kernel; a tensor may not
+    if any(tensor.device.type == "cpu" and tensor.ndim for tensor in tensors):
+        raise NotForGpusError(f"{func} mixes tensors of host and device in {_running_place()}")
+    if name in _BY_DATA or (name == "repeat_interleave" and len(tensors) == len(args)):
+        raise NotForGpusError(f"{func} gives a shape that depends on data: {_running_place()}")
+    if name in _INDEXED and any(
+        index is not None and index.dtype == torch.bool for index in args[1]
+    ):
+        raise NotForGpusError(f"{func} selects by a mask, so the host waits for the number of "
+                              f"True: {_running_place()}")  # fmt: skip
 
 
 def fused_optimizers_on_meta() -> AbstractContextManager[object]:
@@ -210,7 +232,10 @@ def _is_meta(device: Any) -> bool:
 def _running_place() -> str:
     """Return the innermost function of `vla_rl` that runs in this thread."""
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None and not frame.f_code.co_filename.startswith(_ROOT):
+    # comprehensions have frames of their own until Python 3.12
+    while frame is not None and not (
+        frame.f_code.co_filename.startswith(_ROOT) and frame.f_code.co_name[0] != "<"
+    ):
         frame = frame.f_back
     if frame is None:
         return "outside of vla_rl"

@@ -3,15 +3,16 @@
 Keys of the last line:
     syncs_per_optimizer_step        waits of an update, for each optimizer step more; goal <= 1, the
                                     gradient's norm
-    syncs_per_update_beyond_steps   waits of an update besides those; goal <= 1
+    syncs_per_update_beyond_steps   waits of an update besides those; goal <= 1,
+                                    OpenVLA-OFT's first look for a causal trunk
     syncs_per_decision_batch        waits of an engine for a batch of decisions, or for a token of
                                     all running replies; goal <= 1
 """
 
 from functools import partial
 
-from benchmarks.gpu.meta_paths import Path, cross
 from benchmarks.gpu.tiny_policies import FAMILIES, observation, policy_on_meta, trajectories
+from benchmarks.gpu.watched_paths import Path, cross
 from vla_rl.engines import DeviceLane, EngineConfig, make_torch_engine
 from vla_rl.learning import Learner, LearnerConfig
 from vla_rl.types import Sampling
@@ -19,7 +20,7 @@ from vla_rl.types import Sampling
 
 async def update(lane: DeviceLane, *, family: str, epochs: int) -> None:
     """Update a policy with one optimizer step an epoch, in several micro-batches."""
-    learner = Learner(policy_on_meta(family), lane, LearnerConfig(epochs=epochs, micro_batch=2))
+    learner = Learner(policy_on_meta(family), lane, LearnerConfig(epochs=epochs, micro_batch=3))
     await learner.update(trajectories(family), [1.0, -1.0, 0.5])
 
 
@@ -43,8 +44,8 @@ def num_waits(path: Path) -> int:
 
 def update_waits(family: str) -> tuple[int, int]:
     """Return the waits of an update for one optimizer step more, and besides its steps."""
-    one, three = (num_waits(partial(update, family=family, epochs=each)) for each in (1, 3))
-    each = (three - one) // 2
+    one, two = (num_waits(partial(update, family=family, epochs=each)) for each in (1, 2))
+    each = two - one
     return each, one - each
 
 

@@ -15,7 +15,7 @@ from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft
 from vla_rl.models.openvla_oft import tiny as tiny_oft
-from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.models.prismatic.config import LoraConfig, VisionTowerConfig
 from vla_rl.types import (
     ActionChunk,
     EnvSpec,
@@ -30,7 +30,17 @@ PROMPT: Final = (5, 6, 7, 8, 9, 10, 11, 12)
 
 
 def _oft(**fields: Any) -> Any:
-    return msgspec.structs.replace(tiny_oft(image_size=28, chunk_size=2), **fields)
+    config = tiny_oft(image_size=28, chunk_size=2)
+    # a tower's last block never runs, and the trunk's last layer has code of its own
+    towers = {
+        name: VisionTowerConfig(timm_id=tower.timm_id, overrides={**tower.overrides, "depth": 2})
+        for name, tower in (
+            ("featurizer", config.featurizer),
+            ("fused_featurizer", config.fused_featurizer),
+        )
+    }
+    llm = msgspec.structs.replace(config.llm, num_layers=2)
+    return msgspec.structs.replace(config, llm=llm, **towers, **fields)
 
 
 def _openvla() -> OpenVla:
