@@ -11,17 +11,12 @@ Keys of the last line:
 
 from functools import partial
 
-from benchmarks.gpu.tiny_policies import FAMILIES, observation, policy_on_meta, trajectories
+from benchmarks.gpu.computations import learn
+from benchmarks.gpu.meta_paths import crossings_of
+from benchmarks.gpu.tiny_policies import FAMILIES, observation, policy_on_meta
 from benchmarks.gpu.watched_paths import Path, cross
 from vla_rl.engines import DeviceLane, EngineConfig, make_torch_engine
-from vla_rl.learning import Learner, LearnerConfig
 from vla_rl.types import Sampling
-
-
-async def update(lane: DeviceLane, *, family: str, epochs: int) -> None:
-    """Update a policy with one optimizer step an epoch, in several micro-batches."""
-    learner = Learner(policy_on_meta(family), lane, LearnerConfig(epochs=epochs, micro_batch=3))
-    await learner.update(trajectories(family), [1.0, -1.0, 0.5])
 
 
 async def decide(lane: DeviceLane, *, family: str, batches: int) -> None:
@@ -44,8 +39,8 @@ def num_waits(path: Path) -> int:
 
 def update_waits(family: str) -> tuple[int, int]:
     """Return the waits of an update for one optimizer step more, and besides its steps."""
-    one, two = (num_waits(partial(update, family=family, epochs=each)) for each in (1, 2))
-    each = two - one
+    one = len(crossings_of(f"update: {family}").waits())
+    each = num_waits(partial(learn, family=family, epochs=2)) - one
     return each, one - each
 
 

@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu.allowed_places import ALLOWED
 from benchmarks.gpu.crossings import META, Crossings, NotForGpusError, described
-from benchmarks.gpu.meta_paths import PATHS
+from benchmarks.gpu.meta_paths import PATHS, crossings_of
 from benchmarks.gpu.watched_paths import cross, not_allowed
 from vla_rl.models.mlp.policy import MlpNetwork
 
@@ -20,7 +20,7 @@ RUN: set[str] = set()
 
 @pytest.mark.parametrize("name", PATHS)
 def test_a_path_needs_no_number_of_the_device(name: str) -> None:
-    crossings = cross(PATHS[name])
+    crossings = crossings_of(name)
     RUN.add(name)
     REACHED.update(each.place for each in crossings.found)
     assert not not_allowed(crossings)
