@@ -8,9 +8,10 @@ Keys, for `acting` and `learning`:
 """
 
 from collections.abc import Callable, Iterator
-from typing import Final
+from typing import Final, NamedTuple
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks.gpu.campaign.target import Target
@@ -55,22 +56,31 @@ def profiled(target: Target, name: str, run: Callable[[], object]) -> dict[str, 
         seconds = target.seconds_of(run)
     trace = target.folder / f"profile-{name}.json.gz"
     recorded.export_chrome_trace(str(trace))
-    found = recorded.key_averages()
-    of_device = {
-        each.key: (
-            each.self_device_time_total if target.is_gpu else each.self_cpu_time_total,
-            each.count,
-        )
-        for each in found
-    }
-    longest = sorted(of_device.items(), key=lambda each: -each[1][0])[:NUM_KERNELS]
-    busy = sum(microseconds for microseconds, _ in of_device.values()) / 1e6 / seconds
+    times = list(_times(recorded, on_gpu=target.is_gpu))
+    longest = sorted(times, key=lambda each: -each.microseconds)[:NUM_KERNELS]
+    busy = sum(each.microseconds for each in times) / 1e6 / seconds
     return {
         "seconds": seconds,
         **({"busy": busy} if target.is_gpu else {}),
         "kernels": [
-            {"name": key, "milliseconds": microseconds / 1e3, "calls": calls}
-            for key, (microseconds, calls) in longest
+            {"name": each.name, "milliseconds": each.microseconds / 1e3, "calls": each.calls}
+            for each in longest
         ],
         "trace": trace.name,
     }
+
+
+class _Time(NamedTuple):
+    name: str
+    microseconds: float
+    calls: int
+
+
+def _times(recorded: profile, *, on_gpu: bool) -> Iterator[_Time]:
+    """Yield the time of each kernel on a GPU, or of each operator on a CPU."""
+    for each in recorded.key_averages():
+        # operators on the host have their kernels' time too, which would count it twice
+        if on_gpu and each.device_type == DeviceType.CUDA:
+            yield _Time(each.key, each.self_device_time_total, each.count)
+        elif not on_gpu:
+            yield _Time(each.key, each.self_cpu_time_total, each.count)
