@@ -59,7 +59,7 @@ def campaign(folder: Path, minutes: float, *, is_tiny: bool) -> None:
     except ConfigError as error:
         raise SystemExit(f"error: {error}") from error
     print(f"{folder / 'campaign.md'}, {folder / 'campaign.json'}")
-    failed = [found.stage for found in known if found.failure]
+    failed = [found.stage for found in known if not found.is_whole]
     if failed:
         raise SystemExit(f"not finished: {', '.join(failed)}; the same command tries them again")
 

@@ -12,6 +12,10 @@ class Found(msgspec.Struct, frozen=True, kw_only=True):
 
     stage: str
     is_tiny: bool
+
+    is_whole: bool = False
+    """Whether the stage came to its end."""
+
     figures: dict[str, Any] = {}
     seconds: float = 0.0
     left_out: str = ""

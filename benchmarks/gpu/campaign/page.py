@@ -36,6 +36,7 @@ class Goal:
 
 GOALS: Final = (
     Goal("comparisons with the CPU that fail", "correctness", ("num_wrong",), most=0.0),
+    Goal("tests marked `gpu` that fail", "gpu_tests", ("failed",), most=0.0),
     Goal("decisions/s over a plain loop, 64 episodes", "decisions", ("64", "speedup"), least=4.0),
     Goal("MFU of an update, adapters", "update_kept", ("mfu",), least=0.45),
     Goal("error of the memory estimate, adapters", "update_kept", ("memory_error",), most=0.05),
@@ -58,7 +59,7 @@ def write_page(folder: Path, known: Sequence[Found], *, is_tiny: bool) -> None:
 
 
 def _is_done(found: Found | None) -> bool:
-    return found is not None and not found.failure
+    return found is not None and found.is_whole
 
 
 def _value(goal: Goal, by_name: Mapping[str, Found]) -> float | None:
@@ -90,8 +91,9 @@ def _section(title: str, found: Found) -> Iterator[str]:
     yield f"`{found.stage}`, {found.seconds:.0f} s."
     if found.left_out:
         yield f"\nLeft out: {found.left_out}"
-    if found.failure:
-        yield f"\nNot finished; its last words:\n\n```\n{found.failure}\n```"
+    if not found.is_whole:
+        words = found.failure or "It was cut."
+        yield f"\nNot finished; its last words:\n\n```\n{words}\n```"
     if found.figures:
         yield "\n| figure | found |\n|---|---|"
         for name, value in _flat("", found.figures):

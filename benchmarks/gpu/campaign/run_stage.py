@@ -38,7 +38,7 @@ def run_stage(name: str, folder: Path, *, is_tiny: bool) -> Found:
     except ConfigError as error:
         # the machine does not suit the stage: an answer, not a failure
         found = msgspec.structs.replace(found, left_out=str(error))
-    found = msgspec.structs.replace(found, packages=loaded_packages())
+    found = msgspec.structs.replace(found, is_whole=True, packages=loaded_packages())
     write_found(finished_file(folder, name), found)
     part_file(folder, name).unlink(missing_ok=True)
     return found
