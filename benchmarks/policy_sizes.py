@@ -8,7 +8,7 @@ import torch
 
 from vla_rl.models.openvla_oft import LIBERO_BOUNDS, OpenVlaOft, OpenVlaOftConfig, tiny
 from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
-from vla_rl.models.prismatic.config import PrismaticConfig
+from vla_rl.models.prismatic.config import LoraConfig, PrismaticConfig
 from vla_rl.types import Observation
 
 Size = Literal["tiny", "7b"]
@@ -16,16 +16,16 @@ Size = Literal["tiny", "7b"]
 FRAME_SIDE = 224
 
 
-def make_policy(size: Size, device: torch.device) -> OpenVlaOft:
+def make_policy(size: Size, device: torch.device, lora: LoraConfig | None = None) -> OpenVlaOft:
     """Make a policy with random weights; 7B has the shape of the public checkpoints, in bfloat16,
     built on the device.
     """
     if size == "tiny":
-        policy = OpenVlaOft.create(tiny(), seed=0)
+        policy = OpenVlaOft.create(msgspec.structs.replace(tiny(), lora=lora), seed=0)
         policy.network.to(device)
         return policy
     config = OpenVlaOftConfig(
-        tokenizer_file=str(TINY_TOKENIZER), action_bounds=LIBERO_BOUNDS["libero_10"]
+        tokenizer_file=str(TINY_TOKENIZER), action_bounds=LIBERO_BOUNDS["libero_10"], lora=lora
     )
     before = torch.get_default_dtype()
     torch.set_default_dtype(torch.bfloat16)

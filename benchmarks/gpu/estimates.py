@@ -1,5 +1,9 @@
 """Figures of the estimates, for `python -m benchmarks.gpu`: the error of the memory estimate, and
 whether a run's utilization is measured and its least seconds are known.
+
+Keys of the last line:
+    memory_estimate_error   relative error of the memory estimate against torch's tracker; goal <= .05
+    mfu_estimate_present    1 if the roofline and the utilization of a pass are there
 """
 
 import asyncio

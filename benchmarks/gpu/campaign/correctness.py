@@ -1,0 +1,130 @@
+"""Whether the device computes what the CPU does, for a small policy of every family.
+
+    the CPU's float32 ─┬─ the device's float32    log-probs, gradients, choices: equal but for rounding
+                       ├─ the device's bfloat16   no further away than the CPU's bfloat16, times two
+                       └─ CUDA graphs             as kernels that are launched one by one
+
+Keys:
+    checked, num_wrong, wrong   comparisons that were made, and those that failed
+    families                    largest differences by family
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from benchmarks.gpu.campaign.target import Target
+from benchmarks.gpu.tiny_policies import FAMILIES, demonstrated, observation, policy_on_host
+from vla_rl.engines.cuda_graphs import ReplayedModel
+from vla_rl.engines.transfers import to_host
+from vla_rl.learning.scoring import place_choices
+from vla_rl.types import Sampling
+
+FLOAT32_LIMIT: Final = 1e-3
+"""Largest difference of a log-prob or an action, and relative one of a gradient."""
+
+BFLOAT16_FACTOR: Final = 2.0
+BFLOAT16_MARGIN: Final = 0.02
+
+ROW_COUNTS: Final = (1, 3, 5)
+"""Rows of replayed batches; 3 and 5 are padded."""
+
+
+def measure(target: Target) -> Iterator[tuple[str, object]]:
+    """Compare every family."""
+    # patches are embedded by a convolution, which would be rounded to TF32
+    torch.backends.cudnn.allow_tf32 = False
+    wrong: list[str] = []
+    families: dict[str, dict[str, float]] = {}
+    checked = 0
+    for family in FAMILIES:
+        families[family] = found = compare(target, family)
+        checked += len(found)
+        wrong += [f"{family}: {name}" for name in found if not is_right(name, found)]
+        yield "families", families
+        yield "checked", checked
+        yield "wrong", wrong
+        yield "num_wrong", len(wrong)
+
+
+def compare(target: Target, family: str) -> dict[str, float]:
+    """Return differences between CPU and device by name."""
+    host = policy_on_host(family).copy()
+    device = policy_on_host(family).copy()
+    device.network.to(target.device)
+    expected, actual = computed(host, family), computed(device, family)
+    found = {f"float32 {name}": difference(expected[name], actual[name]) for name in expected}
+    if isinstance(device, ReplayedModel) and target.is_gpu:
+        found["graphs"] = replayed_difference(device, family)
+    if "log-probs" in expected and family != "mlp":  # which is float32 always
+        for place, policy in (("CPU", host), ("device", device)):
+            policy.network.bfloat16()
+            rounded = computed(policy, family)["log-probs"]
+            found[f"bfloat16 on the {place}"] = difference(expected["log-probs"], rounded)
+    return found
+
+
+def is_right(name: str, found: Mapping[str, float]) -> bool:
+    """Return whether a difference is rounding; one that is not a number is not."""
+    if name == "bfloat16 on the CPU":
+        return True
+    if name == "bfloat16 on the device":
+        limit = BFLOAT16_FACTOR * found["bfloat16 on the CPU"] + BFLOAT16_MARGIN
+        return found[name] <= limit
+    return found[name] <= FLOAT32_LIMIT
+
+
+def computed(policy: Any, family: str) -> dict[str, Tensor]:
+    """Return what a policy computes of three rows, on the host and in float32."""
+    rows = [observation(family, number) for number in range(3)]
+    batch, results = policy.prepare(rows), dict[str, Tensor]()
+    if family != "oft diffusion":  # it has no likelihood
+        tokens = torch.from_numpy(policy.encode(demonstrated(family)[None].repeat(3, 0)))
+        if family == "language":
+            tokens = torch.from_numpy(demonstrated(family).repeat(3, 0))
+        log_probs, _ = policy.log_probs(batch, *place_choices(policy, tokens, torch.ones(3)))
+        torch.autograd.backward(log_probs.sum())
+        results["log-probs"] = log_probs.detach()
+        results["gradients"] = torch.cat(
+            [
+                parameter.grad.flatten().float()
+                for parameter in policy.network.parameters()
+                if parameter.grad is not None
+            ]
+        )
+        policy.network.zero_grad()
+    if family != "language":
+        results["actions"] = acted(policy, rows)
+    return {name: result.float().cpu() for name, result in results.items()}
+
+
+def acted(policy: Any, rows: list[Any]) -> Tensor:
+    """Return the numbers of greedy actions, float32 on the host."""
+    samplings = [Sampling(seed=number, greedy=True) for number in range(len(rows))]
+    with torch.inference_mode():
+        tokens, log_probs = policy.sample(policy.prepare(rows), samplings)
+        tokens, log_probs = to_host(tokens, log_probs.float())
+    # at rows of equal likelihood rounding decides about the token, and hardly changes its log-prob
+    return log_probs if tokens.dtype == torch.int64 else tokens.float()
+
+
+def replayed_difference(policy: Any, family: str) -> float:
+    """Return the largest difference between replayed graphs and kernels."""
+    differences = []
+    batches = [[observation(family, seed) for seed in range(rows)] for rows in ROW_COUNTS]
+    expected = [acted(policy, rows) for rows in batches]
+    policy.replay_acting(True)
+    for _ in range(2):  # recorded, and replayed
+        replayed = [acted(policy, rows) for rows in batches]
+        differences += [difference(*pair) for pair in zip(expected, replayed, strict=True)]
+    policy.replay_acting(False)
+    return max(differences)
+
+
+def difference(expected: Tensor, actual: Tensor) -> float:
+    """Return the largest difference of numbers, or the relative one of a long vector."""
+    if expected.ndim == 1:
+        return float((expected - actual).norm() / expected.norm())
+    return float((expected - actual).abs().max())

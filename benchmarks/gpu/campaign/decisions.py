@@ -1,0 +1,96 @@
+"""Decisions a second of 64, 8 and 1 episodes, beside a plain loop over the same network.
+
+Every episode asks again as soon as it has its answer. The plain loop answers all of them in one
+batch, one call after the other, as training loops on Hugging Face's models do
+(`benchmarks/plain_policy.py`).
+
+Keys, for each number of episodes:
+    ours, without_graphs, plain   decisions a second
+    speedup                       ours over plain; goal >= 4 with 64 episodes
+    mean_batch                    rows of ours
+"""
+
+import asyncio
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import torch
+
+from benchmarks.gpu.campaign.target import Target
+from benchmarks.plain_policy import PlainPolicy
+from benchmarks.policy_sizes import make_observation
+from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
+from vla_rl.models.openvla_oft import OpenVlaOft
+from vla_rl.types import Observation, Sampling
+
+EPISODES: Final = (64, 8, 1)
+
+WARM_UP_S: Final = 4.0
+"""Seconds for recording CUDA graphs of all batch sizes."""
+
+MEASURED_S: Final = 4.0
+
+
+def measure(target: Target) -> Iterator[tuple[str, object]]:
+    """Measure ours and the plain loop in turn."""
+    policy = target.policy()
+    plain = PlainPolicy(policy.config, policy.network, policy.tokenizer)
+    for num_episodes in EPISODES:
+        seen = [make_observation(policy.config, seed) for seed in range(num_episodes)]
+        found: dict[str, float] = {"plain": plain_rate(target, plain, seen)}
+        found["ours"], found["mean_batch"] = asyncio.run(engine_rate(target, policy, seen))
+        if target.is_gpu:
+            found["without_graphs"], _ = asyncio.run(
+                engine_rate(target, policy, seen, cuda_graphs=False)
+            )
+        yield str(num_episodes), {"speedup": found["ours"] / found["plain"], **found}
+
+
+def plain_rate(target: Target, policy: PlainPolicy, seen: Sequence[Observation]) -> float:
+    """Return decisions a second in lockstep."""
+    policy.act(seen, temperature=1.0)
+    made, began = 0, time.perf_counter()
+    while made == 0 or time.perf_counter() - began < _measured_s(target):
+        policy.act(seen, temperature=1.0)
+        made += len(seen)
+    return made / (time.perf_counter() - began)
+
+
+async def engine_rate(
+    target: Target, policy: OpenVlaOft, seen: Sequence[Observation], *, cuda_graphs: bool = True
+) -> tuple[float, float]:
+    """Return decisions a second of the engine with one coroutine an episode, and its mean batch."""
+    made, last_at, answered, stops = 0, 0.0, asyncio.Event(), asyncio.Event()
+
+    async def episode(observation: Observation) -> None:
+        nonlocal made, last_at
+        while not stops.is_set():
+            await engine.act(observation, Sampling(seed=made))
+            made, last_at = made + 1, time.perf_counter()
+            answered.set()
+
+    config = EngineConfig(max_batch=len(seen), cuda_graphs=cuda_graphs)
+    threads = None if target.is_gpu else torch.get_num_threads()
+    async with (
+        DeviceLane(num_threads=threads) as lane,
+        TorchActionEngine(policy, lane, config) as engine,
+        asyncio.TaskGroup() as episodes,
+    ):
+        for observation in seen:
+            episodes.create_task(episode(observation))
+        await asyncio.sleep(0.0 if target.is_tiny else WARM_UP_S)
+        await answered.wait()
+        # from answer to answer: 64 of them arrive at a time, so a window of seconds cuts batches
+        before, began, stats = made, last_at, engine.stats()
+        answered.clear()
+        await asyncio.sleep(_measured_s(target))
+        await answered.wait()
+        rate, after = (made - before) / (last_at - began), engine.stats()
+        stops.set()
+    batches = max(after.num_batches - stats.num_batches, 1)
+    return rate, (after.num_requests - stats.num_requests) / batches
+
+
+def _measured_s(target: Target) -> float:
+    return 0.02 if target.is_tiny else MEASURED_S

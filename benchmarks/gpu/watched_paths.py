@@ -1,0 +1,74 @@
+"""A path that computes, run from its beginning to its end under a watch of all its threads."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from typing import Any, TypeAlias
+from unittest.mock import patch
+
+from torch import nn
+
+from benchmarks.gpu.allowed_places import ALLOWED
+from benchmarks.gpu.crossings import (
+    Crossings,
+    described,
+    fused_optimizers_on_meta,
+    unwatched,
+    watching,
+)
+from vla_rl.algorithms import VJepa2Config
+from vla_rl.engines import DeviceLane
+from vla_rl.models.openvla_oft import continuous
+from vla_rl.models.vjepa2 import encoder as vjepa2_encoder
+from vla_rl.models.vjepa2 import load_encoder
+
+Path: TypeAlias = Callable[["WatchedLane"], Awaitable[object]]
+
+
+class WatchedLane(DeviceLane):
+    """A device lane that watches all work, in both of its threads."""
+
+    def __init__(self, crossings: Crossings) -> None:
+        super().__init__(num_threads=1)
+        self._crossings = crossings
+
+    async def run(  # type: ignore[override]
+        self, fn: Any, *args: Any, work: str = "other"
+    ) -> Any:
+        """Run work on the device thread, watched."""
+        return await super().run(watching(self._crossings, fn), *args, work=work)
+
+    async def prepare(self, fn: Any, *args: Any) -> Any:  # type: ignore[override]
+        """Run work on the host thread, watched."""
+        return await super().prepare(watching(self._crossings, fn), *args)
+
+    def prepared_ahead(self, fn: Any, inputs: Sequence[Any]) -> AsyncGenerator[Any, None]:
+        """Prepare inputs on the host thread, watched."""
+        return super().prepared_ahead(watching(self._crossings, fn), inputs)
+
+
+def cross(path: Path) -> Crossings:
+    """Run a path and return its crossings. Raises what the path raises."""
+    crossings = Crossings()
+
+    async def run() -> None:
+        async with asyncio.timeout(60), WatchedLane(crossings) as lane:
+            await path(lane)
+
+    with (
+        fused_optimizers_on_meta(),
+        patch.object(continuous, "NUM_DENOISING_STEPS", 2),  # 50 are as much work, and no other
+        patch.object(vjepa2_encoder, "load_encoder", _load_unwatched),
+        crossings.watched(),
+    ):
+        asyncio.run(run())
+    return crossings
+
+
+def _load_unwatched(config: VJepa2Config) -> nn.Module:
+    with unwatched():
+        return load_encoder(config)
+
+
+def not_allowed(crossings: Crossings) -> str:
+    """Describe the crossings whose places are not allowed."""
+    return described([each for each in crossings.found if each.place not in ALLOWED])

@@ -1,0 +1,244 @@
+"""The campaign for the first GPU: its stages run on the CPU, a cut one goes on, and what fails or does
+not suit the machine is said."""
+
+import contextlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import psutil
+import pytest
+import torch
+
+from benchmarks.gpu.__main__ import require_gpu
+from benchmarks.gpu.campaign import correctness, decisions, run_stage, runner, updating, wheels
+from benchmarks.gpu.campaign.found import Found, finished_file, part_file, read_found, write_found
+from benchmarks.gpu.campaign.page import GOALS
+from benchmarks.gpu.campaign.runner import launch_process, run_campaign
+from benchmarks.gpu.campaign.stages import STAGES, Stage
+from benchmarks.gpu.campaign.target import Target
+from vla_rl.errors import ConfigError
+from vla_rl.learning.traced_pass import Kept, TracedPass
+
+CPU = torch.device("cpu")
+
+ROOT = Path(runner.ROOT)
+
+
+def in_this_process(stage: Stage, folder: Path, is_tiny: bool, limit_s: float) -> str:
+    run_stage.run_stage(stage.name, folder, is_tiny=is_tiny)
+    return ""
+
+
+def finishing(stage: Stage, folder: Path, is_tiny: bool, limit_s: float) -> str:
+    found = Found(stage=stage.name, is_tiny=is_tiny, is_whole=True)
+    write_found(finished_file(folder, stage.name), found)
+    return ""
+
+
+def test_stages_run_on_the_cpu_and_fill_a_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stages = [stage for stage in STAGES if stage.name in ("correctness", "decisions")]
+    monkeypatch.setattr(runner, "STAGES", stages)
+    monkeypatch.setattr(correctness, "FAMILIES", ("oft adapters", "oft l1"))
+    monkeypatch.setattr(decisions, "EPISODES", (8, 1))
+    known = run_campaign(tmp_path, 1.0, is_tiny=True, launch=in_this_process)
+    assert [found.stage for found in known] == ["correctness", "decisions"]
+    assert known[0].figures["wrong"] == []
+    assert known[0].figures["checked"] == 10
+    assert {"8", "1"} == known[1].figures.keys()
+    page = (tmp_path / "campaign.md").read_text()
+    assert "decisions/s over a plain loop, 64 episodes" in page
+    assert "Not finished: machine, gpu_tests, update_recomputed" in page
+
+
+def test_an_update_is_measured_beside_its_estimate(tmp_path: Path) -> None:
+    found = run_stage.run_stage("update_kept", tmp_path, is_tiny=True)
+    assert found.figures["decisions"] == 4
+    assert found.figures["mfu"] > 0.0
+    assert found.figures["log_prob_gap"] < 1e-4
+    assert found.figures["estimated_gib"] > 0.005
+
+
+def test_an_update_that_does_not_fit_is_left_out_with_the_inequality(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(updating, "available_memory", lambda _: 10**6)
+    kept = Kept(inside=(), inputs=(), outside=10**6, largest=0)
+    monkeypatch.setattr(updating, "trace_pass", lambda *_: TracedPass(1, 1, kept))
+    found = run_stage.run_stage("update_kept", tmp_path, is_tiny=True)
+    assert "> 0.0 GiB; several GPUs or a larger one are needed" in found.left_out
+    assert not found.figures
+
+
+def test_a_cut_campaign_goes_on_with_the_stages_that_are_missing(tmp_path: Path) -> None:
+    run: list[str] = []
+
+    def cut(stage: Stage, folder: Path, is_tiny: bool, limit_s: float) -> str:
+        run.append(stage.name)
+        if stage.name == "decisions":
+            part = Found(stage=stage.name, is_tiny=is_tiny, figures={"64": {"speedup": 3.5}})
+            write_found(part_file(folder, stage.name), part)
+            raise KeyboardInterrupt
+        return finishing(stage, folder, is_tiny, limit_s)
+
+    with pytest.raises(KeyboardInterrupt):
+        run_campaign(tmp_path, 9.0, is_tiny=False, launch=cut)
+    run_campaign(tmp_path, 0.0, is_tiny=False, launch=cut)
+    page = (tmp_path / "campaign.md").read_text()
+    assert "Not finished: decisions, update_recomputed" in page
+    assert "| decisions/s over a plain loop, 64 episodes | 3.5 |" in page
+    assert run == ["machine", "correctness", "gpu_tests", "decisions"]
+    again: list[str] = []
+
+    def going_on(stage: Stage, folder: Path, is_tiny: bool, limit_s: float) -> str:
+        again.append(stage.name)
+        return finishing(stage, folder, is_tiny, limit_s)
+
+    known = run_campaign(tmp_path, 9.0, is_tiny=False, launch=going_on)
+    assert run[:3] + again == [stage.name for stage in STAGES]
+    assert not part_file(tmp_path, "decisions").exists()
+    assert len(known) == len(STAGES)
+
+
+def test_a_stage_that_fails_ends_itself_alone_and_keeps_what_it_found(tmp_path: Path) -> None:
+    def failing(stage: Stage, folder: Path, is_tiny: bool, limit_s: float) -> str:
+        if stage.name != "decisions":
+            return finishing(stage, folder, is_tiny, limit_s)
+        part = Found(stage=stage.name, is_tiny=is_tiny, figures={"64": {"speedup": 3.5}})
+        write_found(part_file(folder, stage.name), part)
+        return "CUDA error: an illegal memory access was encountered"
+
+    run_campaign(tmp_path, 10.0, is_tiny=False, launch=failing)
+    summary = msgspec.json.decode((tmp_path / "campaign.json").read_bytes())
+    assert summary["missing"] == ["decisions"]
+    assert summary["goals"]["decisions/s over a plain loop, 64 episodes"] == 3.5
+    page = (tmp_path / "campaign.md").read_text()
+    assert "| decisions/s over a plain loop, 64 episodes | 3.5 | >= 4 | **missed** |" in page
+    assert "illegal memory access" in page
+
+
+def test_no_stage_is_begun_without_the_time_that_it_needs(tmp_path: Path) -> None:
+    begun: list[str] = []
+
+    def slow(stage: Stage, folder: Path, is_tiny: bool, limit_s: float) -> str:
+        begun.append(stage.name)
+        assert limit_s <= 36.0
+        return finishing(stage, folder, is_tiny, limit_s)
+
+    run_campaign(tmp_path, 0.6, is_tiny=False, launch=slow)
+    assert begun == [stage.name for stage in STAGES if stage.least_s < 36.0]
+    assert "decisions" not in begun
+
+
+def test_a_folder_of_another_size_is_refused(tmp_path: Path) -> None:
+    run_campaign(tmp_path, 1.0, is_tiny=True, launch=finishing)
+    with pytest.raises(ConfigError, match="stages of tiny size, expected full; give --out"):
+        run_campaign(tmp_path, 1.0, is_tiny=False, launch=finishing)
+
+
+def test_a_stage_is_ended_with_all_that_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pid_pipe = tmp_path / "pid"
+    os.mkfifo(pid_pipe)
+    program = (
+        "import subprocess; child = subprocess.Popen(['sleep', '600']); "
+        f"open({str(pid_pipe)!r}, 'w').write(str(child.pid)); child.wait()"
+    )
+    started, pids = subprocess.Popen, list[int]()
+
+    def popen(command: list[str], **options: Any) -> "subprocess.Popen[bytes]":
+        process = started([sys.executable, "-c", program], **options)
+        pids.append(int(pid_pipe.read_text()))  # waits until the child has started its own
+        return process
+
+    monkeypatch.setattr(subprocess, "Popen", popen)
+    assert launch_process(STAGES[0], tmp_path, True, 0.1) == "it was ended after 0 s"
+    with contextlib.suppress(psutil.NoSuchProcess):
+        assert psutil.Process(pids[0]).wait(10.0) is None
+
+
+@pytest.mark.parametrize(
+    ("found", "is_right"),
+    [
+        ({"float32 log-probs": 1e-4}, True),
+        ({"float32 log-probs": 0.01}, False),
+        ({"float32 gradients": float("nan")}, False),
+        ({"bfloat16 on the device": 0.06, "bfloat16 on the CPU": 0.03}, True),
+        ({"bfloat16 on the device": 0.2, "bfloat16 on the CPU": 0.03}, False),
+    ],
+)
+def test_a_difference_larger_than_rounding_is_wrong(
+    found: dict[str, float], is_right: bool
+) -> None:
+    assert correctness.is_right(next(iter(found)), found) == is_right
+
+
+def test_a_device_that_computes_otherwise_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    computed, calls = correctness.computed, list[str]()
+
+    def other(policy: Any, family: str) -> dict[str, torch.Tensor]:
+        calls.append(family)
+        found = computed(policy, family)
+        return {name: value + 0.01 * (len(calls) == 2) for name, value in found.items()}
+
+    monkeypatch.setattr(correctness, "computed", other)
+    monkeypatch.setattr(correctness, "FAMILIES", ("mlp",))
+    figures = dict(correctness.measure(Target(CPU, True, tmp_path)))
+    assert "mlp: float32 log-probs" in figures["wrong"]  # type: ignore[operator]
+    assert figures["num_wrong"] == 3
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_machine_without_a_gpu_is_refused_with_what_to_do() -> None:
+    with pytest.raises(ConfigError, match=r"needs a CUDA GPU: .*--tiny runs its stages"):
+        require_gpu()
+
+
+def test_an_older_torch_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "__version__", "2.10.1+cu128")
+    with pytest.raises(ConfigError, match=r"torch is 2\.10\.1\+cu128, expected 2\.11 or newer"):
+        require_gpu()
+
+
+def test_wheels_are_listed_without_any_of_them() -> None:
+    printed = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", PRINT_WHEELS.format(root=str(ROOT))],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "pip download --no-deps --only-binary=:all:" in printed
+    assert f"transformers=={wheels.pinned()['transformers']}" in printed
+
+
+PRINT_WHEELS = (
+    "import sys; sys.path.insert(0, {root!r}); sys.argv = ['gpu', '--wheels']; "
+    "from benchmarks.gpu.__main__ import main; main()"
+)
+
+
+def test_every_goal_is_of_a_stage() -> None:
+    assert {goal.stage for goal in GOALS} <= {stage.name for stage in STAGES}
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(600)
+def test_the_whole_campaign_runs_in_processes_with_the_wheels_that_are_listed(
+    tmp_path: Path,
+) -> None:
+    known = run_campaign(tmp_path, 8.0, is_tiny=True)
+    assert [found.failure for found in known if not found.is_whole] == []
+    assert len(known) == len(STAGES)
+    loaded = {name.lower().replace("_", "-") for found in known for name in found.packages} - {
+        "vla-rl"
+    }
+    assert loaded <= {*wheels.NAMES, *wheels.OF_TORCH}
+    assert read_found(finished_file(tmp_path, "profile")) is not None

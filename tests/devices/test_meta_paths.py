@@ -1,0 +1,117 @@
+"""Every path that computes runs with its network on the meta device: a tensor left on the host, a
+number read, or a shape that depends on numbers fails it."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from benchmarks.gpu.allowed_places import ALLOWED
+from benchmarks.gpu.crossings import META, Crossings, NotForGpusError, described
+from benchmarks.gpu.meta_paths import PATHS, crossings_of
+from benchmarks.gpu.watched_paths import cross, not_allowed
+from vla_rl.models.mlp.policy import MlpNetwork
+
+REACHED: set[str] = set()
+"""Places at which some path waited, in the order of this file's tests."""
+
+RUN: set[str] = set()
+
+
+@pytest.mark.parametrize("name", PATHS)
+def test_a_path_needs_no_number_of_the_device(name: str) -> None:
+    crossings = crossings_of(name)
+    RUN.add(name)
+    REACHED.update(each.place for each in crossings.found)
+    assert not not_allowed(crossings)
+
+
+def test_every_allowed_place_is_still_needed() -> None:
+    if len(RUN) < len(PATHS):
+        pytest.skip("only some of the paths were run")
+    assert set(ALLOWED) == REACHED
+    assert len(ALLOWED) <= 9, "the list may only shrink"
+
+
+def rows() -> torch.Tensor:
+    return torch.zeros(3, 2, device=META)
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [
+        lambda: float(rows().sum()),
+        lambda: bool((rows() > 0).any()),
+        lambda: rows().cpu(),
+        lambda: rows().tolist(),
+        lambda: torch.equal(rows(), rows()),
+        lambda: rows().nonzero(),
+        lambda: torch.zeros(3, 2).copy_(rows()),
+    ],
+)
+def test_a_number_that_is_asked_for_is_noted(ask: object) -> None:
+    crossings = Crossings()
+    with crossings.watched():
+        ask()  # type: ignore[operator]
+    assert [each.kind for each in crossings.found] == ["wait"], described(crossings.found)
+
+
+@pytest.mark.parametrize(
+    "upload",
+    [
+        lambda: torch.zeros(3).to(META),
+        lambda: torch.tensor([1.0, 2.0], device=META),
+        lambda: rows().copy_(torch.zeros(3, 2)),
+        lambda: rows()[[0, 1]],
+    ],
+)
+def test_a_copy_to_the_device_that_waits_is_noted(upload: object) -> None:
+    crossings = Crossings()
+    with crossings.watched():
+        upload()  # type: ignore[operator]
+        torch.zeros(3).to(META, non_blocking=True)
+    assert [each.kind for each in crossings.found] == ["upload"]
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        lambda: rows() + torch.zeros(2),
+        lambda: rows()[torch.tensor([0, 1])],
+        lambda: rows()[rows() > 0],
+        lambda: rows().unique(),
+        lambda: rows().repeat_interleave(torch.ones(3, dtype=torch.long, device=META), dim=0),
+    ],
+)
+def test_what_fails_or_waits_unseen_on_a_gpu_fails_here(mistake: object) -> None:
+    with Crossings().watched(), pytest.raises(NotForGpusError):
+        mistake()  # type: ignore[operator]
+
+
+PLANTED: dict[str, Callable[[torch.Tensor], object]] = {
+    "an .item()": lambda hidden: hidden.sum().item(),
+    "a bool(tensor)": lambda hidden: bool(hidden.isfinite().all()),
+    "a tensor of the host": lambda hidden: hidden + torch.zeros(hidden.shape[-1]),
+    "an upload that waits": lambda hidden: hidden + torch.tensor([1.0], device=hidden.device),
+    "a shape that depends on data": lambda hidden: hidden[hidden > 0],
+}
+
+
+@pytest.mark.parametrize("mistake", PLANTED)
+@pytest.mark.parametrize("path", ["act: mlp", "update: mlp"])
+def test_a_mistake_in_a_network_fails_its_paths(
+    path: str, mistake: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    forward = MlpNetwork.forward
+
+    def planted(network: MlpNetwork, *args: torch.Tensor) -> object:
+        result = forward(network, *args)
+        PLANTED[mistake](args[0])
+        return result
+
+    monkeypatch.setattr(MlpNetwork, "forward", planted)
+    try:
+        crossings = cross(PATHS[path])
+    except NotForGpusError:
+        return
+    assert "mlp/policy.py" in not_allowed(crossings)
