@@ -220,8 +220,8 @@ def test_a_variant_whose_assets_are_not_there_names_the_file_and_the_remedy(
     task = _first("liberoplus.libero_object", perturbation)
     with pytest.raises(
         FileNotFoundError,
-        match=r"incomplete: liberoplus\.libero_object/\d+.* liberoplus needs meshes and textures of its "
-        r"own .* or choose tasks that need none",
+        match=r"incomplete: liberoplus\.libero_object/\d+.* No package of LIBERO-PRO or LIBERO-plus has "
+        r"meshes and textures\. Set .* or choose tasks that need none",
     ):
         LiberoEnv(task.suite, task.task_id, **STAND_INS)
 

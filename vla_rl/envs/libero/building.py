@@ -101,10 +101,10 @@ def _loaded(task: Task, assets: Path) -> Any:
             return code.wrapper.ControlEnv(bddl_file_name=str(named), **options).env
         except FileNotFoundError as error:
             detail = f"{task.key} needs {_inside(assets, str(error.filename))}"
-            raise missing_asset(assets, detail, task.package) from error
+            raise missing_asset(assets, detail, task) from error
         except ValueError as error:
             if "Error opening file" in str(error):  # MuJoCo's error for a mesh or a texture
-                raise missing_asset(assets, f"{task.key}: {error}", task.package) from error
+                raise missing_asset(assets, f"{task.key}: {error}", task) from error
             raise
 
 
