@@ -53,7 +53,14 @@ from vla_rl.evaluation import (
     result_table,
     within_range,
 )
-from vla_rl.evaluation.benchmark import LIBERO, Benchmark, SuiteTask, benchmark_of, require_fitting
+from vla_rl.evaluation.benchmark import (
+    LIBERO,
+    Benchmark,
+    SuiteTask,
+    benchmark_of,
+    expected_of,
+    require_fitting,
+)
 from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
 from vla_rl.evaluation.libero import key_of, parse_numbers, parse_task_ids, tasks_of
 from vla_rl.evaluation.plan import (
@@ -181,7 +188,7 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
             self.require(
                 benchmark_of(suite) is self.benchmark,
                 "suites",
-                f"suites of {self.benchmark.name}; other benchmarks have recipes of their own",
+                f"suites of {expected_of(self.benchmark, suite)}",
             )
         planned_episodes(self)
 

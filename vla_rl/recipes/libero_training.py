@@ -25,7 +25,14 @@ from vla_rl.evaluation import (
     within_range,
     write_strip,
 )
-from vla_rl.evaluation.benchmark import LIBERO, Benchmark, SuiteTask, benchmark_of, require_fitting
+from vla_rl.evaluation.benchmark import (
+    LIBERO,
+    Benchmark,
+    SuiteTask,
+    benchmark_of,
+    expected_of,
+    require_fitting,
+)
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scene
 from vla_rl.evaluation.shipped import other_pictures, resolve_checkpoint
@@ -156,7 +163,7 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
             self.require(
                 benchmark_of(task.suite) is self.benchmark,
                 "tasks",
-                f"tasks of {self.benchmark.name}; other benchmarks have recipes of their own",
+                f"tasks of {expected_of(self.benchmark, task.suite)}",
             )
         self.require(
             0 < self.train_init_states <= MOST_TRAINED,
