@@ -23,6 +23,7 @@ from vla_rl.envs.libero.packages import (
     split_suite,
 )
 from vla_rl.envs.libero.variants import Variant, kind_of_suite, variant_of
+from vla_rl.envs.picture_env import is_whole
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 """LIBERO's own suites."""
@@ -162,7 +163,7 @@ def find_task(suite: str, task_id: int) -> Task:
     Raises: as `list_tasks`; `ValueError` for a task id out of range.
     """
     tasks = list_tasks(suite)
-    if not isinstance(task_id, int) or isinstance(task_id, bool) or not 0 <= task_id < len(tasks):
+    if not is_whole(task_id) or not 0 <= task_id < len(tasks):
         raise ValueError(
             f"task_id is {task_id!r}, expected 0 to {len(tasks) - 1}: {suite} has "
             f"{len(tasks)} tasks."
