@@ -396,6 +396,21 @@ def test_a_table_says_what_another_one_has_to_share_to_be_comparable() -> None:
     )
 
 
+def test_an_asset_that_is_missing_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("scenes", "textures"):
+        (tmp_path / "assets" / name).mkdir(parents=True)
+    command = ["eval_libero", "--suites", "libero_goal", "--tasks", "0", "--init-states", "0"]
+    where = ["--assets", str(tmp_path / "assets"), "--root", str(tmp_path), "--videos", "none"]
+    monkeypatch.setattr(sys, "argv", [*command, *where])
+    assert eval_libero.cli() == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: AssetError: the LIBERO assets in ")
+    assert "libero_goal/0 needs scenes/libero_tabletop_base_style.xml. Install them" in told
+    assert "Traceback" not in told
+
+
 async def test_a_video_that_cannot_be_written_costs_no_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

