@@ -11,6 +11,8 @@ The errors and their causes:
                                  ends with this error
     `AssetError`                 a mesh, a texture or a scene that an environment needs and that is
                                  not there; an `EnvError` and a `FileNotFoundError`
+    `PackageError`               a package that an environment needs and that is not installed; an
+                                 `EnvError` and an `ImportError`
     `AgentError`                 an agent that breaks its contract, such as one that returns no
                                  trajectory
     `ConfigError`                a configuration rejected before anything starts
@@ -76,6 +78,10 @@ class EnvError(VlaRlError):
 
 class AssetError(EnvError, FileNotFoundError):
     """A mesh, a texture or a scene that an environment needs is not there."""
+
+
+class PackageError(EnvError, ImportError):
+    """A package that an environment needs is not installed."""
 
 
 class AgentError(VlaRlError, ValueError):

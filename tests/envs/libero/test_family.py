@@ -134,6 +134,10 @@ def test_a_suite_that_the_distribution_leaves_out_is_named_with_those_that_it_ha
         LiberoEnv("liberopro.libero_spatial_temp", 0, assets="stand-ins")
     with pytest.raises(ValueError, match=r"did you mean 'liberopro\.libero_goal_swap'"):
         list_tasks("liberopro.libero_goal_swop")
+    with pytest.raises(
+        ValueError, match=r"'libero_goal_swap', did you mean 'liberopro\.libero_goal_s"
+    ):
+        list_tasks("libero_goal_swap")
 
 
 @pytest.mark.usefixtures("pro", "plus")

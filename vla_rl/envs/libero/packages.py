@@ -14,6 +14,7 @@ import importlib.util
 from pathlib import Path
 from typing import Final
 
+from vla_rl.errors import PackageError
 from vla_rl.installing import REQUIREMENTS, pins, pip_command
 
 LIBERO: Final = "libero"
@@ -59,7 +60,7 @@ def package_root(package: str) -> Path:
         if (Path(location) / package / "bddl_files").is_dir():
             return Path(location) / package
     name = "LIBERO" if package == LIBERO else f"the package {package}"
-    raise ImportError(f"{name} is not installed; run `{how_to_install(package)}`.")
+    raise PackageError(f"{name} is not installed; run `{how_to_install(package)}`.")
 
 
 def other_libero() -> str | None:

@@ -192,7 +192,8 @@ def libero_root() -> Path:
 
 def _hint(suite: str) -> str:
     known = [each for package in installed_packages() for each in list_suites(package)]
-    close = difflib.get_close_matches(suite, known, n=1, cutoff=0.5)
+    namesakes = [each for each in known if split_suite(each)[1] == suite]
+    close = namesakes or difflib.get_close_matches(suite, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}? " if close else ""
 
 
