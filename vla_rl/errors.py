@@ -9,6 +9,10 @@ The errors and their causes:
                                  the remote traceback
     `EnvError`                   an environment that breaks its contract; never retried, the run
                                  ends with this error
+    `AssetError`                 a mesh, a texture or a scene that an environment needs and that is
+                                 not there; an `EnvError` and a `FileNotFoundError`
+    `PackageError`               a package that an environment needs and that is not installed; an
+                                 `EnvError` and an `ImportError`
     `AgentError`                 an agent that breaks its contract, such as one that returns no
                                  trajectory
     `ConfigError`                a configuration rejected before anything starts
@@ -70,6 +74,14 @@ class RemoteError(VlaRlError):
 
 class EnvError(VlaRlError):
     """An environment raised an error, or returned a value that its declared spaces do not allow."""
+
+
+class AssetError(EnvError, FileNotFoundError):
+    """A mesh, a texture or a scene that an environment needs is not there."""
+
+
+class PackageError(EnvError, ImportError):
+    """A package that an environment needs is not installed."""
 
 
 class AgentError(VlaRlError, ValueError):

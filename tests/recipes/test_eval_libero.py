@@ -24,7 +24,12 @@ from vla_rl.envs.libero.packages import installed_packages
 from vla_rl.envs.libero.tasks import Task, find_task, list_tasks
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.evaluation import EpisodeResult, ResultFile, result_of, result_table
-from vla_rl.evaluation.plan import one_of_each_kind, planned_episodes, require_goal_files
+from vla_rl.evaluation.plan import (
+    conditions_in_words,
+    one_of_each_kind,
+    planned_episodes,
+    require_goal_files,
+)
 from vla_rl.evaluation.robustness import robustness_table
 from vla_rl.recipes import eval_libero
 from vla_rl.recipes.eval_libero import (
@@ -36,6 +41,7 @@ from vla_rl.recipes.eval_libero import (
     title_of,
     write_results,
 )
+from vla_rl.recipes.eval_metaworld import EvalMetaworldConfig
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import EnvSpec, EpisodeSpec, StopReason, Trajectory
 
@@ -373,6 +379,36 @@ def test_an_interrupted_evaluation_says_that_it_is_incomplete(tmp_path: Path) ->
     write_results(tmp_path / "results.json", {}, [ended().result], num_planned=200, num_missing=199)
     found = msgspec.json.decode((tmp_path / "results.json").read_bytes())
     assert (found["is_complete"], found["missing_episodes"]) == (False, 199)
+
+
+def test_a_table_says_what_another_one_has_to_share_to_be_comparable() -> None:
+    config = EvalLiberoConfig(
+        checkpoint="mine", suites=("libero_goal", "libero_10"), init_states="40-49", temperature=0.5
+    )
+    assert conditions_in_words(config) == (
+        "physics exact, quality exact, pictures of 256 x 256 pixels; at most 300 (libero_goal), 520 "
+        "(libero_10) control steps; actions: sampled at temperature 0.5; initial states: 40-49"
+    )
+    config = EvalMetaworldConfig(checkpoint="mine", suites=("metaworld_mt10",))
+    assert conditions_in_words(config) == (
+        "quality fast, pictures of 84 x 84 pixels; at most 500 control steps; actions: "
+        "greedy; initial states: all"
+    )
+
+
+def test_an_asset_that_is_missing_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("scenes", "textures"):
+        (tmp_path / "assets" / name).mkdir(parents=True)
+    command = ["eval_libero", "--suites", "libero_goal", "--tasks", "0", "--init-states", "0"]
+    where = ["--assets", str(tmp_path / "assets"), "--root", str(tmp_path), "--videos", "none"]
+    monkeypatch.setattr(sys, "argv", [*command, *where])
+    assert eval_libero.cli() == 1
+    told = capsys.readouterr().err
+    assert told.startswith("error: AssetError: the LIBERO assets in ")
+    assert "libero_goal/0 needs scenes/libero_tabletop_base_style.xml. Install them" in told
+    assert "Traceback" not in told
 
 
 async def test_a_video_that_cannot_be_written_costs_no_result(

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -77,7 +78,9 @@ def test_a_demonstration_replays_to_success(demos: Path) -> None:
     assert outcomes == [False] * (len(outcomes) - 1) + [True]
 
 
-async def test_an_evaluation_runs_each_start_once(policy: Path, tmp_path: Path) -> None:
+async def test_an_evaluation_runs_each_start_once_as_its_dry_run_says(
+    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     config = EvalMetaworldConfig(
         checkpoint=str(policy),
         tasks="drawer-close,reach",
@@ -89,7 +92,13 @@ async def test_an_evaluation_runs_each_start_once(policy: Path, tmp_path: Path) 
         root=str(tmp_path),
     )
     async with asyncio.timeout(100):
+        assert await eval_libero.main(Command(EvalLaunch(dry_run=True), config)) == 0
+        planned = " ".join(capsys.readouterr().out.split())
+        assert "4 episodes, greedily" in planned
+        assert "everything that the evaluation would read was found" in planned
+        assert not os.listdir(tmp_path)
         assert await eval_libero.main(Command(EvalLaunch(), config)) == 0
+    assert "at most 8 control steps" in " ".join(capsys.readouterr().out.split())
     folder = only_folder_in(tmp_path)
     results = json.loads((folder / "results.json").read_text())
     assert results["is_complete"]
@@ -144,7 +153,9 @@ def test_all_starts_are_fifty_of_each_task() -> None:
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"suites": ("libero_goal",)}, "expected suites of Meta-World"),
+        ({"suites": ("libero_goal",)}, "the recipes for LIBERO end in _libero"),
+        ({"suites": ("metaworld_mt11",)}, r"expected suites of Meta-World \(metaworld_mt10, "),
+        ({"tasks": "zzz"}, "names such as 'reach'; 'zzz' is no task's name"),
         ({"tasks": "drawer-opn"}, "did you mean 'drawer-open' by 'drawer-opn'"),
         ({"tasks": "10"}, "expected numbers from 0 to 9"),
         ({"init_states": "2147483648"}, "expected numbers from 0 to 2147483647"),
@@ -158,7 +169,7 @@ def test_what_meta_world_does_not_have_is_refused(fields: dict[str, object], wor
 def test_each_benchmark_has_its_own_recipes() -> None:
     with pytest.raises(ConfigError, match="expected tasks of LIBERO"):
         SrpoLiberoConfig(tasks=("metaworld_mt10/0",))
-    with pytest.raises(ConfigError, match="expected suites of LIBERO"):
+    with pytest.raises(ConfigError, match="the recipes for Meta-World end in _metaworld"):
         EvalLiberoConfig(suites=("metaworld_mt10",))
 
 

@@ -269,7 +269,10 @@ def test_training_episodes_are_cut_short_for_the_policy_that_ships_and_judged_on
             ["--tasks", "libero_object/10"],
             "tasks of libero_object are '10', expected numbers from 0 to 9",
         ),
-        (["--tasks", "libero_object/one"], "expected 'all', or numbers and ranges such as '0-3,7'"),
+        (
+            ["--tasks", "libero_object/one"],
+            "expected 'all', numbers from 0 to 9, ranges such as 0-3",
+        ),
         (["--tasks", "libero_objects"], "suite is 'libero_objects', did you mean 'libero_object'?"),
         (["--train-init-states", "0"], "train_init_states is 0, expected 1 to 100000 starts"),
         (["--step-limit", "0"], "step_limit is 0, expected at least 1 control step"),

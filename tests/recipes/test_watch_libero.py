@@ -139,3 +139,25 @@ async def test_random_actions_are_watched_as_evaluations_play_a_policy(
 def test_what_cannot_be_watched_is_refused(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         WatchConfig(**changed)
+
+
+@pytest.mark.parametrize("policy", ["expert", "random"])
+def test_assets_that_lack_a_file_are_named_in_one_line(
+    policy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("scenes", "textures"):
+        (tmp_path / name).mkdir()
+    command = ["watch_libero", "--policy", policy, "--suite", "libero_goal", "--task-ids", "0"]
+    monkeypatch.setattr(sys, "argv", [*command, "--assets", str(tmp_path)])
+    assert watch_libero.cli() != 0
+    told = capsys.readouterr().err
+    assert "libero_goal/0 needs scenes/libero_tabletop_base_style.xml. Install them" in told
+    assert "Traceback" not in told
+
+
+def test_a_folder_that_is_no_folder_of_assets_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["watch_libero", "--policy", "expert", "--assets", "nowhere"])
+    assert watch_libero.cli() == 2
+    assert "error: LIBERO's assets were not found in nowhere" in capsys.readouterr().err

@@ -169,6 +169,20 @@ async def test_an_interpreter_that_will_not_do_ends_the_pool_before_it_begins(
             pass
 
 
+async def test_a_package_that_another_interpreter_lacks_is_looked_for_there(
+    runtime: Runtime,
+) -> None:
+    spec = EnvSpec(id="no_such_simulator:its/env-v0")
+    with pytest.raises(
+        EnvError, match=rf"in the interpreter {sys.executable}, .*no module 'no_such_simulator'"
+    ):
+        async with (
+            asyncio.timeout(60),
+            SimulatorPool(runtime, SimulatorConfig(python=sys.executable), specs=[spec]),
+        ):
+            pass
+
+
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 async def test_simulators_can_run_in_another_interpreter(runtime: Runtime, start: Any) -> None:
     config = SimulatorConfig(

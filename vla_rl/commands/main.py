@@ -4,7 +4,7 @@ vla-rl                            list the recipes
 vla-rl srpo_libero --dry-run      the same as python -m vla_rl.recipes.srpo_libero --dry-run
 vla-rl report runs/<run>          write the report of a run again
 vla-rl doctor                     what would go wrong on this machine; --checkpoint FOLDER looks at a policy too
-vla-rl install libero             LIBERO and its simulator; also: assets, family, metaworld, vllm
+vla-rl install libero             LIBERO and its simulator; also: assets, family, pro-benchmark, metaworld, vllm
 """
 
 import ast
@@ -17,7 +17,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Final
 
-from vla_rl.installing import INSTALLABLE, install_command
+from vla_rl.installing import INSTALLABLE, how_to_use, install_command
 
 RECIPES: Final = Path(__file__).parents[1] / "recipes"
 COMMANDS: Final = {"report": "vla_rl.commands.report.__main__", "doctor": "vla_rl.commands.doctor"}
@@ -77,7 +77,11 @@ def _install(arguments: Sequence[str]) -> int:
         return 2
     command = install_command(arguments[0])
     print(shlex.join(command), flush=True)
-    return subprocess.run(command, check=False).returncode
+    status = subprocess.run(command, check=False).returncode
+    remark = how_to_use(arguments[0])
+    if status == 0 and remark is not None:
+        print(remark)
+    return status
 
 
 if __name__ == "__main__":

@@ -33,6 +33,9 @@ def bowl_that_settles(patient: Patient) -> Iterable[Finding]:
     settled = try_apart(["-c", PROBE], patient.seconds)
     if settled.is_late:
         yield not_finished("the fall of LIBERO's bowl", patient.seconds)
+    elif settled.words.startswith("FileNotFoundError: "):
+        lacking = settled.words.removeprefix("FileNotFoundError: ").rstrip(".")
+        yield Finding(lacking, "LIBERO's tasks cannot start", "See the error's remedy")
     elif not settled.worked:
         yield Finding(
             f"LIBERO's physics is not that of published results ({settled.words})",

@@ -14,6 +14,13 @@ NUM_STARTS: Final = 1 << 31
 """Number of starts of a task: first its fixed ones, which evaluations use, then drawn ones."""
 
 
+_KEYS_OF_A_STATE: Final = frozenset(
+    {"task", "scene", "init_state_id", "num_steps", "is_success", "is_over", "images"}
+    | {"images_are_new", "rng"}
+)
+"""Keys that every saved state has."""
+
+
 class Task(Protocol):
     """The task of an environment."""
 
@@ -191,6 +198,11 @@ class PictureEnv(gymnasium.Env[Observation, np.ndarray]):
 
         Raises: `ValueError` for a state of another task, or of an environment with other arguments.
         """
+        missing = sorted(_KEYS_OF_A_STATE - state.keys())
+        if missing:
+            raise ValueError(
+                f"the state has no {', '.join(missing)}, expected one that get_state returned."
+            )
         if state["task"] != self.task.key:
             raise ValueError(
                 f"the state is one of {state['task']}, this environment has the task "

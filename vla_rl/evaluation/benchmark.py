@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
-from vla_rl.envs import METAWORLD_SUITES
+from vla_rl.envs import LIBERO_SUITES, METAWORLD_SUITES
 from vla_rl.envs.libero import tasks as libero_tasks
 from vla_rl.envs.metaworld import tasks as metaworld_tasks
 from vla_rl.errors import ConfigError
@@ -32,6 +32,12 @@ class Benchmark(NamedTuple):
 
     name: str
 
+    recipes: str
+    """Ending of the names of its recipes."""
+
+    suites: tuple[str, ...]
+    """Its own suites; other packages may add some."""
+
     list_tasks: Callable[[str], Sequence[SuiteTask]]
     """Returns the tasks of a suite. Raises: `ValueError`, `FileNotFoundError`, `ImportError`."""
 
@@ -56,6 +62,8 @@ class Benchmark(NamedTuple):
 
 LIBERO: Final = Benchmark(
     "LIBERO",
+    "_libero",
+    LIBERO_SUITES,
     libero_tasks.list_tasks,
     libero_tasks.step_limit_of,
     ("image", "wrist_image"),
@@ -68,6 +76,8 @@ LIBERO: Final = Benchmark(
 
 METAWORLD: Final = Benchmark(
     "Meta-World",
+    "_metaworld",
+    METAWORLD_SUITES,
     metaworld_tasks.list_tasks,
     lambda _suite: metaworld_tasks.STEP_LIMIT,
     ("image", "wrist_image"),
@@ -85,6 +95,14 @@ def benchmark_of(suite: str) -> Benchmark:
     Names that are unknown are taken for LIBERO's, which other packages extend.
     """
     return METAWORLD if suite in METAWORLD_SUITES else LIBERO
+
+
+def expected_of(benchmark: Benchmark, suite: str) -> str:
+    """Return what a recipe of `benchmark` expects, which is given a suite that is none of its own."""
+    own, other = f"{benchmark.name} ({', '.join(benchmark.suites)})", benchmark_of(suite)
+    if suite not in other.suites:
+        return own
+    return f"{own}; the recipes for {other.name} end in {other.recipes}"
 
 
 def require_fitting(policy: "VlaPolicy", checkpoint: str, benchmark: Benchmark) -> None:

@@ -82,6 +82,11 @@ def parse_task_ids(text: str, tasks: Sequence[SuiteTask], what: str) -> tuple[in
         near = difflib.get_close_matches(part, by_name, n=1)
         if near and not part[0].isdigit():
             raise ConfigError(f"{what} are {text!r}, did you mean {near[0]!r} by {part!r}?")
+        if part[:1].isalpha() and part != "all":
+            raise ConfigError(
+                f"{what} are {text!r}, expected 'all', numbers from 0 to {len(tasks) - 1}, ranges "
+                f"such as 0-3, or names such as {tasks[0].name!r}; {part!r} is no task's name"
+            )
     return parse_numbers(",".join(parts), len(tasks), what)
 
 

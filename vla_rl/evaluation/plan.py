@@ -76,6 +76,25 @@ def planned_episodes(starts: Starts) -> list[EpisodeSpec]:
     return episodes
 
 
+def conditions_in_words(starts: Starts) -> str:
+    """Return what a reader of the table has to know to compare it with another one."""
+    limits: dict[int, list[str]] = {}
+    for suite in starts.suites:
+        limit = starts.scene.step_limit or starts.benchmark.step_limit_of(suite)
+        limits.setdefault(limit, []).append(suite)
+    named = (
+        str(limit) if len(limits) == 1 else f"{limit} ({', '.join(suites)})"
+        for limit, suites in limits.items()
+    )
+    size, temperature = starts.scene.image_size, starts.temperature
+    actions = "greedy" if temperature is None else f"sampled at temperature {temperature:g}"
+    return (
+        f"{starts.scene.in_words}, pictures of {size} x {size} pixels; at most "
+        f"{', '.join(named)} control steps; actions: {actions}; "
+        f"initial states: {starts.init_states}"
+    )
+
+
 def one_of_each_kind(episodes: Sequence[EpisodeSpec]) -> list[EnvSpec]:
     """Return the first environment of each suite of LIBERO and kind of perturbation, in order."""
     chosen: dict[tuple[str, str], EnvSpec] = {}

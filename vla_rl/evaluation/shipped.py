@@ -4,7 +4,7 @@ it was trained on.
 
 from pathlib import Path
 
-from vla_rl.envs.libero.assets import STAND_INS, find_assets
+from vla_rl.envs.libero.assets import STAND_INS, Assets, find_assets
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.scenes import BASE_POLICY_IMAGES, BASE_POLICY_QUALITY, Quality
 from vla_rl.models.loading import (
@@ -27,11 +27,16 @@ def resolve_checkpoint(checkpoint: str, assets: str | None) -> str:
     """
     if checkpoint != SHIPPED:
         return checkpoint
+    source = assets_in_use(assets).source
+    return str(STAND_INS_BASE_POLICY if source == STAND_INS else BASE_POLICY)
+
+
+def assets_in_use(assets: str | None) -> Assets:
+    """Return what `find_assets` finds. Raises: ConfigError if that is nothing, or only a part."""
     try:
-        source = find_assets(assets).source
+        return find_assets(assets)
     except FileNotFoundError as error:
         raise ConfigError(str(error)) from error
-    return str(STAND_INS_BASE_POLICY if source == STAND_INS else BASE_POLICY)
 
 
 def other_pictures(checkpoint: str, source: str, image_size: int, quality: Quality) -> str | None:

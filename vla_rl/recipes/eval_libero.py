@@ -42,7 +42,7 @@ from vla_rl.commands.command_line import Command, Launch, run_recipe
 from vla_rl.commands.config_files import convert, read_table
 from vla_rl.commands.opening import distinct, open_each
 from vla_rl.engines import EngineConfig
-from vla_rl.envs.libero.assets import Assets, find_assets
+from vla_rl.envs.libero.packages import other_libero
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import (
     EpisodeResult,
@@ -52,10 +52,18 @@ from vla_rl.evaluation import (
     result_table,
     within_range,
 )
-from vla_rl.evaluation.benchmark import LIBERO, Benchmark, SuiteTask, benchmark_of, require_fitting
+from vla_rl.evaluation.benchmark import (
+    LIBERO,
+    Benchmark,
+    SuiteTask,
+    benchmark_of,
+    expected_of,
+    require_fitting,
+)
 from vla_rl.evaluation.conditions import note_conditions, refuse_other_conditions
 from vla_rl.evaluation.libero import key_of, parse_numbers, parse_task_ids, tasks_of
 from vla_rl.evaluation.plan import (
+    conditions_in_words,
     one_of_each_kind,
     planned_episodes,
     print_plan,
@@ -64,7 +72,7 @@ from vla_rl.evaluation.plan import (
 from vla_rl.evaluation.results import by_perturbation, by_task, summary_of
 from vla_rl.evaluation.robustness import kind_of_change, robustness_table
 from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scene, Scenes
-from vla_rl.evaluation.shipped import other_pictures, resolve_checkpoint
+from vla_rl.evaluation.shipped import assets_in_use, other_pictures, resolve_checkpoint
 from vla_rl.models.loading import (
     SHIPPED,
     CheckpointConfig,
@@ -179,7 +187,7 @@ class EvalConfig(CheckpointConfig, frozen=True, kw_only=True):
             self.require(
                 benchmark_of(suite) is self.benchmark,
                 "suites",
-                f"suites of {self.benchmark.name}; other benchmarks have recipes of their own",
+                f"suites of {expected_of(self.benchmark, suite)}",
             )
         planned_episodes(self)
 
@@ -285,9 +293,14 @@ class EvalLiberoConfig(EvalConfig, frozen=True, kw_only=True):
         ]
 
     def found(self) -> dict[str, str]:
-        """Return the assets that are found. Raises: ConfigError without any."""
-        assets = _assets_of(self)
-        return {"assets": assets.source, "assets_path": str(assets.path)}
+        """Return the assets that are found, and the LIBERO if it is another than the usual one.
+
+        Raises: ConfigError without assets.
+        """
+        assets = assets_in_use(self.assets)
+        found = {"assets": assets.source, "assets_path": str(assets.path)}
+        libero = other_libero()
+        return found if libero is None else {**found, "libero": libero}
 
     def is_chosen(self, task: SuiteTask) -> bool:
         """Return whether the task's kind of change is one of `perturbations`."""
@@ -365,7 +378,8 @@ async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
     is_written = num_waiting == 0
     if results:
         sizes = {"num_planned": len(episodes), "num_missing": num_missing}
-        _print_tables(results, title_of(config.checkpoint_folder, conditions, **sizes), console)
+        title = title_of(config.checkpoint_folder, conditions, **sizes)
+        _print_tables(results, title, conditions_in_words(config), console)
         is_written &= await asyncio.to_thread(
             _write_results_or_say, run.path / "results.json", conditions, results, sizes
         )
@@ -389,10 +403,15 @@ async def _show_plan(
     console.print("everything that the evaluation would read was found")
 
 
-def _print_tables(results: Sequence[EpisodeResult], title: str, console: Console) -> None:
-    console.print(result_table(results, title))
+def _print_tables(
+    results: Sequence[EpisodeResult], title: str, caption: str, console: Console
+) -> None:
+    tables = [result_table(results, title)]
     if any(result.perturbation for result in results):
-        console.print(robustness_table(results, title))
+        tables.append(robustness_table(results, title))
+    for table in tables:
+        table.caption = caption
+        console.print(table)
 
 
 def conditions_of(config: EvalConfig) -> dict[str, Any]:
@@ -472,7 +491,11 @@ def title_of(
     """Return the title of the table; for an interrupted evaluation, it warns that the rates are
     biased.
     """
-    named = [f"{name}: {conditions[name]}" for name in ("assets", "scenes") if name in conditions]
+    named = [
+        f"{name}: {conditions[name]}"
+        for name in ("libero", "assets", "scenes")
+        if name in conditions
+    ]
     title = ", ".join([checkpoint, *named])
     if num_missing == 0:
         return title
@@ -632,13 +655,6 @@ def _refuse_other_conditions(config: EvalConfig, before: EvalConfig, folder: Pat
                 f"{getattr(before, name)!r}; start another evaluation, because one table cannot "
                 "hold both"
             )
-
-
-def _assets_of(config: EvalLiberoConfig) -> Assets:
-    try:
-        return find_assets(config.scene.assets)
-    except FileNotFoundError as error:
-        raise ConfigError(str(error)) from error
 
 
 def cli() -> int:

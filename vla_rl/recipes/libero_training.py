@@ -15,7 +15,7 @@ import msgspec
 from vla_rl.commands.command_line import Command, TrainingLaunch
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
-from vla_rl.envs.libero.assets import Assets, find_assets
+from vla_rl.envs.libero.assets import Assets
 from vla_rl.envs.picture_env import NUM_STARTS
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import (
@@ -26,10 +26,17 @@ from vla_rl.evaluation import (
     within_range,
     write_strip,
 )
-from vla_rl.evaluation.benchmark import LIBERO, Benchmark, SuiteTask, benchmark_of, require_fitting
+from vla_rl.evaluation.benchmark import (
+    LIBERO,
+    Benchmark,
+    SuiteTask,
+    benchmark_of,
+    expected_of,
+    require_fitting,
+)
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scene
-from vla_rl.evaluation.shipped import other_pictures, resolve_checkpoint
+from vla_rl.evaluation.shipped import assets_in_use, other_pictures, resolve_checkpoint
 from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import (
     SHIPPED,
@@ -157,7 +164,7 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
             self.require(
                 benchmark_of(task.suite) is self.benchmark,
                 "tasks",
-                f"tasks of {self.benchmark.name}; other benchmarks have recipes of their own",
+                f"tasks of {expected_of(self.benchmark, task.suite)}",
             )
         self.require(
             0 < self.train_init_states <= MOST_TRAINED,
@@ -385,7 +392,7 @@ async def main(command: Command[TrainingLaunch, SuiteTrainingConfig]) -> int:
     if isinstance(config, LiberoConfig):
         about["physics"] = config.physics
     if isinstance(config, LiberoConfig) and not command.launch.draw:
-        assets = _assets_of(config)
+        assets = assets_in_use(config.scene.assets)
         print(f"LIBERO's assets: {assets.path} ({assets.source})", flush=True)
         _warn_of_other_pictures(config, assets)
         about |= {"assets": assets.source, "assets_path": str(assets.path)}
@@ -466,10 +473,3 @@ def _split_of(config: SuiteTrainingConfig) -> str:
 
 def _limit_in_words(step_limit: int | None) -> str:
     return "the suites' limits" if step_limit is None else f"{step_limit} control steps"
-
-
-def _assets_of(config: LiberoConfig) -> Assets:
-    try:
-        return find_assets(config.scene.assets)
-    except FileNotFoundError as error:
-        raise ConfigError(str(error)) from error

@@ -26,8 +26,8 @@ from vla_rl.commands.command_line import Command, Launch, run_recipe
 from vla_rl.commands.opening import distinct, open_each
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.libero import LiberoEnv
-from vla_rl.envs.libero.assets import find_assets
 from vla_rl.envs.libero.experts import Expert
+from vla_rl.errors import ConfigError
 from vla_rl.evaluation import (
     check_starts,
     libero_episode,
@@ -37,7 +37,7 @@ from vla_rl.evaluation import (
 )
 from vla_rl.evaluation.libero import Suite, require_for_libero, tasks_of
 from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality
-from vla_rl.evaluation.shipped import other_pictures, resolve_checkpoint
+from vla_rl.evaluation.shipped import assets_in_use, other_pictures, resolve_checkpoint
 from vla_rl.models.loading import SHIPPED, CheckpointConfig, CheckpointFormat, load_policy
 from vla_rl.observe.captions import with_caption
 from vla_rl.observe.mp4 import encode_mp4
@@ -220,7 +220,7 @@ async def _engine(config: WatchConfig, stack: AsyncExitStack) -> ActionEngine:
     if config.policy == "random":
         return RandomActions()
     lane = await stack.enter_async_context(engines.DeviceLane(1))
-    folder, source = config.checkpoint_folder, find_assets(config.assets).source
+    folder, source = config.checkpoint_folder, assets_in_use(config.assets).source
     print(f"the policy in {folder} acts")
     warning = other_pictures(folder, source, config.scene.image_size, config.scene.quality)
     if warning is not None:
@@ -241,7 +241,7 @@ async def main(command: Command[Launch, WatchConfig]) -> int:
         await _rehearse(config)
         console.print("everything that the command would read was found")
         return 0
-    await asyncio.to_thread(find_assets, config.scene.assets)
+    await asyncio.to_thread(assets_in_use, config.scene.assets)
     if config.policy == "expert":
         episodes = await _play_expert(config, console)
     else:
@@ -300,7 +300,7 @@ async def _play_policy(config: WatchConfig, console: Console) -> list[Episode]:
 
 async def _rehearse(config: WatchConfig) -> None:
     """Read everything that the episodes would read. Raises: what they would raise."""
-    await asyncio.to_thread(find_assets, config.scene.assets)
+    await asyncio.to_thread(assets_in_use, config.scene.assets)
     if config.has_checkpoint:
         require_for_libero(
             await asyncio.to_thread(load_policy, config.checkpoint_folder, config, config.device),
@@ -349,7 +349,11 @@ async def _play_expert(config: WatchConfig, console: Console) -> list[Episode]:
 
 
 def _env_of(config: WatchConfig, task_id: int) -> LiberoEnv:
-    return LiberoEnv(config.suite, task_id, **config.scene.kwargs)
+    """Make the environment of a task. Raises: ConfigError naming an asset that is missing."""
+    try:
+        return LiberoEnv(config.suite, task_id, **config.scene.kwargs)
+    except FileNotFoundError as error:
+        raise ConfigError(str(error)) from error
 
 
 def _report(episode: Episode, console: Console) -> None:
@@ -372,7 +376,7 @@ def _print_table(config: WatchConfig, episodes: list[Episode], console: Console)
         table.add_row(task, played[0].instruction, f"{len(lengths)}/{len(played)}", mean)
     console.print(table)
     num_successes = sum(episode.is_success for episode in episodes)
-    source = find_assets(config.scene.assets).source
+    source = assets_in_use(config.scene.assets).source
     console.print(
         f"{num_successes} of {len(episodes)} episodes succeeded (assets: {source}, physics: "
         f"{config.physics})"

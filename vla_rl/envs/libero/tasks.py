@@ -23,6 +23,7 @@ from vla_rl.envs.libero.packages import (
     split_suite,
 )
 from vla_rl.envs.libero.variants import Variant, kind_of_suite, variant_of
+from vla_rl.envs.picture_env import is_whole
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10", "libero_90")
 """LIBERO's own suites."""
@@ -162,7 +163,7 @@ def find_task(suite: str, task_id: int) -> Task:
     Raises: as `list_tasks`; `ValueError` for a task id out of range.
     """
     tasks = list_tasks(suite)
-    if not isinstance(task_id, int) or isinstance(task_id, bool) or not 0 <= task_id < len(tasks):
+    if not is_whole(task_id) or not 0 <= task_id < len(tasks):
         raise ValueError(
             f"task_id is {task_id!r}, expected 0 to {len(tasks) - 1}: {suite} has "
             f"{len(tasks)} tasks."
@@ -176,6 +177,11 @@ def origin_of_suite(suite: str) -> str | None:
     return max(origins, key=len) if origins else None
 
 
+def is_of_an_extension(task: Task) -> bool:
+    """Return whether `task` is none of LIBERO's own, but one of LIBERO-PRO, LIBERO-plus or alike."""
+    return task.package != LIBERO or task.suite not in SUITES
+
+
 def libero_root() -> Path:
     """Return the folder of the installed LIBERO that holds `bddl_files` and `init_files`.
 
@@ -186,7 +192,8 @@ def libero_root() -> Path:
 
 def _hint(suite: str) -> str:
     known = [each for package in installed_packages() for each in list_suites(package)]
-    close = difflib.get_close_matches(suite, known, n=1, cutoff=0.5)
+    namesakes = [each for each in known if split_suite(each)[1] == suite]
+    close = namesakes or difflib.get_close_matches(suite, known, n=1, cutoff=0.5)
     return f"did you mean {close[0]!r}? " if close else ""
 
 
@@ -236,15 +243,13 @@ def _instruction(task: Task) -> str:
     in_words = _SCENE_PREFIX.sub("", origin).replace("_", " ")
     if suite in SUITES and task.name == origin:
         return in_words
-    original = (
-        package_root(task.package)
-        / "bddl_files"
-        / (origin_of_suite(suite) or suite)
-        / f"{origin}.bddl"
-    )
     words = _words_of(task.goal_file)
-    is_told_by_name = original.is_file() and _words_of(original).lower() == words.lower()
-    return in_words if is_told_by_name else words
+    folder = package_root(task.package) / "bddl_files" / (origin_of_suite(suite) or "")
+    original = folder / f"{origin}.bddl"
+    # the goal files of 29 of LIBERO's tasks have other words than their names, which published
+    # policies know; only words that differ from the original's are a change of the instruction
+    is_unchanged = original.is_file() and _words_of(original).lower() == words.lower()
+    return in_words if is_unchanged else words
 
 
 def _words_of(goal_file: Path) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final, NamedTuple
 
 from vla_rl.envs.mujoco.loading import importing, load_mujoco
-from vla_rl.errors import EnvError
+from vla_rl.errors import EnvError, PackageError
 from vla_rl.installing import pip_command
 
 VERSION: Final = "3.0.0"
@@ -32,10 +32,10 @@ def load_metaworld() -> MetaWorldCode:
     """
     try:
         found = importlib.metadata.version("metaworld")
-    except importlib.metadata.PackageNotFoundError as error:
-        raise ImportError(
+    except importlib.metadata.PackageNotFoundError:
+        raise PackageError(
             f"Meta-World is not installed; run `{pip_command('metaworld')}`."
-        ) from error
+        ) from None
     if found != VERSION:
         raise EnvError(
             f"metaworld is {found}, expected {VERSION}, because tasks and experts differ between "

@@ -14,7 +14,13 @@ from typing import Any, Final, Literal, TypeAlias
 
 import numpy as np
 
-from vla_rl.envs.mujoco.graphics import is_forked_with_opengl, make_context, require_own_opengl
+from vla_rl.envs.mujoco.graphics import (
+    cause_in_a_line,
+    is_forked_with_opengl,
+    make_context,
+    refusals_of_context,
+    require_own_opengl,
+)
 from vla_rl.envs.mujoco.loading import load_mujoco
 from vla_rl.envs.mujoco.look import HIDDEN_GROUP, Look, Quality, Style
 from vla_rl.envs.mujoco.visible import Visible
@@ -142,8 +148,8 @@ class Cameras:
     def _take_context(self) -> None:
         try:
             self._context.make_current()
-        except RuntimeError as error:
-            raise EnvError(f"{_LOST} ({error}). {_AFTER_A_LOSS}") from error
+        except refusals_of_context() as error:
+            raise EnvError(f"{_LOST} ({cause_in_a_line(error)}). {_AFTER_A_LOSS}") from error
 
     def _draw_camera(self, camera: int) -> np.ndarray:
         """Return the picture as OpenGL stores it, its rows from the bottom up."""
@@ -168,9 +174,14 @@ class Cameras:
         if is_forked_with_opengl():
             _inherited.append((self._context, self._renderer))
         else:
-            self._context.make_current()
-            self._renderer.free()
-            self._context.free()
+            try:
+                self._context.make_current()
+                self._renderer.free()
+                self._context.free()
+            except refusals_of_context():
+                # lost, so there is nothing to free; else its destructor tries again and prints a
+                # traceback
+                self._context._context = None
         self._look.undo()
         self._context = self._renderer = None
 

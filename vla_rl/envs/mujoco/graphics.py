@@ -90,11 +90,27 @@ def make_context(size: int) -> Any:
     backend = choose_graphics()
     try:
         return importlib.import_module(f"mujoco.{backend}").GLContext(size, size)
-    except (ImportError, AttributeError, RuntimeError) as error:
+    except refusals_of_context(ImportError, AttributeError) as error:
         raise EnvError(
-            f"{backend} was found, but no OpenGL context could be made ({error}). "
+            f"{backend} was found, but no OpenGL context could be made ({cause_in_a_line(error)}). "
             f"{HOW_TO_GET_GRAPHICS}"
         ) from error
+
+
+def refusals_of_context(*others: type[Exception]) -> tuple[type[Exception], ...]:
+    """Return the errors of a context that cannot be made, made current or freed: MuJoCo's, and
+    PyOpenGL's once that is loaded; with `others`.
+    """
+    loaded = sys.modules.get("OpenGL.error")
+    return (*others, RuntimeError, *(() if loaded is None else (loaded.Error,)))
+
+
+def cause_in_a_line(error: Exception) -> str:
+    """Return an error's text without the arguments of the call, which PyOpenGL lists over many
+    lines.
+    """
+    code = getattr(error, "err", None)
+    return str(error) if code is None else f"{getattr(code, 'name', code)}"
 
 
 def devices_in_turn(is_software: Sequence[bool], process_index: int) -> list[int]:

@@ -81,6 +81,8 @@ def _keep_no_assets(mujoco: Any) -> None:
     """
     (path,) = Path(mujoco.__file__).parent.glob("libmujoco.*")
     library = ctypes.CDLL(str(path))
+    if not hasattr(library, "mj_globalCache"):
+        return  # MuJoCo 3.4 has other functions; whoever needs another version says so by its name
     library.mj_globalCache.restype = ctypes.c_void_p
     library.mj_setCacheSize.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
     library.mj_setCacheSize(library.mj_globalCache(), 0)
