@@ -121,8 +121,14 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     of masters and moments. weights: its share of the weights too, for less memory and more
     communication. replicas: all of it, for adapters, which are small."""
 
+    max_restarts: int = 3
+    """With several ranks, maximum number of restarts in a row: after a rank died, froze or failed,
+    the run starts again from its newest checkpoint. A newer checkpoint starts the count again. 0
+    ends the run at the first failure."""
+
     def __post_init__(self) -> None:
         self.require(self.micro_batch >= 1, "micro_batch", "at least 1 decision")
+        self.require(self.max_restarts >= 0, "max_restarts", "at least 0")
         self.require(self.ranks >= 1, "ranks", "at least 1 process")
         is_used = self.shard == "gradients" or self.ranks > 1
         self.require(is_used, "shard", "gradients with one rank, which has nothing to share")

@@ -13,7 +13,7 @@ messages    rows, sums and weights on their way between processes
 One process needs none of this and does not import it.
 """
 
-from vla_rl.learning.sharded.group import RankFailed
+from vla_rl.errors import RankFailed
 from vla_rl.learning.sharded.learner import ShardedLearner
 
 __all__ = ["RankFailed", "ShardedLearner"]

@@ -82,7 +82,12 @@ class RankPasses:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._group.close()
+        try:
+            if self._group.has_failed:
+                # a new start from the beginning, and a reference, need the first weights
+                await self._lane.run(self._take_first_weights)
+        finally:
+            await self._group.close()
 
     @property
     def weight_version(self) -> int:
@@ -204,6 +209,11 @@ class RankPasses:
                         break
                     _put(piece, parameters[piece.name])
         self._adopted(version)
+
+    def _take_first_weights(self) -> None:
+        """Set the weights to those that the ranks began with."""
+        first = type(self._model).load(self._group.policy_folder)  # type: ignore[attr-defined]
+        self._model.network.load_state_dict(first.network.state_dict())
 
     def _adopted(self, version: int) -> None:
         for sink in self._sinks:
