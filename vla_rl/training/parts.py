@@ -185,7 +185,7 @@ class TrainingParts:
         # the learner first: it publishes, and the scheduler refuses an engine with older weights
         await self.learner.restore(checkpoint.state)
         if self._critic is not None:
-            await self._critic.restore(checkpoint.state.critic)
+            await self._critic.restore(checkpoint.state.critic, checkpoint.state.critic_file)
         self.scheduler.restore(checkpoint.part("scheduler", SchedulerState))
         for name, (what, state_type) in self._remembered.items():
             what.restore(checkpoint.part(name, state_type))
