@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import pytest_asyncio
 import torch
@@ -24,7 +25,18 @@ from vla_rl.actors import Runtime
 from vla_rl.algorithms import PolicyLossConfig
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.errors import CheckpointError, ConfigError
-from vla_rl.learning import Learner, LearnerConfig, PolicyLearner
+from vla_rl.learning import (
+    Critic,
+    CriticConfig,
+    Learner,
+    LearnerConfig,
+    OptimizerConfig,
+    PolicyLearner,
+    Reference,
+    TeamState,
+    load_checkpoint,
+    save_checkpoint,
+)
 from vla_rl.learning.rank_memory import PolicySize, rank_memory, require_gpus
 from vla_rl.learning.sharded import RankFailed, ShardedLearner
 from vla_rl.models.language import tiny as tiny_language
@@ -32,7 +44,7 @@ from vla_rl.models.mlp import MlpPolicy
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.models.prismatic.config import LoraConfig
-from vla_rl.types import Trajectory
+from vla_rl.types import SOLE_MEMBER, Trajectory
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 played = play_fixture._get_wrapped_function()()
@@ -160,6 +172,73 @@ async def test_two_ranks_learn_what_one_process_learns_and_either_continues_the_
         for learner in (two, resumed):
             await learner.update(trajectories, list(ADVANTAGES))
         assert apart(weights(continued), weights(shared)) <= 1e-5
+
+
+async def critic_gap(
+    make: Callable[[], Any],
+    runtime: Runtime,
+    lane: DeviceLane,
+    trunk: str,
+    num_ranks: int = 2,
+    **changes: Any,
+) -> float:
+    """How far a critic and a reference on ranks are from those of one process, after updates.
+
+    The policy learns too, and the critic's state goes through both kinds of learner.
+    """
+    alone, shared = make(), make()
+    trajectories, returns = episodes(alone), []
+    for number, trajectory in enumerate(trajectories):
+        returns.append(np.linspace(-1.0, 0.5 * number, len(trajectory.steps)))
+    optimizer = OptimizerConfig(lr=3e-3, warmup_steps=0)
+    critic = CriticConfig(optimizer=optimizer, trunk=trunk, micro_batch=2, epochs=2)  # type: ignore[arg-type]
+    one = Learner(alone, lane, settings())
+    reference, first = Reference(alone, lane, 2), Critic(alone, lane, critic, seed=3)
+    two = ShardedLearner(shared, runtime, lane, settings(ranks=num_ranks, **changes))
+    frozen, second = two.reference(), two.critic(critic, seed=3)
+    gaps = []
+    async with two:
+        for round_number in range(2):
+            judged = [await each.values(trajectories) for each in (first, second)]
+            fitted = [
+                await each.update(trajectories, values, returns)
+                for each, values in zip((first, second), judged, strict=True)
+            ]
+            assert fitted[1] == pytest.approx(fitted[0], rel=1e-4, abs=1e-6)
+            for learner in (one, two):
+                await learner.update(trajectories, list(ADVANTAGES))
+            if round_number == 0:  # one goes on from the other's file
+                state = TeamState({SOLE_MEMBER: await two.snapshot()}, await second.snapshot())
+                folder = two.ranks.group.folder / "checkpoint"
+                await save_checkpoint(folder, state, {})
+                found = (await load_checkpoint(folder / "update-000001")).state
+                await first.restore(found.critic)
+                await second.restore(found.critic, found.critic_file)
+        for before, after in zip(judged[0], judged[1], strict=True):
+            gaps.append(np.abs(before.values - after.values).max() / np.abs(before.values).max())
+        scores = [await each.log_probs(trajectories) for each in (reference, frozen)]
+    for expected, found_scores in zip(*scores, strict=True):
+        pairs = zip(expected, found_scores, strict=True)
+        gaps += [np.abs(a - b).max() / np.abs(a).max() for a, b in pairs]
+    with pytest.raises(RuntimeError, match="run already; ask for a reference before"):
+        two.reference()
+    return float(max(gaps))
+
+
+async def test_a_critic_and_a_reference_on_ranks_are_those_of_one_process(
+    runtime: Runtime, lane: DeviceLane
+) -> None:
+    assert await critic_gap(oft, runtime, lane, "own") <= 1e-5
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("shard", ["gradients", "weights"])
+@pytest.mark.parametrize("trunk", ["own", "shared"])
+@pytest.mark.parametrize("make", [oft, language])
+async def test_critics_of_each_family_and_trunk_are_those_of_one_process(
+    make: Callable[[], Any], trunk: str, shard: str, runtime: Runtime, lane: DeviceLane
+) -> None:
+    assert await critic_gap(make, runtime, lane, trunk, 3, shard=shard) <= 1e-5
 
 
 async def test_every_adapter_has_a_gradient_and_frozen_weights_stay(

@@ -12,12 +12,14 @@ from rich.console import Console
 from toy_runs import deterministic, small_run
 
 from vla_rl.algorithms import PolicyLossConfig
+from vla_rl.algorithms.losses import KlLossConfig
 from vla_rl.commands.plan import EpisodeFootprint, print_plan
 from vla_rl.errors import ConfigError, RankFailed
 from vla_rl.graph import NodeFailed
 from vla_rl.learning import load_checkpoint
 from vla_rl.learning.rank_memory import PolicySize
 from vla_rl.observe import RunDirectory
+from vla_rl.pipelines import with_pipeline
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
 from vla_rl.rollout import SchedulerState
 from vla_rl.training.restarting import Restarts
@@ -28,7 +30,8 @@ from vla_rl.training.team import Member, Team
 def with_ranks(
     root: Path, num_ranks: int, updates: int, checkpoint_every: int = 1
 ) -> SrpoToyConfig:
-    config = deterministic(small_run(root), num_envs=2)
+    """PPO with a KL term: policy, critic and reference are on the ranks."""
+    config = with_pipeline(deterministic(small_run(root), num_envs=2), "embodied_ppo")
     return msgspec.structs.replace(
         config,
         run=msgspec.structs.replace(
@@ -37,7 +40,9 @@ def with_ranks(
         learner=msgspec.structs.replace(
             config.learner,
             ranks=num_ranks,
-            loss=PolicyLossConfig(name="own_losses:fails_as_the_file_says"),
+            loss=PolicyLossConfig(
+                name="own_losses:fails_as_the_file_says", kl=KlLossConfig(coef=0.01)
+            ),
         ),
     )
 
@@ -58,7 +63,7 @@ async def books_of(run: RunDirectory, version: int) -> tuple[Any, Any]:
     return state.ledger, state.source
 
 
-async def test_a_run_whose_rank_is_killed_is_that_of_one_process_which_can_continue_it(
+async def test_a_run_whose_rank_is_killed_is_that_of_one_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = (await train_toy(with_ranks(tmp_path / "alone", 1, updates=2))).run
@@ -67,18 +72,15 @@ async def test_a_run_whose_rank_is_killed_is_that_of_one_process_which_can_conti
     monkeypatch.setenv("FAILURES_FILE", str(failures))
     shared = (await train_toy(with_ranks(tmp_path / "shared", 2, updates=2))).run
     out = capsys.readouterr().out
-    assert "2 learner ranks share the update" in out
+    assert "2 learner ranks share the update and the critic and the reference" in out
     assert re.search(r"rank 1 of 2 \(pid \d+\) is gone: SIGKILL.* Restart 1 of .* update 1", out)
     assert [line["learner/restarts"] for line in metrics_in(shared)] == [0.0, 1.0]
     require_same_updates(shared, alone)
     assert await books_of(shared, 2) == await books_of(alone, 2)
-    continued = with_ranks(tmp_path / "shared", 1, updates=3)
-    await train_toy(continued, resume=RunDirectory.resume(shared.path))
-    assert [line["update"] for line in metrics_in(shared)] == [1, 2, 3]
 
 
 @pytest.mark.proof
-async def test_a_run_survives_ranks_that_die_fail_and_freeze_also_before_its_first_checkpoint(
+async def test_a_run_survives_ranks_that_die_fail_and_freeze_and_one_process_continues_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     configs = [with_ranks(tmp_path, num_ranks, 3, checkpoint_every=2) for num_ranks in (1, 2)]
@@ -98,10 +100,16 @@ async def test_a_run_survives_ranks_that_die_fail_and_freeze_also_before_its_fir
     assert [line["learner/restarts"] for line in metrics_in(shared)] == [2.0, 2.0, 3.0]
     require_same_updates(shared, alone)
     assert await books_of(shared, 3) == await books_of(alone, 3)
+    continued = msgspec.structs.replace(
+        configs[0], run=msgspec.structs.replace(configs[0].run, updates=4)
+    )
+    await train_toy(continued, resume=RunDirectory.resume(shared.path))
+    assert [line["update"] for line in metrics_in(shared)] == [1, 2, 3, 4]
 
 
 def require_same_updates(found: RunDirectory, expected: RunDirectory) -> None:
     kept = ("update", "update/loss", "update/grad_norm", "update/tokens", "reward/success_rate")
+    kept += ("critic/loss", "critic/grad_norm", "update/reference_kl")
     for one, two in zip(metrics_in(expected), metrics_in(found), strict=True):
         assert {name: two[name] for name in kept} == pytest.approx(
             {name: one[name] for name in kept}, rel=1e-4

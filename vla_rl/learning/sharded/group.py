@@ -10,12 +10,15 @@ from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
+from msgspec.structs import replace
+
 from vla_rl.actors import ChildProcess, ForkServer, Runtime
 from vla_rl.actors.owned_folder import OwnedFolder
 from vla_rl.errors import ActorDied, RankFailed, RemoteError
-from vla_rl.learning.config import LearnerConfig
+from vla_rl.learning.config import CriticConfig, LearnerConfig
 from vla_rl.learning.optimizer import DivergedError
-from vla_rl.learning.sharded.rank import LearnerRank, PolicySource
+from vla_rl.learning.sharded.rank import LearnerRank
+from vla_rl.learning.sharded.rank_parts import PolicySource
 
 T = TypeVar("T")
 
@@ -36,6 +39,10 @@ class RankGroup:
 
     def __init__(self, runtime: Runtime, config: LearnerConfig) -> None:
         self._runtime, self._config = runtime, config
+        self._has_reference = False
+        self._critic: CriticConfig | None = None
+        self._critic_seed = 0
+        self._turn = asyncio.Lock()
         self._failure: BaseException | None = None
         self._folder: OwnedFolder | None = None
         self.ranks: list[LearnerRank] = []
@@ -57,6 +64,16 @@ class RankGroup:
         """The policy as the ranks began with it."""
         return self.folder / "policy"
 
+    def hold_reference(self) -> None:
+        """Let every rank also score with the first weights. Call it before `start`."""
+        self._require_not_started("a reference")
+        self._has_reference = True
+
+    def hold_critic(self, config: CriticConfig, seed: int) -> None:
+        """Let every rank also hold its part of a critic. Call it before `start`."""
+        self._require_not_started("a critic")
+        self._critic, self._critic_seed = config, seed
+
     async def start(self, model: Any) -> None:
         """Start the ranks, each with its part of a policy. Raises: what a rank raises."""
         self._folder = await asyncio.to_thread(OwnedFolder, "vla_rl-ranks-")
@@ -69,8 +86,15 @@ class RankGroup:
     async def together(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         """Await calls to all ranks. The first failure ends every rank, and is raised as one error.
 
+        One such set of calls after another: critic, reference and learner ask at the same time, and
+        every rank has to make the same collectives in the same order.
+
         Raises: RankFailed naming the rank that died or failed; else what a rank raised.
         """
+        async with self._turn:
+            return await self._together(calls)
+
+    async def _together(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         if self._failure is not None:
             for call in calls:
                 call.close()
@@ -121,7 +145,12 @@ class RankGroup:
             self._folder = None
 
     async def _start(self, model: Any) -> None:
-        source = await asyncio.to_thread(_saved, model, self.policy_folder)
+        source = replace(
+            await asyncio.to_thread(_saved, model, self.policy_folder),
+            has_reference=self._has_reference,
+            critic=self._critic,
+            critic_seed=self._critic_seed,
+        )
         placement = _placement(model)
         self.ranks = await self.together(
             self._runtime.spawn(
@@ -137,6 +166,10 @@ class RankGroup:
             for rank in range(self._config.ranks)
         )
         await self.together(rank.join() for rank in self.ranks)
+
+    def _require_not_started(self, what: str) -> None:
+        if self.ranks:
+            raise RuntimeError(f"the ranks run already; ask for {what} before they start")
 
     def _explained(self, errors: Sequence[BaseException | None]) -> BaseException:
         """Return the error to raise; `errors` are those of the ranks, by number."""

@@ -7,9 +7,12 @@ from typing import Any, Self
 from vla_rl.actors import Runtime
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
-from vla_rl.learning.config import LearnerConfig
+from vla_rl.learning.config import CriticConfig, LearnerConfig
+from vla_rl.learning.critic import PolicyCritic
 from vla_rl.learning.learner import PolicyLearner
 from vla_rl.learning.rank_memory import require_layout
+from vla_rl.learning.scoring import PolicyReference
+from vla_rl.learning.sharded.critic import RankCriticPasses
 from vla_rl.learning.sharded.ranks import RankPasses
 from vla_rl.learning.training import WeightSink
 
@@ -57,6 +60,23 @@ class ShardedLearner(PolicyLearner):
         traceback: TracebackType | None,
     ) -> None:
         await self._ranks.__aexit__(kind, error, traceback)
+
+    def critic(self, config: CriticConfig, seed: int) -> PolicyCritic:
+        """Return a critic that the ranks compute. Call it before `async with`.
+
+        Args: those of `Critic`.
+        """
+        self._ranks.group.hold_critic(config, seed)
+        passes = RankCriticPasses(self._ranks.group, self._config, config)
+        return PolicyCritic(passes, config, seed)
+
+    def reference(self) -> PolicyReference:
+        """Return the policy as it is when the ranks start, which they score with.
+
+        Call it before `async with`.
+        """
+        self._ranks.group.hold_reference()
+        return PolicyReference(self._ranks.reference_log_probs)
 
     @property
     def ranks(self) -> RankPasses:
