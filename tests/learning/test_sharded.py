@@ -39,6 +39,7 @@ from vla_rl.learning import (
 )
 from vla_rl.learning.rank_memory import PolicySize, rank_memory, require_gpus
 from vla_rl.learning.sharded import RankFailed, ShardedLearner
+from vla_rl.learning.sharded.staged import write_staged
 from vla_rl.models.language import tiny as tiny_language
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
@@ -231,6 +232,21 @@ async def test_a_critic_and_a_reference_on_ranks_are_those_of_one_process(
     assert await critic_gap(oft, runtime, lane, "own") <= 1e-5
 
 
+async def test_offloaded_masters_and_moments_compute_the_same(
+    runtime: Runtime, lane: DeviceLane, tmp_path: Path
+) -> None:
+    found = await difference(mlp, runtime, lane, tmp_path, 2, offload=True)
+    assert found <= 3e-6
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("shard", ["gradients", "weights", "replicas"])
+async def test_offloaded_updates_of_policy_and_critic_are_those_of_one_process(
+    shard: str, runtime: Runtime, lane: DeviceLane
+) -> None:
+    assert await critic_gap(oft, runtime, lane, "own", shard=shard, offload=True) <= 1e-5
+
+
 @pytest.mark.proof
 @pytest.mark.parametrize("shard", ["gradients", "weights"])
 @pytest.mark.parametrize("trunk", ["own", "shared"])
@@ -288,7 +304,7 @@ async def test_a_full_disk_ends_no_rank_and_a_killed_rank_is_named_and_all_end(
     async with sharded(policy, runtime, lane) as learner:
         await learner.snapshot()
         with pytest.raises(CheckpointError, match="missing could not be written"):
-            await learner.ranks.write(1, "policy", tmp_path / "missing", {})
+            await write_staged(learner.ranks.group, 1, "policy", tmp_path / "missing", {})
         report = await learner.update(trajectories, [0.0, 0.0, 0.0])
         assert (report.weight_version, report.metrics["update/taught"]) == (1, 0.0)
         await learner.update(trajectories, list(ADVANTAGES))
@@ -361,6 +377,24 @@ async def test_memory_by_rank_is_that_of_the_arithmetic() -> None:
         4000,
         8000,
     )
+
+
+async def test_memory_by_rank_has_a_reference_a_critic_and_what_is_offloaded() -> None:
+    size = PolicySize(num_trained=1000, num_frozen=100, bytes_each=2)
+    own, shared = CriticConfig(), CriticConfig(trunk="shared")
+    ranks = LearnerConfig(ranks=4)
+    both = rank_memory(size, ranks, has_reference=True, critic=own)
+    assert (both.reference, both.critic, both.total) == (2200, 9200, 2 * 9200 + 2200)
+    assert rank_memory(size, ranks, critic=shared).total == 9200
+    shards = LearnerConfig(ranks=4, shard="weights", offload=True)
+    parts = rank_memory(size, shards, has_reference=True, critic=own)
+    assert (parts.weights, parts.gradients, parts.masters, parts.moments) == (200, 0, 0, 0)
+    assert (parts.reference, parts.critic) == (550, 200)
+    assert parts.offloaded == 2 * 16 * 250
+    kept = rank_memory(size, LearnerConfig(ranks=4, offload=True))
+    assert (kept.total, kept.offloaded) == (2200 + 4000, 16 * 250)
+    with pytest.raises(ConfigError, match="offload is True, expected False with one rank"):
+        LearnerConfig(offload=True)
 
 
 async def test_a_checkpoint_of_another_policy_is_refused(

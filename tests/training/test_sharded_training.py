@@ -149,4 +149,5 @@ async def test_a_dry_run_prints_the_memory_of_each_rank(tmp_path: Path) -> None:
     assert "8 ranks, shard gradients" in text
     assert "7,541,237,184, 0" in text
     assert re.search(r"gradients, float32 +│ 28\.093", text)
-    assert re.search(r"each rank +│ 52\.675", text)
+    assert re.search(r"the reference policy +│ 14\.047", text)
+    assert re.search(r"each rank +│ 66\.722", text)

@@ -45,6 +45,8 @@ class ShardedLearner(PolicyLearner):
         *,
         weight_version: int = 0,
     ) -> None:
+        self._model, self._has_reference = model, False
+        self._critic_config: CriticConfig | None = None
         require_layout(model, config)
         self._ranks = RankPasses(model, runtime, lane, config, publish_to, weight_version)
         super().__init__(self._ranks, lane, config, name=type(model).__name__)
@@ -66,6 +68,8 @@ class ShardedLearner(PolicyLearner):
 
         Args: those of `Critic`.
         """
+        self._critic_config = config
+        self._require_layout()
         self._ranks.group.hold_critic(config, seed)
         passes = RankCriticPasses(self._ranks.group, self._config, config)
         return PolicyCritic(passes, config, seed)
@@ -75,6 +79,8 @@ class ShardedLearner(PolicyLearner):
 
         Call it before `async with`.
         """
+        self._has_reference = True
+        self._require_layout()
         self._ranks.group.hold_reference()
         return PolicyReference(self._ranks.reference_log_probs)
 
@@ -82,3 +88,11 @@ class ShardedLearner(PolicyLearner):
     def ranks(self) -> RankPasses:
         """The ranks."""
         return self._ranks
+
+    def _require_layout(self) -> None:
+        require_layout(
+            self._model,
+            self._config,
+            has_reference=self._has_reference,
+            critic=self._critic_config,
+        )

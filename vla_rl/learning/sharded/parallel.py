@@ -13,7 +13,13 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import ConfigError
@@ -63,6 +69,8 @@ class ShardedModule:
         dtype: type that it computes in.
         exact: parts that compute in float32 whatever `dtype` is.
         shares_frozen: share frozen parameters too, instead of keeping them whole on every rank.
+        offload: keep shards of weights and gradients in host memory, so that the optimizer's state
+            is there too.
     """
 
     def __init__(
@@ -75,6 +83,7 @@ class ShardedModule:
         dtype: torch.dtype,
         exact: Iterable[nn.Module] = (),
         shares_frozen: bool = False,
+        offload: bool = False,
     ) -> None:
         self.module = module
         self.dtypes = {
@@ -86,10 +95,12 @@ class ShardedModule:
                 # the shard is the master: an update is smaller than the steps of bfloat16
                 parameter.data = parameter.data.float()
         frozen = {each for each in module.parameters() if not each.requires_grad}
+        device = next(module.parameters()).device.type
         options: dict[str, Any] = {
-            "mesh": _mesh(num_ranks, shard, next(module.parameters()).device.type),
+            "mesh": _mesh(num_ranks, shard, device),
             "reshard_after_forward": shard == "weights",
             "ignored_params": set() if shares_frozen else frozen,
+            "offload_policy": _offload(device) if offload else OffloadPolicy(),
         }
         for part in exact:
             fully_shard(part, mp_policy=_precision(torch.float32), **options)
@@ -171,6 +182,10 @@ def _mesh(num_ranks: int, shard: Shard, device: str) -> DeviceMesh:
     if shard == "replicas":
         return init_device_mesh(device, (num_ranks, 1), mesh_dim_names=("replicas", "shards"))
     return init_device_mesh(device, (num_ranks,))
+
+
+def _offload(device: str) -> CPUOffloadPolicy:
+    return CPUOffloadPolicy(pin_memory=device == "cuda")  # pages are pinned for copies to a GPU
 
 
 def _precision(dtype: torch.dtype) -> MixedPrecisionPolicy:

@@ -85,6 +85,7 @@ class RankParts:
     def __init__(self, source: PolicySource, device: torch.device, config: LearnerConfig) -> None:
         self._model = _loaded(source, device)
         network, self._shard, self._num_ranks = self._model.network, config.shard, config.ranks
+        self._offload = config.offload
         names, self._dtype = _inner_names(self._model), compute_dtype_of(network)
         # copies are made before sharding: a sharded network cannot be copied
         value_module = None
@@ -199,6 +200,7 @@ class RankParts:
             blocks=() if network is None else blocks_of(network),
             dtype=self._dtype,
             exact=exact,
+            offload=self._offload,
         )
 
     def _frozen_copy(self) -> PolicyModule:

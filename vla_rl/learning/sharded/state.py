@@ -179,7 +179,7 @@ class ShardReader:
             return self.numbers(name)
         place = place_of(like)
         rows = found[place.first_row : place.first_row + place.num_rows]
-        local = rows.to(like.device, like.dtype)
+        local = rows.to(like.to_local().device, like.dtype)
         return DTensor.from_local(
             local, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
         )
