@@ -286,8 +286,14 @@ async def test_a_gradient_with_nan_on_one_rank_is_skipped_on_all(
     policy = mlp()
     loss = PolicyLossConfig(name="own_losses:nan_of_large_advantages")
     trajectories, before = episodes(policy), weights(policy)
-    async with sharded(policy, runtime, lane, 3, loss=loss) as learner:
+    learner = sharded(policy, runtime, lane, 3, loss=loss)
+    learner.count_flops(1e9)
+    async with learner:
         report = await learner.update(trajectories, [1.0, -0.5, 11.0])
+        assert {"rank 0", "rank 2", "rank 2, collectives"} <= report.slices.keys()
+        assert all(report.metrics[f"rank/{rank}/mfu"] > 0.0 for rank in range(3))
+        assert 0.0 < report.metrics["ranks/communication_share"] < 1.0
+        assert "mostly for rank" in report.note
         assert report.metrics["update/skipped_steps"] == 1.0
         assert all(torch.equal(each, before[name]) for name, each in weights(policy).items())
         report = await learner.update(trajectories[:1], [1.0])  # one row, three ranks

@@ -35,7 +35,11 @@ def with_ranks(
     return msgspec.structs.replace(
         config,
         run=msgspec.structs.replace(
-            config.run, updates=updates, videos_every=99, checkpoint_every=checkpoint_every
+            config.run,
+            updates=updates,
+            videos_every=99,
+            checkpoint_every=checkpoint_every,
+            peak_tflops=0.1,
         ),
         learner=msgspec.structs.replace(
             config.learner,
@@ -74,7 +78,14 @@ async def test_a_run_whose_rank_is_killed_is_that_of_one_process(
     out = capsys.readouterr().out
     assert "2 learner ranks share the update and the critic and the reference" in out
     assert re.search(r"rank 1 of 2 \(pid \d+\) is gone: SIGKILL.* Restart 1 of .* update 1", out)
-    assert [line["learner/restarts"] for line in metrics_in(shared)] == [0.0, 1.0]
+    lines = metrics_in(shared)
+    assert [line["learner/restarts"] for line in lines] == [0.0, 1.0]
+    assert all(line[f"rank/{rank}/mfu"] > 0.0 for line in lines for rank in range(2))
+    assert all(0.0 < line["ranks/communication_share"] < 1.0 for line in lines)
+    assert re.search(r"ranks wait \d+%, mostly for rank \d; communication \d+%", out)
+    trace = json.loads(max(shared.path.glob("trace*.json")).read_text())
+    names = {event["args"]["name"] for event in trace if event["name"] == "thread_name"}
+    assert {"update", "rank 0", "rank 0, collectives", "rank 1", "rank 1, collectives"} <= names
     require_same_updates(shared, alone)
     assert await books_of(shared, 2) == await books_of(alone, 2)
 

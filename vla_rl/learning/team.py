@@ -16,6 +16,7 @@ import numpy as np
 from torch import Tensor
 
 from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.graph import Slice
 from vla_rl.learning.critic import PolicyCritic
 from vla_rl.learning.learner import PolicyLearner, UpdateReport
 from vla_rl.learning.rows import Advantage
@@ -66,6 +67,13 @@ class LearnerTeam:
             if isinstance(learner, AbstractAsyncContextManager)
         ]
 
+    def count_flops(self, peak_flops: float) -> None:
+        """Measure the MFU of learners in processes of their own, by a device's operations per
+        second.
+        """
+        for learner in self._learners.values():
+            learner.count_flops(peak_flops)
+
     def learning(self, version: int) -> tuple[str, ...]:
         """Return the agents that learn in the update from `version` to the next version."""
         names = tuple(self._learners)
@@ -89,6 +97,8 @@ class LearnerTeam:
         self._roster.require_all(trajectories)
         turn = self.learning(self.weight_version)
         metrics: dict[str, float] = {}
+        slices: dict[str, tuple[Slice, ...]] = {}
+        notes: list[str] = []
         for name, learner in self._learners.items():
             parts = self._roster.parts_of(trajectories, name) if name in turn else []
             if not parts:
@@ -106,7 +116,9 @@ class LearnerTeam:
                     references,
                 )
             metrics |= self._named(name, report.metrics)
-        return UpdateReport(self.weight_version, metrics)
+            slices |= report.slices
+            notes.append(report.note)
+        return UpdateReport(self.weight_version, metrics, slices, " ".join(filter(None, notes)))
 
     async def stand_still(self) -> UpdateReport:
         """Publish the same weights of all agents as a new version."""

@@ -21,7 +21,7 @@ from vla_rl.actors import Watchdog
 from vla_rl.actors.completion import finish_despite_cancellation
 from vla_rl.evaluation.held_out import Judge
 from vla_rl.graph import Executor, NodeFailed, NodeType, Pipeline, TaskGraph, Update
-from vla_rl.learning import Checkpoint, load_checkpoint
+from vla_rl.learning import Checkpoint, UpdateReport, load_checkpoint
 from vla_rl.learning.checkpoint_folders import newest_name
 from vla_rl.observe import LiveView, RunDirectory, Snapshot, print_summary
 from vla_rl.observe.sinks import import_wandb
@@ -181,6 +181,8 @@ class TrainingRun:
         # ranks compute in processes of their own, whose arithmetic this lane does not see
         if peak is not None and config.learner.ranks == 1:
             self._utilization = Utilization(self._parts.lane, peak.flops)
+        elif peak is not None:
+            self._parts.learner.count_flops(peak.flops)
         check_settings(
             config,
             self.graph,
@@ -380,25 +382,32 @@ class TrainingRun:
         """Show a finished update, write its record, and commit its checkpoint."""
         parts = self._parts
         node_seconds = {node: span.busy_s for node, span in update.spans.items()}
-        parts.progress.update_done(node_seconds, str(update.critical_path))
+        report = self._report_of(update)
+        note = "" if report is None else report.note
+        parts.progress.update_done(node_seconds, str(update.critical_path), note)
         view.after_update()
         # in this order: a run killed in between has a line too many, which a resume sets aside;
         # the other way round, it would have a checkpoint whose update has no line
         metrics = await self._metrics(update)
-        await record.note(update, metrics, facts_of_nodes(self.graph, metrics))
+        slices = {} if report is None else report.slices
+        await record.note(update, metrics, facts_of_nodes(self.graph, metrics), slices)
         version = update.index + 1
         await parts.saver.commit(version)
         # the last version waits for the simulators of training
         if self._beside is not None and version < self._config.run.updates:
             self._beside.update_ended(version, parts.saver.saved_version == version)
 
+    def _report_of(self, update: Update) -> UpdateReport | None:
+        """Return the learner's report of an update; None if the update was cut short before."""
+        report = self._parts.learn.last_report
+        return report if report and report.weight_version == update.index + 1 else None
+
     async def _metrics(self, update: Update) -> dict[str, float]:
-        parts, report = self._parts, self._parts.learn.last_report
+        parts, report = self._parts, self._report_of(update)
         lag = await parts.runtime.loop_lag()
-        is_latest = report is not None and report.weight_version == update.index + 1
         return {
             # an update that was cut short lacks them
-            **(report.metrics if report is not None and is_latest else {}),
+            **(report.metrics if report is not None else {}),
             **update.metrics,
             **parts.scheduler.metrics(),
             **parts.pool.metrics(),

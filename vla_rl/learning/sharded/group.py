@@ -42,6 +42,7 @@ class RankGroup:
         self._has_reference = False
         self._critic: CriticConfig | None = None
         self._critic_seed = 0
+        self._counts_flops = False
         self._turn = asyncio.Lock()
         self._failure: BaseException | None = None
         self._folder: OwnedFolder | None = None
@@ -73,6 +74,11 @@ class RankGroup:
         """Let every rank also hold its part of a critic. Call it before `start`."""
         self._require_not_started("a critic")
         self._critic, self._critic_seed = config, seed
+
+    def count_flops(self) -> None:
+        """Let every rank count the arithmetic of its passes. Call it before `start`."""
+        self._require_not_started("counts")
+        self._counts_flops = True
 
     async def start(self, model: Any) -> None:
         """Start the ranks, each with its part of a policy. Raises: what a rank raises."""
@@ -150,6 +156,7 @@ class RankGroup:
             has_reference=self._has_reference,
             critic=self._critic,
             critic_seed=self._critic_seed,
+            counts_flops=self._counts_flops,
         )
         placement = _placement(model)
         self.ranks = await self.together(

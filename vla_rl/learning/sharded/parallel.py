@@ -23,6 +23,7 @@ from torch.distributed.fsdp import (
 
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import ConfigError
+from vla_rl.learning.sharded.rank_clock import RankClock
 
 Shard: TypeAlias = Literal["gradients", "weights", "replicas"]
 
@@ -114,6 +115,11 @@ class ShardedModule:
             each.set_gradient_divide_factor(1.0)
             each.set_force_sum_reduction_for_comms(True)
             each.set_reshard_after_backward(shard == "weights")
+
+    def watch(self, clock: RankClock) -> None:
+        """Time the collectives."""
+        for part in self._parts():
+            clock.watch(part)
 
     def gather(self) -> None:
         """Gather the weights for all passes until `scatter`; each rank has to call it."""

@@ -15,16 +15,22 @@ from typing import Any, Final
 import numpy as np
 import torch
 import torch.distributed as dist
+from msgspec.structs import replace
 
 from vla_rl.actors import Actor, actor_method
 from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.flops import FlopMeter
 from vla_rl.errors import CheckpointError
 from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.optimizer import StepReport
 from vla_rl.learning.sharded.messages import Counts, Piece, Rows, Seen, Sums, unpack_counts
+from vla_rl.learning.sharded.rank_clock import RankClock, RankTimes
 from vla_rl.learning.sharded.rank_parts import PolicySource, RankParts
 from vla_rl.learning.sharded.state import Entry, Part, ShardReader, write_parts
 from vla_rl.learning.value_passes import NETWORK, OPTIMIZER
+
+PASSES: Final = frozenset({"update", "log_probs", "reference", "values", "critic"})
+"""Work on a rank's lane whose arithmetic is counted."""
 
 PIECE_BYTES: Final = 16 << 20
 """Weights on their way to an engine at a time."""
@@ -50,15 +56,21 @@ class LearnerRank(Actor):
         self._rank, self._source, self._config = rank, source, config
         self._meeting_point = meeting_point
         self._lane = DeviceLane(num_threads())
+        self._meter: FlopMeter | None = None
+        self._flops = 0
         self._staged: dict[str, dict[int, dict[str, Part]]] = {}
 
     async def join(self) -> None:
         """Meet the other ranks, load the policy, and keep this rank's part of it."""
-        await self._lane.run(self._join)
+        await self._lane.run(self._join, work="join")
+        if self._source.counts_flops:
+            self._meter = FlopMeter(PASSES)
+            self._lane.observe(self._meter)
+        self._lane.observe(self._clock)
 
     async def begin(self, clear: bool) -> None:
         """Gather the weights for the passes that follow; with `clear`, drop gradients first."""
-        await self._lane.run(self._parts.policy.begin, clear)
+        await self._lane.run(self._parts.policy.begin, clear, work="gather")
 
     @actor_method(concurrent=True)
     async def accumulate(
@@ -69,32 +81,39 @@ class LearnerRank(Actor):
         # threads of the lane keep the order of arrival
         decisions, batch = await self._lane.prepare(self._parts.prepare, rows)
         return await self._lane.run(
-            self._parts.accumulate, batch, decisions, unpack_counts(counts), compare, is_last
+            self._parts.accumulate,
+            batch,
+            decisions,
+            unpack_counts(counts),
+            compare,
+            is_last,
+            work="update",
         )
 
     @actor_method(concurrent=True)
     async def score(self, rows: Rows, of_reference: bool) -> np.ndarray:
         """Return the log-probs of all tokens of some rows, float32 [M, T]."""
         decisions, batch = await self._lane.prepare(self._parts.prepare, rows)
-        return await self._lane.run(self._parts.score, batch, decisions, of_reference)
+        work = "reference" if of_reference else "log_probs"
+        return await self._lane.run(self._parts.score, batch, decisions, of_reference, work=work)
 
     async def end(self) -> None:
         """Drop the gathered weights after scoring."""
-        await self._lane.run(self._parts.policy.sharded.scatter)
+        await self._lane.run(self._parts.policy.sharded.scatter, work="scatter")
 
     async def step(self) -> StepReport:
         """Clip by the norm over all ranks, and update this rank's part of the weights."""
-        return await self._lane.run(self._parts.policy.step)
+        return await self._lane.run(self._parts.policy.step, work="step")
 
     async def begin_critic(self, clear: bool) -> None:
         """Gather the critic's weights; with `clear`, drop its gradients first."""
-        await self._lane.run(self._parts.begin_critic, clear)
+        await self._lane.run(self._parts.begin_critic, clear, work="gather")
 
     @actor_method(concurrent=True)
     async def judge(self, observations: list[dict[str, Any]]) -> np.ndarray:
         """Return the critic's values of some observations, float32 [M]."""
         batch = await self._lane.prepare(self._parts.prepare_seen, observations)
-        return await self._lane.run(self._parts.judge, batch)
+        return await self._lane.run(self._parts.judge, batch, work="values")
 
     @actor_method(concurrent=True)
     async def fit(self, seen: Seen, num_rows: int, is_last: bool) -> tuple[float, float]:
@@ -103,33 +122,48 @@ class LearnerRank(Actor):
         The last one adds the gradients of all ranks.
         """
         batch = await self._lane.prepare(self._parts.prepare_seen, seen.observations)
-        return await self._lane.run(self._parts.fit, batch, seen, num_rows, is_last)
+        return await self._lane.run(self._parts.fit, batch, seen, num_rows, is_last, work="critic")
 
     async def end_critic(self) -> None:
         """Drop the critic's gathered weights after judging."""
-        await self._lane.run(self._parts.end_critic)
+        await self._lane.run(self._parts.end_critic, work="scatter")
 
     async def step_critic(self) -> StepReport:
         """Update this rank's part of the critic."""
-        return await self._lane.run(self._parts.step_critic)
+        return await self._lane.run(self._parts.step_critic, work="step")
 
     async def weights(self) -> AsyncIterator[Piece]:
         """Yield this rank's part of the trained weights, a piece at a time."""
         pieces = self._parts.policy.pieces(PIECE_BYTES)
-        while (found := await self._lane.run(partial(next, pieces, None))) is not None:
+        while (
+            found := await self._lane.run(partial(next, pieces, None), work="publish")
+        ) is not None:
             name, start, data = found
             yield Piece(name, start, data.numpy())
+
+    async def times(self) -> RankTimes:
+        """Return what this rank did since the last call."""
+        times = await self._lane.run(self._clock.take, work="other")
+        if self._meter is None:
+            return times
+        flops, before = sum(self._meter.flops().values()), self._flops
+        self._flops = flops
+        return replace(times, flops=flops - before)
 
     async def stage(self, number: int) -> dict[str, dict[str, Entry]]:
         """Copy this rank's part of the policy's state; return all tensors of its two files.
 
         At most two copies are kept.
         """
-        return self._keep(number, await self._lane.run(self._parts.copied, self._rank == 0))
+        return self._keep(
+            number, await self._lane.run(self._parts.copied, self._rank == 0, work="checkpoint")
+        )
 
     async def stage_critic(self, number: int, num_updates: int) -> dict[str, dict[str, Entry]]:
         """Copy this rank's part of the critic's state; return all tensors of its file."""
-        copied = await self._lane.run(self._parts.copied_critic, self._rank == 0, num_updates)
+        copied = await self._lane.run(
+            self._parts.copied_critic, self._rank == 0, num_updates, work="checkpoint"
+        )
         return self._keep(number, copied)
 
     @actor_method(concurrent=True)
@@ -146,12 +180,12 @@ class LearnerRank(Actor):
     async def restore(self, policy: str, optimizer: str) -> None:
         """Read this rank's part of weights and optimizer. Raises: CheckpointError."""
         readers = ShardReader(Path(policy)), ShardReader(Path(optimizer))
-        await self._lane.run(self._parts.policy.restore, *readers)
+        await self._lane.run(self._parts.policy.restore, *readers, work="checkpoint")
 
     async def restore_critic(self, path: str) -> None:
         """Read this rank's part of the critic. Raises: CheckpointError."""
         readers = ShardReader(Path(path), NETWORK), ShardReader(Path(path), OPTIMIZER)
-        await self._lane.run(self._parts.trained_critic.restore, *readers)
+        await self._lane.run(self._parts.trained_critic.restore, *readers, work="checkpoint")
 
     async def on_stop(self) -> None:
         """Leave the group."""
@@ -183,7 +217,8 @@ class LearnerRank(Actor):
             world_size=num_ranks,
             timeout=LAST_RESORT,
         )
-        self._parts = RankParts(source, device, self._config)
+        self._clock = RankClock(device)
+        self._parts = RankParts(source, device, self._config, self._clock)
 
 
 def num_threads() -> int:

@@ -36,6 +36,7 @@ from vla_rl.learning.sharded.parallel import (
     blocks_of,
     compute_dtype_of,
 )
+from vla_rl.learning.sharded.rank_clock import RankClock
 from vla_rl.learning.sharded.shared_training import SharedTraining
 from vla_rl.learning.sharded.state import Part, part_of
 from vla_rl.learning.value_passes import (
@@ -72,6 +73,9 @@ class PolicySource(msgspec.Struct, frozen=True):
 
     critic_seed: int = 0
 
+    counts_flops: bool = False
+    """Whether the arithmetic of the passes is counted."""
+
 
 class RankParts:
     """The networks of one rank. All methods but those that prepare run on the device lane.
@@ -80,9 +84,13 @@ class RankParts:
         source: the policy.
         device: this rank's device.
         config: loss, optimizer, and the number of ranks.
+        clock: times the collectives.
     """
 
-    def __init__(self, source: PolicySource, device: torch.device, config: LearnerConfig) -> None:
+    def __init__(
+        self, source: PolicySource, device: torch.device, config: LearnerConfig, clock: RankClock
+    ) -> None:
+        self._clock = clock
         self._model = _loaded(source, device)
         network, self._shard, self._num_ranks = self._model.network, config.shard, config.ranks
         self._offload = config.offload
@@ -193,7 +201,7 @@ class RankParts:
     def _sharded(
         self, module: nn.Module, network: nn.Module | None, exact: Sequence[nn.Module] = ()
     ) -> ShardedModule:
-        return ShardedModule(
+        sharded = ShardedModule(
             module,
             self._num_ranks,
             self._shard,
@@ -202,6 +210,8 @@ class RankParts:
             exact=exact,
             offload=self._offload,
         )
+        sharded.watch(self._clock)
+        return sharded
 
     def _frozen_copy(self) -> PolicyModule:
         """Return a frozen copy of the policy; it is in shards if weights are."""
@@ -216,7 +226,7 @@ class RankParts:
                 blocks=blocks_of(frozen.network),
                 dtype=self._dtype,
                 shares_frozen=True,
-            )
+            ).watch(self._clock)
         return module
 
 

@@ -30,6 +30,7 @@ from vla_rl.learning.sharded.group import RankGroup
 from vla_rl.learning.sharded.in_order import idle_row, in_order
 from vla_rl.learning.sharded.messages import Piece, pack_counts, pack_rows, unpack_sums
 from vla_rl.learning.sharded.rank import LearnerRank
+from vla_rl.learning.sharded.rank_clock import RankTimes
 from vla_rl.learning.sharded.staged import RankTensors
 from vla_rl.learning.sound_numbers import require_log_probs
 from vla_rl.learning.training import (
@@ -106,6 +107,12 @@ class RankPasses:
     async def reference_log_probs(self, decisions: Decisions) -> Tensor:
         """Score every token under the weights that the ranks began with."""
         return await self._to_its_end(self._log_probs(decisions, of_reference=True))
+
+    async def times(self) -> list[RankTimes]:
+        """Return what each rank did since the last call."""
+        return await self._to_its_end(
+            self.group.together(rank.times() for rank in self.group.ranks)
+        )
 
     async def accumulate(
         self, minibatch: Decisions, plan: StepPlan, compare: int | None
