@@ -83,16 +83,18 @@ class ShardedLearner(PolicyLearner):
         advantages: Sequence[Advantage],
         reference_log_probs: Sequence[Sequence[np.ndarray] | np.ndarray] | None = None,
     ) -> UpdateReport:
-        """Update the policy as `PolicyLearner.update`, and report what each rank did since the last
-        update.
+        """Update the policy as `PolicyLearner.update`, and report what each rank did.
+
+        The metrics are of the update, the timelines of everything since the last one.
         """
+        before = await self._ranks.times()  # of the critic and the reference
         report = await super().update(trajectories, advantages, reference_log_probs)
         times = await self._ranks.times()
         measured = rank_metrics(times, report.metrics["update/seconds"], self._peak_flops)
         return UpdateReport(
             report.weight_version,
             report.metrics | measured,
-            rank_slices(times),
+            rank_slices(before, times),
             ranks_in_words(measured),
         )
 

@@ -51,13 +51,18 @@ def rank_metrics(
     return metrics
 
 
-def rank_slices(times: Sequence[RankTimes]) -> Mapping[str, tuple[Slice, ...]]:
-    """Return the timeline of each rank, and of its collectives, by the name of its lane."""
+def rank_slices(*parts: Sequence[RankTimes]) -> Mapping[str, tuple[Slice, ...]]:
+    """Return the timeline of each rank, and of its collectives, by the name of its lane.
+
+    Args:
+        parts: times of each rank, by number, one part after another.
+    """
     lanes: dict[str, tuple[Slice, ...]] = {}
-    for rank, each in enumerate(times):
-        lanes[f"rank {rank}"] = tuple(Slice(*job) for job in each.jobs)
-        shown = each.collectives[:MAX_SLICES]
-        lanes[f"rank {rank}, collectives"] = tuple(Slice(*each) for each in shown)
+    for rank, times in enumerate(zip(*parts, strict=True)):
+        jobs = [Slice(*job) for each in times for job in each.jobs]
+        collectives = [Slice(*made) for each in times for made in each.collectives]
+        lanes[f"rank {rank}"] = tuple(jobs)
+        lanes[f"rank {rank}, collectives"] = tuple(collectives[:MAX_SLICES])
     return lanes
 
 
