@@ -7,6 +7,8 @@ The errors and their causes:
                                  replaces the process
     `RemoteError`                an application exception whose class the caller cannot import, with
                                  the remote traceback
+    `RankFailed`                 a process of a sharded learner is gone or failed; the run starts
+                                 again from its newest checkpoint
     `EnvError`                   an environment that breaks its contract; never retried, the run
                                  ends with this error
     `AssetError`                 a mesh, a texture or a scene that an environment needs and that is
@@ -59,6 +61,10 @@ class ActorFrozen(ActorDied):
 
     It was killed, so no answer can come later.
     """
+
+
+class RankFailed(VlaRlError):
+    """A rank of a sharded learner died, froze or failed; all ranks were ended."""
 
 
 class RemoteError(VlaRlError):

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from disks import SmallDisk
 
-from vla_rl.graph import Executor, Pipeline, TaskGraph, TraceWriter, write_trace
+from vla_rl.graph import Executor, Pipeline, Slice, TaskGraph, TraceWriter, write_trace
 
 
 @pytest.fixture
@@ -59,6 +59,20 @@ async def test_a_trace_has_a_lane_a_node_and_its_times_in_microseconds(
     }
     begins, ends = ([e["ts"] for e in events if e["ph"] == phase] for phase in "be")
     assert (begins, ends) == ([0.0, 3.5e6], [3.5e6, 7.0e6])
+
+
+async def test_other_processes_have_lanes_of_their_own_beside_the_nodes(
+    graph: TaskGraph, clock: Any, run_all: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "trace.json"
+    with TraceWriter(path, graph) as writer:
+        for update in await run_all(graph, 2, clock=clock):
+            writer.write(update, slices={"rank 0": (Slice("step", 1.0, 1.5),), "rank 1": ()})
+    events = [event for event in json.loads(path.read_text()) if event["pid"] == 2]
+    named = [event["args"]["name"] for event in events if event["ph"] == "M"]
+    assert named == ["other processes", "rank 0", "rank 1"]
+    steps = [event for event in events if event["ph"] == "X"]
+    assert [(each["ts"], each["dur"], each["tid"]) for each in steps] == [(1e6, 0.5e6, 0)] * 2
 
 
 async def test_what_was_written_before_a_crash_opens(

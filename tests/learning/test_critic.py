@@ -71,7 +71,7 @@ async def test_a_time_limit_is_continued_by_the_last_value_and_an_end_is_not(
     in_time = played(policy, 4, observations, StopReason.SUCCESS_AT_LIMIT)
     critic = Critic(policy, lane, CONFIG, seed=0)
     with torch.no_grad():
-        critic._head.out.bias.fill_(5.0)  # V = 5 everywhere
+        critic.head.out.bias.fill_(5.0)  # V = 5 everywhere
     async with asyncio.timeout(30):
         judged = await critic.values([ended, solved, cut_off, in_time])
     assert [each.bootstrap for each in judged] == [0.0, 0.0, pytest.approx(5.0), pytest.approx(5.0)]
@@ -118,7 +118,7 @@ async def test_metrics_tell_values_in_units_of_reward_and_how_much_the_steps_wer
     )
     critic = Critic(policy, lane, config, seed=0)
     with torch.no_grad():
-        critic._head.out.bias.fill_(2.0)  # V = 20 everywhere
+        critic.head.out.bias.fill_(2.0)  # V = 20 everywhere
     async with asyncio.timeout(60):
         metrics = await critic.update(trajectories, await critic.values(trajectories), returns)
     assert metrics["critic/value_mean"] == pytest.approx(20.0)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 import pytest_asyncio
 import torch
@@ -24,15 +25,27 @@ from vla_rl.actors import Runtime
 from vla_rl.algorithms import PolicyLossConfig
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.errors import CheckpointError, ConfigError
-from vla_rl.learning import Learner, LearnerConfig, PolicyLearner
+from vla_rl.learning import (
+    Critic,
+    CriticConfig,
+    Learner,
+    LearnerConfig,
+    OptimizerConfig,
+    PolicyLearner,
+    Reference,
+    TeamState,
+    load_checkpoint,
+    save_checkpoint,
+)
 from vla_rl.learning.rank_memory import PolicySize, rank_memory, require_gpus
 from vla_rl.learning.sharded import RankFailed, ShardedLearner
+from vla_rl.learning.sharded.staged import write_staged
 from vla_rl.models.language import tiny as tiny_language
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.models.prismatic.config import LoraConfig
-from vla_rl.types import Trajectory
+from vla_rl.types import SOLE_MEMBER, Trajectory
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 played = play_fixture._get_wrapped_function()()
@@ -162,6 +175,88 @@ async def test_two_ranks_learn_what_one_process_learns_and_either_continues_the_
         assert apart(weights(continued), weights(shared)) <= 1e-5
 
 
+async def critic_gap(
+    make: Callable[[], Any],
+    runtime: Runtime,
+    lane: DeviceLane,
+    trunk: str,
+    num_ranks: int = 2,
+    **changes: Any,
+) -> float:
+    """How far a critic and a reference on ranks are from those of one process, after updates.
+
+    The policy learns too, and the critic's state goes through both kinds of learner.
+    """
+    alone, shared = make(), make()
+    trajectories, returns = episodes(alone), []
+    for number, trajectory in enumerate(trajectories):
+        returns.append(np.linspace(-1.0, 0.5 * number, len(trajectory.steps)))
+    optimizer = OptimizerConfig(lr=3e-3, warmup_steps=0)
+    critic = CriticConfig(optimizer=optimizer, trunk=trunk, micro_batch=2, epochs=2)  # type: ignore[arg-type]
+    one = Learner(alone, lane, settings())
+    reference, first = Reference(alone, lane, 2), Critic(alone, lane, critic, seed=3)
+    two = ShardedLearner(shared, runtime, lane, settings(ranks=num_ranks, **changes))
+    frozen, second = two.reference(), two.critic(critic, seed=3)
+    gaps = []
+    async with two:
+        for round_number in range(2):
+            judged = [await each.values(trajectories) for each in (first, second)]
+            fitted = [
+                await each.update(trajectories, values, returns)
+                for each, values in zip((first, second), judged, strict=True)
+            ]
+            assert fitted[1] == pytest.approx(fitted[0], rel=1e-4, abs=1e-6)
+            for learner in (one, two):
+                await learner.update(trajectories, list(ADVANTAGES))
+            if round_number == 0:  # one goes on from the other's file
+                state = TeamState({SOLE_MEMBER: await two.snapshot()}, await second.snapshot())
+                folder = two.ranks.group.folder / "checkpoint"
+                await save_checkpoint(folder, state, {})
+                found = (await load_checkpoint(folder / "update-000001")).state
+                await first.restore(found.critic)
+                await second.restore(found.critic, found.critic_file)
+        for before, after in zip(judged[0], judged[1], strict=True):
+            gaps.append(np.abs(before.values - after.values).max() / np.abs(before.values).max())
+        scores = [await each.log_probs(trajectories) for each in (reference, frozen)]
+    for expected, found_scores in zip(*scores, strict=True):
+        pairs = zip(expected, found_scores, strict=True)
+        gaps += [np.abs(a - b).max() / np.abs(a).max() for a, b in pairs]
+    with pytest.raises(RuntimeError, match="run already; ask for a reference before"):
+        two.reference()
+    return float(max(gaps))
+
+
+async def test_a_critic_and_a_reference_on_ranks_are_those_of_one_process(
+    runtime: Runtime, lane: DeviceLane
+) -> None:
+    assert await critic_gap(oft, runtime, lane, "own") <= 1e-5
+
+
+async def test_offloaded_masters_and_moments_compute_the_same(
+    runtime: Runtime, lane: DeviceLane, tmp_path: Path
+) -> None:
+    found = await difference(mlp, runtime, lane, tmp_path, 2, offload=True)
+    assert found <= 3e-6
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("shard", ["gradients", "weights", "replicas"])
+async def test_offloaded_updates_of_policy_and_critic_are_those_of_one_process(
+    shard: str, runtime: Runtime, lane: DeviceLane
+) -> None:
+    assert await critic_gap(oft, runtime, lane, "own", shard=shard, offload=True) <= 1e-5
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("shard", ["gradients", "weights"])
+@pytest.mark.parametrize("trunk", ["own", "shared"])
+@pytest.mark.parametrize("make", [oft, language])
+async def test_critics_of_each_family_and_trunk_are_those_of_one_process(
+    make: Callable[[], Any], trunk: str, shard: str, runtime: Runtime, lane: DeviceLane
+) -> None:
+    assert await critic_gap(make, runtime, lane, trunk, 3, shard=shard) <= 1e-5
+
+
 async def test_every_adapter_has_a_gradient_and_frozen_weights_stay(
     runtime: Runtime, lane: DeviceLane, tmp_path: Path
 ) -> None:
@@ -191,8 +286,14 @@ async def test_a_gradient_with_nan_on_one_rank_is_skipped_on_all(
     policy = mlp()
     loss = PolicyLossConfig(name="own_losses:nan_of_large_advantages")
     trajectories, before = episodes(policy), weights(policy)
-    async with sharded(policy, runtime, lane, 3, loss=loss) as learner:
+    learner = sharded(policy, runtime, lane, 3, loss=loss)
+    learner.count_flops(1e9)
+    async with learner:
         report = await learner.update(trajectories, [1.0, -0.5, 11.0])
+        assert {"rank 0", "rank 2", "rank 2, collectives"} <= report.slices.keys()
+        assert all(report.metrics[f"rank/{rank}/mfu"] > 0.0 for rank in range(3))
+        assert 0.0 < report.metrics["ranks/communication_share"] < 1.0
+        assert "mostly for rank" in report.note
         assert report.metrics["update/skipped_steps"] == 1.0
         assert all(torch.equal(each, before[name]) for name, each in weights(policy).items())
         report = await learner.update(trajectories[:1], [1.0])  # one row, three ranks
@@ -209,14 +310,14 @@ async def test_a_full_disk_ends_no_rank_and_a_killed_rank_is_named_and_all_end(
     async with sharded(policy, runtime, lane) as learner:
         await learner.snapshot()
         with pytest.raises(CheckpointError, match="missing could not be written"):
-            await learner.ranks.write(1, "policy", tmp_path / "missing", {})
+            await write_staged(learner.ranks.group, 1, "policy", tmp_path / "missing", {})
         report = await learner.update(trajectories, [0.0, 0.0, 0.0])
         assert (report.weight_version, report.metrics["update/taught"]) == (1, 0.0)
         await learner.update(trajectories, list(ADVANTAGES))
         pids = [runtime.info(rank).pid for rank in learner.ranks.ranks]
         killed = time.monotonic()
         os.kill(pids[1], signal.SIGKILL)
-        with pytest.raises(RankFailed, match=r"rank 1 of 2 .* is gone: SIGKILL.*--resume"):
+        with pytest.raises(RankFailed, match=r"rank 1 of 2 .* is gone: SIGKILL.*all ranks"):
             await learner.update(trajectories, list(ADVANTAGES))
         assert time.monotonic() - killed < 10.0
         assert {runtime.info(rank).pid for rank in learner.ranks.ranks}.isdisjoint(pids)
@@ -282,6 +383,24 @@ async def test_memory_by_rank_is_that_of_the_arithmetic() -> None:
         4000,
         8000,
     )
+
+
+async def test_memory_by_rank_has_a_reference_a_critic_and_what_is_offloaded() -> None:
+    size = PolicySize(num_trained=1000, num_frozen=100, bytes_each=2)
+    own, shared = CriticConfig(), CriticConfig(trunk="shared")
+    ranks = LearnerConfig(ranks=4)
+    both = rank_memory(size, ranks, has_reference=True, critic=own)
+    assert (both.reference, both.critic, both.total) == (2200, 9200, 2 * 9200 + 2200)
+    assert rank_memory(size, ranks, critic=shared).total == 9200
+    shards = LearnerConfig(ranks=4, shard="weights", offload=True)
+    parts = rank_memory(size, shards, has_reference=True, critic=own)
+    assert (parts.weights, parts.gradients, parts.masters, parts.moments) == (200, 0, 0, 0)
+    assert (parts.reference, parts.critic) == (550, 200)
+    assert parts.offloaded == 2 * 16 * 250
+    kept = rank_memory(size, LearnerConfig(ranks=4, offload=True))
+    assert (kept.total, kept.offloaded) == (2200 + 4000, 16 * 250)
+    with pytest.raises(ConfigError, match="offload is True, expected False with one rank"):
+        LearnerConfig(offload=True)
 
 
 async def test_a_checkpoint_of_another_policy_is_refused(

@@ -242,7 +242,7 @@ async def test_values_of_a_critic_that_are_not_finite_are_refused_where_they_are
     policy = mlp()
     critic = Critic(policy, lane, CriticConfig(), seed=0)
     with torch.no_grad():
-        critic._head.out.bias.fill_(INFINITY)
+        critic.head.out.bias.fill_(INFINITY)
     async with asyncio.timeout(30):
         with pytest.raises(
             ValueError,

@@ -28,6 +28,7 @@ import public_checkpoint
 
 SUITES = ("libero_spatial", "libero_object", "libero_goal", "libero_10")
 NAMES = [f"{method}_openvla_oft_{suite}" for method in ("srpo", "grpo") for suite in SUITES]
+NAMES += [f"srpo_openvla_oft_{suite}_8gpus" for suite in SUITES]
 
 
 def parsed(name: str, *arguments: str) -> Command[TrainingLaunch, LiberoConfig]:
@@ -71,7 +72,7 @@ def test_each_suite_has_a_configuration_for_each_method() -> None:
 async def test_a_shipped_configuration_passes_a_dry_run(
     name: str, checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    suite = name.partition("oft_")[2]
+    suite = name.partition("oft_")[2].removesuffix("_8gpus")
     arguments = ["--dry-run", "--policy", str(checkpoint), "--run.root", str(tmp_path / "runs")]
     if name.startswith("srpo"):
         arguments += ["--embedding.encoder", "pixels"]  # V-JEPA 2 would come from the hub
@@ -84,6 +85,7 @@ async def test_a_shipped_configuration_passes_a_dry_run(
         in shown
     )
     assert "64 groups of 8 episodes" in shown
+    assert ("8 ranks, shard weights" in shown) == name.endswith("_8gpus")
     assert "everything that the run would read was found" in shown
     assert not (tmp_path / "runs").exists()
 

@@ -11,21 +11,43 @@ import pytest
 from rich.console import Console
 from toy_runs import deterministic, small_run
 
+from vla_rl.algorithms import PolicyLossConfig
+from vla_rl.algorithms.losses import KlLossConfig
 from vla_rl.commands.plan import EpisodeFootprint, print_plan
-from vla_rl.errors import ConfigError
+from vla_rl.errors import ConfigError, RankFailed
+from vla_rl.graph import NodeFailed
+from vla_rl.learning import load_checkpoint
 from vla_rl.learning.rank_memory import PolicySize
 from vla_rl.observe import RunDirectory
+from vla_rl.pipelines import with_pipeline
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
+from vla_rl.rollout import SchedulerState
+from vla_rl.training.restarting import Restarts
 from vla_rl.training.run import Outcome, train
 from vla_rl.training.team import Member, Team
 
 
-def with_ranks(root: Path, num_ranks: int, updates: int) -> SrpoToyConfig:
-    config = deterministic(small_run(root), num_envs=2)
+def with_ranks(
+    root: Path, num_ranks: int, updates: int, checkpoint_every: int = 1
+) -> SrpoToyConfig:
+    """PPO with a KL term: policy, critic and reference are on the ranks."""
+    config = with_pipeline(deterministic(small_run(root), num_envs=2), "embodied_ppo")
     return msgspec.structs.replace(
         config,
-        run=msgspec.structs.replace(config.run, updates=updates, videos_every=99),
-        learner=msgspec.structs.replace(config.learner, ranks=num_ranks),
+        run=msgspec.structs.replace(
+            config.run,
+            updates=updates,
+            videos_every=99,
+            checkpoint_every=checkpoint_every,
+            peak_tflops=0.1,
+        ),
+        learner=msgspec.structs.replace(
+            config.learner,
+            ranks=num_ranks,
+            loss=PolicyLossConfig(
+                name="own_losses:fails_as_the_file_says", kl=KlLossConfig(coef=0.01)
+            ),
+        ),
     )
 
 
@@ -38,21 +60,84 @@ def metrics_in(run: RunDirectory) -> list[dict[str, float]]:
     return [json.loads(line) for line in run.metrics.read_text().splitlines()]
 
 
-async def test_a_run_on_two_ranks_is_that_of_one_process_which_can_continue_it(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+async def books_of(run: RunDirectory, version: int) -> tuple[Any, Any]:
+    """What the scheduler of a run knows after an update: its counts, and its data cursor."""
+    checkpoint = await load_checkpoint(run.checkpoints / f"update-{version:06d}")
+    state = checkpoint.part("scheduler", SchedulerState)
+    return state.ledger, state.source
+
+
+async def test_a_run_whose_rank_is_killed_is_that_of_one_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     alone = (await train_toy(with_ranks(tmp_path / "alone", 1, updates=2))).run
+    failures = tmp_path / "failures"
+    failures.write_text("-\nSIGKILL\n")  # in the second update
+    monkeypatch.setenv("FAILURES_FILE", str(failures))
     shared = (await train_toy(with_ranks(tmp_path / "shared", 2, updates=2))).run
-    assert "2 learner ranks share the update" in capsys.readouterr().out
-    kept = ("update/loss", "update/grad_norm", "update/tokens")
-    first, second = (
-        [{name: line[name] for name in kept} for line in metrics_in(run)] for run in (alone, shared)
+    out = capsys.readouterr().out
+    assert "2 learner ranks share the update and the critic and the reference" in out
+    assert re.search(r"rank 1 of 2 \(pid \d+\) is gone: SIGKILL.* Restart 1 of .* update 1", out)
+    lines = metrics_in(shared)
+    assert [line["learner/restarts"] for line in lines] == [0.0, 1.0]
+    assert all(line[f"rank/{rank}/mfu"] > 0.0 for line in lines for rank in range(2))
+    assert all(0.0 < line["ranks/communication_share"] < 1.0 for line in lines)
+    assert re.search(r"ranks wait \d+%, mostly for rank \d; communication \d+%", out)
+    trace = json.loads(max(shared.path.glob("trace*.json")).read_text())
+    names = {event["args"]["name"] for event in trace if event["name"] == "thread_name"}
+    assert {"update", "rank 0", "rank 0, collectives", "rank 1", "rank 1, collectives"} <= names
+    require_same_updates(shared, alone)
+    assert await books_of(shared, 2) == await books_of(alone, 2)
+
+
+@pytest.mark.proof
+async def test_a_run_survives_ranks_that_die_fail_and_freeze_and_one_process_continues_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    configs = [with_ranks(tmp_path, num_ranks, 3, checkpoint_every=2) for num_ranks in (1, 2)]
+    alone = (await train_toy(configs[0])).run
+    failures = tmp_path / "failures"
+    # a line for each update that is begun: the second twice in vain, then the third once
+    failures.write_text("-\nSIGKILL\n-\nRuntimeError\n-\n-\nSIGSTOP\n")
+    monkeypatch.setenv("FAILURES_FILE", str(failures))
+    shared = (await train_toy(configs[1])).run
+    told = [
+        r"rank 1 of 2 \(pid \d+\) is gone: SIGKILL.* Restart 1 of .* after update 0",
+        r"rank 1 of 2 failed: RuntimeError: the device is gone.* Restart 2 of .* update 0",
+        r"rank 1 of 2 \(pid \d+\) is gone: .*stopped by a signal.* Restart 1 of .* update 2",
+    ]
+    lines = re.findall("rank 1 of 2.*", capsys.readouterr().out)
+    assert all(re.search(*pair) for pair in zip(told, lines, strict=True))
+    assert [line["learner/restarts"] for line in metrics_in(shared)] == [2.0, 2.0, 3.0]
+    require_same_updates(shared, alone)
+    assert await books_of(shared, 3) == await books_of(alone, 3)
+    continued = msgspec.structs.replace(
+        configs[0], run=msgspec.structs.replace(configs[0].run, updates=4)
     )
-    for one, two in zip(first, second, strict=True):
-        assert two == pytest.approx(one, rel=1e-4)
-    continued = with_ranks(tmp_path / "shared", 1, updates=3)
     await train_toy(continued, resume=RunDirectory.resume(shared.path))
-    assert [line["update"] for line in metrics_in(shared)] == [1, 2, 3]
+    assert [line["update"] for line in metrics_in(shared)] == [1, 2, 3, 4]
+
+
+def require_same_updates(found: RunDirectory, expected: RunDirectory) -> None:
+    kept = ("update", "update/loss", "update/grad_norm", "update/tokens", "reward/success_rate")
+    kept += ("critic/loss", "critic/grad_norm", "update/reference_kl")
+    for one, two in zip(metrics_in(expected), metrics_in(found), strict=True):
+        assert {name: two[name] for name in kept} == pytest.approx(
+            {name: one[name] for name in kept}, rel=1e-4
+        )
+
+
+def test_a_run_ends_after_too_many_restarts_without_a_new_checkpoint() -> None:
+    restarts, gone = Restarts(2), RankFailed("rank 0 of 2 is gone")
+    group = ExceptionGroup("", [NodeFailed("update", 3, "rank 0 of 2 is gone")])
+    group.exceptions[0].__cause__ = gone
+    for version in (3, 3, 4, 4):
+        restarts.count(group, version)
+    with pytest.raises(RankFailed, match=r"restarted 2 times .* newer than update 4.*--resume"):
+        restarts.count(group, 4)
+    assert restarts.num_restarts == 4
+    with pytest.raises(ValueError, match="no rank"):
+        restarts.count(ValueError("no rank"), 4)
 
 
 async def test_a_team_of_several_policies_with_ranks_is_refused(tmp_path: Path) -> None:
@@ -75,4 +160,5 @@ async def test_a_dry_run_prints_the_memory_of_each_rank(tmp_path: Path) -> None:
     assert "8 ranks, shard gradients" in text
     assert "7,541,237,184, 0" in text
     assert re.search(r"gradients, float32 +│ 28\.093", text)
-    assert re.search(r"each rank +│ 52\.675", text)
+    assert re.search(r"the reference policy +│ 14\.047", text)
+    assert re.search(r"each rank +│ 66\.722", text)

@@ -84,7 +84,12 @@ def print_plan(
         # imports torch, which `--help` must not wait for
         from vla_rl.learning.rank_memory import rank_memory
 
-        ranks = rank_memory(size, config.learner)
+        ranks = rank_memory(
+            size,
+            config.learner,
+            has_reference=_has_reference(config),
+            critic=config.critic if config.advantage.needs_values else None,
+        )
     beside = judge if isinstance(judge, HeldOutJudge) and judge.schedule.every is not None else None
     out.print(Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json"))
     out.print(_process_table(config, footprint, ranks, beside))
@@ -163,7 +168,9 @@ def _learner_items(
         return [MemoryItem("weights, gradients and optimizer", weights + training)]
     return [
         MemoryItem("weights that act", weights),
-        MemoryItem("learner ranks", RANK_BYTES + ranks.total, config.learner.ranks),
+        MemoryItem(
+            "learner ranks", RANK_BYTES + ranks.total + ranks.offloaded, config.learner.ranks
+        ),
     ]
 
 
@@ -201,12 +208,17 @@ def _rank_table(config: LearnerConfig, size: "PolicySize", memory: "RankMemory")
         "gradients, float32": memory.gradients,
         "masters, float32": memory.masters,
         "both moments of AdamW, float32": memory.moments,
+        "the reference policy": memory.reference,
+        "the critic and its optimizer": memory.critic,
         "each rank": memory.total,
+        "in host memory besides": memory.offloaded,
     }
+    # a term that these settings do not have is left out
+    needed = {name: num_bytes for name, num_bytes in parts.items() if num_bytes}
     title = f"{config.ranks} ranks, shard {config.shard}"
     table = Table("in each rank, without activations", "GiB", title=title)
     table.add_row("trained, frozen parameters", f"{size.num_trained:,}, {size.num_frozen:,}")
-    for name, num_bytes in parts.items():
+    for name, num_bytes in needed.items():
         table.add_row(name, f"{num_bytes / 2**30:.3f}")
     return table
 
@@ -220,13 +232,21 @@ def _copies_of_weights(config: LearningConfig, weights: int) -> list[MemoryItem]
         each = ENGINE_BYTES + engine.vllm.kv_cache_gib * 2**30 + weights
         copies.append(MemoryItem("vLLM engine processes", each, engine.vllm.num_engines))
         copies.append(MemoryItem("weights on their way to engines", 2 * weights))
-    elif engine.kind == "torch" and not config.learner.steps_once_per_update:
+    elif (
+        engine.kind == "torch"
+        and not config.learner.steps_once_per_update
+        and config.learner.ranks == 1
+    ):
         copies.append(
             MemoryItem("the engine's copy, because an update has several optimizer steps", weights)
         )
-    if config.learner.loss.needs_reference or config.kl_in_reward.coef > 0.0:
+    if _has_reference(config) and config.learner.ranks == 1:
         copies.append(MemoryItem("the reference policy of the KL term", weights))
     return copies
+
+
+def _has_reference(config: LearningConfig) -> bool:
+    return config.learner.loss.needs_reference or config.kl_in_reward.coef > 0.0
 
 
 def _environments(config: LearningConfig, footprint: EpisodeFootprint) -> tuple[str, str]:

@@ -7,7 +7,7 @@ Lengths are rounded to multiples of 16, so that a run of texts meets few shapes.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from inspect import unwrap
 from typing import Any, Final, TypeVar
@@ -39,9 +39,14 @@ def flop_counter() -> FlopCounterMode:
 
 
 class FlopMeter:
-    """Observes a device lane and adds up the floating-point operations of its jobs."""
+    """Observes a device lane and adds up the floating-point operations of its jobs.
 
-    def __init__(self) -> None:
+    Args:
+        counted: kinds of work to count; None counts all but `UNCOUNTED`.
+    """
+
+    def __init__(self, counted: Collection[str] | None = None) -> None:
+        self._counted = counted
         self._known: dict[object, int] = {}
         self._done: dict[str, int] = {}
 
@@ -51,7 +56,8 @@ class FlopMeter:
 
     def watched(self, work: str, job: "partial[T]") -> "partial[T]":
         """Return the job, which counts itself."""
-        return job if work in UNCOUNTED else partial(self._run, work, job)
+        is_counted = work not in UNCOUNTED if self._counted is None else work in self._counted
+        return partial(self._run, work, job) if is_counted else job
 
     def _run(self, work: str, job: "partial[T]") -> T:
         key = (work, getattr(job.func, "__qualname__", ""), _shapes(job.args))

@@ -39,7 +39,7 @@ from vla_rl.graph.pipeline import Pipeline, load_pipeline
 from vla_rl.graph.resources import Resource
 from vla_rl.graph.spans import CriticalPath, Interval, Segment, Span, Waited
 from vla_rl.graph.task_graph import TaskGraph
-from vla_rl.graph.trace import TraceWriter, write_trace
+from vla_rl.graph.trace import Slice, TraceWriter, write_trace
 from vla_rl.graph.update import Update
 
 __all__ = [
@@ -71,6 +71,7 @@ __all__ = [
     "RunningNode",
     "Segment",
     "SignatureMismatch",
+    "Slice",
     "Span",
     "TaskGraph",
     "TraceWriter",

@@ -1,4 +1,5 @@
-"""A timeline for ui.perfetto.dev or chrome://tracing: one lane per node, one lane for the updates.
+"""A timeline for ui.perfetto.dev or chrome://tracing: one lane per node, one lane for the updates,
+and lanes of other processes that work for them.
 
 The format is the trace-event array, which may end after any line: a trace opens even if the run
 crashed.
@@ -6,10 +7,10 @@ crashed.
 
 import json
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from vla_rl.graph.appended_file import AppendedFile
 from vla_rl.graph.spans import Span
@@ -17,6 +18,16 @@ from vla_rl.graph.task_graph import TaskGraph
 from vla_rl.graph.update import Update
 
 _UPDATES_LANE = 0
+
+
+class Slice(NamedTuple):
+    """A piece of work of another process, on the clock of this host."""
+
+    name: str
+    begin: float
+    """Seconds of `time.monotonic`."""
+
+    end: float
 
 
 class TraceWriter:
@@ -38,6 +49,7 @@ class TraceWriter:
         }
         self._resources = {node_id: sorted(node.resources) for node_id, node in graph.nodes.items()}
         self._types = {node_id: node.node_type.value for node_id, node in graph.nodes.items()}
+        self._lanes_beside: dict[str, int] = {}
         first, *others = self._names_of_lanes(graph.id)
         self._file = AppendedFile(
             self.path, opening=f"[\n{json.dumps(first)}".encode() + _lines(others), anew=True
@@ -45,13 +57,17 @@ class TraceWriter:
         self._is_closed = False
 
     def write(
-        self, update: Update, facts: Mapping[str, Mapping[str, float]] = MappingProxyType({})
+        self,
+        update: Update,
+        facts: Mapping[str, Mapping[str, float]] = MappingProxyType({}),
+        slices: Mapping[str, Sequence[Slice]] = MappingProxyType({}),
     ) -> None:
         """Append one update, and hand it to the operating system.
 
         Args:
             update: the update.
             facts: numbers to show with a node, by its id.
+            slices: what other processes did meanwhile, by the name of a lane of their own.
 
         Raises: OSError if it could not be written; the file is then unchanged, and the update may
         be written again.
@@ -64,7 +80,16 @@ class TraceWriter:
         ]
         for span in update.spans.values():
             events.extend(self._span_events(span, facts.get(span.node, {})))
+        lanes = dict(self._lanes_beside)
+        if slices and not lanes:
+            events.append(self._name("process_name", 0, "other processes", beside=1))
+        for name, shown in slices.items():
+            if name not in lanes:
+                lanes[name] = len(lanes)
+                events.append(self._name("thread_name", lanes[name], name, beside=1))
+            events.extend(self._slice_event(each, lanes[name]) for each in shown)
         self._file.write(_lines(events))
+        self._lanes_beside = lanes
 
     def close(self) -> None:
         """Finish the file; a second call does nothing. Raises: OSError."""
@@ -108,6 +133,17 @@ class TraceWriter:
                 },
             }
 
+    def _slice_event(self, each: Slice, lane: int) -> dict[str, Any]:
+        return {
+            "name": each.name,
+            "cat": "process",
+            "ph": "X",
+            "ts": 1e6 * each.begin,
+            "dur": 1e6 * (each.end - each.begin),
+            "pid": self._process + 1,
+            "tid": lane,
+        }
+
     def _update_event(self, phase: str, update: Update, when: float) -> dict[str, Any]:
         """Return the begin or end event of an update; an async event, because updates overlap."""
         path = str(update.critical_path)
@@ -123,12 +159,12 @@ class TraceWriter:
             yield self._name("thread_name", lane, node_id)
             yield {**self._name("thread_sort_index", lane, node_id), "args": {"sort_index": lane}}
 
-    def _name(self, kind: str, lane: int, name: str) -> dict[str, Any]:
+    def _name(self, kind: str, lane: int, name: str, *, beside: int = 0) -> dict[str, Any]:
         return {
             "name": kind,
             "ph": "M",
             "ts": 0,
-            "pid": self._process,
+            "pid": self._process + beside,
             "tid": lane,
             "args": {"name": name},
         }

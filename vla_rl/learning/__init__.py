@@ -26,11 +26,11 @@ if TYPE_CHECKING:
         verify_checkpoint,
     )
     from vla_rl.learning.checkpoint_folders import latest_checkpoint, list_checkpoints
-    from vla_rl.learning.critic import Critic
+    from vla_rl.learning.critic import Critic, PolicyCritic
     from vla_rl.learning.imitation import Demonstration, Imitator
     from vla_rl.learning.learner import Learner, PolicyLearner, PolicyMismatchError, UpdateReport
     from vla_rl.learning.optimizer import DivergedError
-    from vla_rl.learning.scoring import Reference
+    from vla_rl.learning.scoring import PolicyReference, Reference
     from vla_rl.learning.team import CriticTeam, LearnerTeam, ReferenceTeam
     from vla_rl.learning.training import TeamState, TrainingState, WeightSink
     from vla_rl.learning.values import Judged
@@ -49,8 +49,10 @@ __all__ = [
     "LearnerConfig",
     "LearnerTeam",
     "OptimizerConfig",
+    "PolicyCritic",
     "PolicyLearner",
     "PolicyMismatchError",
+    "PolicyReference",
     "PreparedCheckpoint",
     "Reference",
     "ReferenceTeam",
@@ -79,7 +81,10 @@ _HOME = {
         "latest_checkpoint",
         "list_checkpoints",
     ),
-    "critic": ("Critic",),
+    "critic": (
+        "Critic",
+        "PolicyCritic",
+    ),
     "imitation": (
         "Demonstration",
         "Imitator",
@@ -91,7 +96,10 @@ _HOME = {
         "UpdateReport",
     ),
     "optimizer": ("DivergedError",),
-    "scoring": ("Reference",),
+    "scoring": (
+        "PolicyReference",
+        "Reference",
+    ),
     "team": (
         "CriticTeam",
         "LearnerTeam",

@@ -228,7 +228,7 @@ def _write(writer: FolderWriter, state: TeamState, packed: Mapping[str, bytes]) 
         _write_tensors(writer, f"{below}{OPTIMIZER_TENSORS}", each.optimizer)
         writer.write_tensors(f"{below}{RNG_TENSORS}", each.rng)
     if state.critic:
-        writer.write_tensors(CRITIC_TENSORS, state.critic)
+        _write_tensors(writer, CRITIC_TENSORS, state.critic)
     for name, data in packed.items():
         writer.write_bytes(_part_file(name), data)
     agents = () if state.roster.acts_for_all else state.roster.names
@@ -262,11 +262,12 @@ def _verified(folder: Path) -> tuple[CheckpointHeader, dict[str, FileEntry]]:
 def _load(folder: Path) -> Checkpoint:
     header, entries = _verified(folder)
     try:
-        critic = load_file(folder / CRITIC_TENSORS) if CRITIC_TENSORS in entries else {}
+        critic_file = folder / CRITIC_TENSORS if CRITIC_TENSORS in entries else None
+        critic = load_file(critic_file) if critic_file is not None else {}
         members = {
             agent: _read(folder, entries, header, _agent_folder(agent)) for agent in header.agents
         } or {SOLE_MEMBER: _read(folder, entries, header, "")}
-        state = TeamState(members, critic)
+        state = TeamState(members, critic, critic_file)
         metrics = (folder / METRICS).read_bytes() if METRICS in entries else b""
     except (OSError, SafetensorError) as error:
         raise CheckpointError(f"{folder} is not a checkpoint of a run: {error}") from error

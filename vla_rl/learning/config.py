@@ -121,11 +121,23 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     of masters and moments. weights: its share of the weights too, for less memory and more
     communication. replicas: all of it, for adapters, which are small."""
 
+    offload: bool = False
+    """With several ranks, keep float32 masters, moments and reduced gradients in host memory. It
+    frees GPU memory (16 bytes for each trained number, over all ranks); the optimizer steps on the
+    CPU, which takes longer."""
+
+    max_restarts: int = 3
+    """With several ranks, maximum number of restarts in a row: after a rank died, froze or failed,
+    the run starts again from its newest checkpoint. A newer checkpoint starts the count again. 0
+    ends the run at the first failure."""
+
     def __post_init__(self) -> None:
         self.require(self.micro_batch >= 1, "micro_batch", "at least 1 decision")
+        self.require(self.max_restarts >= 0, "max_restarts", "at least 0")
         self.require(self.ranks >= 1, "ranks", "at least 1 process")
         is_used = self.shard == "gradients" or self.ranks > 1
         self.require(is_used, "shard", "gradients with one rank, which has nothing to share")
+        self.require(not self.offload or self.ranks > 1, "offload", "False with one rank")
         by_tokens = self.micro_batch_tokens is None or self.micro_batch_tokens >= 1
         self.require(by_tokens, "micro_batch_tokens", "at least 1 token, or none")
         several = self.minibatch_trajectories is None or self.minibatch_trajectories >= 1

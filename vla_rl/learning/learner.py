@@ -14,7 +14,7 @@ forward pass with the same weights; the first update checks it.
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -23,6 +23,7 @@ import numpy as np
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import ConfigError, VlaRlError
+from vla_rl.graph import Slice
 from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.decisions import decisions_of
 from vla_rl.learning.optimizer import StepReport
@@ -52,6 +53,12 @@ class UpdateReport(msgspec.Struct, frozen=True):
     """Version of the weights after the update."""
 
     metrics: dict[str, float]
+
+    slices: Mapping[str, tuple[Slice, ...]] = {}
+    """Timelines of the processes that computed it, by lane; empty for this process alone."""
+
+    note: str = ""
+    """A few words for the live view, such as who waited for whom."""
 
 
 class PolicyLearner:
@@ -144,6 +151,13 @@ class PolicyLearner:
             "update/seconds": seconds,
         }
         return UpdateReport(self.weight_version, metrics)
+
+    def count_flops(self, peak_flops: float) -> None:
+        """Measure MFU, if this learner has processes of its own; the run measures its own process.
+
+        Args:
+            peak_flops: operations per second of a device.
+        """
 
     async def stand_still(self) -> UpdateReport:
         """Publish the same weights as a new version, in an update in which other agents learn.

@@ -1,7 +1,7 @@
 """Ranks that fit a machine, and the memory of each: arithmetic, without a process."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import torch
@@ -9,7 +9,7 @@ from torch import nn
 
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import ConfigError
-from vla_rl.learning.config import LearnerConfig
+from vla_rl.learning.config import CriticConfig, LearnerConfig
 
 FLOAT32: Final = 4
 
@@ -49,10 +49,21 @@ class RankMemory:
     moments: int
     """Both moving averages of AdamW."""
 
+    reference: int = 0
+    """Weights of the reference policy, if the ranks hold one."""
+
+    critic: int = 0
+    """Everything of a critic with a trunk of its own."""
+
+    offloaded: int = 0
+    """Bytes in host memory instead: masters, moments and reduced gradients, if they are
+    offloaded."""
+
     @property
     def total(self) -> int:
-        """All of it."""
-        return self.weights + self.gradients + self.masters + self.moments
+        """All of it on the rank's device."""
+        trained = self.weights + self.gradients + self.masters + self.moments
+        return trained + self.reference + self.critic
 
 
 def size_of(network: nn.Module) -> PolicySize:
@@ -81,29 +92,69 @@ def _num_trained(module: nn.Module) -> int:
     return sum(each.numel() for each in module.parameters() if each.requires_grad)
 
 
-def rank_memory(size: PolicySize, config: LearnerConfig) -> RankMemory:
+def rank_memory(
+    size: PolicySize,
+    config: LearnerConfig,
+    *,
+    has_reference: bool = False,
+    critic: CriticConfig | None = None,
+) -> RankMemory:
     """Return what the largest rank holds at its peak in an update.
 
     gradients: whole weights, whole gradients in float32, and 1/N of masters and moments.
     weights: 1/N of everything; two gathered blocks come on top, as do activations.
     replicas: everything.
+
+    With `config.offload`, masters, moments and reduced gradients are in host memory.
+
+    Args:
+        size: the policy.
+        config: number of ranks, and what each holds.
+        has_reference: whether the ranks hold a reference policy.
+        critic: settings of the critic; None if there is none. A shared trunk needs no memory.
     """
+    trained = _trained_memory(size, config)
+    reference = -(-size.weight_bytes // (config.ranks if config.shard == "weights" else 1))
+    has_trunk = critic is not None and critic.trunk == "own"
+    return replace(
+        trained,
+        reference=reference if has_reference else 0,
+        critic=trained.total if has_trunk else 0,
+        offloaded=trained.offloaded * (2 if has_trunk else 1),
+    )
+
+
+def _trained_memory(size: PolicySize, config: LearnerConfig) -> RankMemory:
     ranks = config.ranks
     shared = -(-size.num_trained // ranks) if config.shard != "replicas" else size.num_trained
     whole = size.num_trained if config.shard != "weights" else shared
     has_masters = size.bytes_each < FLOAT32
     gathers = config.shard != "weights" and (has_masters or ranks > 1)
     frozen = size.num_frozen * size.bytes_each
+    weights = frozen + (whole * size.bytes_each if gathers else 0)
+    if config.offload:
+        # reduced gradients leave the device block by block; whole ones wait for the last micro-batch
+        kept = 0 if config.shard == "weights" else FLOAT32 * whole
+        return RankMemory(weights, kept, 0, 0, offloaded=4 * FLOAT32 * shared)
     return RankMemory(
-        weights=frozen + (whole * size.bytes_each if gathers else 0),
+        weights=weights,
         gradients=FLOAT32 * whole,
         masters=FLOAT32 * shared,
         moments=2 * FLOAT32 * shared,
     )
 
 
-def require_layout(model: TokenModel[Any], config: LearnerConfig) -> None:
-    """Raise ConfigError if the ranks cannot share this policy on this machine."""
+def require_layout(
+    model: TokenModel[Any],
+    config: LearnerConfig,
+    *,
+    has_reference: bool = False,
+    critic: CriticConfig | None = None,
+) -> None:
+    """Raise ConfigError if the ranks cannot share this policy on this machine.
+
+    Arguments are those of `rank_memory`.
+    """
     missing = [name for name in ("save", "load") if not hasattr(type(model), name)]
     if missing:
         raise ConfigError(
@@ -119,7 +170,9 @@ def require_layout(model: TokenModel[Any], config: LearnerConfig) -> None:
             "otherwise; load the policy with one dtype"
         )
     if next(network.parameters()).device.type == "cuda":
-        require_gpus(config, gpu_bytes(), size_of(network))
+        size = size_of(network)
+        memory = rank_memory(size, config, has_reference=has_reference, critic=critic)
+        require_gpus(config, gpu_bytes(), size, memory)
 
 
 def gpu_bytes() -> list[int]:
@@ -128,26 +181,30 @@ def gpu_bytes() -> list[int]:
     return [torch.cuda.get_device_properties(index).total_memory for index in range(count)]
 
 
-def require_gpus(config: LearnerConfig, gpus: Iterable[int], size: PolicySize) -> None:
+def require_gpus(
+    config: LearnerConfig, gpus: Iterable[int], size: PolicySize, memory: RankMemory | None = None
+) -> None:
     """Raise ConfigError unless each rank has a GPU with enough memory.
 
     Args:
         config: number of ranks, and what each holds.
         gpus: bytes of each GPU.
         size: the policy; the first GPU also holds the weights that act.
+        memory: what each rank holds; None for a policy alone.
     """
-    memory = list(gpus)
-    if config.ranks > len(memory):
+    found = list(gpus)
+    if config.ranks > len(found):
         raise ConfigError(
-            f"LearnerConfig.ranks is {config.ranks}, but there are {len(memory)} GPUs; expected at "
+            f"LearnerConfig.ranks is {config.ranks}, but there are {len(found)} GPUs; expected at "
             "most one rank for each"
         )
-    needed = rank_memory(size, config).total
-    for number, has in enumerate(memory[: config.ranks]):
+    needed = (memory or rank_memory(size, config)).total
+    for number, has in enumerate(found[: config.ranks]):
         acting = size.weight_bytes if number == 0 else 0
         if needed + acting > has:
             raise ConfigError(
                 f"GPU {number} has {has / 2**30:.1f} GiB, expected at least {needed / 2**30:.1f} "
                 f"for its rank + {acting / 2**30:.1f} for weights that act, besides activations; "
-                "take more ranks, --learner.shard weights, or adapters (--lora-rank)"
+                "take more ranks, --learner.shard weights, --learner.offload, or adapters "
+                "(--lora-rank)"
             )

@@ -2,7 +2,7 @@
 update.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
 from typing import Any, Final, TypeVar
 
@@ -22,6 +22,9 @@ from vla_rl.types import Trajectory
 
 RowsT = TypeVar("RowsT")
 ResultT = TypeVar("ResultT")
+
+REFERENCES: Final = "the reference's"
+"""Owner of a reference's log-probs, in errors."""
 
 DISAGREES: Final = (
     "look for NaN or infinity in its weights, and whether it may choose the same "
@@ -93,12 +96,28 @@ class Scorer:
         return log_probs.float()
 
 
-class Reference:
-    """A frozen copy of the current policy, for a KL term.
+class PolicyReference:
+    """A frozen policy, for a KL term.
 
     A pipeline whose coefficient is 0 has no reference: neither the copy nor its forward passes are
     made.
+
+    Args:
+        log_probs: scores decisions under the frozen weights.
     """
+
+    def __init__(self, log_probs: Callable[[Decisions], Awaitable[Tensor]]) -> None:
+        self._log_probs = log_probs
+
+    async def log_probs(self, trajectories: Sequence[Trajectory]) -> list[list[np.ndarray]]:
+        """Compute the log-probs, for each trajectory float32 [T] of each decision."""
+        decisions = decisions_of(trajectories, [0.0] * len(trajectories))
+        scores = iter(decisions.split_by_decision(await self._log_probs(decisions)))
+        return [[next(scores) for _ in trajectory.steps] for trajectory in trajectories]
+
+
+class Reference(PolicyReference):
+    """A frozen copy of the current policy, which scores in this process."""
 
     def __init__(
         self,
@@ -107,16 +126,10 @@ class Reference:
         micro_batch: int,
         micro_batch_tokens: int | None = None,
     ) -> None:
-        self._frozen = model.copy()
-        self._frozen.network.requires_grad_(False)
+        frozen = model.copy()
+        frozen.network.requires_grad_(False)
         size = MicroBatchSize(micro_batch, micro_batch_tokens)
-        self._scorer = Scorer(self._frozen, lane, size, work="reference", whose="the reference's")
-
-    async def log_probs(self, trajectories: Sequence[Trajectory]) -> list[list[np.ndarray]]:
-        """Compute the log-probs, for each trajectory float32 [T] of each decision."""
-        decisions = decisions_of(trajectories, [0.0] * len(trajectories))
-        scores = iter(decisions.split_by_decision(await self._scorer.log_probs(decisions)))
-        return [[next(scores) for _ in trajectory.steps] for trajectory in trajectories]
+        super().__init__(Scorer(frozen, lane, size, "reference", REFERENCES).log_probs)
 
 
 async def compute_in_parts(

@@ -9,17 +9,19 @@ works with any number of policies. Which decisions are a member's is the roster'
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
 from torch import Tensor
 
 from vla_rl.errors import CheckpointError, ConfigError
-from vla_rl.learning.critic import Critic
+from vla_rl.graph import Slice
+from vla_rl.learning.critic import PolicyCritic
 from vla_rl.learning.learner import PolicyLearner, UpdateReport
 from vla_rl.learning.rows import Advantage
-from vla_rl.learning.scoring import Reference
-from vla_rl.learning.training import TeamState
+from vla_rl.learning.scoring import PolicyReference
+from vla_rl.learning.training import StagedTensors, TeamState
 from vla_rl.learning.values import Judged
 from vla_rl.types import AgentPart, Roster, Trajectory
 
@@ -52,6 +54,10 @@ class LearnerTeam:
         """Number of updates, counting for every agent also those in which it did not learn."""
         return min(learner.weight_version for learner in self._learners.values())
 
+    def member(self, name: str) -> PolicyLearner:
+        """Return the learner of an agent."""
+        return self._learners[name]
+
     @property
     def with_processes(self) -> list[AbstractAsyncContextManager[Any]]:
         """The learners that compute in processes of their own, to be opened before they are used."""
@@ -60,6 +66,13 @@ class LearnerTeam:
             for learner in self._learners.values()
             if isinstance(learner, AbstractAsyncContextManager)
         ]
+
+    def count_flops(self, peak_flops: float) -> None:
+        """Measure the MFU of learners in processes of their own, by a device's operations per
+        second.
+        """
+        for learner in self._learners.values():
+            learner.count_flops(peak_flops)
 
     def learning(self, version: int) -> tuple[str, ...]:
         """Return the agents that learn in the update from `version` to the next version."""
@@ -84,6 +97,8 @@ class LearnerTeam:
         self._roster.require_all(trajectories)
         turn = self.learning(self.weight_version)
         metrics: dict[str, float] = {}
+        slices: dict[str, tuple[Slice, ...]] = {}
+        notes: list[str] = []
         for name, learner in self._learners.items():
             parts = self._roster.parts_of(trajectories, name) if name in turn else []
             if not parts:
@@ -101,7 +116,9 @@ class LearnerTeam:
                     references,
                 )
             metrics |= self._named(name, report.metrics)
-        return UpdateReport(self.weight_version, metrics)
+            slices |= report.slices
+            notes.append(report.note)
+        return UpdateReport(self.weight_version, metrics, slices, " ".join(filter(None, notes)))
 
     async def stand_still(self) -> UpdateReport:
         """Publish the same weights of all agents as a new version."""
@@ -141,7 +158,7 @@ class CriticTeam:
         critics: critics by agent name.
     """
 
-    def __init__(self, critics: Mapping[str, Critic]) -> None:
+    def __init__(self, critics: Mapping[str, PolicyCritic]) -> None:
         self._critics, self._roster = dict(critics), Roster(critics)
 
     async def values(self, trajectories: Sequence[Trajectory]) -> list[Judged]:
@@ -190,27 +207,31 @@ class CriticTeam:
             metrics |= {f"{prefix}{key}": value for key, value in report.items()}
         return metrics
 
-    async def snapshot(self) -> dict[str, Tensor]:
-        """Copy all state that the next update depends on to the CPU, by name."""
+    async def snapshot(self) -> Mapping[str, Tensor] | StagedTensors:
+        """Copy all state that the next update depends on, by name."""
+        if self._roster.acts_for_all:
+            return await next(iter(self._critics.values())).snapshot()
         tensors: dict[str, Tensor] = {}
         for name, critic in self._critics.items():
-            prefix = self._roster.prefix(name)
-            tensors |= {
-                f"{prefix}{key}": tensor for key, tensor in (await critic.snapshot()).items()
-            }
+            prefix, found = self._roster.prefix(name), await critic.snapshot()
+            assert not isinstance(found, StagedTensors)  # a team learns without ranks
+            tensors |= {f"{prefix}{key}": tensor for key, tensor in found.items()}
         return tensors
 
-    async def restore(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue from a snapshot. Raises: CheckpointError if it is of other critics."""
+    async def restore(
+        self, tensors: Mapping[str, Tensor] | StagedTensors, file: Path | None = None
+    ) -> None:
+        """Continue from a snapshot; arguments are those of `PolicyCritic.restore`.
+
+        Raises: CheckpointError if it is of other critics.
+        """
         for name, critic in self._critics.items():
             prefix = self._roster.prefix(name)
-            await critic.restore(
-                {
-                    key.removeprefix(prefix): tensor
-                    for key, tensor in tensors.items()
-                    if key.startswith(prefix)
-                }
-            )
+            if prefix and not isinstance(tensors, StagedTensors):
+                own = {key: each for key, each in tensors.items() if key.startswith(prefix)}
+                await critic.restore({key.removeprefix(prefix): own[key] for key in own})
+            else:
+                await critic.restore(tensors, file)
 
 
 class ReferenceTeam:
@@ -220,7 +241,7 @@ class ReferenceTeam:
         references: references by agent name.
     """
 
-    def __init__(self, references: Mapping[str, Reference]) -> None:
+    def __init__(self, references: Mapping[str, PolicyReference]) -> None:
         self._references, self._roster = dict(references), Roster(references)
 
     async def log_probs(self, trajectories: Sequence[Trajectory]) -> list[list[np.ndarray]]:

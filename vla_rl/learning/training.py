@@ -73,8 +73,11 @@ class TeamState:
     members: Mapping[str, TrainingState]
     """States by member name; at least one, all at one weight version."""
 
-    critic: Mapping[str, Tensor] = field(default_factory=dict)
+    critic: "Mapping[str, Tensor] | StagedTensors" = field(default_factory=dict)
     """State of the critics, if there are any."""
+
+    critic_file: Path | None = None
+    """File that it was read from, from which ranks read their own parts."""
 
     @classmethod
     def of_one(cls, state: TrainingState) -> "TeamState":

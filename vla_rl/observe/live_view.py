@@ -87,8 +87,7 @@ def update_line(snapshot: Snapshot) -> str:
     ]
     if snapshot.policy_busy_share is not None:
         parts.append(f"policy busy {share(snapshot.policy_busy_share)}")
-    if snapshot.critical_path:
-        parts.append(snapshot.critical_path)
+    parts += [each for each in (snapshot.critical_path, snapshot.note) if each]
     parts.append(f"eta {_duration(snapshot.eta_s)}")
     return "  ".join(parts)
 
@@ -126,6 +125,8 @@ def live_table(snapshot: Snapshot, waits: Sequence[Wait], now_s: float) -> Group
     parts: list[Table | Text] = [figures]
     if snapshot.critical_path:
         parts.append(Text(snapshot.critical_path, style="bold"))
+    if snapshot.note:
+        parts.append(Text(snapshot.note))
     if snapshot.node_seconds:
         parts.append(_node_table(snapshot))
     for wait in waits[:MAX_WAITS]:

@@ -86,6 +86,9 @@ class Snapshot:
     critical_path: str
     """The line that names the bottleneck of the last update."""
 
+    note: str = ""
+    """Words about the last update, such as which learner rank the others waited for."""
+
     node_seconds: Mapping[str, float] = field(default_factory=dict)
     """Seconds that each node took in the last update."""
 
@@ -130,7 +133,7 @@ class RunProgress:
         self._finished_steps: deque[tuple[float, int]] = deque()
         self._update_times_s: deque[float] = deque([self._started_s], maxlen=11)
         self._num_episodes = self._env_steps = 0
-        self._critical_path = ""
+        self._critical_path = self._note = ""
         self._node_seconds: dict[str, float] = {}
         self._total_node_seconds: dict[str, float] = {}
         self._tasks: dict[str, TaskTally] = {}
@@ -152,13 +155,15 @@ class RunProgress:
             self._finished_steps.append((now, num_env_steps))
             self._forget_steps(now)
 
-    def update_done(self, node_seconds: Mapping[str, float], critical_path: str) -> None:
-        """Count an applied update, with each node's seconds and its bottleneck's line."""
+    def update_done(
+        self, node_seconds: Mapping[str, float], critical_path: str, note: str = ""
+    ) -> None:
+        """Count an applied update, with each node's seconds, its bottleneck's line and a note."""
         with self._lock:
             self._update += 1
             self._update_times_s.append(self._clock())
             self._node_seconds = dict(node_seconds)
-            self._critical_path = critical_path
+            self._critical_path, self._note = critical_path, note
             for node, seconds in node_seconds.items():
                 self._total_node_seconds[node] = self._total_node_seconds.get(node, 0.0) + seconds
 
@@ -184,6 +189,7 @@ class RunProgress:
                 env_steps_per_s=recent_steps / window_s if window_s > 0.0 else 0.0,
                 policy_busy_share=busy,
                 critical_path=self._critical_path,
+                note=self._note,
                 node_seconds=dict(self._node_seconds),
                 total_node_seconds=dict(self._total_node_seconds),
                 tasks=dict(self._tasks),

@@ -13,7 +13,7 @@ import torch
 
 from vla_rl.engines.peaks import TERA, DevicePeak, peak_of
 from vla_rl.learning.gpu_memory import GpuEstimate, estimate_gpu
-from vla_rl.learning.rank_memory import PolicySize, size_of
+from vla_rl.learning.rank_memory import PolicySize, rank_memory, size_of
 from vla_rl.learning.roofline import Roofline, Workload, roofline
 from vla_rl.learning.traced_pass import TracedPass, trace_pass
 from vla_rl.models.example_rows import example_row
@@ -121,5 +121,8 @@ def _copies(config: LearningConfig, size: PolicySize) -> Mapping[str, int]:
     if config.engine.kind == "torch" and not shares:
         copies["weights that act"] = size.weight_bytes
     if config.learner.loss.needs_reference or config.kl_in_reward.coef > 0.0:
-        copies["the reference policy"] = size.weight_bytes
+        learner = config.learner
+        copies["the reference policy"] = rank_memory(size, learner, has_reference=True).reference
+    if config.learner.ranks > 1 and config.advantage.needs_values:
+        copies["the critic"] = rank_memory(size, config.learner, critic=config.critic).critic
     return copies

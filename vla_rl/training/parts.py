@@ -131,7 +131,7 @@ class TrainingParts:
     def critic(self) -> CriticTeam:
         """Critics of this run, created at the first access."""
         if self._critic is None:
-            self._critic = critics_of(self.config, self._team, self.lane)
+            self._critic = critics_of(self.config, self._team, self.lane, self.learner)
         return self._critic
 
     @property
@@ -146,7 +146,7 @@ class TrainingParts:
         A resume does not change them.
         """
         if self._reference is None:
-            self._reference = references_of(self.config, self._team, self.lane)
+            self._reference = references_of(self.config, self._team, self.lane, self.learner)
         return self._reference
 
     @asynccontextmanager
@@ -157,10 +157,9 @@ class TrainingParts:
                 await stack.enter_async_context(learner)
             if self.learner.with_processes:
                 parts = (("critic", self._critic), ("reference", self._reference))
-                alone = " and the ".join(name for name, part in parts if part is not None)
-                here = f"; the {alone} computes in this process" if alone else ""
+                shared = ["update", *(name for name, part in parts if part is not None)]
                 ranks = self.config.learner.ranks
-                print(f"{ranks} learner ranks share the update{here}", flush=True)
+                print(f"{ranks} learner ranks share the {' and the '.join(shared)}", flush=True)
             yield
 
     def remember(self, name: str, what: Stateful, state_type: Any) -> None:
@@ -185,7 +184,7 @@ class TrainingParts:
         # the learner first: it publishes, and the scheduler refuses an engine with older weights
         await self.learner.restore(checkpoint.state)
         if self._critic is not None:
-            await self._critic.restore(checkpoint.state.critic)
+            await self._critic.restore(checkpoint.state.critic, checkpoint.state.critic_file)
         self.scheduler.restore(checkpoint.part("scheduler", SchedulerState))
         for name, (what, state_type) in self._remembered.items():
             what.restore(checkpoint.part(name, state_type))

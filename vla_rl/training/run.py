@@ -21,7 +21,7 @@ from vla_rl.actors import Watchdog
 from vla_rl.actors.completion import finish_despite_cancellation
 from vla_rl.evaluation.held_out import Judge
 from vla_rl.graph import Executor, NodeFailed, NodeType, Pipeline, TaskGraph, Update
-from vla_rl.learning import Checkpoint, load_checkpoint
+from vla_rl.learning import Checkpoint, UpdateReport, load_checkpoint
 from vla_rl.learning.checkpoint_folders import newest_name
 from vla_rl.observe import LiveView, RunDirectory, Snapshot, print_summary
 from vla_rl.observe.sinks import import_wandb
@@ -39,6 +39,7 @@ from vla_rl.training.lasting_output import lasting_output
 from vla_rl.training.parts import TrainingParts
 from vla_rl.training.pools import environments_in_words, simulator_pids
 from vla_rl.training.profiling import UpdateProfiler
+from vla_rl.training.restarting import Restarts
 from vla_rl.training.resuming import checkpoint_to_resume, leave_later
 from vla_rl.training.run_record import RunRecord
 from vla_rl.training.stopping import StopSignal
@@ -79,7 +80,8 @@ async def train(
 ) -> Outcome:
     """Train `model` in place from `starts`.
 
-    The run ends after `config.run.updates` updates, or in order at a signal.
+    The run ends after `config.run.updates` updates, or in order at a signal. If a rank of a sharded
+    learner dies or fails, the run restarts from its newest checkpoint.
 
     Args:
         config: the pipeline and its settings, sizes, seeds and the run's files.
@@ -115,20 +117,38 @@ async def train(
     make = partial(
         TrainingRun, config, starts, model, agent=agent, customise=customise, judge=judge
     )
+    restarts = Restarts.of(config, Team.of(model))
     if resume is None:
-        training = make()
+        training, checkpoint = make(), None
         run = RunDirectory.create(Path(config.run.root), config.run.name, config, about or {})
-        return await training.execute(run)
-    found = await checkpoint_to_resume(resume, resume_from, load_checkpoint)
-    checkpoint = None if found is None else found[1]
+    else:
+        run, (training, checkpoint) = resume, await _resumed(make, resume, resume_from, judge)
+    while True:
+        is_resumed = resume is not None or restarts.num_restarts > 0
+        try:
+            return await training.execute(run, checkpoint, is_resumed=is_resumed)
+        except Exception as error:
+            if not training.may_restart:
+                raise
+            restarts.count(error, training.saved_version)
+        again = partial(make, num_restarts=restarts.num_restarts)
+        training, checkpoint = await _resumed(again, run, None, judge)
+
+
+async def _resumed(
+    make: Callable[..., "TrainingRun"], run: RunDirectory, name: str | None, judge: Judge | None
+) -> "tuple[TrainingRun, Checkpoint | None]":
+    """Return the rest of a run, not started, and the checkpoint that it starts from."""
+    found = await checkpoint_to_resume(run, name, load_checkpoint)
+    folder, checkpoint = (None, None) if found is None else found
     first_update = 0 if checkpoint is None else checkpoint.state.weight_version
     if judge is not None:
-        judge.check(resume)
+        judge.check(run)
     # built before anything is written: a configuration that is refused must leave the run as it was
     training = make(first_update=first_update)
-    resume.record_resume(config)
-    await leave_later(resume, None if found is None else found[0], first_update, judge)
-    return await training.execute(resume, checkpoint, is_resumed=True)
+    run.record_resume(training.config)
+    await leave_later(run, folder, first_update, judge)
+    return training, checkpoint
 
 
 class TrainingRun:
@@ -136,7 +156,8 @@ class TrainingRun:
 
     Building one opens nothing, so its graph can be inspected.
 
-    Args: those of `train`, and `first_update`, the update that the run begins with.
+    Args: those of `train`; `first_update`, the update that the run begins with; `num_restarts`, how
+        often it was restarted before.
     """
 
     def __init__(
@@ -149,6 +170,7 @@ class TrainingRun:
         customise: Customise = lambda pipeline: pipeline,
         judge: Judge | None = None,
         first_update: int = 0,
+        num_restarts: int = 0,
     ) -> None:
         self._config, self._judge, team = config, judge, Team.of(model)
         self._utilization: Utilization | None = None
@@ -159,6 +181,8 @@ class TrainingRun:
         # ranks compute in processes of their own, whose arithmetic this lane does not see
         if peak is not None and config.learner.ranks == 1:
             self._utilization = Utilization(self._parts.lane, peak.flops)
+        elif peak is not None:
+            self._parts.learner.count_flops(peak.flops)
         check_settings(
             config,
             self.graph,
@@ -166,6 +190,20 @@ class TrainingRun:
             makes_videos=any(node.func is self._parts.show for node in self.graph.nodes.values()),
         )
         self._beside: JudgingBeside | None = None
+        self._num_restarts = num_restarts
+        self.may_restart = False
+        """Whether a failure of this run may be followed by a restart: it began, and was not asked
+        to stop."""
+
+    @property
+    def config(self) -> LearningConfig:
+        """Settings of the run."""
+        return self._config
+
+    @property
+    def saved_version(self) -> int:
+        """Newest update that is on disk; 0 if none is."""
+        return self._parts.saver.saved_version
 
     @property
     def simulator_pids(self) -> list[int]:
@@ -192,6 +230,7 @@ class TrainingRun:
                 flush=True,
             )
             async with parts.runtime, parts.lane, parts.opened_learner():
+                self.may_restart = True
                 if checkpoint is not None:
                     await parts.restore(checkpoint)
                 before, first = parts.scheduler.state().ledger, parts.scheduler.version
@@ -226,6 +265,7 @@ class TrainingRun:
         try:
             await stop.unless_asked(self._make_updates(run, record))
         except BaseException as error:
+            self.may_restart = not stop.is_asked
             await self._save_before_raising(error, run)
             raise
         is_early = stop.is_asked and parts.scheduler.version < self._config.run.updates
@@ -342,29 +382,37 @@ class TrainingRun:
         """Show a finished update, write its record, and commit its checkpoint."""
         parts = self._parts
         node_seconds = {node: span.busy_s for node, span in update.spans.items()}
-        parts.progress.update_done(node_seconds, str(update.critical_path))
+        report = self._report_of(update)
+        note = "" if report is None else report.note
+        parts.progress.update_done(node_seconds, str(update.critical_path), note)
         view.after_update()
         # in this order: a run killed in between has a line too many, which a resume sets aside;
         # the other way round, it would have a checkpoint whose update has no line
         metrics = await self._metrics(update)
-        await record.note(update, metrics, facts_of_nodes(self.graph, metrics))
+        slices = {} if report is None else report.slices
+        await record.note(update, metrics, facts_of_nodes(self.graph, metrics), slices)
         version = update.index + 1
         await parts.saver.commit(version)
         # the last version waits for the simulators of training
         if self._beside is not None and version < self._config.run.updates:
             self._beside.update_ended(version, parts.saver.saved_version == version)
 
+    def _report_of(self, update: Update) -> UpdateReport | None:
+        """Return the learner's report of an update; None if the update was cut short before."""
+        report = self._parts.learn.last_report
+        return report if report and report.weight_version == update.index + 1 else None
+
     async def _metrics(self, update: Update) -> dict[str, float]:
-        parts, report = self._parts, self._parts.learn.last_report
+        parts, report = self._parts, self._report_of(update)
         lag = await parts.runtime.loop_lag()
-        is_latest = report is not None and report.weight_version == update.index + 1
         return {
             # an update that was cut short lacks them
-            **(report.metrics if report is not None and is_latest else {}),
+            **(report.metrics if report is not None else {}),
             **update.metrics,
             **parts.scheduler.metrics(),
             **parts.pool.metrics(),
             **parts.engine.metrics(),
+            **({"learner/restarts": self._num_restarts} if self._config.learner.ranks > 1 else {}),
             **{f"time/node/{node}_s": span.busy_s for node, span in update.spans.items()},
             **(self._utilization.metrics() if self._utilization is not None else {}),
             "time/update_s": update.duration_s,

@@ -8,14 +8,14 @@ run ends.
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType, TracebackType
 from typing import Self, TypeAlias
 
 import msgspec
 
 from vla_rl.errors import ConfigError
-from vla_rl.graph import TaskGraph, TraceWriter, Update
+from vla_rl.graph import Slice, TaskGraph, TraceWriter, Update
 from vla_rl.graph.update import Values
 from vla_rl.learning import Checkpoint
 from vla_rl.observe import MetricLog, RunDirectory
@@ -27,6 +27,10 @@ logger = logging.getLogger(__name__)
 
 Facts: TypeAlias = Mapping[str, Mapping[str, float]]
 """Numbers to show with nodes, by node."""
+
+
+Slices: TypeAlias = Mapping[str, Sequence[Slice]]
+"""Work of other processes, by the name of a lane."""
 
 
 class RunRecord:
@@ -68,7 +72,7 @@ class RunRecord:
         if checkpoint is not None and checkpoint.metrics:
             self._log.add_missing(checkpoint.metrics, run.metrics)
         trace = TraceWriter(run.new_trace(first), graph)
-        self._trace = Outlet[tuple[Update, Facts]](
+        self._trace = Outlet[tuple[Update, Facts, Slices]](
             f"the trace {trace.path.name}", lambda record: trace.write(*record), trace.close
         )
         try:
@@ -100,8 +104,10 @@ class RunRecord:
         update: Update,
         metrics: dict[str, float],
         facts: Facts = MappingProxyType({}),
+        slices: Slices = MappingProxyType({}),
     ) -> None:
-        """Record an update; `facts` are numbers for the trace, by node.
+        """Record an update; `facts` are numbers for the trace by node, `slices` what other
+        processes did meanwhile.
 
         Raises: RunDirectoryGone, after the directory was made again and the update recorded in it.
         """
@@ -110,7 +116,9 @@ class RunRecord:
             await asyncio.to_thread(self._log.write, update.index + 1, metrics)
         # an update that waits for room must hold no tensors
         traced = msgspec.structs.replace(update, values=Values())
-        await asyncio.to_thread(self._trace.put, f"update {update.index + 1}", (traced, facts))
+        await asyncio.to_thread(
+            self._trace.put, f"update {update.index + 1}", (traced, facts, slices)
+        )
         if gone is not None:
             raise gone
 

@@ -33,7 +33,9 @@ from vla_rl.learning import (
     Learner,
     LearnerConfig,
     LearnerTeam,
+    PolicyCritic,
     PolicyLearner,
+    PolicyReference,
     Reference,
     ReferenceTeam,
 )
@@ -45,6 +47,7 @@ from vla_rl.types import SOLE_MEMBER, Roster, derive_seed
 if TYPE_CHECKING:
     from vla_rl.engines.remote import RemoteChatEngine
     from vla_rl.engines.vllm import VllmActionEngine, VllmChatEngine
+    from vla_rl.learning.sharded import ShardedLearner
 
 RunModel: TypeAlias = PolicyModel[Any] | LanguageModel[Any]
 
@@ -222,27 +225,45 @@ def learners_of(
     return LearnerTeam(learners, team.updates_per_turn)
 
 
-def critics_of(config: LearningConfig, team: Team, lane: DeviceLane) -> CriticTeam:
-    """Make the critics of a run."""
-    seed = derive_seed(config.run.seed, "critic")
-    return CriticTeam(
-        {
-            name: Critic(member.model, lane, config.critic, team.roster.seed(seed, name))
-            for name, member in team.members.items()
-        }
-    )
+def critics_of(
+    config: LearningConfig, team: Team, lane: DeviceLane, learners: LearnerTeam
+) -> CriticTeam:
+    """Make the critics of a run; the ranks of a sharded learner compute its policy's critic."""
+    critics: dict[str, PolicyCritic] = {}
+    for name, member in team.members.items():
+        seed = team.roster.seed(derive_seed(config.run.seed, "critic"), name)
+        sharded = _sharded(learners.member(name), member.learner or config.learner)
+        critics[name] = (
+            Critic(member.model, lane, config.critic, seed)
+            if sharded is None
+            else sharded.critic(config.critic, seed)
+        )
+    return CriticTeam(critics)
 
 
-def references_of(config: LearningConfig, team: Team, lane: DeviceLane) -> ReferenceTeam:
-    """Make a frozen copy of each policy of a run."""
-    return ReferenceTeam(
-        {
-            name: Reference(
-                member.model, lane, *(member.learner or config.learner).micro_batch_size
-            )
-            for name, member in team.members.items()
-        }
-    )
+def references_of(
+    config: LearningConfig, team: Team, lane: DeviceLane, learners: LearnerTeam
+) -> ReferenceTeam:
+    """Make a frozen copy of each policy of a run; ranks of a sharded learner hold their own."""
+    references: dict[str, PolicyReference] = {}
+    for name, member in team.members.items():
+        settings = member.learner or config.learner
+        sharded = _sharded(learners.member(name), settings)
+        references[name] = (
+            Reference(member.model, lane, *settings.micro_batch_size)
+            if sharded is None
+            else sharded.reference()
+        )
+    return ReferenceTeam(references)
+
+
+def _sharded(learner: PolicyLearner, settings: LearnerConfig) -> "ShardedLearner | None":
+    if settings.ranks == 1:
+        return None
+    from vla_rl.learning.sharded import ShardedLearner
+
+    assert isinstance(learner, ShardedLearner)
+    return learner
 
 
 def _engine_of(

@@ -4,16 +4,20 @@ Each has a part of the rows, the gradients and the optimizer's state.
 
 learner     `ShardedLearner`: the methods of `Learner`, computed by ranks
 ranks       `RankPasses`: gives each rank its rows, and takes weights and state back
+critic      `RankCriticPasses`: the same for a critic
 group       `RankGroup`: starts the ranks, and ends all if one fails
 rank        `LearnerRank`: the actor of one rank
+rank_parts  the networks of one rank: policy, critic, reference
+shared_training   a network that ranks train: passes, steps and state
 parallel    FSDP2 on a policy, by the rules that keep sums of gradients right
+staged      tensors that the ranks have copied and write in place
 state       a rank's part of weights and optimizer, in files that any number of ranks can read
 messages    rows, sums and weights on their way between processes
 
 One process needs none of this and does not import it.
 """
 
-from vla_rl.learning.sharded.group import RankFailed
+from vla_rl.errors import RankFailed
 from vla_rl.learning.sharded.learner import ShardedLearner
 
 __all__ = ["RankFailed", "ShardedLearner"]

@@ -1,7 +1,8 @@
 """The processes of a sharded learner: started together, called together, ended together.
 
 A rank that dies, freezes or raises ends all ranks, because the others would wait for it in a
-collective. The run then ends with one error that names the rank.
+collective. One error names the rank and the cause: `RankFailed` if a new start may help, else the
+rank's own error, such as a ValueError about a row.
 """
 
 import asyncio
@@ -9,12 +10,15 @@ from collections.abc import Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
+from msgspec.structs import replace
+
 from vla_rl.actors import ChildProcess, ForkServer, Runtime
 from vla_rl.actors.owned_folder import OwnedFolder
-from vla_rl.errors import ActorDied, RemoteError, VlaRlError
-from vla_rl.learning.config import LearnerConfig
+from vla_rl.errors import ActorDied, RankFailed, RemoteError
+from vla_rl.learning.config import CriticConfig, LearnerConfig
 from vla_rl.learning.optimizer import DivergedError
-from vla_rl.learning.sharded.rank import LearnerRank, PolicySource
+from vla_rl.learning.sharded.rank import LearnerRank
+from vla_rl.learning.sharded.rank_parts import PolicySource
 
 T = TypeVar("T")
 
@@ -23,10 +27,6 @@ START_TIMEOUT_S: Final = 600.0
 
 NAMED_WITHIN_S: Final = 1.5
 """Time in which a dead rank is found after another one complained about its connection."""
-
-
-class RankFailed(VlaRlError):
-    """A rank of the sharded learner died, froze or failed; all ranks were ended."""
 
 
 class RankGroup:
@@ -39,16 +39,46 @@ class RankGroup:
 
     def __init__(self, runtime: Runtime, config: LearnerConfig) -> None:
         self._runtime, self._config = runtime, config
+        self._has_reference = False
+        self._critic: CriticConfig | None = None
+        self._critic_seed = 0
+        self._counts_flops = False
+        self._turn = asyncio.Lock()
         self._failure: BaseException | None = None
         self._folder: OwnedFolder | None = None
         self.ranks: list[LearnerRank] = []
         """Handles of the ranks, by number; empty before `start`."""
 
     @property
+    def has_failed(self) -> bool:
+        """Whether a rank has failed, and all were ended."""
+        return self._failure is not None
+
+    @property
     def folder(self) -> Path:
         """A folder on this host that ends with the group."""
         assert self._folder is not None, "the ranks are not started; use `async with`"
         return self._folder.path
+
+    @property
+    def policy_folder(self) -> Path:
+        """The policy as the ranks began with it."""
+        return self.folder / "policy"
+
+    def hold_reference(self) -> None:
+        """Let every rank also score with the first weights. Call it before `start`."""
+        self._require_not_started("a reference")
+        self._has_reference = True
+
+    def hold_critic(self, config: CriticConfig, seed: int) -> None:
+        """Let every rank also hold its part of a critic. Call it before `start`."""
+        self._require_not_started("a critic")
+        self._critic, self._critic_seed = config, seed
+
+    def count_flops(self) -> None:
+        """Let every rank count the arithmetic of its passes. Call it before `start`."""
+        self._require_not_started("counts")
+        self._counts_flops = True
 
     async def start(self, model: Any) -> None:
         """Start the ranks, each with its part of a policy. Raises: what a rank raises."""
@@ -62,8 +92,15 @@ class RankGroup:
     async def together(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         """Await calls to all ranks. The first failure ends every rank, and is raised as one error.
 
-        Raises: RankFailed naming the rank that died; else what a rank raised.
+        One such set of calls after another: critic, reference and learner ask at the same time, and
+        every rank has to make the same collectives in the same order.
+
+        Raises: RankFailed naming the rank that died or failed; else what a rank raised.
         """
+        async with self._turn:
+            return await self._together(calls)
+
+    async def _together(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
         if self._failure is not None:
             for call in calls:
                 call.close()
@@ -76,7 +113,7 @@ class RankGroup:
         if not any(isinstance(error, ActorDied) for error in errors) and pending:
             # the others notice a death by their connections, before the process is known to be gone
             await asyncio.wait(pending, timeout=NAMED_WITHIN_S)
-        errors = [task.exception() for task in tasks if task.done() and not task.cancelled()]
+        errors = [task.exception() if _has_ended(task) else None for task in tasks]
         try:
             await self._fail(errors)
         finally:
@@ -90,11 +127,12 @@ class RankGroup:
         A full disk ends no rank; only a rank that is gone does. Raises: as `together`.
         """
         found = await asyncio.gather(*calls, return_exceptions=True)
-        errors = [error for error in found if isinstance(error, BaseException)]
+        errors = [error if isinstance(error, BaseException) else None for error in found]
         if any(isinstance(error, ActorDied) for error in errors):
             await self._fail(errors)
-        if errors:
-            raise errors[0]
+        for error in errors:
+            if error is not None:
+                raise error
 
     async def _fail(self, errors: Sequence[BaseException | None]) -> NoReturn:
         """End all ranks, and raise the first failure; later ones only follow from it."""
@@ -113,7 +151,13 @@ class RankGroup:
             self._folder = None
 
     async def _start(self, model: Any) -> None:
-        source = await asyncio.to_thread(_saved, model, self.folder / "policy")
+        source = replace(
+            await asyncio.to_thread(_saved, model, self.policy_folder),
+            has_reference=self._has_reference,
+            critic=self._critic,
+            critic_seed=self._critic_seed,
+            counts_flops=self._counts_flops,
+        )
         placement = _placement(model)
         self.ranks = await self.together(
             self._runtime.spawn(
@@ -130,21 +174,26 @@ class RankGroup:
         )
         await self.together(rank.join() for rank in self.ranks)
 
+    def _require_not_started(self, what: str) -> None:
+        if self.ranks:
+            raise RuntimeError(f"the ranks run already; ask for {what} before they start")
+
     def _explained(self, errors: Sequence[BaseException | None]) -> BaseException:
-        found = [error for error in errors if error is not None]
-        died = [error for error in found if isinstance(error, ActorDied)]
+        """Return the error to raise; `errors` are those of the ranks, by number."""
+        found = {rank: error for rank, error in enumerate(errors) if error is not None}
+        died = [error for error in found.values() if isinstance(error, ActorDied)]
         if died:
-            failure = RankFailed(
-                f"{died[0].name} of {self._config.ranks} (pid {died[0].pid}) is gone: "
-                f"{died[0].cause}. All ranks were ended; continue from the newest checkpoint with "
-                "--resume, with as many --learner.ranks as there are now."
-            )
-            failure.__cause__ = died[0]
-            return failure
-        first = next((each for each in found if not _is_of_connection(each)), found[0])
+            who = f"{died[0].name} of {self._config.ranks} (pid {died[0].pid})"
+            return _failed(f"{who} is gone: {died[0].cause}", died[0])
+        own = [rank for rank, error in found.items() if not _is_of_connection(error)]
+        rank = (own or list(found))[0]
+        first = found[rank]
         if isinstance(first, RemoteError) and first.type_name == DivergedError.__name__:
             return DivergedError(first.message)
-        return first
+        if not isinstance(first, RuntimeError | OSError | MemoryError | RemoteError):
+            return first  # a fault of what it was given, which a new start would meet again
+        text = str(first) if isinstance(first, RemoteError) else f"{type(first).__name__}: {first}"
+        return _failed(f"rank {rank} of {self._config.ranks} failed: {text}", first)
 
     async def _end_all(self) -> None:
         await asyncio.gather(
@@ -152,11 +201,22 @@ class RankGroup:
         )
 
 
+def _has_ended(task: asyncio.Future[Any]) -> bool:
+    return task.done() and not task.cancelled()
+
+
+def _failed(what: str, cause: BaseException) -> RankFailed:
+    failure = RankFailed(f"{what}; all ranks were ended")
+    failure.__cause__ = cause
+    return failure
+
+
 def _is_of_connection(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "onnection" in str(error)
 
 
 def _saved(model: Any, folder: Path) -> PolicySource:
+    """Save a policy for the ranks; the folder lasts as long as they do."""
     model.save(folder)
     kind, network = type(model), model.network
     parameters = dict(network.named_parameters())

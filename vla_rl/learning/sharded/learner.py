@@ -4,14 +4,22 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
+
 from vla_rl.actors import Runtime
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
-from vla_rl.learning.config import LearnerConfig
-from vla_rl.learning.learner import PolicyLearner
+from vla_rl.learning.config import CriticConfig, LearnerConfig
+from vla_rl.learning.critic import PolicyCritic
+from vla_rl.learning.learner import PolicyLearner, UpdateReport
 from vla_rl.learning.rank_memory import require_layout
+from vla_rl.learning.rows import Advantage
+from vla_rl.learning.scoring import PolicyReference
+from vla_rl.learning.sharded.critic import RankCriticPasses
+from vla_rl.learning.sharded.rank_metrics import rank_metrics, rank_slices, ranks_in_words
 from vla_rl.learning.sharded.ranks import RankPasses
 from vla_rl.learning.training import WeightSink
+from vla_rl.types import Trajectory
 
 
 class ShardedLearner(PolicyLearner):
@@ -42,6 +50,9 @@ class ShardedLearner(PolicyLearner):
         *,
         weight_version: int = 0,
     ) -> None:
+        self._model, self._has_reference = model, False
+        self._critic_config: CriticConfig | None = None
+        self._peak_flops: float | None = None
         require_layout(model, config)
         self._ranks = RankPasses(model, runtime, lane, config, publish_to, weight_version)
         super().__init__(self._ranks, lane, config, name=type(model).__name__)
@@ -58,7 +69,65 @@ class ShardedLearner(PolicyLearner):
     ) -> None:
         await self._ranks.__aexit__(kind, error, traceback)
 
+    def count_flops(self, peak_flops: float) -> None:
+        """Measure each rank's MFU, given its device's operations per second.
+
+        Call it before `async with`.
+        """
+        self._ranks.group.count_flops()
+        self._peak_flops = peak_flops
+
+    async def update(
+        self,
+        trajectories: Sequence[Trajectory],
+        advantages: Sequence[Advantage],
+        reference_log_probs: Sequence[Sequence[np.ndarray] | np.ndarray] | None = None,
+    ) -> UpdateReport:
+        """Update the policy as `PolicyLearner.update`, and report what each rank did.
+
+        The metrics are of the update, the timelines of everything since the last one.
+        """
+        before = await self._ranks.times()  # of the critic and the reference
+        report = await super().update(trajectories, advantages, reference_log_probs)
+        times = await self._ranks.times()
+        measured = rank_metrics(times, report.metrics["update/seconds"], self._peak_flops)
+        return UpdateReport(
+            report.weight_version,
+            report.metrics | measured,
+            rank_slices(before, times),
+            ranks_in_words(measured),
+        )
+
+    def critic(self, config: CriticConfig, seed: int) -> PolicyCritic:
+        """Return a critic that the ranks compute. Call it before `async with`.
+
+        Args: those of `Critic`.
+        """
+        self._critic_config = config
+        self._require_layout()
+        self._ranks.group.hold_critic(config, seed)
+        passes = RankCriticPasses(self._ranks.group, self._config, config)
+        return PolicyCritic(passes, config, seed)
+
+    def reference(self) -> PolicyReference:
+        """Return the policy as it is when the ranks start, which they score with.
+
+        Call it before `async with`.
+        """
+        self._has_reference = True
+        self._require_layout()
+        self._ranks.group.hold_reference()
+        return PolicyReference(self._ranks.reference_log_probs)
+
     @property
     def ranks(self) -> RankPasses:
         """The ranks."""
         return self._ranks
+
+    def _require_layout(self) -> None:
+        require_layout(
+            self._model,
+            self._config,
+            has_reference=self._has_reference,
+            critic=self._critic_config,
+        )

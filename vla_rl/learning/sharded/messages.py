@@ -1,5 +1,6 @@
 """Rows, sums and weights on their way between the learner and its ranks: plain values and arrays."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -12,6 +13,7 @@ from vla_rl.algorithms import Denominators
 from vla_rl.algorithms.losses import Diagnostics
 from vla_rl.learning.decisions import Decisions
 from vla_rl.learning.update_metrics import MicroBatchSums, on_host
+from vla_rl.learning.value_passes import ValueRows
 
 
 class Rows(msgspec.Struct, frozen=True):
@@ -20,6 +22,16 @@ class Rows(msgspec.Struct, frozen=True):
     observations: list[dict[str, Any]]
     columns: dict[str, np.ndarray]
     action_tokens: int
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A micro-batch of a critic: observations, and the values to fit."""
+
+    observations: list[dict[str, Any]]
+    target: np.ndarray
+    old: np.ndarray
+    is_masked: bool = False
+    """Whether the rows only take part, and add exact zeros."""
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -62,18 +74,35 @@ def unpack_rows(message: Rows) -> Decisions:
     They have no places: errors are located where the rows came from.
     """
     columns: Any = {name: torch.tensor(column) for name, column in message.columns.items()}
-    # copies: what arrives is read-only, which torch warns about, and its shared memory is needed
-    observations = tuple(
-        {
-            name: value.copy() if isinstance(value, np.ndarray) else value
-            for name, value in each.items()
-        }
-        for each in message.observations
-    )
+    observations = copied_observations(message.observations)
     places = ((),) * len(observations)
     return Decisions(
         observations=observations, places=places, action_tokens=message.action_tokens, **columns
     )
+
+
+def copied_observations(observations: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
+    """Return observations of a message with arrays of their own."""
+    # copies: what arrives is read-only, which torch warns about, and its shared memory is needed
+    return tuple(
+        {
+            name: value.copy() if isinstance(value, np.ndarray) else value
+            for name, value in each.items()
+        }
+        for each in observations
+    )
+
+
+def pack_seen(rows: ValueRows, *, is_masked: bool = False) -> Seen:
+    """Return the message of a critic's rows."""
+    observations = [dict(each) for each in rows.observations]
+    return Seen(observations, rows.target.numpy(), rows.old.numpy(), is_masked)
+
+
+def unpack_seen(message: Seen) -> ValueRows:
+    """Return the critic's rows of a message."""
+    observations = copied_observations(message.observations)
+    return ValueRows(observations, torch.tensor(message.target), torch.tensor(message.old))
 
 
 def pack_counts(counts: Denominators) -> Counts:

@@ -13,16 +13,23 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FSDPModule,
+    MixedPrecisionPolicy,
+    OffloadPolicy,
+    fully_shard,
+)
 
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import ConfigError
+from vla_rl.learning.sharded.rank_clock import RankClock
 
 Shard: TypeAlias = Literal["gradients", "weights", "replicas"]
 
 
-class LogProbModule(nn.Module):
-    """A policy's `log_probs` as the forward pass of one module.
+class PolicyModule(nn.Module):
+    """A policy's `log_probs` and `features` as forward passes of one module.
 
     FSDP gathers weights before `forward` only, and families enter their networks by other methods
     too: a language policy by its trunk and then its head.
@@ -33,47 +40,86 @@ class LogProbModule(nn.Module):
         self.network = model.network
         self._policy = model
 
-    def forward(self, batch: Any, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
+    def log_probs(self, batch: Any, tokens: Tensor, temperatures: Tensor) -> tuple[Tensor, Tensor]:
         """Compute log-probs and entropies."""
-        log_probs, entropy = self._policy.log_probs(batch, tokens, temperatures)
+        log_probs, entropy = self("log_probs", batch, tokens, temperatures)
+        return log_probs, entropy
+
+    def features(self, batch: Any) -> Tensor:
+        """Compute the features that a critic reads."""
+        (features,) = self("features", batch)
+        assert isinstance(features, Tensor)
+        return features
+
+    def forward(self, what: str, *inputs: Any) -> tuple[Tensor, ...]:
+        """Call a method of the policy."""
+        found = getattr(self._policy, what)(*inputs)
+        tensors = (found,) if isinstance(found, Tensor) else found
         # copies: an operation in place on a view would drop FSDP's hook, and with it the gathering
-        return log_probs.clone(), entropy.clone()
+        return tuple(each.clone() for each in tensors)
 
 
 class ShardedModule:
-    """A policy whose trained parameters are shared by the ranks of a mesh.
+    """A module whose trained parameters are shared by the ranks of a mesh.
 
     Args:
-        model: the policy, whole, on the device of this rank; it is sharded in place.
+        module: the module, whole, on the device of this rank; it is sharded in place.
         num_ranks: number of ranks.
         shard: what each rank holds.
+        blocks: its repeated blocks, each a group of its own.
+        dtype: type that it computes in.
+        exact: parts that compute in float32 whatever `dtype` is.
+        shares_frozen: share frozen parameters too, instead of keeping them whole on every rank.
+        offload: keep shards of weights and gradients in host memory, so that the optimizer's state
+            is there too.
     """
 
-    def __init__(self, model: TokenModel[Any], num_ranks: int, shard: Shard) -> None:
-        network = model.network
-        self.compute_dtype = compute_dtype_of(network)
-        for parameter in network.parameters():
+    def __init__(
+        self,
+        module: nn.Module,
+        num_ranks: int,
+        shard: Shard,
+        *,
+        blocks: Iterable[nn.Module],
+        dtype: torch.dtype,
+        exact: Iterable[nn.Module] = (),
+        shares_frozen: bool = False,
+        offload: bool = False,
+    ) -> None:
+        self.module = module
+        self.dtypes = {
+            name: each.dtype for name, each in module.named_parameters() if each.requires_grad
+        }
+        """Types in which one process holds the trained parameters, by name."""
+        for parameter in module.parameters():
             if parameter.requires_grad:
                 # the shard is the master: an update is smaller than the steps of bfloat16
                 parameter.data = parameter.data.float()
-        frozen = {each for each in network.parameters() if not each.requires_grad}
-        self.module = LogProbModule(model)
+        frozen = {each for each in module.parameters() if not each.requires_grad}
+        device = next(module.parameters()).device.type
         options: dict[str, Any] = {
-            "mesh": _mesh(num_ranks, shard, next(network.parameters()).device.type),
+            "mesh": _mesh(num_ranks, shard, device),
             "reshard_after_forward": shard == "weights",
-            "mp_policy": _precision(self.compute_dtype),
-            "ignored_params": frozen,
+            "ignored_params": set() if shares_frozen else frozen,
+            "offload_policy": _offload(device) if offload else OffloadPolicy(),
         }
-        for block in blocks_of(network):
-            fully_shard(block, **options)
-        fully_shard(self.module, **options)
+        for part in exact:
+            fully_shard(part, mp_policy=_precision(torch.float32), **options)
+        for block in blocks:
+            fully_shard(block, mp_policy=_precision(dtype), **options)
+        fully_shard(module, mp_policy=_precision(dtype), **options)
         self._gathers_once = shard != "weights"
-        for part in self._parts():
+        for each in self._parts():
             # FSDP2 averages over the ranks; our losses are divided by counts over all rows already.
             # The factor alone asks gloo for PREMUL_SUM, which only NCCL has
-            part.set_gradient_divide_factor(1.0)
-            part.set_force_sum_reduction_for_comms(True)
-            part.set_reshard_after_backward(shard == "weights")
+            each.set_gradient_divide_factor(1.0)
+            each.set_force_sum_reduction_for_comms(True)
+            each.set_reshard_after_backward(shard == "weights")
+
+    def watch(self, clock: RankClock) -> None:
+        """Time the collectives."""
+        for part in self._parts():
+            clock.watch(part)
 
     def gather(self) -> None:
         """Gather the weights for all passes until `scatter`; each rank has to call it."""
@@ -142,6 +188,10 @@ def _mesh(num_ranks: int, shard: Shard, device: str) -> DeviceMesh:
     if shard == "replicas":
         return init_device_mesh(device, (num_ranks, 1), mesh_dim_names=("replicas", "shards"))
     return init_device_mesh(device, (num_ranks,))
+
+
+def _offload(device: str) -> CPUOffloadPolicy:
+    return CPUOffloadPolicy(pin_memory=device == "cuda")  # pages are pinned for copies to a GPU
 
 
 def _precision(dtype: torch.dtype) -> MixedPrecisionPolicy:

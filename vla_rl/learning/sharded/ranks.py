@@ -6,11 +6,11 @@ learner ──► plan ──► rank 0: micro-batch, micro-batch, ...  ─┐ s
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import torch
 from safetensors.torch import load_file
@@ -25,10 +25,14 @@ from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.decisions import Decisions
 from vla_rl.learning.optimizer import StepReport
 from vla_rl.learning.plan import StepPlan, plan_passes
+from vla_rl.learning.scoring import DISAGREES, REFERENCES
 from vla_rl.learning.sharded.group import RankGroup
+from vla_rl.learning.sharded.in_order import idle_row, in_order
 from vla_rl.learning.sharded.messages import Piece, pack_counts, pack_rows, unpack_sums
 from vla_rl.learning.sharded.rank import LearnerRank
-from vla_rl.learning.sharded.state import Entry, create_file, nbytes_of
+from vla_rl.learning.sharded.rank_clock import RankTimes
+from vla_rl.learning.sharded.staged import RankTensors
+from vla_rl.learning.sound_numbers import require_log_probs
 from vla_rl.learning.training import (
     StagedTensors,
     TrainingState,
@@ -38,11 +42,7 @@ from vla_rl.learning.training import (
 )
 from vla_rl.learning.update_metrics import MicroBatchSums
 
-S = TypeVar("S")
 T = TypeVar("T")
-
-IN_FLIGHT: Final = 2
-"""Micro-batches that a rank has at a time: one is computed, the next is prepared."""
 
 
 class RankPasses:
@@ -69,11 +69,12 @@ class RankPasses:
     ) -> None:
         self._model, self._lane, self._config = model, lane, config
         self._sinks, self._weight_version = tuple(publish_to), weight_version
-        self._group = RankGroup(runtime, config)
+        self.group = RankGroup(runtime, config)
+        """The processes."""
         self._num_snapshots = 0
 
     async def __aenter__(self) -> Self:
-        await self._group.start(self._model)
+        await self.group.start(self._model)
         return self
 
     async def __aexit__(
@@ -82,7 +83,12 @@ class RankPasses:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._group.close()
+        try:
+            if self.group.has_failed:
+                # a new start from the beginning, and a reference, need the first weights
+                await self._lane.run(self._take_first_weights)
+        finally:
+            await self.group.close()
 
     @property
     def weight_version(self) -> int:
@@ -92,11 +98,21 @@ class RankPasses:
     @property
     def ranks(self) -> Sequence[LearnerRank]:
         """Handles of the ranks."""
-        return tuple(self._group.ranks)
+        return tuple(self.group.ranks)
 
     async def log_probs(self, decisions: Decisions) -> Tensor:
         """Score every token under the current weights."""
         return await self._to_its_end(self._log_probs(decisions))
+
+    async def reference_log_probs(self, decisions: Decisions) -> Tensor:
+        """Score every token under the weights that the ranks began with."""
+        return await self._to_its_end(self._log_probs(decisions, of_reference=True))
+
+    async def times(self) -> list[RankTimes]:
+        """Return what each rank did since the last call."""
+        return await self._to_its_end(
+            self.group.together(rank.times() for rank in self.group.ranks)
+        )
 
     async def accumulate(
         self, minibatch: Decisions, plan: StepPlan, compare: int | None
@@ -123,26 +139,31 @@ class RankPasses:
         """Continue from a snapshot, and publish it. Each rank reads its own part of the files."""
         await self._to_its_end(self._restore(state))
 
-    async def _log_probs(self, decisions: Decisions) -> Tensor:
+    async def _log_probs(self, decisions: Decisions, of_reference: bool = False) -> Tensor:
         config = self._config
         dealt = plan_passes(decisions.num_read, config.micro_batch_size, config.ranks)
-        is_padded = config.shard == "weights"
-        num_passes = max(len(parts) for parts in dealt) if is_padded else 0
+        # a reference is gathered block by block in each pass, as sharded weights are, or not at all
+        num_passes = max(len(parts) for parts in dealt) if config.shard == "weights" else 0
         scores = torch.zeros(decisions.mask.shape)
-        idle = _idle_row(decisions.num_read)
+        idle = idle_row(decisions.num_read)
 
         async def score(rank: LearnerRank, parts: Sequence[Tensor]) -> None:
-            await rank.begin(False)
+            if not of_reference:
+                await rank.begin(False)
             padded = [*parts, *[idle] * (num_passes - len(parts))]
-            found = await _in_order(
-                lambda index: rank.score(pack_rows(decisions.rows(index))), padded
+            found = await in_order(
+                lambda index: rank.score(pack_rows(decisions.rows(index)), of_reference), padded
             )
             for index, result in zip(parts, found, strict=False):
                 scores[index, : result.shape[1]] = torch.tensor(result)
-            await rank.end()
+            if not of_reference:
+                await rank.end()
 
-        await self._group.together(
-            score(*pair) for pair in zip(self._group.ranks, dealt, strict=True)
+        await self.group.together(
+            score(*pair) for pair in zip(self.group.ranks, dealt, strict=True)
+        )
+        require_log_probs(
+            decisions, scores, REFERENCES if of_reference else "the learner's", DISAGREES
         )
         return scores
 
@@ -152,7 +173,7 @@ class RankPasses:
         # with gathered weights only the last pass is a collective, so ranks may have different
         # numbers of passes; with sharded weights each pass is one
         least = plan.num_passes if self._config.shard == "weights" else 1
-        idle = _idle_row(minibatch.num_read)
+        idle = idle_row(minibatch.num_read)
 
         async def compute(rank: LearnerRank, parts: Sequence[Tensor]) -> list[MicroBatchSums]:
             await rank.begin(True)
@@ -169,16 +190,16 @@ class RankPasses:
                 sums: Awaitable[Any] = rank.accumulate(pack_rows(rows), counts, compare, is_last)
                 return sums
 
-            found = await _in_order(call, range(num_passes))
+            found = await in_order(call, range(num_passes))
             return [unpack_sums(each) for each in found[: len(parts)]]
 
-        sums = await self._group.together(
-            compute(*pair) for pair in zip(self._group.ranks, plan.ranks, strict=True)
+        sums = await self.group.together(
+            compute(*pair) for pair in zip(self.group.ranks, plan.ranks, strict=True)
         )
         return [each for of_rank in sums for each in of_rank]
 
     async def _step(self, publish: bool) -> StepReport:
-        reports = await self._group.together(rank.step() for rank in self._group.ranks)
+        reports = await self.group.together(rank.step() for rank in self.group.ranks)
         if publish:
             await self._publish(self._weight_version + 1)
         report: StepReport = reports[0]
@@ -186,7 +207,7 @@ class RankPasses:
 
     async def _publish(self, version: int) -> None:
         loop = asyncio.get_running_loop()
-        await self._group.together([self._lane.run(self._receive, version, loop, work="publish")])
+        await self.group.together([self._lane.run(self._receive, version, loop, work="publish")])
 
     def _receive(self, version: int, loop: asyncio.AbstractEventLoop) -> None:
         """Replace the weights by the ranks', on the device lane.
@@ -195,7 +216,7 @@ class RankPasses:
         """
         parameters = dict(self._model.network.named_parameters())
         with torch.no_grad():
-            for rank in self._group.ranks:
+            for rank in self.group.ranks:
                 stream = rank.weights()
                 while True:
                     asked = asyncio.run_coroutine_threadsafe(_next(stream), loop)
@@ -205,6 +226,11 @@ class RankPasses:
                     _put(piece, parameters[piece.name])
         self._adopted(version)
 
+    def _take_first_weights(self) -> None:
+        """Set the weights to those that the ranks began with."""
+        first = type(self._model).load(self.group.policy_folder)  # type: ignore[attr-defined]
+        self._model.network.load_state_dict(first.network.state_dict())
+
     def _adopted(self, version: int) -> None:
         for sink in self._sinks:
             sink.adopt(self._model.network, version)
@@ -213,10 +239,9 @@ class RankPasses:
     async def _snapshot(self) -> TrainingState:
         self._num_snapshots += 1
         number = self._num_snapshots
-        described = await self._group.together(rank.stage(number) for rank in self._group.ranks)
-        loop = asyncio.get_running_loop()
+        described = await self.group.together(rank.stage(number) for rank in self.group.ranks)
         policy, optimizer = (
-            RankTensors(self, number, name, described[0][name], loop)
+            RankTensors(self.group, number, name, described[0][name])
             for name in ("policy", "optimizer")
         )
         return TrainingState(
@@ -227,20 +252,14 @@ class RankPasses:
             policy_files=dict(self._model.checkpoint_files()),
         )
 
-    async def write(self, number: int, name: str, path: Path, begins: dict[str, int]) -> None:
-        """Let every rank write its part of a staged file."""
-        await self._group.each(
-            rank.write(number, name, str(path), begins) for rank in self._group.ranks
-        )
-
     async def _restore(self, state: TrainingState) -> None:
         folder = state.folder
         if folder is None:
             self._num_snapshots += 1
-            scratch = self._group.folder / f"state-{self._num_snapshots}"
+            scratch = self.group.folder / f"state-{self._num_snapshots}"
             folder = await asyncio.to_thread(_written, state, scratch)
         files = folder / "policy" / "model.safetensors", folder / "optimizer.safetensors"
-        await self._group.together(rank.restore(*map(str, files)) for rank in self._group.ranks)
+        await self.group.together(rank.restore(*map(str, files)) for rank in self.group.ranks)
         tensors = await asyncio.to_thread(load_file, files[0])
         await self._lane.run(self._model.load_checkpoint_tensors, tensors, work="checkpoint")
         set_random_state(state.rng)
@@ -248,43 +267,6 @@ class RankPasses:
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
         return await to_its_end(asyncio.ensure_future(work))
-
-
-class RankTensors:
-    """Tensors of one file that the ranks have staged."""
-
-    def __init__(
-        self,
-        ranks: RankPasses,
-        number: int,
-        name: str,
-        entries: dict[str, Entry],
-        loop: asyncio.AbstractEventLoop,
-    ) -> None:
-        self._ranks, self._number, self._name = ranks, number, name
-        self._entries, self._loop = entries, loop
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all tensors."""
-        return nbytes_of(self._entries)
-
-    def write_file(self, path: Path) -> None:
-        """Write the file, from any thread but the loop's. Raises: CheckpointError, RankFailed."""
-        begins = create_file(path, self._entries)
-        writing = self._ranks.write(self._number, self._name, path, begins)
-        asyncio.run_coroutine_threadsafe(writing, self._loop).result()
-
-
-async def _in_order(call: Callable[[S], Awaitable[T]], inputs: Iterable[S]) -> list[T]:
-    """Make a call for each input, in order and a few at a time."""
-    free = asyncio.Semaphore(IN_FLIGHT)
-
-    async def one(value: S) -> T:
-        async with free:
-            return await call(value)
-
-    return await asyncio.gather(*(one(value) for value in inputs))
 
 
 async def _next(stream: AsyncIterator[Piece]) -> Piece | None:
@@ -295,11 +277,6 @@ def _put(piece: Piece, parameter: Tensor) -> None:
     # copied: what arrives is read-only, and its place in shared memory is needed for the next
     numbers = torch.from_numpy(piece.data.copy()).view(parameter.dtype)
     parameter.data.view(-1)[piece.start : piece.start + len(numbers)].copy_(numbers)
-
-
-def _idle_row(num_read: Tensor) -> Tensor:
-    """Return the shortest row, for passes of ranks that have no row of their own."""
-    return num_read.argmin()[None]
 
 
 def _written(state: TrainingState, folder: Path) -> Path:

@@ -147,13 +147,19 @@ def write_parts(path: Path, parts: Mapping[str, Part], begins: Mapping[str, int]
 
 
 class ShardReader:
-    """Reads a rank's rows of the tensors of a safetensors file, and nothing else of it."""
+    """Reads a rank's rows of the tensors of a safetensors file, and nothing else of it.
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    Args:
+        path: the file.
+        prefix: beginning of the names to read, which is left out of `names`.
+    """
+
+    def __init__(self, path: Path, prefix: str = "") -> None:
+        self.path, self._prefix = path, prefix
         opened: Any = safe_open
         self._file = opened(path, "pt")
-        self.names = frozenset[str](self._file.keys())
+        found = [name for name in self._file.keys() if name.startswith(prefix)]  # noqa: SIM118
+        self.names = frozenset(name.removeprefix(prefix) for name in found)
 
     def read(self, name: str, like: Tensor) -> Tensor:
         """Return the rows of a tensor that this rank holds of `like`, as a tensor like it.
@@ -161,26 +167,26 @@ class ShardReader:
         Raises: CheckpointError if the tensor is missing, or has another shape.
         """
         if name not in self.names:
-            raise CheckpointError(f"{self._path} has no tensor {name!r}; it is of another policy.")
-        found = self._file.get_slice(name)
+            raise CheckpointError(f"{self.path} has no tensor {name!r}; it is of another policy.")
+        found = self._file.get_slice(self._prefix + name)
         shape = tuple(found.get_shape())
         if shape != tuple(like.shape):
             raise CheckpointError(
-                f"{name} in {self._path} is {list(shape)}, expected {list(like.shape)}; it is of "
+                f"{name} in {self.path} is {list(shape)}, expected {list(like.shape)}; it is of "
                 "another policy."
             )
         if not isinstance(like, DTensor):
             return self.numbers(name)
         place = place_of(like)
         rows = found[place.first_row : place.first_row + place.num_rows]
-        local = rows.to(like.device, like.dtype)
+        local = rows.to(like.to_local().device, like.dtype)
         return DTensor.from_local(
             local, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
         )
 
     def numbers(self, name: str) -> Tensor:
         """Return a small tensor whole."""
-        tensor: Tensor = self._file.get_tensor(name)
+        tensor: Tensor = self._file.get_tensor(self._prefix + name)
         return tensor
 
 

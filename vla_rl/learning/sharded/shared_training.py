@@ -1,0 +1,99 @@
+"""A network that the ranks train together: passes begin and end, steps, saved and loaded state.
+
+The policy is one, and a critic another; each rank makes the same calls in the same order.
+"""
+
+from collections.abc import Iterator, Mapping
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+
+from vla_rl.errors import CheckpointError
+from vla_rl.learning.config import OptimizerConfig
+from vla_rl.learning.optimizer import MASTER, PolicyOptimizer, StepReport
+from vla_rl.learning.sharded.parallel import ShardedModule
+from vla_rl.learning.sharded.state import Part, ShardReader, iterate_pieces, part_of
+
+
+class SharedTraining:
+    """This rank's part of a network and of its optimizer. All methods run on the device lane.
+
+    Args:
+        network: holds the trained parameters; `sharded.module.network`.
+        sharded: the module that computes with them, sharded.
+        config: settings of the optimizer.
+        names: the network's name of each tensor of a checkpoint; None if they are the same.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        sharded: ShardedModule,
+        config: OptimizerConfig,
+        names: Mapping[str, str] | None = None,
+    ) -> None:
+        self.sharded, self._network = sharded, network
+        # right after sharding: while weights are gathered, a network lists other parameters
+        self.optimizer = PolicyOptimizer(network, config)
+        self._names = names or {name: name for name in network.state_dict()}
+
+    def begin(self, clear: bool) -> None:
+        """Gather the weights for the passes that follow; with `clear`, drop gradients first."""
+        if clear:
+            self.optimizer.zero_grad()
+        self.sharded.gather()
+
+    def step(self) -> StepReport:
+        """Clip by the norm over all ranks, and update this rank's part of the weights."""
+        self.sharded.scatter()
+        return self.optimizer.step()
+
+    def pieces(self, num_bytes: int) -> Iterator[tuple[str, int, Tensor]]:
+        """Yield this rank's rows of the trained weights, with name and first index."""
+        for name, parameter in self.optimizer.parameters.items():
+            for start, data in iterate_pieces(parameter, self._dtype_of(name), num_bytes):
+                yield name, start, data
+
+    def copied_network(self, *, is_first: bool) -> dict[str, Part]:
+        """Copy this rank's part of the network, in the types that one process saves."""
+        state, trained = self._network.state_dict(), self.optimizer.parameters
+        copied = partial(part_of, is_first_rank=is_first)
+        return {
+            name: copied(state[inner], self._dtype_of(inner) if inner in trained else None)
+            for name, inner in self._names.items()
+        }
+
+    def copied_optimizer(self, *, is_first: bool) -> dict[str, Part]:
+        """Copy this rank's part of the optimizer's state, as one process saves it."""
+        copied = partial(part_of, is_first_rank=is_first)
+        tensors = dict(self.optimizer.tensors())
+        tensors |= {
+            f"{MASTER}/{name}": tensor
+            for name, tensor in self.optimizer.parameters.items()
+            if self._dtype_of(name) != torch.float32
+        }
+        return {name: copied(tensor, None) for name, tensor in tensors.items()}
+
+    def restore(self, weights: ShardReader, saved: ShardReader) -> None:
+        """Read this rank's part of weights and optimizer. Raises: CheckpointError."""
+        self.sharded.scatter()
+        state = self._network.state_dict()
+        unknown = sorted(weights.names - self._names.keys())
+        if unknown:
+            raise CheckpointError(
+                f"{weights.path} has {unknown[0]!r}, which this policy does not have."
+            )
+        with torch.no_grad():
+            for name, inner in self._names.items():
+                state[inner].copy_(weights.read(name, state[inner]))
+        trained, tensors = self.optimizer.parameters, {}
+        for name in saved.names:
+            kind, _, inner = name.partition("/")
+            is_whole = kind == "step" or inner not in trained
+            tensors[name] = saved.numbers(name) if is_whole else saved.read(name, trained[inner])
+        self.optimizer.load_tensors(tensors)
+
+    def _dtype_of(self, name: str) -> torch.dtype:
+        """Return the type in which one process holds a trained parameter."""
+        return self.sharded.dtypes[f"network.{name}"]
