@@ -20,6 +20,7 @@ from vla_rl.driving_scores.geometry import Floats
 from vla_rl.driving_scores.pdm import PdmScores, Version, score_waypoints, total_of
 from vla_rl.driving_scores.recorded import RecordedScene, TwoStages
 from vla_rl.driving_scores.stages import (
+    benchmark_score,
     human_sub_scores,
     second_stage_weights,
     with_human_filter,
@@ -112,15 +113,18 @@ def table_of(
         rows = _one_stage(graded, version)
         stage = _mean(rows)
         return NavsimTable(version, len(graded), (stage,), stage["score"])
-    firsts, seconds, products = [], [], []
+    firsts: list[dict[str, float]] = []
+    seconds: list[dict[str, float]] = []
+    products: list[tuple[float, float]] = []
     for group in two_stages:
         first, second = _group(group, by_token)
         firsts += first
         seconds += second
         both = zip(first, second, strict=True)
-        products.append(np.mean([one["score"] * two["score"] for one, two in both]))
+        now, before = (one["score"] * two["score"] for one, two in both)
+        products.append((now, before))
     return NavsimTable(
-        version, len(graded), (_mean(firsts), _mean(seconds)), float(np.mean(products))
+        version, len(graded), (_mean(firsts), _mean(seconds)), benchmark_score(products) / 100
     )
 
 
