@@ -55,7 +55,7 @@ METAWORLD = Case(
 CONTROL = Case("vla_rl/control-v0", {"env_id": "Pendulum-v1"})
 """Without an image, so that its own tests hold it to all but the vector modes."""
 
-NEEDING_MORE = {"vla_rl/navsim-v0"}
+NEEDING_MORE = {"vla_rl/navsim-v0", "vla_rl/bench2drive-v0"}
 """Environments that need files or a server from outside; their own tests hold them."""
 
 CASES = [TOY, SOUND_FAULTY, *DRIVING, LIBERO, METAWORLD]

@@ -96,7 +96,7 @@ async def test_what_does_not_fit_is_named_before_anything_runs(
     scenes: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="give --policy or --plans"):
-        EvalNavsimConfig(scenes=str(scenes))
+        await evaluate(EvalNavsimConfig(scenes=str(scenes)))
     with pytest.raises(ConfigError, match="has no scene files"):
         await evaluate(EvalNavsimConfig(scenes=str(tmp_path), policy=BASE))
     plans = write_plans(tmp_path / "plans.npz", ["before", "now"])

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 class EvalNavsimConfig(CheckpointConfig, frozen=True, kw_only=True):
     """The scenes, the trajectories and the score."""
 
-    scenes: tyro.conf.Positional[str]
+    scenes: tyro.conf.Positional[str] = "navtest_scenes"
     """Folder of scenes that export_scenes.py wrote."""
 
     policy: str | None = None
@@ -78,6 +78,9 @@ class EvalNavsimConfig(CheckpointConfig, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for field in ("num_envs", "torch_threads", "image_size"):
             self.require(getattr(self, field) >= 1, field, "at least 1")
+
+    def require_source(self) -> None:
+        """Check that there is a policy, or plans, and not both. Raises: ConfigError."""
         if (self.policy is None) == (self.plans is None):
             raise ConfigError(
                 f"policy is {self.policy!r} and plans is {self.plans!r}, expected one of the two: "
@@ -88,6 +91,7 @@ class EvalNavsimConfig(CheckpointConfig, frozen=True, kw_only=True):
 async def main(command: Command[Launch, EvalNavsimConfig]) -> int:
     """Plan in every scene, grade, and print the table; return the exit status."""
     config = command.config
+    config.require_source()
     try:
         files = recorded_scenes(Path(config.scenes))
         if command.launch.dry_run:
