@@ -6,8 +6,8 @@ and held-out scenes, training.
 
 import asyncio
 import os
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
 
 from vla_rl.commands.command_line import Command, TrainingLaunch
 from vla_rl.commands.launching import launch
@@ -25,6 +25,8 @@ from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart, embodied_agent
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
+
+ConfigT = TypeVar("ConfigT", bound=EmbodiedConfig)
 
 DRIVING: Final = "vla_rl/driving-v0"
 DRIVING_BASE: Final = ASSETS / "driving_base"
@@ -169,23 +171,43 @@ def held_out_episodes(config: SceneTrainingConfig) -> list[EpisodeSpec]:
 async def main(command: Command[TrainingLaunch, SceneTrainingConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
-    model = await asyncio.to_thread(
-        load_policy, config.policy, CheckpointFormat(cameras=("image",)), config.run.device
-    )
-    print(f"starting from the policy in {config.policy}; {described(model)}", flush=True)
     episodes, starts = held_out_episodes(config), starts_of(config)
+    about = {"scenes": f"train 0-{len(starts) - 1}", "score": config.version}
+    return await train_driver(command, config.policy, starts, episodes, config.held_out, about)
+
+
+async def train_driver(
+    command: Command[TrainingLaunch, ConfigT],
+    policy: str,
+    starts: Sequence[TaskStart],
+    episodes: Sequence[EpisodeSpec],
+    held_out: HeldOutScenesConfig,
+    about: Mapping[str, str],
+    num_chunks: int = 1,
+) -> int:
+    """Train the policy in a folder on driving scenes that grade themselves; return the exit status.
+
+    Args:
+        episodes: held-out episodes; empty for none.
+        num_chunks: most decisions of an episode.
+    """
+    config = command.config
+    model = await asyncio.to_thread(
+        load_policy, policy, CheckpointFormat(cameras=("image",)), config.run.device
+    )
+    print(f"starting from the policy in {policy}; {described(model)}", flush=True)
     return await launch(
         command,
         starts,
         model,
         EpisodeFootprint(
-            what_runs=f"scenes of {config.task}",
+            what_runs="driving scenes",
             simulator_mb=45,
             server_mb=60,
             chunk_bytes=3 * starts[0].env.kwargs["image_size"] ** 2 + 1024,
-            num_chunks=1,
+            num_chunks=num_chunks,
         ),
-        {"scenes": f"train 0-{len(starts) - 1}", "score": config.version},
-        ScoreJudge(episodes, config.held_out) if episodes else None,
+        about,
+        ScoreJudge(episodes, held_out) if episodes else None,
         within_range(embodied_agent),
     )

@@ -1,4 +1,4 @@
-"""What CARLA's sensors measured, as observations: the only place where CARLA's frames are known.
+"""Observations from CARLA's sensors; the only place where CARLA's frames are known.
 
 CARLA's world is left-handed (x east, y south), its compass is clockwise from north, its gyroscope
 and accelerometer have y to the right. Ours: x ahead, y left, angles counter-clockwise.
