@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from vla_rl.commands.command_line import Command, Launch, TrainingLaunch
+from vla_rl.envs.driving.world import draw_world
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.scored import score_table
 from vla_rl.pipelines.config import RunConfig
@@ -25,6 +26,12 @@ def results_in(folder: Path) -> tuple[list[dict[str, float]], str]:
     (metrics,) = folder.glob("driving*/metrics.jsonl")
     lines = [json.loads(line) for line in scores.read_text().splitlines()]
     return lines, metrics.read_text()
+
+
+def strips_in(folder: Path) -> tuple[set[str], str]:
+    """The names of the strips of the only run in a folder, and its report."""
+    (report,) = folder.glob("driving*/report.html")
+    return {path.name for path in report.parent.glob("strips/*.jpg")}, report.read_text()
 
 
 async def test_a_policy_is_taught_by_the_planner_and_trained_on_its_scores(
@@ -51,6 +58,11 @@ async def test_a_policy_is_taught_by_the_planner_and_trained_on_its_scores(
     assert all({"total", "ego_progress", "lane_keeping"} <= set(line) for line in lines)
     assert "score/ego_progress" in metrics
     assert "total " in capsys.readouterr().out
+    strips, report = strips_in(tmp_path)
+    kinds = {draw_world(scene, "held_out").kind for scene in range(3)}
+    assert len(strips) == 2 * len(kinds)  # the first scene of each layout, before and after
+    assert "Drives from above, before and after" in report
+    assert "lane_keeping" in report
 
 
 async def test_a_policy_learns_by_srpo_in_closed_loop(tmp_path: Path) -> None:
@@ -70,6 +82,13 @@ async def test_a_policy_learns_by_srpo_in_closed_loop(tmp_path: Path) -> None:
     ]  # fmt: skip
     assert all({"total", "completion", "red_light"} <= set(line) for line in lines)
     assert "reward/failures_mean" in metrics
+    strips, report = strips_in(tmp_path)
+    assert strips == {
+        f"drive-{kind}_scene-{scene}_weights-{version}.jpg"
+        for kind, scene in (("straight", 0), ("tee", 1))
+        for version in (0, 1)
+    }
+    assert "tee, held-out scene 1: weights 0 above, 1 below" in report
 
 
 def test_srpo_drives_each_layout_in_turn_and_refuses_unknown_ones() -> None:

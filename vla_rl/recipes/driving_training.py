@@ -16,6 +16,7 @@ from vla_rl.driving_scores import Version
 from vla_rl.driving_scores.rewards import reward_weights
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import within_range
+from vla_rl.evaluation.driving_strips import DrivingStrips
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.scored import ScoreJudge
 from vla_rl.learning import LearnerConfig, OptimizerConfig
@@ -173,22 +174,24 @@ async def main(command: Command[TrainingLaunch, SceneTrainingConfig]) -> int:
     config = command.config
     episodes, starts = held_out_episodes(config), starts_of(config)
     about = {"scenes": f"train 0-{len(starts) - 1}", "score": config.version}
-    return await train_driver(command, config.policy, starts, episodes, config.held_out, about)
+    film = DrivingStrips(episodes) if starts[0].env.id == DRIVING else None
+    return await train_driver(
+        command, config.policy, starts, ScoreJudge(episodes, config.held_out, film), about
+    )
 
 
 async def train_driver(
     command: Command[TrainingLaunch, ConfigT],
     policy: str,
     starts: Sequence[TaskStart],
-    episodes: Sequence[EpisodeSpec],
-    held_out: HeldOutScenesConfig,
+    judge: ScoreJudge,
     about: Mapping[str, str],
     num_chunks: int = 1,
 ) -> int:
     """Train the policy in a folder on driving scenes that grade themselves; return the exit status.
 
     Args:
-        episodes: held-out episodes; empty for none.
+        judge: runs the held-out episodes, if it has any.
         num_chunks: most decisions of an episode.
     """
     config = command.config
@@ -208,6 +211,6 @@ async def train_driver(
             num_chunks=num_chunks,
         ),
         about,
-        ScoreJudge(episodes, held_out) if episodes else None,
+        judge if judge.episodes else None,
         within_range(embodied_agent),
     )

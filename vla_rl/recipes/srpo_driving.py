@@ -15,6 +15,8 @@ from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.envs.driving.closed_loop import STEP_LIMITS
 from vla_rl.envs.driving.layouts import LAYOUTS
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS
+from vla_rl.evaluation.driving_strips import DrivingStrips
+from vla_rl.evaluation.scored import ScoreJudge
 from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.recipes.driving_training import (
@@ -106,12 +108,12 @@ def held_out_episodes(config: SrpoDrivingConfig) -> list[EpisodeSpec]:
 async def main(command: Command[TrainingLaunch, SrpoDrivingConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
+    episodes = held_out_episodes(config)
     return await train_driver(
         command,
         config.policy,
         starts_of(config),
-        held_out_episodes(config),
-        config.held_out,
+        ScoreJudge(episodes, config.held_out, DrivingStrips(episodes)),
         {"layouts": ", ".join(config.kinds), "score": "driving score"},
         num_chunks=STEP_LIMITS["moves"] // NUM_WAYPOINTS,
     )
