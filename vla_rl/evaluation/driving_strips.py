@@ -83,4 +83,5 @@ def _write(path: Path, trajectory: Trajectory) -> None:
     pictures_of = pictures_of_drive if is_closed else pictures_of_plan
     pictures = pictures_of(episode.env.kwargs, episode.options["init_state_id"], actions)
     path.parent.mkdir(exist_ok=True)
-    imageio.imwrite(path, np.concatenate(pictures, axis=1), quality=85)
+    apart = [np.pad(each, ((0, 0), (0, 4), (0, 0)), constant_values=255) for each in pictures]
+    imageio.imwrite(path, np.concatenate(apart, axis=1), quality=85)

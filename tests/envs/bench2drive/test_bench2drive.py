@@ -18,7 +18,7 @@ import pytest
 import vla_rl.envs  # noqa: F401  # registers ours
 from tests.envs.bench2drive.processes import CARLA_SIDE, SIZE, drive, route_server
 from vla_rl.driving_scores.leaderboard_files import read_records
-from vla_rl.envs.bench2drive.carla_side.vla_rl_wire import Wire, WireError
+from vla_rl.envs.bench2drive.carla_side.vla_rl_wire import Wire, WireError, packed
 from vla_rl.envs.bench2drive.policy_host import PolicyHost, cameras_of
 from vla_rl.envs.bench2drive.sensing import CAMERAS, RouteView
 from vla_rl.types import Observation
@@ -133,6 +133,32 @@ def test_a_leaderboard_that_fails_is_named_with_its_exit_code() -> None:
     broken = "exit code 2 before its agent connected"
     with route_server("--no-such-option") as server, pytest.raises(WireError, match=broken):
         make(server).reset()
+
+
+async def test_a_host_that_closes_ends_the_routes_of_its_agents() -> None:
+    started = asyncio.Event()
+
+    async def never(observation: Observation) -> np.ndarray:
+        started.set()
+        await asyncio.Event().wait()
+        return AHEAD
+
+    async with PolicyHost(never, ("127.0.0.1", 0), ("front",), SIZE) as host:
+        reader, writer = await asyncio.open_connection("127.0.0.1", host.port)
+        plan = [[0.0, 0.0, 4], [0.0, 1.0, 4]]
+        hello = {"kind": "hello", "version": 1, "route": "x", "plan": plan}
+        tick = {
+            "kind": "tick",
+            "gps": [0.0, 0.0],
+            "speed": 0.0,
+            "imu": [0.0] * 7,
+            "pictures": {"front": [SIZE, SIZE]},
+        }
+        writer.write(packed(hello) + packed(tick, bytes(4 * SIZE * SIZE)))
+        await started.wait()
+    assert b"welcome" in await reader.read()
+    assert reader.at_eof()
+    writer.close()
 
 
 @contextmanager

@@ -92,8 +92,12 @@ class PolicyHost:
         except (WireError, ValueError) as error:
             logger.warning("a route ended early: %s", error)
             await agent.say_why(str(error))
+        except KeyError as error:
+            logger.warning("a route ended early: %s sent no %s", agent.peer, error)
+            await agent.say_why(f"a message has no {error}; compare the files of carla_side")
         except asyncio.CancelledError:
-            pass  # the host closes, or the loop does; the server's callback has no other owner
+            # Python 3.11's streams ask a cancelled task for its exception, which raises in the loop
+            pass
         finally:
             self._routes.discard(task)
             writer.close()
@@ -151,8 +155,9 @@ class _Agent:
         except (OSError, asyncio.IncompleteReadError) as error:
             raise WireError(f"{self.peer} is gone before its route ended: {error}") from error
         message: dict[str, Any] = json.loads(header)
-        if message["kind"] not in kinds:
-            raise WireError(f"{self.peer} sent {message['kind']!r}, expected {' or '.join(kinds)}")
+        kind = message.get("kind")
+        if kind not in kinds:
+            raise WireError(f"{self.peer} sent {kind!r}, expected {' or '.join(kinds)}")
         return message, body
 
     async def say_why(self, why: str) -> None:

@@ -48,6 +48,7 @@ LAYERS = {
     "LANE": "lane",
     "LANE_CONNECTOR": "connector",
 }
+CAMERAS = ("cam_f0", "cam_l0", "cam_l1", "cam_l2", "cam_r0", "cam_r1", "cam_r2", "cam_b0")
 SPLITS = Path(navsim.__file__).parent / "planning/script/config/common/train_test_split"
 
 
@@ -288,7 +289,9 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--sensors", required=True, help="folder of the split's camera files")
     parser.add_argument("--synthetic-scenes", default="", help="scenes of the second stage")
     parser.add_argument("--synthetic-sensors", default="", help="their camera files")
-    parser.add_argument("--cameras", nargs="*", default=["cam_f0"], help="cameras to export")
+    parser.add_argument(
+        "--cameras", nargs="*", default=["cam_f0"], choices=CAMERAS, help="cameras to export"
+    )
     parser.add_argument("--limit", type=int, default=None, help="export the first scenes only")
     parser.add_argument("--out", required=True, help="folder to write to")
     return parser.parse_args()

@@ -137,7 +137,7 @@ def relay(agent: Wire, policy: Wire) -> None:
             message, body = agent.receive()
         except WireError as error:
             raise LeaderboardError(str(error)) from error
-        if message["kind"] == "end":
+        if message.get("kind") == "end":
             return
         policy.send(message, body)
         answer, body = policy.receive()

@@ -89,12 +89,12 @@ class Wire:
     def expect(self, *kinds: str) -> tuple[dict[str, Any], bytes]:
         """Return the next message and its body, of one of `kinds`. Raises: WireError."""
         message, body = self.receive()
-        if message["kind"] in kinds:
+        if message.get("kind") in kinds:
             return message, body
         if "why" in message:
             raise WireError(f"{self.peer}: {message['why']}")
         wanted = " or ".join(kinds)
-        raise WireError(f"{self.peer} sent {message['kind']!r}, expected {wanted}")
+        raise WireError(f"{self.peer} sent {message.get('kind')!r}, expected {wanted}")
 
     def close(self) -> None:
         """Close the connection."""
