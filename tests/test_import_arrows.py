@@ -114,6 +114,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "installing",
         "actors",
         "algorithms",
+        "driving_scores",
         "rollout",
         "simulation",
         "observe",

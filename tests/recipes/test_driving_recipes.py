@@ -7,12 +7,15 @@ import msgspec
 import pytest
 
 from vla_rl.commands.command_line import Command, Launch, TrainingLaunch
+from vla_rl.envs.driving.world import draw_world
+from vla_rl.errors import ConfigError
 from vla_rl.evaluation.scored import score_table
 from vla_rl.pipelines.config import RunConfig
-from vla_rl.recipes import driving_training, sft_driving
+from vla_rl.recipes import driving_training, sft_driving, srpo_driving
 from vla_rl.recipes.driving_training import HeldOutScenesConfig, starts_of
 from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
 from vla_rl.recipes.sft_driving import SftDrivingConfig
+from vla_rl.recipes.srpo_driving import SrpoDrivingConfig
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.simulation import SimulatorConfig
 
@@ -23,6 +26,12 @@ def results_in(folder: Path) -> tuple[list[dict[str, float]], str]:
     (metrics,) = folder.glob("driving*/metrics.jsonl")
     lines = [json.loads(line) for line in scores.read_text().splitlines()]
     return lines, metrics.read_text()
+
+
+def strips_in(folder: Path) -> tuple[set[str], str]:
+    """The names of the strips of the only run in a folder, and its report."""
+    (report,) = folder.glob("driving*/report.html")
+    return {path.name for path in report.parent.glob("strips/*.jpg")}, report.read_text()
 
 
 async def test_a_policy_is_taught_by_the_planner_and_trained_on_its_scores(
@@ -49,6 +58,48 @@ async def test_a_policy_is_taught_by_the_planner_and_trained_on_its_scores(
     assert all({"total", "ego_progress", "lane_keeping"} <= set(line) for line in lines)
     assert "score/ego_progress" in metrics
     assert "total " in capsys.readouterr().out
+    strips, report = strips_in(tmp_path)
+    kinds = {draw_world(scene, "held_out").kind for scene in range(3)}
+    assert len(strips) == 2 * len(kinds)  # the first scene of each layout, before and after
+    assert "Drives from above, before and after" in report
+    assert "lane_keeping" in report
+
+
+async def test_a_policy_learns_by_srpo_in_closed_loop(tmp_path: Path) -> None:
+    config = SrpoDrivingConfig(
+        run=RunConfig(name="driving", root=str(tmp_path), updates=1, device="cpu"),
+        group_size=2,
+        kinds=("straight", "tee"),
+        scenes=2,
+        scheduler=SchedulerConfig(groups_per_update=2, max_staleness=0),
+        held_out=HeldOutScenesConfig(scenes=2),
+        simulators=SimulatorConfig(num_envs=2),
+    )
+    assert await srpo_driving.main(Command(launch=TrainingLaunch(), config=config)) == 0
+    lines, metrics = results_in(tmp_path)
+    assert sorted((line["weights"], line["start"]) for line in lines) == [
+        (0, 0), (0, 1), (1, 0), (1, 1)
+    ]  # fmt: skip
+    assert all({"total", "completion", "red_light"} <= set(line) for line in lines)
+    assert "reward/failures_mean" in metrics
+    strips, report = strips_in(tmp_path)
+    assert strips == {
+        f"drive-{kind}_scene-{scene}_weights-{version}.jpg"
+        for kind, scene in (("straight", 0), ("tee", 1))
+        for version in (0, 1)
+    }
+    assert "tee, held-out scene 1: weights 0 above, 1 below" in report
+
+
+def test_srpo_drives_each_layout_in_turn_and_refuses_unknown_ones() -> None:
+    config = SrpoDrivingConfig(scenes=2)
+    starts = srpo_driving.starts_of(config)
+    assert [start.task for start in starts[:6]] == list(srpo_driving.KINDS)
+    assert len(starts) == 12
+    episodes = srpo_driving.held_out_episodes(config)
+    assert {episode.env.kwargs["split"] for episode in episodes} == {"held_out"}
+    with pytest.raises(ConfigError, match="kinds is"):
+        SrpoDrivingConfig(kinds=("motorway",))
 
 
 def test_training_scenes_and_held_out_scenes_are_of_other_splits() -> None:

@@ -73,6 +73,15 @@ def score_waypoints(scene: Scene, waypoints: Floats, version: Version) -> PdmSco
 
     Raises: ValueError if they have another shape or rate, or are not finite.
     """
+    given = finite_waypoints(waypoints)
+    return score_poses(scene, poses_of_waypoints(given, scene.start[:3]), version)
+
+
+def finite_waypoints(waypoints: Floats) -> Floats:
+    """Return the waypoints [B, 8, 3] as float64.
+
+    Raises: ValueError if they have another shape or rate, or are not finite.
+    """
     given = np.asarray(waypoints, np.float64)
     if given.ndim != 3 or given.shape[1:] != (NUM_WAYPOINTS, 3):
         raise ValueError(
@@ -85,7 +94,7 @@ def score_waypoints(scene: Scene, waypoints: Floats, version: Version) -> PdmSco
             f"waypoints of trajectories {bad[:8].tolist()} are not finite; clip or drop the "
             "policy's outputs before they are graded."
         )
-    return score_poses(scene, poses_of_waypoints(given, scene.start[:3]), version)
+    return given
 
 
 def score_poses(scene: Scene, poses: Floats, version: Version) -> PdmScores:

@@ -10,6 +10,7 @@ another; layers [P], names; on_route [P]; track_poses [N, 51, 3], track_sizes [N
 """
 
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, cast
 
@@ -74,6 +75,14 @@ def load_scene(path: Path) -> Scene:
 
     Raises: ValueError naming the file, if it is no scene or its parts do not fit.
     """
+    return scene_of(read_arrays(path), path)
+
+
+def read_arrays(path: Path) -> dict[str, np.ndarray]:
+    """Read all arrays of a scene file, those of other writers too.
+
+    Raises: ValueError naming the file, if it is no scene file or lacks an array.
+    """
     try:
         with np.load(path, allow_pickle=False) as file:
             arrays = {name: file[name] for name in file.files}
@@ -85,13 +94,18 @@ def load_scene(path: Path) -> Scene:
     missing = [name for name in REQUIRED if name not in arrays]
     if missing:
         raise ValueError(f"{path} lacks {', '.join(missing)}; export it again.")
+    return arrays
+
+
+def scene_of(arrays: Mapping[str, np.ndarray], path: Path) -> Scene:
+    """Return the scene that the arrays of `path` hold. Raises: ValueError naming the file."""
     try:
         return _scene_of(arrays)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
 
 
-def _scene_of(arrays: dict[str, np.ndarray]) -> Scene:
+def _scene_of(arrays: Mapping[str, np.ndarray]) -> Scene:
     layers = tuple(cast("Layer", str(name)) for name in arrays["layers"])
     return Scene(
         start=arrays["start"],

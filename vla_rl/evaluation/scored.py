@@ -13,7 +13,7 @@ from typing import Any, Final
 import numpy as np
 
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.held_out import HeldOutJudge
+from vla_rl.evaluation.held_out import Film, HeldOutJudge
 from vla_rl.evaluation.held_out_book import HeldOutRow, RowFormat
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.results import Key, whole_lines
@@ -29,12 +29,16 @@ class ScoreJudge(HeldOutJudge):
     Args:
         episodes: episodes to run, told apart by their `init_state_id`.
         schedule: evaluations during the run.
+        film: makes strips.
     """
 
     def __init__(
-        self, episodes: Sequence[EpisodeSpec], schedule: HeldOutSchedule | None = None
+        self,
+        episodes: Sequence[EpisodeSpec],
+        schedule: HeldOutSchedule | None = None,
+        film: Film | None = None,
     ) -> None:
-        super().__init__(episodes, schedule=schedule, format=SCORES)
+        super().__init__(episodes, film, schedule=schedule, format=SCORES)
 
     def check(self, run: RunDirectory) -> None:
         """Check that the results in `run` are of these episodes.
@@ -90,15 +94,23 @@ def _table_of(lines: Sequence[bytes]) -> str:
 
 def score_table(lines: Sequence[Line]) -> str:
     """Return a row for each part of the score: its mean and 95 % interval by weight version."""
+    rows = []
+    for name, means in score_means(lines).items():
+        cells = [f"weights {version}: {mean}" for version, mean in means.items()]
+        rows.append(f"{name:32} {'   '.join(cells)}")
+    return "\n".join(rows)
+
+
+def score_means(lines: Sequence[Line]) -> dict[str, dict[int, str]]:
+    """Return the mean and 95 % interval of each part of the score by weight version, total first."""
     found: dict[str, dict[int, list[Any]]] = defaultdict(lambda: defaultdict(list))
     for line in lines:
         for name in line.keys() - {"weights", "start"}:
             found[name][int(line["weights"])].append(line[name])
-    rows = []
-    for name in sorted(found, key=lambda name: (name != "total", name)):
-        cells = [f"weights {version}: {_mean(found[name][version])}" for version in found[name]]
-        rows.append(f"{name:32} {'   '.join(cells)}")
-    return "\n".join(rows)
+    return {
+        name: {version: _mean(values) for version, values in found[name].items()}
+        for name in sorted(found, key=lambda name: (name != "total", name))
+    }
 
 
 def _mean(values: Sequence[float]) -> str:

@@ -1,18 +1,22 @@
-"""Settings and steps of reinforcement learning on the driving world: scenes, base policy, held-out
-scenes, training.
+"""Settings and steps of reinforcement learning on scenes of one decision: base policy, training
+and held-out scenes, training.
 
-`grpo_driving` is this with its pipeline and length.
+`grpo_driving`, `srpo_driving` and `grpo_navsim` are this with their scenes, pipeline and length.
 """
 
 import asyncio
 import os
-from collections.abc import Mapping
-from typing import Final, Literal
+from collections.abc import Mapping, Sequence
+from typing import Final, TypeVar
 
 from vla_rl.commands.command_line import Command, TrainingLaunch
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
+from vla_rl.driving_scores import Version
+from vla_rl.driving_scores.rewards import reward_weights
+from vla_rl.errors import ConfigError
 from vla_rl.evaluation import within_range
+from vla_rl.evaluation.driving_strips import DrivingStrips
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.scored import ScoreJudge
 from vla_rl.learning import LearnerConfig, OptimizerConfig
@@ -22,6 +26,8 @@ from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart, embodied_agent
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
+
+ConfigT = TypeVar("ConfigT", bound=EmbodiedConfig)
 
 DRIVING: Final = "vla_rl/driving-v0"
 DRIVING_BASE: Final = ASSETS / "driving_base"
@@ -50,8 +56,8 @@ class HeldOutScenesConfig(HeldOutSchedule, frozen=True, kw_only=True):
         return dict.fromkeys(others, "held_out.scenes is 0")
 
 
-class DrivingConfig(EmbodiedConfig, frozen=True, kw_only=True):
-    """Reinforcement learning on the driving world; the defaults are for the small shipped
+class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
+    """Reinforcement learning on scenes of one decision; the defaults are for the small shipped
     policy.
     """
 
@@ -66,15 +72,13 @@ class DrivingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     )
     reward: RewardConfig = RewardConfig(function="environment")
 
-    scenes: int = 2000
-    """Training scenes, from number 0 on."""
-
-    version: Literal["pdms_v1", "epdms_v2"] = "epdms_v2"
+    version: Version = "epdms_v2"
     """Version of the score that trajectories are graded by."""
 
     reward_of: str = "total"
-    """total, or one sub-score, such as ego_progress, which is the reward instead. The held-out
-    scenes report all of them either way."""
+    """Reward of a trajectory: total, one sub-score, such as ego_progress, or several with weights,
+    such as ego_progress=5,time_to_collision_within_bound=5. The held-out scenes report all of
+    them either way."""
 
     policy: str = str(DRIVING_BASE)
     """Folder of the OpenVLA-OFT checkpoint to start from."""
@@ -82,72 +86,131 @@ class DrivingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     held_out: HeldOutScenesConfig = HeldOutScenesConfig()
 
     simulators: SimulatorConfig = SimulatorConfig(num_envs=2 * (os.cpu_count() or 1))
-    """Processes that draw and grade scenes; two for each core by default."""
+    """Processes that read or draw scenes, and grade; two for each core by default."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        try:
+            reward_weights(self.reward_of, self.version)
+        except ValueError as error:
+            raise ConfigError(f"reward_of is {self.reward_of!r}: {error}") from error
+
+    @property
+    def task(self) -> str:
+        """Name of the scenes in metrics and results."""
+        raise NotImplementedError
+
+    def env_of(self, split: str) -> EnvSpec:
+        """Return the environment over `train` or `held_out`."""
+        raise NotImplementedError
+
+    def num_scenes(self, split: str) -> int:
+        """Return the number of scenes of `train` or `held_out` that are used."""
+        raise NotImplementedError
+
+
+class DrivingConfig(SceneTrainingConfig, frozen=True, kw_only=True):
+    """Reinforcement learning on the driving world."""
+
+    scenes: int = 2000
+    """Training scenes, from number 0 on."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.scenes >= 1, "scenes", "at least 1")
 
+    @property
+    def task(self) -> str:
+        """Name of the scenes in metrics and results."""
+        return "driving"
 
-def env_of(config: DrivingConfig, split: str) -> EnvSpec:
-    """Return the specification of the environment over one split."""
-    kwargs = {
-        "split": split,
-        "version": config.version,
-        "reward": config.reward_of,
-        "image_size": IMAGE_SIZE,
-    }
-    return EnvSpec(id=DRIVING, kwargs=kwargs)
+    def env_of(self, split: str) -> EnvSpec:
+        """Return the environment over `train` or `held_out`."""
+        kwargs = {
+            "split": split,
+            "version": self.version,
+            "reward": self.reward_of,
+            "image_size": IMAGE_SIZE,
+        }
+        return EnvSpec(id=DRIVING, kwargs=kwargs)
+
+    def num_scenes(self, split: str) -> int:
+        """Return the number of scenes of `train` or `held_out` that are used."""
+        return self.scenes if split == "train" else self.held_out.scenes
 
 
-def starts_of(config: DrivingConfig) -> list[TaskStart]:
+def starts_of(config: SceneTrainingConfig) -> list[TaskStart]:
     """Return the training scenes."""
-    env = env_of(config, "train")
+    env = config.env_of("train")
     return [
-        TaskStart(env=env, task="driving", options={"init_state_id": number})
-        for number in range(config.scenes)
+        TaskStart(env=env, task=config.task, options={"init_state_id": number})
+        for number in range(config.num_scenes("train"))
     ]
 
 
-def held_out_episodes(config: DrivingConfig) -> list[EpisodeSpec]:
+def held_out_episodes(config: SceneTrainingConfig) -> list[EpisodeSpec]:
     """Return every held-out scene, once."""
-    env = env_of(config, "held_out")
+    if config.held_out.scenes == 0:
+        return []
+    env = config.env_of("held_out")
     return [
         EpisodeSpec(
             episode_id=number,
             group_id=number,
             member=0,
             env=env,
-            task="driving",
+            task=config.task,
             options={"init_state_id": number},
             sampling=Sampling(greedy=True, temperature=config.temperature),
             seed=0,
             policy_seed=derive_seed(config.run.seed, "held out", number),
         )
-        for number in range(config.held_out.scenes)
+        for number in range(config.num_scenes("held_out"))
     ]
 
 
-async def main(command: Command[TrainingLaunch, DrivingConfig]) -> int:
+async def main(command: Command[TrainingLaunch, SceneTrainingConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
-    model = await asyncio.to_thread(
-        load_policy, config.policy, CheckpointFormat(cameras=("image",)), config.run.device
+    episodes, starts = held_out_episodes(config), starts_of(config)
+    about = {"scenes": f"train 0-{len(starts) - 1}", "score": config.version}
+    film = DrivingStrips(episodes) if starts[0].env.id == DRIVING else None
+    return await train_driver(
+        command, config.policy, starts, ScoreJudge(episodes, config.held_out, film), about
     )
-    print(f"starting from the policy in {config.policy}; {described(model)}", flush=True)
-    episodes = held_out_episodes(config)
+
+
+async def train_driver(
+    command: Command[TrainingLaunch, ConfigT],
+    policy: str,
+    starts: Sequence[TaskStart],
+    judge: ScoreJudge,
+    about: Mapping[str, str],
+    num_chunks: int = 1,
+) -> int:
+    """Train the policy in a folder on driving scenes that grade themselves; return the exit status.
+
+    Args:
+        judge: runs the held-out episodes, if it has any.
+        num_chunks: most decisions of an episode.
+    """
+    config = command.config
+    model = await asyncio.to_thread(
+        load_policy, policy, CheckpointFormat(cameras=("image",)), config.run.device
+    )
+    print(f"starting from the policy in {policy}; {described(model)}", flush=True)
     return await launch(
         command,
-        starts_of(config),
+        starts,
         model,
         EpisodeFootprint(
-            what_runs="the driving world",
+            what_runs="driving scenes",
             simulator_mb=45,
             server_mb=60,
-            chunk_bytes=3 * IMAGE_SIZE**2 + 1024,
-            num_chunks=1,
+            chunk_bytes=3 * starts[0].env.kwargs["image_size"] ** 2 + 1024,
+            num_chunks=num_chunks,
         ),
-        {"scenes": f"train 0-{config.scenes - 1}", "score": config.version},
-        ScoreJudge(episodes, config.held_out) if episodes else None,
+        about,
+        judge if judge.episodes else None,
         within_range(embodied_agent),
     )

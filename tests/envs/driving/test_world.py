@@ -165,3 +165,22 @@ def test_the_birds_eye_view_is_a_picture() -> None:
         env.reset(seed=1)
         env.step(np.zeros(env.action_space.shape, np.float32))
         assert env.render().shape == (256, 256, 3)
+
+
+def test_a_plan_of_eight_moves_drives_as_one_of_eight_waypoints() -> None:
+    rows = gymnasium.make("vla_rl/driving_waypoints-v0", action="moves", image_size=32).unwrapped
+    whole = gymnasium.make("vla_rl/driving_waypoints-v0", image_size=32).unwrapped
+    plan = np.tile(np.array([0.1, 0.05, 0.0], np.float32), (8, 1))
+    for env in (rows, whole):
+        env.reset(options={"init_state_id": 3})
+    for row in plan[:5]:
+        assert rows.step(row)[1:4] == (0.0, False, False)
+    half = rows.get_state()
+    rows.step(plan[5])
+    rows.set_state(half)
+    for row in plan[5:]:
+        observation, *_, info = rows.step(row)
+    expected, *_, expected_info = whole.step(plan)
+    np.testing.assert_array_equal(observation["image"], expected["image"])
+    assert info["score"] == expected_info["score"]
+    assert info["score"]["total"] == info["score"]["driving_score"] / 100

@@ -21,9 +21,11 @@ from vla_rl.commands.report.charts import (
     success_chart,
     time_chart,
 )
+from vla_rl.evaluation.driving_strips import drive_pairs
 from vla_rl.evaluation.held_out import HeldOutResult, by_version, read_held_out, results_path
 from vla_rl.evaluation.held_out_curve import Curve, read_curve
 from vla_rl.evaluation.results import EpisodeResult, by_task, summary_of
+from vla_rl.evaluation.scored import SCORES, Line, read_scores, score_means
 from vla_rl.evaluation.strips import strip_path
 from vla_rl.evaluation.validation import ValidationResult, read_validation, validation_path
 from vla_rl.observe import RunDirectory, read_metrics
@@ -47,9 +49,18 @@ class Comparison:
 
 @dataclass(frozen=True)
 class StripPair:
-    """Film strips of one start that the first weights failed and the last weights solved."""
+    """Film strips of one start by the first weights and by the last."""
 
     title: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """One part of the held-out score by the first weights and by the last."""
+
+    name: str
     before: str
     after: str
 
@@ -98,9 +109,11 @@ def write_report(run: RunDirectory) -> Path:
         best=curve.best,
         skipped=curve.skipped,
         num_left_out=num_left_out(held_out),
+        scores=score_rows(read_scores(run.path / SCORES.file)),
         validation=validation_rows(validation),
         how_to_evaluate=how_to_evaluate(_json(run.config)),
         strips=_strips(run, held_out),
+        drives=_drives(run),
         graph=_text(run.path / "graph.txt"),
     )
     path = run.path / "report.html"
@@ -156,6 +169,20 @@ def validation_rows(results: Sequence[ValidationResult]) -> list[tuple[str, floa
         return []
     first, last = results[0].metrics, results[-1].metrics
     return [(name, first[name], last[name]) for name in first if name in last]
+
+
+def score_rows(lines: Sequence[Line]) -> list[ScoreRow]:
+    """Return every part of the held-out score by the first and the last weights, or nothing if
+    only one version was evaluated.
+    """
+    versions = [int(line["weights"]) for line in lines]
+    if len(set(versions)) < 2:
+        return []
+    first, last = min(versions), max(versions)
+    return [
+        ScoreRow(name, means.get(first, "-"), means.get(last, "-"))
+        for name, means in score_means(lines).items()
+    ]
 
 
 def how_to_evaluate(config: Mapping[str, Any]) -> str:
@@ -225,6 +252,18 @@ def _strips(run: RunDirectory, held_out: list[HeldOutResult]) -> list[StripPair]
             title = f"{result.instruction} ({result.task}, {start})"
             pairs.append(StripPair(title, *(_data_url(image) for image in images)))
     return pairs[:MAX_STRIPS]
+
+
+def _drives(run: RunDirectory) -> list[StripPair]:
+    return [
+        StripPair(
+            f"{pair.kind}, held-out scene {pair.scene}: weights {pair.versions[0]} above, "
+            f"{pair.versions[1]} below",
+            _data_url(pair.before),
+            _data_url(pair.after),
+        )
+        for pair in drive_pairs(run)
+    ]
 
 
 def _data_url(path: Path) -> str:

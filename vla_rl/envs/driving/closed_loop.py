@@ -28,6 +28,11 @@ GOAL: Final = 60.0
 LOST: Final = 30.0
 """Metres from the route at which the car has deviated from it, as in Bench2Drive."""
 
+STEP_LIMITS: Final = {"waypoints": 40, "moves": 40 * NUM_WAYPOINTS, "control": 400}
+"""Steps of 20 s, by action."""
+
+EVENTS: Final = ("collisions_pedestrian", "collisions_layout", "collisions_vehicle", "red_light")
+
 _HALVES: Final = np.array([PACIFICA.half_length, PACIFICA.half_width])
 _KINDS: Final = {WALKER: "collisions_pedestrian", CONE: "collisions_layout"}
 
@@ -39,16 +44,19 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
     Action:
         waypoints: float32 [8, 3] in [-1, 1], the moves of a 4 s trajectory, as
             `OpenLoopDrivingEnv`'s rows. One step follows it for 0.5 s.
+        moves: float32 [3] in [-1, 1], one waypoint of such a trajectory. The eighth completes it,
+            and it is followed for 0.5 s; a chunk of 8 rows is one decision.
         control: float32 [3] in [-1, 1]: throttle, steer (left positive) and brake; pedals below 0
             are released. One step is 0.05 s; 10 rows make a chunk of 0.5 s.
     Reward: 0 until the end, then the driving score in [0, 1].
     Ends: `terminated` at the goal, or 30 m from the route; `truncated` after `step_limit`.
-    Info: `score` with driving_score (0 to 100), completion (0 to 100) and the events so far;
+    Info: `score` with total (the driving score in [0, 1]), driving_score and completion (0 to 100)
+        and the number of events of each kind so far;
         `is_success` at the goal without an event.
     Randomness: `reset(seed=...)` draws a scene; `options={"init_state_id": k}` takes scene k.
 
     Args:
-        action: waypoints or control.
+        action: waypoints, moves or control.
         split, kind, cameras, image_size, render_mode: as `OpenLoopDrivingEnv`'s.
         step_limit: steps before the episode is truncated; None: 20 s.
     """
@@ -57,7 +65,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
 
     def __init__(
         self,
-        action: Literal["waypoints", "control"] = "waypoints",
+        action: Literal["waypoints", "moves", "control"] = "waypoints",
         split: Split = "train",
         kind: str | None = None,
         cameras: tuple[str, ...] = (FRONT,),
@@ -65,16 +73,16 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         step_limit: int | None = None,
         render_mode: str | None = None,
     ) -> None:
-        if action not in ("waypoints", "control"):
-            raise ValueError(f"action is {action!r}, expected waypoints or control.")
+        if action not in STEP_LIMITS:
+            raise ValueError(f"action is {action!r}, expected one of {', '.join(STEP_LIMITS)}.")
         self.render_mode = render_mode
         self.render_every_step = True
-        self._by_waypoints = action == "waypoints"
+        self._action = action
         self._split, self._kind, self._size = split, kind, image_size
         self._cameras = checked_cameras(tuple(cameras))
-        self._step_limit = step_limit or (40 if self._by_waypoints else 400)
+        self._step_limit = step_limit or STEP_LIMITS[action]
         self.observation_space = space_of(self._cameras, image_size)
-        shape = (NUM_WAYPOINTS, 3) if self._by_waypoints else (3,)
+        shape = (NUM_WAYPOINTS, 3) if action == "waypoints" else (3,)
         self.action_space = spaces.Box(-1.0, 1.0, shape, np.float32)
         self._is_over = True
         self._number = -1
@@ -97,6 +105,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         self._poses = self._traffic.poses()
         self._sizes = self._traffic.sizes()
         self._ticks, self._steps, self._is_over = 0, 0, False
+        self._rows: list[list[float]] = []
         self._events: dict[str, int] = {}
         self._touched: set[int] = set()
         along, _ = project_to_polyline(self._centre[None, :2], self._world.roads.route)
@@ -105,7 +114,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         self._picture: Observation | None = None
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
-        """Drive for 0.5 s by waypoints, or for 0.05 s by pedals and wheel."""
+        """Drive for 0.5 s by waypoints, or for 0.05 s by pedals and wheel; or add a waypoint."""
         if self._is_over:
             raise gymnasium.error.ResetNeeded(
                 "the episode is over or has not begun; call reset() first."
@@ -116,10 +125,13 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
                 f"the action has shape {given.shape}, expected {self.action_space.shape} finite "
                 "numbers; resample waypoints to 2 Hz over 4 s."
             )
-        if self._by_waypoints:
-            follower = WaypointFollower(waypoints_of_actions(given).tolist(), self._car)
-            for _ in range(DECISION_STEPS):
-                self._tick(follower.control(self._car))
+        if self._action == "waypoints":
+            self._follow(given)
+        elif self._action == "moves":
+            self._rows.append(given.tolist())
+            if len(self._rows) == NUM_WAYPOINTS:
+                self._follow(np.array(self._rows))
+                self._rows = []
         else:
             throttle, steer, brake = given.tolist()
             self._tick(
@@ -135,12 +147,14 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         truncated = not terminated and self._steps >= self._step_limit
         self._is_over = terminated or truncated
         record = self._record()
-        score = {"driving_score": record.driving_score, "completion": record.completion}
+        total = record.driving_score / 100.0
+        score = {"total": total, "driving_score": record.driving_score}
+        events = {name: float(self._events.get(name, 0)) for name in EVENTS}
         info: Info = {
             "is_success": record.is_success,
-            "score": {**score, **{name: float(n) for name, n in self._events.items()}},
+            "score": {**score, "completion": record.completion, **events},
         }
-        reward = record.driving_score / 100.0 if self._is_over else 0.0
+        reward = total if self._is_over else 0.0
         return self._look(), reward, terminated, truncated, info
 
     def render(self) -> np.ndarray | None:
@@ -157,6 +171,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
             "along": self._traffic.along.copy(),
             "speeds": self._traffic.speeds.copy(),
             "counts": [self._ticks, self._steps],
+            "rows": [list(row) for row in self._rows],
             "events": dict(self._events),
             "touched": sorted(self._touched),
             "reached": self._reached,
@@ -172,6 +187,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         self._traffic.along = np.array(state["along"], np.float64)
         self._traffic.speeds = np.array(state["speeds"], np.float64)
         self._ticks, self._steps = state["counts"]
+        self._rows = [list(row) for row in state["rows"]]
         self._events, self._touched = dict(state["events"]), set(state["touched"])
         self._reached, self._away = state["reached"], state["away"]
         self._is_over = state["is_over"]
@@ -182,6 +198,12 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
     @property
     def _centre(self) -> Floats:
         return centre_of(self._car)
+
+    def _follow(self, actions: Floats) -> None:
+        """Follow a trajectory for 0.5 s."""
+        follower = WaypointFollower(waypoints_of_actions(actions).tolist(), self._car)
+        for _ in range(DECISION_STEPS):
+            self._tick(follower.control(self._car))
 
     def _tick(self, control: Control) -> None:
         """Advance by 0.05 s; the others every second time."""

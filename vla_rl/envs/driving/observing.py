@@ -21,8 +21,8 @@ ROUTE_POINTS: Final = 10
 STATE_SIZE: Final = 10
 FRONT: Final = "cam_f0"
 _CAR_SIZE: Final = np.array([[5.176, 2.297, 1.6]])
-_CHARSET: Final = "abcdefghijklmnopqrstuvwxyz ,"
-_WORDS: Final = {
+INSTRUCTION_LETTERS: Final = "abcdefghijklmnopqrstuvwxyz ,"
+INSTRUCTIONS: Final = {
     "left": "turn left",
     "straight": "go straight",
     "right": "turn right",
@@ -53,7 +53,7 @@ def space_of(cameras: tuple[str, ...], size: int) -> spaces.Dict:
     parts["state"] = spaces.Box(-1e3, 1e3, (STATE_SIZE,), np.float32)
     parts["command"] = spaces.Box(0.0, 1.0, (len(COMMANDS),), np.float32)
     parts["route"] = spaces.Box(-1e3, 1e3, (ROUTE_POINTS, 2), np.float32)
-    parts["instruction"] = Words(max_length=64, charset=_CHARSET)
+    parts["instruction"] = Words(max_length=64, charset=INSTRUCTION_LETTERS)
     return spaces.Dict(parts)
 
 
@@ -90,7 +90,7 @@ class Observer:
         observation["state"] = np.concatenate([ego, self._command]).astype(np.float32)
         observation["command"] = self._command.copy()
         observation["route"] = self._route(car)
-        observation["instruction"] = _WORDS[world.roads.command]
+        observation["instruction"] = INSTRUCTIONS[world.roads.command]
         return observation
 
     def from_above(self, car: Car, others: Floats, trail: Floats) -> np.ndarray:

@@ -7,7 +7,9 @@ import numpy as np
 from vla_rl.envs.driving.world import NUM_SCENES
 
 
-def scene_number(options: dict[str, Any] | None, rng: np.random.Generator) -> int:
+def scene_number(
+    options: dict[str, Any] | None, rng: np.random.Generator, num_scenes: int = NUM_SCENES
+) -> int:
     """Return the scene that the options name, or draw one.
 
     Raises: ValueError for another option or number.
@@ -19,7 +21,7 @@ def scene_number(options: dict[str, Any] | None, rng: np.random.Generator) -> in
         )
     named = (options or {}).get("init_state_id")
     if named is None:
-        return int(rng.integers(NUM_SCENES))
-    if not 0 <= named < NUM_SCENES:
-        raise ValueError(f"init_state_id is {named}, expected 0 to {NUM_SCENES - 1}.")
+        return int(rng.integers(num_scenes))
+    if not 0 <= named < num_scenes:
+        raise ValueError(f"init_state_id is {named}, expected 0 to {num_scenes - 1}.")
     return int(named)

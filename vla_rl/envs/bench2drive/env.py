@@ -1,0 +1,150 @@
+"""Bench2Drive's routes as episodes, served from the machines with CARLA."""
+
+import os
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from vla_rl.driving_scores.bench2drive import RouteRecord
+from vla_rl.envs.bench2drive.carla_side.vla_rl_wire import WireError
+from vla_rl.envs.bench2drive.route_client import ServedRoute
+from vla_rl.envs.bench2drive.sensing import CAMERAS, FRONT, key_of
+from vla_rl.envs.driving.moves import NUM_WAYPOINTS, waypoints_of_actions
+from vla_rl.envs.driving.observing import INSTRUCTION_LETTERS, ROUTE_POINTS, STATE_SIZE
+from vla_rl.envs.driving.roads import COMMANDS
+from vla_rl.envs.driving.starts import scene_number
+from vla_rl.envs.words import Words
+from vla_rl.simulation.config import PROCESS_INDEX_VARIABLE
+from vla_rl.types import Info, Observation
+
+
+class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
+    """Drive a route of Bench2Drive, and be graded by the leaderboard that runs it.
+
+    Observation: as `OpenLoopDrivingEnv`'s, with CARLA's cameras.
+    Action: float32 [3] in [-1, 1], the move to one waypoint, as `OneDecisionEnv`'s. The eighth row
+        of a chunk completes a plan, which is followed for 0.5 s; the rows before it only collect.
+    Reward: 0 until the route ends, then the driving score in [0, 1].
+    Ends: `terminated` when the leaderboard ends the route; `truncated` after `step_limit`.
+    Info: with the end, `score` with driving_score and completion (0 to 100) and the number of
+        infractions of each kind; `is_success` for a finished route without any.
+    Randomness: CARLA's own. `reset(seed=...)` draws a route; `options={"init_state_id": k}` takes
+        the k-th of `routes`. The state cannot be saved.
+
+    Args:
+        servers: addresses of `vla_rl_route_server.py`, host:port, one for each CARLA. Process k of
+            a pool takes the k-th.
+        routes: ids of the routes, such as ("1711", "1773").
+        cameras: any of CAMERAS, front always among them.
+        image_size: side of the pictures in pixels, which CARLA renders.
+        step_limit: rows before the episode is truncated.
+        timeout_s: longest wait for one message of the server.
+        start_s: longest wait for a route to start, CARLA included.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # as gymnasium declares it
+
+    def __init__(
+        self,
+        servers: tuple[str, ...],
+        routes: tuple[str, ...],
+        cameras: tuple[str, ...] = (FRONT,),
+        image_size: int = 224,
+        step_limit: int = NUM_WAYPOINTS * 400,
+        timeout_s: float = 60.0,
+        start_s: float = 600.0,
+    ) -> None:
+        unknown = sorted(set(cameras) - set(CAMERAS))
+        if unknown or FRONT not in cameras:
+            raise ValueError(
+                f"cameras are {list(cameras)}, expected {FRONT} and any of {', '.join(CAMERAS)}."
+            )
+        index = int(os.environ.get(PROCESS_INDEX_VARIABLE, "0"))
+        if index >= len(servers):
+            raise ValueError(
+                f"process {index} has no server: there are {len(servers)}, {list(servers)}; start "
+                f"more, or set num_envs to {len(servers)}."
+            )
+        if not routes:
+            raise ValueError("there are no routes, expected at least one id.")
+        self._server, self._routes = servers[index], tuple(routes)
+        self._cameras = (FRONT, *(name for name in cameras if name != FRONT))
+        self._size, self._step_limit = image_size, step_limit
+        self._timeouts = (timeout_s, start_s)
+        self.observation_space = _space_of(self._cameras, image_size)
+        self.action_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
+        self._route: ServedRoute | None = None
+        self._rows: list[np.ndarray] = []
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Observation, Info]:
+        """Start a route; a running one ends. Raises: WireError; ValueError."""
+        super().reset(seed=seed)
+        number = scene_number(options, self.np_random, len(self._routes))
+        self.close()
+        route = ServedRoute(self._server, self._cameras, self._size, *self._timeouts)
+        try:
+            self._seen = route.start(self._routes[number])
+        except (WireError, ValueError):
+            route.close()
+            raise
+        self._route, self._rows, self._num_steps = route, [], 0
+        return self._copied(), {"is_success": False}
+
+    def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
+        """Add one waypoint; the eighth completes the plan, which is driven for 0.5 s."""
+        if self._route is None:
+            raise gymnasium.error.ResetNeeded(
+                "the episode is over or has not begun; call reset() first."
+            )
+        row = np.asarray(action, np.float64)
+        if row.shape != (3,) or not np.isfinite(row).all():
+            raise ValueError(f"the waypoint is {action}, expected 3 finite numbers.")
+        self._rows.append(np.clip(row, -1.0, 1.0))
+        self._num_steps += 1
+        info: Info = {"is_success": False}
+        reward, terminated = 0.0, False
+        if len(self._rows) == NUM_WAYPOINTS:
+            outcome = self._route.drive(waypoints_of_actions(np.array(self._rows)).tolist())
+            self._rows = []
+            if isinstance(outcome, RouteRecord):
+                terminated, reward = True, outcome.driving_score / 100.0
+                info = {"is_success": outcome.is_success, "score": _score_of(outcome)}
+            else:
+                self._seen = outcome
+        truncated = not terminated and self._num_steps >= self._step_limit
+        if terminated or truncated:
+            self.close()
+        return self._copied(), reward, terminated, truncated, info
+
+    def close(self) -> None:
+        """Leave the server, which ends a running route."""
+        if self._route is not None:
+            self._route.close()
+            self._route = None
+
+    def _copied(self) -> Observation:
+        return {
+            key: value.copy() if isinstance(value, np.ndarray) else value
+            for key, value in self._seen.items()
+        }
+
+
+def _score_of(record: RouteRecord) -> dict[str, float]:
+    score = {"driving_score": record.driving_score, "completion": record.completion}
+    counts = {kind: float(count) for kind, count in record.infractions.items() if count}
+    return {"total": record.driving_score / 100.0, **score, **counts}
+
+
+def _space_of(cameras: tuple[str, ...], size: int) -> spaces.Dict:
+    parts: dict[str, spaces.Space[Any]] = {
+        key_of(name): spaces.Box(0, 255, (size, size, 3), np.uint8) for name in cameras
+    }
+    parts["state"] = spaces.Box(-1e3, 1e3, (STATE_SIZE,), np.float32)
+    parts["command"] = spaces.Box(0.0, 1.0, (len(COMMANDS),), np.float32)
+    parts["route"] = spaces.Box(-1e5, 1e5, (ROUTE_POINTS, 2), np.float32)
+    parts["instruction"] = Words(max_length=64, charset=INSTRUCTION_LETTERS)
+    return spaces.Dict(parts)

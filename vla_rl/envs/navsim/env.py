@@ -1,0 +1,116 @@
+"""One decision a recorded scene: a 4 s trajectory that NavSim's score grades."""
+
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import cv2
+import numpy as np
+from gymnasium import spaces
+
+from vla_rl.driving_scores import Scene, Version
+from vla_rl.driving_scores.recorded import (
+    NUM_COMMANDS,
+    RecordedScene,
+    read_recorded,
+    recorded_scenes,
+)
+from vla_rl.driving_scores.vehicle import AX, AY, STEER, VX, VY, YAW_RATE
+from vla_rl.envs.driving.moves import NUM_WAYPOINTS
+from vla_rl.envs.driving.observing import (
+    FRONT,
+    INSTRUCTION_LETTERS,
+    INSTRUCTIONS,
+    STATE_SIZE,
+    checked_cameras,
+    key_of,
+)
+from vla_rl.envs.driving.one_decision import OneDecisionEnv
+from vla_rl.envs.driving.roads import COMMANDS
+from vla_rl.envs.words import Words
+from vla_rl.types import Observation
+
+_EGO: Final = [VX, VY, AX, AY, YAW_RATE, STEER]
+
+
+class PreparedScene(NamedTuple):
+    """A recorded scene and its observation."""
+
+    scene: Scene
+    seen: Observation
+
+
+class NavsimEnv(OneDecisionEnv[PreparedScene]):
+    """Plan 4 s of driving in a recorded scene, and be graded by PDMS or EPDMS.
+
+    Observation: as `OpenLoopDrivingEnv`'s, without `route`, which NavSim does not give.
+    Action, reward, ends, info, randomness: as `OneDecisionEnv`'s.
+
+    Args:
+        folder: scenes that `export_scenes.py` wrote; scene k is its k-th file by name.
+        version, reward, success_score, step_limit: as `OneDecisionEnv`'s.
+        cameras: NavSim's names; cam_f0 is always among them. The export must have their pictures.
+        image_size: side in pixels that pictures are resized to.
+    """
+
+    metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # as gymnasium declares it
+
+    def __init__(
+        self,
+        folder: str,
+        version: Version = "epdms_v2",
+        reward: str = "total",
+        success_score: float = 0.9,
+        cameras: tuple[str, ...] = (FRONT,),
+        image_size: int = 224,
+        step_limit: int = NUM_WAYPOINTS,
+    ) -> None:
+        self._files = recorded_scenes(Path(folder))
+        self._cameras, self._size = checked_cameras(tuple(cameras)), image_size
+        space = _space_of(self._cameras, image_size)
+        super().__init__(len(self._files), space, version, reward, success_score, step_limit)
+
+    def _prepare(self, number: int) -> PreparedScene:
+        recorded = read_recorded(self._files[number])
+        return PreparedScene(recorded.scene, observe(recorded, self._cameras, self._size))
+
+
+def observe(recorded: RecordedScene, cameras: tuple[str, ...], size: int) -> Observation:
+    """Return what the policy sees of a recorded scene.
+
+    Raises: ValueError naming the scene, if it lacks a camera or a picture cannot be read.
+    """
+    observation: Observation = {
+        key_of(camera): _picture(recorded, camera, size) for camera in cameras
+    }
+    command = recorded.command.astype(np.float32)
+    ego = recorded.scene.start[_EGO].astype(np.float32)
+    observation["state"] = np.concatenate([ego, command])
+    observation["command"] = command
+    observation["instruction"] = INSTRUCTIONS[COMMANDS[int(command.argmax())]]
+    return observation
+
+
+def _picture(recorded: RecordedScene, camera: str, size: int) -> np.ndarray:
+    file = recorded.pictures.get(camera)
+    if file is None:
+        raise ValueError(
+            f"scene {recorded.token} has no picture of {camera}, only of "
+            f"{', '.join(recorded.pictures) or 'no camera'}; export it with --cameras {camera}."
+        )
+    picture = cv2.imread(str(file), cv2.IMREAD_COLOR)
+    if picture is None:
+        raise ValueError(
+            f"{file} of scene {recorded.token} is missing or no picture; export again."
+        )
+    resized = cv2.resize(picture, (size, size), interpolation=cv2.INTER_AREA)
+    return np.ascontiguousarray(resized[..., ::-1])
+
+
+def _space_of(cameras: tuple[str, ...], size: int) -> spaces.Dict:
+    parts: dict[str, spaces.Space[Any]] = {
+        key_of(name): spaces.Box(0, 255, (size, size, 3), np.uint8) for name in cameras
+    }
+    parts["state"] = spaces.Box(-1e3, 1e3, (STATE_SIZE,), np.float32)
+    parts["command"] = spaces.Box(0.0, 1.0, (NUM_COMMANDS,), np.float32)
+    parts["instruction"] = Words(max_length=64, charset=INSTRUCTION_LETTERS)
+    return spaces.Dict(parts)

@@ -1,0 +1,155 @@
+"""Evaluate a policy on Bench2Drive: `python -m vla_rl.recipes.eval_bench2drive --policy base`.
+
+Answers the agents of CARLA's leaderboard (`vla_rl/envs/bench2drive/carla_side`) with the policy's
+greedy plans, until Ctrl-C. Afterwards, with the leaderboard's results, prints the benchmark's table:
+
+    ... --results results/*.json --routes bench2drive220.xml --route-set bench2drive220
+"""
+
+import asyncio
+import logging
+import sys
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from vla_rl import engines
+from vla_rl.commands.command_line import Command, Launch, run_recipe
+from vla_rl.driving_scores.bench2drive import BenchmarkTable, RouteSet, table_of
+from vla_rl.driving_scores.leaderboard_files import read_records, require_route_set, route_ids
+from vla_rl.engines import EngineConfig
+from vla_rl.envs.bench2drive.policy_host import PolicyHost, cameras_of
+from vla_rl.errors import ConfigError
+from vla_rl.models.loading import CheckpointConfig, described, load_policy
+from vla_rl.training.stopping import StopSignal
+from vla_rl.types import Observation, Sampling
+
+
+class EvalBench2DriveConfig(CheckpointConfig, frozen=True, kw_only=True):
+    """The policy that is served, or the results that the table is made of."""
+
+    policy: str | None = None
+    """Folder or hub id of the OpenVLA-OFT checkpoint that drives; or give `results`."""
+
+    results: tuple[str, ...] = ()
+    """The leaderboard's results, .json files of --checkpoint, instead of a policy."""
+
+    routes: str | None = None
+    """Bench2Drive's file of the routes that were driven, for the table."""
+
+    route_set: RouteSet = "bench2drive220"
+    """Route set that the table names. The routes file is checked against it."""
+
+    host: str = "0.0.0.0"
+    """Address to listen at."""
+
+    port: int = 5600
+    """Port to listen at. 0: a free one."""
+
+    cameras: tuple[str, ...] = ("image",)
+    """Keys of the pictures that the policy reads: image, image_front_left, image_front_right,
+    image_back, image_back_left, image_back_right. The agent's configuration names the same
+    cameras."""
+
+    image_size: int = 56
+    """Side of the pictures in pixels, as in the agent's configuration."""
+
+    max_batch: int = 16
+    """Most routes that are answered in one batch."""
+
+    timeout_s: float = 600.0
+    """Seconds without a message after which a route is given up."""
+
+    torch_threads: int = 1
+    """Threads for the policy on a CPU."""
+
+    out: str | None = None
+    """File that the table is written to as JSON. None: only printed."""
+
+    def __post_init__(self) -> None:
+        for field in ("image_size", "max_batch", "torch_threads"):
+            self.require(getattr(self, field) >= 1, field, "at least 1")
+        self.require(self.timeout_s > 0, "timeout_s", "above 0 seconds")
+
+    def require_source(self) -> None:
+        """Check that there is a policy, or results and their routes. Raises: ConfigError."""
+        if (self.policy is None) == (not self.results):
+            raise ConfigError(
+                f"policy is {self.policy!r} and results are {list(self.results)}, expected one of "
+                "the two: give --policy or --results"
+            )
+        if self.results and self.routes is None:
+            raise ConfigError(
+                "routes is None, expected Bench2Drive's file of the routes that were driven: "
+                "give --routes, because a table must name its route set"
+            )
+
+
+async def main(command: Command[Launch, EvalBench2DriveConfig]) -> int:
+    """Serve the policy, or print the table; return the exit status."""
+    config = command.config
+    config.require_source()
+    try:
+        if config.policy is None:
+            table = await asyncio.to_thread(table_in, config)
+            print(text_of(table))
+            if config.out is not None and not command.launch.dry_run:
+                await asyncio.to_thread(Path(config.out).write_bytes, msgspec.json.encode(table))
+            return 0
+        cameras = cameras_of(config.cameras)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    model = await asyncio.to_thread(load_policy, config.policy, config, config.device)
+    print(described(model))
+    if command.launch.dry_run:
+        print("everything that the command would read was found")
+        return 0
+    logging.getLogger("vla_rl.envs.bench2drive").setLevel(logging.INFO)
+    async with (
+        engines.DeviceLane(config.torch_threads) as lane,
+        engines.TorchActionEngine(model, lane, EngineConfig(max_batch=config.max_batch)) as engine,
+    ):
+
+        async def decide(observation: Observation) -> np.ndarray:
+            return (await engine.act(observation, Sampling(greedy=True))).actions
+
+        address = (config.host, config.port)
+        host = PolicyHost(decide, address, cameras, config.image_size, config.timeout_s)
+        with StopSignal("losing the routes that are being driven") as stop:
+            async with host:
+                print(f"serving {config.policy} at {config.host}:{host.port}; stop with Ctrl-C")
+                await stop.unless_asked(host.serve())
+            print(f"{host.num_routes} routes were driven to their end")
+            return stop.exit_status
+
+
+def table_in(config: EvalBench2DriveConfig) -> BenchmarkTable:
+    """Return the table of the results. Raises: ValueError if they are of another route set."""
+    assert config.routes is not None
+    ids = route_ids(Path(config.routes))
+    require_route_set(ids, config.route_set)
+    records = read_records([Path(path) for path in config.results])
+    return table_of(records, config.route_set, ids)
+
+
+def text_of(table: BenchmarkTable) -> str:
+    """Return the table as text."""
+    efficiency = "-" if table.efficiency is None else f"{table.efficiency:.2f}"
+    return "\n".join(
+        (
+            f"{table.route_set}, {table.num_routes} of 220 routes; the others count as 0",
+            f"driving score    {table.driving_score:8.2f}",
+            f"success rate     {100 * table.success_rate:8.2f} %",
+            f"efficiency       {efficiency:>8}",
+        )
+    )
+
+
+def cli() -> int:
+    """Run the command line; return the exit status."""
+    return run_recipe(Launch, EvalBench2DriveConfig, main, __doc__ or "")
+
+
+if __name__ == "__main__":
+    sys.exit(cli())

@@ -1,0 +1,204 @@
+"""Print NavSim's table: `python -m vla_rl.recipes.eval_navsim navtest_scenes --policy base`.
+
+Grades one trajectory in each recorded scene: the policy's greedy one, or those in a file that any
+planner wrote. The scenes come from a navsim install by `vla_rl/envs/navsim/export_scenes.py`.
+
+    ... navtest_scenes --plans plans.npz           trajectories of another planner
+    ... navtest_scenes --version pdms_v1           version 1's score
+    ... navhard_scenes --policy base               both stages, if the split has two
+"""
+
+import asyncio
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import tyro
+from rich.progress import track
+
+from vla_rl import engines
+from vla_rl.actors import Runtime
+from vla_rl.commands.command_line import Command, Launch, run_recipe
+from vla_rl.commands.opening import open_each
+from vla_rl.driving_scores import Version
+from vla_rl.driving_scores.navsim_table import NavsimTable, grade, table_of
+from vla_rl.driving_scores.plans import read_plans
+from vla_rl.driving_scores.recorded import read_recorded, read_two_stages, recorded_scenes
+from vla_rl.engines import EngineConfig
+from vla_rl.envs.driving.moves import waypoints_of_actions
+from vla_rl.errors import ConfigError
+from vla_rl.evaluation import play_each, within_range
+from vla_rl.models.loading import CheckpointConfig, described, load_policy
+from vla_rl.observe.whole_file import write_whole
+from vla_rl.rollout import embodied_agent
+from vla_rl.simulation import SimulatorConfig, SimulatorPool
+from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, Trajectory
+
+if TYPE_CHECKING:
+    from vla_rl.driving_scores.geometry import Floats
+
+
+class EvalNavsimConfig(CheckpointConfig, frozen=True, kw_only=True):
+    """The scenes, the trajectories and the score."""
+
+    scenes: tyro.conf.Positional[str] = "navtest_scenes"
+    """Folder of scenes that export_scenes.py wrote."""
+
+    policy: str | None = None
+    """Folder or hub id of the OpenVLA-OFT checkpoint that plans; or give `plans`."""
+
+    plans: str | None = None
+    """File of trajectories, .npz with the arrays tokens [N], waypoints [N, 8, 3] and interval_s
+    (0.5), instead of a policy."""
+
+    version: Version = "epdms_v2"
+    """Version of the score."""
+
+    human_filter: bool = True
+    """Forgive what the human failed too, in recorded scenes and version 2, as the benchmark
+    does."""
+
+    cameras: tuple[str, ...] = ("image",)
+    """Keys of the pictures that the policy reads."""
+
+    image_size: int = 56
+    """Side in pixels that pictures are resized to: what the policy was trained with."""
+
+    num_envs: int = max(os.cpu_count() or 1, 1)
+    """Processes that read scenes for the policy."""
+
+    torch_threads: int = 1
+    """Threads for the policy on a CPU."""
+
+    out: str | None = None
+    """File that the table is written to as JSON. None: only printed."""
+
+    def __post_init__(self) -> None:
+        for field in ("num_envs", "torch_threads", "image_size"):
+            self.require(getattr(self, field) >= 1, field, "at least 1")
+
+    def require_source(self) -> None:
+        """Check that there is a policy, or plans, and not both. Raises: ConfigError."""
+        if (self.policy is None) == (self.plans is None):
+            raise ConfigError(
+                f"policy is {self.policy!r} and plans is {self.plans!r}, expected one of the two: "
+                "give --policy or --plans"
+            )
+
+
+async def main(command: Command[Launch, EvalNavsimConfig]) -> int:
+    """Plan in every scene, grade, and print the table; return the exit status."""
+    config = command.config
+    config.require_source()
+    try:
+        files = recorded_scenes(Path(config.scenes))
+        if command.launch.dry_run:
+            return await _rehearse(config, files)
+        if config.plans is not None:
+            plans = await asyncio.to_thread(read_plans, Path(config.plans))
+        else:
+            plans = await _planned(config, files)
+        table = await asyncio.to_thread(graded_table, config, files, plans)
+    except ValueError as error:
+        raise ConfigError(str(error)) from error
+    print(table.text)
+    if config.out is not None:
+        content = {
+            "version": table.version,
+            "num_scenes": table.num_scenes,
+            "score": table.score,
+            "stages": table.stages,
+        }
+        await asyncio.to_thread(write_whole, Path(config.out), msgspec.json.encode(content))
+    return 0
+
+
+def graded_table(
+    config: EvalNavsimConfig, files: list[Path], plans: "dict[str, Floats]"
+) -> NavsimTable:
+    """Return the table of the plans. Raises: ValueError if a scene has no plan."""
+    missing = [file.stem for file in files if file.stem not in plans]
+    if missing:
+        raise ValueError(
+            f"{len(missing)} of {len(files)} scenes have no plan, such as {missing[0]}; plan them "
+            "too, because a table leaves no scene out."
+        )
+    graded = [
+        grade(read_recorded(file), plans[file.stem], config.version, config.human_filter)
+        for file in track(files, "grading", transient=True)
+    ]
+    return table_of(graded, config.version, read_two_stages(Path(config.scenes)))
+
+
+async def _planned(config: EvalNavsimConfig, files: list[Path]) -> "dict[str, Floats]":
+    """Return the policy's greedy trajectory in each scene."""
+    assert config.policy is not None
+    model = await asyncio.to_thread(load_policy, config.policy, config, config.device)
+    print(described(model))
+    plans: dict[str, Floats] = {}
+
+    async def done(trajectory: Trajectory) -> None:
+        number = trajectory.episode.options["init_state_id"]
+        actions = trajectory.steps[0].chunk.actions
+        plans[files[number].stem] = waypoints_of_actions(actions[:8])
+
+    async with (
+        Runtime("eval_navsim") as runtime,
+        engines.DeviceLane(config.torch_threads) as lane,
+        SimulatorPool(runtime, SimulatorConfig(num_envs=min(config.num_envs, len(files)))) as pool,
+        engines.TorchActionEngine(model, lane, EngineConfig(max_batch=pool.num_envs)) as engine,
+    ):
+        episodes = [_episode(config, number) for number in range(len(files))]
+        await play_each(pool, engine, within_range(embodied_agent), episodes, done)
+    return plans
+
+
+async def _rehearse(config: EvalNavsimConfig, files: list[Path]) -> int:
+    """Read everything that the command would read."""
+    read_two_stages(Path(config.scenes))
+    await asyncio.to_thread(lambda: [read_recorded(file) for file in files])
+    if config.plans is not None:
+        read_plans(Path(config.plans))
+    else:
+        assert config.policy is not None
+        await asyncio.to_thread(load_policy, config.policy, config, config.device)
+        await open_each([_env(config)], SimulatorConfig())
+    print(f"{len(files)} scenes; everything that the command would read was found")
+    return 0
+
+
+def _env(config: EvalNavsimConfig) -> EnvSpec:
+    kwargs = {
+        "folder": str(Path(config.scenes).resolve()),
+        "version": config.version,
+        "image_size": config.image_size,
+        "cameras": [
+            "cam_f0" if key == "image" else key.removeprefix("image_") for key in config.cameras
+        ],
+    }
+    return EnvSpec(id="vla_rl/navsim-v0", kwargs=kwargs)
+
+
+def _episode(config: EvalNavsimConfig, number: int) -> EpisodeSpec:
+    return EpisodeSpec(
+        episode_id=number,
+        group_id=number,
+        member=0,
+        env=_env(config),
+        task="navsim",
+        options={"init_state_id": number},
+        sampling=Sampling(greedy=True),
+        seed=0,
+        policy_seed=0,
+    )
+
+
+def cli() -> int:
+    """Run the command line; return the exit status."""
+    return run_recipe(Launch, EvalNavsimConfig, main, __doc__ or "")
+
+
+if __name__ == "__main__":
+    sys.exit(cli())

@@ -1,0 +1,116 @@
+"""GRPO on Bench2Drive's routes:
+`python -m vla_rl.recipes.grpo_bench2drive --servers 10.0.0.3:5700 --routes 1711 1773`.
+
+Each episode is one route, driven in closed loop on a machine with CARLA, where
+`vla_rl/envs/bench2drive/carla_side/vla_rl_route_server.py` serves it; its reward is the
+leaderboard's driving score. One server for each CARLA, one simulator process for each server.
+"""
+
+import asyncio
+import sys
+
+import msgspec
+
+from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.commands.launching import launch
+from vla_rl.commands.plan import EpisodeFootprint
+from vla_rl.evaluation import within_range
+from vla_rl.learning import LearnerConfig, OptimizerConfig
+from vla_rl.models.loading import CheckpointFormat, described, load_policy
+from vla_rl.nodes.rewards import RewardConfig
+from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
+from vla_rl.recipes.driving_training import DRIVING_BASE, IMAGE_SIZE
+from vla_rl.rollout import SchedulerConfig, TaskStart, embodied_agent
+from vla_rl.simulation import SimulatorConfig
+from vla_rl.types import EnvSpec
+
+START_S = 600.0
+
+
+class GrpoBench2DriveConfig(EmbodiedConfig, frozen=True, kw_only=True):
+    """GRPO on routes that are served from machines with CARLA."""
+
+    run: RunConfig = RunConfig(name="grpo_bench2drive", updates=20, checkpoint_every=1)
+    pipeline: str = "embodied_grpo"
+    group_size: int = 4
+    scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=2, max_staleness=1)
+    learner: LearnerConfig = LearnerConfig(
+        optimizer=OptimizerConfig(lr=1e-4, warmup_steps=10), minibatch_trajectories=4
+    )
+    reward: RewardConfig = RewardConfig(function="environment")
+
+    servers: tuple[str, ...] = ("127.0.0.1:5700",)
+    """Addresses of the route servers, host:port, one for each CARLA."""
+
+    routes: tuple[str, ...] = ("1711",)
+    """Ids of the training routes. Train on other routes than those you evaluate."""
+
+    image_size: int = IMAGE_SIZE
+    """Side of the pictures in pixels, which CARLA renders."""
+
+    policy: str = str(DRIVING_BASE)
+    """Folder of the OpenVLA-OFT checkpoint to start from."""
+
+    simulators: SimulatorConfig = SimulatorConfig(
+        reset_timeout_s=START_S + 60, step_timeout_s=300.0, learned_timeout_factor=None
+    )
+    """Timeouts of a route: its start includes CARLA's. `num_envs` follows from `servers`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(len(self.servers) >= 1, "servers", "at least one address")
+        self.require(len(self.routes) >= 1, "routes", "at least one id")
+
+
+def starts_of(config: GrpoBench2DriveConfig) -> list[TaskStart]:
+    """Return one start for each route."""
+    env = EnvSpec(
+        id="vla_rl/bench2drive-v0",
+        kwargs={
+            "servers": list(config.servers),
+            "routes": list(config.routes),
+            "image_size": config.image_size,
+            "start_s": START_S,
+        },
+    )
+    return [
+        TaskStart(env=env, task=f"route {route}", options={"init_state_id": number})
+        for number, route in enumerate(config.routes)
+    ]
+
+
+async def main(command: Command[TrainingLaunch, GrpoBench2DriveConfig]) -> int:
+    """Plan, draw or train, as the command line says."""
+    given = command.config
+    # a second process on one server would wait for the first one's route for ever
+    simulators = msgspec.structs.replace(given.simulators, num_envs=len(given.servers))
+    config = msgspec.structs.replace(given, simulators=simulators)
+    command = Command(launch=command.launch, config=config)
+    model = await asyncio.to_thread(
+        load_policy, config.policy, CheckpointFormat(cameras=("image",)), config.run.device
+    )
+    print(f"starting from the policy in {config.policy}; {described(model)}", flush=True)
+    return await launch(
+        command,
+        starts_of(config),
+        model,
+        EpisodeFootprint(
+            what_runs="routes of Bench2Drive",
+            simulator_mb=45,
+            server_mb=60,
+            chunk_bytes=3 * config.image_size**2 + 1024,
+            num_chunks=400,
+        ),
+        {"routes": ", ".join(config.routes)},
+        None,
+        within_range(embodied_agent),
+    )
+
+
+def cli() -> int:
+    """Run the command line; return the exit status."""
+    return run_recipe(TrainingLaunch, GrpoBench2DriveConfig, main, __doc__ or "")
+
+
+if __name__ == "__main__":
+    sys.exit(cli())

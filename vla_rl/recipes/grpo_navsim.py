@@ -1,0 +1,68 @@
+"""GRPO on recorded scenes of NavSim: `python -m vla_rl.recipes.grpo_navsim --folder navtrain_scenes`.
+
+One decision a scene: 8 waypoints over 4 s, graded by EPDMS or PDMS. Trajectories of a group share a
+scene, and each one's score is compared with the group's mean; `--reward-of` weighs sub-scores. The
+scenes come from a navsim install by `vla_rl/envs/navsim/export_scenes.py`; training itself needs no
+navsim. `eval_navsim` prints the benchmark's table of the trained policy.
+"""
+
+import sys
+from pathlib import Path
+
+from vla_rl.commands.command_line import TrainingLaunch, run_recipe
+from vla_rl.driving_scores.recorded import recorded_scenes
+from vla_rl.errors import ConfigError
+from vla_rl.pipelines.config import RunConfig
+from vla_rl.recipes.driving_training import IMAGE_SIZE, SceneTrainingConfig, main
+from vla_rl.types import EnvSpec
+
+
+class GrpoNavsimConfig(SceneTrainingConfig, frozen=True, kw_only=True):
+    """GRPO on recorded scenes."""
+
+    run: RunConfig = RunConfig(name="grpo_navsim", updates=60, checkpoint_every=20, videos_every=60)
+    pipeline: str = "embodied_grpo"
+
+    folder: str = "navtrain_scenes"
+    """Folder of the training scenes, written by export_scenes.py."""
+
+    held_out_folder: str = "navtest_scenes"
+    """Folder of the held-out scenes; `held_out.scenes` of them are used, from the first by name."""
+
+    image_size: int = IMAGE_SIZE
+    """Side in pixels that pictures are resized to: what the policy was trained with."""
+
+    @property
+    def task(self) -> str:
+        """Name of the scenes in metrics and results."""
+        return "navsim"
+
+    def env_of(self, split: str) -> EnvSpec:
+        """Return the environment over `train` or `held_out`."""
+        kwargs = {
+            "folder": str(self._folder_of(split)),
+            "version": self.version,
+            "reward": self.reward_of,
+            "image_size": self.image_size,
+        }
+        return EnvSpec(id="vla_rl/navsim-v0", kwargs=kwargs)
+
+    def num_scenes(self, split: str) -> int:
+        """Return the number of scenes of `train` or `held_out` that are used."""
+        try:
+            found = len(recorded_scenes(self._folder_of(split)))
+        except ValueError as error:
+            raise ConfigError(str(error)) from error
+        return found if split == "train" else min(found, self.held_out.scenes)
+
+    def _folder_of(self, split: str) -> Path:
+        return Path(self.folder if split == "train" else self.held_out_folder).resolve()
+
+
+def cli() -> int:
+    """Run the command line; return the exit status."""
+    return run_recipe(TrainingLaunch, GrpoNavsimConfig, main, __doc__ or "")
+
+
+if __name__ == "__main__":
+    sys.exit(cli())

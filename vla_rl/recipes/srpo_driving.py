@@ -1,0 +1,128 @@
+"""SRPO on the driving world in closed loop: `python -m vla_rl.recipes.srpo_driving`.
+
+An episode is a drive of 60 m among others that react, with a decision every 0.5 s; it is a success
+without a collision, a red light or a detour. Each failure is rewarded by how near it came to the
+successes of the same layout of roads in the same update. Before the first update and after the
+last, held-out drives are graded by Bench2Drive's driving score.
+"""
+
+import os
+import sys
+from typing import Final
+
+from vla_rl.algorithms import EmbeddingConfig
+from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.envs.driving.closed_loop import STEP_LIMITS
+from vla_rl.envs.driving.layouts import LAYOUTS
+from vla_rl.envs.driving.moves import NUM_WAYPOINTS
+from vla_rl.evaluation.driving_strips import DrivingStrips
+from vla_rl.evaluation.scored import ScoreJudge
+from vla_rl.learning import LearnerConfig, OptimizerConfig
+from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
+from vla_rl.recipes.driving_training import (
+    DRIVING_BASE,
+    IMAGE_SIZE,
+    HeldOutScenesConfig,
+    train_driver,
+)
+from vla_rl.rollout import SchedulerConfig, TaskStart
+from vla_rl.simulation import SimulatorConfig
+from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
+
+CLOSED_LOOP: Final = "vla_rl/driving_waypoints-v0"
+KINDS: Final = tuple(LAYOUTS)
+
+
+class SrpoDrivingConfig(EmbodiedConfig, frozen=True, kw_only=True):
+    """SRPO on the driving world in closed loop."""
+
+    run: RunConfig = RunConfig(name="srpo_driving", updates=20, checkpoint_every=10)
+    group_size: int = 8
+    temperature: float = 1.0
+    """Sampling temperature for rollout and training, above 0. Held-out drives are greedy."""
+
+    embedding: EmbeddingConfig = EmbeddingConfig()
+    scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=8, max_staleness=1)
+    learner: LearnerConfig = LearnerConfig(
+        optimizer=OptimizerConfig(lr=3e-4, warmup_steps=10), minibatch_trajectories=16
+    )
+
+    kinds: tuple[str, ...] = KINDS
+    """Layouts of roads, each of them a task."""
+
+    scenes: int = 200
+    """Training scenes of each layout, from number 0 on."""
+
+    policy: str = str(DRIVING_BASE)
+    """Folder of the OpenVLA-OFT checkpoint to start from."""
+
+    held_out: HeldOutScenesConfig = HeldOutScenesConfig(scenes=100)
+    """Held-out drives, over all layouts in turn."""
+
+    simulators: SimulatorConfig = SimulatorConfig(num_envs=2 * (os.cpu_count() or 1))
+    """Processes that drive; two for each core by default."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(self.scenes >= 1, "scenes", "at least 1")
+        self.require(
+            len(self.kinds) > 0 and set(self.kinds) <= set(KINDS),
+            "kinds",
+            f"some of {', '.join(KINDS)}",
+        )
+
+
+def env_of(kind: str, split: str) -> EnvSpec:
+    """Return the environment of one layout over one split."""
+    kwargs = {"action": "moves", "kind": kind, "split": split, "image_size": IMAGE_SIZE}
+    return EnvSpec(id=CLOSED_LOOP, kwargs=kwargs)
+
+
+def starts_of(config: SrpoDrivingConfig) -> list[TaskStart]:
+    """Return the training scenes, the layouts in turn."""
+    return [
+        TaskStart(env=env_of(kind, "train"), task=kind, options={"init_state_id": number})
+        for number in range(config.scenes)
+        for kind in config.kinds
+    ]
+
+
+def held_out_episodes(config: SrpoDrivingConfig) -> list[EpisodeSpec]:
+    """Return the held-out drives, the layouts in turn."""
+    return [
+        EpisodeSpec(
+            episode_id=number,
+            group_id=number,
+            member=0,
+            env=env_of(config.kinds[number % len(config.kinds)], "held_out"),
+            task=config.kinds[number % len(config.kinds)],
+            options={"init_state_id": number},
+            sampling=Sampling(greedy=True, temperature=config.temperature),
+            seed=0,
+            policy_seed=derive_seed(config.run.seed, "held out", number),
+        )
+        for number in range(config.held_out.scenes)
+    ]
+
+
+async def main(command: Command[TrainingLaunch, SrpoDrivingConfig]) -> int:
+    """Plan, draw or train, as the command line says."""
+    config = command.config
+    episodes = held_out_episodes(config)
+    return await train_driver(
+        command,
+        config.policy,
+        starts_of(config),
+        ScoreJudge(episodes, config.held_out, DrivingStrips(episodes)),
+        {"layouts": ", ".join(config.kinds), "score": "driving score"},
+        num_chunks=STEP_LIMITS["moves"] // NUM_WAYPOINTS,
+    )
+
+
+def cli() -> int:
+    """Run the command line; return the exit status."""
+    return run_recipe(TrainingLaunch, SrpoDrivingConfig, main, __doc__ or "")
+
+
+if __name__ == "__main__":
+    sys.exit(cli())
