@@ -28,8 +28,15 @@ GB = 10**9
 SHALLOW = public_shape(2, tower_layers=2)
 
 
-@pytest.mark.parametrize("recomputes", [False, True])
-@pytest.mark.parametrize("rank", [None, 32])
+@pytest.mark.parametrize(
+    ("rank", "recomputes"),
+    [
+        (None, False),
+        (32, True),
+        pytest.param(None, True, marks=pytest.mark.proof),
+        pytest.param(32, False, marks=pytest.mark.proof),
+    ],
+)
 def test_the_estimate_is_within_5_percent_of_torchs_tracker(
     rank: int | None, recomputes: bool
 ) -> None:

@@ -23,6 +23,7 @@ pytestmark = [
 ]
 
 
+@pytest.mark.proof  # test_act_contract.py starts the same engine for the same decision
 def test_the_page_runs_and_prints_what_it_says(capsys: pytest.CaptureFixture[str]) -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)
     names: dict[str, Any] = {"__name__": "page"}

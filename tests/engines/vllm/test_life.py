@@ -132,6 +132,8 @@ async def test_a_killed_engine_loses_nobodys_request_and_comes_back_with_the_wei
     )
 
 
+# test_half_loaded.py stops an engine at every step of an update, without vLLM's start-up
+@pytest.mark.proof
 async def test_an_engine_that_is_stopped_in_an_update_is_replaced_and_loses_nobodys_request(
     team: Team,
 ) -> None:
