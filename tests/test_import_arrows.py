@@ -25,7 +25,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "simulation": {"types", "errors", "actors"},
     "observe": {"types", "errors", "actors", "graph"},
     "engines": {"types", "errors", "installing", "renamed", "actors", "rollout"},
-    "learning": {"types", "errors", "actors", "algorithms", "engines"},
+    "learning": {"types", "errors", "graph", "actors", "algorithms", "engines"},
     "driving_scores": set(),
     "sandbox": {"types", "errors", "actors"},
     "scoring": {"types", "errors", "sandbox"},
