@@ -162,7 +162,7 @@ async def test_a_dry_run_of_what_can_be_trained_opens_each_environment_and_leave
 
 async def test_the_other_recipes_look_too(tmp_path: Path) -> None:
     async with asyncio.timeout(60):
-        with pytest.raises(FileNotFoundError, match="LIBERO's assets were not found in nowhere"):
+        with pytest.raises(ConfigError, match="LIBERO's assets were not found in nowhere"):
             await watch_libero.main(
                 Command(Launch(dry_run=True), watch_libero.WatchConfig(assets="nowhere"))
             )
