@@ -14,13 +14,22 @@ import pytest
 import torch
 
 from benchmarks.gpu.__main__ import require_gpu
-from benchmarks.gpu.campaign import correctness, decisions, run_stage, runner, updating, wheels
+from benchmarks.gpu.campaign import (
+    correctness,
+    decisions,
+    publication,
+    run_stage,
+    runner,
+    updating,
+    wheels,
+)
 from benchmarks.gpu.campaign.found import Found, finished_file, part_file, read_found, write_found
 from benchmarks.gpu.campaign.page import GOALS
 from benchmarks.gpu.campaign.runner import launch_process, run_campaign
 from benchmarks.gpu.campaign.stages import STAGES, Stage
 from benchmarks.gpu.campaign.target import Target
 from vla_rl.errors import ConfigError
+from vla_rl.learning.gpu_memory import GIB
 from vla_rl.learning.traced_pass import Kept, TracedPass
 
 CPU = torch.device("cpu")
@@ -67,12 +76,20 @@ def test_an_update_is_measured_beside_its_estimate(tmp_path: Path) -> None:
 def test_an_update_that_does_not_fit_is_left_out_with_the_inequality(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(updating, "available_memory", lambda _: 10**6)
+    monkeypatch.setattr(Target, "available_bytes", lambda _: 10**6)
     kept = Kept(inside=(), inputs=(), outside=10**6, largest=0)
     monkeypatch.setattr(updating, "trace_pass", lambda *_: TracedPass(1, 1, kept))
     found = run_stage.run_stage("update_kept", tmp_path, is_tiny=True)
     assert "> 0.0 GiB; several GPUs or a larger one are needed" in found.left_out
     assert not found.figures
+
+
+def test_a_gpu_without_room_for_the_weights_is_refused_before_they_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Target, "available_bytes", lambda _: 20 * GIB)
+    with pytest.raises(ConfigError, match=r"need 4 x 14\.0 = 56\.2 > 20\.0 GiB that are free"):
+        dict(publication.measure(Target(CPU, False, tmp_path)))
 
 
 def test_a_cut_campaign_goes_on_with_the_stages_that_are_missing(tmp_path: Path) -> None:
