@@ -180,6 +180,19 @@ def test_a_stage_is_ended_with_all_that_it_started(
         assert psutil.Process(pids[0]).wait(10.0) is None
 
 
+def test_a_stage_does_not_outlive_the_campaign(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    command = [sys.executable, "-m", "benchmarks.gpu.campaign.stage_process", "machine"]
+    done = subprocess.run([*command, str(tmp_path), ended.stdout.strip(), "tiny"], check=False)
+    assert done.returncode == 1
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("found", "is_right"),
     [
@@ -247,11 +260,11 @@ def test_every_goal_is_of_a_stage() -> None:
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_whole_campaign_runs_in_processes_with_the_wheels_that_are_listed(
     tmp_path: Path,
 ) -> None:
-    known = run_campaign(tmp_path, 8.0, is_tiny=True)
+    known = run_campaign(tmp_path, 25.0, is_tiny=True)
     assert [found.failure for found in known if not found.is_whole] == []
     assert len(known) == len(STAGES)
     loaded = {name.lower().replace("_", "-") for found in known for name in found.packages} - {
