@@ -14,13 +14,22 @@ import pytest
 import torch
 
 from benchmarks.gpu.__main__ import require_gpu
-from benchmarks.gpu.campaign import correctness, decisions, run_stage, runner, updating, wheels
+from benchmarks.gpu.campaign import (
+    correctness,
+    decisions,
+    publication,
+    run_stage,
+    runner,
+    updating,
+    wheels,
+)
 from benchmarks.gpu.campaign.found import Found, finished_file, part_file, read_found, write_found
 from benchmarks.gpu.campaign.page import GOALS
 from benchmarks.gpu.campaign.runner import launch_process, run_campaign
 from benchmarks.gpu.campaign.stages import STAGES, Stage
 from benchmarks.gpu.campaign.target import Target
 from vla_rl.errors import ConfigError
+from vla_rl.learning.gpu_memory import GIB
 from vla_rl.learning.traced_pass import Kept, TracedPass
 
 CPU = torch.device("cpu")
@@ -67,12 +76,20 @@ def test_an_update_is_measured_beside_its_estimate(tmp_path: Path) -> None:
 def test_an_update_that_does_not_fit_is_left_out_with_the_inequality(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(updating, "available_memory", lambda _: 10**6)
+    monkeypatch.setattr(Target, "available_bytes", lambda _: 10**6)
     kept = Kept(inside=(), inputs=(), outside=10**6, largest=0)
     monkeypatch.setattr(updating, "trace_pass", lambda *_: TracedPass(1, 1, kept))
     found = run_stage.run_stage("update_kept", tmp_path, is_tiny=True)
     assert "> 0.0 GiB; several GPUs or a larger one are needed" in found.left_out
     assert not found.figures
+
+
+def test_a_gpu_without_room_for_the_weights_is_refused_before_they_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Target, "available_bytes", lambda _: 20 * GIB)
+    with pytest.raises(ConfigError, match=r"need 4 x 14\.0 = 56\.2 > 20\.0 GiB that are free"):
+        dict(publication.measure(Target(CPU, False, tmp_path)))
 
 
 def test_a_cut_campaign_goes_on_with_the_stages_that_are_missing(tmp_path: Path) -> None:
@@ -163,6 +180,19 @@ def test_a_stage_is_ended_with_all_that_it_started(
         assert psutil.Process(pids[0]).wait(10.0) is None
 
 
+def test_a_stage_does_not_outlive_the_campaign(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", "import os; print(os.getpid())"],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    command = [sys.executable, "-m", "benchmarks.gpu.campaign.stage_process", "machine"]
+    done = subprocess.run([*command, str(tmp_path), ended.stdout.strip(), "tiny"], check=False)
+    assert done.returncode == 1
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize(
     ("found", "is_right"),
     [
@@ -230,11 +260,11 @@ def test_every_goal_is_of_a_stage() -> None:
 
 
 @pytest.mark.proof
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_whole_campaign_runs_in_processes_with_the_wheels_that_are_listed(
     tmp_path: Path,
 ) -> None:
-    known = run_campaign(tmp_path, 8.0, is_tiny=True)
+    known = run_campaign(tmp_path, 25.0, is_tiny=True)
     assert [found.failure for found in known if not found.is_whole] == []
     assert len(known) == len(STAGES)
     loaded = {name.lower().replace("_", "-") for found in known for name in found.packages} - {

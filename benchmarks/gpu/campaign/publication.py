@@ -23,12 +23,15 @@ from vla_rl.models.openvla_oft import OpenVlaOft
 
 EVERY_S: Final = 30.0
 
+COPIES: Final = 4
+"""The weights, two buffers, and what the reading process holds."""
+
 READER: Final = "benchmarks.gpu.campaign.read_weights"
 
 
 def measure(target: Target) -> Iterator[tuple[str, object]]:
     """Publish in every way."""
-    policy = target.policy()
+    policy = target.policy(copies=COPIES)
     tensors = policy.checkpoint_tensors()
     num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
     yield "weights_gib", num_bytes / GIB

@@ -1,6 +1,4 @@
-"""The process of one stage: it writes what it finds, figure by figure.
-
-    python -m benchmarks.gpu.campaign.run_stage NAME DIR [tiny]
+"""The run of one stage: it writes what it finds, figure by figure.
 
 `NAME.part.json` holds the figures so far and becomes `NAME.json` at the end, so that a stage that is
 cut leaves what it has found.
@@ -58,7 +56,3 @@ def loaded_packages() -> dict[str, str]:
     loaded = {module.partition(".")[0] for module in sys.modules}
     names = {name for module in loaded for name in packages_of.get(module, ())}
     return {name: importlib.metadata.version(name) for name in sorted(names)}
-
-
-if __name__ == "__main__":
-    run_stage(sys.argv[1], Path(sys.argv[2]), is_tiny="tiny" in sys.argv[3:])

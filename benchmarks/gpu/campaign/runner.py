@@ -72,8 +72,8 @@ def _run(stage: Stage, folder: Path, is_tiny: bool, limit_s: float, run: Launch)
 def launch_process(stage: Stage, folder: Path, is_tiny: bool, limit_s: float) -> str:
     """Run a stage in a process, which ends with all that it started after `limit_s`."""
     log = folder / f"{stage.name}.log"
-    command = [sys.executable, "-m", "benchmarks.gpu.campaign.run_stage", stage.name]
-    command += [str(folder.absolute()), *(["tiny"] if is_tiny else [])]
+    command = [sys.executable, "-m", "benchmarks.gpu.campaign.stage_process", stage.name]
+    command += [str(folder.absolute()), str(os.getpid()), *(["tiny"] if is_tiny else [])]
     with (
         log.open("wb") as output,
         subprocess.Popen(

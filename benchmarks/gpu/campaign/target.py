@@ -5,15 +5,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 import numpy as np
 import torch
 
 from benchmarks.policy_sizes import make_observation, make_policy
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
+from vla_rl.errors import ConfigError
+from vla_rl.learning.gpu_memory import GIB, CudaOverheads
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.observe.memory import available_bytes
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, Step, StopReason, Trajectory
+
+WEIGHT_BYTES: Final = 2 * 7_541_237_184
+"""Weights of the 7B in bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -32,13 +39,29 @@ class Target:
         """Whether the device is a GPU."""
         return self.device.type == "cuda"
 
-    def policy(self, rank: int | None = None) -> OpenVlaOft:
+    def policy(self, rank: int | None = None, *, copies: int = 1) -> OpenVlaOft:
         """Make an OpenVLA-OFT with random weights on the device, in the public 7B's shape; with
         adapters of a rank, or none.
+
+        Raises: ConfigError if `copies` of it do not fit, before anything is allocated.
         """
+        needed, available = copies * WEIGHT_BYTES, self.available_bytes()
+        if not self.is_tiny and needed > available:
+            raise ConfigError(
+                f"the weights need {copies} x {WEIGHT_BYTES / GIB:.1f} = {needed / GIB:.1f} > "
+                f"{available / GIB:.1f} GiB that are free; end other programs (`nvidia-smi` lists "
+                "them), or take a larger GPU"
+            )
         # not by `adapted`, which builds the network in float32 on the host first: 30 GB of it
         lora = None if rank is None else LoraConfig(rank=rank)
         return make_policy("tiny" if self.is_tiny else "7b", self.device, lora)
+
+    def available_bytes(self) -> int:
+        """Return the bytes that this process has or can get; those of other programs are not."""
+        if not self.is_gpu:
+            return available_bytes()
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return free + torch.cuda.memory_reserved(self.device) + CudaOverheads().context
 
     def finish(self) -> None:
         """Wait for all work of the device."""

@@ -29,12 +29,11 @@ from benchmarks.gpu.campaign.target import Target, recorded
 from vla_rl.engines import DeviceLane
 from vla_rl.engines.peaks import TERA
 from vla_rl.learning import Learner, LearnerConfig, OptimizerConfig
-from vla_rl.learning.gpu_memory import GIB, CudaOverheads, GpuEstimate, estimate_gpu
+from vla_rl.learning.gpu_memory import GIB, GpuEstimate, estimate_gpu
 from vla_rl.learning.rank_memory import size_of
 from vla_rl.learning.traced_pass import trace_pass
 from vla_rl.models.example_rows import example_row
 from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.observe.memory import available_bytes
 from vla_rl.training.utilization import Utilization
 
 RANK: Final = 32
@@ -88,7 +87,7 @@ def largest_that_fits(
     row = example_row(policy)
     assert row is not None
     kept, size = trace_pass(policy, row.batch, row.tokens).kept, size_of(policy.network)
-    available = available_memory(target)
+    available = target.available_bytes()
     estimates = {
         rows: estimate_gpu(size, LearnerConfig(micro_batch=rows), kept, recomputes=recomputes)
         for rows in ((2,) if target.is_tiny else ROWS)
@@ -99,14 +98,6 @@ def largest_that_fits(
     rows, least = estimates.popitem()
     least.require_fit(available, remedy="several GPUs or a larger one are needed")
     return rows, least
-
-
-def available_memory(target: Target) -> int:
-    """Return the bytes that this process has or can get; what other programs hold is not in them."""
-    if not target.is_gpu:
-        return available_bytes()
-    free, _ = torch.cuda.mem_get_info(target.device)
-    return free + torch.cuda.memory_reserved(target.device) + CudaOverheads().context
 
 
 async def run(target: Target, policy: OpenVlaOft, rows: int, peak: float) -> dict[str, float]:
