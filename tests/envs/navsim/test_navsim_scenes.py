@@ -93,3 +93,20 @@ def test_a_plain_scene_is_not_taken_for_a_recorded_one(scenes: Path, tmp_path: P
     np.savez(tmp_path / "a.npz", **{**arrays, "token": "a", "command": np.zeros(3)})
     with pytest.raises(ValueError, match="the command has shape"):
         read_recorded(tmp_path / "a.npz")
+
+
+def test_broken_scenes_are_named_with_their_file(scenes: Path, tmp_path: Path) -> None:
+    with np.load(scenes / "a.npz") as file:
+        arrays = dict(file)
+    corners = arrays["corners"].copy()
+    corners[[1, 2]] = corners[[2, 1]]  # the first polygon becomes a bow tie
+    gap = np.where(arrays["track_seen"][..., None], np.nan, arrays["track_poses"])
+    for name, value, what in (
+        ("corners", corners, "crosses itself"),
+        ("track_poses", gap, "a track has a pose that is not finite"),
+        ("centre_line", arrays["centre_line"][:1], "without a route"),
+        ("human", np.full((8, 3), np.nan), r"human has shape \(8, 3\), expected .* finite"),
+    ):
+        np.savez(tmp_path / "a.npz", **{**arrays, name: value})
+        with pytest.raises(ValueError, match=rf"a\.npz: .*{what}"):
+            read_recorded(tmp_path / "a.npz")
