@@ -39,6 +39,25 @@ def test_the_exit_status_is_that_of_the_recipe() -> None:
     assert "group_size" in done.stderr
 
 
+@pytest.mark.parametrize("env", [["--env", "toy"], ["--env=toy"]])
+def test_an_environment_chooses_among_the_recipes_of_an_algorithm(
+    env: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[str]] = []
+    monkeypatch.setattr(
+        "vla_rl.recipes.train_toy.cli", lambda: len(seen.append([*program.sys.argv]) or seen)
+    )
+    assert main(["train", *env, "--dry-run"]) == 1
+    assert seen == [["vla-rl train_toy", "--dry-run"]]
+
+
+def test_an_environment_without_a_recipe_gets_the_nearest_one(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["srpo", "--env", "metawrld"]) == 2
+    assert "no recipe 'srpo_metawrld', did you mean 'srpo_metaworld'?" in capsys.readouterr().err
+
+
 def test_a_name_that_is_no_recipe_gets_the_nearest_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["srpo_libro"]) == 2
     assert "no recipe 'srpo_libro', did you mean 'srpo_libero'?" in capsys.readouterr().err

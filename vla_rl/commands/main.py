@@ -2,6 +2,7 @@
 
 vla-rl                            list the recipes
 vla-rl srpo_libero --dry-run      the same as python -m vla_rl.recipes.srpo_libero --dry-run
+vla-rl srpo --env metaworld       the same as vla-rl srpo_metaworld
 vla-rl report runs/<run>          write the report of a run again
 vla-rl doctor                     what would go wrong on this machine; --checkpoint FOLDER looks at a policy too
 vla-rl install libero             LIBERO and its simulator; also: assets, family, pro-benchmark, metaworld, vllm
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if name == "install":
         return _install(others)
     known = recipes()
+    name, others = _with_env(name, others)
     if name not in known and name not in COMMANDS:
         near = difflib.get_close_matches(name, [*known, *COMMANDS, "install"], n=1)
         print(
@@ -58,6 +60,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         status = import_module(f"vla_rl.recipes.{name}").cli()
     return status
+
+
+def _with_env(name: str, others: Sequence[str]) -> tuple[str, Sequence[str]]:
+    """Return the recipe that `srpo --env metaworld` names, and the other options.
+
+    An algorithm's recipes have one name for each kind of environment, because their options differ.
+    """
+    option, *rest = others or [""]
+    env = option.removeprefix("--env=")
+    if option == "--env" and rest:
+        env, *rest = rest
+    elif env == option:
+        return name, others
+    return f"{name}_{env}", rest
 
 
 def _overview() -> str:
