@@ -62,7 +62,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return status
 
 
-def _with_env(name: str, others: Sequence[str]) -> tuple[str, Sequence[str]]:
+def _with_env(name: str, others: list[str]) -> tuple[str, list[str]]:
     """Return the recipe that `srpo --env metaworld` names, and the other options.
 
     An algorithm's recipes have one name for each kind of environment, because their options differ.
