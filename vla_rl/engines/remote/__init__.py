@@ -1,10 +1,12 @@
 """Replies from model servers that run elsewhere: vLLM's own HTTP server, and SGLang's.
 
-    RemoteChatEngine ─► ModelServer ══ HTTP ══► server        as many servers as configured
-        │                   ▲ VllmServer, SglangServer
-        └─ adopt ─► checkpoint folder ─────────► loaded by each server from disk
+    RemoteChatEngine ─► ServerPool ─► ModelServer ══ HTTP ══► server        as many servers as configured
+        │                                 ▲ VllmServer, SglangServer
+        └─ adopt ─► checkpoint folder ───────────────────────► loaded by each server from disk
 
-server      a server as the engine sees it: requests, weights, health, and its loss
+server_pool      which servers take requests, with which weights, and what happens to a lost one
+server_weights   each version as a folder, and the log-probs by which a server shows that it has it
+server           one server: requests, weights, health, its loss
 vllm_server, sglang_server      what each of them calls things
 
 Importing the config imports neither torch nor aiohttp.

@@ -1,74 +1,33 @@
 """`RemoteChatEngine`: replies from model servers that run elsewhere, and their weights.
 
-    generate ─► least loaded server that is ready ─► tokens, log-probs, versions
-    adopt (device lane) ─► checkpoint folder ─► running requests end ─► every server loads it ─► probe
-    care: a server that was lost and answers again loads the newest weights, then takes requests
-
-Invariant: a server takes requests only while its weights are those of `weight_version`, which its
-log-probs of a few tokens have shown: servers that load nothing, half or other weights say nothing.
+generate ─► ServerPool.route ─► ModelServer.sample ─► tokens, log-probs, versions
+adopt (device lane) ─► checkpoint folder ─► ServerPool.publish
 """
 
 import asyncio
-import contextlib
-import logging
-import os
-import shutil
-import tempfile
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
-from pathlib import Path
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
-import aiohttp
-import msgspec
 import numpy as np
-import torch
 from torch import nn
 
-from vla_rl.engines.atomic_folder import writing_folder
 from vla_rl.engines.chat_interface import Question, Sampled
 from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.device_lane import DeviceLane
-from vla_rl.engines.remote.server import ModelServer
-from vla_rl.engines.remote.sglang_server import SglangServer
-from vla_rl.engines.remote.vllm_server import VllmServer
+from vla_rl.engines.remote.server_pool import ServerPool
+from vla_rl.engines.remote.server_weights import WeightFolders
 from vla_rl.engines.replying import ReplyingEngine
-from vla_rl.engines.vllm.layout import write_folder
 from vla_rl.engines.vllm.requests import Answer, ReplyRules
 from vla_rl.engines.vllm.served import ServedLanguage
-from vla_rl.errors import ActorDied, CheckpointError, ConfigError
+from vla_rl.errors import ActorDied, ConfigError
 from vla_rl.rollout import BatchStats, DecisionGauge
-from vla_rl.rollout.owned_tasks import leave
 from vla_rl.types import Sampling
-
-logger = logging.getLogger(__name__)
 
 MAX_QUEUE: Final = 4096
 """Maximum number of requests in progress; further callers wait."""
-
-PROBE: Final = Sampling(temperature=0.7)
-"""Sampling of the requests that compare a server with the learner; at 1 a server that ignores the
-temperature would look right."""
-
-NUM_PROBES: Final = 4
-
-MAX_PROBE_GAP: Final = 0.2
-"""Largest difference of log-probs that passes: bfloat16 stays below 0.1, other weights do not."""
-
-
-class _Weights(NamedTuple):
-    """One version of the weights, for servers."""
-
-    folder: Path
-    """A checkpoint that loads by itself."""
-
-    probe: np.ndarray
-    """float32 [V]: the log-probs of a short prompt's next token, at `PROBE`'s temperature."""
-
-
-_KINDS: Final[dict[str, type[ModelServer]]] = {"vllm": VllmServer, "sglang": SglangServer}
 
 
 class RemoteChatEngine(ReplyingEngine):
@@ -105,15 +64,13 @@ class RemoteChatEngine(ReplyingEngine):
                 "server computes together depends on timing. Take engine 'torch'"
             )
         super().__init__(served.chat, lane, config, served.layout.context_size)
-        self._served, self._config = served, remote
-        self._weight_version, self._current = weight_version, _Weights(Path(), np.zeros(0))
-        self._servers: list[ModelServer] = []
-        self._loop: asyncio.AbstractEventLoop | None = None
+        self._config, self._weight_version = remote, weight_version
+        self._folders = WeightFolders(served, remote.weights_folder)
         self._network, self._elsewhere = served.network, nn.Module()
-        self._num_written, self._num_updates = 0, 0
-        self._pause_s = self._total_s = self._opened_at = 0.0
-        self._turn, self._room = asyncio.Lock(), asyncio.Semaphore(MAX_QUEUE)
-        self._open_gate, self._changed = asyncio.Event(), asyncio.Event()
+        self._pool: ServerPool | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._opened_at = self._update_s = 0.0
+        self._room = asyncio.Semaphore(MAX_QUEUE)
         self._gauge = DecisionGauge()
 
     async def __aenter__(self) -> Self:
@@ -123,24 +80,13 @@ class RemoteChatEngine(ReplyingEngine):
         """
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
-            self._folder = self._make_folder(stack)
-            session = await stack.enter_async_context(
-                aiohttp.ClientSession(
-                    headers=self._headers(), connector=aiohttp.TCPConnector(limit=0)
-                )
+            folders = stack.enter_context(self._folders)
+            weights = await self._lane.run(
+                folders.write, self._network, self._weight_version, work="publish"
             )
-            kind = _KINDS[self._config.api]
-            self._servers = [kind(url, self._config, session) for url in self._config.urls]
-            self._current = await self._lane.run(
-                self._write, self._network, self._weight_version, work="publish"
-            )
-            await _all(server.open() for server in self._servers)
-            await _all(self._join(server) for server in self._servers)
-            self._tasks = asyncio.TaskGroup()
-            await self._tasks.__aenter__()
-            self._caring = self._tasks.create_task(self._care(), name="model servers")
+            pool = ServerPool(self._config, folders.probe_prompt, weights, self._weight_version)
+            self._pool = await stack.enter_async_context(pool)
             self._loop, self._opened_at = loop, loop.time()
-            self._open_gate.set()
             self._resources = stack.pop_all()
         return self
 
@@ -152,21 +98,12 @@ class RemoteChatEngine(ReplyingEngine):
     ) -> None:
         """Leave the servers running; callers that still wait get a RuntimeError."""
         self._loop = None
-        self._caring.cancel()
-        try:
-            await leave(self._tasks, kind, error, traceback)
-        finally:
-            async with self._turn:  # a started update has to finish first
-                for server in self._servers:
-                    server.is_ready = False
-                await self._resources.aclose()
-            self._open_gate.set()
-            self._changed.set()
+        await self._resources.__aexit__(kind, error, traceback)
 
     @property
     def weight_version(self) -> int:
         """Number of updates applied to the current weights."""
-        return self._weight_version
+        return self._weight_version if self._loop is None else self._open_pool.weight_version
 
     @property
     def network(self) -> nn.Module:
@@ -176,15 +113,16 @@ class RemoteChatEngine(ReplyingEngine):
     @property
     def takes_requests(self) -> bool:
         """Whether requests are sent now; during a weight update they wait."""
-        return self._open_gate.is_set()
+        return self._open_pool.takes_requests
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of the last weight update and the number of servers that reply."""
-        figures = {"engine/num_ready": float(len(self._ready()))}
-        if self._num_updates:
+        pool = self._open_pool
+        figures = {"engine/num_ready": float(pool.num_ready)}
+        if pool.num_updates:
             figures |= {
-                "engine/update_pause_s": self._pause_s,
-                "engine/update_total_s": self._total_s,
+                "engine/update_pause_s": pool.pause_s,
+                "engine/update_total_s": self._update_s,
             }
         return figures
 
@@ -205,22 +143,26 @@ class RemoteChatEngine(ReplyingEngine):
         """Give weights and their version to the servers.
 
         Call it on the device lane, which waits for it. A server that cannot load them is lost and
-        takes no requests; it is tried again. While the engine is not open, the weights are kept for its
-        opening.
+        takes no requests; it is tried again. While the engine is not open, the weights are kept for
+        its opening.
 
         Raises: CheckpointError if no server took them.
         """
         began = time.perf_counter()
-        loop = self._loop
-        if loop is None:
-            self._network, self._weight_version = network, weight_version
+        self._weight_version = weight_version
+        if self._loop is None:
+            self._network = network
             return
-        weights = self._write(network, weight_version)
-        asyncio.run_coroutine_threadsafe(
-            self._publish(weights, weight_version, began), loop
-        ).result()
+        weights = self._folders.write(network, weight_version)
+        publishing = self._open_pool.publish(weights, weight_version)
+        asyncio.run_coroutine_threadsafe(publishing, self._loop).result()
+        self._update_s = time.perf_counter() - began
 
-    # ---- replies
+    @property
+    def _open_pool(self) -> ServerPool:
+        if self._pool is None:
+            raise RuntimeError("the remote engine is not open; ask inside its `async with`")
+        return self._pool
 
     async def _sample(self, asked: Question, sampling: Sampling, max_tokens: int) -> Sampled:
         rules = ReplyRules(
@@ -251,11 +193,10 @@ class RemoteChatEngine(ReplyingEngine):
         self, prompt: list[int], sampling: Sampling, max_tokens: int, rules: ReplyRules
     ) -> Sequence[Answer]:
         """Return the parts of one reply: several if weight updates interrupted it."""
-        parts: list[Answer] = []
-        losses = 0
+        pool, parts, losses = self._open_pool, list[Answer](), 0
         while True:
-            server = await self._route()
-            updates = self._num_updates
+            server = await pool.route()
+            updates = pool.num_updates
             try:
                 part = await server.sample(prompt, sampling, max_tokens, rules)
             except ActorDied:
@@ -264,198 +205,13 @@ class RemoteChatEngine(ReplyingEngine):
                     raise
                 continue
             finally:
-                self._changed.set()
+                pool.note_answer()
             parts.append(part)
             prompt = [*prompt, *part.tokens.tolist()]
             max_tokens -= len(part.tokens)
             if not part.is_aborted or max_tokens < 1:
                 return parts
-            if self._open_gate.is_set() and updates == self._num_updates:
+            if pool.takes_requests and updates == pool.num_updates:
                 losses += 1  # aborted by somebody else: not for ever
                 if losses >= self._config.attempts:
                     raise ActorDied(server.url, 0, "it aborted a request that we did not interrupt")
-
-    async def _route(self) -> ModelServer:
-        """Return the least loaded server; wait until one is ready and no update is on its way.
-
-        Raises: ActorDied if none became ready within `request_timeout_s`.
-        """
-        limit = asyncio.timeout(None)
-        try:
-            async with limit:
-                while True:
-                    await self._open_gate.wait()
-                    if self._loop is None:
-                        raise RuntimeError(
-                            "the remote engine is not open; ask inside its `async with`"
-                        )
-                    if ready := self._ready():
-                        return min(ready, key=lambda server: server.num_running)
-                    if limit.when() is None:
-                        limit.reschedule(self._loop.time() + self._config.request_timeout_s)
-                    self._changed.clear()
-                    await self._changed.wait()
-        except TimeoutError as error:
-            losses = [server.loss for server in self._servers if server.loss is not None]
-            raise (losses or [ActorDied("servers", 0, "none became ready")])[-1] from error
-
-    def _ready(self) -> list[ModelServer]:
-        return [server for server in self._servers if server.is_ready]
-
-    # ---- weights
-
-    async def _publish(self, weights: _Weights, version: int, began: float) -> None:
-        async with self._turn:
-            before, self._current = self._current, weights
-            self._open_gate.clear()
-            paused_at = time.perf_counter()
-            try:
-                servers = self._ready()
-                if self._config.update_mode == "interrupt":
-                    await self._each(servers, lambda server: server.pause())
-                await self._until_idle(servers)
-                self._weight_version = version
-                await self._each(servers, self._load)
-            finally:
-                self._num_updates += 1
-                self._open_gate.set()
-                self._changed.set()
-                now = time.perf_counter()
-                self._pause_s, self._total_s = now - paused_at, now - began
-        await asyncio.to_thread(shutil.rmtree, before.folder, True)  # no server loads it any more
-        if not self._ready():
-            raise CheckpointError(
-                f"no model server took the weights of version {version}: "
-                + "; ".join(str(server.loss) for server in self._servers)
-            )
-
-    async def _each(
-        self, servers: Sequence[ModelServer], act: Callable[[ModelServer], Awaitable[None]]
-    ) -> None:
-        """Act on the servers that are ready, side by side; one that fails is lost."""
-
-        async def one(server: ModelServer) -> None:
-            try:
-                await act(server)
-            except ActorDied:
-                pass
-            except (ConfigError, ValueError) as error:
-                server.note_loss(str(error))
-
-        await asyncio.gather(*(one(server) for server in servers if server.is_ready))
-
-    async def _until_idle(self, servers: Sequence[ModelServer]) -> None:
-        """Wait until the servers have answered; one that does not in time is lost."""
-        limit_s = self._config.update_timeout_s
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(limit_s):
-                while any(server.num_running for server in servers if server.is_ready):
-                    self._changed.clear()
-                    await self._changed.wait()
-        for server in servers:
-            if server.is_ready and server.num_running:
-                server.note_loss(
-                    f"{server.num_running} requests did not end within update_timeout_s = "
-                    f"{limit_s:g} s"
-                )
-
-    async def _load(self, server: ModelServer) -> None:
-        """Have a server load the current weights, and see in its log-probs that it has.
-
-        Raises: ActorDied; ConfigError.
-        """
-        await server.load(self._current.folder, self._weight_version)
-        if self._config.update_mode == "interrupt":
-            await server.resume()
-        prompt = self._served.sample_request().token_ids
-        answers = await asyncio.gather(
-            *(
-                server.sample(prompt, msgspec.structs.replace(PROBE, seed=seed), 1, ReplyRules())
-                for seed in range(NUM_PROBES)
-            )
-        )
-        expected = self._current.probe
-        gap = max(abs(expected[each.tokens[0]] - each.log_probs[0]) for each in answers)
-        if not gap <= MAX_PROBE_GAP:
-            raise ConfigError(
-                f"{server.url} loaded weights {self._weight_version}, but its log-probs differ from "
-                f"the learner's by {gap:.2f}, expected at most {MAX_PROBE_GAP}. Start a vLLM server "
-                "with --logprobs-mode processed_logprobs; a CPU build of vLLM does not load new "
-                "weights into an output head that is tied to the embedding"
-            )
-
-    async def _join(self, server: ModelServer) -> None:
-        """Give a server that was just opened the current weights, then requests."""
-        await self._load(server)
-        server.is_ready = True
-        self._changed.set()
-
-    async def _care(self) -> None:
-        while True:
-            await asyncio.sleep(self._config.health_every_s)
-            await asyncio.gather(*(self._care_for(server) for server in self._servers))
-
-    async def _care_for(self, server: ModelServer) -> None:
-        try:
-            if server.is_ready:
-                await server.check()
-                return
-            await server.open()
-            async with self._turn:
-                await self._join(server)
-            logger.warning("%s answers again, with weights %d", server.url, self._weight_version)
-        except ActorDied:
-            pass  # noted, and logged when it was lost
-        except (ConfigError, ValueError) as error:
-            server.note_loss(str(error))
-
-    # ---- folders
-
-    def _headers(self) -> dict[str, str]:
-        name = self._config.key_variable
-        if name is None:
-            return {}
-        key = os.environ.get(name)
-        if not key:
-            raise ConfigError(
-                f"the environment variable {name} (engine.remote.key_variable) is not set; expected "
-                "the servers' API key"
-            )
-        return {"Authorization": f"Bearer {key}"}
-
-    def _make_folder(self, stack: AsyncExitStack) -> Path:
-        """Return a folder of this engine's own, which is removed when the engine is closed."""
-        parent = self._config.weights_folder
-        try:
-            if parent is not None:
-                Path(parent).mkdir(parents=True, exist_ok=True)
-            folder = Path(tempfile.mkdtemp(prefix="vla_rl-weights-", dir=parent)).absolute()
-        except OSError as error:
-            raise ConfigError(f"engine.remote.weights_folder cannot be written: {error}") from error
-        folder.chmod(0o755)  # servers may belong to another user
-        stack.callback(shutil.rmtree, folder, ignore_errors=True)
-        return folder
-
-    def _write(self, network: nn.Module, version: int) -> _Weights:
-        """Write a checkpoint folder that loads by itself. Raises: CheckpointError."""
-        prompt = torch.tensor([self._served.sample_request().token_ids])
-        with torch.inference_mode():
-            logits = network(prompt.to(next(network.parameters()).device)).logits[0, -1].float()
-            probe = torch.log_softmax(logits / PROBE.temperature, -1).cpu().numpy()
-        tensors = {
-            name: tensor.detach().cpu() for name, tensor in self._served.tensors(network).items()
-        }
-        num_bytes = sum(tensor.nbytes for tensor in tensors.values())
-        self._num_written += 1
-        target = self._folder / f"version-{version}-{self._num_written}"
-        with writing_folder(target, num_bytes) as writer:
-            write_folder(writer.new_path("config.json").parent, self._served.layout)
-            writer.write_tensors("model.safetensors", tensors)
-        return _Weights(target, probe)
-
-
-async def _all(calls: Iterable[Awaitable[None]]) -> None:
-    """Wait for all of them, then raise the first error."""
-    for outcome in await asyncio.gather(*calls, return_exceptions=True):
-        if outcome is not None:
-            raise outcome

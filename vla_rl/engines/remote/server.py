@@ -61,13 +61,13 @@ class ModelServer(ABC):
     ) -> Answer:
         """Send one request."""
 
+    @abstractmethod
     async def pause(self) -> None:
-        """Stop running requests; each of them is answered with its tokens so far."""
-        raise NotImplementedError
+        """Have running requests answered with their tokens so far; take none until `resume`."""
 
+    @abstractmethod
     async def resume(self) -> None:
-        """Take requests again after `pause`."""
-        raise NotImplementedError
+        """Take requests again."""
 
     async def sample(
         self, tokens: Sequence[int], sampling: Sampling, max_tokens: int, rules: ReplyRules

@@ -64,6 +64,12 @@ class VllmServer(ModelServer):
         await self._send("POST", "/reset_prefix_cache", {}, self._config.update_timeout_s)
         self.weight_version = version
 
+    async def pause(self) -> None:
+        """Let running requests end, as `RemoteConfig` requires: this server has no route for more."""
+
+    async def resume(self) -> None:
+        """Do nothing: it was not paused."""
+
     async def _sample(
         self, tokens: Sequence[int], sampling: Sampling, max_tokens: int, rules: ReplyRules
     ) -> Answer:

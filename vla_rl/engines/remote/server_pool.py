@@ -1,0 +1,278 @@
+"""The servers of an engine: which take requests, with which weights, and what happens to a lost one.
+
+    route ─► the least loaded server that is ready; none during an update
+    publish ─► running requests end ─► every server loads the weights ─► probe
+    care: a server that was lost and answers again loads the newest weights, then takes requests
+
+Invariant: a server takes requests only while its weights are those of `weight_version`, which its
+log-probs of a few tokens have shown: servers that load nothing, half or other weights say nothing.
+"""
+
+import asyncio
+import contextlib
+import logging
+import os
+import shutil
+import time
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AsyncExitStack
+from types import TracebackType
+from typing import Final, Self
+
+import aiohttp
+import msgspec
+
+from vla_rl.engines.remote.config import RemoteConfig
+from vla_rl.engines.remote.server import ModelServer
+from vla_rl.engines.remote.server_weights import MAX_PROBE_GAP, NUM_PROBES, PROBE, ServerWeights
+from vla_rl.engines.remote.sglang_server import SglangServer
+from vla_rl.engines.remote.vllm_server import VllmServer
+from vla_rl.engines.vllm.requests import ReplyRules
+from vla_rl.errors import ActorDied, CheckpointError, ConfigError
+from vla_rl.rollout.owned_tasks import leave
+
+logger = logging.getLogger(__name__)
+
+_KINDS: Final[dict[str, type[ModelServer]]] = {"vllm": VllmServer, "sglang": SglangServer}
+
+
+class ServerPool:
+    """Servers that hold one policy's weights. Owned by `async with`, in the event loop.
+
+    Args:
+        config: their addresses and limits.
+        probe_prompt: tokens whose next one shows a server's weights.
+        weights: the version that every server loads first.
+        weight_version: its number.
+
+    Attributes:
+        weight_version: number of updates applied to the weights that reply from now on.
+        num_updates: number of updates so far.
+        pause_s: seconds for which requests waited during the last update.
+    """
+
+    def __init__(
+        self,
+        config: RemoteConfig,
+        probe_prompt: Sequence[int],
+        weights: ServerWeights,
+        weight_version: int,
+    ) -> None:
+        self._config, self._probe_prompt = config, probe_prompt
+        self._current, self.weight_version = weights, weight_version
+        self._servers: list[ModelServer] = []
+        self._turn = asyncio.Lock()
+        self._gate, self._changed = asyncio.Event(), asyncio.Event()
+        self._is_open = False
+        self.num_updates, self.pause_s = 0, 0.0
+
+    async def __aenter__(self) -> Self:
+        """Give the weights to all servers.
+
+        Raises: ActorDied or ConfigError with the reason if one of them does not take them.
+        """
+        async with AsyncExitStack() as stack:
+            session = await stack.enter_async_context(
+                aiohttp.ClientSession(
+                    headers=_headers(self._config.key_variable),
+                    connector=aiohttp.TCPConnector(limit=0),
+                )
+            )
+            kind = _KINDS[self._config.api]
+            self._servers = [kind(url, self._config, session) for url in self._config.urls]
+            await _all(server.open() for server in self._servers)
+            await _all(self._join(server) for server in self._servers)
+            self._tasks = asyncio.TaskGroup()
+            await self._tasks.__aenter__()
+            self._caring = self._tasks.create_task(self._care(), name="model servers")
+            self._is_open = True
+            self._gate.set()
+            self._resources = stack.pop_all()
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Leave the servers running; callers that still wait get a RuntimeError."""
+        self._is_open = False
+        self._caring.cancel()
+        try:
+            await leave(self._tasks, kind, error, traceback)
+        finally:
+            async with self._turn:  # a started update has to finish first
+                for server in self._servers:
+                    server.is_ready = False
+                await self._resources.aclose()
+            self._gate.set()
+            self._changed.set()
+
+    @property
+    def takes_requests(self) -> bool:
+        """Whether requests are sent now; during a weight update they wait."""
+        return self._gate.is_set()
+
+    @property
+    def num_ready(self) -> int:
+        """Number of servers that take requests."""
+        return len(self._ready())
+
+    async def route(self) -> ModelServer:
+        """Return the least loaded server; wait until one is ready and no update is on its way.
+
+        Raises: ActorDied if none became ready within `request_timeout_s`; RuntimeError if the pool
+        is not open.
+        """
+        limit = asyncio.timeout(None)
+        try:
+            async with limit:
+                while True:
+                    await self._gate.wait()
+                    if not self._is_open:
+                        raise RuntimeError(
+                            "the remote engine is not open; ask inside its `async with`"
+                        )
+                    if ready := self._ready():
+                        return min(ready, key=lambda server: server.num_running)
+                    if limit.when() is None:
+                        now = asyncio.get_running_loop().time()
+                        limit.reschedule(now + self._config.request_timeout_s)
+                    self._changed.clear()
+                    await self._changed.wait()
+        except TimeoutError as error:
+            losses = [server.loss for server in self._servers if server.loss is not None]
+            raise (losses or [ActorDied("servers", 0, "none became ready")])[-1] from error
+
+    def note_answer(self) -> None:
+        """Let those look again that wait for servers to become idle or ready."""
+        self._changed.set()
+
+    async def publish(self, weights: ServerWeights, version: int) -> None:
+        """Give new weights to the servers; one that does not take them is lost.
+
+        Raises: CheckpointError if none took them.
+        """
+        async with self._turn:
+            before, self._current = self._current, weights
+            self._gate.clear()
+            paused_at = time.perf_counter()
+            try:
+                servers = self._ready()
+                if self._config.update_mode == "interrupt":
+                    await self._each(servers, lambda server: server.pause())
+                await self._until_idle(servers)
+                self.weight_version = version
+                await self._each(servers, self._load)
+            finally:
+                self.num_updates += 1
+                self._gate.set()
+                self._changed.set()
+                self.pause_s = time.perf_counter() - paused_at
+        await asyncio.to_thread(shutil.rmtree, before.folder, True)  # no server loads it any more
+        if not self._ready():
+            raise CheckpointError(
+                f"no model server took the weights of version {version}: "
+                + "; ".join(str(server.loss) for server in self._servers)
+            )
+
+    # ---- inside
+
+    def _ready(self) -> list[ModelServer]:
+        return [server for server in self._servers if server.is_ready]
+
+    async def _each(
+        self, servers: Sequence[ModelServer], act: Callable[[ModelServer], Awaitable[None]]
+    ) -> None:
+        """Act on the servers that are ready, side by side; one that fails is lost."""
+
+        async def one(server: ModelServer) -> None:
+            try:
+                await act(server)
+            except ActorDied:
+                pass  # noted, and logged
+            except (ConfigError, ValueError) as error:
+                server.note_loss(str(error))
+
+        await asyncio.gather(*(one(server) for server in servers if server.is_ready))
+
+    async def _until_idle(self, servers: Sequence[ModelServer]) -> None:
+        """Wait until the servers have answered; one that does not in time is lost."""
+        limit_s = self._config.update_timeout_s
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                while any(server.num_running for server in servers if server.is_ready):
+                    self._changed.clear()
+                    await self._changed.wait()
+        for server in servers:
+            if server.is_ready and server.num_running:
+                server.note_loss(
+                    f"{server.num_running} requests did not end within update_timeout_s = "
+                    f"{limit_s:g} s"
+                )
+
+    async def _load(self, server: ModelServer) -> None:
+        """Have a server load the current weights, and see in its log-probs that it has.
+
+        Raises: ActorDied; ConfigError.
+        """
+        await server.load(self._current.folder, self.weight_version)
+        if self._config.update_mode == "interrupt":
+            await server.resume()
+        seeds = [msgspec.structs.replace(PROBE, seed=seed) for seed in range(NUM_PROBES)]
+        answers = await asyncio.gather(
+            *(server.sample(self._probe_prompt, each, 1, ReplyRules()) for each in seeds)
+        )
+        gap = self._current.gap(answers)
+        if not gap <= MAX_PROBE_GAP:
+            raise ConfigError(
+                f"{server.url} loaded weights {self.weight_version}, but its log-probs differ from "
+                f"the learner's by {gap:.2f}, expected at most {MAX_PROBE_GAP}. Start a vLLM server "
+                "with --logprobs-mode processed_logprobs; a CPU build of vLLM does not load new "
+                "weights into an output head that is tied to the embedding"
+            )
+
+    async def _join(self, server: ModelServer) -> None:
+        """Give a server that was just opened the current weights, then requests."""
+        await self._load(server)
+        server.is_ready = True
+        self._changed.set()
+
+    async def _care(self) -> None:
+        while True:
+            await asyncio.sleep(self._config.health_every_s)
+            await asyncio.gather(*(self._care_for(server) for server in self._servers))
+
+    async def _care_for(self, server: ModelServer) -> None:
+        try:
+            if server.is_ready:
+                await server.check()
+                return
+            await server.open()
+            async with self._turn:
+                await self._join(server)
+            logger.warning("%s answers again, with weights %d", server.url, self.weight_version)
+        except ActorDied:
+            pass  # noted, and logged when it was lost
+        except (ConfigError, ValueError) as error:
+            server.note_loss(str(error))
+
+
+def _headers(key_variable: str | None) -> dict[str, str]:
+    if key_variable is None:
+        return {}
+    key = os.environ.get(key_variable)
+    if not key:
+        raise ConfigError(
+            f"the environment variable {key_variable} (engine.remote.key_variable) is not set; "
+            "expected the servers' API key"
+        )
+    return {"Authorization": f"Bearer {key}"}
+
+
+async def _all(calls: Iterable[Awaitable[None]]) -> None:
+    """Wait for all of them, then raise the first error."""
+    for outcome in await asyncio.gather(*calls, return_exceptions=True):
+        if outcome is not None:
+            raise outcome
