@@ -292,7 +292,7 @@ async def test_a_server_that_does_not_run_is_named_at_the_start(stack: AsyncExit
         url = server.url
     lane = await stack.enter_async_context(DeviceLane(1))
     config = EngineConfig(kind="remote", remote=RemoteConfig(urls=(url,)))
-    with pytest.raises(ActorDied, match=rf"{url}.*/v1/models"):
+    with pytest.raises(ConfigError, match=rf"{url} is lost: /v1/models.*; start it before the run"):
         await stack.enter_async_context(RemoteChatEngine(serve(speaking_policy()), lane, config))
 
 

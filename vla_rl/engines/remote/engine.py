@@ -17,12 +17,13 @@ from torch import nn
 from vla_rl.engines.chat_interface import Question, Sampled
 from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.remote.server import ServerLost
 from vla_rl.engines.remote.server_pool import ServerPool
 from vla_rl.engines.remote.server_weights import WeightFolders
 from vla_rl.engines.replying import ReplyingEngine
 from vla_rl.engines.vllm.requests import Answer, ReplyRules
 from vla_rl.engines.vllm.served import ServedLanguage
-from vla_rl.errors import ActorDied, ConfigError
+from vla_rl.errors import ConfigError
 from vla_rl.rollout import BatchStats, DecisionGauge
 from vla_rl.types import Sampling
 
@@ -76,7 +77,7 @@ class RemoteChatEngine(ReplyingEngine):
     async def __aenter__(self) -> Self:
         """Give the policy's weights to all servers.
 
-        Raises: ActorDied or ConfigError with the reason if one of them does not take them.
+        Raises: ConfigError with the reason if one of them does not take them.
         """
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
@@ -199,7 +200,7 @@ class RemoteChatEngine(ReplyingEngine):
             updates = pool.num_updates
             try:
                 part = await server.sample(prompt, sampling, max_tokens, rules)
-            except ActorDied:
+            except ServerLost:
                 losses += 1
                 if losses >= self._config.attempts:
                     raise
@@ -214,4 +215,4 @@ class RemoteChatEngine(ReplyingEngine):
             if pool.takes_requests and updates == pool.num_updates:
                 losses += 1  # aborted by somebody else: not for ever
                 if losses >= self._config.attempts:
-                    raise ActorDied(server.url, 0, "it aborted a request that we did not interrupt")
+                    raise ServerLost(server.url, "it aborted a request that we did not interrupt")

@@ -31,6 +31,14 @@ MAX_REPLY_BYTES = 64 << 20
 """Largest answer that is read: some 100,000 tokens with twenty alternatives each."""
 
 
+class ServerLost(ActorDied):
+    """A model server cannot be reached, fails, or misses a deadline."""
+
+    def __init__(self, url: str, cause: str) -> None:
+        super().__init__(url, 0, cause)
+        self.args = (f"model server {url} is lost: {cause}",)
+
+
 class ModelServer(ABC):
     """One server. Args: its address, the settings, and the engine's HTTP session.
 
@@ -45,15 +53,15 @@ class ModelServer(ABC):
     def __init__(self, url: str, config: RemoteConfig, session: aiohttp.ClientSession) -> None:
         self.url, self._config, self._session = url.rstrip("/"), config, session
         self.num_running, self.is_ready, self.weight_version = 0, False, -1
-        self.loss: ActorDied | None = None
+        self.loss: ServerLost | None = None
 
     @abstractmethod
     async def open(self) -> None:
-        """Check that the server runs and has the interface. Raises: ActorDied; ConfigError."""
+        """Check that the server runs and has the interface. Raises: ServerLost; ConfigError."""
 
     @abstractmethod
     async def load(self, folder: Path, version: int) -> None:
-        """Load weights from a checkpoint folder. Raises: ActorDied; ConfigError if it refuses them."""
+        """Load weights from a checkpoint folder. Raises: ServerLost; ConfigError if it refuses them."""
 
     @abstractmethod
     async def _sample(
@@ -74,7 +82,7 @@ class ModelServer(ABC):
     ) -> Answer:
         """Continue a prompt. Cancelling the call closes its connection, which aborts the request.
 
-        Raises: ActorDied if the server is lost; ValueError for a request that it does not accept.
+        Raises: ServerLost if the server is lost; ValueError for a request that it does not accept.
         """
         self.num_running += 1
         try:
@@ -83,12 +91,12 @@ class ModelServer(ABC):
             self.num_running -= 1
 
     async def check(self) -> None:
-        """Raise ActorDied if the server does not answer."""
+        """Raise ServerLost if the server does not answer."""
         await self._send("GET", "/health", None, HEALTH_S)
 
-    def note_loss(self, cause: str) -> ActorDied:
+    def note_loss(self, cause: str) -> ServerLost:
         """Take no requests to this server until it is opened again; return the error for callers."""
-        error = ActorDied(self.url, 0, cause)
+        error = ServerLost(self.url, cause)
         if self.is_ready:
             logger.warning("%s; its requests go to other servers", error)
         self.is_ready, self.loss = False, error

@@ -23,12 +23,12 @@ import aiohttp
 import msgspec
 
 from vla_rl.engines.remote.config import RemoteConfig
-from vla_rl.engines.remote.server import ModelServer
+from vla_rl.engines.remote.server import ModelServer, ServerLost
 from vla_rl.engines.remote.server_weights import MAX_PROBE_GAP, NUM_PROBES, PROBE, ServerWeights
 from vla_rl.engines.remote.sglang_server import SglangServer
 from vla_rl.engines.remote.vllm_server import VllmServer
 from vla_rl.engines.vllm.requests import ReplyRules
-from vla_rl.errors import ActorDied, CheckpointError, ConfigError
+from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.rollout.owned_tasks import leave
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class ServerPool:
     async def __aenter__(self) -> Self:
         """Give the weights to all servers.
 
-        Raises: ActorDied or ConfigError with the reason if one of them does not take them.
+        Raises: ConfigError with the reason if one of them does not take them.
         """
         async with AsyncExitStack() as stack:
             session = await stack.enter_async_context(
@@ -80,8 +80,13 @@ class ServerPool:
             )
             kind = _KINDS[self._config.api]
             self._servers = [kind(url, self._config, session) for url in self._config.urls]
-            await _all(server.open() for server in self._servers)
-            await _all(self._join(server) for server in self._servers)
+            try:
+                await _all(server.open() for server in self._servers)
+                await _all(self._join(server) for server in self._servers)
+            except ServerLost as error:
+                raise ConfigError(
+                    f"{error}; start it before the run, or correct engine.remote.urls"
+                ) from None
             self._tasks = asyncio.TaskGroup()
             await self._tasks.__aenter__()
             self._caring = self._tasks.create_task(self._care(), name="model servers")
@@ -122,7 +127,7 @@ class ServerPool:
     async def route(self) -> ModelServer:
         """Return the least loaded server; wait until one is ready and no update is on its way.
 
-        Raises: ActorDied if none became ready within `request_timeout_s`; RuntimeError if the pool
+        Raises: ServerLost if none became ready within `request_timeout_s`; RuntimeError if the pool
         is not open.
         """
         limit = asyncio.timeout(None)
@@ -143,7 +148,7 @@ class ServerPool:
                     await self._changed.wait()
         except TimeoutError as error:
             losses = [server.loss for server in self._servers if server.loss is not None]
-            raise (losses or [ActorDied("servers", 0, "none became ready")])[-1] from error
+            raise (losses or [ServerLost("(any)", "none became ready")])[-1] from error
 
     def note_answer(self) -> None:
         """Let those look again that wait for servers to become idle or ready."""
@@ -190,7 +195,7 @@ class ServerPool:
         async def one(server: ModelServer) -> None:
             try:
                 await act(server)
-            except ActorDied:
+            except ServerLost:
                 pass  # noted, and logged
             except (ConfigError, ValueError) as error:
                 server.note_loss(str(error))
@@ -215,7 +220,7 @@ class ServerPool:
     async def _load(self, server: ModelServer) -> None:
         """Have a server load the current weights, and see in its log-probs that it has.
 
-        Raises: ActorDied; ConfigError.
+        Raises: ServerLost; ConfigError.
         """
         await server.load(self._current.folder, self.weight_version)
         if self._config.update_mode == "interrupt":
@@ -253,7 +258,7 @@ class ServerPool:
             async with self._turn:
                 await self._join(server)
             logger.warning("%s answers again, with weights %d", server.url, self.weight_version)
-        except ActorDied:
+        except ServerLost:
             pass  # noted, and logged when it was lost
         except (ConfigError, ValueError) as error:
             server.note_loss(str(error))

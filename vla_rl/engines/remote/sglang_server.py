@@ -43,7 +43,7 @@ class SglangServer(ModelServer):
     """A server that `sglang.launch_server` started."""
 
     async def open(self) -> None:
-        """Check that it has SGLang's native interface. Raises: ActorDied; ConfigError."""
+        """Check that it has SGLang's native interface. Raises: ServerLost; ConfigError."""
         await self._get("/get_model_info", dict[str, Any])
 
     async def load(self, folder: Path, version: int) -> None:

@@ -48,7 +48,7 @@ class VllmServer(ModelServer):
     """A server that `vllm serve` started."""
 
     async def open(self) -> None:
-        """Find the name of the served model. Raises: ActorDied; ConfigError."""
+        """Find the name of the served model. Raises: ServerLost; ConfigError."""
         names = [model.id for model in (await self._get("/v1/models", _Models)).data]
         self._model = self._config.model or next(iter(names), "")
         if self._model not in names:
