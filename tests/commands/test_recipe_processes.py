@@ -109,6 +109,7 @@ def test_a_terminal_that_closes_stops_the_run_in_order_with_a_checkpoint_and_a_r
 
 
 def own_terminal(descriptor: int) -> None:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup, with which tests may run, ignores it
     os.setsid()
     fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
 
