@@ -321,3 +321,35 @@ async def test_settings_that_cannot_work_are_refused(
     keyed = changed(urls=("http://127.0.0.1:9",), key_variable="SERVERS_KEY")
     with pytest.raises(ConfigError, match=r"environment variable SERVERS_KEY .* is not set"):
         await stack.enter_async_context(RemoteChatEngine(serve(speaking_policy()), lane, keyed))
+
+
+async def test_the_servers_key_comes_from_the_environment(
+    stack: AsyncExitStack, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy, server = speaking_policy(), VllmStandIn(speaking_policy())
+    server.key = "secret"
+    monkeypatch.setenv("SERVERS_KEY", "another")
+    with pytest.raises(ConfigError, match=r"refused our key \(status 401\)"):
+        await opened(stack, server, policy=policy, key_variable="SERVERS_KEY")
+    monkeypatch.setenv("SERVERS_KEY", "secret")
+    house = await opened(stack, server, policy=policy, key_variable="SERVERS_KEY")
+    assert (await house.say()).weight_versions[0] == 0
+
+
+async def test_the_form_of_a_reply_reaches_a_vllm_server_as_a_grammar(
+    stack: AsyncExitStack,
+) -> None:
+    policy = speaking_policy()
+    house = await opened(stack, VllmStandIn(policy), policy=policy)
+    completion = await house.engine.generate(
+        ASKED, options=ReplyOptions(format=RegexFormat(pattern="[0-9]"))
+    )
+    assert completion.grammar is not None
+    asked = house.servers[0].bodies[-1]
+    assert asked["structured_outputs"] == {"grammar": completion.grammar}
+
+
+async def test_a_server_that_does_not_answer_in_time_is_lost(stack: AsyncExitStack) -> None:
+    _, house, _, _ = await _waiting(stack, VllmStandIn, request_timeout_s=0.3, attempts=1)
+    with pytest.raises(ActorDied, match=r"/v1/completions was not answered within 0\.3 s"):
+        await house.say()

@@ -26,6 +26,8 @@ class Server:
         between_tokens: awaited after every token.
         asked: number of requests for replies.
         refuses_weights: whether it takes no weights.
+        key: API key that it asks for, if any.
+        bodies: requests for replies, as they came.
         reports_at: temperature of the log-probs that it reports; None for that of the request.
     """
 
@@ -37,6 +39,8 @@ class Server:
         self.reports_at: float | None = None
         self.between_tokens: Callable[[], Any] = lambda: asyncio.sleep(0)
         self.url = ""
+        self.key: str | None = None
+        self.bodies = list[Any]()
 
     def load(self, folder: str) -> None:
         self.policy = CausalLanguageModel.load(Path(folder))
@@ -85,6 +89,8 @@ class Server:
     async def _broken(self, request: web.Request, handler: Any) -> web.StreamResponse:
         if self.is_broken:
             return web.json_response({"error": "out of memory"}, status=500)
+        if self.key is not None and request.headers.get("Authorization") != f"Bearer {self.key}":
+            return web.json_response({"error": "no such key"}, status=401)
         answer: web.StreamResponse = await handler(request)
         return answer
 
@@ -123,6 +129,7 @@ class VllmStandIn(Server):
 
     async def _complete(self, request: web.Request) -> web.Response:
         body = await request.json()
+        self.bodies.append(body)
         if len(body["prompt"]) > 200:
             return web.json_response({"error": {"message": "the prompt is too long"}}, status=400)
         tokens, log_probs, others, why = await self.sampled(
