@@ -107,6 +107,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "engines",
         "learning",
         "envs",
+        "models",
         "pipelines",
         "evaluation",
         "training",

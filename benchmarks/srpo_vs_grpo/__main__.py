@@ -50,6 +50,11 @@ LIKELY_MINUTES: Final = 20.0
 """Duration of a run before the first one is known."""
 
 
+def first_results(data: Path) -> Path:
+    """Return the folder with the base policy's held-out results, beside the data."""
+    return data.with_name(f"{data.stem}_before")
+
+
 def missing_runs(
     runs: Sequence[ArmRun], arms: Sequence[str], seeds: Sequence[int]
 ) -> list[tuple[int, str]]:
@@ -76,7 +81,7 @@ def run_missing(data: Path, seeds: Sequence[int], minutes: float | None) -> None
             )
             return
         print(f"{arm}, seed {seed}", flush=True)
-        run = study.run_arm(arm, seed, digest_of_conditions(conditions))
+        run = study.run_arm(arm, seed, digest_of_conditions(conditions), first_results(data))
         append_run(data, run)
         runs.append(run)
         print(f"{arm}, seed {seed}: done in {run.minutes:.0f} minutes", flush=True)

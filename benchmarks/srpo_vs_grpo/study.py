@@ -1,5 +1,6 @@
 """The study: its arms, what all of them share, and one run of an arm."""
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,8 @@ from benchmarks.provenance import machine, versions
 from benchmarks.srpo_vs_grpo.lines import ArmRun
 from vla_rl.commands.command_line import TrainingLaunch, parse_command
 from vla_rl.envs.libero.assets import STAND_INS, find_assets
+from vla_rl.evaluation.first_results import POLICY_DIGEST
+from vla_rl.evaluation.held_out import conditions_path, read_held_out, results_path
 from vla_rl.models.loading import BASE_POLICY, CheckpointFormat, digest_of
 from vla_rl.observe import RunDirectory
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
@@ -76,11 +79,20 @@ def settings_of(arm: str) -> dict[str, Any]:
     recipe, *options = ARMS[arm]
     config = parse_command(TrainingLaunch, RECIPES[recipe], "", [*options, *SHARED]).config
     settings: dict[str, Any] = msgspec.to_builtins(config)
+    # where the first weights' results come from changes no result
+    del settings["held_out"]["first_results_of"]
     return {name: value for name, value in settings.items() if name not in OF_THE_MACHINE}
 
 
-def run_arm(arm: str, seed: int, digest: str) -> ArmRun:
+def run_arm(arm: str, seed: int, digest: str, first: Path) -> ArmRun:
     """Run one arm with one seed.
+
+    Args:
+        arm: name of the arm.
+        seed: seed of the run.
+        digest: digest of the conditions.
+        first: folder with the held-out results of the base policy, which all runs start from. The
+            first run makes it.
 
     Raises: CalledProcessError if the run fails, TimeoutExpired if it hangs; ValueError if a
     held-out start is missing.
@@ -88,6 +100,8 @@ def run_arm(arm: str, seed: int, digest: str) -> ArmRun:
     recipe, *options = ARMS[arm]
     with tempfile.TemporaryDirectory() as root:
         command = [sys.executable, "-m", f"vla_rl.recipes.{recipe}", *options, *SHARED]
+        if first.exists():
+            command += ["--held-out.first-results-of", str(first)]
         began, started_at = time.perf_counter(), time.strftime("%Y-%m-%dT%H:%M:%S%z")
         subprocess.run(
             [*command, "--run.seed", str(seed), "--run.root", root],
@@ -99,6 +113,8 @@ def run_arm(arm: str, seed: int, digest: str) -> ArmRun:
         (folder,) = Path(root).iterdir()
         run = RunDirectory.existing(folder)
         updates, judged = lines_of(run.path, seed), judged_lines_of(run.path, seed)
+        if not first.exists():
+            keep_first_results(run, first)
     return ArmRun(
         arm=arm,
         seed=seed,
@@ -113,6 +129,22 @@ def run_arm(arm: str, seed: int, digest: str) -> ArmRun:
         machine=machine(),
         versions=versions(),
     )
+
+
+def keep_first_results(run: RunDirectory, first: Path) -> None:
+    """Copy what the runs after `run` need of it to start with its results of the base policy."""
+    policy = json.loads((run.path / "about.json").read_text())[POLICY_DIGEST]
+    conditions = conditions_path(run)
+    lines = [line for line in read_held_out(results_path(run)) if line.weight_version == 0]
+    with tempfile.TemporaryDirectory(dir=first.parent) as made:
+        folder = Path(made) / first.name
+        folder.mkdir()
+        (folder / "about.json").write_text(json.dumps({POLICY_DIGEST: policy}) + "\n")
+        (folder / conditions.name).write_bytes(conditions.read_bytes())
+        (folder / results_path(run).name).write_bytes(
+            b"".join(msgspec.json.encode(line) + b"\n" for line in lines)
+        )
+        folder.rename(first)
 
 
 def outcomes_of(judged: Sequence[Mapping[str, Any]], weight_version: int) -> dict[str, str]:

@@ -29,7 +29,7 @@ from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.openvla_oft.config import tiny
 from vla_rl.recipes.srpo_toy import policy_of, starts_of
 
-PATIENT = Patient(seconds=40.0)
+PATIENT = Patient(seconds=150.0)  # a busy machine takes its time; nothing waits for it
 PROGRAM = [sys.executable, "-m", "vla_rl.commands.main", "doctor"]
 
 

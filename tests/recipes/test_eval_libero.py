@@ -18,29 +18,26 @@ import msgspec
 import numpy as np
 import pytest
 
+from vla_rl.commands import evaluating
 from vla_rl.commands.command_line import Command, parse_command
+from vla_rl.commands.evaluating import EvalLaunch, main
 from vla_rl.data import open_dataset
 from vla_rl.envs.libero.packages import installed_packages
 from vla_rl.envs.libero.tasks import Task, find_task, list_tasks
 from vla_rl.errors import ConfigError, VlaRlError
-from vla_rl.evaluation import EpisodeResult, ResultFile, result_of, result_table
+from vla_rl.evaluation import EpisodeResult, ResultFile, keeping, result_of, result_table
+from vla_rl.evaluation.eval_config import conditions_of
+from vla_rl.evaluation.keeping import ResultKeeper
 from vla_rl.evaluation.plan import (
     conditions_in_words,
     one_of_each_kind,
     planned_episodes,
     require_goal_files,
 )
+from vla_rl.evaluation.results_file import title_of, write_results
 from vla_rl.evaluation.robustness import robustness_table
 from vla_rl.recipes import eval_libero
-from vla_rl.recipes.eval_libero import (
-    EvalLaunch,
-    EvalLiberoConfig,
-    ResultKeeper,
-    conditions_of,
-    main,
-    title_of,
-    write_results,
-)
+from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.eval_metaworld import EvalMetaworldConfig
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import EnvSpec, EpisodeSpec, StopReason, Trajectory
@@ -168,14 +165,14 @@ async def test_a_dry_run_of_very_many_environments_opens_one_of_each_suite(
     async def note(envs: Sequence[EnvSpec], _: SimulatorConfig) -> None:
         opened.extend(envs)
 
-    monkeypatch.setattr(eval_libero, "open_each", note)
+    monkeypatch.setattr(evaluating, "open_each", note)
     plan = {"init_states": "0", "assets": "stand-ins", "root": str(tmp_path)}
     few = EvalLiberoConfig(suites=("libero_goal", "libero_10"), **plan)
     assert await main(Command(EvalLaunch(dry_run=True), few)) == 0
     assert len(opened) == 20
     opened.clear()
     capsys.readouterr()
-    monkeypatch.setattr(eval_libero, "MOST_PREPARED", 19)
+    monkeypatch.setattr(evaluating, "MOST_PREPARED", 19)
     assert await main(Command(EvalLaunch(dry_run=True), few)) == 0
     assert [env.id for env in opened] == ["vla_rl/libero_goal-v0", "vla_rl/libero_10-v0"]
     told = "20 environments: one of each suite and kind of change is opened (2)"
@@ -328,7 +325,7 @@ async def test_an_evaluation_older_than_the_choice_of_scenes_goes_on_with_the_sa
     async def note(envs: Sequence[EnvSpec], _: SimulatorConfig) -> None:
         opened.extend(envs)
 
-    monkeypatch.setattr(eval_libero, "open_each", note)
+    monkeypatch.setattr(evaluating, "open_each", note)
     config = EvalLiberoConfig(
         suites=("libero_object",), tasks="1", init_states="0", scenes="same", assets="stand-ins"
     )
@@ -417,7 +414,7 @@ async def test_a_video_that_cannot_be_written_costs_no_result(
     def full_disk(*_: Any) -> None:
         raise OSError("no space left")
 
-    monkeypatch.setattr(eval_libero, "write_video", full_disk)
+    monkeypatch.setattr(keeping, "write_video", full_disk)
     with ResultFile(tmp_path / "episodes.jsonl") as file:
         keeper = ResultKeeper(EvalLiberoConfig(), file, tmp_path)
         for state in (3, 4):

@@ -8,14 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from vla_rl.commands import evaluating
 from vla_rl.commands.command_line import Command, Launch, TrainingLaunch
+from vla_rl.commands.evaluating import EvalLaunch
 from vla_rl.envs.metaworld import MetaWorldEnv
 from vla_rl.envs.metaworld.package import load_metaworld
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.plan import planned_episodes
 from vla_rl.pipelines.config import RunConfig
-from vla_rl.recipes import eval_libero, libero_training, sft_libero
-from vla_rl.recipes.eval_libero import EvalLaunch, EvalLiberoConfig
+from vla_rl.recipes import libero_training, sft_libero
+from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.eval_metaworld import EvalMetaworldConfig
 from vla_rl.recipes.grpo_metaworld import GrpoMetaworldConfig
 from vla_rl.recipes.libero_training import HeldOutStarts, held_out_episodes, starts_of
@@ -92,12 +94,12 @@ async def test_an_evaluation_runs_each_start_once_as_its_dry_run_says(
         root=str(tmp_path),
     )
     async with asyncio.timeout(100):
-        assert await eval_libero.main(Command(EvalLaunch(dry_run=True), config)) == 0
+        assert await evaluating.main(Command(EvalLaunch(dry_run=True), config)) == 0
         planned = " ".join(capsys.readouterr().out.split())
         assert "4 episodes, greedily" in planned
         assert "everything that the evaluation would read was found" in planned
         assert not os.listdir(tmp_path)
-        assert await eval_libero.main(Command(EvalLaunch(), config)) == 0
+        assert await evaluating.main(Command(EvalLaunch(), config)) == 0
     assert "at most 8 control steps" in " ".join(capsys.readouterr().out.split())
     folder = only_folder_in(tmp_path)
     results = json.loads((folder / "results.json").read_text())
@@ -109,7 +111,7 @@ async def test_an_evaluation_runs_each_start_once_as_its_dry_run_says(
     assert (conditions["quality"], conditions["image_size"]) == ("fast", PICTURE)
     assert not {"assets", "scenes", "physics"} & set(conditions)
     async with asyncio.timeout(100):  # nothing is missing
-        assert await eval_libero.main(Command(EvalLaunch(resume=folder), config)) == 0
+        assert await evaluating.main(Command(EvalLaunch(resume=folder), config)) == 0
 
 
 async def test_a_run_trains_on_it_and_judges_held_out_starts(policy: Path, tmp_path: Path) -> None:

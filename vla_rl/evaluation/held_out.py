@@ -18,6 +18,7 @@ from vla_rl.evaluation.conditions import (
     note_conditions_if_possible,
     refuse_other_conditions,
 )
+from vla_rl.evaluation.first_results import first_lines_of
 from vla_rl.evaluation.held_out_book import HeldOutBook, RowFormat, set_aside_rows
 from vla_rl.evaluation.held_out_results import (
     SUCCESSES,
@@ -31,6 +32,7 @@ from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.playing import play_each, within_range
 from vla_rl.observe import RunDirectory
 from vla_rl.observe.outlet import FailureStreak
+from vla_rl.observe.whole_file import write_whole
 from vla_rl.rollout import ActionEngine, embodied_agent
 from vla_rl.types import EnvPool, EpisodeSpec, Trajectory
 
@@ -82,6 +84,10 @@ class HeldOutJudge:
         schedule: evaluations during the run; with `every`, the run evaluates its checkpoints in a
             process of their own and calls this judge for no other version.
         format: the file of the results and their measure.
+        policy_digest: digest of the checkpoint that the run starts from, for
+            `schedule.first_results_of`.
+
+    Raises: ConfigError if the results that `schedule.first_results_of` names do not fit.
     """
 
     def __init__(
@@ -92,11 +98,17 @@ class HeldOutJudge:
         assets: str = "",
         schedule: HeldOutSchedule | None = None,
         format: RowFormat = SUCCESSES,
+        policy_digest: str = "",
     ) -> None:
         self.episodes, self.film, self.format = tuple(episodes), film, format
         self.schedule = schedule or HeldOutSchedule()
         self.conditions = conditions_of_play(episodes) | ({"assets": assets} if assets else {})
         """Conditions that the results depend on."""
+        self._first_lines: list[bytes] = []
+        if (source := self.schedule.first_results_of) is not None:
+            self._first_lines = first_lines_of(
+                Path(source), format, self.episodes, self.conditions, policy_digest
+            )
         self._book: tuple[Path, HeldOutBook] | None = None
         self._film_failures = FailureStreak(
             "film strips of held-out episodes", "that episode has none"
@@ -122,11 +134,19 @@ class HeldOutJudge:
     def open(self, run: RunDirectory) -> HeldOutBook:
         """Return the results in `run`, after noting or checking their conditions.
 
-        Raises: ConfigError if earlier results are of other conditions, or damaged.
+        Raises: ConfigError if earlier results are of other conditions, or damaged; OSError if those
+        of another run cannot be written.
         """
         path = run.path / self.format.file
         note_conditions_if_possible(conditions_path(run), self.conditions, path)
         if self._book is None or self._book[0] != path:
+            if self._first_lines and not path.exists():
+                write_whole(path, b"".join(line + b"\n" for line in self._first_lines))
+                print(
+                    f"the {len(self._first_lines)} held-out results of the first weights are those "
+                    f"of {self.schedule.first_results_of}",
+                    flush=True,
+                )
             # one book for all calls, so that a result that found no room is written by the next
             self._book = (path, HeldOutBook(path, self.format))
         return self._book[1]

@@ -20,6 +20,10 @@ class HeldOutSchedule(Config, frozen=True, kw_only=True):
     """Priority of the evaluations beside training, from 0, that of training itself, to 19, the
     lowest. It matters only if the machine has no idle core."""
 
+    first_results_of: str | None = None
+    """Folder of a run whose results of its first weights are taken for this run's, instead of
+    running those episodes again. Policy, starts and conditions must be the same. None: run them."""
+
     stop_after: int | None = None
     """Stop the run, in order, after this many evaluations in a row that are not better than the
     best. None: never."""

@@ -30,6 +30,7 @@ class ScoreJudge(HeldOutJudge):
         episodes: episodes to run, told apart by their `init_state_id`.
         schedule: evaluations during the run.
         film: makes strips.
+        policy_digest: as that of `HeldOutJudge`.
     """
 
     def __init__(
@@ -37,8 +38,11 @@ class ScoreJudge(HeldOutJudge):
         episodes: Sequence[EpisodeSpec],
         schedule: HeldOutSchedule | None = None,
         film: Film | None = None,
+        policy_digest: str = "",
     ) -> None:
-        super().__init__(episodes, film, schedule=schedule, format=SCORES)
+        super().__init__(
+            episodes, film, schedule=schedule, format=SCORES, policy_digest=policy_digest
+        )
 
     def check(self, run: RunDirectory) -> None:
         """Check that the results in `run` are of these episodes.

@@ -9,6 +9,8 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
+import msgspec
+
 import vla_rl
 from vla_rl.errors import ConfigError
 from vla_rl.models import openvla, openvla_oft
@@ -29,6 +31,7 @@ __all__ = [
     "action_head_of",
     "choose_device",
     "described",
+    "digest_as_read",
     "digest_of",
     "family_of",
     "is_base_policy",
@@ -206,6 +209,14 @@ def digest_of(folder: "PublicFolder") -> str:
                 file.seek(-min(WHOLE_FILE_BYTES, size - WHOLE_FILE_BYTES), 2)
                 digest.update(file.read())
     return digest.hexdigest()
+
+
+def digest_as_read(folder: str, format: CheckpointFormat) -> str:
+    """Return a fingerprint of a checkpoint and of how it is read."""
+    names = CheckpointFormat.__struct_fields__
+    settings = msgspec.json.encode({name: getattr(format, name) for name in names})
+    digest = digest_of(format.opened(folder))
+    return hashlib.blake2b(digest.encode() + settings, digest_size=16).hexdigest()
 
 
 def require_new(*folders: Path) -> None:

@@ -17,10 +17,11 @@ from vla_rl.driving_scores.rewards import reward_weights
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import within_range
 from vla_rl.evaluation.driving_strips import DrivingStrips
+from vla_rl.evaluation.first_results import POLICY_DIGEST
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.scored import ScoreJudge
 from vla_rl.learning import LearnerConfig, OptimizerConfig
-from vla_rl.models.loading import ASSETS, CheckpointFormat, described, load_policy
+from vla_rl.models.loading import ASSETS, CheckpointFormat, described, digest_as_read, load_policy
 from vla_rl.nodes.rewards import RewardConfig
 from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart, embodied_agent
@@ -34,6 +35,9 @@ DRIVING_BASE: Final = ASSETS / "driving_base"
 """A small policy that half learnt to drive; `sft_driving` makes it."""
 
 IMAGE_SIZE: Final = 56
+
+FORMAT: Final = CheckpointFormat(cameras=("image",))
+"""How checkpoints of driving policies are read."""
 
 
 class HeldOutScenesConfig(HeldOutSchedule, frozen=True, kw_only=True):
@@ -175,9 +179,9 @@ async def main(command: Command[TrainingLaunch, SceneTrainingConfig]) -> int:
     episodes, starts = held_out_episodes(config), starts_of(config)
     about = {"scenes": f"train 0-{len(starts) - 1}", "score": config.version}
     film = DrivingStrips(episodes) if starts[0].env.id == DRIVING else None
-    return await train_driver(
-        command, config.policy, starts, ScoreJudge(episodes, config.held_out, film), about
-    )
+    about[POLICY_DIGEST] = await asyncio.to_thread(digest_as_read, config.policy, FORMAT)
+    judge = ScoreJudge(episodes, config.held_out, film, about[POLICY_DIGEST])
+    return await train_driver(command, config.policy, starts, judge, about)
 
 
 async def train_driver(
@@ -195,9 +199,7 @@ async def train_driver(
         num_chunks: most decisions of an episode.
     """
     config = command.config
-    model = await asyncio.to_thread(
-        load_policy, policy, CheckpointFormat(cameras=("image",)), config.run.device
-    )
+    model = await asyncio.to_thread(load_policy, policy, FORMAT, config.run.device)
     print(f"starting from the policy in {policy}; {described(model)}", flush=True)
     return await launch(
         command,

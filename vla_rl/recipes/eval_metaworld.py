@@ -15,9 +15,10 @@ from typing import ClassVar
 import tyro
 
 from vla_rl.commands.command_line import run_recipe
+from vla_rl.commands.evaluating import EvalLaunch, main
 from vla_rl.evaluation.benchmark import METAWORLD, Benchmark
+from vla_rl.evaluation.eval_config import EvalConfig
 from vla_rl.evaluation.scenes import MetaworldScene, Quality
-from vla_rl.recipes.eval_libero import EvalConfig, EvalLaunch, main
 
 
 class EvalMetaworldConfig(EvalConfig, frozen=True, kw_only=True):

@@ -34,6 +34,7 @@ from vla_rl.evaluation.benchmark import (
     expected_of,
     require_fitting,
 )
+from vla_rl.evaluation.first_results import POLICY_DIGEST
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scene
 from vla_rl.evaluation.shipped import assets_in_use, other_pictures, resolve_checkpoint
@@ -42,6 +43,7 @@ from vla_rl.models.loading import (
     SHIPPED,
     CheckpointFormat,
     described,
+    digest_as_read,
     is_base_policy,
     load_policy,
 )
@@ -399,6 +401,9 @@ async def main(command: Command[TrainingLaunch, SuiteTrainingConfig]) -> int:
     held_out = held_out_episodes(config)
     print(_split_of(config), flush=True)
     model = await asyncio.to_thread(starting_policy, config)
+    about[POLICY_DIGEST] = await asyncio.to_thread(
+        digest_as_read, config.policy_folder, config.policy_format
+    )
     print(
         f"starting from the policy in {config.policy_folder}; rendering quality {config.scene.quality}",
         flush=True,
@@ -418,7 +423,11 @@ async def main(command: Command[TrainingLaunch, SuiteTrainingConfig]) -> int:
         ),
         about,
         HeldOutJudge(
-            held_out, film=write_strip, assets=about.get("assets", ""), schedule=config.held_out
+            held_out,
+            film=write_strip,
+            assets=about.get("assets", ""),
+            schedule=config.held_out,
+            policy_digest=about[POLICY_DIGEST],
         )
         if held_out
         else None,

@@ -6,6 +6,7 @@ successes of the same layout of roads in the same update. Before the first updat
 last, held-out drives are graded by Bench2Drive's driving score.
 """
 
+import asyncio
 import os
 import sys
 from typing import Final
@@ -16,11 +17,14 @@ from vla_rl.envs.driving.closed_loop import STEP_LIMITS
 from vla_rl.envs.driving.layouts import LAYOUTS
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.evaluation.driving_strips import DrivingStrips
+from vla_rl.evaluation.first_results import POLICY_DIGEST
 from vla_rl.evaluation.scored import ScoreJudge
 from vla_rl.learning import LearnerConfig, OptimizerConfig
+from vla_rl.models.loading import digest_as_read
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.recipes.driving_training import (
     DRIVING_BASE,
+    FORMAT,
     IMAGE_SIZE,
     HeldOutScenesConfig,
     train_driver,
@@ -109,12 +113,17 @@ async def main(command: Command[TrainingLaunch, SrpoDrivingConfig]) -> int:
     """Plan, draw or train, as the command line says."""
     config = command.config
     episodes = held_out_episodes(config)
+    digest = await asyncio.to_thread(digest_as_read, config.policy, FORMAT)
     return await train_driver(
         command,
         config.policy,
         starts_of(config),
-        ScoreJudge(episodes, config.held_out, DrivingStrips(episodes)),
-        {"layouts": ", ".join(config.kinds), "score": "driving score"},
+        ScoreJudge(episodes, config.held_out, DrivingStrips(episodes), digest),
+        {
+            "layouts": ", ".join(config.kinds),
+            "score": "driving score",
+            POLICY_DIGEST: digest,
+        },
         num_chunks=STEP_LIMITS["moves"] // NUM_WAYPOINTS,
     )
 

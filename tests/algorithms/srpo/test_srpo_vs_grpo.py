@@ -159,7 +159,7 @@ def test_what_is_there_is_not_run_again_and_each_finished_run_is_kept(
 ) -> None:
     data, played = written(tmp_path / "data.jsonl", [a_run("grpo", 0)]), []
 
-    def run_arm(arm: str, seed: int, digest: str) -> ArmRun:
+    def run_arm(arm: str, seed: int, digest: str, first: Path) -> ArmRun:
         played.append((arm, seed))
         if arm == "srpo_released":
             raise OSError("the machine went away")

@@ -22,7 +22,7 @@ async def test_a_run_learns_from_the_replies_of_a_server(tmp_path: Path) -> None
         plain = GrpoTextConfig(
             run=RunConfig(name="remote", root=str(tmp_path), updates=2, device="cpu"),
             group_size=4,
-            scheduler=SchedulerConfig(groups_per_update=2, max_staleness=1),
+            scheduler=SchedulerConfig(groups_per_update=4, max_staleness=1),
             num_validation=0,
             text=TextPoolConfig(num_envs=8),
         )
@@ -38,6 +38,9 @@ async def test_a_run_learns_from_the_replies_of_a_server(tmp_path: Path) -> None
     assert len(server.loaded) == 3  # before the first update, and after each
     assert same_weights(server.policy, policy)
     assert not same_weights(server.policy, CausalLanguageModel.load(ARITHMETIC_BASE))
-    last = read_metrics(outcome.run.path / "metrics.jsonl")[-1]
-    assert last["update/log_prob_gap_max"] < 1e-4
-    assert last["engine/num_ready"] == 1.0
+    lines = read_metrics(outcome.run.path / "metrics.jsonl")
+    gap = "update/log_prob_gap_max"
+    gaps = [line[gap] for line in lines if gap in line]  # not if no group of an update differs
+    assert gaps
+    assert max(gaps) < 1e-4
+    assert lines[-1]["engine/num_ready"] == 1.0

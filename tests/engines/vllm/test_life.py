@@ -302,7 +302,7 @@ if __name__ == "__main__":
         )
         with parent:
             # the first runs before the second is started
-            while len(loaded := those_with_torch(parent.pid)) < 2:
+            while len(loaded := children_with_torch(parent.pid)) < 2:
                 assert parent.poll() is None
                 await asyncio.sleep(0.02)
             pidfds = [
@@ -321,11 +321,14 @@ if __name__ == "__main__":
         assert os.listdir(own) == []
 
 
-def those_with_torch(session: int) -> list[int]:
-    """Processes of a session, but for the one that began it, that have begun to load torch."""
+def children_with_torch(parent: int) -> list[int]:
+    """Children of a process that have begun to load torch.
+
+    Not theirs: an engine that runs a program, such as lscpu, is two processes for a moment.
+    """
     loaded = []
-    for pid in processes_of_session(session):
+    for child in psutil.Process(parent).children():
         with contextlib.suppress(OSError):  # ended while we looked
-            if pid != session and "libtorch" in Path(f"/proc/{pid}/maps").read_text():
-                loaded.append(pid)
+            if "libtorch" in Path(f"/proc/{child.pid}/maps").read_text():
+                loaded.append(child.pid)
     return loaded
