@@ -80,7 +80,7 @@ def test_a_killed_evaluation_goes_on_with_what_is_missing_and_keeps_its_record(
     ]
     plan += ["--record-to", str(tmp_path / "data"), "--root", str(tmp_path)]
     process = subprocess.Popen([*EVAL, *plan], stdout=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.monotonic() + 100
+    deadline = time.monotonic() + 250
     try:
         while not any(
             file.read_bytes().count(b"\n") for file in tmp_path.glob("eval-*/episodes.jsonl")
