@@ -275,7 +275,7 @@ async def test_a_stranger_that_announces_a_gigabyte_is_dropped_at_once(
 async def test_a_stranger_that_says_nothing_is_dropped_after_its_time(
     keys: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(host_module, "_HANDSHAKE_WITHIN_MS", 300)
+    monkeypatch.setattr(host_module, "HANDSHAKE_WITHIN_MS", 300)
     server, client = read_keys(keys / "server.key"), read_keys(keys / "client.key")
     async with (
         asyncio.timeout(60),

@@ -35,10 +35,17 @@ class ActorLoop(asyncio.SelectorEventLoop):
         super().__init__(self._wait)
 
     def open_socket(
-        self, socket: zmq.Socket[bytes], on_message: Callable[[Frames], None]
+        self,
+        socket: zmq.Socket[bytes],
+        on_message: Callable[[Frames], None],
+        *,
+        in_place: bool = False,
     ) -> "WaitingSocket":
-        """Read `socket` whenever the loop has nothing to do, and once per turn otherwise."""
-        self._wait.socket = WaitingSocket(socket, on_message)
+        """Read `socket` whenever the loop has nothing to do, and once per turn otherwise.
+
+        See `MessageSocket` for `in_place`.
+        """
+        self._wait.socket = WaitingSocket(socket, on_message, in_place=in_place)
         self._wait.watched = [(socket, _POLLIN), (self._wait.fileno(), _POLLIN)]
         return self._wait.socket
 

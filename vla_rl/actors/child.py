@@ -12,6 +12,7 @@ import gc
 import importlib
 import os
 import sys
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import msgspec
@@ -22,6 +23,7 @@ from vla_rl.actors.actor_loop import ActorLoop, WaitingSocket
 from vla_rl.actors.blocks import use_for_blocks
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.fork_protocol import ChildSettings
+from vla_rl.actors.listening import Listening
 from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.parent_link import die_with_parent, leave_terminal_to_parent, name_process
 from vla_rl.actors.pulse import begin_beating
@@ -95,19 +97,33 @@ async def _live(settings: ChildSettings) -> int:
         os.close(settings.arena_in)
         os.close(settings.arena_out)
     with zmq.Context() as context:
-        socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
-        lift_high_water_mark(socket)
-        socket.connect(settings.address)
+        parent: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        lift_high_water_mark(parent)
+        parent.connect(settings.address)
         life = _Life(codec, settings.actor_id)
-        loop = asyncio.get_running_loop()
-        assert isinstance(loop, ActorLoop)
-        own_socket = loop.open_socket(socket, life.on_message)
-        lag = LoopLag()
+        if settings.listens is None:
+            life.say_hello(parent, Birth(os.getpid()))
+            return await _run(life, parent)
+        listening = Listening(context, settings.listens)
+        life.say_hello(parent, Birth(os.getpid(), listening.port, listening.public_key))
+        parent.close(linger=_LAST_WORDS_MS)
+        life.on_born = listening.close_door
         try:
-            return await life.run(own_socket, lag)
+            return await _run(life, listening.socket, in_place=True)
         finally:
-            lag.stop()
-            own_socket.close(linger_ms=_LAST_WORDS_MS)
+            listening.close()
+
+
+async def _run(life: "_Life", socket: zmq.Socket[bytes], *, in_place: bool = False) -> int:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, ActorLoop)
+    own_socket = loop.open_socket(socket, life.on_message, in_place=in_place)
+    lag = LoopLag()
+    try:
+        return await life.run(own_socket, lag)
+    finally:
+        lag.stop()
+        own_socket.close(linger_ms=_LAST_WORDS_MS)
 
 
 class _Life:
@@ -116,7 +132,14 @@ class _Life:
     def __init__(self, codec: Codec, actor_id: int) -> None:
         self._codec, self._actor_id = codec, actor_id
         self._birth: list[Frames] = []
+        self.on_born: Callable[[], None] = lambda: None
+        """Called when the actor's description has come, and so the peer that may send it."""
         self._born: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+
+    def say_hello(self, parent: zmq.Socket[bytes], birth: Birth) -> None:
+        """Send the first message."""
+        hello = self._codec.encode(Kind.HELLO, 0, self._actor_id, OWN_CALL, birth, "hello")
+        parent.send_multipart(hello)
 
     def on_message(self, frames: Frames) -> None:
         """Collect the two messages that describe the actor."""
@@ -130,15 +153,13 @@ class _Life:
                 self._born.set_result(None)
 
     async def run(self, socket: WaitingSocket, lag: LoopLag) -> int:
-        """Run from the hello to the actor's end.
+        """Run from the actor's description to its end.
 
         Return 0, or 1 if it could not be built or its `on_stop` raised.
         """
         send = socket.send
-        send(
-            self._codec.encode(Kind.HELLO, 0, self._actor_id, OWN_CALL, Birth(os.getpid()), "hello")
-        )
         await self._born
+        self.on_born()
         try:
             actor, table, mailbox = self._build()
             server = ActorServer(

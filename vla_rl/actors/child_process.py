@@ -14,7 +14,7 @@ import zmq
 
 from vla_rl.actors.channel import Death, OnEnd, OnMessage
 from vla_rl.actors.codec import Codec
-from vla_rl.actors.fork_protocol import ChildSettings
+from vla_rl.actors.fork_protocol import ChildSettings, ListenSettings
 from vla_rl.actors.observer import ProcessObserver, Watched
 from vla_rl.actors.parts import MAX_WIRE_FRAME_BYTES
 from vla_rl.actors.placement import ChildProcess
@@ -39,7 +39,8 @@ may rightly wait for another program while it holds the interpreter lock."""
 class ChildChannel:
     """One child process, from its launch to its end.
 
-    See `Channel`. `start` starts the process, `observer` watches it.
+    See `Channel`. `start` starts the process, `observer` watches it. With `listens` it is a client's
+    on another host: it says hello to us, and everything else to the client.
     """
 
     unanswered = ""
@@ -54,6 +55,7 @@ class ChildChannel:
         observer: ProcessObserver,
         actor_id: int = 0,
         start: StartProcess = SpawnedProcess,
+        listens: ListenSettings | None = None,
     ) -> None:
         self.name, self.actor_id, self._on_end = name, actor_id, on_end
         self._loop = asyncio.get_running_loop()
@@ -86,6 +88,7 @@ class ChildChannel:
                 arena_in=arena_in,
                 arena_out=arena_out,
                 pulse=-1 if pulse is None else pulse.fd,
+                listens=listens,
             )
             self.codec = Codec(SlotWriter(arena_in), SlotReader(arena_out)) if arenas else Codec()
             stderr_read, stderr_write = os.pipe()

@@ -18,6 +18,17 @@ _MAX_BYTES = 1 << 18
 _MAX_FDS = 5
 
 
+class ListenSettings(msgspec.Struct, frozen=True):
+    """Where a process waits for the client that launched it from another host."""
+
+    interface: str
+    """Numeric address to bind to."""
+    ports: tuple[int, int]
+    """First and last port to choose from; (0, 0) for any free one."""
+    client_key: str
+    """Public key of the only peer that is accepted."""
+
+
 class ChildSettings(msgspec.Struct, frozen=True):
     """Settings of a child process, and how it reaches its parent."""
 
@@ -32,6 +43,9 @@ class ChildSettings(msgspec.Struct, frozen=True):
     arena_out: int
     pulse: int
     """File descriptor of the page with the child's heartbeat; -1 if it is not observed."""
+    listens: ListenSettings | None = None
+    """Given by a host: messages go to and from the client directly. None at home, where they go
+    through `address`."""
 
     @property
     def shared_fds(self) -> dict[str, int]:

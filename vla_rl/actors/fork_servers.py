@@ -8,8 +8,10 @@ import asyncio
 import msgspec
 
 from vla_rl.actors.forking import ForkServerProcess
+from vla_rl.actors.interpreter import check_interpreter
 from vla_rl.actors.observer import ProcessObserver
 from vla_rl.actors.placement import ChildProcess
+from vla_rl.actors.spawned_process import SpawnedProcess, StartProcess
 from vla_rl.errors import ActorDied
 
 
@@ -35,6 +37,21 @@ class ForkServers:
         if server is None or not server.is_alive():
             server = self._servers[key] = ForkServerProcess(name, placement, self._observer)
         return server
+
+    async def prepare(self, placement: ChildProcess) -> None:
+        """Check the interpreter of a placement, and wait until its server is ready.
+
+        Raises: ConfigError for an unusable interpreter; what a prepare hook raises; ActorFrozen
+            naming a hook that did not end in time; ActorDied if the server dies.
+        """
+        if placement.python is not None:
+            await check_interpreter(placement.python)
+        if placement.fork_from is not None:
+            await self.of(placement).until_ready()
+
+    def starter(self, placement: ChildProcess) -> StartProcess:
+        """Return what starts such a process: a fork of its server, or a fresh interpreter."""
+        return self.of(placement).start if placement.fork_from is not None else SpawnedProcess
 
     async def close(self) -> None:
         """End all servers and start no more. Their children have ended before."""

@@ -1,33 +1,32 @@
 """Serve processes of this host to known clients: `python -m vla_rl.actors.host --help`.
 
-A client requests a process; from then on the host passes messages between the two, unread. The end
-of a process is reported to its client at once; the end of a client ends its processes. All
-connections are encrypted (CURVE), and only clients with listed public keys are accepted: such a
-client can run any importable actor as this user.
+A client requests a process, which then waits for that client at a port of its own: the host passes
+on where, and sees none of their messages. The end of a process is reported to its client at once;
+the end of a client ends its processes. All connections are encrypted (CURVE), and only clients with
+listed public keys are accepted: such a client can run any importable actor as this user.
 """
 
 import argparse
 import asyncio
-import functools
 import logging
 import signal
 import sys
 from collections.abc import Collection
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import msgspec
 import uvloop
 import zmq
 
-from vla_rl.actors.channel import Death
-from vla_rl.actors.child_process import ChildChannel
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.host_connection import set_tcp_options
+from vla_rl.actors.hosted_client import HostedClient
 from vla_rl.actors.keys import read_keys, read_public_key
+from vla_rl.actors.listening import HANDSHAKE_WITHIN_MS
 from vla_rl.actors.observer import ProcessObserver
-from vla_rl.actors.placement import LOST_AFTER_S, ChildProcess, KeyPair, require_silence
+from vla_rl.actors.placement import LOST_AFTER_S, KeyPair, require_silence
 from vla_rl.actors.sockets import LoopSocket
 from vla_rl.actors.wire import (
     DeathNotice,
@@ -35,6 +34,7 @@ from vla_rl.actors.wire import (
     Kind,
     LaunchRequest,
     MalformedMessage,
+    PrepareRequest,
     is_batch,
     num_announced_frames,
     split_messages,
@@ -45,10 +45,10 @@ from vla_rl.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 _PROBE_INTERVAL_S = 0.4
-_HANDSHAKE_WITHIN_MS = 10_000
-"""A connection whose peer has not shown a listed key by then is closed; until then it may hold one
-part of a message."""
+_HIGHEST_PORT = 65535
 
 
 class HostServer:
@@ -59,6 +59,7 @@ class HostServer:
         keys: the server's own keys.
         allowed: public keys of the clients.
         lost_after_s: silence after which a client is lost, as `RemoteHost.lost_after_s`.
+        ports: first and last port for the processes, each of which takes one; (0, 0) for any.
     """
 
     def __init__(
@@ -68,11 +69,19 @@ class HostServer:
         allowed: Collection[str],
         *,
         lost_after_s: float = LOST_AFTER_S,
+        ports: tuple[int, int] = (0, 0),
     ) -> None:
         require_silence(lost_after_s)
+        if ports != (0, 0) and not 0 < ports[0] <= ports[1] <= _HIGHEST_PORT:
+            raise ValueError(
+                f"ports are {ports[0]} to {ports[1]}, expected a first one and a last one from 1 to "
+                f"{_HIGHEST_PORT}."
+            )
+        self._ports = ports
         self._lost_after_s = lost_after_s
         self._bind_to, self._keys, self._allowed = address, keys, allowed
-        self._clients: dict[bytes, dict[int, ChildChannel]] = {}
+        self._clients: dict[bytes, HostedClient] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
         self._codec = Codec()
         self._observer = ProcessObserver(f"the host at {address}")
         self.num_rejected = 0
@@ -84,7 +93,7 @@ class HostServer:
         self._gatekeeper = Gatekeeper(self._context, self._allowed)
         router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
         set_tcp_options(router, self._lost_after_s)
-        router.setsockopt(zmq.HANDSHAKE_IVL, _HANDSHAKE_WITHIN_MS)
+        router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_WITHIN_MS)
         router.setsockopt(zmq.ROUTER_MANDATORY, 1)
         router.curve_server = True
         router.curve_secretkey = self._keys.secret.encode()
@@ -115,10 +124,9 @@ class HostServer:
         self._probing.cancel()
         await asyncio.wait([self._probing])
         self._observer.close()
-        children = [child for actors in self._clients.values() for child in actors.values()]
-        for child in children:
-            child.kill()
-        await asyncio.gather(*(child.until_gone() for child in children))
+        for client in list(self._clients):
+            self._dismiss(client)
+        await asyncio.gather(*self._leaving)
         self._socket.close(linger_ms=500)
         self._gatekeeper.close()
         self._context.term()
@@ -131,7 +139,7 @@ class HostServer:
     @property
     def num_actors(self) -> int:
         """Number of processes that run."""
-        return sum(len(actors) for actors in self._clients.values())
+        return sum(client.num_actors for client in self._clients.values())
 
     def _on_message(self, frames: Frames) -> None:
         identity, *rest = frames
@@ -148,56 +156,55 @@ class HostServer:
             if self.num_rejected == 1:
                 logger.warning("rejected a message: %s Later ones are only counted.", error)
 
-    def _take(self, client: bytes, frames: Frames) -> None:
-        kind, _, actor, _ = unpack_envelope(frames[0])
+    def _take(self, identity: bytes, frames: Frames) -> None:
+        kind, _, actor, call = unpack_envelope(frames[0])
         if num_announced_frames(frames[0]) != len(frames) - 1:
             raise MalformedMessage("message with another number of frames than it announces.")
-        actors = self._clients.get(client, {})
-        if kind == Kind.LAUNCH and actor not in actors:
-            self._launch(client, actor, frames)
-        elif actor not in actors:
-            if kind not in (
-                Kind.KILL,
-                Kind.CANCEL,
-                Kind.CREDIT,
-                Kind.CALL,
-                Kind.STOP,
-            ):  # may have crossed a death notice
-                raise MalformedMessage(
-                    f"message of kind {kind} for actor {actor}, which does not exist."
-                )
-        elif kind == Kind.KILL:
-            actors[actor].kill()
+        client = self._clients.get(identity)
+        if kind == Kind.KILL:  # which may have crossed a death notice
+            if client is not None:
+                client.kill(actor)
+        elif kind == Kind.LAUNCH and (client is None or not client.has(actor)):
+            try:
+                launch = self._read(LaunchRequest, frames)
+            except MalformedMessage as error:
+                cause = f"{error} Install the same version of vla_rl on both hosts"
+                notice = DeathNotice(0, f"could not be started: {cause}", ())
+                answer = self._codec.encode(Kind.DIED, 0, actor, 0, notice, "death notice")
+                self._socket.send([identity, *answer])
+                raise
+            (client or self._admit(identity)).launch(actor, launch)
+        elif kind == Kind.PREPARE:
+            prepare = self._read(PrepareRequest, frames)
+            (client or self._admit(identity)).prepare(call, prepare.process)
         else:
-            actors[actor].send(frames)
+            raise MalformedMessage(f"message of kind {kind} for actor {actor} is not for a host.")
 
-    def _launch(self, client: bytes, actor: int, frames: Frames) -> None:
+    def _read(self, type_: type[T], frames: Frames) -> T:
         try:
-            request = self._codec.decode(self._codec.decoder(LaunchRequest), frames)
+            request: T = self._codec.decode(self._codec.decoder(type_), frames)
         except msgspec.ValidationError as error:
-            raise MalformedMessage(f"launch request: {error}.") from None
-        placement = ChildProcess(env=request.env, shared_memory_mib=0)
-        on_end = functools.partial(self._on_end, client, actor)
-        try:
-            on_message = functools.partial(self._forward, client)
-            child = ChildChannel(
-                request.name, placement, self._context, on_message, on_end, self._observer, actor
-            )
-        except Exception as error:  # the client gets the error, and the others are served on
-            on_end(Death(0, f"could not be started: {error}"))
-            return
-        self._clients.setdefault(client, {})[actor] = child
+            raise MalformedMessage(f"{type_.__name__}: {error}.") from None
+        return request
 
-    def _forward(self, client: bytes, frames: Frames) -> None:
-        self._socket.send([client, *frames])
+    def _admit(self, identity: bytes) -> HostedClient:
+        interface = self.address.removeprefix("tcp://").rpartition(":")[0]
+        client = self._clients[identity] = HostedClient(
+            f"a client of {self.address}",
+            self._context,
+            self._observer,
+            interface,
+            self._ports,
+            lambda frames: self._socket.send([identity, *frames]),
+        )
+        return client
 
-    def _on_end(self, client: bytes, actor: int, death: Death) -> None:
-        actors = self._clients.get(client, {})
-        actors.pop(actor, None)
-        if not actors:
-            self._clients.pop(client, None)
-        notice = DeathNotice(death.pid, death.cause, death.last_words, death.frozen)
-        self._forward(client, self._codec.encode(Kind.DIED, 0, actor, 0, notice, "death notice"))
+    def _dismiss(self, identity: bytes) -> None:
+        """End everything that a client has here."""
+        client = self._clients.pop(identity)
+        leaving = asyncio.create_task(client.close(), name="end of a client")
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
 
     async def _probe_clients(self) -> None:
         """End the processes of clients that have gone.
@@ -207,30 +214,44 @@ class HostServer:
         ping = self._codec.encode(Kind.PING, 0, 0, 0, None, "ping")
         while True:
             await asyncio.sleep(_PROBE_INTERVAL_S)
-            for client, actors in list(self._clients.items()):
-                if not self._is_there(client, ping):
-                    logger.warning("a client is gone; its %d actors are killed.", len(actors))
-                    for child in actors.values():
-                        child.kill()
+            for identity, client in list(self._clients.items()):
+                if not self._is_there(identity, ping):
+                    if client.num_actors:
+                        logger.warning(
+                            "a client is gone; its %d actors are killed.", client.num_actors
+                        )
+                    self._dismiss(identity)
             self._socket.look_again()
 
-    def _is_there(self, client: bytes, ping: list[bytes]) -> bool:
+    def _is_there(self, identity: bytes, ping: list[bytes]) -> bool:
         try:
-            self._router.send_multipart([client, *ping], zmq.NOBLOCK)
+            self._router.send_multipart([identity, *ping], zmq.NOBLOCK)
         except zmq.ZMQError as error:
             return error.errno != zmq.EHOSTUNREACH
         return True
 
 
-async def serve(address: str, keys: KeyPair, allowed: Collection[str], lost_after_s: float) -> None:
+async def serve(
+    address: str,
+    keys: KeyPair,
+    allowed: Collection[str],
+    lost_after_s: float,
+    ports: tuple[int, int],
+) -> None:
     """Serve until SIGTERM or SIGINT."""
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    async with HostServer(address, keys, allowed, lost_after_s=lost_after_s) as server:
+    opened = HostServer(address, keys, allowed, lost_after_s=lost_after_s, ports=ports)
+    async with opened as server:
         print(f"serving actors on {server.address}", flush=True)
         await stop.wait()
+
+
+def _ports(words: str) -> tuple[int, int]:
+    first, _, last = words.partition("-")
+    return int(first), int(last or first)
 
 
 def main() -> None:
@@ -255,13 +276,21 @@ def main() -> None:
         help="silence after which a client is lost and its processes are killed (default: "
         "%(default)s)",
     )
+    parser.add_argument(
+        "--ports",
+        type=_ports,
+        default=(0, 0),
+        metavar="FIRST-LAST",
+        help="ports of the actors, each of which listens at its own; a firewall has to admit them "
+        "besides the server's (default: any free port)",
+    )
     options = parser.parse_args()
     try:
         keys, allowed = read_keys(options.keys), [read_public_key(file) for file in options.allow]
     except (OSError, ValueError) as error:
         sys.exit(str(error))
     try:
-        uvloop.run(serve(options.bind, keys, allowed, options.lost_after))
+        uvloop.run(serve(options.bind, keys, allowed, options.lost_after, options.ports))
     except (ConfigError, ValueError) as error:
         sys.exit(str(error))
 

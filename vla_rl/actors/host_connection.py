@@ -1,4 +1,4 @@
-"""Our end of the connection to another host: one encrypted socket for all actors there.
+"""Our end of the connection to a host: one encrypted socket, to launch and to hear of deaths.
 
 ZeroMQ's own heartbeats, sent by its thread even while our loop is busy, detect a lost host, by
 default within two seconds. The socket's monitor reports it, and all actors there end for their
@@ -6,29 +6,21 @@ callers. A lost connection is not resumed: a restart makes a new one.
 """
 
 import asyncio
-from collections.abc import Callable
+import itertools
 
 import msgspec
 import zmq
-from zmq.utils.monitor import parse_monitor_message
 
 from vla_rl.actors.channel import Death, OnEnd, OnMessage
 from vla_rl.actors.codec import Codec
+from vla_rl.actors.direct_link import HANDSHAKE_FAILED, event_of
 from vla_rl.actors.parts import MAX_WIRE_FRAME_BYTES
-from vla_rl.actors.placement import RemoteHost
+from vla_rl.actors.placement import ChildProcess, RemoteHost
+from vla_rl.actors.remote_channel import RemoteChannel
+from vla_rl.actors.remote_errors import ErrorReport, restore_error
 from vla_rl.actors.sockets import LoopSocket, lift_high_water_mark
-from vla_rl.actors.wire import (
-    Birth,
-    DeathNotice,
-    Frames,
-    Kind,
-    LaunchRequest,
-    MalformedMessage,
-    unpack_envelope,
-)
-
-_HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
-_HANDSHAKE_FAILED |= zmq.EVENT_HANDSHAKE_FAILED_AUTH
+from vla_rl.actors.wire import Frames, Kind, MalformedMessage, PrepareRequest, unpack_envelope
+from vla_rl.errors import ActorDied
 
 
 def set_tcp_options(socket: zmq.Socket[bytes], lost_after_s: float) -> None:
@@ -51,31 +43,63 @@ class HostConnection:
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], host: RemoteHost) -> None:
         self.address, self.is_lost = host.address, False
+        self._context, self._codec = context, Codec()
         self._channels: dict[int, RemoteChannel] = {}
-        self._next_id = 1
+        self._preparations: dict[int, asyncio.Future[None]] = {}
+        self._numbers = itertools.count(1)
+        self._connected: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         socket: zmq.Socket[bytes] = context.socket(zmq.DEALER)
         set_tcp_options(socket, host.lost_after_s)
         socket.curve_serverkey = host.server_public_key.encode()
         socket.curve_publickey = host.client_keys.public.encode()
         socket.curve_secretkey = host.client_keys.secret.encode()
-        monitor = socket.get_monitor_socket(zmq.EVENT_DISCONNECTED | _HANDSHAKE_FAILED)
+        monitor = socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED
+        )
         self._zmq_socket = socket
         self._socket = LoopSocket(socket, self._on_message)
         self._monitor = LoopSocket(monitor, self._on_event, raw=True)
         socket.connect(host.address)
 
     def launch(
-        self, name: str, env: dict[str, str], on_message: OnMessage, on_end: OnEnd
-    ) -> "RemoteChannel":
+        self, name: str, process: ChildProcess, on_message: OnMessage, on_end: OnEnd
+    ) -> RemoteChannel:
         """Ask for a process there; its messages and its end arrive through the callbacks."""
         channel = RemoteChannel(
-            self._next_id, self.address, self._socket, on_message, on_end, self._channels.pop
+            next(self._numbers),
+            self.address,
+            self._socket,
+            self._context,
+            on_message,
+            on_end,
+            self._channels.pop,
         )
         self._channels[channel.actor_id] = channel
-        self._next_id += 1
-        request = LaunchRequest(name, env)
-        channel.send(channel.codec.encode(Kind.LAUNCH, 0, channel.actor_id, 0, request, name))
+        channel.launch(name, process)
         return channel
+
+    async def prepare(self, process: ChildProcess, connect_within_s: float) -> None:
+        """Have the interpreter and the fork server of a process prepared there.
+
+        Raises: what preparing it here would raise; ActorDied if the host is lost meanwhile;
+            TimeoutError if nothing answers at its address in time.
+        """
+        try:
+            async with asyncio.timeout(connect_within_s):
+                await asyncio.shield(self._connected)
+        except TimeoutError:
+            raise TimeoutError(
+                f"no answer from {self.address} within {connect_within_s} s; expected `python -m "
+                "vla_rl.actors.host` to serve there, at an address that this host can reach."
+            ) from None
+        number = next(self._numbers)
+        answer = self._preparations[number] = asyncio.get_running_loop().create_future()
+        request = PrepareRequest(process)
+        try:
+            self._socket.send(self._codec.encode(Kind.PREPARE, 0, 0, number, request, "prepare"))
+            await answer
+        finally:
+            del self._preparations[number]
 
     def close(self) -> None:
         """Close the connection; the host ends our actors."""
@@ -83,18 +107,30 @@ class HostConnection:
 
     def _on_message(self, frames: Frames) -> None:
         try:
-            kind, _, actor, _ = unpack_envelope(frames[0])
-        except MalformedMessage:
+            kind, _, actor, call = unpack_envelope(frames[0])
+            if call in self._preparations:
+                self._on_prepared(self._preparations[call], kind, frames)
+        except (MalformedMessage, msgspec.ValidationError):
             return
         channel = self._channels.get(actor)
         if channel is not None and kind != Kind.PING:
-            channel.deliver(kind, frames)
+            channel.take_from_host(kind, frames)
+
+    def _on_prepared(self, answer: "asyncio.Future[None]", kind: int, frames: Frames) -> None:
+        if answer.done():
+            return
+        if kind == Kind.PREPARED:
+            answer.set_result(None)
+        elif kind == Kind.ERROR:
+            report = self._codec.decode(self._codec.decoder(ErrorReport), frames)
+            answer.set_exception(restore_error(report, f"fork server of {self.address}", 0))
 
     def _on_event(self, frames: Frames) -> None:
-        if len(frames) != 2:
-            return
-        event = parse_monitor_message(list(frames))["event"]
-        if event & _HANDSHAKE_FAILED:
+        event = event_of(frames)
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            if not self._connected.done():
+                self._connected.set_result(None)
+        elif event & HANDSHAKE_FAILED:
             self._lose(f"{self.address} rejected our key, or does not have the expected server key")
         elif event == zmq.EVENT_DISCONNECTED:
             self._lose(f"connection to {self.address} is lost")
@@ -106,75 +142,10 @@ class HostConnection:
         self._monitor.close()
         self._zmq_socket.disable_monitor()
         self._socket.close()
+        error = ActorDied(f"fork server of {self.address}", 0, cause)
+        for waiting in (self._connected, *self._preparations.values()):
+            if not waiting.done():
+                waiting.set_exception(error)
+                waiting.exception()  # perhaps nothing waits
         for channel in list(self._channels.values()):
             channel.end(Death(channel.pid, cause))
-
-
-class RemoteChannel:
-    """One process on another host. See `Channel`."""
-
-    def __init__(
-        self,
-        actor_id: int,
-        address: str,
-        socket: LoopSocket,
-        on_message: OnMessage,
-        on_end: OnEnd,
-        forget: Callable[[int], object],
-    ) -> None:
-        self.actor_id, self.on_message, self._on_end = actor_id, on_message, on_end
-        self.codec, self.pid, self._address = Codec(), 0, address
-        self._socket, self._forget = socket, forget
-        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-    @property
-    def unanswered(self) -> str:
-        """Address of the host until it has sent a message about the process.
-
-        Then an empty string.
-        """
-        return "" if self.pid else self._address
-
-    is_ending = False
-    """The host reports the end only when all is over."""
-
-    def send(self, frames: Frames) -> None:
-        """Queue one message; it is dropped if the host is lost."""
-        self._socket.send(frames)
-
-    def poll(self) -> None:
-        """Deliver what has already arrived."""
-        self._socket.drain_all()
-
-    def kill(self) -> None:
-        """Have the host kill the process.
-
-        If the host never answered, there is no process to wait for.
-        """
-        self.send(self.codec.encode(Kind.KILL, 0, self.actor_id, 0, None, "kill"))
-        if self.pid == 0:
-            self.end(Death(0, "killed before its host answered"))
-
-    async def until_gone(self) -> None:
-        """Wait until the host reports the end of the process, or is lost itself."""
-        await asyncio.shield(self._gone)
-
-    def deliver(self, kind: int, frames: Frames) -> None:
-        """Take one message for this actor."""
-        try:
-            if kind == Kind.DIED:
-                notice = self.codec.decode(self.codec.decoder(DeathNotice), frames)
-                self.end(Death(notice.pid, notice.cause, notice.last_words, notice.frozen))
-                return
-            if kind == Kind.HELLO:
-                self.pid = self.codec.decode(self.codec.decoder(Birth), frames).pid
-        except (MalformedMessage, msgspec.ValidationError):
-            return
-        self.on_message(frames)
-
-    def end(self, death: Death) -> None:
-        """Report the end to the owner, once."""
-        if not self._gone.done():
-            self._forget(self.actor_id)
-            self._gone.set_result(None)
-            self._on_end(death)

@@ -103,6 +103,11 @@ class ChildProcess(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     @property
+    def needs_preparation(self) -> bool:
+        """Whether something has to be checked or started before the first such process."""
+        return self.python is not None or self.fork_from is not None
+
+    @property
     def arena_bytes(self) -> int:
         """Shared memory in each direction, in bytes."""
         return self.shared_memory_mib * _MIB
@@ -127,7 +132,8 @@ class KeyPair(msgspec.Struct, frozen=True, kw_only=True):
 class RemoteHost(msgspec.Struct, frozen=True, kw_only=True):
     """In a process of another host that runs `python -m vla_rl.actors.host`.
 
-    Encrypted; only known keys are accepted.
+    Encrypted; only known keys are accepted. The server starts the process and reports its end; all
+    other messages travel between the process and us, on a connection of their own.
     """
 
     address: str
@@ -139,8 +145,12 @@ class RemoteHost(msgspec.Struct, frozen=True, kw_only=True):
     client_keys: KeyPair
     """Our keys; the public one must be among those that the server allows."""
 
+    process: ChildProcess = ChildProcess()
+    """Process to start there: its interpreter, its fork server, its environment on top of the
+    server's. Paths are those of the host. `shared_memory_mib` has no meaning between hosts."""
+
     env: dict[str, str] = {}
-    """Variables set on top of the server's environment."""
+    """Short for `process=ChildProcess(env=...)`; refused beside a process with variables."""
 
     lost_after_s: float = LOST_AFTER_S
     """Silence after which the host counts as lost (s, 0.1 to 3600). ZeroMQ's threads exchange
@@ -154,6 +164,18 @@ class RemoteHost(msgspec.Struct, frozen=True, kw_only=True):
                 f"address is {self.address!r}, expected tcp://host:port of a "
                 "vla_rl.actors.host server."
             )
+        if self.env and self.process.env:
+            raise ValueError(
+                f"env is {self.env} and process.env is {self.process.env}, expected one of them; "
+                "put all variables into process.env."
+            )
+
+    @property
+    def launched_process(self) -> ChildProcess:
+        """Process to start there, with the variables of either field."""
+        if not self.env:
+            return self.process
+        return msgspec.structs.replace(self.process, env=self.env)
 
 
 Placement = InLoop | ChildProcess | RemoteHost

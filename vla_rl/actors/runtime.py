@@ -22,12 +22,10 @@ from vla_rl.actors.fork_servers import ForkServers
 from vla_rl.actors.handle import client_of, handle_class, record_of
 from vla_rl.actors.host_connection import HostConnection
 from vla_rl.actors.in_loop import InLoopChannel
-from vla_rl.actors.interpreter import check_interpreter
 from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.observer import ProcessObserver
 from vla_rl.actors.placement import ChildProcess, InLoop, Placement, RemoteHost, RestartPolicy
 from vla_rl.actors.remote_errors import ErrorReport
-from vla_rl.actors.spawned_process import SpawnedProcess
 from vla_rl.actors.supervision import Launcher, Supervisor
 from vla_rl.actors.waits import Wait, add_source, remove_source, waiting
 from vla_rl.actors.wire import LagReport, SpawnRequest
@@ -38,6 +36,8 @@ logger = logging.getLogger(__name__)
 A = TypeVar("A", bound=Actor)
 Ts = TypeVarTuple("Ts")
 _IN_LOOP = InLoop()
+_FAR_IO_THREADS = 4
+"""Threads that encrypt for other hosts: one of them does about 1 GB/s."""
 
 
 class ActorInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,6 +105,7 @@ class Runtime:
         self._group: asyncio.TaskGroup | None = None
         self._is_left = False
         self._context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._far_context: zmq.Context[zmq.Socket[bytes]] | None = None
         self._lag: LoopLag | None = None
 
     async def __aenter__(self) -> Self:
@@ -139,6 +140,8 @@ class Runtime:
             for connection in self._connections.values():
                 connection.close()
             self._context.destroy(linger=0)
+            if self._far_context is not None:
+                self._far_context.destroy(linger=0)
             try:
                 await self._group.__aexit__(kind, error, trace)
             except BaseExceptionGroup as group:
@@ -194,7 +197,7 @@ class Runtime:
         request = SpawnRequest(target, table.fingerprint, mailbox)
         bound = table.constructor.bind(args, {})
         launch = self._launcher(name, table, bound, placement, mailbox)
-        prepare = functools.partial(self._prepare, placement)
+        prepare = functools.partial(self._prepare, placement, start_timeout_s)
         supervisor = Supervisor(client, prepare, launch, request, bound, restart, start_timeout_s)
         group = self._open_group()
         record = _Record(self, client, supervisor, placement)
@@ -207,25 +210,31 @@ class Runtime:
         group.create_task(self._supervise(record), name=f"supervise {name}")
         return cast(A, handle_class(kind)(client, record))
 
-    async def prepare(self, placement: ChildProcess) -> None:
+    async def prepare(
+        self, placement: ChildProcess | RemoteHost, *, start_timeout_s: float = 60.0
+    ) -> None:
         """Check the interpreter and start the fork server of a placement now.
 
         Then the first `spawn` need not wait for them.
 
+        Args:
+            start_timeout_s: longest time until another host answers (s).
+
         Raises: ConfigError for an unusable interpreter; what a prepare hook raises; ActorFrozen
-            naming a hook that did not end in time; ActorDied if the fork server dies.
+            naming a hook that did not end in time; ActorDied if the fork server or its host dies;
+            TimeoutError if the host does not answer.
         """
         self._open_group()
-        await self._prepare(placement)
+        await self._prepare(placement, start_timeout_s)
 
-    async def _prepare(self, placement: Placement) -> None:
-        if not isinstance(placement, ChildProcess):
-            return
-        if placement.python is not None:
-            await check_interpreter(placement.python)
-        if placement.fork_from is not None:
+    async def _prepare(self, placement: Placement, start_timeout_s: float) -> None:
+        if isinstance(placement, ChildProcess) and placement.needs_preparation:
             with waiting(f"runtime {self.name!r}", on="its fork server"):
-                await self._fork_servers.of(placement).until_ready()
+                await self._fork_servers.prepare(placement)
+        elif isinstance(placement, RemoteHost) and placement.process.needs_preparation:
+            with waiting(f"runtime {self.name!r}", on=f"the fork server of {placement.address}"):
+                connection = self._connection(placement)
+                await connection.prepare(placement.launched_process, start_timeout_s)
 
     def info(self, actor: Actor) -> ActorInfo:
         """Return the state of an actor as known here, without asking the actor."""
@@ -344,19 +353,15 @@ class Runtime:
 
         def in_child(on_message: OnMessage, on_end: OnEnd) -> Channel:
             assert isinstance(placement, ChildProcess)
-            start = (
-                self._fork_servers.of(placement).start
-                if placement.fork_from is not None
-                else SpawnedProcess
-            )
+            start = self._fork_servers.starter(placement)
             return ChildChannel(
                 name, placement, context, on_message, on_end, self._observer, start=start
             )
 
         def elsewhere(on_message: OnMessage, on_end: OnEnd) -> Channel:
             assert isinstance(placement, RemoteHost)
-            return self._connection(placement, context).launch(
-                name, placement.env, on_message, on_end
+            return self._connection(placement).launch(
+                name, placement.launched_process, on_message, on_end
             )
 
         if isinstance(placement, InLoop):
@@ -367,13 +372,13 @@ class Runtime:
             return elsewhere
         raise TypeError(f"placement is {placement!r}, expected InLoop, ChildProcess or RemoteHost.")
 
-    def _connection(
-        self, host: RemoteHost, context: zmq.Context[zmq.Socket[bytes]]
-    ) -> HostConnection:
+    def _connection(self, host: RemoteHost) -> HostConnection:
+        if self._far_context is None:
+            self._far_context = zmq.Context(io_threads=_FAR_IO_THREADS)
         key = (host.address, host.server_public_key, host.client_keys.public, host.lost_after_s)
         connection = self._connections.get(key)
         if connection is None or connection.is_lost:
-            connection = self._connections[key] = HostConnection(context, host)
+            connection = self._connections[key] = HostConnection(self._far_context, host)
         return connection
 
 

@@ -6,7 +6,7 @@ Arrays may follow as frames.
 
 `frames` is the number of frames that follow; a reader takes no more from the socket, which saves a
 query. A frame of `parts.PART_BYTES` or more is sent as several.
-`actor` distinguishes the actors behind one tcp connection; on a pipe of its own it is 0. `method`
+`actor` distinguishes the actors behind one host; at home it is 0. `method`
 is an index into the actor's table. For CREDIT it is the number of items granted.
 
 Small messages that are queued at the same moment are sent as one BATCH: each is preceded by its
@@ -20,6 +20,8 @@ from collections.abc import Sequence
 from typing import Any, TypeAlias
 
 import msgspec
+
+from vla_rl.actors.placement import ChildProcess
 
 MAGIC = 0xA7
 ENVELOPE = struct.Struct("<BBHHIQ")
@@ -50,6 +52,7 @@ class Kind(enum.IntEnum):
     KILL = 6
     LAG = 7
     LAUNCH = 8
+    PREPARE = 9
 
     HELLO = 32
     READY = 33
@@ -60,6 +63,7 @@ class Kind(enum.IntEnum):
     END = 38
     DIED = 39
     PING = 40
+    PREPARED = 41
 
     BATCH = 64
 
@@ -68,7 +72,15 @@ class LaunchRequest(msgspec.Struct, frozen=True, array_like=True):
     """Requests a process from a host, in which an actor can then be built."""
 
     name: str
-    env: dict[str, str]
+    process: ChildProcess
+    client_key: str
+    """Public key of the only peer that the process may accept."""
+
+
+class PrepareRequest(msgspec.Struct, frozen=True, array_like=True):
+    """Asks a host to check an interpreter and to start a fork server, before the first launch."""
+
+    process: ChildProcess
 
 
 class SpawnRequest(msgspec.Struct, frozen=True, array_like=True):
@@ -87,6 +99,10 @@ class Birth(msgspec.Struct, frozen=True, array_like=True):
     """Payload of HELLO, sent by a new process, and of READY, sent by its actor."""
 
     pid: int
+    port: int = 0
+    """TCP port at which a process on another host waits for its client; 0 at home."""
+    public_key: str = ""
+    """Key by which the client recognises the process at that port."""
 
 
 class DeathNotice(msgspec.Struct, frozen=True, array_like=True):

@@ -1,0 +1,79 @@
+"""Namespaces that stand in for hosts reach each other until a cable is pulled."""
+
+import os
+import select
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from benchmarks.hosts.namespaces import NamespaceHost, NamespacesRefused, network_namespaces
+
+GREETER = """
+import socket, sys
+with socket.create_server((sys.argv[1], 0)) as listening:
+    print(listening.getsockname()[1], flush=True)
+    while True:
+        with listening.accept()[0] as caller:
+            caller.sendall(b"welcome")
+"""
+
+OWNER = """
+import time
+from benchmarks.hosts.namespaces import network_namespaces
+with network_namespaces(1) as (host,):
+    print(host.popen(["sleep", "600"]).pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.fixture
+def hosts() -> Iterator[tuple[NamespaceHost, ...]]:
+    try:
+        with network_namespaces(2) as opened:
+            yield opened
+    except NamespacesRefused as reason:
+        pytest.skip(str(reason))
+
+
+def test_a_host_answers_another_until_its_cable_is_pulled(hosts: tuple[NamespaceHost, ...]) -> None:
+    near, far = hosts
+    greeter = far.popen([sys.executable, "-c", GREETER, far.address], stdout=subprocess.PIPE)
+    assert greeter.stdout is not None
+    port = int(greeter.stdout.readline())
+
+    def greeting(within_s: float) -> bytes:
+        with socket.create_connection((far.address, port), timeout=within_s) as caller:
+            return caller.recv(100)
+
+    with near.entered():
+        assert greeting(20) == b"welcome"
+        assert min(far.carried_bytes()) > 0
+        far.pull_cable()
+        with pytest.raises(TimeoutError):
+            greeting(0.3)
+        far.plug_in_cable()
+        assert greeting(20) == b"welcome"
+    greeter.stdout.close()
+
+
+def test_a_command_that_fails_is_an_error_with_its_words(hosts: tuple[NamespaceHost, ...]) -> None:
+    with pytest.raises(NamespacesRefused, match=r"`ip link set nosuch up` failed: .*nosuch"):
+        hosts[0].run("ip", "link", "set", "nosuch", "up")
+
+
+def test_a_program_in_a_host_ends_when_its_owner_is_killed(
+    hosts: tuple[NamespaceHost, ...],
+) -> None:
+    owner = subprocess.Popen([sys.executable, "-c", OWNER], stdout=subprocess.PIPE)
+    assert owner.stdout is not None
+    program = os.pidfd_open(int(owner.stdout.readline()))
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    try:
+        assert select.select([program], [], [], 20)[0]
+    finally:
+        os.close(program)

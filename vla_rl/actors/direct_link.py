@@ -1,0 +1,100 @@
+"""Our end of the connection to one process on another host, which has messages for us alone.
+
+The process shows the key that its host named; we show one that was made for this link. A link that
+is lost is not resumed: the process is ended through its host.
+"""
+
+from collections.abc import Callable
+
+import zmq
+from zmq.utils.monitor import parse_monitor_message
+
+from vla_rl.actors.channel import OnMessage
+from vla_rl.actors.listening import keep_alive
+from vla_rl.actors.parts import MAX_WIRE_FRAME_BYTES
+from vla_rl.actors.placement import KeyPair
+from vla_rl.actors.sockets import LoopSocket, lift_high_water_mark
+from vla_rl.actors.wire import Frames
+
+HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
+HANDSHAKE_FAILED |= zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+
+def make_link_keys() -> KeyPair:
+    """Return a key pair for one link."""
+    public, secret = zmq.curve_keypair()
+    return KeyPair(public=public.decode(), secret=secret.decode())
+
+
+def event_of(frames: Frames) -> int:
+    """Return the event that a socket's monitor reports; 0 for anything else."""
+    return int(parse_monitor_message(list(frames))["event"]) if len(frames) == 2 else 0
+
+
+class DirectLink:
+    """Connects at once.
+
+    Args:
+        address, public_key: of the process.
+        keys: ours, whose public key it was given.
+        on_message: called with each message.
+        on_lost: called once, when no further message can come.
+
+    Attributes:
+        is_up: whether the process has shown its key.
+        is_lost: whether the connection was made and has ended, or the key was wrong.
+    """
+
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        address: str,
+        public_key: str,
+        keys: KeyPair,
+        on_message: OnMessage,
+        on_lost: Callable[[], None],
+    ) -> None:
+        self.address, self._on_lost = address, on_lost
+        self.is_up = self.is_lost = False
+        socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        lift_high_water_mark(socket)
+        keep_alive(socket)
+        socket.setsockopt(zmq.MAXMSGSIZE, MAX_WIRE_FRAME_BYTES)
+        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        socket.curve_serverkey = public_key.encode()
+        socket.curve_publickey = keys.public.encode()
+        socket.curve_secretkey = keys.secret.encode()
+        monitor = socket.get_monitor_socket(
+            zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED | HANDSHAKE_FAILED
+        )
+        self._zmq_socket = socket
+        self._socket = LoopSocket(socket, on_message, in_place=True)
+        self._monitor = LoopSocket(monitor, self._on_event, raw=True)
+        socket.connect(address)
+
+    def send(self, frames: Frames) -> None:
+        """Queue one message; it is dropped if the link is lost."""
+        self._socket.send(frames)
+
+    def poll(self) -> None:
+        """Deliver what has already arrived."""
+        self._socket.drain_all()
+
+    def look(self) -> None:
+        """Learn what has happened to the connection by now."""
+        self._monitor.drain_all()
+
+    def close(self) -> None:
+        """Close the link, and report nothing more."""
+        if not self._monitor.is_closed:
+            self._monitor.close()
+            self._zmq_socket.disable_monitor()
+            self._socket.close()
+
+    def _on_event(self, frames: Frames) -> None:
+        event = event_of(frames)
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.is_up = True
+        elif event and not self.is_lost:
+            self.is_lost = True
+            self._on_lost()

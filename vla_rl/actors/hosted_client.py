@@ -1,0 +1,112 @@
+"""Everything that one client has on this host: its processes and its fork servers."""
+
+import asyncio
+import functools
+from collections.abc import Callable
+
+import msgspec
+import zmq
+
+from vla_rl.actors.channel import Death
+from vla_rl.actors.child_process import ChildChannel
+from vla_rl.actors.codec import Codec
+from vla_rl.actors.fork_protocol import ListenSettings
+from vla_rl.actors.fork_servers import ForkServers
+from vla_rl.actors.observer import ProcessObserver
+from vla_rl.actors.placement import ChildProcess
+from vla_rl.actors.remote_errors import report_of
+from vla_rl.actors.wire import DeathNotice, Frames, Kind, LaunchRequest
+
+
+class HostedClient:
+    """Owns them until `close`.
+
+    Args:
+        name: for errors of fork servers.
+        context: for the pipes on which processes say hello.
+        observer: watches the processes.
+        interface, ports: where processes listen for the client.
+        send: queues a message for the client.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        context: zmq.Context[zmq.Socket[bytes]],
+        observer: ProcessObserver,
+        interface: str,
+        ports: tuple[int, int],
+        send: Callable[[Frames], None],
+    ) -> None:
+        self._context, self._observer = context, observer
+        self._interface, self._ports, self._send = interface, ports, send
+        self._codec = Codec()
+        self._children: dict[int, ChildChannel] = {}
+        self._fork_servers = ForkServers(name, observer)
+        self._preparing: set[asyncio.Task[None]] = set()
+
+    @property
+    def num_actors(self) -> int:
+        """Number of its processes that run."""
+        return len(self._children)
+
+    def has(self, actor: int) -> bool:
+        """Return whether the process with this number runs."""
+        return actor in self._children
+
+    def launch(self, actor: int, request: LaunchRequest) -> None:
+        """Start a process; its hello or its end is sent to the client."""
+        process = msgspec.structs.replace(request.process, shared_memory_mib=0)
+        on_end = functools.partial(self._on_end, actor)
+        listens = ListenSettings(self._interface, self._ports, request.client_key)
+        try:
+            self._children[actor] = ChildChannel(
+                request.name,
+                process,
+                self._context,
+                self._send,
+                on_end,
+                self._observer,
+                actor,
+                self._fork_servers.starter(process),
+                listens,
+            )
+        except Exception as error:  # the client gets the error, and the others are served on
+            on_end(Death(0, f"could not be started: {error}"))
+
+    def prepare(self, call: int, process: ChildProcess) -> None:
+        """Prepare what such processes need; the client gets the outcome as the answer to `call`."""
+        preparing = asyncio.create_task(self._prepare(call, process), name="preparation")
+        self._preparing.add(preparing)
+        preparing.add_done_callback(self._preparing.discard)
+
+    def kill(self, actor: int) -> None:
+        """Kill a process, if it still runs."""
+        if actor in self._children:
+            self._children[actor].kill()
+
+    async def close(self) -> None:
+        """End everything, and wait until it has ended."""
+        preparing = list(self._preparing)
+        for task in preparing:
+            task.cancel()
+        await asyncio.gather(*preparing, return_exceptions=True)
+        children = list(self._children.values())
+        for child in children:
+            child.kill()
+        await asyncio.gather(*(child.until_gone() for child in children))
+        await self._fork_servers.close()
+
+    async def _prepare(self, call: int, process: ChildProcess) -> None:
+        try:
+            await self._fork_servers.prepare(process)
+        except Exception as error:  # raised again in the client's `spawn`
+            answer = self._codec.encode(Kind.ERROR, 0, 0, call, report_of(error), "preparation")
+        else:
+            answer = self._codec.encode(Kind.PREPARED, 0, 0, call, None, "preparation")
+        self._send(answer)
+
+    def _on_end(self, actor: int, death: Death) -> None:
+        self._children.pop(actor, None)
+        notice = DeathNotice(death.pid, death.cause, death.last_words, death.frozen)
+        self._send(self._codec.encode(Kind.DIED, 0, actor, 0, notice, "death notice"))

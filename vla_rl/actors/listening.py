@@ -1,0 +1,101 @@
+"""The socket at which an actor's process waits for the client that launched it from another host.
+
+It accepts one key, which came with the launch through the host's encrypted connection, and shows a
+key of its own, which travels back the same way. Before a peer has shown that key it may send one
+part of a message, for ten seconds; after the client has spoken, the port answers to no one else.
+"""
+
+import ctypes
+import errno
+import socket
+import struct
+import sys
+
+import zmq
+
+from vla_rl.actors.fork_protocol import ListenSettings
+from vla_rl.actors.parts import MAX_WIRE_FRAME_BYTES
+from vla_rl.actors.sockets import lift_high_water_mark
+from vla_rl.actors.zap import DOMAIN, Gatekeeper
+
+HANDSHAKE_WITHIN_MS = 10_000
+"""A connection whose peer has not shown a listed key by then is closed; until then it may hold one
+part of a message."""
+_SO_ATTACH_FILTER = 26  # for which Python has no name
+_DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # one BPF instruction: keep 0 bytes of a packet
+_KEEPALIVE_AFTER_S, _KEEPALIVE_EVERY_S = 30, 10
+
+
+def keep_alive(zmq_socket: zmq.Socket[bytes]) -> None:
+    """Have the kernels of both ends keep an idle connection open.
+
+    A firewall forgets an idle one after minutes. ZeroMQ's heartbeats would do it too, but they stop
+    with a frozen process, whose host reports it as frozen and not as lost.
+    """
+    zmq_socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
+    zmq_socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_AFTER_S)
+    zmq_socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _KEEPALIVE_EVERY_S)
+
+
+class Listening:
+    """A bound socket that accepts one peer.
+
+    Attributes:
+        socket: carries the messages.
+        port, public_key: what the peer needs to connect.
+    """
+
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], settings: ListenSettings) -> None:
+        self._gatekeeper = Gatekeeper(context, [settings.client_key])
+        self._door = _bound(settings)
+        self.port = int(self._door.getsockname()[1])
+        public, secret = zmq.curve_keypair()
+        self.public_key = public.decode()
+        self.socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)
+        lift_high_water_mark(self.socket)
+        keep_alive(self.socket)
+        self.socket.setsockopt(zmq.MAXMSGSIZE, MAX_WIRE_FRAME_BYTES)
+        self.socket.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_WITHIN_MS)
+        self.socket.curve_server = True
+        self.socket.curve_secretkey = secret
+        self.socket.zap_domain = DOMAIN
+        # ZeroMQ closes the descriptor that it gets, and we filter through ours
+        self.socket.setsockopt(zmq.USE_FD, socket.dup(self._door.fileno()))
+        self.socket.bind(f"tcp://{settings.interface}:{self.port}")
+
+    def close_door(self) -> None:
+        """Accept no further connection; the open one stays.
+
+        The port cannot simply be closed: ZeroMQ ends the connections of a socket that is unbound.
+        A filter that drops each packet of the listening socket has the effect.
+        """
+        program = ctypes.create_string_buffer(_DROP_ALL)
+        filter_ = struct.pack("HP", 1, ctypes.addressof(program))
+        self._door.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
+
+    def close(self) -> None:
+        """Close what `socket` does not."""
+        self._gatekeeper.close()
+        self._door.close()
+
+
+def _bound(settings: ListenSettings) -> socket.socket:
+    """Return a listening socket at the first free port; the process ends if there is none."""
+    first, last = settings.ports
+    for port in range(first, last + 1):
+        opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        opened.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            opened.bind((settings.interface, port))
+            opened.listen()
+        except OSError as error:
+            opened.close()
+            if error.errno != errno.EADDRINUSE:
+                raise
+        else:
+            opened.setblocking(False)
+            return opened
+    sys.exit(
+        f"no port from {first} to {last} is free at {settings.interface}, expected one for each "
+        "actor of this host; give the host a wider range with --ports."
+    )
