@@ -30,7 +30,7 @@ from vla_rl.nodes.selection import is_cut_short
 from vla_rl.observe import RunDirectory, RunProgress, VideoRecorder
 from vla_rl.pipelines.config import FilterConfig, LearningConfig, MixedTrainingConfig, RunConfig
 from vla_rl.pipelines.parts import Stateful
-from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerState, TaskStart
+from vla_rl.rollout import EpisodeScheduler, GroupSource, LocalPlayer, SchedulerState, TaskStart
 from vla_rl.training.estimates import require_gpu_memory
 from vla_rl.training.pools import RunPool, kinds_of, pool_of
 from vla_rl.training.saving import CheckpointSaver, RunSnapshot
@@ -89,9 +89,7 @@ class TrainingParts:
             kinds=kinds,
         )
         self.scheduler = EpisodeScheduler(
-            self.pool,
-            self.engine,
-            agent,
+            LocalPlayer(self.pool, self.engine, agent),
             source,
             config.scheduler,
             keep=kept_groups(config.filter),
