@@ -19,7 +19,7 @@ from vla_rl.rollout.policies import DecisionCounts
 from vla_rl.types import EpisodeSpec, Trajectory
 
 SLOW: Final = 3.0
-"""A host that takes so many times as long for a decision as the median host gets fewer episodes.
+"""A host gets fewer episodes if a decision takes this many times as long there as on the median host.
 Below it, a full host and an idle one of the same kind differ by as much."""
 
 _MEMORY: Final = 0.2
