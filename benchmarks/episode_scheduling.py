@@ -27,6 +27,7 @@ from vla_rl.rollout import (
     DynamicBatcher,
     EpisodeScheduler,
     GroupSource,
+    LocalPlayer,
     SchedulerConfig,
     TaskStart,
     embodied_agent,
@@ -167,7 +168,7 @@ async def scheduled(num_envs: int) -> Figures:
     )
     async with (
         engine.batcher,
-        EpisodeScheduler(pool, engine, embodied_agent, source, config) as scheduler,
+        EpisodeScheduler(LocalPlayer(pool, engine, embodied_agent), source, config) as scheduler,
     ):
         await one_update(scheduler, engine)
         scheduler.metrics()
@@ -192,7 +193,9 @@ async def synchronous(*, deterministic: bool) -> float:
     )
     async with (
         engine.batcher,
-        EpisodeScheduler(pool, engine, embodied_agent, group_source(), config) as scheduler,
+        EpisodeScheduler(
+            LocalPlayer(pool, engine, embodied_agent), group_source(), config
+        ) as scheduler,
     ):
         began = clock()
         num_episodes = await one_update(scheduler, engine)

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from rollout_fakes import source
 
+from vla_rl.rollout import DecisionGauge
 from vla_rl.rollout.meter import RolloutMeter
 from vla_rl.types import ActionChunk, Group, Info, Step, StopReason, Trajectory
 
@@ -26,7 +27,7 @@ def episode(reward: float, reason: StopReason, info: Info | None = None) -> Traj
 
 
 def test_rates_begin_anew_with_every_report_and_losses_do_not() -> None:
-    meter = RolloutMeter()
+    meter = RolloutMeter(DecisionGauge().counts)
     meter.start(10.0)
     meter.episode(episode(1.0, StopReason.SUCCESS))
     meter.lost("died")
@@ -39,7 +40,7 @@ def test_rates_begin_anew_with_every_report_and_losses_do_not() -> None:
 
 
 def test_a_success_that_is_never_reported_is_no_failure() -> None:
-    meter = RolloutMeter()
+    meter = RolloutMeter(DecisionGauge().counts)
     meter.episode(episode(0.0, StopReason.TIME_LIMIT))
     assert "rollout/success_rate" not in meter.report(1.0, {}, {})
     meter.episode(episode(0.0, StopReason.TIME_LIMIT, {"is_success": False}))
@@ -47,7 +48,7 @@ def test_a_success_that_is_never_reported_is_no_failure() -> None:
 
 
 def test_staleness_is_that_of_the_groups_trained_since_the_last_report() -> None:
-    meter = RolloutMeter()
+    meter = RolloutMeter(DecisionGauge().counts)
     for dispatch_version in (2, 3, 3, 3):
         group = Group(group_id=0, trajectories=(), dispatch_version=dispatch_version)
         meter.trained(group, version=3)

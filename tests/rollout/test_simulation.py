@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 from rollout_fakes import CountingEngine, Faults, LatencyPool, source
 
-from vla_rl.rollout import EpisodeScheduler, SchedulerConfig, embodied_agent
+from vla_rl.rollout import EpisodeScheduler, LocalPlayer, SchedulerConfig, embodied_agent
 from vla_rl.rollout.simulated_time import run_in_simulated_time
 from vla_rl.types import Group
 
@@ -61,7 +61,10 @@ async def train(num_episodes: int, seed: int) -> tuple[Observed, EpisodeSchedule
 
     async with engine.batcher:
         scheduler = EpisodeScheduler(
-            pool, engine, embodied_agent, source(100, GROUP_SIZE, seed), config, keep=keep
+            LocalPlayer(pool, engine, embodied_agent),
+            source(100, GROUP_SIZE, seed),
+            config,
+            keep=keep,
         )
         async with scheduler:
             update = 0

@@ -11,7 +11,14 @@ import signal
 import numpy as np
 
 from vla_rl.actors import Runtime
-from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerConfig, TaskStart, embodied_agent
+from vla_rl.rollout import (
+    EpisodeScheduler,
+    GroupSource,
+    LocalPlayer,
+    SchedulerConfig,
+    TaskStart,
+    embodied_agent,
+)
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import ActionChunk, EnvSpec, Group, Observation, Sampling
 
@@ -85,7 +92,8 @@ async def train(runtime: Runtime, per_process: int, *, strikes: bool) -> tuple[l
     async with SimulatorPool(runtime, simulators, specs=[spec]) as pool:
         policy.pool = pool if strikes else None
         source = GroupSource(starts, GROUP_SIZE, 1)
-        async with EpisodeScheduler(pool, policy, embodied_agent, source, config) as scheduler:
+        player = LocalPlayer(pool, policy, embodied_agent)
+        async with EpisodeScheduler(player, source, config) as scheduler:
             for update in range(UPDATES):
                 groups = [group async for group in scheduler.groups_for_update(update)]
                 policy.weight_version = update + 1

@@ -7,6 +7,7 @@ from typing import Final, Literal
 from vla_rl.algorithms import AdvantageConfig, EmbeddingConfig, SrpoConfig, safe_policy_loss
 from vla_rl.algorithms.filters import OverlongConfig, require_satisfiable
 from vla_rl.algorithms.kl_in_reward import KlRewardConfig
+from vla_rl.cluster.config import ClusterConfig
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.errors import ConfigError
@@ -160,6 +161,7 @@ class LearningConfig(Config, frozen=True, kw_only=True):
 
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=2, max_staleness=1)
     engine: EngineConfig = EngineConfig()
+    cluster: ClusterConfig = ClusterConfig()
     learner: LearnerConfig = LearnerConfig()
     critic: CriticConfig = CriticConfig()
 

@@ -8,6 +8,7 @@ engines       `ActionEngine` and `ChatEngine`: the two kinds of engine that epis
 batching      `DynamicBatcher`: batches the requests that wait, for engines
 groups        `GroupSource`: an endless, shuffled, resumable source of starts
 staleness     `StalenessPolicy`: when a group may begin, and which one an update takes
+player        `EpisodePlayer`: runs an episode, here (`LocalPlayer`) or on other hosts
 scheduler     `EpisodeScheduler`: runs, repeats, filters, hands over and accounts for every episode
 """
 
@@ -22,9 +23,11 @@ from vla_rl.rollout.engines import ActionEngine, ChatEngine
 from vla_rl.rollout.groups import GroupPlan, GroupSource, SourceState, TaskStart
 from vla_rl.rollout.ledger import EpisodeLedger, LedgerState
 from vla_rl.rollout.outstanding import GroupState
+from vla_rl.rollout.player import EpisodePlayer, LocalPlayer
 from vla_rl.rollout.playing import EpisodeLost, play_episode
 from vla_rl.rollout.policies import (
     AnyEngine,
+    DecisionCounts,
     DecisionGauge,
     EngineTeam,
     EpisodePolicy,
@@ -38,17 +41,20 @@ __all__ = [
     "BatchStats",
     "ChatEngine",
     "ChatLimits",
+    "DecisionCounts",
     "DecisionGauge",
     "DynamicBatcher",
     "EngineTeam",
     "EpisodeLedger",
     "EpisodeLost",
+    "EpisodePlayer",
     "EpisodePolicy",
     "EpisodeScheduler",
     "GroupPlan",
     "GroupSource",
     "GroupState",
     "LedgerState",
+    "LocalPlayer",
     "SchedulerConfig",
     "SchedulerState",
     "SourceState",

@@ -1,17 +1,21 @@
 """The metrics of a scheduler: rates since the last report, and totals since the run started."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
-from vla_rl.rollout.policies import DecisionGauge
+from vla_rl.rollout.policies import DecisionCounts
 from vla_rl.types import Group, Trajectory
 
 
 class RolloutMeter:
-    """Counts what happens to episodes and groups; `report` turns it into metrics."""
+    """Counts what happens to episodes and groups; `report` turns it into metrics.
 
-    def __init__(self) -> None:
-        self.gauge = DecisionGauge()
+    Args:
+        decisions: returns the counts of the policy's decisions up to a time of the loop's clock.
+    """
+
+    def __init__(self, decisions: Callable[[float], DecisionCounts]) -> None:
+        self._decisions = decisions
         self.staleness: Counter[int] = Counter()
         """Trained groups by staleness, in updates, since the run started."""
 
@@ -36,7 +40,7 @@ class RolloutMeter:
 
     def start(self, now: float) -> None:
         """Count rates from now on."""
-        self._since, self._asked_s = now, self.gauge.asked_s(now)
+        self._since, self._asked_s = now, self._decisions(now).asked_s
 
     def episode(self, trajectory: Trajectory) -> None:
         """Count an episode that ran to its end."""
@@ -75,9 +79,9 @@ class RolloutMeter:
         infos never had the key `is_success`.
         """
         seconds = max(now - self._since, 1e-9)
-        self._counts["decisions"] = self.gauge.num_decisions
+        decisions = self._decisions(now)
+        self._counts["decisions"], asked_s = decisions.num_decisions, decisions.asked_s
         new = self._counts - self._window
-        asked_s = self.gauge.asked_s(now)
         groups = new["groups_kept"] + new["groups_filtered"]
         metrics = {
             f"{name}_per_s": new[name] / seconds for name in ("episodes", "env_steps", "decisions")

@@ -86,6 +86,19 @@ AnyEngine: TypeAlias = ActionEngine | ChatEngine | EngineTeam
 """An engine, or the engines of a team. Schedulers accept both."""
 
 
+class DecisionCounts(msgspec.Struct, frozen=True):
+    """Decisions of a policy, up to one moment."""
+
+    num_waiting: int
+    """Decisions that wait for the policy."""
+
+    num_decisions: int
+    """Decisions that were made."""
+
+    asked_s: float
+    """Seconds with at least one decision being asked."""
+
+
 class DecisionGauge:
     """Counts the decisions that wait for the policy, and the time with at least one of them."""
 
@@ -126,6 +139,10 @@ class DecisionGauge:
     def asked_s(self, now: float) -> float:
         """Return the seconds with at least one decision being asked, up to `now`."""
         return self._asked_s + (now - self._asked_since if self.num_waiting else 0.0)
+
+    def counts(self, now: float) -> DecisionCounts:
+        """Return all counts up to `now`."""
+        return DecisionCounts(self.num_waiting, self.num_decisions, self.asked_s(now))
 
 
 class EpisodePolicy:

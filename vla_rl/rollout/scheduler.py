@@ -3,14 +3,14 @@
 It runs as far ahead of the learner as staleness allows.
 
         source ──► admit ──► episodes, one coroutine each ──► group complete ──► keep? ──► buffer ──► groups_for_update
-                     ▲         agent(env, policy)                                  │                        │
+                     ▲         player.play(episode)                                │                        │
                      └───────────── capacity given back ◄──────────────── filtered ┘ ◄───────── trained ────┘
 
 A finished episode is replaced at once, and a complete group is handed over at once. What always
 holds:
 
-    - at most `pool.num_envs` episodes run; a group is admitted only if an environment would otherwise be idle;
-    - the buffer is bounded by the staleness policy: while it is full nothing is admitted, and environments are idle;
+    - at most `player.num_slots` episodes begin to run; a group is admitted only if a slot would otherwise be idle;
+    - the buffer is bounded by the staleness policy: while it is full nothing is admitted, and slots are idle;
     - an episode lost to a dead or frozen process is run again from the same task, state and seed, in the same group;
     - each dispatched episode is, at every update, in exactly one place (`EpisodeLedger`).
 """
@@ -31,11 +31,11 @@ from vla_rl.rollout.handover import Handover
 from vla_rl.rollout.ledger import EpisodeLedger, LedgerState
 from vla_rl.rollout.meter import RolloutMeter
 from vla_rl.rollout.outstanding import GroupState, OutstandingGroups
-from vla_rl.rollout.playing import EpisodeLost, play_episode
-from vla_rl.rollout.policies import AnyEngine, EngineTeam
+from vla_rl.rollout.player import EpisodePlayer
+from vla_rl.rollout.playing import EpisodeLost
 from vla_rl.rollout.running import RunningEpisodes
 from vla_rl.rollout.staleness import StalenessPolicy
-from vla_rl.types import Agent, EnvPool, EpisodeSpec, Group, Trajectory
+from vla_rl.types import EpisodeSpec, Group, Trajectory
 
 
 class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -56,10 +56,8 @@ class EpisodeScheduler:
     """Runs episodes and hands over groups; `async with` owns all its tasks.
 
     Args:
-        pool: environments; one episode runs in each.
-        engine: the policy. Its `weight_version` is the learner's by the time `trained` is called:
-            publish first.
-        agent: runs one episode.
+        player: runs the episodes. Its `weight_version` is the learner's by the time `trained` is
+            called: publish first.
         source: the groups to run.
         config: sizes, staleness and the handling of faults.
         keep: called with each complete group; if it returns False the group is filtered and
@@ -75,9 +73,7 @@ class EpisodeScheduler:
 
     def __init__(
         self,
-        pool: EnvPool,
-        engine: AnyEngine,
-        agent: Agent,
+        player: EpisodePlayer,
         source: GroupSource,
         config: SchedulerConfig,
         *,
@@ -85,9 +81,8 @@ class EpisodeScheduler:
         on_episode: Callable[[Trajectory], None] | None = None,
         num_updates: int | None = None,
     ) -> None:
-        config.require_feasible(num_envs=pool.num_envs, group_size=source.group_size)
-        self._pool, self._agent, self._source, self._config = pool, agent, source, config
-        self._engine = EngineTeam.of(engine)
+        config.require_feasible(num_envs=player.num_slots, group_size=source.group_size)
+        self._player, self._source, self._config = player, source, config
         self._on_episode, self._num_updates = on_episode, num_updates
         self._filter = GroupFilter(keep, config.max_filtered_in_a_row)
         self._staleness = self._new_staleness_policy(0)
@@ -95,10 +90,11 @@ class EpisodeScheduler:
         self._groups, self._ledger, self._meter = (
             OutstandingGroups(),
             EpisodeLedger(),
-            RolloutMeter(),
+            RolloutMeter(player.decisions),
         )
         self._running = RunningEpisodes()
         self._changed = asyncio.Event()
+        player.when_slots_come(self._fill)
 
     async def __aenter__(self) -> Self:
         """Start running episodes."""
@@ -106,9 +102,9 @@ class EpisodeScheduler:
             raise RuntimeError(
                 "this scheduler was opened before; make a new one and restore the old one's state"
             )
-        if self._engine.weight_version < self.version:
+        if self._player.weight_version < self.version:
             raise ConfigError(
-                f"the engine serves weight version {self._engine.weight_version}, the scheduler "
+                f"the engine serves weight version {self._player.weight_version}, the scheduler "
                 f"continues at {self.version}; load the weights of the same checkpoint first"
             )
         self._meter.start(asyncio.get_running_loop().time())
@@ -176,9 +172,9 @@ class EpisodeScheduler:
         """
         # all checks before any count: a rejected call must leave the ledger as it was
         self._handover.require_groups(groups, new_version)
-        if self._engine.weight_version < new_version:
+        if self._player.weight_version < new_version:
             raise ValueError(
-                f"the engine serves version {self._engine.weight_version}, expected "
+                f"the engine serves version {self._player.weight_version}, expected "
                 f"{new_version}: publish the weights first, so that episodes dispatched from now "
                 "on use them"
             )
@@ -245,15 +241,16 @@ class EpisodeScheduler:
 
         Keys begin with `rollout/`.
         """
+        now = asyncio.get_running_loop().time()
         depths = {
             "episodes_playing": len(self._running),
             "episodes_to_begin": self._groups.num_to_begin,
-            "decisions_waiting": self._meter.gauge.num_waiting,
+            "decisions_waiting": self._player.decisions(now).num_waiting,
             "groups_buffered": self._handover.num_buffered,
             "groups_in_training": self._handover.num_in_training,
             "groups_outstanding": self._staleness.num_outstanding,
         }
-        return self._meter.report(asyncio.get_running_loop().time(), depths, self._ledger.dropped)
+        return self._meter.report(now, depths, self._ledger.dropped)
 
     def describe_wait(self) -> str:
         """Describe in words what the update being filled waits for."""
@@ -282,10 +279,10 @@ class EpisodeScheduler:
         self._changed = asyncio.Event()
 
     def _fill(self) -> None:
-        """Start episodes until every environment is in use or staleness allows no more."""
-        # a group is admitted only for an idle environment: one admitted earlier would be older when
+        """Start episodes until every slot is in use or staleness allows no more."""
+        # a group is admitted only for an idle slot: one admitted earlier would be older when
         # it is trained, and count against max_staleness while it waits
-        while self._running.may_start and len(self._running) < self._pool.num_envs:
+        while self._running.may_start and len(self._running) < self._player.num_slots:
             episode = self._groups.next_episode()
             if episode is None:
                 if not self._staleness.can_admit():
@@ -302,14 +299,7 @@ class EpisodeScheduler:
         A cancelled episode stays in flight: it is run after a resume.
         """
         try:
-            trajectory = await play_episode(
-                self._pool,
-                self._engine,
-                self._agent,
-                episode,
-                timeout_s=self._config.episode_timeout_s,
-                gauge=self._meter.gauge,
-            )
+            trajectory = await self._player.play(episode, timeout_s=self._config.episode_timeout_s)
             self._finish(trajectory)
         except EpisodeLost as loss:
             # a lost process is no fault of the episode; an error of the agent would come back

@@ -15,9 +15,8 @@ a team, often of one.
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
-from typing import Any
-
-import torch
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from vla_rl.actors import Runtime
 from vla_rl.algorithms import has_equal_rewards, within_accuracy
@@ -28,9 +27,10 @@ from vla_rl.nodes.ends import Collect, Learn, Save, Show
 from vla_rl.nodes.rewards import require_known_success
 from vla_rl.nodes.selection import is_cut_short
 from vla_rl.observe import RunDirectory, RunProgress, VideoRecorder
-from vla_rl.pipelines.config import FilterConfig, LearningConfig, MixedTrainingConfig, RunConfig
+from vla_rl.pipelines.config import FilterConfig, LearningConfig, MixedTrainingConfig
 from vla_rl.pipelines.parts import Stateful
-from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerState, TaskStart
+from vla_rl.rollout import EpisodeScheduler, GroupSource, LocalPlayer, SchedulerState, TaskStart
+from vla_rl.training.devices import device_of
 from vla_rl.training.estimates import require_gpu_memory
 from vla_rl.training.pools import RunPool, kinds_of, pool_of
 from vla_rl.training.saving import CheckpointSaver, RunSnapshot
@@ -43,6 +43,9 @@ from vla_rl.training.team import (
     references_of,
 )
 from vla_rl.types import Agent, Group, Sampling, agents_of, derive_seed, parts_of
+
+if TYPE_CHECKING:
+    from vla_rl.training.hosts.host_rollout import HostRollout
 
 
 class TrainingParts:
@@ -70,7 +73,19 @@ class TrainingParts:
         self.pool: RunPool = pool_of(config, self.runtime, starts)
         self.lane = DeviceLane(config.run.torch_threads)
         self.engine = engines_of(config, team, self.lane, first_update)
-        self.learner = learners_of(config, team, self.lane, self.engine, first_update, self.runtime)
+        here = LocalPlayer(self.pool, self.engine, agent)
+        self.hosts = hosts_of(config, starts, team, agent, self.lane, here, first_update)
+        """Runs the episodes on other hosts; None if they run on this one."""
+
+        self.learner = learners_of(
+            config,
+            team,
+            self.lane,
+            self.engine,
+            first_update,
+            self.runtime,
+            others=() if self.hosts is None else (self.hosts.weights,),
+        )
         self.progress = RunProgress(
             config.run.updates,
             first_update=first_update,
@@ -89,9 +104,7 @@ class TrainingParts:
             kinds=kinds,
         )
         self.scheduler = EpisodeScheduler(
-            self.pool,
-            self.engine,
-            agent,
+            here if self.hosts is None else self.hosts.players,
             source,
             config.scheduler,
             keep=kept_groups(config.filter),
@@ -162,6 +175,30 @@ class TrainingParts:
                 print(f"{ranks} learner ranks share the {' and the '.join(shared)}", flush=True)
             yield
 
+    @asynccontextmanager
+    async def opened_players(self, *, needs_pool: bool) -> AsyncIterator[None]:
+        """Start all that runs episodes: simulators and engine here, and other hosts.
+
+        Simulators of this host are started if they run episodes, or if `needs_pool`.
+        """
+        async with AsyncExitStack() as stack:
+            if self.hosts is None or self.config.cluster.plays_here or needs_pool:
+                await stack.enter_async_context(self.pool)
+            await stack.enter_async_context(self.engine)
+            if self.hosts is not None:
+                await stack.enter_async_context(self.hosts)
+                print(f"episodes run on {', '.join(self.hosts.players.hosts)}", flush=True)
+            yield
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of everything that runs episodes."""
+        return {
+            **self.scheduler.metrics(),
+            **self.pool.metrics(),
+            **self.engine.metrics(),
+            **({} if self.hosts is None else self.hosts.metrics()),
+        }
+
     def remember(self, name: str, what: Stateful, state_type: Any) -> None:
         """Save the state of `what` in every checkpoint as `state_type`; restore it on a resume."""
         self._remembered[name] = (what, state_type)
@@ -190,19 +227,37 @@ class TrainingParts:
             what.restore(checkpoint.part(name, state_type))
 
 
-def device_of(config: RunConfig) -> torch.device:
-    """Return the device that a run computes on.
+def hosts_of(
+    config: LearningConfig,
+    starts: Sequence[TaskStart],
+    team: Team,
+    agent: Agent,
+    lane: DeviceLane,
+    here: LocalPlayer,
+    weight_version: int,
+) -> "HostRollout | None":
+    """Make what runs the episodes on other hosts; None if they run on this one.
 
-    Raises: ConfigError if a GPU is requested and there is none.
+    Raises: ConfigError for a list of hosts that is wrong, or a run that they cannot play.
     """
-    if config.device == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(
-            "RunConfig.device is 'cuda', but torch sees no GPU; expected 'cpu' or "
-            "'auto' on this machine"
-        )
-    if config.device == "auto" and not torch.cuda.is_available():
-        print("no GPU: the policy and the learner compute on the CPU", flush=True)
-    return torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
+    if config.cluster.hosts is None:
+        return None
+    # imported here, because one host pays nothing for what several need
+    from vla_rl.cluster.listed import ListedHosts
+    from vla_rl.training.hosts.host_rollout import HostRollout
+    from vla_rl.training.hosts.recipe import recipe_of
+
+    recipe = recipe_of(config, starts, team, agent)
+    (member,) = team.members.values()
+    return HostRollout(
+        ListedHosts(Path(config.cluster.hosts)),
+        config,
+        recipe,
+        member.model,
+        lane,
+        here=here if config.cluster.plays_here else None,
+        weight_version=weight_version,
+    )
 
 
 def kept_groups(config: FilterConfig) -> Callable[[Group], bool] | None:

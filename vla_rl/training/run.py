@@ -329,7 +329,7 @@ class TrainingRun:
         seed = derive_seed(self._config.run.seed, "chaos")
         broken = chaos(lambda: self.simulator_pids, self._config.run.chaos_every_s, seed)
         # faults last in and first out: a simulator that closes must not be frozen meanwhile
-        async with parts.pool, parts.engine, broken:
+        async with parts.opened_players(needs_pool=judge is not None), broken:
             if parts.scheduler.version == 0:
                 if judge is not None:
                     await judge(run, parts.pool, parts.engine)
@@ -409,9 +409,7 @@ class TrainingRun:
             # an update that was cut short lacks them
             **(report.metrics if report is not None else {}),
             **update.metrics,
-            **parts.scheduler.metrics(),
-            **parts.pool.metrics(),
-            **parts.engine.metrics(),
+            **parts.metrics(),
             **({"learner/restarts": self._num_restarts} if self._config.learner.ranks > 1 else {}),
             **{f"time/node/{node}_s": span.busy_s for node, span in update.spans.items()},
             **(self._utilization.metrics() if self._utilization is not None else {}),

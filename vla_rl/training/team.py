@@ -9,7 +9,7 @@ All members compute on the run's device lane and have the same weight version; g
 graph are the same as with one policy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -40,6 +40,7 @@ from vla_rl.learning import (
     ReferenceTeam,
 )
 from vla_rl.learning.optimizer import training_bytes
+from vla_rl.learning.training import WeightSink
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EngineTeam
 from vla_rl.types import SOLE_MEMBER, Roster, derive_seed
@@ -202,14 +203,15 @@ def learners_of(
     engines: RunEngines,
     weight_version: int,
     runtime: Runtime,
+    others: Sequence[WeightSink] = (),
 ) -> LearnerTeam:
-    """Make the learners of a run; each publishes its weights to its policy's engine.
+    """Make the learners of a run; each publishes its weights to its policy's engine and to others.
 
     Raises: ConfigError if several ranks cannot train this policy.
     """
     learners: dict[str, PolicyLearner] = {}
     for name, member in team.members.items():
-        settings, sinks = member.learner or config.learner, [engines.owned[name]]
+        settings, sinks = member.learner or config.learner, [engines.owned[name], *others]
         if settings.ranks > 1:
             settings.require(len(team.members) == 1, "ranks", "1 in a team of several policies")
             # imported here, because one process pays nothing for what several need

@@ -16,6 +16,7 @@ from vla_rl.rollout import (
     DynamicBatcher,
     EpisodeScheduler,
     GroupSource,
+    LocalPlayer,
     SchedulerConfig,
     TaskStart,
     embodied_agent,
@@ -225,9 +226,7 @@ class Setup:
         self.engine = CountingEngine()
         config = SchedulerConfig(**{"groups_per_update": 2, "max_staleness": 1, **settings})
         self.scheduler = EpisodeScheduler(
-            self.pool,
-            self.engine,
-            agent,
+            LocalPlayer(self.pool, self.engine, agent),
             source(),
             config,
             keep=keep,

@@ -1,0 +1,101 @@
+"""Listed hosts: all answer at the start, and later ones that leave and come back are noticed."""
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+import vla_rl.cluster.listed
+from vla_rl.actors import make_keys, read_keys, read_public_key
+from vla_rl.actors.host import HostServer
+from vla_rl.cluster import Joined, Left
+from vla_rl.cluster.listed import ListedHosts
+from vla_rl.cluster.monitor import report_of_this_host, require_same_versions
+from vla_rl.errors import ConfigError
+
+
+def free_address() -> str:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return f"tcp://127.0.0.1:{probe.getsockname()[1]}"
+
+
+class Site:
+    """Keys, a list with one host, and the server that it names."""
+
+    def __init__(self, folder: Path) -> None:
+        make_keys(folder / "keys")
+        self.keys, self.address = folder / "keys", free_address()
+        self.path = folder / "hosts.toml"
+        self.path.write_text(
+            'client_key = "keys/client.key"\n[[host]]\nname = "far"\ncores = 3\n'
+            f'address = "{self.address}"\npublic_key = "keys/server.pub"\n'
+        )
+
+    def server(self) -> HostServer:
+        allowed = [read_public_key(self.keys / "client.pub")]
+        return HostServer(self.address, read_keys(self.keys / "server.key"), allowed)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+async def test_a_host_that_leaves_and_comes_back_is_reported(site: Site) -> None:
+    hosts = ListedHosts(site.path, look_every_s=0.05)
+    async with asyncio.timeout(60):
+        server = site.server()
+        await server.__aenter__()
+        async with hosts:
+            here, far = hosts.hosts()
+            assert (here.placement, far.name, far.resources.num_cores) == (None, "far", 3)
+            changes = hosts.changes()
+            await server.__aexit__(None, None, None)
+            left = await anext(changes)
+            assert isinstance(left, Left)
+            assert (left.host.name, len(hosts.hosts())) == ("far", 1)
+            async with site.server():
+                joined = await anext(changes)
+                assert isinstance(joined, Joined)
+                assert joined.host == hosts.hosts()[1] == far
+        assert [change async for change in changes] == []
+
+
+async def test_a_host_that_does_not_answer_is_named_with_what_to_do(site: Site) -> None:
+    hosts = ListedHosts(site.path, answer_within_s=0.2)
+    with pytest.raises(ConfigError, match=rf"host 'far' at {site.address}.*`vla-rl host`"):
+        async with hosts:
+            pass
+
+
+async def test_a_host_that_does_not_know_our_key_says_so(site: Site) -> None:
+    make_keys(site.keys, ("other",))
+    text = site.path.read_text()
+    site.path.write_text(text.replace("client.key", "other.key"))
+    async with asyncio.timeout(60), site.server():
+        with pytest.raises(ConfigError, match="rejected our key"):
+            async with ListedHosts(site.path):
+                pass
+
+
+async def test_a_host_with_another_version_is_refused_by_name(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = report_of_this_host()
+    ours = replace(report, versions={**report.versions, "torch": "9.9.9"})
+    monkeypatch.setattr(vla_rl.cluster.listed, "report_of_this_host", lambda: ours)
+    async with asyncio.timeout(60), site.server():
+        with pytest.raises(ConfigError, match=r"host 'far' has torch .* \(here 9\.9\.9\)"):
+            async with ListedHosts(site.path):
+                pass
+
+
+def test_every_version_that_differs_is_named() -> None:
+    here = report_of_this_host()
+    require_same_versions("a", here, here)
+    there = replace(here, versions={"vla_rl": "0.0.1", "torch": "none"})
+    with pytest.raises(ConfigError, match=r"'a' has vla_rl 0\.0\.1 .*torch none .*python None"):
+        require_same_versions("a", there, here)

@@ -1,0 +1,27 @@
+"""Settings for the hosts of a run."""
+
+from collections.abc import Mapping
+
+from vla_rl.types import Config
+
+
+class ClusterConfig(Config, frozen=True, kw_only=True):
+    """The hosts of a run, and what this one does."""
+
+    hosts: str | None = None
+    """File that lists hosts which run the episodes, each with simulators.num_envs simulators and an
+    engine of its own. `vla-rl host` starts a host. None: episodes run on this host."""
+
+    plays_here: bool = False
+    """Also run episodes on this host, beside the learner."""
+
+    alone_s: float = 300.0
+    """Seconds without any host after which the run ends instead of waiting for one to come back."""
+
+    def __post_init__(self) -> None:
+        self.require(self.alone_s > 0, "alone_s", "above 0 seconds")
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options that only matter with several hosts."""
+        others = [name for name in self.__struct_fields__ if name != "hosts"]
+        return {} if self.hosts is not None else dict.fromkeys(others, "cluster.hosts is none")

@@ -1,0 +1,166 @@
+"""The file that lists the hosts of a run, in TOML.
+
+    client_key = "keys/client.key"        # our own keys; default: ~/.vla_rl/keys/client.key
+
+    [[host]]
+    name = "gpu2"
+    address = "tcp://10.0.0.2:7070"       # these two lines are printed by `vla-rl host` there
+    public_key = "..."                    # or a file that ends in .pub
+    cores = 16                            # optional limits; default: all that the host has
+    memory_gib = 64
+    gpus = [{ name = "H200", memory_gib = 139 }]
+
+Paths are relative to the file.
+"""
+
+import difflib
+import re
+from pathlib import Path
+from typing import Any, Final
+
+import msgspec
+
+from vla_rl.actors import RemoteHost, read_keys, read_public_key
+from vla_rl.actors.placement import LOST_AFTER_S, KeyPair
+from vla_rl.cluster.hosts import Gpu, HostResources
+from vla_rl.errors import ConfigError
+
+KEYS: Final = Path("~/.vla_rl/keys")
+"""Folder of this user's keys, unless another one is given."""
+
+_GIB: Final = 2**30
+
+
+class ListedGpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One GPU as the file lists it."""
+
+    name: str
+    memory_gib: float
+
+
+class ListedHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One `[[host]]` table."""
+
+    name: str
+    address: str
+    public_key: str
+    cores: int | None = None
+    memory_gib: float | None = None
+    gpus: list[ListedGpu] = []
+    lost_after_s: float = LOST_AFTER_S
+
+    def limited(self, there: HostResources) -> HostResources:
+        """Return what a run may use of the resources that the host reports."""
+        memory = there.memory_bytes
+        if self.memory_gib is not None:
+            memory = min(memory, int(self.memory_gib * _GIB))
+        return HostResources(
+            num_cores=there.num_cores if self.cores is None else self.cores,
+            memory_bytes=memory,
+            gpus=tuple(
+                Gpu(name=gpu.name, memory_bytes=int(gpu.memory_gib * _GIB)) for gpu in self.gpus
+            ),
+        )
+
+
+class HostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The whole file."""
+
+    host: list[ListedHost]
+    client_key: str = str(KEYS / "client.key")
+
+
+class KnownHost(msgspec.Struct, frozen=True):
+    """A host of the file with its keys read."""
+
+    listed: ListedHost
+    placement: RemoteHost
+
+
+def read_host_file(path: Path) -> tuple[KnownHost, ...]:
+    """Read the hosts and the keys that the file names; connects to nothing.
+
+    Raises: ConfigError naming the file, and the key, the host or the key file that is wrong.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise ConfigError(
+            f"the list of hosts {path} cannot be read: {error.strerror}; expected a TOML file with "
+            "a [[host]] table for each host, whose lines `vla-rl host` prints there"
+        ) from error
+    try:
+        file = msgspec.toml.decode(content, type=HostFile)
+    except msgspec.ValidationError as error:
+        raise ConfigError(f"{path}: {error}{_nearest(str(error))}") from error
+    except msgspec.DecodeError as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from error
+    if not file.host:
+        raise ConfigError(f"{path} lists no host, expected at least one [[host]] table")
+    _require_unique(path, [host.name for host in file.host], "name")
+    _require_unique(path, [host.address for host in file.host], "address")
+    keys = _client_keys(path, file.client_key)
+    return tuple(KnownHost(host, _placement(path, host, keys)) for host in file.host)
+
+
+def _placement(path: Path, host: ListedHost, keys: KeyPair) -> RemoteHost:
+    try:
+        return RemoteHost(
+            address=host.address,
+            server_public_key=public_key_of(host.public_key, path.parent),
+            client_keys=keys,
+            lost_after_s=host.lost_after_s,
+        )
+    except ValueError as error:
+        raise ConfigError(f"{path}, host {host.name!r}: {error}") from error
+
+
+def public_key_of(text: str, folder: Path) -> str:
+    """Return a public key, given as its 40 characters or as a file that ends in .pub.
+
+    Raises: ValueError if it is neither.
+    """
+    if not text.endswith(".pub"):
+        if len(text) != 40:
+            raise ValueError(
+                f"the public key {text!r} has {len(text)} characters, expected 40, or a file that "
+                "ends in .pub"
+            )
+        return text
+    try:
+        return read_public_key(folder / Path(text).expanduser())
+    except OSError as error:
+        raise ValueError(f"the key file {text} cannot be read: {error.strerror}") from error
+
+
+def _client_keys(path: Path, file: str) -> KeyPair:
+    key_file = path.parent / Path(file).expanduser()
+    try:
+        return read_keys(key_file)
+    except OSError as error:
+        raise ConfigError(
+            f"{path}: our keys {key_file} cannot be read: {error.strerror}; make them with "
+            "`vla-rl host --show-key`, or set client_key to another .key file"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _require_unique(path: Path, values: list[str], what: str) -> None:
+    for value in values:
+        if values.count(value) > 1:
+            raise ConfigError(
+                f"{path} lists {values.count(value)} hosts with the {what} {value!r}, expected a "
+                f"{what} of its own for each"
+            )
+
+
+def _nearest(error: str) -> str:
+    """Return the key that was probably meant by an unknown one, in words."""
+    unknown = re.search(r"unknown field `(\w+)`", error)
+    if unknown is None:
+        return ""
+    kinds: tuple[Any, ...] = (ListedHost, HostFile, ListedGpu)
+    known = sorted({name for kind in kinds for name in kind.__struct_fields__})
+    near = difflib.get_close_matches(unknown[1], known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; known keys: {', '.join(known)}"

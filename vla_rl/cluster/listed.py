@@ -1,0 +1,160 @@
+"""The hosts that a file lists: each runs `vla-rl host`, and may go and come back.
+
+file ──► one keeper for each host:  connect ─► Joined ─► wait for its death ─► Left ─┐
+                                       ▲────────────── again, every few seconds ◄────┘
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Final, Self
+
+from vla_rl.actors import Runtime
+from vla_rl.actors.waits import waiting
+from vla_rl.cluster.host_file import KnownHost, read_host_file
+from vla_rl.cluster.hosts import Host, HostChange, Joined, Left, resources_of_this_host
+from vla_rl.cluster.monitor import HostMonitor, report_of_this_host, require_same_versions
+from vla_rl.errors import ActorDied, ConfigError
+
+MOST_CHANGES: Final = 256
+"""Changes that wait to be read; then the keepers of hosts wait."""
+
+
+class ListedHosts:
+    """The hosts of a file. All of them must answer when the block is entered.
+
+    Args:
+        path: the file, as `read_host_file` reads it.
+        answer_within_s: time in which a host must answer; also the deadline of each later look.
+        look_every_s: time between two looks for a host that has left.
+
+    Raises: ConfigError for a file, a key or a host that is wrong, by name.
+    """
+
+    def __init__(
+        self, path: Path, *, answer_within_s: float = 20.0, look_every_s: float = 1.0
+    ) -> None:
+        self._path, self._known = path, read_host_file(path)
+        self._answer_within_s, self._look_every_s = answer_within_s, look_every_s
+        self._here = Host(name="this host", resources=resources_of_this_host())
+        self._there: dict[str, Host] = {}
+        self._report = report_of_this_host()
+        self._changes: asyncio.Queue[HostChange | None] = asyncio.Queue(MOST_CHANGES + 1)
+        self._has_ended = False
+        self._room = asyncio.Semaphore(MOST_CHANGES)
+        self._runtime = Runtime("hosts")
+        self._keepers: list[asyncio.Task[None]] = []
+
+    async def __aenter__(self) -> Self:
+        """Ask every host for its report. Raises: ConfigError naming each host that cannot be used."""
+        await self._runtime.__aenter__()
+        try:
+            found = await asyncio.gather(
+                *(self._connect(known) for known in self._known), return_exceptions=True
+            )
+            monitors = _monitors(found)
+        except BaseException as error:
+            await self._runtime.__aexit__(type(error), error, error.__traceback__)
+            raise
+        for known, monitor in zip(self._known, monitors, strict=True):
+            keeper = self._keep(known, monitor)
+            name = f"keeper of host {known.listed.name}"
+            self._keepers.append(asyncio.create_task(keeper, name=name))
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End the monitors; iterations of `changes` end."""
+        self._has_ended = True
+        self._changes.put_nowait(None)  # the queue has room for it beside all changes
+        for keeper in self._keepers:
+            keeper.cancel()
+        try:
+            if self._keepers:
+                await asyncio.wait(self._keepers)
+        finally:
+            await self._runtime.__aexit__(kind, error, traceback)
+
+    def hosts(self) -> tuple[Host, ...]:
+        """Return the hosts that are there now, this host first."""
+        return (self._here, *self._there.values())
+
+    async def changes(self) -> AsyncIterator[HostChange]:
+        """Yield each host that joins or leaves after the block was entered; for one reader."""
+        while not (self._has_ended and self._changes.empty()):
+            change = await self._changes.get()
+            if change is None:
+                return
+            self._room.release()
+            yield change
+
+    async def _keep(self, known: KnownHost, monitor: HostMonitor | None) -> None:
+        """Report each time that one host leaves and comes back, until cancelled."""
+        name = known.listed.name
+        while True:
+            if monitor is not None:
+                try:
+                    await monitor.stay()
+                except ActorDied as death:
+                    await self._note(Left(host=self._there.pop(name), cause=death.cause))
+            await asyncio.sleep(self._look_every_s)
+            try:
+                with waiting("the list of hosts", on=f"host {name!r} to come back"):
+                    monitor = await self._connect(known)
+            except ConfigError:  # it is still away, or came back with another version
+                monitor = None
+            else:
+                await self._note(Joined(host=self._there[name]))
+
+    async def _note(self, change: HostChange) -> None:
+        await self._room.acquire()
+        self._changes.put_nowait(change)
+
+    async def _connect(self, known: KnownHost) -> HostMonitor:
+        """Start a monitor on a host, and add the host. Raises: ConfigError naming it, and why."""
+        name, address = known.listed.name, known.listed.address
+        monitor: HostMonitor | None = None
+        try:
+            monitor = await self._runtime.spawn(
+                HostMonitor,
+                name=f"monitor of {name}",
+                placement=known.placement,
+                deadlines_s={"report": self._answer_within_s},
+                start_timeout_s=self._answer_within_s,
+            )
+            report = await monitor.report()
+            require_same_versions(name, report, self._report)
+        except (ActorDied, TimeoutError, TypeError, ImportError, AttributeError) as error:
+            # the last three: another version of vla_rl there has another monitor, or none
+            cause = error.cause if isinstance(error, ActorDied) else str(error)
+            raise ConfigError(
+                f"host {name!r} at {address} of {self._path} cannot be used: {cause}. Start "
+                f"`vla-rl host` there with our public key allowed, and compare its two printed "
+                "lines with the file"
+            ) from error
+        except ConfigError:
+            assert monitor is not None
+            await self._runtime.kill(monitor)
+            raise
+        resources = known.listed.limited(report.resources)
+        self._there[name] = Host(name=name, resources=resources, placement=known.placement)
+        return monitor
+
+
+def _monitors(found: Sequence[HostMonitor | BaseException]) -> list[HostMonitor]:
+    """Return the monitors of all hosts.
+
+    Raises: ConfigError about every host that cannot be used; else the first other error.
+    """
+    errors = [each for each in found if isinstance(each, BaseException)]
+    for error in errors:
+        if not isinstance(error, ConfigError):
+            raise error
+    if errors:
+        raise ConfigError("\n".join(str(error) for error in errors)) from errors[0]
+    return [each for each in found if not isinstance(each, BaseException)]

@@ -1,0 +1,77 @@
+"""A rollout host as an `EpisodePlayer` of this process."""
+
+from collections.abc import Callable
+
+import msgspec
+
+from vla_rl.rollout import DecisionCounts, EpisodeLost, owned_copy
+from vla_rl.training.hosts.messages import HostStatus
+from vla_rl.training.hosts.rollout_host import RolloutHost
+from vla_rl.types import EpisodeSpec, Trajectory
+
+
+class FarPlayer:
+    """Runs episodes on another host, whose trajectories come back whole.
+
+    Args:
+        host: the actor there, open.
+        status: what it offers.
+    """
+
+    def __init__(self, host: RolloutHost, status: HostStatus) -> None:
+        self._host, self._status = host, status
+        self._counts = DecisionCounts(0, 0, 0.0)
+
+    @property
+    def num_slots(self) -> int:
+        """Number of environments there."""
+        return self._status.num_slots
+
+    @property
+    def weight_version(self) -> int:
+        """Version of the weights when it joined; it serves all later ones too."""
+        return self._status.weight_version
+
+    async def play(self, episode: EpisodeSpec, *, timeout_s: float | None = None) -> Trajectory:
+        """Run `episode` there. Raises: ActorDied if the host is gone; else as `play_episode`."""
+        played = await self._host.play(episode, timeout_s)
+        self._counts = played.counts
+        if played.loss is not None:
+            raise EpisodeLost(episode, played.loss.kind, played.loss.what)
+        assert played.trajectory is not None, "an episode that is not lost has a trajectory"
+        return _owned(played.trajectory, episode)
+
+    def decisions(self, now: float) -> DecisionCounts:
+        """Return the counts as of the last episode that ended there."""
+        return self._counts
+
+    def when_slots_come(self, call: Callable[[], None]) -> None:
+        """Do nothing: a host's environments are as many as ever."""
+
+
+def _owned(trajectory: Trajectory, episode: EpisodeSpec) -> Trajectory:
+    """Copy the arrays, which are read-only and lie in the message's frames."""
+    steps = tuple(
+        msgspec.structs.replace(
+            step,
+            **{
+                name: owned_copy(getattr(step, name))
+                for name in ("observation", "rewards", "frames")
+            },
+            chunk=msgspec.structs.replace(
+                step.chunk,
+                **{
+                    name: owned_copy(getattr(step.chunk, name))
+                    for name in ("actions", "tokens", "log_probs", "weight_versions")
+                },
+            ),
+        )
+        for step in trajectory.steps
+    )
+    return msgspec.structs.replace(
+        trajectory,
+        episode=episode,
+        steps=steps,
+        final_observation=owned_copy(trajectory.final_observation),
+        info=owned_copy(trajectory.info),
+    )

@@ -1,0 +1,291 @@
+"""The hosts that run a run's episodes: brought up, dropped when they are gone, and brought up again.
+
+Hosts.changes ─► Joined: a keeper   bring up ─► policy's files, simulators, newest weights ─► play
+                 Left: its end           ▲                                                      │
+                                         └──── the process there died, the host did not ◄───────┘
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Coroutine, Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Final, Self, TypeVar
+
+from msgspec.structs import replace
+
+from vla_rl.actors import RemoteHost, RestartPolicy, Runtime
+from vla_rl.actors.owned_folder import OwnedFolder
+from vla_rl.actors.placement import Intensity
+from vla_rl.actors.waits import waiting
+from vla_rl.cluster import Host, Hosts, Joined
+from vla_rl.engines import DeviceLane
+from vla_rl.errors import ActorDied, CheckpointError, ConfigError, EnvError
+from vla_rl.pipelines.config import LearningConfig
+from vla_rl.rollout import EpisodePlayer
+from vla_rl.rollout.host_players import HostPlayers
+from vla_rl.rollout.owned_tasks import leave
+from vla_rl.training.hosts.far_player import FarPlayer
+from vla_rl.training.hosts.messages import HostRecipe
+from vla_rl.training.hosts.publishing import HostWeights
+from vla_rl.training.hosts.recipe import pieces_of
+from vla_rl.training.hosts.rollout_host import RolloutHost
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
+
+HERE: Final = "this host"
+
+OPEN_WITHIN_S: Final = 1800.0
+"""Longest start of a host: reading the policy, and building all simulators."""
+
+WEIGHTS_WITHIN_S: Final = 300.0
+"""Longest time for one message of weights, and for their digest."""
+
+DEADLINES_S: Final = {
+    "open": OPEN_WITHIN_S,
+    **dict.fromkeys(
+        ("put_file", "begin_weights", "put_weights", "check_weights", "apply_weights"),
+        WEIGHTS_WITHIN_S,
+    ),
+}
+"""Episodes have none of their own: simulators have theirs, and a lost host ends its calls."""
+
+RESTARTS: Final = RestartPolicy(max_restarts=3, within_s=120.0)
+"""Deaths of the process on a host that stays, after which it is left alone until it rejoins."""
+
+
+class HostRollout:
+    """Runs the episodes of a run on other hosts while its `async with` block is open.
+
+    Args:
+        hosts: who is there.
+        config: settings of the run.
+        recipe: what a host needs.
+        model: the policy; its files are saved when the block is entered.
+        lane: computes with the model.
+        here: player of this host, if it runs episodes too.
+        weight_version: number of updates applied to the weights of `model`.
+    """
+
+    def __init__(
+        self,
+        hosts: Hosts,
+        config: LearningConfig,
+        recipe: HostRecipe,
+        model: Any,
+        lane: DeviceLane,
+        *,
+        here: EpisodePlayer | None,
+        weight_version: int,
+    ) -> None:
+        self._hosts, self._config, self._recipe = hosts, config, recipe
+        self._model, self._lane, self._here = model, lane, here
+        self.players = HostPlayers(weight_version)
+        """Runs episodes on the hosts that are there."""
+
+        self.weights = HostWeights(weight_version, self._drop, self.players.published)
+        """Gets the learner's weights."""
+
+        self._runtime = Runtime("rollout hosts")
+        self._tasks = asyncio.TaskGroup()
+        self._caring: dict[str, asyncio.Task[None]] = {}
+        self._watching: list[asyncio.Task[None]] = []
+        self._came_or_went = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        """Bring up all hosts that are there.
+
+        Raises: ConfigError if a host cannot be used, or if they have more simulators than the run
+        can use; what the policy or an environment raises there.
+        """
+        self._folder = await asyncio.to_thread(OwnedFolder, "vla_rl-hosts-")
+        try:
+            await self._lane.run(self._model.save, self._policy)
+            await self._hosts.__aenter__()
+            try:
+                await self._runtime.__aenter__()
+                try:
+                    await self._bring_up_all()
+                except BaseException as error:
+                    await self._runtime.__aexit__(type(error), error, error.__traceback__)
+                    raise
+            except BaseException as error:
+                await self._hosts.__aexit__(type(error), error, error.__traceback__)
+                raise
+        except BaseException:
+            await asyncio.to_thread(self._folder.remove)
+            raise
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End everything on the hosts."""
+        self.weights.close()
+        for task in (*self._watching, *self._caring.values()):
+            task.cancel()
+        try:
+            await leave(self._tasks, kind, error, traceback)
+        finally:
+            try:
+                await self._runtime.__aexit__(kind, error, traceback)
+            finally:
+                await self._hosts.__aexit__(kind, error, traceback)
+                await asyncio.to_thread(self._folder.remove)
+
+    def metrics(self) -> dict[str, float]:
+        """Return the metrics of hosts and of the weights' way to them."""
+        return {**self.players.metrics(), **self.weights.metrics()}
+
+    @property
+    def _policy(self) -> Path:
+        return self._folder.path / "policy"
+
+    async def _bring_up_all(self) -> None:
+        far = [host for host in self._hosts.hosts() if host.placement is not None]
+        self._recipe = replace(self._recipe, weight_version=self.players.weight_version)
+        if self._here is not None:
+            self.players.add(HERE, self._here)
+        actors = await _all(self._bring_up(host) for host in far)
+        group_size = self._config.episodes_per_group
+        self._config.scheduler.require_feasible(
+            num_envs=self.players.num_slots, group_size=group_size
+        )
+        self.weights.open()
+        await self._tasks.__aenter__()
+        for host, actor in zip(far, actors, strict=True):
+            self._care_for(host, actor)
+        self._watching = [
+            self._tasks.create_task(self._follow(), name="follow the hosts"),
+            self._tasks.create_task(self._require_hosts(), name="require a host"),
+        ]
+
+    async def _follow(self) -> None:
+        """Begin and end the care for hosts as they join and leave."""
+        async for change in self._hosts.changes():
+            name = change.host.name
+            if isinstance(change, Joined):
+                print(f"host {name} joined", flush=True)
+                self._care_for(change.host, None)
+            else:
+                print(f"host {name} left: {change.cause}", flush=True)
+                if (task := self._caring.pop(name, None)) is not None:
+                    task.cancel()
+                    await asyncio.wait((task,))
+
+    def _care_for(self, host: Host, actor: RolloutHost | None) -> None:
+        self._caring[host.name] = self._tasks.create_task(
+            self._care(host, actor), name=f"care for host {host.name}"
+        )
+
+    async def _care(self, host: Host, actor: RolloutHost | None) -> None:
+        """Keep one host running episodes until it leaves, or fails too often."""
+        deaths = Intensity(RESTARTS)
+        try:
+            while True:
+                try:
+                    if actor is None:
+                        try:
+                            actor = await self._bring_up(host)
+                        except (ConfigError, EnvError, CheckpointError) as error:
+                            # the hosts that were there at the start could do it, so the run goes on
+                            _leave_alone(host, error)
+                            return
+                    await actor.stay()
+                except (ActorDied, TimeoutError) as death:
+                    self._gone(host.name)
+                    if not deaths.admit(time.monotonic()):
+                        _leave_alone(host, death)
+                        return
+                    actor = None
+        finally:
+            self._gone(host.name)
+            if actor is not None:
+                await self._runtime.kill(actor)
+
+    async def _bring_up(self, host: Host) -> RolloutHost:
+        """Start the actor on a host, and let it run episodes. Raises: ActorDied, TimeoutError."""
+        assert isinstance(host.placement, RemoteHost)
+        threads = str(self._config.run.torch_threads)
+        env = {**host.placement.env, "OMP_NUM_THREADS": threads}
+        with waiting("the run", on=f"host {host.name!r} to start"):
+            actor = await self._runtime.spawn(
+                RolloutHost,
+                name=f"rollout on {host.name}",
+                placement=replace(host.placement, env=env),
+                deadlines_s=DEADLINES_S,
+                # every running episode is a call without an answer; the rest are of weights
+                mailbox=self._config.num_envs + 16,
+                start_timeout_s=OPEN_WITHIN_S,
+            )
+            try:
+                await self._equip(host.name, actor)
+            except BaseException:
+                self._gone(host.name)
+                await self._runtime.kill(actor)
+                raise
+        return actor
+
+    async def _equip(self, name: str, actor: RolloutHost) -> None:
+        """Send the policy, start the simulators, and join with the newest weights."""
+        pieces = pieces_of(self._policy)
+        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+            await actor.put_file(*piece)
+        status = await actor.open(self._recipe)
+        # under one lock with publications: a version published meanwhile would be missed
+        async with self.weights.turn:
+            version = await self.weights.catch_up(actor)
+            self.weights.hosts[name] = actor
+            self.players.add(name, FarPlayer(actor, replace(status, weight_version=version)))
+        self._came_or_went.set()
+
+    def _drop(self, name: str, death: ActorDied) -> None:
+        logger.warning("host %s did not take the newest weights: %s", name, death)
+        self._gone(name)
+
+    def _gone(self, name: str) -> None:
+        """Run no episode there any more; those that run there end with the actor."""
+        self.weights.hosts.pop(name, None)
+        self.players.drop(name)
+        self._came_or_went.set()
+
+    async def _require_hosts(self) -> None:
+        """Raise ConfigError if no host runs episodes for too long."""
+        limit_s = self._config.cluster.alone_s
+        while True:
+            self._came_or_went.clear()
+            if self.players.hosts:
+                await self._came_or_went.wait()
+                continue
+            logger.warning("no host is left to run episodes; waiting %g s for one", limit_s)
+            try:
+                async with asyncio.timeout(limit_s):
+                    while not self.players.hosts:
+                        self._came_or_went.clear()
+                        await self._came_or_went.wait()
+            except TimeoutError:
+                raise ConfigError(
+                    f"no host has run episodes for cluster.alone_s={limit_s:g} s; start one with "
+                    "`vla-rl host`, and continue with --resume"
+                ) from None
+
+
+def _leave_alone(host: Host, error: Exception) -> None:
+    logger.warning(
+        "host %s is left alone until it joins again; its last failure: %s", host.name, error
+    )
+
+
+async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Await all calls to their end; raise the first error."""
+    done = await asyncio.gather(*calls, return_exceptions=True)
+    for result in done:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in done if not isinstance(result, BaseException)]

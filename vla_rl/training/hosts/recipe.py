@@ -1,0 +1,96 @@
+"""The recipe that hosts get of a run, and the policy's files for them."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+import vla_rl.pipelines.config
+from vla_rl.actors.importable import import_path
+from vla_rl.errors import ConfigError
+from vla_rl.pipelines.config import LearningConfig
+from vla_rl.rollout import TaskStart, chat_agent
+from vla_rl.training.hosts.messages import PIECE_BYTES, HostRecipe
+from vla_rl.training.team import Team
+from vla_rl.types import Agent
+
+
+def recipe_of(
+    config: LearningConfig, starts: Sequence[TaskStart], team: Team, agent: Agent
+) -> HostRecipe:
+    """Return what a host needs for the run's episodes, with weight version 0.
+
+    Raises: ConfigError for a run that other hosts cannot play.
+    """
+    if len(team.members) > 1:
+        raise ConfigError(
+            f"cluster.hosts is {config.cluster.hosts!r}, but the run has {len(team.members)} "
+            "policies; other hosts run the episodes of one policy, so leave cluster.hosts unset"
+        )
+    config.run.require(
+        config.run.record_to is None, "record_to", "none with cluster.hosts: only episodes that "
+        "run on this host can be recorded",
+    )  # fmt: skip
+    (member,) = team.members.values()
+    policy = type(member.model)
+    if not callable(getattr(policy, "load", None)) or not callable(getattr(policy, "save", None)):
+        raise ConfigError(
+            f"{policy.__name__} has no save(folder) or no classmethod load(folder), by which "
+            "cluster.hosts brings it to other hosts; add them"
+        )
+    plain = _plain(config)
+    try:
+        return HostRecipe(
+            config_class=import_path(type(plain)),
+            config=msgspec.json.encode(plain),
+            envs=_unique([start.env for start in starts]),
+            agent=_path_of(agent, config),
+            policy_class=import_path(policy),
+            dtype=str(next(member.model.network.parameters()).dtype).removeprefix("torch."),
+            weight_version=0,
+        )
+    except TypeError as error:
+        raise ConfigError(
+            f"cluster.hosts needs parts that other hosts can import: {error}"
+        ) from error
+
+
+def _plain(config: LearningConfig) -> LearningConfig:
+    """Return the settings that the library reads, without those of a recipe of its own."""
+    # hosts need not have the recipe's module, which may be a script of the user
+    kind = next(
+        each for each in type(config).__mro__ if each.__module__ == vla_rl.pipelines.config.__name__
+    )
+    assert issubclass(kind, LearningConfig)
+    return kind(**{name: getattr(config, name) for name in kind.__struct_fields__})
+
+
+def _path_of(agent: Agent, config: LearningConfig) -> str | None:
+    """Return the agent's path; None for the one that a configuration of conversations implies."""
+    if isinstance(agent, partial):
+        if agent.func is chat_agent:
+            return None
+        raise TypeError(f"{agent} binds arguments: put a function of its own in a module")
+    return import_path(agent)
+
+
+def _unique(envs: Sequence[Any]) -> tuple[Any, ...]:
+    # specs hold dicts, so they are compared by their bytes
+    return tuple({msgspec.json.encode(env): env for env in envs}.values())
+
+
+def pieces_of(folder: Path) -> Iterator[tuple[str, int, np.ndarray]]:
+    """Yield all files of a folder: the name, the place of a piece, and the piece, uint8 [bytes]."""
+    for path in sorted(folder.rglob("*")):
+        if not path.is_file():
+            continue
+        name, start = str(path.relative_to(folder)), 0
+        with path.open("rb") as file:
+            while (piece := file.read(PIECE_BYTES)) or start == 0:
+                yield name, start, np.frombuffer(piece, np.uint8)
+                start += len(piece)
+                if not piece:
+                    break
