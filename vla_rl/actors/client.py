@@ -27,7 +27,7 @@ from vla_rl.actors.lag_questions import LagQuestions
 from vla_rl.actors.life import Life, State
 from vla_rl.actors.mailbox import Mailbox
 from vla_rl.actors.pending import PendingBegun, PendingCall, PendingStream
-from vla_rl.actors.waits import Wait
+from vla_rl.actors.waits import Wait, note_death
 from vla_rl.actors.wire import OWN_CALL, Kind, LagReport
 from vla_rl.errors import ActorDied, ActorFrozen
 
@@ -248,7 +248,10 @@ class ActorClient:
         self._channel = None
         self._answers.disconnect()
         # settled before a call fails: its caller may call again at once, and has to wait then
-        self.life.settle(state, kind(self.name, death.pid, death.cause, death.last_words))
+        error = kind(self.name, death.pid, death.cause, death.last_words)
+        if state is not State.STOPPED:
+            note_death(str(error))
+        self.life.settle(state, error)
         unanswered = [*self._pending.values()]
         self._pending.clear()
         for entry in unanswered:

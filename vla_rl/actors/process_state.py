@@ -14,6 +14,13 @@ _STATE, _USER_TIME, _SYSTEM_TIME = 0, 11, 12
 _AT_WORK = ("R", "D")
 """Running or waiting for a core; waiting for a disk or a driver, which no signal interrupts."""
 _ENDED = ("Z", "X")
+_IN_WORDS = {
+    "R": "running",
+    "S": "asleep",
+    "D": "in a call of a disk or driver that no signal interrupts",
+    "Z": "dead",
+    "X": "dead",
+}
 
 
 class ProcessEye:
@@ -66,6 +73,18 @@ def find_stopped(pids: Iterable[int]) -> int | None:
     file per process.
     """
     return next((pid for pid in pids if _is_stopped(pid)), None)
+
+
+def describe_process(pid: int) -> str:
+    """Return the state of a process in words, such as `stopped by a signal (SIGSTOP)`."""
+    folder = Path(f"/proc/{pid}")
+    try:
+        state, _ = _read_stat(folder / "stat")
+        if state in ("T", "t"):
+            return "held by a debugger" if _is_traced(folder) else "stopped by a signal (SIGSTOP)"
+    except (OSError, IndexError, ValueError):
+        return "not there any more"
+    return _IN_WORDS.get(state, f"in state {state}")
 
 
 def _is_stopped(pid: int) -> bool:

@@ -5,6 +5,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar, TypeVarTuple, cast
 
@@ -284,7 +285,14 @@ class Runtime:
 
     def _waits(self) -> list[Wait]:
         """Return the tasks that wait for answers; called on the watchdog's thread."""
-        return [wait for record in list(self._living) for wait in record.client.waits()]
+        return [
+            # a pid of another host means nothing here
+            replace(wait, pid=record.client.pid)
+            if isinstance(record.placement, ChildProcess)
+            else wait
+            for record in list(self._living)
+            for wait in record.client.waits()
+        ]
 
     async def _supervise(self, record: "_Record") -> None:
         """Restart the actor as its policy allows; after its end only its handles refer to it."""

@@ -8,9 +8,11 @@ access is one dictionary operation. The runtime itself lists calls of actors: th
 
 import itertools
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Final
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,13 +25,26 @@ class Wait:
     who: str
     on: str
     since: float
+    pid: int = 0
+    """Process on this host that has to answer; 0 if it is none, or not known."""
 
     def describe(self, now: float) -> str:
         """Return one line of the wait graph, e.g. `episode 12 waits for env-3 since 4.2 s`."""
         return f"{self.who} waits for {self.on} since {now - self.since:.1f} s"
 
 
+@dataclass(frozen=True, slots=True)
+class NotedDeath:
+    """The end of a process or host that was not requested, at `at` of time.monotonic."""
+
+    what: str
+    at: float
+
+
+MOST_DEATHS: Final = 20
+
 _waits: dict[int, Wait] = {}
+_deaths: deque[NotedDeath] = deque(maxlen=MOST_DEATHS)
 _sources: dict[int, Callable[[], Iterable[Wait]]] = {}
 _wait_ids = itertools.count()
 _progress_counts: dict[str, int] = {}
@@ -64,6 +79,16 @@ def note_progress(what: str, count: int = 1) -> None:
     """Report progress to the watchdog, e.g. `note_progress("episodes")`."""
     _progress_counts[what] = _progress_counts.get(what, 0) + count
     _last_progress_s[0] = time.monotonic()
+
+
+def note_death(what: str) -> None:
+    """Remember an unexpected end with its last words; the last 20 are kept."""
+    _deaths.append(NotedDeath(what, time.monotonic()))
+
+
+def recent_deaths() -> list[NotedDeath]:
+    """Return the last unexpected ends, the newest last. Safe to call from any thread."""
+    return list(_deaths)
 
 
 def add_source(waits: Callable[[], Iterable[Wait]]) -> int:

@@ -10,10 +10,10 @@ import os
 import sys
 import threading
 import time
-import traceback
-from types import FrameType, TracebackType
+from types import TracebackType
 from typing import Any, Self, TextIO
 
+from vla_rl.actors.stacks import awaiting_frames, tasks_of, thread_stack
 from vla_rl.actors.waits import (
     current_waits,
     note_progress,
@@ -63,11 +63,8 @@ class Watchdog:
 
     def describe(self) -> str:
         """Return the current wait graph and all stacks. Safe to call from any thread."""
-        parts = [_wait_graph(), _thread_stack(self._loop_thread_id)]
-        parts += [
-            _task_stack(task)
-            for task in sorted(_tasks_of(self._loop), key=lambda task: task.get_name())
-        ]
+        parts = [_wait_graph(), f"thread of the loop:\n{thread_stack(self._loop_thread_id)}"]
+        parts += [_task_stack(task) for task in tasks_of(self._loop)]
         return "\n".join(parts)
 
     def _watch(self) -> None:
@@ -108,41 +105,9 @@ def _wait_graph() -> str:
     return "who waits for whom:\n" + ("\n".join(lines) if lines else "    no task reports a wait")
 
 
-def _tasks_of(loop: asyncio.AbstractEventLoop) -> set["asyncio.Task[Any]"]:
-    """Return all tasks from another thread: asyncio retries if the set changes meanwhile."""
-    return asyncio.all_tasks(loop)
-
-
-def _thread_stack(thread_id: int) -> str:
-    frame = sys._current_frames().get(thread_id)
-    lines = "".join(traceback.format_stack(frame)) if frame is not None else "    it has ended\n"
-    return f"thread of the loop:\n{lines.rstrip()}"
-
-
 def _task_stack(task: "asyncio.Task[Any]") -> str:
     lines = [f"task {task.get_name()!r}:"]
-    for frame in _awaiting_frames(task.get_coro()):
+    for frame in awaiting_frames(task.get_coro()):
         code = frame.f_code
         lines.append(f'  File "{code.co_filename}", line {frame.f_lineno}, in {code.co_qualname}')
     return "\n".join(lines)
-
-
-def _awaiting_frames(awaited: Any) -> list[FrameType]:
-    """Return the frames from a task's outermost coroutine to the suspended one."""
-    frames = []
-    while awaited is not None:
-        frame = next(
-            (found for name in _FRAMES if (found := getattr(awaited, name, None)) is not None), None
-        )
-        if frame is None:
-            break
-        frames.append(frame)
-        awaited = next(
-            (found for name in _AWAITED if (found := getattr(awaited, name, None)) is not None),
-            None,
-        )
-    return frames
-
-
-_FRAMES = ("cr_frame", "gi_frame", "ag_frame")
-_AWAITED = ("cr_await", "gi_yieldfrom", "ag_await")

@@ -4,6 +4,7 @@ vla-rl                            list the recipes
 vla-rl srpo_libero --dry-run      the same as python -m vla_rl.recipes.srpo_libero --dry-run
 vla-rl srpo --env metaworld       the same as vla-rl srpo_metaworld
 vla-rl report runs/<run>          write the report of a run again
+vla-rl why runs/<run>             what a running run waits for, as a tree
 vla-rl doctor                     what would go wrong on this machine; --checkpoint FOLDER looks at a policy too
 vla-rl host                       let this machine run episodes for another one
 vla-rl install libero             LIBERO and its simulator; also: assets, family, pro-benchmark, metaworld, vllm
@@ -26,6 +27,7 @@ COMMANDS: Final = {
     "report": "vla_rl.commands.report.__main__",
     "doctor": "vla_rl.commands.doctor",
     "host": "vla_rl.commands.host",
+    "why": "vla_rl.commands.why",
 }
 """Modules of the commands that are no recipes; each has a `main`."""
 

@@ -7,6 +7,7 @@
     config.json.sha256 digest of config.json, for `sha256sum -c`; config-2.json has one too
     versions.json      Python, packages, commit, platform, command; the first resume adds
                        versions-2.json
+    process.json       machine and process of the run while it is going on, for `vla-rl why`
     metrics.jsonl      one line an update; metrics-undone.jsonl holds those of updates that a resume
                        repeated
     trace.json         timeline of the nodes, for Perfetto; a resumed run starts another file

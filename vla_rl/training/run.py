@@ -25,6 +25,7 @@ from vla_rl.learning import Checkpoint, UpdateReport, load_checkpoint
 from vla_rl.learning.checkpoint_folders import newest_name
 from vla_rl.observe import LiveView, RunDirectory, Snapshot, print_summary
 from vla_rl.observe.sinks import import_wandb
+from vla_rl.observe.waits_socket import WaitsSocket
 from vla_rl.pipelines import make_pipeline
 from vla_rl.pipelines.config import LearningConfig, RunConfig, TrainingConfig
 from vla_rl.rollout import TaskStart, embodied_agent
@@ -223,6 +224,7 @@ class TrainingRun:
         with (
             lasting_output(),
             Watchdog(stall_after_s=self._config.run.stall_warning_s),
+            WaitsSocket(run.path),
             StopSignal() as stop,
         ):
             print(
