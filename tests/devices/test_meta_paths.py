@@ -10,6 +10,7 @@ from benchmarks.gpu.allowed_places import ALLOWED
 from benchmarks.gpu.crossings import META, Crossings, NotForGpusError, described
 from benchmarks.gpu.meta_paths import PATHS, crossings_of
 from benchmarks.gpu.watched_paths import cross, not_allowed
+from vla_rl.models import attention
 from vla_rl.models.mlp.policy import MlpNetwork
 
 REACHED: set[str] = set()
@@ -24,6 +25,32 @@ def test_a_path_needs_no_number_of_the_device(name: str) -> None:
     RUN.add(name)
     REACHED.update(each.place for each in crossings.found)
     assert not not_allowed(crossings)
+
+
+@pytest.mark.parametrize(
+    ("name", "num_kernels"),
+    # two layers; in half precision, one kernel of a GPU reads all rows
+    [("update: language, packed", 0), ("update: language, packed, in bfloat16", 2)],
+)
+def test_packed_paths_read_rows_end_to_end(
+    name: str, num_kernels: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[list[int]] = []
+    made, calls = attention.PackedRows.of, list[int]()
+
+    def noted(lengths: list[int], device: torch.device) -> attention.PackedRows:
+        lines.append(lengths)
+        return made(lengths, device)
+
+    def kernel(query: torch.Tensor, *args: object, **options: object) -> torch.Tensor:
+        calls.append(len(query))
+        return query
+
+    monkeypatch.setattr(attention.PackedRows, "of", noted)
+    monkeypatch.setattr(attention, "varlen_attn", kernel)
+    cross(PATHS[name])
+    assert [len(lengths) for lengths in lines] == [6]
+    assert calls == [sum(lines[0])] * num_kernels
 
 
 def test_every_allowed_place_is_still_needed() -> None:

@@ -7,19 +7,28 @@
 
 transformers' own "sdpa" looks at the numbers of a padding mask, or of the positions, to find out
 whether it needs a mask; on a GPU every such look waits for the device. The host knows the lengths.
+
+Packed rows are read by one call of the flash kernel for variable lengths if it takes them
+(`takes_all_rows`), else one after another. Neither makes a mask of the line's square.
 """
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+
+from vla_rl.engines.transfers import to_device
 
 GIVEN_MASK: Final = "vla_rl_given_mask"
 """Name of this attention in a network's configuration. No mask function is registered for it, so
 transformers passes masks [B, 1, Q, K] on, and makes none."""
+
+LARGEST_HEAD: Final = 256
+"""Dimensions of a head up to which there is a flash kernel."""
 
 
 @dataclass
@@ -28,12 +37,21 @@ class PackedRows:
 
     Attributes:
         lengths: number of positions of each.
+        offsets: position at which each begins, and the one after the last; int32 [B + 1], on the
+            network's device.
         are_read: whether a layer has read them; one that drops this argument would let each row see
             those before it.
     """
 
     lengths: list[int]
+    offsets: Tensor
     are_read: bool = False
+
+    @classmethod
+    def of(cls, lengths: list[int], device: torch.device) -> Self:
+        """Return rows of these lengths; their offsets are uploaded once for all layers."""
+        ends = torch.tensor([0, *lengths]).cumsum(0).int()
+        return cls(lengths, to_device(ends, device))
 
 
 def use_given_masks(network: Any) -> None:
@@ -56,8 +74,7 @@ def attend(
     """Compute attention of queries [B, H, Q, D], by transformers' interface.
 
     Args:
-        packed: rows of the only line (B = 1); they are read one after another, so that no mask of
-            the line's square is made.
+        packed: rows of the only line (B = 1).
     """
     if packed is None:
         whole: tuple[Tensor, None] = sdpa_attention_forward(
@@ -65,12 +82,49 @@ def attend(
         )
         return whole
     packed.are_read = True
+    if takes_all_rows(query):
+        return _read_at_once(query, key, value, packed, given.get("scaling")), None
     columns = (torch.split(each, packed.lengths, dim=2) for each in (query, key, value))
     found = [
         sdpa_attention_forward(module, queries, keys, values, None, **given)[0]
         for queries, keys, values in zip(*columns, strict=True)
     ]
     return torch.cat(found, dim=1), None
+
+
+def takes_all_rows(query: Tensor) -> bool:
+    """Return whether the flash kernel for variable lengths takes queries of this kind: on a GPU
+    since Ampere, in half precision.
+    """
+    return (
+        query.is_cuda
+        and query.dtype in (torch.bfloat16, torch.float16)
+        # other widths are padded by sdpa, before it calls the same kernel
+        and query.shape[-1] % 8 == 0
+        and query.shape[-1] <= LARGEST_HEAD
+        and torch.cuda.get_device_capability(query.device) >= (8, 0)
+    )
+
+
+def _read_at_once(
+    query: Tensor, key: Tensor, value: Tensor, packed: PackedRows, scale: float | None
+) -> Tensor:
+    """Return the attention of all rows, [1, L, H, D], by one kernel."""
+    longest = max(packed.lengths)
+    rows = varlen_attn(
+        query[0].transpose(0, 1),  # [L, H, D]
+        key[0].transpose(0, 1),
+        value[0].transpose(0, 1),
+        packed.offsets,
+        packed.offsets,
+        longest,
+        longest,
+        scale=scale,
+        window_size=(-1, 0),  # causal
+        enable_gqa=True,
+    )
+    assert isinstance(rows, Tensor)  # a pair only if more was asked for
+    return rows[None]
 
 
 def _spell_out_padding(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:

@@ -12,8 +12,9 @@ Keys, for each number of episodes:
 
 import asyncio
 import time
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -23,6 +24,9 @@ from benchmarks.policy_sizes import make_observation
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.types import Observation, Sampling
+
+if TYPE_CHECKING:
+    from vla_rl.engines.vllm import VllmActionEngine
 
 EPISODES: Final = (64, 8, 1)
 
@@ -51,7 +55,7 @@ def plain_rate(target: Target, policy: PlainPolicy, seen: Sequence[Observation])
     """Return decisions a second in lockstep."""
     policy.act(seen, temperature=1.0)
     made, began = 0, time.perf_counter()
-    while made == 0 or time.perf_counter() - began < _measured_s(target):
+    while made == 0 or time.perf_counter() - began < measured_s(target):
         policy.act(seen, temperature=1.0)
         made += len(seen)
     return made / (time.perf_counter() - began)
@@ -61,36 +65,60 @@ async def engine_rate(
     target: Target, policy: OpenVlaOft, seen: Sequence[Observation], *, cuda_graphs: bool = True
 ) -> tuple[float, float]:
     """Return decisions a second of the engine with one coroutine an episode, and its mean batch."""
-    made, last_at, answered, stops = 0, 0.0, asyncio.Event(), asyncio.Event()
-
-    async def episode(observation: Observation) -> None:
-        nonlocal made, last_at
-        while not stops.is_set():
-            await engine.act(observation, Sampling(seed=made))
-            made, last_at = made + 1, time.perf_counter()
-            answered.set()
-
     config = EngineConfig(max_batch=len(seen), cuda_graphs=cuda_graphs)
     threads = None if target.is_gpu else torch.get_num_threads()
     async with (
         DeviceLane(num_threads=threads) as lane,
         TorchActionEngine(policy, lane, config) as engine,
-        asyncio.TaskGroup() as episodes,
+        episodes(engine, seen) as asking,
     ):
-        for observation in seen:
-            episodes.create_task(episode(observation))
         await asyncio.sleep(0.0 if target.is_tiny else WARM_UP_S)
-        await answered.wait()
-        # from answer to answer: 64 of them arrive at a time, so a window of seconds cuts batches
-        before, began, stats = made, last_at, engine.stats()
-        answered.clear()
-        await asyncio.sleep(_measured_s(target))
-        await answered.wait()
-        rate, after = (made - before) / (last_at - began), engine.stats()
-        stops.set()
+        stats = engine.stats()
+        rate, after = await asking.rate(measured_s(target)), engine.stats()
     batches = max(after.num_batches - stats.num_batches, 1)
     return rate, (after.num_requests - stats.num_requests) / batches
 
 
-def _measured_s(target: Target) -> float:
+class Asking:
+    """Episodes that ask an engine for one decision after the other."""
+
+    def __init__(self, engine: "TorchActionEngine | VllmActionEngine") -> None:
+        self._engine = engine
+        self._made, self._last_at = 0, 0.0
+        self._answered, self.stops = asyncio.Event(), asyncio.Event()
+
+    async def rate(self, seconds: float) -> float:
+        """Measure decisions a second, for at least so long and two answers."""
+        # from answer to answer: 64 of them arrive at a time, so a window of seconds cuts batches
+        self._answered.clear()
+        await self._answered.wait()
+        before, began = self._made, self._last_at
+        await asyncio.sleep(seconds)
+        self._answered.clear()
+        await self._answered.wait()
+        return (self._made - before) / (self._last_at - began)
+
+    async def ask(self, observation: Observation) -> None:
+        """Run one episode until `stops`."""
+        while not self.stops.is_set():
+            await self._engine.act(observation, Sampling(seed=self._made))
+            self._made, self._last_at = self._made + 1, time.perf_counter()
+            self._answered.set()
+
+
+@asynccontextmanager
+async def episodes(
+    engine: "TorchActionEngine | VllmActionEngine", seen: Sequence[Observation]
+) -> AsyncIterator[Asking]:
+    """Run an episode for each observation inside the `with` block."""
+    asking = Asking(engine)
+    async with asyncio.TaskGroup() as tasks:
+        for observation in seen:
+            tasks.create_task(asking.ask(observation))
+        yield asking
+        asking.stops.set()
+
+
+def measured_s(target: Target) -> float:
+    """Return the seconds for which a rate is measured."""
     return 0.02 if target.is_tiny else MEASURED_S

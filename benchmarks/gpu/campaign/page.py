@@ -43,6 +43,7 @@ GOALS: Final = (
     Goal("the same, recomputed", "update_recomputed", ("memory_error",), most=0.05),
     Goal("share of the time to publish, a copy", "publication", ("copied_share",), most=0.05),
     Goal("the same, another process", "publication", ("staged_share",), most=0.05),
+    Goal("the same, an engine of vLLM", "vllm", ("published_share",), most=0.05),
 )
 
 

@@ -28,6 +28,7 @@ STAGES: Final = (
     Stage("update_recomputed", "An update of adapters, activations recomputed", 40.0, 120.0),
     Stage("update_kept", "An update of adapters, activations kept", 40.0, 120.0),
     Stage("publication", "Publication of new weights", 30.0, 90.0),
+    Stage("vllm", "Decisions by vLLM, and publication to it", 60.0, 240.0),
     Stage("update_all_weights", "An update of all weights, activations recomputed", 40.0, 120.0),
     Stage("profile", "Where the time goes", 30.0, 90.0),
 )

@@ -264,7 +264,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
 
     def _read_packed(self, rows: Sequence[Tensor], lengths: list[int]) -> tuple[Tensor, Tensor]:
         """Read rows end to end on one line, of which none sees another."""
-        packed = PackedRows(lengths)
+        packed = PackedRows.of(lengths, self._device)
         positions = torch.cat([torch.arange(length) for length in lengths])
         hidden: Tensor = self._network.base_model(
             input_ids=to_device(torch.cat(list(rows))[None], self._device),

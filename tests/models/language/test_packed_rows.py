@@ -1,0 +1,190 @@
+"""Rows end to end on one line: the numbers of each row alone, by one kernel for all rows or by one for
+each, and without a mask of the line's square."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from storage_bytes import StorageBytes
+from torch import Tensor, nn
+from torch.nn.attention.varlen import varlen_attn
+
+from vla_rl.errors import ConfigError
+from vla_rl.models import attention
+from vla_rl.models.attention import takes_all_rows
+from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
+
+LENGTHS = [1000, *range(20, 40)]
+SQUARE = 1000 * 1000
+"""Bytes of a mask of the longest row, the least that a mask of the line takes."""
+
+
+@pytest.fixture(scope="module")
+def policy() -> CausalLanguageModel:
+    """A policy with more heads for queries than for keys and values."""
+    shape = TinyConfig(
+        hidden_size=32,
+        num_layers=2,
+        num_heads=4,
+        intermediate_size=64,
+        vocab_size=300,
+        context_size=2048,
+    )
+    known = tiny(shape, ["one two"], seed=0)
+    torch.manual_seed(0)
+    config: Any = known.network.config
+    sizes = {**config.to_dict(), "num_key_value_heads": 2}
+    network = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+    return CausalLanguageModel(network, known._tokenizer, known.checkpoint_files())
+
+
+def scored(policy: CausalLanguageModel, lengths: list[int]) -> Tensor:
+    """Return the log-probs of replies of two tokens to prompts of these lengths."""
+    prompts = [{"prompt_tokens": torch.arange(length).numpy() % 250 + 10} for length in lengths]
+    tokens = torch.tensor([[20, 21]] * len(lengths))
+    log_probs, _ = policy.log_probs(policy.prepare(prompts), tokens, torch.ones(len(lengths)))
+    return log_probs
+
+
+def learnt(policy: CausalLanguageModel, lengths: list[int]) -> tuple[Tensor, Tensor]:
+    """Return log-probs, and the gradient of all weights."""
+    policy.network.zero_grad()
+    log_probs = scored(policy, lengths)
+    torch.autograd.backward(log_probs.sum())
+    grads = [each.grad.flatten() for each in policy.network.parameters() if each.grad is not None]
+    return log_probs.detach(), torch.cat(grads)
+
+
+def dense_varlen(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    begins: Tensor,
+    begins_of_keys: Tensor,
+    longest: int,
+    longest_keys: int,
+    **options: Any,
+) -> Tensor:
+    """Compute with a mask of the line's square what the kernel of GPUs computes without one."""
+    assert torch.equal(begins, begins_of_keys)
+    assert longest == longest_keys == int(begins.diff().max())
+    assert options.pop("window_size") == (-1, 0)
+    place = torch.arange(len(query))
+    row = torch.bucketize(place, begins[1:], right=True)
+    sees = (row[:, None] == row) & (place <= place[:, None])
+    found = nn.functional.scaled_dot_product_attention(
+        *(each.transpose(0, 1)[None] for each in (query, key, value)), attn_mask=sees, **options
+    )
+    return found[0].transpose(0, 1)
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[..., Tensor]], list[int]]:
+    """Make all rows be read at once, by this kernel; each call must fit the real one."""
+    calls: list[int] = []
+    real = inspect.signature(varlen_attn)
+
+    def make(kernel: Callable[..., Tensor]) -> list[int]:
+        def called(*args: Any, **kwargs: Any) -> Tensor:
+            real.bind(*args, **kwargs)
+            calls.append(len(args[0]))
+            return kernel(*args, **kwargs)
+
+        monkeypatch.setattr(attention, "takes_all_rows", lambda query: True)
+        monkeypatch.setattr(attention, "varlen_attn", called)
+        return calls
+
+    return make
+
+
+def test_rows_on_one_line_give_what_each_gives_alone(policy: CausalLanguageModel) -> None:
+    with torch.no_grad(), StorageBytes() as memory:
+        found = scored(policy, LENGTHS)
+    assert memory.largest < SQUARE
+    with torch.no_grad():
+        alone = torch.cat([scored(policy, [length]) for length in LENGTHS])
+    torch.testing.assert_close(found, alone, atol=1e-6, rtol=1e-5)
+
+
+def test_one_kernel_for_all_rows_gives_numbers_and_gradients_of_one_for_each(
+    policy: CausalLanguageModel, at_once: Callable[[Callable[..., Tensor]], list[int]]
+) -> None:
+    lengths = [40, 9, 3, 17]
+    expected = learnt(policy, lengths)
+    calls = at_once(dense_varlen)
+    found = learnt(policy, lengths)
+    assert calls == [sum(lengths) + 2 * len(lengths)] * 2  # once a layer
+    for actual, wanted in zip(found, expected, strict=True):
+        torch.testing.assert_close(actual, wanted, atol=1e-6, rtol=1e-4)
+
+
+def test_one_kernel_for_all_rows_needs_no_mask_of_their_line(
+    policy: CausalLanguageModel, at_once: Callable[[Callable[..., Tensor]], list[int]]
+) -> None:
+    on_meta = policy.copy()
+    on_meta.network.to("meta", torch.bfloat16)
+    calls = at_once(varlen_attn)  # the real one, which has shapes for the meta device
+    with StorageBytes() as memory:
+        torch.autograd.backward(scored(on_meta, LENGTHS).sum())
+    assert memory.largest < SQUARE
+    assert len(calls) == 2
+
+    def masked(*args: Any, **kwargs: Any) -> Tensor:
+        return varlen_attn(*args, **kwargs) + torch.empty(len(args[0]), len(args[0])).sum()
+
+    at_once(masked)
+    with torch.no_grad(), StorageBytes() as memory:
+        scored(on_meta, LENGTHS)
+    assert memory.largest > SQUARE, "a mask would be seen"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size", "capability", "is_taken"),
+    [
+        (torch.bfloat16, 128, (9, 0), True),
+        (torch.float16, 64, (8, 0), True),
+        (torch.float32, 128, (9, 0), False),
+        (torch.bfloat16, 128, (7, 5), False),
+        (torch.bfloat16, 20, (9, 0), False),
+        (torch.bfloat16, 512, (9, 0), False),
+    ],
+)
+def test_the_kernel_is_chosen_by_what_it_takes(
+    dtype: torch.dtype,
+    size: int,
+    capability: tuple[int, int],
+    is_taken: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class OnGpu:
+        is_cuda, device, shape = True, torch.device("cuda:0"), (1, 4, 9, size)
+
+    query: Any = OnGpu()
+    query.dtype = dtype
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
+    assert takes_all_rows(query) == is_taken
+    assert not takes_all_rows(torch.zeros(1, 4, 9, size, dtype=dtype))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_the_kernel_of_this_gpu_gives_the_numbers_of_rows_one_by_one(
+    policy: CausalLanguageModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    on_gpu = policy.copy()
+    on_gpu.network.to("cuda", torch.bfloat16)
+    found = learnt(on_gpu, LENGTHS)
+    monkeypatch.setattr(attention, "takes_all_rows", lambda query: False)
+    expected = learnt(on_gpu, LENGTHS)
+    torch.testing.assert_close(found[0], expected[0], atol=0.05, rtol=0.02)
+    assert (found[1] - expected[1]).norm() < 0.05 * expected[1].norm()
+
+
+def test_a_network_that_drops_the_packing_is_refused(policy: CausalLanguageModel) -> None:
+    deaf: Any = policy.copy()
+    deaf.network.set_attn_implementation("sdpa")
+    with pytest.raises(ConfigError, match="would see each other"), torch.no_grad():
+        scored(deaf, [9, 3, 3])
