@@ -67,6 +67,19 @@ class RankFailed(VlaRlError):
     """A rank of a sharded learner died, froze or failed; all ranks were ended."""
 
 
+class RankNotStarted(RankFailed):
+    """A rank of a sharded learner died or failed while it started; all ranks were ended.
+
+    Args:
+        message: names the rank and the cause.
+        rank: its number.
+    """
+
+    def __init__(self, message: str, rank: int) -> None:
+        self.rank = rank
+        super().__init__(message)
+
+
 class RemoteError(VlaRlError):
     """An exception of an actor's own code whose class is unknown here.
 

@@ -12,7 +12,7 @@ policy is created when a pipeline first reads it. Engine, learner, critic and re
 a team, often of one.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -49,7 +49,7 @@ class TrainingParts:
     """All parts of a run, connected but not started.
 
     Args: those of `vla_rl.train`; `team`, the policies; `first_update`, the update that the run
-        begins with.
+        begins with; `lost_gpus`, numbers of the GPUs that no rank may use.
     """
 
     def __init__(
@@ -60,6 +60,7 @@ class TrainingParts:
         *,
         agent: Agent,
         first_update: int = 0,
+        lost_gpus: Collection[int] = (),
     ) -> None:
         self.config, self._team = config, team
         self.device = device = device_of(config.run)
@@ -70,7 +71,9 @@ class TrainingParts:
         self.pool: RunPool = pool_of(config, self.runtime, starts)
         self.lane = DeviceLane(config.run.torch_threads)
         self.engine = engines_of(config, team, self.lane, first_update)
-        self.learner = learners_of(config, team, self.lane, self.engine, first_update, self.runtime)
+        self.learner = learners_of(
+            config, team, self.lane, self.engine, first_update, self.runtime, lost_gpus
+        )
         self.progress = RunProgress(
             config.run.updates,
             first_update=first_update,

@@ -9,7 +9,7 @@ All members compute on the run's device lane and have the same weight version; g
 graph are the same as with one policy.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -202,6 +202,7 @@ def learners_of(
     engines: RunEngines,
     weight_version: int,
     runtime: Runtime,
+    lost_gpus: Collection[int] = (),
 ) -> LearnerTeam:
     """Make the learners of a run; each publishes its weights to its policy's engine.
 
@@ -216,7 +217,13 @@ def learners_of(
             from vla_rl.learning.sharded import ShardedLearner
 
             learners[name] = ShardedLearner(
-                member.model, runtime, lane, settings, sinks, weight_version=weight_version
+                member.model,
+                runtime,
+                lane,
+                settings,
+                sinks,
+                weight_version=weight_version,
+                lost_gpus=lost_gpus,
             )
         else:
             learners[name] = Learner(

@@ -1,6 +1,6 @@
 """A learner whose passes are computed by several ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from types import TracebackType
 from typing import Any, Self
 
@@ -36,6 +36,7 @@ class ShardedLearner(PolicyLearner):
         config: loss, batches, optimizer and ranks.
         publish_to: engines that get the new weights with every update.
         weight_version: number of updates already applied to the weights of `model`.
+        lost_gpus: numbers of the GPUs that no rank may use.
 
     Raises: ConfigError if the ranks cannot share this policy on this machine.
     """
@@ -49,12 +50,15 @@ class ShardedLearner(PolicyLearner):
         publish_to: Sequence[WeightSink] = (),
         *,
         weight_version: int = 0,
+        lost_gpus: Collection[int] = (),
     ) -> None:
-        self._model, self._has_reference = model, False
+        self._model, self._has_reference, self._lost_gpus = model, False, frozenset(lost_gpus)
         self._critic_config: CriticConfig | None = None
         self._peak_flops: float | None = None
-        require_layout(model, config)
-        self._ranks = RankPasses(model, runtime, lane, config, publish_to, weight_version)
+        require_layout(model, config, lost_gpus=self._lost_gpus)
+        self._ranks = RankPasses(
+            model, runtime, lane, config, publish_to, weight_version, self._lost_gpus
+        )
         super().__init__(self._ranks, lane, config, name=type(model).__name__)
 
     async def __aenter__(self) -> Self:
@@ -130,4 +134,5 @@ class ShardedLearner(PolicyLearner):
             self._config,
             has_reference=self._has_reference,
             critic=self._critic_config,
+            lost_gpus=self._lost_gpus,
         )

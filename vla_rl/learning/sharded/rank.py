@@ -206,12 +206,11 @@ class LearnerRank(Actor):
 
     def _join(self) -> None:
         source, num_ranks = self._source, self._config.ranks
-        device = torch.device("cpu")
-        if source.device == "cuda":
-            device = torch.device("cuda", self._rank)
+        device = torch.device(source.devices[self._rank])
+        if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if source.device == "cuda" else "gloo",
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             init_method=f"file://{self._meeting_point}",
             rank=self._rank,
             world_size=num_ranks,

@@ -62,8 +62,8 @@ class PolicySource(msgspec.Struct, frozen=True):
     recomputes: bool
     """Whether activations are recomputed in the backward pass."""
 
-    device: str
-    """Type of the device; on several GPUs rank k takes number k."""
+    devices: tuple[str, ...]
+    """Device of each rank, by its number."""
 
     has_reference: bool = False
     """Whether a frozen copy of the policy scores too."""

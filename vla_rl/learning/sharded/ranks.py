@@ -6,7 +6,7 @@ learner ──► plan ──► rank 0: micro-batch, micro-batch, ...  ─┐ s
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -56,6 +56,7 @@ class RankPasses:
         config: loss, optimizer and ranks.
         publish_to: engines that get the new weights with every update.
         weight_version: number of updates already applied.
+        lost_gpus: numbers of the GPUs that no rank may use.
     """
 
     def __init__(
@@ -66,10 +67,11 @@ class RankPasses:
         config: LearnerConfig,
         publish_to: Sequence[WeightSink],
         weight_version: int,
+        lost_gpus: Collection[int] = (),
     ) -> None:
         self._model, self._lane, self._config = model, lane, config
         self._sinks, self._weight_version = tuple(publish_to), weight_version
-        self.group = RankGroup(runtime, config)
+        self.group = RankGroup(runtime, config, lost_gpus)
         """The processes."""
         self._num_snapshots = 0
 
