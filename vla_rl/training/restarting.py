@@ -63,7 +63,7 @@ class Restarts:
 
         Raises: `error` if no rank failed; RankFailed if that is one restart too many.
         """
-        failure = rank_failure_in(error)
+        failure = RankFailed.found_in(error)
         if failure is None:
             raise error
         self._num_in_a_row = self._num_in_a_row + 1 if version == self._version else 1
@@ -117,14 +117,3 @@ class Restarts:
         if self._num_ranks == 1:
             return msgspec.structs.replace(learner, ranks=1, shard="gradients", offload=False)
         return msgspec.structs.replace(learner, ranks=self._num_ranks)
-
-
-def rank_failure_in(error: BaseException) -> RankFailed | None:
-    """Return the failure of a rank that ended a run, also inside of groups and as a cause."""
-    if isinstance(error, RankFailed):
-        return error
-    inside = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    for each in (*inside, error.__cause__):
-        if each is not None and (found := rank_failure_in(each)) is not None:
-            return found
-    return None

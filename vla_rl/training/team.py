@@ -40,6 +40,7 @@ from vla_rl.learning import (
     ReferenceTeam,
 )
 from vla_rl.learning.optimizer import training_bytes
+from vla_rl.learning.rank_memory import rank_memory, size_of
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EngineTeam
 from vla_rl.types import SOLE_MEMBER, Roster, derive_seed
@@ -206,13 +207,22 @@ def learners_of(
 ) -> LearnerTeam:
     """Make the learners of a run; each publishes its weights to its policy's engine.
 
-    Raises: ConfigError if several ranks cannot train this policy.
+    Raises: ConfigError if several ranks cannot train a policy, or if policies of a team have
+        different numbers of ranks.
     """
     learners: dict[str, PolicyLearner] = {}
+    each = {name: member.learner or config.learner for name, member in team.members.items()}
+    num_ranks = max(settings.ranks for settings in each.values())
+    rank_bytes = {
+        name: rank_memory(size_of(member.model.network), each[name]).total
+        for name, member in team.members.items()
+    }
     for name, member in team.members.items():
-        settings, sinks = member.learner or config.learner, [engines.owned[name]]
+        settings, sinks = each[name], [engines.owned[name]]
+        settings.require(
+            settings.ranks == num_ranks, "ranks", f"{num_ranks}, as for the other policies"
+        )
         if settings.ranks > 1:
-            settings.require(len(team.members) == 1, "ranks", "1 in a team of several policies")
             # imported here, because one process pays nothing for what several need
             from vla_rl.learning.sharded import ShardedLearner
 
@@ -223,6 +233,8 @@ def learners_of(
                 settings,
                 sinks,
                 weight_version=weight_version,
+                member="" if team.roster.acts_for_all else name,
+                other_bytes=sum(rank_bytes.values()) - rank_bytes[name],
                 lost_gpus=lost_gpus,
             )
         else:

@@ -36,13 +36,20 @@ class RankGroup:
     Args:
         runtime: starts the ranks.
         config: number of ranks, and their settings.
+        member: name of the policy in a team of several; "" in a team of one.
         lost_gpus: numbers of the GPUs that no rank may use.
     """
 
     def __init__(
-        self, runtime: Runtime, config: LearnerConfig, lost_gpus: Collection[int] = ()
+        self,
+        runtime: Runtime,
+        config: LearnerConfig,
+        member: str = "",
+        lost_gpus: Collection[int] = (),
     ) -> None:
         self._runtime, self._config = runtime, config
+        self._of_all = f"of {config.ranks}" + (f" of {member!r}" if member else "")
+        self._names = [f"{member} rank {rank}".lstrip() for rank in range(config.ranks)]
         self._gpus = gpus_of(config.ranks, lost_gpus)
         self._has_reference = False
         self._critic: CriticConfig | None = None
@@ -178,7 +185,7 @@ class RankGroup:
                 source,
                 self._config,
                 str(self.folder / "meeting-point"),
-                name=f"rank {rank}",
+                name=self._names[rank],
                 placement=placement,
                 start_timeout_s=START_TIMEOUT_S,
             )
@@ -195,8 +202,8 @@ class RankGroup:
         found = {rank: error for rank, error in enumerate(errors) if error is not None}
         died = [error for error in found.values() if isinstance(error, ActorDied)]
         if died:
-            self._failed_rank = next(rank for rank, error in found.items() if error is died[0])
-            who = f"{died[0].name} of {self._config.ranks} (pid {died[0].pid})"
+            self._failed_rank = self._names.index(died[0].name)
+            who = f"rank {self._failed_rank} {self._of_all} (pid {died[0].pid})"
             return _failed(f"{who} is gone: {died[0].cause}", died[0])
         own = [rank for rank, error in found.items() if not _is_of_connection(error)]
         self._failed_rank = rank = (own or list(found))[0]
@@ -206,7 +213,7 @@ class RankGroup:
         if not isinstance(first, RuntimeError | OSError | MemoryError | RemoteError):
             return first  # a fault of what it was given, which a new start would meet again
         text = str(first) if isinstance(first, RemoteError) else f"{type(first).__name__}: {first}"
-        return _failed(f"rank {rank} of {self._config.ranks} failed: {text}", first)
+        return _failed(f"rank {rank} {self._of_all} failed: {text}", first)
 
     async def _end_all(self) -> None:
         await asyncio.gather(

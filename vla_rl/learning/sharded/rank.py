@@ -182,10 +182,12 @@ class LearnerRank(Actor):
         readers = ShardReader(Path(policy)), ShardReader(Path(optimizer))
         await self._lane.run(self._parts.policy.restore, *readers, work="checkpoint")
 
-    async def restore_critic(self, path: str) -> None:
-        """Read this rank's part of the critic. Raises: CheckpointError."""
-        readers = ShardReader(Path(path), NETWORK), ShardReader(Path(path), OPTIMIZER)
-        await self._lane.run(self._parts.trained_critic.restore, *readers, work="checkpoint")
+    async def restore_critic(self, path: str, prefix: str) -> None:
+        """Read this rank's part of the critic; `prefix` begins its names. Raises: CheckpointError."""
+        network = ShardReader(Path(path), f"{prefix}{NETWORK}")
+        optimizer = ShardReader(Path(path), f"{prefix}{OPTIMIZER}")
+        restore = self._parts.trained_critic.restore
+        await self._lane.run(restore, network, optimizer, work="checkpoint")
 
     async def on_stop(self) -> None:
         """Leave the group."""

@@ -21,6 +21,7 @@ from vla_rl.actors.completion import to_its_end
 from vla_rl.engines.atomic_folder import writing_folder
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
+from vla_rl.errors import RankFailed
 from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.decisions import Decisions
 from vla_rl.learning.optimizer import StepReport
@@ -56,6 +57,7 @@ class RankPasses:
         config: loss, optimizer and ranks.
         publish_to: engines that get the new weights with every update.
         weight_version: number of updates already applied.
+        member: name of the policy in a team of several; "" in a team of one.
         lost_gpus: numbers of the GPUs that no rank may use.
     """
 
@@ -67,11 +69,12 @@ class RankPasses:
         config: LearnerConfig,
         publish_to: Sequence[WeightSink],
         weight_version: int,
+        member: str = "",
         lost_gpus: Collection[int] = (),
     ) -> None:
         self._model, self._lane, self._config = model, lane, config
         self._sinks, self._weight_version = tuple(publish_to), weight_version
-        self.group = RankGroup(runtime, config, lost_gpus)
+        self.group = RankGroup(runtime, config, member, lost_gpus)
         """The processes."""
         self._num_snapshots = 0
 
@@ -86,8 +89,9 @@ class RankPasses:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            if self.group.has_failed:
-                # a new start from the beginning, and a reference, need the first weights
+            if error is not None and RankFailed.found_in(error) is not None:
+                # a new start from the beginning, and a reference, need the first weights of all
+                # policies of a team, also of those whose ranks did not fail
                 await self._lane.run(self._take_first_weights)
         finally:
             await self.group.close()
