@@ -16,6 +16,7 @@ from vla_rl.actors import ChildProcess, ForkServer, Runtime
 from vla_rl.actors.owned_folder import OwnedFolder
 from vla_rl.errors import ActorDied, RankFailed, RankNotStarted, RemoteError
 from vla_rl.learning.config import CriticConfig, LearnerConfig
+from vla_rl.learning.imitation_passes import Preparation
 from vla_rl.learning.optimizer import DivergedError
 from vla_rl.learning.rank_memory import gpus_of
 from vla_rl.learning.sharded.rank import LearnerRank
@@ -55,6 +56,7 @@ class RankGroup:
         self._critic: CriticConfig | None = None
         self._critic_seed = 0
         self._counts_flops = False
+        self._preparation: Preparation | None = None
         self._turn = asyncio.Lock()
         self._failure: BaseException | None = None
         self._failed_rank = 0
@@ -87,6 +89,11 @@ class RankGroup:
         """Let every rank also hold its part of a critic. Call it before `start`."""
         self._require_not_started("a critic")
         self._critic, self._critic_seed = config, seed
+
+    def prepare_by(self, preparation: Preparation) -> None:
+        """Let every rank make its batches of supervised learning so. Call it before `start`."""
+        self._require_not_started("a preparation")
+        self._preparation = preparation
 
     def count_flops(self) -> None:
         """Let every rank count the arithmetic of its passes. Call it before `start`."""
@@ -176,6 +183,7 @@ class RankGroup:
             critic=self._critic,
             critic_seed=self._critic_seed,
             counts_flops=self._counts_flops,
+            preparation=self._preparation,
         )
         placement = _placement(model)
         self.ranks = await self.together(

@@ -23,7 +23,7 @@ from vla_rl.engines.flops import FlopMeter
 from vla_rl.errors import CheckpointError
 from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.optimizer import StepReport
-from vla_rl.learning.sharded.messages import Counts, Piece, Rows, Seen, Sums, unpack_counts
+from vla_rl.learning.sharded.messages import Counts, Piece, Rows, Seen, Shown, Sums, unpack_counts
 from vla_rl.learning.sharded.rank_clock import RankClock, RankTimes
 from vla_rl.learning.sharded.rank_parts import PolicySource, RankParts
 from vla_rl.learning.sharded.state import Entry, Part, ShardReader, write_parts
@@ -89,6 +89,13 @@ class LearnerRank(Actor):
             is_last,
             work="update",
         )
+
+    @actor_method(concurrent=True)
+    async def imitate(self, shown: Shown, num_tokens: int, is_last: bool) -> float:
+        """Add the gradient of a micro-batch of supervised learning; return its part of the loss."""
+        batch = await self._lane.prepare(self._parts.prepare_shown, shown)
+        arguments = (batch, shown, num_tokens, is_last)
+        return await self._lane.run(self._parts.imitate, *arguments, work="update")
 
     @actor_method(concurrent=True)
     async def score(self, rows: Rows, of_reference: bool) -> np.ndarray:

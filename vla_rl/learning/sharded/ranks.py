@@ -137,6 +137,10 @@ class RankPasses:
         """Publish the same weights as a new version."""
         await self._lane.run(self._adopted, self._weight_version + 1, work="update")
 
+    async def fetch(self) -> None:
+        """Replace the model's weights by the ranks', and publish them under the same version."""
+        await self._to_its_end(self._publish(self._weight_version))
+
     async def snapshot(self) -> TrainingState:
         """Copy the state on every rank; its files are written from there."""
         return await self._to_its_end(self._snapshot())
