@@ -1,6 +1,7 @@
 """A learner over several ranks on this machine's CPU: how exact it is, and what it costs.
 
-    python -m benchmarks.sharded_learning
+    python -m benchmarks.sharded_learning                       all of it
+    python -m benchmarks.sharded_learning --only cost death     some parts of it
 
 A relative difference is the largest |difference| of a parameter over its largest |gradient|;
 parameters whose largest |gradient| is below 1e-4 of the global norm are compared with that norm.
@@ -14,11 +15,12 @@ Keys of the last line:
     rows_imbalance          largest over mean load of 64 ranks, 512 episodes of 1 to 64 decisions
     cpu_overhead_2          CPU seconds of an update on 2 ranks over one process, 64 rows through
                             about 43 million parameters, after a first one
-    publish_peak_extra_mb   most private memory of a rank while its weights are read, beyond that
-                            before
+    publish_peak_extra_mb   most private memory of a rank, or of the learner's process, while the
+                            weights go from the ranks to the engine, beyond that before
     death_to_error_s        seconds from kill -9 of a rank in an update to the learner's error
 """
 
+import argparse
 import asyncio
 import os
 import signal
@@ -50,6 +52,7 @@ from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.types import Trajectory
 
 ADVANTAGES: Final = (1.0, -0.5, 0.25)
+PARTS: Final = ("gradients", "updates", "resume", "cost", "publication", "death")
 LOSSES: Final = ("ppo", "gspo", "clip_cov")
 
 
@@ -146,7 +149,7 @@ async def resume_difference(runtime: Runtime, lane: DeviceLane, folder: Path) ->
 
 
 async def cost(runtime: Runtime, lane: DeviceLane) -> dict[str, float]:
-    """Measure CPU seconds of an update, and a rank's memory during publication."""
+    """Measure CPU seconds of an update."""
     alone, shared = wide_oft(), wide_oft()
     num_parameters = sum(each.numel() for each in alone.network.parameters())
     played = make_trajectories(alone, 8, 8 * alone.config.chunk_size)
@@ -166,21 +169,30 @@ async def cost(runtime: Runtime, lane: DeviceLane) -> dict[str, float]:
         begun = sum(cpu_seconds(pid) for pid in pids)
         await two.update(played, advantages)
         shared_s = sum(cpu_seconds(pid) for pid in pids) - begun
-        extra = await publication_mb(two, pids[1])
     print(
         f"{num_parameters:,} parameters, {num_rows} rows: {single_s:.2f} CPU s in one process, "
         f"{shared_s:.2f} on 2 ranks"
     )
-    return {"cpu_overhead_2": shared_s / single_s, "publish_peak_extra_mb": extra}
+    return {"cpu_overhead_2": shared_s / single_s}
 
 
-async def publication_mb(learner: ShardedLearner, pid: int) -> float:
-    """Return how far a rank's private memory rises while all its weights are read."""
-    before = private_mb(pid)
-    most = before
-    async for _ in learner.ranks.ranks[0].weights():
-        most = max(most, private_mb(pid))
-    return most - before
+async def publication_mb(runtime: Runtime, lane: DeviceLane) -> float:
+    """Return how far the private memory of a rank, or of this process, rises in a publication.
+
+    The larger of both.
+    """
+    policy = wide_oft()
+    config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-5, warmup_steps=0), ranks=2)
+    async with ShardedLearner(policy, runtime, lane, config) as learner:
+        pids = [os.getpid(), runtime.info(learner.ranks.ranks[0]).pid]
+        before = [private_mb(pid) for pid in pids]
+        most = list(before)
+        publication = asyncio.create_task(learner.ranks.fetch())
+        while not publication.done():
+            most = [max(pair) for pair in zip(most, map(private_mb, pids), strict=True)]
+            await asyncio.sleep(0.001)
+        await publication
+    return max(high - low for high, low in zip(most, before, strict=True))
 
 
 async def seconds_to_error(runtime: Runtime, lane: DeviceLane) -> float:
@@ -229,29 +241,59 @@ async def worst(differences: Sequence[Any]) -> float:
     return max(found)
 
 
-async def main() -> None:
-    """Measure everything, and print it."""
+async def gradient_differences(
+    runtime: Runtime, lane: DeviceLane, folder: Path
+) -> dict[str, float]:
+    """Compare the gradients of each family on 2 and 4 ranks with one process's."""
+    figures = {}
+    for num_ranks in (2, 4):
+        figures[f"grad_rel_diff_{num_ranks}"] = await worst(
+            [
+                gradient_difference(
+                    make, num_ranks, runtime, lane, folder / f"{make.__name__}-{num_ranks}"
+                )
+                for make in (small_oft, small_openvla, language)
+            ]
+        )
+    return figures
+
+
+async def measured(part: str, runtime: Runtime, lane: DeviceLane, folder: Path) -> dict[str, float]:
+    """Measure one part."""
+    if part == "gradients":
+        return await gradient_differences(runtime, lane, folder)
+    if part == "updates":
+        differences = [update_difference(loss, runtime, lane, folder / loss) for loss in LOSSES]
+        return {"update_rel_diff_3": await worst(differences)}
+    if part == "resume":
+        return {"resume_rel_diff": await resume_difference(runtime, lane, folder / "resume")}
+    if part == "cost":
+        return await cost(runtime, lane)
+    if part == "publication":
+        return {"publish_peak_extra_mb": await publication_mb(runtime, lane)}
+    return {"death_to_error_s": await seconds_to_error(runtime, lane)}
+
+
+async def main(parts: Sequence[str]) -> None:
+    """Measure some parts, and print them."""
     figures: dict[str, object] = {"rows_imbalance": imbalance()}
     with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
         async with DeviceLane(1) as lane, Runtime("sharded learning") as runtime:
-            for num_ranks in (2, 4):
-                figures[f"grad_rel_diff_{num_ranks}"] = await worst(
-                    [
-                        gradient_difference(
-                            make, num_ranks, runtime, lane, folder / f"{make.__name__}-{num_ranks}"
-                        )
-                        for make in (small_oft, small_openvla, language)
-                    ]
-                )
-            figures["update_rel_diff_3"] = await worst(
-                [update_difference(loss, runtime, lane, folder / loss) for loss in LOSSES]
-            )
-            figures["resume_rel_diff"] = await resume_difference(runtime, lane, folder / "resume")
-            figures |= await cost(runtime, lane)
-            figures["death_to_error_s"] = await seconds_to_error(runtime, lane)
+            for part in parts:
+                found = await measured(part, runtime, lane, Path(name))
+                print(found, flush=True)
+                figures |= found
     print_json_line(figures)
 
 
+def cli() -> None:
+    """Read the command line, and measure."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs="+", choices=PARTS, default=PARTS, help="parts to measure")
+    uvloop.run(main(parser.parse_args().only))
+
+
 if __name__ == "__main__":
-    uvloop.run(main())
+    cli()

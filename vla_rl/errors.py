@@ -66,6 +66,30 @@ class ActorFrozen(ActorDied):
 class RankFailed(VlaRlError):
     """A rank of a sharded learner died, froze or failed; all ranks were ended."""
 
+    @staticmethod
+    def found_in(error: BaseException) -> "RankFailed | None":
+        """Return the failure of a rank that an error is, holds as a group, or was caused by."""
+        if isinstance(error, RankFailed):
+            return error
+        inside = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+        for each in (*inside, error.__cause__):
+            if each is not None and (found := RankFailed.found_in(each)) is not None:
+                return found
+        return None
+
+
+class RankNotStarted(RankFailed):
+    """A rank of a sharded learner died or failed while it started; all ranks were ended.
+
+    Args:
+        message: names the rank and the cause.
+        rank: its number.
+    """
+
+    def __init__(self, message: str, rank: int) -> None:
+        self.rank = rank
+        super().__init__(message)
+
 
 class RemoteError(VlaRlError):
     """An exception of an actor's own code whose class is unknown here.

@@ -93,6 +93,20 @@ def qwen3() -> Any:
     )
 
 
+def qwen3_moe() -> Any:
+    """A tiny mixture of experts of Qwen3's architecture: two of four experts for each token."""
+    shape = transformers.Qwen3MoeConfig(
+        **QWEN3,
+        intermediate_size=64,
+        moe_intermediate_size=16,
+        num_experts=4,
+        num_experts_per_tok=2,
+        norm_topk_prob=True,
+        tie_word_embeddings=False,
+    )
+    return transformers_policy(transformers.Qwen3MoeForCausalLM, shape)
+
+
 QWEN3 = {
     "vocab_size": 300,
     "hidden_size": 32,
@@ -269,6 +283,13 @@ async def test_a_qwen3_with_offloaded_masters_has_the_gradients_of_one_process(
     runtime: Runtime, lane: DeviceLane, tmp_path: Path
 ) -> None:
     assert await difference(qwen3, runtime, lane, tmp_path, 2, offload=True) <= 3e-6
+
+
+async def test_a_mixture_of_experts_with_shared_weights_has_the_gradients_of_one_process(
+    runtime: Runtime, lane: DeviceLane, tmp_path: Path
+) -> None:
+    gap = await difference(qwen3_moe, runtime, lane, tmp_path, 2, shard="weights")
+    assert gap <= 3e-6
 
 
 @pytest.mark.proof

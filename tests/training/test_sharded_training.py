@@ -140,10 +140,14 @@ def test_a_run_ends_after_too_many_restarts_without_a_new_checkpoint() -> None:
         restarts.count(ValueError("no rank"), 4)
 
 
-async def test_a_team_of_several_policies_with_ranks_is_refused(tmp_path: Path) -> None:
+async def test_policies_of_a_team_with_different_numbers_of_ranks_are_refused(
+    tmp_path: Path,
+) -> None:
     config = with_ranks(tmp_path, 2, updates=1)
-    team = Team({name: Member(policy_of(config)) for name in ("policy", "other")})
-    with pytest.raises(ConfigError, match="ranks is 2, expected 1 in a team of several policies"):
+    alone = msgspec.structs.replace(config.learner, ranks=1)
+    other = Member(policy_of(config), learner=alone)
+    team = Team({"policy": Member(policy_of(config)), "other": other})
+    with pytest.raises(ConfigError, match="ranks is 1, expected 2, as for the other policies"):
         await train(config, starts_of(config), team)
 
 

@@ -236,7 +236,7 @@ async def serve(
     keys: KeyPair,
     allowed: Collection[str],
     lost_after_s: float,
-    ports: tuple[int, int],
+    ports: tuple[int, int] = (0, 0),
 ) -> None:
     """Serve until SIGTERM or SIGINT."""
     stop = asyncio.Event()
@@ -249,7 +249,8 @@ async def serve(
         await stop.wait()
 
 
-def _ports(words: str) -> tuple[int, int]:
+def port_range(words: str) -> tuple[int, int]:
+    """Return the first and the last port of words such as 7100-7199. Raises: ValueError."""
     first, _, last = words.partition("-")
     return int(first), int(last or first)
 
@@ -278,7 +279,7 @@ def main() -> None:
     )
     parser.add_argument(
         "--ports",
-        type=_ports,
+        type=port_range,
         default=(0, 0),
         metavar="FIRST-LAST",
         help="ports of the actors, each of which listens at its own; a firewall has to admit them "

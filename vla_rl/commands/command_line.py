@@ -24,6 +24,7 @@ import tyro
 import uvloop
 from tyro.constructors import ConstructorRegistry
 
+from vla_rl.commands.absent import refuse_absent
 from vla_rl.commands.command_help import HELP_ALL, option_registry, print_help, program_name
 from vla_rl.commands.config_files import convert, found_config, read_table
 from vla_rl.commands.unread import refuse_unread
@@ -100,6 +101,7 @@ def parse_command(
     Raises: `ConfigError` if the file or the combination of values is invalid.
     """
     arguments = [_spelt_out(argument) for argument in (sys.argv[1:] if argv is None else argv)]
+    refuse_absent(arguments)
     early = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     early.add_argument("--config", type=found_config)
     early.add_argument("--resume", type=Path)

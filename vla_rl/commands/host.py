@@ -12,7 +12,7 @@ from typing import Final
 
 import uvloop
 
-from vla_rl.actors.host import serve
+from vla_rl.actors.host import port_range, serve
 from vla_rl.actors.keys import make_keys, read_keys
 from vla_rl.actors.placement import LOST_AFTER_S
 from vla_rl.cluster.host_file import KEYS, public_key_of
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         public = [public_key_of(key, Path()) for key in allowed]
         keys = read_keys(folder / "server.key")
         _print_lines(options.bind, keys.public)
-        uvloop.run(serve(options.bind, keys, public, options.lost_after))
+        uvloop.run(serve(options.bind, keys, public, options.lost_after, options.ports))
     except (ConfigError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -72,6 +72,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help="silence after which the other machine is lost and its processes are killed (default: "
         "%(default)s)",
+    )
+    parser.add_argument(
+        "--ports",
+        type=port_range,
+        default=(0, 0),
+        metavar="FIRST-LAST",
+        help="ports of the actors, each of which listens at its own; a firewall has to admit them "
+        "besides the server's (default: any free port)",
     )
     parser.add_argument(
         "--show-key", action="store_true", help="print this machine's public key, and end"

@@ -244,8 +244,23 @@ class ImitationConfig(Config, frozen=True, kw_only=True):
     """Language policies only: maximum tokens per pass, padding included, in addition to
     `micro_batch`; none sets no limit."""
 
+    ranks: int = 1
+    """Processes that share the update, each with its part of the demonstrations and of the
+    optimizer's state: one for each GPU, or on the CPU one for each core. 1 computes in this
+    process."""
+
+    shard: Literal["gradients", "weights", "replicas"] = "gradients"
+    """With several ranks, what each holds, as `LearnerConfig.shard`."""
+
+    offload: bool = False
+    """With several ranks, keep float32 masters, moments and reduced gradients in host memory."""
+
     def __post_init__(self) -> None:
         self.require(self.micro_batch >= 1, "micro_batch", "at least 1 chunk")
+        self.require(self.ranks >= 1, "ranks", "at least 1 process")
+        is_used = self.shard == "gradients" or self.ranks > 1
+        self.require(is_used, "shard", "gradients with one rank, which has nothing to share")
+        self.require(not self.offload or self.ranks > 1, "offload", "False with one rank")
         by_tokens = self.micro_batch_tokens is None or self.micro_batch_tokens >= 1
         self.require(by_tokens, "micro_batch_tokens", "at least 1 token, or none")
 

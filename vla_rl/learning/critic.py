@@ -138,7 +138,10 @@ class PolicyCritic:
             return await self._passes.snapshot(self._num_updates)
 
     async def restore(
-        self, tensors: Mapping[str, Tensor] | StagedTensors, file: Path | None = None
+        self,
+        tensors: Mapping[str, Tensor] | StagedTensors,
+        file: Path | None = None,
+        prefix: str = "",
     ) -> None:
         """Continue from a snapshot.
 
@@ -146,15 +149,22 @@ class PolicyCritic:
             tensors: what `snapshot` returned.
             file: file with the same tensors, from which ranks read their own parts; None if there
                 is none.
+            prefix: beginning of this critic's names in `tensors` and `file`, before those of
+                `snapshot`.
 
         Raises: CheckpointError if it is not of this critic.
         """
         if isinstance(tensors, StagedTensors):
             raise CheckpointError("the critic is staged by ranks; save it, and load the checkpoint")
+        own = {
+            name.removeprefix(prefix): each
+            for name, each in tensors.items()
+            if name.startswith(prefix)
+        }
         async with self._turn:
             try:
-                await self._passes.restore(tensors, file)
-                self._num_updates = int(tensors[NUM_UPDATES])
+                await self._passes.restore(own, file, prefix)
+                self._num_updates = int(own[NUM_UPDATES])
             except (KeyError, RuntimeError, CheckpointError) as error:
                 raise CheckpointError(
                     f"the checkpoint's critic is not this one: {error}; resume with the same "

@@ -4,7 +4,6 @@ checkpoint.
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import aclosing
 from typing import Any
 
 import msgspec
@@ -15,12 +14,10 @@ from torch import Tensor
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.policy_model import NO_TOKEN, PolicyModel
-from vla_rl.engines.transfers import to_device
 from vla_rl.learning.config import ImitationConfig
+from vla_rl.learning.imitation_passes import ImitationPasses, Lessons, LocalImitationPasses
 from vla_rl.learning.learner import UpdateReport
-from vla_rl.learning.micro_batches import micro_batches
-from vla_rl.learning.scoring import place_choices
-from vla_rl.learning.training import Training, TrainingState, WeightSink
+from vla_rl.learning.training import TrainingState, WeightSink
 from vla_rl.types import Observation, Sampling
 
 
@@ -42,75 +39,42 @@ class Demonstration(msgspec.Struct, frozen=True, kw_only=True):
     excluded."""
 
 
-class Imitator:
+class PolicyImitator:
     """Updates a policy model by supervised learning; updates run one after another.
 
-    The loss is the mean over all valid tokens of the update, and does not depend on the
-    micro-batches.
+    It decides what is learnt. The loss is the mean over all valid tokens of the update, and does not
+    depend on the micro-batches.
 
     Args:
-        model: trained in place.
-        lane: runs the model.
-        config: optimizer and micro-batches.
-        publish_to: engines that get the new weights after every update.
-        weight_version: number of updates already applied.
-        prepare: makes training batches if they differ from those for acting, for example with
-            augmentation.
+        passes: computes with the weights that are trained.
+        model: the policy in this process.
+        lane: prepares rows, and evaluates.
+        config: micro-batches.
     """
 
     def __init__(
         self,
+        passes: ImitationPasses,
         model: PolicyModel[Any] | LanguageModel[Any],
         lane: DeviceLane,
         config: ImitationConfig,
-        publish_to: Sequence[WeightSink] = (),
-        *,
-        weight_version: int = 0,
-        prepare: Callable[[Sequence[Observation]], Any] | None = None,
     ) -> None:
-        self._model, self._lane, self._config, self._prepare = (
-            model,
-            lane,
-            config,
-            prepare or model.prepare,
-        )
-        self._training = Training(model, config.optimizer, publish_to, weight_version)
+        self._passes, self._model, self._lane, self._config = passes, model, lane, config
         self._turn = asyncio.Lock()
 
     @property
     def weight_version(self) -> int:
         """Number of updates applied."""
-        return self._training.weight_version
+        return self._passes.weight_version
 
     async def update(self, demonstrations: Sequence[Demonstration]) -> UpdateReport:
         """Take one optimizer step. Raises: ValueError if no control step is valid, no token is to
         be learnt, or shapes differ."""
-        tokens, mask = await self._lane.prepare(self._targets, demonstrations)
-        num_tokens = int(mask.sum())
-        is_text = isinstance(self._model, LanguageModel)
+        lessons = await self._lane.prepare(self._lessons, demonstrations)
         async with self._turn:
-            await self._lane.run(self._training.optimizer.zero_grad, work="update")
-            losses: list[Tensor] = []
-            lengths = [
-                len(each.actions[0]) if is_text else tokens.shape[1] for each in demonstrations
-            ]
-            num_read = [
-                len(each.observation["prompt_tokens"]) if is_text else 0 for each in demonstrations
-            ]
-            sizes = torch.tensor(num_read) + torch.tensor(lengths)
-            parts = micro_batches(sizes, self._config.micro_batch_size)
-            observations = [
-                [demonstrations[row].observation for row in part.tolist()] for part in parts
-            ]
-            async with aclosing(self._lane.prepared_ahead(self._prepare, observations)) as prepared:
-                rows = iter(parts)
-                async for _, batch in prepared:
-                    part = next(rows)
-                    width = max(lengths[row] for row in part.tolist())
-                    arguments = (batch, tokens[part, :width], mask[part, :width], num_tokens)
-                    losses.append(await self._lane.run(self._backward, *arguments, work="update"))
-            report = await self._lane.run(self._training.step, True, work="update")
-            loss = await self._lane.run(_total, losses, work="update")
+            losses = await self._passes.accumulate(lessons)
+            report = await self._passes.step()
+            loss = await self._passes.total(losses)
         metrics = {
             "imitation/loss": loss,
             "imitation/grad_norm": report.grad_norm,
@@ -118,6 +82,11 @@ class Imitator:
             "imitation/skipped_steps": float(report.is_skipped),
         }
         return UpdateReport(self.weight_version, metrics)
+
+    async def fetch(self) -> None:
+        """Bring the weights of the model in this process up to date, to save or to evaluate it."""
+        async with self._turn:
+            await self._passes.fetch()
 
     async def evaluate(self, demonstrations: Sequence[Demonstration]) -> dict[str, float]:
         """Compare greedy actions with the demonstrated ones: mean |a - a*| in the environment's
@@ -155,12 +124,24 @@ class Imitator:
     async def snapshot(self) -> TrainingState:
         """Copy all state that the next update depends on, between two updates."""
         async with self._turn:
-            return await self._lane.run(self._training.snapshot, work="checkpoint")
+            return await self._passes.snapshot()
 
     async def restore(self, state: TrainingState) -> None:
         """Continue from a snapshot, and publish its weights."""
         async with self._turn:
-            await self._lane.run(self._training.restore, state, work="checkpoint")
+            await self._passes.restore(state)
+
+    def _lessons(self, demonstrations: Sequence[Demonstration]) -> Lessons:
+        tokens, mask = self._targets(demonstrations)
+        is_text, num_rows = isinstance(self._model, LanguageModel), len(demonstrations)
+        lengths, prompts = torch.full((num_rows,), tokens.shape[1]), torch.zeros(num_rows)
+        if is_text:
+            lengths = torch.tensor([len(each.actions[0]) for each in demonstrations])
+            prompts = torch.tensor(
+                [len(each.observation["prompt_tokens"]) for each in demonstrations]
+            )
+        observations = tuple(each.observation for each in demonstrations)
+        return Lessons(observations, tokens, mask, lengths, prompts.long() + lengths)
 
     def _targets(self, demonstrations: Sequence[Demonstration]) -> tuple[Tensor, Tensor]:
         """Return tokens int64 [B, T] and mask bool [B, T]."""
@@ -185,18 +166,33 @@ class Imitator:
             )
         return tokens, mask
 
-    def _backward(self, batch: Any, tokens: Tensor, mask: Tensor, num_tokens: int) -> Tensor:
-        mask = to_device(mask, self._training.device)
-        log_prob, _ = self._training.model.log_probs(
-            batch, *place_choices(self._model, tokens, torch.ones(len(tokens)))
-        )
-        loss = -torch.where(mask, log_prob, 0.0).sum() / num_tokens
-        torch.autograd.backward(loss)
-        return loss.detach()
 
+class Imitator(PolicyImitator):
+    """A `PolicyImitator` that computes in this process.
 
-def _total(losses: Sequence[Tensor]) -> float:
-    return float(torch.stack(list(losses)).sum())
+    Args:
+        model: trained in place.
+        lane: runs the model.
+        config: optimizer and micro-batches.
+        publish_to: engines that get the new weights after every update.
+        weight_version: number of updates already applied.
+        prepare: makes training batches if they differ from those for acting, for example with
+            augmentation.
+    """
+
+    def __init__(
+        self,
+        model: PolicyModel[Any] | LanguageModel[Any],
+        lane: DeviceLane,
+        config: ImitationConfig,
+        publish_to: Sequence[WeightSink] = (),
+        *,
+        weight_version: int = 0,
+        prepare: Callable[[Sequence[Observation]], Any] | None = None,
+    ) -> None:
+        prepare = prepare or model.prepare
+        passes = LocalImitationPasses(model, lane, config, publish_to, weight_version, prepare)
+        super().__init__(passes, model, lane, config)
 
 
 def _require_whole_chunks(demonstrations: Sequence[Demonstration], shape: tuple[int, ...]) -> None:

@@ -1,7 +1,8 @@
 """Ranks that fit a machine, and the memory of each: arithmetic, without a process."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count, islice
 from typing import Any, Final
 
 import torch
@@ -150,10 +151,16 @@ def require_layout(
     *,
     has_reference: bool = False,
     critic: CriticConfig | None = None,
+    other_bytes: int = 0,
+    lost_gpus: Collection[int] = (),
 ) -> None:
     """Raise ConfigError if the ranks cannot share this policy on this machine.
 
-    Arguments are those of `rank_memory`.
+    Arguments are those of `rank_memory`, and besides:
+
+    Args:
+        other_bytes: bytes that ranks of other policies hold on each GPU.
+        lost_gpus: numbers of the GPUs that no rank may use.
     """
     missing = [name for name in ("save", "load") if not hasattr(type(model), name)]
     if missing:
@@ -172,7 +179,12 @@ def require_layout(
     if next(network.parameters()).device.type == "cuda":
         size = size_of(network)
         memory = rank_memory(size, config, has_reference=has_reference, critic=critic)
-        require_gpus(config, gpu_bytes(), size, memory)
+        require_gpus(config, gpu_bytes(), size, memory, other_bytes=other_bytes, lost=lost_gpus)
+
+
+def gpus_of(num_ranks: int, lost: Collection[int] = ()) -> list[int]:
+    """Return the number of the GPU of each rank: the first ones that are not lost."""
+    return list(islice((number for number in count() if number not in lost), num_ranks))
 
 
 def gpu_bytes() -> list[int]:
@@ -182,7 +194,13 @@ def gpu_bytes() -> list[int]:
 
 
 def require_gpus(
-    config: LearnerConfig, gpus: Iterable[int], size: PolicySize, memory: RankMemory | None = None
+    config: LearnerConfig,
+    gpus: Iterable[int],
+    size: PolicySize,
+    memory: RankMemory | None = None,
+    *,
+    other_bytes: int = 0,
+    lost: Collection[int] = (),
 ) -> None:
     """Raise ConfigError unless each rank has a GPU with enough memory.
 
@@ -191,20 +209,25 @@ def require_gpus(
         gpus: bytes of each GPU.
         size: the policy; the first GPU also holds the weights that act.
         memory: what each rank holds; None for a policy alone.
+        other_bytes: bytes that ranks of other policies hold on each GPU.
+        lost: numbers of the GPUs that no rank may use.
     """
-    found = list(gpus)
+    found = {number: has for number, has in enumerate(gpus) if number not in lost}
     if config.ranks > len(found):
         raise ConfigError(
             f"LearnerConfig.ranks is {config.ranks}, but there are {len(found)} GPUs; expected at "
             "most one rank for each"
         )
     needed = (memory or rank_memory(size, config)).total
-    for number, has in enumerate(found[: config.ranks]):
+    for number in gpus_of(config.ranks, lost):
+        has = found[number]
         acting = size.weight_bytes if number == 0 else 0
-        if needed + acting > has:
+        if needed + acting + other_bytes > has:
+            others = f" + {other_bytes / 2**30:.1f} for other policies" if other_bytes else ""
             raise ConfigError(
                 f"GPU {number} has {has / 2**30:.1f} GiB, expected at least {needed / 2**30:.1f} "
-                f"for its rank + {acting / 2**30:.1f} for weights that act, besides activations; "
+                f"for its rank + {acting / 2**30:.1f} for weights that act{others}, besides "
+                "activations; "
                 "take more ranks, --learner.shard weights, --learner.offload, or adapters "
                 "(--lora-rank)"
             )

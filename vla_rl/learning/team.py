@@ -116,9 +116,10 @@ class LearnerTeam:
                     references,
                 )
             metrics |= self._named(name, report.metrics)
-            slices |= report.slices
-            notes.append(report.note)
-        return UpdateReport(self.weight_version, metrics, slices, " ".join(filter(None, notes)))
+            slices |= self._named(name, report.slices)
+            if report.note:
+                notes.append(report.note if self._roster.acts_for_all else f"{name}: {report.note}")
+        return UpdateReport(self.weight_version, metrics, slices, "; ".join(notes))
 
     async def stand_still(self) -> UpdateReport:
         """Publish the same weights of all agents as a new version."""
@@ -146,9 +147,9 @@ class LearnerTeam:
         for name, learner in self._learners.items():
             await learner.restore(state.members[name])
 
-    def _named(self, name: str, metrics: Mapping[str, float]) -> dict[str, float]:
+    def _named(self, name: str, found: Mapping[str, T]) -> dict[str, T]:
         prefix = self._roster.prefix(name)
-        return {f"{prefix}{key}": value for key, value in metrics.items()}
+        return {f"{prefix}{key}": value for key, value in found.items()}
 
 
 class CriticTeam:
@@ -212,11 +213,20 @@ class CriticTeam:
         if self._roster.acts_for_all:
             return await next(iter(self._critics.values())).snapshot()
         tensors: dict[str, Tensor] = {}
+        staged: dict[str, StagedTensors] = {}
         for name, critic in self._critics.items():
             prefix, found = self._roster.prefix(name), await critic.snapshot()
-            assert not isinstance(found, StagedTensors)  # a team learns without ranks
-            tensors |= {f"{prefix}{key}": tensor for key, tensor in found.items()}
-        return tensors
+            if isinstance(found, StagedTensors):
+                staged[prefix] = found
+            else:
+                tensors |= {f"{prefix}{key}": tensor for key, tensor in found.items()}
+        if not staged:
+            return tensors
+        # imported here, because one process pays nothing for what several need
+        from vla_rl.learning.sharded.staged import JoinedTensors
+
+        assert not tensors, "all members of a team have the same number of ranks"
+        return JoinedTensors(staged)
 
     async def restore(
         self, tensors: Mapping[str, Tensor] | StagedTensors, file: Path | None = None
@@ -226,12 +236,7 @@ class CriticTeam:
         Raises: CheckpointError if it is of other critics.
         """
         for name, critic in self._critics.items():
-            prefix = self._roster.prefix(name)
-            if prefix and not isinstance(tensors, StagedTensors):
-                own = {key: each for key, each in tensors.items() if key.startswith(prefix)}
-                await critic.restore({key.removeprefix(prefix): own[key] for key in own})
-            else:
-                await critic.restore(tensors, file)
+            await critic.restore(tensors, file, self._roster.prefix(name))
 
 
 class ReferenceTeam:

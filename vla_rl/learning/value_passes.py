@@ -71,8 +71,11 @@ class CriticPasses(Protocol):
         """Return all state that the next update depends on, as it is now."""
         ...
 
-    async def restore(self, tensors: Mapping[str, Tensor], file: Path | None) -> None:
-        """Continue from a snapshot; `file` holds the same tensors if they were read from one."""
+    async def restore(self, tensors: Mapping[str, Tensor], file: Path | None, prefix: str) -> None:
+        """Continue from a snapshot.
+
+        `file` holds the same tensors, with `prefix` before their names, if they were read from one.
+        """
         ...
 
 
@@ -216,7 +219,7 @@ class LocalCriticPasses:
         """Copy all state to the CPU, by name."""
         return await self._lane.run(self._copied, num_updates, work="checkpoint")
 
-    async def restore(self, tensors: Mapping[str, Tensor], file: Path | None) -> None:
+    async def restore(self, tensors: Mapping[str, Tensor], file: Path | None, prefix: str) -> None:
         """Continue from a snapshot."""
         await self._lane.run(self._load, tensors, work="checkpoint")
 

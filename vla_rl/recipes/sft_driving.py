@@ -101,8 +101,15 @@ async def main(command: Command[Launch, SftDrivingConfig]) -> int:
     demonstrations = await asyncio.to_thread(demonstrate, range(config.scenes))
     print(f"{len(demonstrations)} demonstrations; {config.updates} updates of {config.batch}")
     order = random.Random(derive_seed(config.seed, "samples"))
-    async with engines.DeviceLane(config.torch_threads) as lane:
-        imitator = learning.Imitator(policy, lane, config.imitation)
+    # torch takes seconds to import: `--help` and errors in options must not wait for it
+    from vla_rl.training.imitators import opened_imitator
+
+    async with (
+        engines.DeviceLane(config.torch_threads) as lane,
+        opened_imitator(
+            policy, lane, config.imitation, seed=derive_seed(config.seed, "ranks")
+        ) as imitator,
+    ):
         losses: list[float] = []
 
         async def batch(_: int) -> "list[Demonstration]":
@@ -114,6 +121,7 @@ async def main(command: Command[Launch, SftDrivingConfig]) -> int:
                 print(f"update {number}: loss {np.mean(losses[-200:]):.3f}", flush=True)
 
         async def save(folder: Path) -> None:
+            await imitator.fetch()
             await lane.run(policy.save, folder, work="checkpoint")
 
         return await teach(config.updates, batch, learn, save, Path(config.out))

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 import msgspec
 import tyro
 
-from vla_rl import engines, learning
+from vla_rl import engines
 from vla_rl.commands.command_line import Command, Launch, run_recipe
 from vla_rl.data import DatasetOptions, RecordedEpisode, open_dataset, statistics_of
 from vla_rl.errors import ConfigError, DataError
@@ -206,7 +206,9 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     # torch takes seconds to import: `--help` and errors in options must not wait for it
     import torch
 
+    from vla_rl.learning.imitation_passes import Preparation
     from vla_rl.training import imitation
+    from vla_rl.training.imitators import opened_imitator
 
     config = command.config
     require_new(*folders_of(config).values())
@@ -232,14 +234,24 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
         print("everything that the command would read was found")
         return 0
     order = random.Random(derive_seed(config.seed, "samples"))
-    async with engines.DeviceLane(config.torch_threads) as lane:
-        generator = torch.Generator().manual_seed(derive_seed(config.seed, "augmentation"))
-        prepare = (
-            imitation.augmented_batches(policy, config.augmentation, generator)
-            if config.augment
-            else None
+    generator = torch.Generator().manual_seed(derive_seed(config.seed, "augmentation"))
+    prepare = prepared_by = None
+    if config.augment:
+        prepare = imitation.augmented_batches(policy, config.augmentation, generator)
+        prepared_by = Preparation(
+            "vla_rl.training.imitation:seeded_batches", msgspec.to_builtins(config.augmentation)
         )
-        imitator = learning.Imitator(policy, lane, config.imitation, prepare=prepare)
+    async with (
+        engines.DeviceLane(config.torch_threads) as lane,
+        opened_imitator(
+            policy,
+            lane,
+            config.imitation,
+            prepare=prepare,
+            prepared_by=prepared_by,
+            seed=derive_seed(config.seed, "ranks"),
+        ) as imitator,
+    ):
         losses: list[float] = []
 
         async def batch(_: int) -> "list[Demonstration]":
@@ -252,6 +264,7 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
                 print(f"update {number}: loss {sum(losses[-500:]) / 500:.3f}")
 
         async def save(folder: Path) -> None:
+            await imitator.fetch()
             await lane.run(_save, policy, folder, work="checkpoint")
 
         status = await teach(

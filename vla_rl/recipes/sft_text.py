@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from vla_rl import engines, learning
+from vla_rl import engines
 from vla_rl.commands.command_line import Command, Launch, run_recipe
 from vla_rl.envs.text.arithmetic_mix import TOOLS, conversation
 from vla_rl.envs.text.pair_mix import pair_conversation
@@ -116,8 +116,15 @@ def untaught_policy(config: SftTextConfig) -> "CausalLanguageModel":
 
 async def teach_policy(config: SftTextConfig, policy: "CausalLanguageModel") -> int:
     """Make all updates and save the weights; return the exit status."""
-    async with engines.DeviceLane(config.torch_threads) as lane:
-        imitator = learning.Imitator(policy, lane, config.imitation)
+    # torch takes seconds to import: `--help` and errors in options must not wait for it
+    from vla_rl.training.imitators import opened_imitator
+
+    async with (
+        engines.DeviceLane(config.torch_threads) as lane,
+        opened_imitator(
+            policy, lane, config.imitation, seed=derive_seed(config.seed, "ranks")
+        ) as imitator,
+    ):
 
         async def batch(number: int) -> "list[Demonstration]":
             first = (number - 1) * config.batch
@@ -132,6 +139,7 @@ async def teach_policy(config: SftTextConfig, policy: "CausalLanguageModel") -> 
                 print(f"update {number}: loss {loss:.3f}", flush=True)
 
         async def save(folder: Path) -> None:
+            await imitator.fetch()
             await lane.run(policy.save, folder, work="checkpoint")
 
         return await teach(

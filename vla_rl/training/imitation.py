@@ -129,6 +129,26 @@ def augmented_batches(
     return lambda observations: processor.prepare(observations, device)
 
 
+def seeded_batches(
+    policy: "VlaPolicy", settings: Mapping[str, Any]
+) -> Callable[[Sequence[Observation], int], PrismaticBatch]:
+    """Return a function that prepares observations as `augmented_batches`, drawing from a seed.
+
+    Args:
+        policy: the policy.
+        settings: those of an `AugmentationConfig`.
+    """
+    generator = torch.Generator()
+    config = msgspec.convert(dict(settings), AugmentationConfig)
+    prepare = augmented_batches(policy, config, generator)
+
+    def seeded(observations: Sequence[Observation], seed: int) -> PrismaticBatch:
+        generator.manual_seed(seed)
+        return prepare(observations)
+
+    return seeded
+
+
 def tiny_policy(
     head: Literal["tokens", "l1", "diffusion"], statistics: Mapping[str, Any] | None, seed: int
 ) -> "VlaPolicy":

@@ -12,7 +12,7 @@ policy is created when a pipeline first reads it. Engine, learner, critic and re
 a team, often of one.
 """
 
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -52,7 +52,7 @@ class TrainingParts:
     """All parts of a run, connected but not started.
 
     Args: those of `vla_rl.train`; `team`, the policies; `first_update`, the update that the run
-        begins with.
+        begins with; `lost_gpus`, numbers of the GPUs that no rank may use.
     """
 
     def __init__(
@@ -63,6 +63,7 @@ class TrainingParts:
         *,
         agent: Agent,
         first_update: int = 0,
+        lost_gpus: Collection[int] = (),
     ) -> None:
         self.config, self._team = config, team
         self.device = device = device_of(config.run)
@@ -85,6 +86,7 @@ class TrainingParts:
             first_update,
             self.runtime,
             others=() if self.hosts is None else (self.hosts.weights,),
+            lost_gpus=lost_gpus,
         )
         self.progress = RunProgress(
             config.run.updates,

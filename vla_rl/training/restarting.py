@@ -3,12 +3,23 @@
     rank fails ─► all ranks end ─► the run is closed in order ─► newest checkpoint ─► the run goes on
 
 A restart is a resume in the same process: weights, optimizer, scheduler and data cursor return to
-the same update, so that no episode is lost or trained on twice.
+the same update, so that no episode is lost or trained on twice. If a rank cannot be started again,
+because its device is gone, the next restart has one rank less and leaves that device out.
 """
 
-from vla_rl.errors import RankFailed
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from vla_rl.errors import ConfigError, RankFailed, RankNotStarted
+from vla_rl.learning.config import LearnerConfig
+from vla_rl.learning.rank_memory import gpus_of
 from vla_rl.pipelines.config import LearningConfig
-from vla_rl.training.team import Team
+from vla_rl.training.team import Team, Trainable
+
+if TYPE_CHECKING:
+    from vla_rl.training.run import TrainingRun
 
 
 class Restarts:
@@ -16,26 +27,43 @@ class Restarts:
 
     Args:
         max_in_a_row: number of restarts from the same checkpoint.
+        num_ranks: number of ranks of each learner in the beginning.
     """
 
-    def __init__(self, max_in_a_row: int) -> None:
-        self._max_in_a_row = max_in_a_row
+    def __init__(self, max_in_a_row: int, num_ranks: int = 1) -> None:
+        self._max_in_a_row, self._num_ranks = max_in_a_row, num_ranks
         self._num_in_a_row, self._version = 0, -1
         self.num_restarts = 0
         """Number of restarts so far."""
+
+        self.lost_gpus: frozenset[int] = frozenset()
+        """Numbers of the GPUs whose ranks could not be started again."""
 
     @classmethod
     def of(cls, config: LearningConfig, team: Team) -> "Restarts":
         """Return the counter of a run, none made yet."""
         learners = [member.learner or config.learner for member in team.members.values()]
-        return cls(max(learner.max_restarts for learner in learners))
+        return cls(
+            max(learner.max_restarts for learner in learners),
+            max(learner.ranks for learner in learners),
+        )
+
+    def count_failure_of(self, run: "TrainingRun", error: Exception) -> None:
+        """Count a restart after an error that ended `run`.
+
+        Raises: `error` if the run must not restart; RankFailed as `count`.
+        """
+        # a rank that never started is a mistake in the settings; one that did start is worth a try
+        if run.is_asked_to_stop or not (run.has_begun or self.num_restarts):
+            raise error
+        self.count(error, run.saved_version)
 
     def count(self, error: Exception, version: int) -> None:
         """Count a restart from the checkpoint of update `version`, and print a line about it.
 
         Raises: `error` if no rank failed; RankFailed if that is one restart too many.
         """
-        failure = rank_failure_in(error)
+        failure = RankFailed.found_in(error)
         if failure is None:
             raise error
         self._num_in_a_row = self._num_in_a_row + 1 if version == self._version else 1
@@ -48,19 +76,44 @@ class Restarts:
                 "--learner.ranks"
             ) from error
         self.num_restarts += 1
+        fewer = ""
+        if isinstance(failure, RankNotStarted):
+            gpus = gpus_of(self._num_ranks, self.lost_gpus)
+            self.lost_gpus |= {gpus[failure.rank]}
+            self._num_ranks -= 1
+            fewer = f" with {self._num_ranks} instead of {self._num_ranks + 1} --learner.ranks"
         print(
             f"{failure}. Restart {self._num_in_a_row} of at most {self._max_in_a_row}: the run "
-            f"continues after update {version}",
+            f"continues after update {version}{fewer}",
             flush=True,
         )
 
+    def remaining(
+        self, config: LearningConfig, model: Trainable
+    ) -> tuple[LearningConfig, Trainable]:
+        """Return the settings of a run, and its policies, with the ranks that are left."""
+        if not self.lost_gpus:
+            return config, model
+        if isinstance(model, Team):
+            members = {
+                name: replace(member, learner=member.learner and self._fewer(member.learner))
+                for name, member in model.members.items()
+            }
+            model = replace(model, members=members)
+        return msgspec.structs.replace(config, learner=self._fewer(config.learner)), model
 
-def rank_failure_in(error: BaseException) -> RankFailed | None:
-    """Return the failure of a rank that ended a run, also inside of groups and as a cause."""
-    if isinstance(error, RankFailed):
-        return error
-    inside = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
-    for each in (*inside, error.__cause__):
-        if each is not None and (found := rank_failure_in(each)) is not None:
-            return found
-    return None
+    def explained(self, refused: ConfigError) -> ConfigError | RankFailed:
+        """Return the error of a restart whose settings were refused."""
+        if not self.lost_gpus:
+            return refused
+        failure = RankFailed(
+            f"the run cannot continue with {self._num_ranks} of its ranks: {refused}; continue it "
+            "with --resume on devices that fit"
+        )
+        failure.__cause__ = refused
+        return failure
+
+    def _fewer(self, learner: LearnerConfig) -> LearnerConfig:
+        if self._num_ranks == 1:
+            return msgspec.structs.replace(learner, ranks=1, shard="gradients", offload=False)
+        return msgspec.structs.replace(learner, ranks=self._num_ranks)

@@ -19,6 +19,7 @@ import msgspec
 
 from vla_rl.actors import Watchdog
 from vla_rl.actors.completion import finish_despite_cancellation
+from vla_rl.errors import ConfigError
 from vla_rl.evaluation.held_out import Judge
 from vla_rl.graph import Executor, NodeFailed, NodeType, Pipeline, TaskGraph, Update
 from vla_rl.learning import Checkpoint, UpdateReport, load_checkpoint
@@ -82,7 +83,8 @@ async def train(
     """Train `model` in place from `starts`.
 
     The run ends after `config.run.updates` updates, or in order at a signal. If a rank of a sharded
-    learner dies or fails, the run restarts from its newest checkpoint.
+    learner dies or fails, the run restarts from its newest checkpoint; if that rank cannot be
+    started again, with one rank less.
 
     Args:
         config: the pipeline and its settings, sizes, seeds and the run's files.
@@ -115,10 +117,21 @@ async def train(
     agent = await recorded(
         agent or agent_of(config), config.run.record_to, envs, digest_of_run(played_by)
     )
-    make = partial(
-        TrainingRun, config, starts, model, agent=agent, customise=customise, judge=judge
-    )
     restarts = Restarts.of(config, Team.of(model))
+
+    def make(first_update: int = 0) -> TrainingRun:
+        left, policies = restarts.remaining(config, model)
+        return TrainingRun(
+            left,
+            starts,
+            policies,
+            agent=agent,
+            customise=customise,
+            judge=judge,
+            first_update=first_update,
+            restarts=restarts,
+        )
+
     if resume is None:
         training, checkpoint = make(), None
         run = RunDirectory.create(Path(config.run.root), config.run.name, config, about or {})
@@ -129,11 +142,11 @@ async def train(
         try:
             return await training.execute(run, checkpoint, is_resumed=is_resumed)
         except Exception as error:
-            if not training.may_restart:
-                raise
-            restarts.count(error, training.saved_version)
-        again = partial(make, num_restarts=restarts.num_restarts)
-        training, checkpoint = await _resumed(again, run, None, judge)
+            restarts.count_failure_of(training, error)
+        try:
+            training, checkpoint = await _resumed(make, run, None, judge)
+        except ConfigError as refused:
+            raise restarts.explained(refused) from refused.__cause__
 
 
 async def _resumed(
@@ -157,8 +170,8 @@ class TrainingRun:
 
     Building one opens nothing, so its graph can be inspected.
 
-    Args: those of `train`; `first_update`, the update that the run begins with; `num_restarts`, how
-        often it was restarted before.
+    Args: those of `train`; `first_update`, the update that the run begins with; `restarts`, how
+        often it was restarted before, and what was lost. None: never.
     """
 
     def __init__(
@@ -171,11 +184,14 @@ class TrainingRun:
         customise: Customise = lambda pipeline: pipeline,
         judge: Judge | None = None,
         first_update: int = 0,
-        num_restarts: int = 0,
+        restarts: Restarts | None = None,
     ) -> None:
         self._config, self._judge, team = config, judge, Team.of(model)
         self._utilization: Utilization | None = None
-        self._parts = TrainingParts(config, starts, team, agent=agent, first_update=first_update)
+        lost_gpus = restarts.lost_gpus if restarts is not None else frozenset()
+        self._parts = TrainingParts(
+            config, starts, team, agent=agent, first_update=first_update, lost_gpus=lost_gpus
+        )
         self._beside_settings = settings_beside(judge, config, team)
         self.graph: TaskGraph = customised(make_pipeline(self._parts), customise).build()
         peak = peak_of_run(config.run, device_name(self._parts.device))
@@ -191,10 +207,10 @@ class TrainingRun:
             makes_videos=any(node.func is self._parts.show for node in self.graph.nodes.values()),
         )
         self._beside: JudgingBeside | None = None
-        self._num_restarts = num_restarts
-        self.may_restart = False
-        """Whether a failure of this run may be followed by a restart: it began, and was not asked
-        to stop."""
+        self._num_restarts = restarts.num_restarts if restarts is not None else 0
+        self._stop: StopSignal | None = None
+        self.has_begun = False
+        """Whether the learner has started."""
 
     @property
     def config(self) -> LearningConfig:
@@ -205,6 +221,11 @@ class TrainingRun:
     def saved_version(self) -> int:
         """Newest update that is on disk; 0 if none is."""
         return self._parts.saver.saved_version
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether the run was asked to end."""
+        return self._stop is not None and self._stop.is_asked
 
     @property
     def simulator_pids(self) -> list[int]:
@@ -227,12 +248,13 @@ class TrainingRun:
             WaitsSocket(run.path),
             StopSignal() as stop,
         ):
+            self._stop = stop
             print(
                 f"run {run.path}: starting {parts.pool.num_envs} {environments_in_words(self._config)}",
                 flush=True,
             )
             async with parts.runtime, parts.lane, parts.opened_learner():
-                self.may_restart = True
+                self.has_begun = True
                 if checkpoint is not None:
                     await parts.restore(checkpoint)
                 before, first = parts.scheduler.state().ledger, parts.scheduler.version
@@ -267,7 +289,6 @@ class TrainingRun:
         try:
             await stop.unless_asked(self._make_updates(run, record))
         except BaseException as error:
-            self.may_restart = not stop.is_asked
             await self._save_before_raising(error, run)
             raise
         is_early = stop.is_asked and parts.scheduler.version < self._config.run.updates
@@ -412,7 +433,7 @@ class TrainingRun:
             **(report.metrics if report is not None else {}),
             **update.metrics,
             **parts.metrics(),
-            **({"learner/restarts": self._num_restarts} if self._config.learner.ranks > 1 else {}),
+            **self._restarts(),
             **{f"time/node/{node}_s": span.busy_s for node, span in update.spans.items()},
             **(self._utilization.metrics() if self._utilization is not None else {}),
             "time/update_s": update.duration_s,
@@ -420,3 +441,7 @@ class TrainingRun:
             "time/loop_lag_p99_s": lag.p99_s,
             "time/loop_lag_max_s": lag.max_s,
         }
+
+    def _restarts(self) -> dict[str, float]:
+        has_ranks = self._config.learner.ranks > 1 or self._num_restarts > 0
+        return {"learner/restarts": float(self._num_restarts)} if has_ranks else {}

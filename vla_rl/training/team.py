@@ -9,7 +9,7 @@ All members compute on the run's device lane and have the same weight version; g
 graph are the same as with one policy.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from types import TracebackType
@@ -40,6 +40,7 @@ from vla_rl.learning import (
     ReferenceTeam,
 )
 from vla_rl.learning.optimizer import training_bytes
+from vla_rl.learning.rank_memory import rank_memory, size_of
 from vla_rl.learning.training import WeightSink
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EngineTeam
@@ -203,22 +204,41 @@ def learners_of(
     engines: RunEngines,
     weight_version: int,
     runtime: Runtime,
+    *,
     others: Sequence[WeightSink] = (),
+    lost_gpus: Collection[int] = (),
 ) -> LearnerTeam:
     """Make the learners of a run; each publishes its weights to its policy's engine and to others.
 
-    Raises: ConfigError if several ranks cannot train this policy.
+    Raises: ConfigError if several ranks cannot train a policy, or if policies of a team have
+        different numbers of ranks.
     """
     learners: dict[str, PolicyLearner] = {}
+    each = {name: member.learner or config.learner for name, member in team.members.items()}
+    num_ranks = max(settings.ranks for settings in each.values())
+    rank_bytes = {
+        name: rank_memory(size_of(member.model.network), each[name]).total
+        for name, member in team.members.items()
+    }
     for name, member in team.members.items():
-        settings, sinks = member.learner or config.learner, [engines.owned[name], *others]
+        settings, sinks = each[name], [engines.owned[name], *others]
+        settings.require(
+            settings.ranks == num_ranks, "ranks", f"{num_ranks}, as for the other policies"
+        )
         if settings.ranks > 1:
-            settings.require(len(team.members) == 1, "ranks", "1 in a team of several policies")
             # imported here, because one process pays nothing for what several need
             from vla_rl.learning.sharded import ShardedLearner
 
             learners[name] = ShardedLearner(
-                member.model, runtime, lane, settings, sinks, weight_version=weight_version
+                member.model,
+                runtime,
+                lane,
+                settings,
+                sinks,
+                weight_version=weight_version,
+                member="" if team.roster.acts_for_all else name,
+                other_bytes=sum(rank_bytes.values()) - rank_bytes[name],
+                lost_gpus=lost_gpus,
             )
         else:
             learners[name] = Learner(

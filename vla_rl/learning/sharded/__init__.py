@@ -4,6 +4,7 @@ Each has a part of the rows, the gradients and the optimizer's state.
 
 learner     `ShardedLearner`: the methods of `Learner`, computed by ranks
 ranks       `RankPasses`: gives each rank its rows, and takes weights and state back
+imitation   `ShardedImitator`: supervised learning, computed by ranks
 critic      `RankCriticPasses`: the same for a critic
 group       `RankGroup`: starts the ranks, and ends all if one fails
 rank        `LearnerRank`: the actor of one rank
@@ -18,6 +19,7 @@ One process needs none of this and does not import it.
 """
 
 from vla_rl.errors import RankFailed
+from vla_rl.learning.sharded.imitation import ShardedImitator
 from vla_rl.learning.sharded.learner import ShardedLearner
 
-__all__ = ["RankFailed", "ShardedLearner"]
+__all__ = ["RankFailed", "ShardedImitator", "ShardedLearner"]

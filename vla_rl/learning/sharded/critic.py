@@ -63,14 +63,17 @@ class RankCriticPasses:
         described = await to_its_end(asyncio.ensure_future(staging))
         return RankTensors(self._group, number, "critic", described[0]["critic"])
 
-    async def restore(self, tensors: Mapping[str, Tensor], file: Path | None) -> None:
+    async def restore(self, tensors: Mapping[str, Tensor], file: Path | None, prefix: str) -> None:
         """Continue from a snapshot. Each rank reads its own part of the file."""
         if file is None:
             self._num_snapshots += 1
             file = self._group.folder / f"critic-{self._num_snapshots}.safetensors"
             await asyncio.to_thread(save_file, dict(tensors), file)
+            prefix = ""
         path = str(file)
-        reading = self._group.together(rank.restore_critic(path) for rank in self._group.ranks)
+        reading = self._group.together(
+            rank.restore_critic(path, prefix) for rank in self._group.ranks
+        )
         await to_its_end(asyncio.ensure_future(reading))
 
     async def _values(self, observations: Sequence[Observation]) -> Tensor:

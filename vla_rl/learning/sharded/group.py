@@ -6,7 +6,7 @@ rank's own error, such as a ValueError about a row.
 """
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -14,9 +14,11 @@ from msgspec.structs import replace
 
 from vla_rl.actors import ChildProcess, ForkServer, Runtime
 from vla_rl.actors.owned_folder import OwnedFolder
-from vla_rl.errors import ActorDied, RankFailed, RemoteError
+from vla_rl.errors import ActorDied, RankFailed, RankNotStarted, RemoteError
 from vla_rl.learning.config import CriticConfig, LearnerConfig
+from vla_rl.learning.imitation_passes import Preparation
 from vla_rl.learning.optimizer import DivergedError
+from vla_rl.learning.rank_memory import gpus_of
 from vla_rl.learning.sharded.rank import LearnerRank
 from vla_rl.learning.sharded.rank_parts import PolicySource
 
@@ -35,16 +37,29 @@ class RankGroup:
     Args:
         runtime: starts the ranks.
         config: number of ranks, and their settings.
+        member: name of the policy in a team of several; "" in a team of one.
+        lost_gpus: numbers of the GPUs that no rank may use.
     """
 
-    def __init__(self, runtime: Runtime, config: LearnerConfig) -> None:
+    def __init__(
+        self,
+        runtime: Runtime,
+        config: LearnerConfig,
+        member: str = "",
+        lost_gpus: Collection[int] = (),
+    ) -> None:
         self._runtime, self._config = runtime, config
+        self._of_all = f"of {config.ranks}" + (f" of {member!r}" if member else "")
+        self._names = [f"{member} rank {rank}".lstrip() for rank in range(config.ranks)]
+        self._gpus = gpus_of(config.ranks, lost_gpus)
         self._has_reference = False
         self._critic: CriticConfig | None = None
         self._critic_seed = 0
         self._counts_flops = False
+        self._preparation: Preparation | None = None
         self._turn = asyncio.Lock()
         self._failure: BaseException | None = None
+        self._failed_rank = 0
         self._folder: OwnedFolder | None = None
         self.ranks: list[LearnerRank] = []
         """Handles of the ranks, by number; empty before `start`."""
@@ -75,16 +90,27 @@ class RankGroup:
         self._require_not_started("a critic")
         self._critic, self._critic_seed = config, seed
 
+    def prepare_by(self, preparation: Preparation) -> None:
+        """Let every rank make its batches of supervised learning so. Call it before `start`."""
+        self._require_not_started("a preparation")
+        self._preparation = preparation
+
     def count_flops(self) -> None:
         """Let every rank count the arithmetic of its passes. Call it before `start`."""
         self._require_not_started("counts")
         self._counts_flops = True
 
     async def start(self, model: Any) -> None:
-        """Start the ranks, each with its part of a policy. Raises: what a rank raises."""
+        """Start the ranks, each with its part of a policy.
+
+        Raises: RankNotStarted if one dies or fails; else what a rank raises.
+        """
         self._folder = await asyncio.to_thread(OwnedFolder, "vla_rl-ranks-")
         try:
             await self._start(model)
+        except RankFailed as failure:
+            await self.close()
+            raise RankNotStarted(f"at its start, {failure}", self._failed_rank) from failure
         except BaseException:
             await self.close()
             raise
@@ -152,11 +178,12 @@ class RankGroup:
 
     async def _start(self, model: Any) -> None:
         source = replace(
-            await asyncio.to_thread(_saved, model, self.policy_folder),
+            await asyncio.to_thread(_saved, model, self.policy_folder, self._gpus),
             has_reference=self._has_reference,
             critic=self._critic,
             critic_seed=self._critic_seed,
             counts_flops=self._counts_flops,
+            preparation=self._preparation,
         )
         placement = _placement(model)
         self.ranks = await self.together(
@@ -166,7 +193,7 @@ class RankGroup:
                 source,
                 self._config,
                 str(self.folder / "meeting-point"),
-                name=f"rank {rank}",
+                name=self._names[rank],
                 placement=placement,
                 start_timeout_s=START_TIMEOUT_S,
             )
@@ -183,17 +210,18 @@ class RankGroup:
         found = {rank: error for rank, error in enumerate(errors) if error is not None}
         died = [error for error in found.values() if isinstance(error, ActorDied)]
         if died:
-            who = f"{died[0].name} of {self._config.ranks} (pid {died[0].pid})"
+            self._failed_rank = self._names.index(died[0].name)
+            who = f"rank {self._failed_rank} {self._of_all} (pid {died[0].pid})"
             return _failed(f"{who} is gone: {died[0].cause}", died[0])
         own = [rank for rank, error in found.items() if not _is_of_connection(error)]
-        rank = (own or list(found))[0]
+        self._failed_rank = rank = (own or list(found))[0]
         first = found[rank]
         if isinstance(first, RemoteError) and first.type_name == DivergedError.__name__:
             return DivergedError(first.message)
         if not isinstance(first, RuntimeError | OSError | MemoryError | RemoteError):
             return first  # a fault of what it was given, which a new start would meet again
         text = str(first) if isinstance(first, RemoteError) else f"{type(first).__name__}: {first}"
-        return _failed(f"rank {rank} of {self._config.ranks} failed: {text}", first)
+        return _failed(f"rank {rank} {self._of_all} failed: {text}", first)
 
     async def _end_all(self) -> None:
         await asyncio.gather(
@@ -215,7 +243,7 @@ def _is_of_connection(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "onnection" in str(error)
 
 
-def _saved(model: Any, folder: Path) -> PolicySource:
+def _saved(model: Any, folder: Path, gpus: Sequence[int]) -> PolicySource:
     """Save a policy for the ranks; the folder lasts as long as they do."""
     model.save(folder)
     kind, network = type(model), model.network
@@ -227,7 +255,7 @@ def _saved(model: Any, folder: Path) -> PolicySource:
         dtype=str(first.dtype).removeprefix("torch."),
         trained=frozenset(name for name, each in parameters.items() if each.requires_grad),
         recomputes=getattr(model, "recomputes_activations", False),
-        device=first.device.type,
+        devices=tuple(f"cuda:{gpu}" if first.device.type == "cuda" else "cpu" for gpu in gpus),
     )
 
 

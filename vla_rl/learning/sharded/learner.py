@@ -1,6 +1,7 @@
 """A learner whose passes are computed by several ranks."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
@@ -36,6 +37,9 @@ class ShardedLearner(PolicyLearner):
         config: loss, batches, optimizer and ranks.
         publish_to: engines that get the new weights with every update.
         weight_version: number of updates already applied to the weights of `model`.
+        member: name of the policy in a team of several; "" in a team of one.
+        other_bytes: bytes that ranks of other policies hold on each GPU.
+        lost_gpus: numbers of the GPUs that no rank may use.
 
     Raises: ConfigError if the ranks cannot share this policy on this machine.
     """
@@ -49,12 +53,20 @@ class ShardedLearner(PolicyLearner):
         publish_to: Sequence[WeightSink] = (),
         *,
         weight_version: int = 0,
+        member: str = "",
+        other_bytes: int = 0,
+        lost_gpus: Collection[int] = (),
     ) -> None:
         self._model, self._has_reference = model, False
+        self._require_layout = partial(
+            require_layout, model, config, other_bytes=other_bytes, lost_gpus=lost_gpus
+        )
         self._critic_config: CriticConfig | None = None
         self._peak_flops: float | None = None
-        require_layout(model, config)
-        self._ranks = RankPasses(model, runtime, lane, config, publish_to, weight_version)
+        self._require_layout()
+        self._ranks = RankPasses(
+            model, runtime, lane, config, publish_to, weight_version, member, lost_gpus
+        )
         super().__init__(self._ranks, lane, config, name=type(model).__name__)
 
     async def __aenter__(self) -> Self:
@@ -104,7 +116,7 @@ class ShardedLearner(PolicyLearner):
         Args: those of `Critic`.
         """
         self._critic_config = config
-        self._require_layout()
+        self._require_layout(has_reference=self._has_reference, critic=config)
         self._ranks.group.hold_critic(config, seed)
         passes = RankCriticPasses(self._ranks.group, self._config, config)
         return PolicyCritic(passes, config, seed)
@@ -115,7 +127,7 @@ class ShardedLearner(PolicyLearner):
         Call it before `async with`.
         """
         self._has_reference = True
-        self._require_layout()
+        self._require_layout(has_reference=True, critic=self._critic_config)
         self._ranks.group.hold_reference()
         return PolicyReference(self._ranks.reference_log_probs)
 
@@ -123,11 +135,3 @@ class ShardedLearner(PolicyLearner):
     def ranks(self) -> RankPasses:
         """The ranks."""
         return self._ranks
-
-    def _require_layout(self) -> None:
-        require_layout(
-            self._model,
-            self._config,
-            has_reference=self._has_reference,
-            critic=self._critic_config,
-        )

@@ -12,6 +12,7 @@ from torch import Tensor
 from vla_rl.algorithms import Denominators
 from vla_rl.algorithms.losses import Diagnostics
 from vla_rl.learning.decisions import Decisions
+from vla_rl.learning.imitation_passes import Lessons
 from vla_rl.learning.update_metrics import MicroBatchSums, on_host
 from vla_rl.learning.value_passes import ValueRows
 
@@ -32,6 +33,17 @@ class Seen(msgspec.Struct, frozen=True):
     old: np.ndarray
     is_masked: bool = False
     """Whether the rows only take part, and add exact zeros."""
+
+
+class Shown(msgspec.Struct, frozen=True):
+    """A micro-batch of supervised learning."""
+
+    observations: list[dict[str, Any]]
+    tokens: np.ndarray
+    mask: np.ndarray
+
+    seed: int
+    """Seed of what a rank draws for it."""
 
 
 class Counts(msgspec.Struct, frozen=True):
@@ -103,6 +115,19 @@ def unpack_seen(message: Seen) -> ValueRows:
     """Return the critic's rows of a message."""
     observations = copied_observations(message.observations)
     return ValueRows(observations, torch.tensor(message.target), torch.tensor(message.old))
+
+
+def pack_lessons(lessons: Lessons, seed: int) -> Shown:
+    """Return the message of lessons."""
+    observations = [dict(each) for each in lessons.observations]
+    return Shown(observations, lessons.tokens.numpy(), lessons.mask.numpy(), seed)
+
+
+def unpack_lessons(message: Shown) -> Lessons:
+    """Return the lessons of a message; they are one micro-batch, whose lengths were used."""
+    tokens, mask = torch.tensor(message.tokens), torch.tensor(message.mask)
+    lengths = torch.full((len(tokens),), tokens.shape[1])
+    return Lessons((), tokens, mask, lengths, lengths)
 
 
 def pack_counts(counts: Denominators) -> Counts:

@@ -23,7 +23,7 @@ from vla_rl.engines.flops import FlopMeter
 from vla_rl.errors import CheckpointError
 from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.optimizer import StepReport
-from vla_rl.learning.sharded.messages import Counts, Piece, Rows, Seen, Sums, unpack_counts
+from vla_rl.learning.sharded.messages import Counts, Piece, Rows, Seen, Shown, Sums, unpack_counts
 from vla_rl.learning.sharded.rank_clock import RankClock, RankTimes
 from vla_rl.learning.sharded.rank_parts import PolicySource, RankParts
 from vla_rl.learning.sharded.state import Entry, Part, ShardReader, write_parts
@@ -89,6 +89,13 @@ class LearnerRank(Actor):
             is_last,
             work="update",
         )
+
+    @actor_method(concurrent=True)
+    async def imitate(self, shown: Shown, num_tokens: int, is_last: bool) -> float:
+        """Add the gradient of a micro-batch of supervised learning; return its part of the loss."""
+        batch = await self._lane.prepare(self._parts.prepare_shown, shown)
+        arguments = (batch, shown, num_tokens, is_last)
+        return await self._lane.run(self._parts.imitate, *arguments, work="update")
 
     @actor_method(concurrent=True)
     async def score(self, rows: Rows, of_reference: bool) -> np.ndarray:
@@ -182,10 +189,12 @@ class LearnerRank(Actor):
         readers = ShardReader(Path(policy)), ShardReader(Path(optimizer))
         await self._lane.run(self._parts.policy.restore, *readers, work="checkpoint")
 
-    async def restore_critic(self, path: str) -> None:
-        """Read this rank's part of the critic. Raises: CheckpointError."""
-        readers = ShardReader(Path(path), NETWORK), ShardReader(Path(path), OPTIMIZER)
-        await self._lane.run(self._parts.trained_critic.restore, *readers, work="checkpoint")
+    async def restore_critic(self, path: str, prefix: str) -> None:
+        """Read this rank's part of the critic; `prefix` begins its names. Raises: CheckpointError."""
+        network = ShardReader(Path(path), f"{prefix}{NETWORK}")
+        optimizer = ShardReader(Path(path), f"{prefix}{OPTIMIZER}")
+        restore = self._parts.trained_critic.restore
+        await self._lane.run(restore, network, optimizer, work="checkpoint")
 
     async def on_stop(self) -> None:
         """Leave the group."""
@@ -206,12 +215,11 @@ class LearnerRank(Actor):
 
     def _join(self) -> None:
         source, num_ranks = self._source, self._config.ranks
-        device = torch.device("cpu")
-        if source.device == "cuda":
-            device = torch.device("cuda", self._rank)
+        device = torch.device(source.devices[self._rank])
+        if device.type == "cuda":
             torch.cuda.set_device(device)
         dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if source.device == "cuda" else "gloo",
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
             init_method=f"file://{self._meeting_point}",
             rank=self._rank,
             world_size=num_ranks,

@@ -5,7 +5,7 @@ critic      a value head on the policy's features, or on a trunk of its own; sha
 reference   a frozen copy: whole on every rank, or in shards if weights are
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,15 +18,18 @@ from torch import nn
 from vla_rl.algorithms import Denominators
 from vla_rl.learning.config import CriticConfig, LearnerConfig
 from vla_rl.learning.decisions import Decisions
+from vla_rl.learning.imitation_passes import Preparation, imitate
 from vla_rl.learning.optimizer import StepReport
 from vla_rl.learning.passes import PolicyPasses
 from vla_rl.learning.scoring import place_choices
 from vla_rl.learning.sharded.messages import (
     Rows,
     Seen,
+    Shown,
     Sums,
     copied_observations,
     pack_sums,
+    unpack_lessons,
     unpack_rows,
     unpack_seen,
 )
@@ -62,8 +65,8 @@ class PolicySource(msgspec.Struct, frozen=True):
     recomputes: bool
     """Whether activations are recomputed in the backward pass."""
 
-    device: str
-    """Type of the device; on several GPUs rank k takes number k."""
+    devices: tuple[str, ...]
+    """Device of each rank, by its number."""
 
     has_reference: bool = False
     """Whether a frozen copy of the policy scores too."""
@@ -75,6 +78,9 @@ class PolicySource(msgspec.Struct, frozen=True):
 
     counts_flops: bool = False
     """Whether the arithmetic of the passes is counted."""
+
+    preparation: Preparation | None = None
+    """Preparation of batches of supervised learning; None for the policy's own."""
 
 
 class RankParts:
@@ -105,6 +111,7 @@ class RankParts:
             network, self._sharded(module, network), config.optimizer, names
         )
         self._module, self._passes = module, PolicyPasses(self._model, config, module.log_probs)
+        self._prepare_shown = _preparing(self._model, source.preparation)
         self._critic: SharedTraining | None = None
         if value_module is not None and source.critic is not None:
             if not value_module.trains_trunk:
@@ -130,6 +137,18 @@ class RankParts:
     def prepare_seen(self, observations: list[dict[str, Any]]) -> Any:
         """Prepare a critic's observations on the host."""
         return self._model.prepare(copied_observations(observations))
+
+    def prepare_shown(self, shown: Shown) -> Any:
+        """Prepare the observations of a micro-batch of supervised learning on the host."""
+        return self._prepare_shown(copied_observations(shown.observations), shown.seed)
+
+    def imitate(self, batch: Any, shown: Shown, num_tokens: int, is_last: bool) -> float:
+        """Add the gradient of a micro-batch of supervised learning; return its part of the loss."""
+        self.policy.sharded.begin_pass(is_last=is_last)
+        # a diffusion head draws noise from torch's own state, which all ranks share at their start
+        torch.manual_seed(shown.seed)
+        lessons = unpack_lessons(shown)
+        return float(imitate(self._model, self._module.log_probs, batch, lessons, num_tokens))
 
     def accumulate(
         self, batch: Any, rows: Decisions, counts: Denominators, compare: int | None, is_last: bool
@@ -242,6 +261,17 @@ def _loaded(source: PolicySource, device: torch.device) -> Any:
         model.recompute_activations()
     model.network.to(device)
     return model
+
+
+def _preparing(model: Any, preparation: Preparation | None) -> Callable[[Any, int], Any]:
+    """Return the function that prepares observations with a seed."""
+    if preparation is None:
+        return lambda observations, _: model.prepare(observations)
+    module, _, name = preparation.factory.partition(":")
+    found: Callable[[Any, int], Any] = getattr(import_module(module), name)(
+        model, preparation.settings
+    )
+    return found
 
 
 def _inner_names(model: Any) -> dict[str, str]:

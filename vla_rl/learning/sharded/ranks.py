@@ -6,7 +6,7 @@ learner ──► plan ──► rank 0: micro-batch, micro-batch, ...  ─┐ s
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Collection, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -21,6 +21,7 @@ from vla_rl.actors.completion import to_its_end
 from vla_rl.engines.atomic_folder import writing_folder
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
+from vla_rl.errors import RankFailed
 from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.decisions import Decisions
 from vla_rl.learning.optimizer import StepReport
@@ -56,6 +57,8 @@ class RankPasses:
         config: loss, optimizer and ranks.
         publish_to: engines that get the new weights with every update.
         weight_version: number of updates already applied.
+        member: name of the policy in a team of several; "" in a team of one.
+        lost_gpus: numbers of the GPUs that no rank may use.
     """
 
     def __init__(
@@ -66,10 +69,12 @@ class RankPasses:
         config: LearnerConfig,
         publish_to: Sequence[WeightSink],
         weight_version: int,
+        member: str = "",
+        lost_gpus: Collection[int] = (),
     ) -> None:
         self._model, self._lane, self._config = model, lane, config
         self._sinks, self._weight_version = tuple(publish_to), weight_version
-        self.group = RankGroup(runtime, config)
+        self.group = RankGroup(runtime, config, member, lost_gpus)
         """The processes."""
         self._num_snapshots = 0
 
@@ -84,8 +89,9 @@ class RankPasses:
         traceback: TracebackType | None,
     ) -> None:
         try:
-            if self.group.has_failed:
-                # a new start from the beginning, and a reference, need the first weights
+            if error is not None and RankFailed.found_in(error) is not None:
+                # a new start from the beginning, and a reference, need the first weights of all
+                # policies of a team, also of those whose ranks did not fail
                 await self._lane.run(self._take_first_weights)
         finally:
             await self.group.close()
@@ -130,6 +136,10 @@ class RankPasses:
     async def stand_still(self) -> None:
         """Publish the same weights as a new version."""
         await self._lane.run(self._adopted, self._weight_version + 1, work="update")
+
+    async def fetch(self) -> None:
+        """Replace the model's weights by the ranks', and publish them under the same version."""
+        await self._to_its_end(self._publish(self._weight_version))
 
     async def snapshot(self) -> TrainingState:
         """Copy the state on every rank; its files are written from there."""

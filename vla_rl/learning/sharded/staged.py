@@ -1,10 +1,12 @@
 """Tensors of a file that the ranks have copied, and that they write in place."""
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
 
 from vla_rl.learning.sharded.group import RankGroup
 from vla_rl.learning.sharded.state import Entry, create_file, nbytes_of
+from vla_rl.learning.training import StagedTensors
 
 
 class RankTensors:
@@ -19,18 +21,51 @@ class RankTensors:
 
     def __init__(self, group: RankGroup, number: int, name: str, entries: dict[str, Entry]) -> None:
         self._group, self._number, self._name = group, number, name
-        self._entries, self._loop = entries, asyncio.get_running_loop()
+        self.entries, self._loop = entries, asyncio.get_running_loop()
 
     @property
     def nbytes(self) -> int:
         """Bytes of all tensors."""
-        return nbytes_of(self._entries)
+        return nbytes_of(self.entries)
 
     def write_file(self, path: Path) -> None:
         """Write the file, from any thread but the loop's. Raises: CheckpointError, RankFailed."""
-        begins = create_file(path, self._entries)
-        writing = write_staged(self._group, self._number, self._name, path, begins)
+        self.write_into(path, create_file(path, self.entries))
+
+    def write_into(self, path: Path, begins: Mapping[str, int]) -> None:
+        """Write the tensors into a file, each at its byte of `begins`."""
+        writing = write_staged(self._group, self._number, self._name, path, dict(begins))
         asyncio.run_coroutine_threadsafe(writing, self._loop).result()
+
+
+class JoinedTensors:
+    """Tensors of one file that the ranks of several learners have staged.
+
+    Args:
+        parts: those of each learner, by the beginning of their names in the file.
+    """
+
+    def __init__(self, parts: Mapping[str, StagedTensors]) -> None:
+        self._parts: dict[str, RankTensors] = {}
+        for prefix, part in parts.items():
+            assert isinstance(part, RankTensors)
+            self._parts[prefix] = part
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors."""
+        return sum(part.nbytes for part in self._parts.values())
+
+    def write_file(self, path: Path) -> None:
+        """Write the file, from any thread but the loop's. Raises: CheckpointError, RankFailed."""
+        entries = {
+            f"{prefix}{name}": entry
+            for prefix, part in self._parts.items()
+            for name, entry in part.entries.items()
+        }
+        begins = create_file(path, entries)
+        for prefix, part in self._parts.items():
+            part.write_into(path, {name: begins[f"{prefix}{name}"] for name in part.entries})
 
 
 async def write_staged(
