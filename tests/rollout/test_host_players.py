@@ -7,24 +7,33 @@ from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from rollout_fakes import CountingEngine, LatencyPool, source
+from rollout_fakes import CountingEngine, LatencyPool, fingerprint, source
 
 from vla_rl.errors import ActorDied
 from vla_rl.rollout import EpisodeScheduler, LocalPlayer, SchedulerConfig, embodied_agent
+from vla_rl.rollout.depot import Depot, made_whole
 from vla_rl.rollout.host_players import HostPlayers
 from vla_rl.rollout.policies import DecisionCounts
 from vla_rl.rollout.simulated_time import run_in_simulated_time
-from vla_rl.types import EpisodeSpec, Trajectory
+from vla_rl.types import EpisodeSpec, Group, Trajectory
 
 
 class FarHost:
     """A host with a pool of its own, which can be cut off; decisions take `mean_s`."""
 
-    def __init__(self, engine: CountingEngine, num_slots: int = 2, mean_s: float = 0.01) -> None:
+    def __init__(
+        self,
+        engine: CountingEngine,
+        num_slots: int = 2,
+        mean_s: float = 0.01,
+        depot: Depot | None = None,
+    ) -> None:
+        self.depot = depot if depot is not None else Depot("far", 0)
         pool = LatencyPool(num_slots, seed=num_slots, mean_s=mean_s)
         self._player = LocalPlayer(pool, engine, embodied_agent)
         self._cut = asyncio.Event()
-        self.num_played = 0
+        self.num_played = self.num_dropped = 0
+        self.has_played = asyncio.Event()
 
     @property
     def num_slots(self) -> int:
@@ -45,11 +54,25 @@ class FarHost:
             if not playing.done():
                 raise ActorDied("far", 0, "host unreachable for 1.2 s")
             self.num_played += 1
-            return playing.result()
+            self.has_played.set()
+            return self.depot.put(playing.result())
         finally:
             for task in (playing, cut):
                 task.cancel()
             await asyncio.wait((playing, cut))
+
+    async def whole(self, trajectory: Trajectory) -> Trajectory:
+        if self._cut.is_set():
+            raise ActorDied("far", 0, "host unreachable for 1.2 s")
+        assert trajectory.deposit is not None
+        arrays = self.depot.take(trajectory.deposit.key)
+        assert arrays is not None
+        return made_whole(trajectory, arrays)
+
+    def drop(self, trajectory: Trajectory) -> None:
+        assert trajectory.deposit is not None
+        self.depot.drop(trajectory.deposit.key)
+        self.num_dropped += 1
 
     def decisions(self, now: float) -> DecisionCounts:
         return self._player.decisions(now)
@@ -61,18 +84,19 @@ class FarHost:
 class Cluster:
     """A scheduler of 4 groups of 4 per update over hosts that share an engine."""
 
-    def __init__(self, **settings: object) -> None:
+    def __init__(self, keep: Callable[[Group], bool] | None = None, **settings: object) -> None:
         self.engine = CountingEngine()
         self.players = HostPlayers(0)
         config = SchedulerConfig(**{"groups_per_update": 4, "max_staleness": 1, **settings})
-        self.scheduler = EpisodeScheduler(self.players, source(), config)
+        self.scheduler = EpisodeScheduler(self.players, source(), config, keep=keep)
 
-    async def update(self) -> None:
+    async def update(self) -> list[Group]:
         version = self.scheduler.version
         groups = [group async for group in self.scheduler.groups_for_update(version)]
         self.engine.weight_version = version + 1
         self.players.published(version + 1)
         self.scheduler.trained(groups, version + 1)
+        return groups
 
 
 def test_the_host_with_the_most_room_runs_the_next_episode() -> None:
@@ -103,7 +127,7 @@ def test_a_lost_host_costs_its_running_episodes_which_run_again_elsewhere() -> N
         async with cluster.engine.batcher, cluster.scheduler:
             await cluster.update()
             lost.cut()
-            cluster.players.drop("lost")
+            cluster.players.remove("lost")
             played = lost.num_played
             for _ in range(3):
                 await cluster.update()
@@ -156,7 +180,7 @@ def test_a_host_with_old_weights_is_not_added() -> None:
         players.add("old", FarHost(engine))
     engine.weight_version = 3
     players.add("new", FarHost(engine))
-    with pytest.raises(ValueError, match="drop it first"):
+    with pytest.raises(ValueError, match="remove it first"):
         players.add("new", FarHost(engine))
 
 
@@ -169,7 +193,81 @@ def test_decisions_of_a_host_that_is_gone_stay_counted() -> None:
         async with cluster.engine.batcher, cluster.scheduler:
             await cluster.update()
             before = cluster.players.decisions(clock()).num_decisions
-            cluster.players.drop("a")
+            cluster.players.remove("a")
             assert cluster.players.decisions(clock()).num_decisions >= before > 0
+
+    run_in_simulated_time(main())
+
+
+def digests_over(depots: dict[str, Depot | None]) -> list[str]:
+    """Three synchronous updates over hosts with these depots; the digest of each."""
+
+    async def main() -> list[str]:
+        cluster = Cluster(max_staleness=0, deterministic=True)
+        for name, depot in depots.items():
+            cluster.players.add(name, FarHost(cluster.engine, 4, depot=depot))
+        async with cluster.engine.batcher, cluster.scheduler:
+            return [fingerprint(await cluster.update()) for _ in range(3)]
+
+    return run_in_simulated_time(main())
+
+
+def test_a_group_is_handed_over_whole_wherever_its_arrays_were() -> None:
+    depots: dict[str, Depot | None] = {name: Depot(name, 1 << 20) for name in ("a", "b")}
+    assert digests_over(depots) == digests_over({"here": None})
+    # those of the next update's groups may have begun; none of a trained one is left
+    assert all(depot is not None and depot.num_bytes < 10_000 for depot in depots.values())
+
+
+def test_arrays_of_filtered_groups_are_dropped_where_they_are() -> None:
+    async def main() -> None:
+        cluster = Cluster(keep=lambda group: group.group_id % 2 == 0)
+        far = FarHost(cluster.engine, 4, depot=Depot("far", 1 << 20))
+        cluster.players.add("far", far)
+        async with cluster.engine.batcher, cluster.scheduler:
+            for _ in range(3):
+                await cluster.update()
+            assert far.num_dropped == cluster.scheduler.state().ledger.filtered > 0
+
+    run_in_simulated_time(main())
+
+
+def test_arrays_that_are_lost_with_their_host_cost_a_replay_and_no_episode() -> None:
+    async def main() -> None:
+        cluster = Cluster(max_staleness=0)
+        lost = FarHost(cluster.engine, 3, depot=Depot("lost", 1 << 20))
+        stays = FarHost(cluster.engine, 3, depot=Depot("stays", 1 << 20))
+        cluster.players.add("lost", lost)
+        cluster.players.add("stays", stays)
+        async with cluster.engine.batcher, cluster.scheduler:
+            updating = asyncio.create_task(cluster.update())
+            # long before a group of four is complete
+            await lost.has_played.wait()
+            lost.cut()
+            cluster.players.remove("lost")
+            groups = await updating
+            assert all(member.deposit is None for group in groups for member in group.trajectories)
+            # what ran there, and what had ended there
+            assert cluster.scheduler.metrics()["rollout/lost/died"] >= 3
+            await cluster.update()
+            cluster.scheduler.check_conservation()
+
+    run_in_simulated_time(main())
+
+
+def test_a_saved_state_leaves_out_members_whose_arrays_are_elsewhere() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        far = FarHost(cluster.engine, 3, depot=Depot("far", 1 << 20))
+        cluster.players.add("far", far)
+        async with cluster.engine.batcher, cluster.scheduler:
+            await far.has_played.wait()
+        state = cluster.scheduler.state()
+        assert not [each for group in state.groups for each in group.trajectories]
+        resumed = Cluster()
+        resumed.players.add("far", FarHost(resumed.engine, 3))
+        resumed.scheduler.restore(state)
+        async with resumed.engine.batcher, resumed.scheduler:
+            await resumed.update()
 
     run_in_simulated_time(main())

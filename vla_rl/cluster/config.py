@@ -15,10 +15,16 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     plays_here: bool = False
     """Also run episodes on this host, beside the learner."""
 
+    depot_gib: float = 4.0
+    """Memory on each host for observations, tokens and actions of finished episodes. They come here
+    when their group is complete and not filtered; episodes without room there come here at once. 0: all
+    episodes come at once."""
+
     alone_s: float = 300.0
     """Seconds without any host after which the run ends instead of waiting for one to come back."""
 
     def __post_init__(self) -> None:
+        self.require(self.depot_gib >= 0, "depot_gib", "at least 0 GiB")
         self.require(self.alone_s > 0, "alone_s", "above 0 seconds")
 
     def unread(self) -> Mapping[str, str]:

@@ -2,6 +2,7 @@
 the memory they need.
 """
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -99,7 +100,8 @@ def print_plan(
         *_learner_items(config, weight_bytes, training_bytes, ranks),
         *_copies_of_weights(config, weight_bytes),
     ]
-    if isinstance(config, TrainingConfig):
+    plays_here = config.cluster.hosts is None or config.cluster.plays_here
+    if isinstance(config, TrainingConfig) and plays_here:
         items += _simulator_items(config.simulators, footprint)
     longest = footprint.num_chunks * footprint.chunk_bytes
     num_episodes = _most_outstanding(config)
@@ -134,7 +136,11 @@ def _process_table(
     if ranks is not None:
         shares = f"a share of each update; shard {config.learner.shard}"
         table.add_row("learner ranks", str(config.learner.ranks), shares)
-    table.add_row(environments_in_words(config), *_environments(config, footprint))
+    num_processes, what = _environments(config, footprint)
+    if config.cluster.hosts is None:
+        table.add_row(environments_in_words(config), num_processes, what)
+    else:
+        _add_hosts(table, config, f"{num_processes} processes of {what}; an engine")
     if beside is not None:
         table.add_row(
             "held-out evaluator",
@@ -143,6 +149,21 @@ def _process_table(
             f"niceness {beside.schedule.niceness}, while one is evaluated",
         )
     return table
+
+
+def _add_hosts(table: Table, config: LearningConfig, what: str) -> None:
+    """Add a row for each host that runs episodes.
+
+    Raises: ConfigError for a list of hosts that is wrong.
+    """
+    # imported here: a run on one host does without
+    from vla_rl.cluster.host_file import read_host_file
+
+    assert config.cluster.hosts is not None
+    for known in read_host_file(Path(config.cluster.hosts)):
+        table.add_row(f"host {known.listed.name}", "1", f"{known.listed.address}: {what}")
+    if config.cluster.plays_here:
+        table.add_row("this host", "1", what)
 
 
 def _most_outstanding(config: LearningConfig) -> int:

@@ -89,7 +89,13 @@ class Handover:
         running = [each for each in self._staleness.awaited() if each not in self._ready]
         if not running:
             return f"update {self._staleness.version} to be trained"
+        episodes = ", ".join(map(str, missing(running[0])))
         return (
             f"{num_missing} of {size} groups, the oldest of {len(running)} running is group "
-            f"{running[0]}: episodes {', '.join(map(str, missing(running[0])))}"
+            f"{running[0]}: "
+            + (
+                f"episodes {episodes}"
+                if episodes
+                else "its arrays are on their way from other hosts"
+            )
         )

@@ -1,7 +1,7 @@
 """Players on several hosts as one player: each episode goes to the host that is freest.
 
     play(episode) ──► freest host with a free slot ──► its player ──► Trajectory
-                           ▲ add, drop at any time        └ the host is gone: EpisodeLost, run again elsewhere
+                           ▲ add, remove at any time      └ the host is gone: EpisodeLost, run again elsewhere
 
 No process, no socket: what a player of another host is, is the caller's business.
 """
@@ -79,7 +79,7 @@ class HostPlayers:
     def add(self, host: str, player: EpisodePlayer) -> None:
         """Give episodes to a host from now on. Raises: ValueError if it is here, or has old weights."""
         if host in self._members:
-            raise ValueError(f"host {host!r} runs episodes already; drop it first")
+            raise ValueError(f"host {host!r} runs episodes already; remove it first")
         if player.weight_version < self._weight_version:
             raise ValueError(
                 f"host {host!r} serves weight version {player.weight_version}, expected at least "
@@ -89,7 +89,7 @@ class HostPlayers:
         player.when_slots_come(self._slots_came)
         self._slots_came()
 
-    def drop(self, host: str) -> None:
+    def remove(self, host: str) -> None:
         """Give a host no more episodes.
 
         Those that it runs end as its player ends them: with `ActorDied`, if the host is gone.
@@ -117,6 +117,29 @@ class HostPlayers:
             self._wake()
         member.note(clock() - began, len(trajectory.steps))
         return trajectory
+
+    async def whole(self, trajectory: Trajectory) -> Trajectory:
+        """Return a light trajectory with all its arrays.
+
+        Raises: EpisodeLost if they are gone with their host.
+        """
+        if trajectory.deposit is None:
+            return trajectory
+        host, episode = trajectory.deposit.host, trajectory.episode
+        member = self._members.get(host)
+        if member is None:
+            raise EpisodeLost(episode, "died", f"host {host!r}, which had its arrays, is gone")
+        try:
+            return await member.player.whole(trajectory)
+        except ActorDied as death:
+            raise EpisodeLost(episode, "died", f"host {host!r} is gone: {death.cause}") from death
+
+    def drop(self, trajectory: Trajectory) -> None:
+        """Let the arrays of a light trajectory be dropped where they are."""
+        if trajectory.deposit is not None:
+            member = self._members.get(trajectory.deposit.host)
+            if member is not None:
+                member.player.drop(trajectory)
 
     def decisions(self, now: float) -> DecisionCounts:
         """Return the counts of all hosts; seconds are the mean over them."""

@@ -69,6 +69,11 @@ class OutstandingGroups:
         """Queue an episode to start, for the first time or again."""
         heapq.heappush(self._to_begin, (episode.episode_id, episode))
 
+    def lose(self, episode: EpisodeSpec) -> None:
+        """Queue a member again that was run, and whose arrays were lost since."""
+        del self._records[episode.group_id].finished[episode.member]
+        self.begin_again(episode)
+
     def next_episode(self) -> EpisodeSpec | None:
         """Return the episode to start now: the first member of the oldest group."""
         return heapq.heappop(self._to_begin)[1] if self._to_begin else None
@@ -113,12 +118,15 @@ class OutstandingGroups:
         return complete, partial
 
     def state(self) -> tuple[GroupState, ...]:
-        """Return all outstanding groups, in order of dispatch."""
+        """Return all outstanding groups, in order of dispatch.
+
+        Members whose arrays are on another host are left out: after a resume they are run again.
+        """
         return tuple(
             GroupState(
                 plan=record.plan,
                 dispatch_version=record.dispatch_version,
-                trajectories=record.in_order(),
+                trajectories=tuple(each for each in record.in_order() if each.deposit is None),
             )
             for record in self._records.values()
         )

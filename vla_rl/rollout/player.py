@@ -32,6 +32,17 @@ class EpisodePlayer(Protocol):
         """Run `episode` once. Raises: as `play_episode`."""
         ...
 
+    async def whole(self, trajectory: Trajectory) -> Trajectory:
+        """Return a light trajectory of this player with all its arrays.
+
+        Call it once. Raises: EpisodeLost if they are gone with their host.
+        """
+        ...
+
+    def drop(self, trajectory: Trajectory) -> None:
+        """Let the arrays of a light trajectory be dropped where they are."""
+        ...
+
     def decisions(self, now: float) -> DecisionCounts:
         """Return counts of the policy's decisions, up to `now` of the loop's clock."""
         ...
@@ -69,6 +80,13 @@ class LocalPlayer:
         return await play_episode(
             self._pool, self._engine, self._agent, episode, timeout_s=timeout_s, gauge=self._gauge
         )
+
+    async def whole(self, trajectory: Trajectory) -> Trajectory:
+        """Return the trajectory: all of it is here."""
+        return trajectory
+
+    def drop(self, trajectory: Trajectory) -> None:
+        """Do nothing: all of it is here."""
 
     def decisions(self, now: float) -> DecisionCounts:
         """Return counts of the decisions of all episodes."""

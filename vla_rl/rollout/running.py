@@ -17,6 +17,7 @@ class RunningEpisodes:
     def __init__(self) -> None:
         self._tasks: asyncio.TaskGroup | None = None
         self._running: dict[int, asyncio.Task[None]] = {}
+        self._beside: set[asyncio.Task[None]] = set()
         self._is_left = False
         self.may_start = False
         """Whether new episodes may start."""
@@ -42,6 +43,13 @@ class RunningEpisodes:
         assert self._tasks is not None
         self._running[episode_id] = self._tasks.create_task(episode, name=f"episode {episode_id}")
 
+    def start_beside(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Run work about ended episodes in a task of its own; it counts as no episode."""
+        assert self._tasks is not None
+        task = self._tasks.create_task(work, name=name)
+        self._beside.add(task)
+        task.add_done_callback(self._beside.discard)
+
     def ended(self, episode_id: int) -> None:
         """Remove an episode that ran to its end, or was lost; a cancelled one stays."""
         del self._running[episode_id]
@@ -52,6 +60,8 @@ class RunningEpisodes:
         # in a fixed order, so that a simulated run ends in the same way every time
         for episode_id in sorted(self._running):
             self._running[episode_id].cancel()
+        for task in sorted(self._beside, key=lambda task: task.get_name()):
+            task.cancel()
 
     async def leave(
         self,

@@ -325,14 +325,45 @@ class EpisodeScheduler:
             return
         is_kept = self._filter.is_kept(group)
         self._meter.group(kept=is_kept)
-        if is_kept:
+        if is_kept and any(member.deposit is not None for member in group.trajectories):
+            name = f"arrays of group {group.group_id}"
+            self._running.start_beside(name, self._bring_here(group))
+        elif is_kept:
             self._handover.add(group)
         else:
+            for member in group.trajectories:
+                self._player.drop(member)
             self._groups.remove(group.group_id)
             self._ledger.filter(len(group.trajectories))
             self._staleness.filtered(group.group_id)
             self._filter.require_some_kept(self._staleness.next_update)
         self._wake()
+
+    async def _bring_here(self, group: Group) -> None:
+        """Bring the arrays of a kept group here, and hand it over.
+
+        Members whose host is gone are run again.
+        """
+        light = [member for member in group.trajectories if member.deposit is not None]
+        found = await asyncio.gather(
+            *(self._player.whole(member) for member in light), return_exceptions=True
+        )
+        complete: Group | None = None
+        for member, result in zip(light, found, strict=True):
+            if isinstance(result, EpisodeLost):
+                self._meter.lost(result.kind)
+                again = member.episode.attempt + 1
+                self._groups.lose(msgspec.structs.replace(member.episode, attempt=again))
+            elif isinstance(result, BaseException):
+                if isinstance(result, Exception) and not self._running.fails_the_run(result):
+                    return
+                raise result
+            else:
+                complete = self._groups.finish(result)
+        if complete is not None and all(each.deposit is None for each in complete.trajectories):
+            self._handover.add(complete)
+        self._wake()
+        self._fill()
 
     def _play_again(self, loss: EpisodeLost) -> None:
         """Run the same episode again, before any newer one."""

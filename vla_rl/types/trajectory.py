@@ -155,6 +155,14 @@ class Step(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
         return np.arange(len(self.chunk.tokens)) < self.num_executed * self.chunk.tokens_per_step
 
 
+class Deposit(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
+    """The place of a trajectory's large arrays on the host where they were made."""
+
+    host: str
+    key: int
+    num_bytes: int
+
+
 class Trajectory(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):
     """One episode. Its mask ends at the exact control step that ended it."""
 
@@ -164,6 +172,10 @@ class Trajectory(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
     stop_reason: StopReason
     info: Info = {}
     """The info of the last step, plus what the agent adds."""
+
+    deposit: Deposit | None = None
+    """Place of its observations, tokens and actions, if it is light: then rewards, versions, infos
+    and small values alone are here. None: all is here, as for every trajectory of an update."""
 
     @property
     def is_success(self) -> bool:

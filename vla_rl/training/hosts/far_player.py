@@ -5,13 +5,14 @@ from collections.abc import Callable
 import msgspec
 
 from vla_rl.rollout import DecisionCounts, EpisodeLost, owned_copy
+from vla_rl.rollout.depot import made_whole
 from vla_rl.training.hosts.messages import HostStatus
 from vla_rl.training.hosts.rollout_host import RolloutHost
 from vla_rl.types import EpisodeSpec, Trajectory
 
 
 class FarPlayer:
-    """Runs episodes on another host, whose trajectories come back whole.
+    """Runs episodes on another host, whose large arrays stay there, as far as there is room.
 
     Args:
         host: the actor there, open.
@@ -21,6 +22,7 @@ class FarPlayer:
     def __init__(self, host: RolloutHost, status: HostStatus) -> None:
         self._host, self._status = host, status
         self._counts = DecisionCounts(0, 0, 0.0)
+        self._dropped: list[int] = []
 
     @property
     def num_slots(self) -> int:
@@ -34,12 +36,29 @@ class FarPlayer:
 
     async def play(self, episode: EpisodeSpec, *, timeout_s: float | None = None) -> Trajectory:
         """Run `episode` there. Raises: ActorDied if the host is gone; else as `play_episode`."""
-        played = await self._host.play(episode, timeout_s)
+        dropped, self._dropped = self._dropped, []
+        played = await self._host.play(episode, timeout_s, dropped)
         self._counts = played.counts
         if played.loss is not None:
             raise EpisodeLost(episode, played.loss.kind, played.loss.what)
         assert played.trajectory is not None, "an episode that is not lost has a trajectory"
         return _owned(played.trajectory, episode)
+
+    async def whole(self, trajectory: Trajectory) -> Trajectory:
+        """Return a light trajectory with all its arrays. Raises: ActorDied; EpisodeLost."""
+        deposit = trajectory.deposit
+        if deposit is None:
+            return trajectory
+        arrays = await self._host.take(deposit.key)
+        if arrays is None:
+            what = f"host {deposit.host!r} was started again since, and lacks its arrays"
+            raise EpisodeLost(trajectory.episode, "died", what)
+        return made_whole(trajectory, owned_copy(arrays))
+
+    def drop(self, trajectory: Trajectory) -> None:
+        """Let the arrays be dropped there, with the next episode's message."""
+        if trajectory.deposit is not None:
+            self._dropped.append(trajectory.deposit.key)
 
     def decisions(self, now: float) -> DecisionCounts:
         """Return the counts as of the last episode that ended there."""

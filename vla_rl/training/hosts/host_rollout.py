@@ -152,7 +152,7 @@ class HostRollout:
         self._recipe = replace(self._recipe, weight_version=self.players.weight_version)
         if self._here is not None:
             self.players.add(HERE, self._here)
-        actors = await _all(self._bring_up(host) for host in far)
+        actors = await _all(self._brought_up(host) for host in far)
         group_size = self._config.episodes_per_group
         self._config.scheduler.require_feasible(
             num_envs=self.players.num_slots, group_size=group_size
@@ -209,6 +209,14 @@ class HostRollout:
             if actor is not None:
                 await self._runtime.kill(actor)
 
+    async def _brought_up(self, host: Host) -> RolloutHost | None:
+        """Bring up a host; return None if its process or the connection died, as it may again."""
+        try:
+            return await self._bring_up(host)
+        except (ActorDied, TimeoutError) as death:
+            logger.warning("host %s is tried again: %s", host.name, death)
+            return None
+
     async def _bring_up(self, host: Host) -> RolloutHost:
         """Start the actor on a host, and let it run episodes. Raises: ActorDied, TimeoutError."""
         assert isinstance(host.placement, RemoteHost)
@@ -217,11 +225,13 @@ class HostRollout:
         with waiting("the run", on=f"host {host.name!r} to start"):
             actor = await self._runtime.spawn(
                 RolloutHost,
+                host.name,
+                int(self._config.cluster.depot_gib * 2**30),
                 name=f"rollout on {host.name}",
                 placement=replace(host.placement, env=env),
                 deadlines_s=DEADLINES_S,
-                # every running episode is a call without an answer; the rest are of weights
-                mailbox=self._config.num_envs + 16,
+                # every running episode is a call without an answer; the rest: weights and arrays
+                mailbox=2 * self._config.num_envs + 16,
                 start_timeout_s=OPEN_WITHIN_S,
             )
             try:
@@ -252,7 +262,7 @@ class HostRollout:
     def _gone(self, name: str) -> None:
         """Run no episode there any more; those that run there end with the actor."""
         self.weights.hosts.pop(name, None)
-        self.players.drop(name)
+        self.players.remove(name)
         self._came_or_went.set()
 
     async def _require_hosts(self) -> None:

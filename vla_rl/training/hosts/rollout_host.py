@@ -1,7 +1,8 @@
 """The actor that runs episodes on a host, with simulators and an engine of its own there.
 
 files of the policy ─► load ─► engine ─┐
-recipe ─► simulators ──────────────────┴─► play(episode) ─► trajectory
+recipe ─► simulators ──────────────────┴─► play(episode) ─► light trajectory
+                                                       └► depot ─► take(key) ─► its arrays
 begin, put, check ─► apply: the next version of the weights, between two batches
 """
 
@@ -21,6 +22,7 @@ from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EpisodeLost, LocalPlayer, TaskStart
+from vla_rl.rollout.depot import Depot
 from vla_rl.training.agents import agent_of
 from vla_rl.training.devices import device_of
 from vla_rl.training.hosts.flat_weights import IncomingWeights
@@ -36,9 +38,14 @@ class RolloutHost(Actor):
     The policy's files come first (`put_file`), then `open`. Weights change by `begin_weights`,
     `put_weights` and `check_weights`, beside running episodes, and `apply_weights` between two
     batches, so that each decision is made with exactly the version that it names.
+
+    Args:
+        host: name of this host.
+        depot_bytes: most bytes of arrays that are kept here.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, host: str, depot_bytes: int) -> None:
+        self._depot = Depot(host, depot_bytes)
         self._folder = OwnedFolder("vla_rl-policy-")
         self._serving: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
@@ -70,15 +77,33 @@ class RolloutHost(Actor):
         await asyncio.shield(self._serving)
 
     @actor_method(concurrent=True)
-    async def play(self, episode: EpisodeSpec, timeout_s: float | None) -> Played:
-        """Run an episode once. Raises: as `play_episode`, but a loss is returned."""
+    async def play(
+        self, episode: EpisodeSpec, timeout_s: float | None, dropped: list[int]
+    ) -> Played:
+        """Run an episode once; its large arrays stay here.
+
+        Args:
+            episode: the episode.
+            timeout_s: as for `play_episode`.
+            dropped: keys of arrays that nothing will use.
+
+        Raises: as `play_episode`, but a loss is returned.
+        """
+        for key in dropped:
+            self._depot.drop(key)
         clock = asyncio.get_running_loop().time
         try:
             trajectory = await self._player.play(episode, timeout_s=timeout_s)
         except EpisodeLost as loss:
             lost = Loss(kind=loss.kind, what=str(loss.__cause__ or loss))
             return Played(trajectory=None, loss=lost, counts=self._player.decisions(clock()))
-        return Played(trajectory=trajectory, counts=self._player.decisions(clock()))
+        light = self._depot.put(trajectory)
+        return Played(trajectory=light, counts=self._player.decisions(clock()))
+
+    @actor_method(concurrent=True)
+    async def take(self, key: int) -> dict[str, np.ndarray] | None:
+        """Hand over the arrays of an episode; None if they are not here."""
+        return self._depot.take(key)
 
     async def begin_weights(self, heading: WeightHeading) -> None:
         """Make room for a version of the weights. Raises: CheckpointError if it does not fit."""

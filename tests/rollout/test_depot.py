@@ -1,0 +1,106 @@
+"""A depot keeps the arrays of episodes where they were made, and gives them back as they were."""
+
+import msgspec
+import numpy as np
+from rollout_fakes import source
+
+from vla_rl.rollout.depot import Depot, lightened, made_whole
+from vla_rl.types import ActionChunk, Step, StopReason, Trajectory
+
+
+def trajectory(num_steps: int = 3) -> Trajectory:
+    random = np.random.default_rng(0)
+
+    def step(number: int) -> Step:
+        return Step(
+            observation={
+                "image": random.integers(0, 255, (32, 32, 3), np.uint8),
+                "state": random.random(3, np.float32),
+                "a/b": random.random(400, np.float32),
+                "instruction": "go",
+            },
+            chunk=ActionChunk(
+                actions=random.random((4, 2), np.float32),
+                tokens=random.integers(0, 9, 8),
+                log_probs=-random.random(8, np.float32),
+                weight_version=number,
+                weight_versions=np.full(8, number) if number else None,
+                temperature=0.5,
+            ),
+            rewards=np.array([0.0, number], np.float32),
+            frames=random.integers(0, 255, (2, 8, 8, 3), np.uint8) if number == 1 else None,
+            frames_key="image" if number == 1 else None,
+        )
+
+    return Trajectory(
+        episode=source(1).next_group().episodes[0],
+        steps=tuple(step(number) for number in range(num_steps)),
+        final_observation={"instruction": "go", "image": np.ones((32, 32, 3), np.uint8)},
+        stop_reason=StopReason.SUCCESS,
+        info={"is_success": True},
+    )
+
+
+def as_bytes(value: object) -> bytes:
+    def plain(array: np.ndarray) -> list[object]:
+        return [str(array.dtype), array.shape, array.tobytes()]
+
+    return msgspec.msgpack.encode(value, enc_hook=plain)
+
+
+def test_a_trajectory_made_whole_again_is_the_same_to_the_last_byte() -> None:
+    before = trajectory()
+    light, arrays = lightened(before)
+    assert as_bytes(made_whole(light, arrays)) == as_bytes(before)
+
+
+def test_what_filters_and_counts_need_stays_in_the_light_one() -> None:
+    before = trajectory()
+    light, _ = lightened(before)
+    for name in ("is_success", "is_success_known", "num_env_steps", "undiscounted_return"):
+        assert getattr(light, name) == getattr(before, name)
+    assert light.oldest_version == before.oldest_version
+    assert light.steps[0].observation["instruction"] == "go"
+
+
+def test_a_light_episode_of_64_decisions_is_under_20_kilobytes() -> None:
+    light, arrays = lightened(trajectory(64))
+    # "a/b" stays in place, because "/" divides places
+    steps = tuple(
+        msgspec.structs.replace(step, observation={**step.observation, "a/b": None})
+        for step in light.steps
+    )
+    assert len(as_bytes(msgspec.structs.replace(light, steps=steps))) < 20_000
+    assert sum(array.nbytes for array in arrays.values()) > 64 * 3072
+
+
+def test_arrays_are_handed_over_once() -> None:
+    depot, before = Depot("a", 1 << 20), trajectory()
+    light = depot.put(before)
+    assert light.deposit is not None
+    assert light.deposit.num_bytes == depot.num_bytes > 3 * 3072
+    arrays = depot.take(light.deposit.key)
+    assert arrays is not None
+    assert as_bytes(made_whole(light, arrays)) == as_bytes(before)
+    assert depot.num_bytes == 0
+    assert depot.take(light.deposit.key) is None
+    depot.drop(light.deposit.key)
+
+
+def test_an_episode_without_room_is_handed_over_whole() -> None:
+    num_bytes = sum(array.nbytes for array in lightened(trajectory())[1].values())
+    depot = Depot("a", num_bytes + 10)
+    first, second = depot.put(trajectory()), depot.put(trajectory())
+    assert first.deposit is not None
+    assert second.deposit is None
+    assert as_bytes(second) == as_bytes(trajectory())
+    depot.drop(first.deposit.key)
+    assert depot.put(trajectory()).deposit is not None
+
+
+def test_keys_of_another_process_on_the_same_host_are_unknown() -> None:
+    one, other = Depot("a", 1 << 20), Depot("a", 1 << 20)
+    light = one.put(trajectory())
+    other.put(trajectory())
+    assert light.deposit is not None
+    assert other.take(light.deposit.key) is None

@@ -1,0 +1,174 @@
+"""Three network namespaces as three hosts: one learns, and two run its episodes."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+import torch
+import uvloop
+from slow_agents import hesitant_agent
+from toy_runs import deterministic, small_run
+
+from benchmarks.hosts.namespaces import NamespaceHost, NamespacesRefused, network_namespaces
+from vla_rl.cluster.config import ClusterConfig
+from vla_rl.graph import Node, NodeOutput
+from vla_rl.observe import RunDirectory, read_metrics
+from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
+from vla_rl.training.run import TrainingRun
+
+UPDATES = 6
+
+
+@pytest.fixture
+def namespaces() -> Iterator[tuple[NamespaceHost, ...]]:
+    try:
+        with network_namespaces(3) as opened:
+            yield opened
+    except NamespacesRefused as reason:
+        pytest.skip(str(reason))
+
+
+class FarHost:
+    """`vla-rl host` in a namespace of its own."""
+
+    def __init__(self, name: str, namespace: NamespaceHost, keys: Path) -> None:
+        self.name, self._namespace, self._keys = name, namespace, keys
+        self.table = ""
+
+    def start(self) -> None:
+        """Start it, and keep the lines that it prints for the list of hosts."""
+        command = [sys.executable, "-m", "vla_rl.commands.host", "--keys", str(self._keys)]
+        bind = f"tcp://{self._namespace.address}:7070"
+        self.server = self._namespace.popen(
+            [*command, "--bind", bind, "--lost-after", "30"], stdout=subprocess.PIPE, text=True
+        )
+        assert self.server.stdout is not None
+        lines: list[str] = []
+        for line in self.server.stdout:
+            if line.startswith("serving"):
+                break
+            lines.append(line)
+        first = lines.index("[[host]]\n")
+        # a busy machine may hold up any thread for seconds; a closed connection is seen at once
+        self.table = "".join(lines[first:]) + "lost_after_s = 20.0\n"
+        self.table = self.table.replace(self._namespace.address, self.name, 1)
+
+    def kill(self) -> None:
+        """Kill it, as if the machine had lost its power."""
+        self.server.kill()
+        self.server.communicate()
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - metrics have no event
+        await asyncio.sleep(0.01)
+
+
+def config_of(root: Path, hosts: Path | None) -> SrpoToyConfig:
+    config = deterministic(small_run(root), num_envs=2)
+    return msgspec.structs.replace(
+        config,
+        run=msgspec.structs.replace(config.run, updates=UPDATES, device="cpu"),
+        cluster=ClusterConfig(hosts=None if hosts is None else str(hosts)),
+    )
+
+
+def weights_after(
+    config: SrpoToyConfig, strikes: "Strikes | None" = None
+) -> dict[str, torch.Tensor]:
+    """Run it, with what happens meanwhile; return what it has learnt."""
+    model = policy_of(config)
+    hold = Strikes.never if strikes is None else strikes.hold
+    training = TrainingRun(
+        config,
+        starts_of(config),
+        model,
+        agent=hesitant_agent,
+        customise=lambda pipeline: pipeline.insert_after(
+            "reward", Node.declare("hold", hold, reads="rewards")
+        ),
+    )
+    directory = RunDirectory.create(Path(config.run.root), config.run.name, config, {})
+
+    async def main() -> None:
+        async with asyncio.TaskGroup() as tasks:
+            if strikes is not None:
+                tasks.create_task(strikes.run(training))
+            await training.execute(directory)
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(main())
+    return {name: tensor.clone() for name, tensor in model.network.state_dict().items()}
+
+
+class Strikes:
+    """Kills a host while it runs episodes, and starts it again later."""
+
+    def __init__(self, victim: FarHost) -> None:
+        self._victim, self._num_updates = victim, 0
+        self._has_joined = asyncio.Event()
+
+    @staticmethod
+    async def never(rewards: np.ndarray) -> NodeOutput:
+        """Hold no update back."""
+        return NodeOutput(values={})
+
+    async def hold(self, rewards: np.ndarray) -> NodeOutput:
+        """Hold the fourth update back until the host is here again."""
+        self._num_updates += 1
+        if self._num_updates == 4:
+            await self._has_joined.wait()
+        return NodeOutput(values={})
+
+    async def run(self, training: TrainingRun) -> None:
+        parts = training._parts
+        assert parts.hosts is not None
+        players, name = parts.hosts.players, self._victim.name
+
+        def has(what: str) -> bool:
+            return players.metrics().get(f"hosts/{name}/{what}", 0.0) >= 1
+
+        await until(lambda: has("episodes"))
+        await until(lambda: has("episodes_playing"))
+        self._victim.kill()
+        await until(lambda: name not in players.hosts)
+        await asyncio.to_thread(self._victim.start)
+        await until(lambda: name in players.hosts)
+        self._has_joined.set()
+        # counted anew since it joined
+        await until(lambda: has("episodes"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(580)
+def test_a_run_on_two_hosts_one_killed_and_started_again_learns_what_one_host_learns(
+    namespaces: tuple[NamespaceHost, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    support = Path(__file__).parents[1] / "support"
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[2]}:{support}")
+    control, *others = namespaces
+    far = [FarHost(name, each, tmp_path / "keys") for name, each in zip("ab", others, strict=True)]
+    for host in far:
+        host.start()
+    listed = tmp_path / "hosts.toml"
+    listed.write_text(
+        f'client_key = "{tmp_path}/keys/client.key"\n' + "".join(host.table for host in far)
+    )
+    # sockets and threads of the run belong to the namespace from here on
+    with control.entered():
+        learnt = weights_after(config_of(tmp_path / "far", listed), Strikes(far[0]))
+    for host in far:
+        host.kill()
+    expected = weights_after(config_of(tmp_path / "here", None))
+    assert learnt.keys() == expected.keys()
+    assert all(torch.equal(learnt[name], expected[name]) for name in expected)
+
+    (run,) = (tmp_path / "far").iterdir()
+    metrics = read_metrics(run / "metrics.jsonl")
+    assert len(metrics) == UPDATES
+    assert metrics[-1]["rollout/lost/died"] >= 1

@@ -1,0 +1,123 @@
+"""The depot of a host: arrays of finished episodes, kept where they were made until they are used.
+
+    trajectory ──► lighten ──► light trajectory (rewards, versions, infos) ──► scheduler: filters, counts
+                       └──► arrays ──► Depot ── take, once the group is to be trained on ──► made_whole
+
+A group that is filtered never travels: its arrays are dropped where they are.
+"""
+
+import secrets
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+
+from vla_rl.types import Deposit, Observation, Step, Trajectory
+
+HEAVY_BYTES: Final = 512
+"""Arrays from this size on are kept; a smaller one costs less in place than its entry."""
+
+_IN_CHUNK: Final = ("actions", "tokens", "log_probs", "weight_versions")
+_EMPTY: Final = np.zeros((0,), np.float32)
+
+
+class Depot:
+    """Arrays by key, at most `max_bytes` of them. Owned by one event loop.
+
+    Nothing is evicted: an episode that finds no room is handed over whole instead, so that a depot
+    that is too small costs traffic and never an episode.
+
+    Args:
+        host: name of the host, for the deposits.
+        max_bytes: most bytes of arrays.
+    """
+
+    def __init__(self, host: str, max_bytes: int) -> None:
+        self._host, self._max_bytes = host, max_bytes
+        self._kept: dict[int, tuple[int, dict[str, np.ndarray]]] = {}
+        self._num_bytes = 0
+        # at random: the process that follows this one must not answer for its keys
+        self._next_key = secrets.randbits(60)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all arrays that are kept."""
+        return self._num_bytes
+
+    def put(self, trajectory: Trajectory) -> Trajectory:
+        """Keep the arrays of a trajectory; return what is left of it, or all if there is no room."""
+        light, arrays = lightened(trajectory)
+        num_bytes = sum(array.nbytes for array in arrays.values())
+        if not arrays or self._num_bytes + num_bytes > self._max_bytes:
+            return trajectory
+        key, self._next_key = self._next_key, self._next_key + 1
+        self._kept[key] = num_bytes, arrays
+        self._num_bytes += num_bytes
+        deposit = Deposit(host=self._host, key=key, num_bytes=num_bytes)
+        return msgspec.structs.replace(light, deposit=deposit)
+
+    def take(self, key: int) -> dict[str, np.ndarray] | None:
+        """Hand over the arrays of a trajectory, and keep them no longer; None if it has none."""
+        if key not in self._kept:
+            return None
+        num_bytes, arrays = self._kept.pop(key)
+        self._num_bytes -= num_bytes
+        return arrays
+
+    def drop(self, key: int) -> None:
+        """Drop the arrays of a trajectory that nothing will use; an unknown key is ignored."""
+        self.take(key)
+
+
+def lightened(trajectory: Trajectory) -> tuple[Trajectory, dict[str, np.ndarray]]:
+    """Split a trajectory into one without large arrays, and those arrays by place."""
+    arrays: dict[str, np.ndarray] = {}
+    steps = []
+    for number, step in enumerate(trajectory.steps):
+        chunk: dict[str, Any] = {}
+        for name in _IN_CHUNK:
+            array = getattr(step.chunk, name)
+            if array is not None:
+                arrays[f"{number}/chunk/{name}"] = array
+                chunk[name] = None if name == "weight_versions" else _EMPTY
+        changed: dict[str, Any] = {"chunk": msgspec.structs.replace(step.chunk, **chunk)}
+        if step.frames is not None:
+            arrays[f"{number}/frames"], changed["frames"] = step.frames, None
+        changed["observation"] = _without(step.observation, f"{number}/observation", arrays)
+        steps.append(msgspec.structs.replace(step, **changed))
+    final = _without(trajectory.final_observation, "final", arrays)
+    light = msgspec.structs.replace(trajectory, steps=tuple(steps), final_observation=final)
+    return light, arrays
+
+
+def made_whole(light: Trajectory, arrays: dict[str, np.ndarray]) -> Trajectory:
+    """Put the arrays back into a trajectory that was lightened."""
+    observations: dict[str, dict[str, np.ndarray]] = {}
+    for place, array in arrays.items():
+        owner, _, name = place.rpartition("/")
+        observations.setdefault(owner, {})[name] = array
+    steps = tuple(_whole_step(step, str(k), observations) for k, step in enumerate(light.steps))
+    # in the order of the light one, whose places were kept
+    final = {**light.final_observation, **observations.get("final", {})}
+    return msgspec.structs.replace(light, steps=steps, final_observation=final, deposit=None)
+
+
+def _whole_step(step: Step, number: str, arrays: dict[str, dict[str, np.ndarray]]) -> Step:
+    frames = arrays.get(number, {}).get("frames")
+    return msgspec.structs.replace(
+        step,
+        observation={**step.observation, **arrays.get(f"{number}/observation", {})},
+        chunk=msgspec.structs.replace(step.chunk, **arrays.get(f"{number}/chunk", {})),
+        frames=step.frames if frames is None else frames,
+    )
+
+
+def _without(seen: Observation, owner: str, arrays: dict[str, np.ndarray]) -> Observation:
+    """Return an observation with None for each large array, which goes to `arrays`."""
+    light = dict(seen)
+    for name, value in seen.items():
+        # "/" divides places; an array below such a key travels in place
+        is_heavy = isinstance(value, np.ndarray) and value.nbytes >= HEAVY_BYTES
+        if is_heavy and "/" not in name:
+            arrays[f"{owner}/{name}"], light[name] = value, None
+    return light
