@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "guarantees.md"
 
@@ -31,8 +33,15 @@ def test_every_promise_of_the_page_names_a_test() -> None:
     assert [row for row in rows if "`test_" not in row.rsplit("|", 2)[1]] == []
 
 
-def test_a_short_campaign_of_faults_finds_nothing(tmp_path: Path) -> None:
-    kinds = ["killed_simulators", "fuzzed_hosts"]
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "fuzzed_hosts",
+        # training/test_chaos.py kills and freezes the simulators of a shorter run
+        pytest.param("killed_simulators", marks=pytest.mark.proof),
+    ],
+)
+def test_a_short_campaign_of_faults_finds_nothing(kind: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [
             sys.executable,
@@ -43,7 +52,7 @@ def test_a_short_campaign_of_faults_finds_nothing(tmp_path: Path) -> None:
             "--seed",
             "7",
             "--kinds",
-            *kinds,
+            kind,
         ],
         cwd=ROOT,
         env={**os.environ, "TMPDIR": str(tmp_path)},
@@ -53,7 +62,7 @@ def test_a_short_campaign_of_faults_finds_nothing(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads(done.stdout.splitlines()[-1])
-    assert figures["by_kind"] == {kind: {"tries": 1, "failures": 0} for kind in kinds}
+    assert figures["by_kind"] == {kind: {"tries": 1, "failures": 0}}
     assert (figures["lost_episodes"], figures["lost_metric_lines"], figures["left_behind"]) == (
         0,
         0,

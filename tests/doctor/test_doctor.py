@@ -6,7 +6,7 @@ import resource
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -19,13 +19,23 @@ from toy_runs import small_run
 from vla_rl.commands.command_line import Command, TrainingLaunch
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
-from vla_rl.doctor import CHECKS, Finding, Patient, examine, findings_at_start, gpu, limits, physics
+from vla_rl.doctor import (
+    CHECKS,
+    Finding,
+    Patient,
+    examine,
+    findings_at_start,
+    gpu,
+    limits,
+    physics,
+    torch_build,
+)
 from vla_rl.doctor.graphics import opengl_that_draws
 from vla_rl.doctor.policy import checkpoint_that_acts, entropy_share
 from vla_rl.doctor.torch_build import torch_that_computes, vllm_that_fits
-from vla_rl.doctor.trial import try_apart
+from vla_rl.doctor.trial import Trial, try_apart
 from vla_rl.models.loading import BASE_POLICY
-from vla_rl.models.openvla_oft import OpenVlaOft
+from vla_rl.models.openvla_oft import OpenVlaOft, network
 from vla_rl.models.openvla_oft.config import tiny
 from vla_rl.recipes.srpo_toy import policy_of, starts_of
 
@@ -49,6 +59,22 @@ def first_on_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     others = os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", f"{folder}{os.pathsep}{others}".rstrip(os.pathsep))
     return folder
+
+
+@pytest.fixture
+def trials_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials of torch in this process, which has imported it: a new one does so for two seconds."""
+
+    def tried(arguments: Sequence[str], seconds: float) -> Trial:
+        with monkeypatch.context() as patch:
+            patch.setattr(sys, "argv", list(arguments[::2]))
+            try:
+                exec(arguments[1], {})
+            except Exception as error:
+                return Trial(False, f"{type(error).__name__}: {error}")
+        return Trial(True, "")
+
+    monkeypatch.setattr(torch_build, "try_apart", tried)
 
 
 @pytest.fixture
@@ -194,18 +220,20 @@ def test_a_torchvision_that_fails_to_load_is_named(first_on_path: Path) -> None:
     assert "torchvision==0.28.*" in found
 
 
-def test_a_trunk_that_attends_causally_is_named(first_on_path: Path) -> None:
-    changed = (
-        "import torch, vla_rl.models.openvla_oft.network as network\n"
-        "network.both_ways = lambda lengths, width: "
-        "torch.ones(width, width, dtype=torch.bool).tril()[None, None]\n"
-    )
-    write_module(first_on_path, "sitecustomize", changed)
+def test_a_trunk_that_attends_causally_is_named(
+    trials_here: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not words(torch_that_computes(PATIENT))
+
+    def one_way(lengths: torch.Tensor, width: int) -> torch.Tensor:
+        return torch.ones(width, width, dtype=torch.bool).tril()[None, None]
+
+    monkeypatch.setattr(network, "both_ways", one_way)
     assert "attends causally" in words(torch_that_computes(PATIENT))
 
 
 def test_a_vllm_of_another_release_whose_library_does_not_load_is_named(
-    first_on_path: Path, monkeypatch: pytest.MonkeyPatch
+    first_on_path: Path, trials_here: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     package, about = first_on_path / "vllm", first_on_path / "vllm-0.1.0.dist-info"
     package.mkdir()
@@ -335,7 +363,34 @@ def test_a_check_that_fails_or_hangs_is_a_finding(monkeypatch: pytest.MonkeyPatc
     assert not found["fine"]
 
 
-@pytest.mark.slow
+def test_the_program_prints_each_check_and_its_findings_and_ends_with_their_status(
+    tmp_path: Path,
+) -> None:
+    soonest = ["descriptors", "shared memory", "disk"]
+    code = (
+        "import sys; from vla_rl.commands.doctor import main; from vla_rl.doctor import checks\n"
+        f"checks.CHECKS = {{name: checks.CHECKS[name] for name in {soonest}}}; sys.exit(main())"
+    )
+    arguments = ["--root", str(tmp_path), "--shared-mib", "0"]
+    program = [sys.executable, "-c", code, *arguments]
+    fine = subprocess.run(program, capture_output=True, text=True, timeout=60)
+    assert re.fullmatch(
+        r"descriptors: in order\nshared memory: in order\ndisk: in order\n0 errors, [\d.]+ s\n",
+        fine.stdout,
+    ), fine.stderr
+    assert fine.returncode == 0
+    free = str(shutil.disk_usage(tmp_path).free)
+    full = subprocess.run(
+        [*program, "--checkpoint-bytes", free], capture_output=True, text=True, timeout=60
+    )
+    assert re.search(
+        r"\ndisk:\n  error: .* and 2 checkpoints.*\.\n    .*\n1 errors", full.stdout, re.S
+    )
+    assert full.returncode == 1
+
+
+# each of the checks has tests above; here they are made at once, by the program itself
+@pytest.mark.proof
 def test_the_program_looks_at_everything_in_its_time(tmp_path: Path) -> None:
     arguments = ["--root", str(tmp_path), "--checkpoint", str(BASE_POLICY), "--seconds", "120"]
     done = subprocess.run(

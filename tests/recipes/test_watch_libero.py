@@ -1,7 +1,6 @@
 """Watching LIBERO, end to end: the table, the video and what is refused."""
 
 import asyncio
-import subprocess
 import sys
 import threading
 from pathlib import Path
@@ -17,19 +16,13 @@ from vla_rl.recipes import watch_libero
 from vla_rl.recipes.watch_libero import Episode, WatchConfig, main
 
 
-def test_an_expert_is_watched_from_the_command_line(tmp_path: Path) -> None:
+def test_an_expert_is_watched_from_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     import cv2
 
     video = tmp_path / "out.mp4"
-    command = [
-        sys.executable,
-        "-m",
-        "vla_rl.recipes.watch_libero",
-        "--suite",
-        "libero_object",
-        "--task-ids",
-        "3",
-    ]
+    command = ["watch_libero", "--suite", "libero_object", "--task-ids", "3"]
     options = [
         "--policy",
         "expert",
@@ -40,20 +33,16 @@ def test_an_expert_is_watched_from_the_command_line(tmp_path: Path) -> None:
         "--quality",
         "fast",
     ]
-    result = subprocess.run(
-        [*command, *options, "--image-size", "64", "--video", str(video)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
+    monkeypatch.setattr(
+        sys, "argv", [*command, *options, "--image-size", "64", "--video", str(video)]
     )
-    assert result.returncode == 0, result.stderr
-    assert "libero_object/3 from 0: success after" in result.stdout
+    assert watch_libero.cli() == 0
+    printed = capsys.readouterr().out
+    assert "libero_object/3 from 0: success after" in printed
     assert "1 of 1 episodes succeeded (assets: stand-ins, physics: fast)" in " ".join(
-        result.stdout.split()
+        printed.split()
     )
-    num_steps = int(result.stdout.split("success after ")[1].split()[0])
+    num_steps = int(printed.split("success after ")[1].split()[0])
     capture = cv2.VideoCapture(str(video))
     frames = []
     while (read := capture.read())[0]:

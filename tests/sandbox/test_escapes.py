@@ -58,7 +58,17 @@ def attacked(column: str) -> dict[str, Any]:
     return found
 
 
-@pytest.mark.parametrize("column", COLUMNS)
+IN_THE_SUITE = {"root", "user, no namespaces", "root, no Landlock", "user, neither"}
+"""Columns with each user and each combination of means once; the other four are proofs."""
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pytest.param(column, marks=[] if column in IN_THE_SUITE else pytest.mark.proof)
+        for column in COLUMNS
+    ],
+)
 def test_attacks_find_what_the_table_of_the_docs_says(column: str) -> None:
     index = COLUMNS.index(column) + 1
     can = {row[0]: {"yes": True, "no": False}[row[index]] for row in TABLE[2:]}
@@ -85,6 +95,7 @@ def assert_limits_hold(found: dict[str, Any], *, has_mounts: bool) -> None:
 
 
 def test_the_table_has_the_eight_columns() -> None:
+    assert set(COLUMNS) > IN_THE_SUITE
     assert [
         f"{who}{rest}"
         for who in ("root", "user")

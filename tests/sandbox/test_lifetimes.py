@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+import psutil
 import pytest
 from as_user import CANNOT
 from processes import all_end
@@ -194,3 +195,25 @@ def test_all_calls_die_with_a_reaper_that_is_killed_and_the_next_sandbox_sweeps_
             [sys.executable, "-c", program], env=environment, timeout=WITHIN_S, check=True
         )
         assert list(one.folder.parent.iterdir()) == []
+
+
+def test_nothing_is_left_after_our_own_process_is_killed(tmp_path: Path) -> None:
+    program = (
+        "import asyncio\nfrom vla_rl.sandbox import *\nasync def main():\n    async with "
+        "Sandbox() as sandbox:\n"
+        "        task = asyncio.create_task(sandbox.run_program('import time; "
+        "time.sleep(4321.5)', '', "
+        "ProcessLimits(timeout_s=1000)))\n"
+        "        while sandbox.keeper_pid is None: await asyncio.sleep(0.01)\n"
+        "        print(sandbox.keeper_pid, flush=True)\n        await task\nasyncio.run(main())"
+    )
+    environment = {**os.environ, "TMPDIR": str(tmp_path)}
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stdout is not None
+        keeper = psutil.Process(int(process.stdout.readline()))
+        assert list(tmp_path.iterdir())
+        process.kill()
+    psutil.wait_procs([keeper], timeout=60)
+    assert not keeper.is_running()
+    assert not list(tmp_path.iterdir())

@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+import pytest_asyncio
 from pace import at_some_pace
 
 from vla_rl.errors import ConfigError, DataError, EnvError
@@ -16,10 +17,13 @@ from vla_rl.sandbox import CallResult, ProcessLimits, Sandbox, SandboxConfig
 from vla_rl.scoring import Score, final_answer, make_scorer, scorers
 from vla_rl.scoring.answers import last_program
 
+SHARED = pytest.mark.asyncio(loop_scope="module")
+"""For tests that share the sandbox: its keeper imports what judges mathematics for seconds."""
 
-@pytest.fixture
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def sandbox() -> AsyncIterator[Sandbox]:
-    async with asyncio.timeout(100), Sandbox() as sandbox:
+    async with Sandbox() as sandbox:
         yield sandbox
 
 
@@ -50,17 +54,19 @@ def test_a_reply_of_blank_lines_holds_nobody_up() -> None:
     assert time.process_time() - began < 5.0  # quadratic, it was minutes
 
 
-async def test_exact_and_match_compare_texts(sandbox: Sandbox) -> None:
-    assert (await score(sandbox, "exact", "#### 42", "42")).value == 1.0
-    assert (await score(sandbox, "exact", "Graz", "graz")).value == 0.0
-    assert (
-        await score(sandbox, "match", "<answer>The city of Graz!</answer>", "city of graz")
-    ).value == 1.0
-    assert (await score(sandbox, "match", "Linz", ["Graz", "Linz"])).value == 1.0
-    assert (await score(sandbox, "match", "Wien", ["Graz", "Linz"])).value == 0.0
-    assert sandbox.keeper_pid is None  # nothing to run
+async def test_exact_and_match_compare_texts() -> None:
+    async with Sandbox() as sandbox:
+        assert (await score(sandbox, "exact", "#### 42", "42")).value == 1.0
+        assert (await score(sandbox, "exact", "Graz", "graz")).value == 0.0
+        assert (
+            await score(sandbox, "match", "<answer>The city of Graz!</answer>", "city of graz")
+        ).value == 1.0
+        assert (await score(sandbox, "match", "Linz", ["Graz", "Linz"])).value == 1.0
+        assert (await score(sandbox, "match", "Wien", ["Graz", "Linz"])).value == 0.0
+        assert sandbox.keeper_pid is None  # nothing to run
 
 
+@SHARED
 async def test_math_sees_through_notation(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -81,6 +87,7 @@ async def test_math_sees_through_notation(
         await score(sandbox, "math", "3", "")
 
 
+@SHARED
 async def test_mathematics_that_is_not_done_in_time_scores_nothing(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -92,6 +99,7 @@ async def test_mathematics_that_is_not_done_in_time_scores_nothing(
 TESTS = [{"stdin": "2 3\n", "stdout": "5\n"}, {"stdin": "10 -4\n", "stdout": "6\n"}]
 
 
+@SHARED
 async def test_code_is_scored_by_the_share_of_tests_that_pass(sandbox: Sandbox) -> None:
     right = "Like this:\n```python\nprint(sum(map(int, input().split())))\n```\nDone."
     assert await score(sandbox, "code", right, TESTS) == Score(value=1.0)
@@ -160,6 +168,7 @@ async def test_waiting_for_a_place_in_the_sandbox_costs_no_budget(
     await at_some_pace(at)
 
 
+@SHARED
 async def test_a_kernel_that_isolates_nothing_says_nothing_of_a_reply(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -173,15 +182,15 @@ async def test_a_kernel_that_isolates_nothing_says_nothing_of_a_reply(
         await score(sandbox, "code", "```python\nprint(5)\n```", [{"stdin": "", "stdout": "5\n"}])
 
 
-async def test_a_program_that_hangs_ends_its_tests(
-    sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_program_that_hangs_ends_its_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scorers, "_CODE_LIMITS", ProcessLimits(timeout_s=1.0, network=False))
-    found = await score(sandbox, "code", "```python\nwhile True: pass\n```", TESTS * 10)
-    assert (found.value, found.fault) == (0.0, "timed_out")
-    assert sandbox.counts == {"timed_out": 1}
+    async with Sandbox() as sandbox:
+        found = await score(sandbox, "code", "```python\nwhile True: pass\n```", TESTS * 10)
+        assert (found.value, found.fault) == (0.0, "timed_out")
+        assert sandbox.counts == {"timed_out": 1}
 
 
+@SHARED
 async def test_a_function_of_ones_own_scores(
     sandbox: Sandbox, monkeypatch: pytest.MonkeyPatch
 ) -> None:

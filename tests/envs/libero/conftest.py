@@ -25,6 +25,8 @@ EXPERT_EPISODE = SUPPORT / "expert_episode.npy"
 last action succeeds."""
 
 INIT_STATE_ID = 3
+NEXT_TRIAL = 1
+"""Initial state of the trial that comes after the one with pictures, in the same environment."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -51,12 +53,11 @@ def actions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def plays(assets: str, actions: Path) -> list[dict[str, Any]]:
-    """What LIBERO's own environment plays and ours must repeat: with pictures, a whole grasp, and
-    each other suite.
+    """What LIBERO's own environment plays and ours must repeat: with pictures and on to the next
+    trial, and a whole grasp.
     """
-    dozen, some = actions.with_name("dozen.npy"), actions.with_name("some.npy")
+    dozen = actions.with_name("dozen.npy")
     np.save(dozen, np.load(actions)[:12])
-    np.save(some, np.load(actions)[:30])
     common = {"init_state_id": INIT_STATE_ID, "assets": assets, "has_images": False}
     return [
         {
@@ -66,6 +67,7 @@ def plays(assets: str, actions: Path) -> list[dict[str, Any]]:
             "task_id": 7,
             "actions": str(dozen),
             "has_images": True,
+            "next_trial": NEXT_TRIAL,
         },
         {
             **common,
@@ -74,40 +76,38 @@ def plays(assets: str, actions: Path) -> list[dict[str, Any]]:
             "task_id": 1,
             "actions": str(EXPERT_EPISODE),
         },
-        {
-            **common,
-            "name": "spatial",
-            "suite": "libero_spatial",
-            "task_id": 4,
-            "actions": str(some),
-        },
-        {
-            **common,
-            "name": "trial",
-            "suite": "libero_goal",
-            "task_id": 7,
-            "actions": str(dozen),
-            "trials_before": 3,
-        },
-        {
-            **common,
-            "name": "ten",
-            "suite": "libero_10",
-            "task_id": 3,
-            "actions": str(some),
-            "assets": str(find_assets("stand-ins").path),
-        },
     ]
+
+
+@pytest.fixture(scope="session")
+def other_plays(assets: str, actions: Path) -> list[dict[str, Any]]:
+    """The same for each other suite, without pictures."""
+    some = actions.with_name("some.npy")
+    np.save(some, np.load(actions)[:30])
+    common = {"init_state_id": INIT_STATE_ID, "actions": str(some), "has_images": False}
+    spatial = {"name": "spatial", "suite": "libero_spatial", "task_id": 4, "assets": assets}
+    ten = {"name": "ten", "suite": "libero_10", "task_id": 3}
+    return [{**common, **spatial}, {**common, **ten, "assets": str(find_assets("stand-ins").path)}]
 
 
 @pytest.fixture(scope="session")
 def reference(plays: list[dict[str, Any]], actions: Path) -> Iterator[subprocess.Popen[str]]:
     """LIBERO's own environments, played in another process; writes `reference.npz`."""
-    specs = actions.with_name("plays.json")
+    yield from _played(plays, actions.with_name("reference.npz"))
+
+
+@pytest.fixture(scope="session")
+def other_reference(
+    other_plays: list[dict[str, Any]], actions: Path
+) -> Iterator[subprocess.Popen[str]]:
+    """The same of the other suites; writes `other_reference.npz`."""
+    yield from _played(other_plays, actions.with_name("other_reference.npz"))
+
+
+def _played(plays: list[dict[str, Any]], out: Path) -> Iterator[subprocess.Popen[str]]:
+    specs = out.with_suffix(".json")
     specs.write_text(json.dumps(plays))
-    yield from _child(
-        SUPPORT / "robosuite_reference.py", str(specs), str(actions.with_name("reference.npz"))
-    )
+    yield from _child(SUPPORT / "robosuite_reference.py", str(specs), str(out))
 
 
 @pytest.fixture(scope="session")

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 import pytest
+import pytest_asyncio
 import sample_tools
 from text_episodes import ask_tool
 
@@ -26,9 +27,13 @@ TOOLS = (
 )
 
 
-@pytest.fixture
+SHARED = pytest.mark.asyncio(loop_scope="module")
+"""For tests that share the toolbox, whose sandbox imports the tools once."""
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def toolbox() -> AsyncIterator[Toolbox]:
-    async with asyncio.timeout(60), Sandbox() as sandbox:
+    async with Sandbox() as sandbox:
         yield Toolbox(TOOLS, sandbox, TextLimits(tool_timeout_s=30.0, max_answer_characters=200))
 
 
@@ -47,6 +52,7 @@ def test_the_schema_comes_from_the_hints_and_the_words_from_the_docstring() -> N
     }
 
 
+@SHARED
 async def test_a_call_gives_text_as_it_is_and_all_else_as_json(toolbox: Toolbox) -> None:
     answer = await toolbox.aexecute("weather", '{"city": "Graz", "days": 2}')
     assert (answer.text, answer.fault) == ('{"city":"Graz","degrees":[20,20],"unit":"C"}', None)
@@ -79,6 +85,7 @@ async def test_a_call_gives_text_as_it_is_and_all_else_as_json(toolbox: Toolbox)
         ("crashes", "{}", "died", "its process ended with exit code 3"),
     ],
 )
+@SHARED
 async def test_whatever_is_wrong_is_in_the_answer(
     toolbox: Toolbox, name: str, arguments: str, fault: str, told: str
 ) -> None:
@@ -101,23 +108,27 @@ async def test_a_tool_that_takes_too_long_is_stopped(name: str, told: str) -> No
     assert (answer.fault, answer.text) == ("timed_out", told)
 
 
+@SHARED
 async def test_a_plain_function_is_handed_the_structs_that_its_hints_name(toolbox: Toolbox) -> None:
     arguments = '{"trip": {"city": "Graz"}, "others": [{"city": "Linz", "days": 2}]}'
     answer = await toolbox.aexecute("plan", arguments)
     assert (answer.text, answer.fault) == ("1 in Graz, 2 in Linz", None)
 
 
+@SHARED
 async def test_a_long_answer_is_cut_and_says_so(toolbox: Toolbox) -> None:
     answer = await toolbox.aexecute("words", {"count": 1000})
     assert answer.text == ("word " * 40) + "\n[4800 more characters were left out]"
 
 
+@SHARED
 async def test_the_message_that_answers_a_call_names_it(toolbox: Toolbox) -> None:
     (call,) = ask_tool(("weather", '{"city": "Graz"}')).tool_calls
     message, _ = await toolbox.answer(call)
     assert (message.role, message.tool_call_id, message.name) == ("tool", "0", "weather")
 
 
+@SHARED
 async def test_cancelling_a_call_is_no_fault_of_the_tool(toolbox: Toolbox) -> None:
     task = asyncio.create_task(toolbox.aexecute("patient", "{}"))
     await asyncio.sleep(0)

@@ -5,10 +5,11 @@ computed to a file.
 
 Each play has a `name`, `suite`, `task_id`, `init_state_id`, `assets` (a folder), `actions` (a file)
 and `has_images`; at most one may have images, since two environments that draw in one process would
-disturb each other's pictures. A play may have `trials_before`: so many trials of the task come
-first, in the same environment and without another seed. Of a play `p` the file holds `p_physics`,
-MuJoCo's whole state after each control step (and before the first), and `p_state`, robosuite's own
-readings; with images also `p_image` and `p_wrist_image`, turned as the policies see them.
+disturb each other's pictures. Of a play `p` the file holds `p_physics`, MuJoCo's whole state after
+each control step (and before the first), and `p_state`, robosuite's own readings; with images also
+`p_image` and `p_wrist_image`, turned as the policies see them. A play may have a `next_trial`: the
+same actions from that initial state follow in the same environment, without another seed, and the
+last state of it is `p_next_physics`.
 """
 
 import importlib
@@ -66,10 +67,6 @@ def play(spec: dict[str, Any]) -> dict[str, np.ndarray]:
     )
     env.seed(0)
     init_states = read_init_states(task.init_states_file)
-    for trial in range(spec.get("trials_before", 0)):
-        env.reset()
-        env.set_init_state(init_states[trial])
-        env.step([0, 0, 1, 0, 0, 0, 1])
     env.env.reset()
     env.set_init_state(init_states[spec["init_state_id"]])
     for _ in range(10):
@@ -101,6 +98,12 @@ def play(spec: dict[str, Any]) -> dict[str, np.ndarray]:
         seen["wrist_image"] = np.array(
             [o["robot0_eye_in_hand_image"][::-1, ::-1] for o in observations]
         )
+    if "next_trial" in spec:
+        env.env.reset()
+        env.set_init_state(init_states[spec["next_trial"]])
+        for action in [[0, 0, 0, 0, 0, 0, -1]] * 10 + np.load(spec["actions"]).tolist():
+            env.step(action)
+        seen["next_physics"] = whole_state(env)
     return {f"{spec['name']}_{key}": value for key, value in seen.items()}
 
 
