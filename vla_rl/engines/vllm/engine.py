@@ -22,6 +22,7 @@ from torch import nn
 
 from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.shared_places import SharedPlaces
 from vla_rl.engines.vllm.adapter import require_plugin, require_vllm
 from vla_rl.engines.vllm.engine_folder import engine_folder
 from vla_rl.engines.vllm.keeper import Keeper
@@ -31,7 +32,7 @@ from vla_rl.engines.vllm.replica import Replica
 from vla_rl.engines.vllm.routing import Router
 from vla_rl.engines.vllm.served import ServedPolicy
 from vla_rl.engines.vllm.staging import StagedWeights
-from vla_rl.errors import ActorDied, ConfigError
+from vla_rl.errors import ActorDied, CheckpointError, ConfigError
 from vla_rl.renamed import warn_of_base
 from vla_rl.rollout import BatchStats
 from vla_rl.rollout.owned_tasks import leave
@@ -88,6 +89,8 @@ class VllmEngine:
             refuse_heads_without_kernel(self._layout)
         self._weight_version = weight_version
         self._remote = nn.Module()
+        self._shared: StagedWeights | None = None
+        self._shared_began = 0.0
         mode = config.vllm.update_mode or ("keep" if self._layout.num_tokens is None else "drain")
         is_on_host = build == "cpu" and config.vllm.weights_through == "auto"
         self._publication = Publication(
@@ -209,8 +212,32 @@ class VllmEngine:
         then nothing is applied.
         """
         began = time.perf_counter()
-        staged = self._write(network, weight_version)
-        loop = self._loop
+        self._apply(self._write(network, weight_version), began)
+
+    def share(self, network: nn.Module, weight_version: int) -> SharedPlaces | None:
+        """Open memory for a version whose trained weights other processes write.
+
+        Call it on the device lane. Engines go on with the weights that they have.
+
+        Return where the trained weights go; None if they have no places of their own, such as
+        adapters, or if the memory is on a GPU. Raises: CheckpointError as `adopt`.
+        """
+        self._shared_began = time.perf_counter()
+        tensors = self._served.tensors(network)
+        found = self._publication.share(network, tensors, weight_version)
+        self._shared, places = found or (None, None)
+        return places
+
+    def adopt_shared(self, weight_version: int) -> None:
+        """Apply the version that `share` opened in all engines or in none, as `adopt`."""
+        shared, self._shared = self._shared, None
+        if shared is None or shared.version != weight_version:
+            found = "none" if shared is None else f"version {shared.version}"
+            raise CheckpointError(f"{found} is shared, expected version {weight_version}")
+        self._apply(shared, self._shared_began)
+
+    def _apply(self, staged: StagedWeights, began: float) -> None:
+        loop, weight_version = self._loop, staged.version
         if loop is None:
             self._publication.current, self._weight_version = staged, weight_version
             return

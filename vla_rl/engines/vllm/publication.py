@@ -13,9 +13,10 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 import msgspec
-from torch import Tensor
+from torch import Tensor, nn
 
 from vla_rl.actors.waits import waiting
+from vla_rl.engines.shared_places import SharedPlaces
 from vla_rl.engines.vllm.config import UpdateMode, VllmConfig, WeightRoute
 from vla_rl.engines.vllm.replica import EngineFault, Replica
 from vla_rl.engines.vllm.staging import Stage, StagedWeights
@@ -67,6 +68,14 @@ class Publication:
         if self._stage is None:
             self._stage = Stage(tensors, self._route)
         return self._stage.write(tensors, version, self.current)
+
+    def share(
+        self, network: nn.Module, tensors: Mapping[str, Tensor], version: int
+    ) -> tuple[StagedWeights, SharedPlaces] | None:
+        """Let other processes write a version, as `Stage.share`. Raises: as `write`."""
+        if self._stage is None:
+            self._stage = Stage(tensors, self._route)
+        return self._stage.share(network, tensors, version, self.current)
 
     async def publish(
         self, staged: StagedWeights, replicas: Sequence[Replica], began: float

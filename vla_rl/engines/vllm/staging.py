@@ -11,10 +11,18 @@ from typing import Final
 import msgspec
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from vla_rl.engines.shared_places import SharedPlaces, places_of_trained
 from vla_rl.engines.vllm.config import WeightRoute
-from vla_rl.engines.vllm.weight_memory import Buffer, GpuBuffer, HostBuffer, WeightMemory, opened
+from vla_rl.engines.vllm.weight_memory import (
+    Buffer,
+    GpuBuffer,
+    HostBuffer,
+    HostMemory,
+    WeightMemory,
+    opened,
+)
 from vla_rl.errors import CheckpointError, ConfigError
 
 ALIGNMENT: Final = 64
@@ -67,13 +75,44 @@ class Stage:
 
         Raises: CheckpointError; then nothing was written.
         """
+        return self._write(tensors, frozenset(), version, current)
+
+    def share(
+        self,
+        network: nn.Module,
+        tensors: Mapping[str, Tensor],
+        version: int,
+        current: StagedWeights | None,
+    ) -> tuple[StagedWeights, SharedPlaces] | None:
+        """Do the same as `write`, but leave the trained parameters of `network` to other processes.
+
+        Return also where they write them; None if they cannot. Raises: CheckpointError.
+        """
+        offsets = {place.name: place.offset for place in self._places}
+        begins = places_of_trained(network, tensors, offsets)
+        if begins is None or not isinstance(self._buffers[0], HostBuffer):
+            return None
+        others = frozenset(offset for found in begins.values() for offset in found)
+        staged = self._write(tensors, others, version, current)
+        assert isinstance(staged.memory, HostMemory)
+        return staged, SharedPlaces(staged.memory.path, begins)
+
+    def _write(
+        self,
+        tensors: Mapping[str, Tensor],
+        left_out: frozenset[int],
+        version: int,
+        current: StagedWeights | None,
+    ) -> StagedWeights:
+        """Copy a version, but for the tensors at some offsets."""
         self._require_fit(tensors)
         self._last = 1 if self._written[0] is current else 0
         buffer = self._buffers[self._last]
         views = dict(tensors_of(buffer.whole, self._places))
         with torch.no_grad():
-            for name, tensor in tensors.items():
-                views[name].copy_(tensor)
+            for place in self._places:
+                if place.offset not in left_out:
+                    views[place.name].copy_(tensors[place.name])
         staged = self._written[self._last] = StagedWeights(buffer.shared(), version, self._places)
         return staged
 

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from vla_rl.actors import Actor, actor_method
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.flops import FlopMeter
+from vla_rl.engines.shared_places import SharedPlaces
 from vla_rl.errors import CheckpointError
 from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.optimizer import StepReport
@@ -147,6 +148,10 @@ class LearnerRank(Actor):
         ) is not None:
             name, start, data = found
             yield Piece(name, start, data.numpy())
+
+    async def write_weights(self, places: SharedPlaces) -> None:
+        """Write this rank's part of the trained weights into memory that engines open."""
+        await self._lane.run(self._parts.policy.write_pieces, places, PIECE_BYTES, work="publish")
 
     async def times(self) -> RankTimes:
         """Return what this rank did since the last call."""

@@ -3,6 +3,7 @@
 learner ──► plan ──► rank 0: micro-batch, micro-batch, ...  ─┐ sums      gradients meet in the
                      rank 1: micro-batch, ...               ─┘           last backward pass
         ◄── weights, piece by piece, from every rank's own part
+engines in other processes ◄── weights, from the ranks, through memory of the host
 """
 
 import asyncio
@@ -21,6 +22,7 @@ from vla_rl.actors.completion import to_its_end
 from vla_rl.engines.atomic_folder import writing_folder
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
+from vla_rl.engines.shared_places import SharedPlaces, SharedSink
 from vla_rl.errors import RankFailed
 from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.decisions import Decisions
@@ -77,6 +79,7 @@ class RankPasses:
         self.group = RankGroup(runtime, config, member, lost_gpus)
         """The processes."""
         self._num_snapshots = 0
+        self._is_model_old = False
 
     async def __aenter__(self) -> Self:
         await self.group.start(self._model)
@@ -93,6 +96,8 @@ class RankPasses:
                 # a new start from the beginning, and a reference, need the first weights of all
                 # policies of a team, also of those whose ranks did not fail
                 await self._lane.run(self._take_first_weights)
+            elif error is None and self._is_model_old:
+                await self.fetch()
         finally:
             await self.group.close()
 
@@ -135,11 +140,14 @@ class RankPasses:
 
     async def stand_still(self) -> None:
         """Publish the same weights as a new version."""
-        await self._lane.run(self._adopted, self._weight_version + 1, work="update")
+        if self._is_model_old:
+            await self._to_its_end(self._publish(self._weight_version + 1))
+        else:
+            await self._lane.run(self._adopted, self._weight_version + 1, work="update")
 
     async def fetch(self) -> None:
-        """Replace the model's weights by the ranks', and publish them under the same version."""
-        await self._to_its_end(self._publish(self._weight_version))
+        """Replace the model's weights by the ranks'; nothing is published."""
+        await self._to_its_end(self._received(None))
 
     async def snapshot(self) -> TrainingState:
         """Copy the state on every rank; its files are written from there."""
@@ -216,10 +224,41 @@ class RankPasses:
         return report
 
     async def _publish(self, version: int) -> None:
+        places = await self._lane.run(self._share, version, work="publish")
+        if places is None:
+            await self._received(version)
+            return
+        # into the memory of engines in other processes, which generate meanwhile; the model in this
+        # process follows when it is needed
+        for each in places:
+            await self.group.together(rank.write_weights(each) for rank in self.group.ranks)
+        self._is_model_old = True
+        await self._lane.run(self._adopt_shared, version, work="publish")
+
+    def _share(self, version: int) -> list[SharedPlaces] | None:
+        """Return where the ranks can write for each engine; None unless they can for all."""
+        found: list[SharedPlaces] = []
+        for sink in self._sinks:
+            places = (
+                sink.share(self._model.network, version) if isinstance(sink, SharedSink) else None
+            )
+            if places is None:
+                return None
+            found.append(places)
+        return found or None
+
+    def _adopt_shared(self, version: int) -> None:
+        for sink in self._sinks:
+            assert isinstance(sink, SharedSink)
+            sink.adopt_shared(version)
+        self._weight_version = version
+
+    async def _received(self, version: int | None) -> None:
+        """Replace the model's weights; with a version, publish them."""
         loop = asyncio.get_running_loop()
         await self.group.together([self._lane.run(self._receive, version, loop, work="publish")])
 
-    def _receive(self, version: int, loop: asyncio.AbstractEventLoop) -> None:
+    def _receive(self, version: int | None, loop: asyncio.AbstractEventLoop) -> None:
         """Replace the weights by the ranks', on the device lane.
 
         The lane is held meanwhile: no batch sees two versions, and no second copy is needed.
@@ -234,12 +273,15 @@ class RankPasses:
                     if piece is None:
                         break
                     _put(piece, parameters[piece.name])
-        self._adopted(version)
+        self._is_model_old = False
+        if version is not None:
+            self._adopted(version)
 
     def _take_first_weights(self) -> None:
         """Set the weights to those that the ranks began with."""
         first = type(self._model).load(self.group.policy_folder)  # type: ignore[attr-defined]
         self._model.network.load_state_dict(first.network.state_dict())
+        self._is_model_old = False
 
     def _adopted(self, version: int) -> None:
         for sink in self._sinks:
@@ -272,6 +314,7 @@ class RankPasses:
         await self.group.together(rank.restore(*map(str, files)) for rank in self.group.ranks)
         tensors = await asyncio.to_thread(load_file, files[0])
         await self._lane.run(self._model.load_checkpoint_tensors, tensors, work="checkpoint")
+        self._is_model_old = False
         set_random_state(state.rng)
         await self._lane.run(self._adopted, state.weight_version, work="checkpoint")
 

@@ -5,15 +5,17 @@ The policy is one, and a critic another; each rank makes the same calls in the s
 
 from collections.abc import Iterator, Mapping
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import Tensor, nn
 
+from vla_rl.engines.shared_places import SharedPlaces
 from vla_rl.errors import CheckpointError
 from vla_rl.learning.config import OptimizerConfig
 from vla_rl.learning.optimizer import MASTER, PolicyOptimizer, StepReport
 from vla_rl.learning.sharded.parallel import ShardedModule
-from vla_rl.learning.sharded.state import Part, ShardReader, iterate_pieces, part_of
+from vla_rl.learning.sharded.state import Part, ShardReader, iterate_pieces, part_of, write_at
 
 
 class SharedTraining:
@@ -54,6 +56,17 @@ class SharedTraining:
         for name, parameter in self.optimizer.parameters.items():
             for start, data in iterate_pieces(parameter, self._dtype_of(name), num_bytes):
                 yield name, start, data
+
+    def write_pieces(self, places: SharedPlaces, num_bytes: int) -> None:
+        """Write this rank's rows of the trained weights into memory that engines open.
+
+        Raises: OSError.
+        """
+        with Path(places.path).open("r+b") as memory:
+            for name, start, data in self.pieces(num_bytes):
+                for begin in places.begins[name]:
+                    at = begin + start * self._dtype_of(name).itemsize
+                    write_at(memory.fileno(), data.numpy(), at)
 
     def copied_network(self, *, is_first: bool) -> dict[str, Part]:
         """Copy this rank's part of the network, in the types that one process saves."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 import torch
 from safetensors import safe_open
 from torch import Tensor
@@ -139,11 +140,16 @@ def write_parts(path: Path, parts: Mapping[str, Part], begins: Mapping[str, int]
         for name, part in parts.items():
             if part.is_ours and part.data.numel():
                 data = part.data.contiguous().flatten().view(torch.uint8).numpy()
-                # pwrite may write less than it was given, above all beyond 2 GiB
-                at, left = begins[name] + part.first_byte, memoryview(data)  # type: ignore[arg-type]
-                while left:
-                    written = os.pwrite(file.fileno(), left, at)
-                    at, left = at + written, left[written:]
+                write_at(file.fileno(), data, begins[name] + part.first_byte)
+
+
+def write_at(descriptor: int, data: np.ndarray, at: int) -> None:
+    """Write bytes at a place of an open file. Raises: OSError."""
+    left = memoryview(data)  # type: ignore[arg-type]
+    # pwrite may write less than it was given, above all beyond 2 GiB
+    while left:
+        written = os.pwrite(descriptor, left, at)
+        at, left = at + written, left[written:]
 
 
 class ShardReader:
