@@ -8,7 +8,7 @@ because its device is gone, the next restart has one rank less and leaves that d
 """
 
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import msgspec
 
@@ -18,8 +18,16 @@ from vla_rl.learning.rank_memory import gpus_of
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.training.team import Team, Trainable
 
-if TYPE_CHECKING:
-    from vla_rl.training.run import TrainingRun
+
+class EndedRun(Protocol):
+    """The part of a run that decides whether another one follows it."""
+
+    @property
+    def is_asked_to_stop(self) -> bool: ...
+    @property
+    def has_begun(self) -> bool: ...
+    @property
+    def saved_version(self) -> int: ...
 
 
 class Restarts:
@@ -48,7 +56,7 @@ class Restarts:
             max(learner.ranks for learner in learners),
         )
 
-    def count_failure_of(self, run: "TrainingRun", error: Exception) -> None:
+    def count_failure_of(self, run: EndedRun, error: Exception) -> None:
         """Count a restart after an error that ended `run`.
 
         Raises: `error` if the run must not restart; RankFailed as `count`.
