@@ -57,11 +57,13 @@ async def test_a_host_that_leaves_and_comes_back_is_reported(site: Site) -> None
             left = await anext(changes)
             assert isinstance(left, Left)
             assert (left.host.name, len(hosts.hosts())) == ("far", 1)
-            async with site.server():
-                joined = await anext(changes)
-                assert isinstance(joined, Joined)
-                assert joined.host == hosts.hosts()[1] == far
+            again = site.server()
+            await again.__aenter__()
+            joined = await anext(changes)
+            assert isinstance(joined, Joined)
+            assert joined.host == hosts.hosts()[1] == far
         assert [change async for change in changes] == []
+        await again.__aexit__(None, None, None)
 
 
 async def test_a_host_that_does_not_answer_is_named_with_what_to_do(site: Site) -> None:
