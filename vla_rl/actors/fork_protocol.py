@@ -19,7 +19,7 @@ _MAX_FDS = 5
 
 
 class ListenSettings(msgspec.Struct, frozen=True):
-    """Address and key with which a process waits for its client on another host."""
+    """Address at which a process waits for the client that launched it from another host."""
 
     interface: str
     """Numeric address to bind to."""
