@@ -61,7 +61,9 @@ def test_a_changed_byte_and_a_missing_piece_are_refused() -> None:
 
 def test_weights_of_another_policy_are_refused() -> None:
     heading = flattened(network(0), 1).heading()
-    with pytest.raises(CheckpointError, match="expected the same sizes"):
+    with pytest.raises(
+        CheckpointError, match=r"'0\.weight' of weights 1 is torch\.bfloat16 \[3, 5\], and torch"
+    ):
         IncomingWeights(heading, network(0, width=40))
     with pytest.raises(CheckpointError, match=r"'0\.weight', which the policy on this host lacks"):
         IncomingWeights(heading, nn.Linear(2, 2))

@@ -72,6 +72,14 @@ class HostPlayers:
         """Version that every host serves, or a newer one."""
         return self._weight_version
 
+    @property
+    def asked_s(self) -> float:
+        """Seconds in which a policy was asked, over the hosts, as of the last count.
+
+        May be called from any thread.
+        """
+        return self._asked_s
+
     def published(self, version: int) -> None:
         """Report that every host that is here serves this version."""
         self._weight_version = version

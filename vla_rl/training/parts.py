@@ -91,7 +91,7 @@ class TrainingParts:
         self.progress = RunProgress(
             config.run.updates,
             first_update=first_update,
-            policy_busy_share=lambda: self.engine.busy_share,
+            policy_busy_share=lambda: (self.hosts or self.engine).busy_share,
         )
         sampling = Sampling(temperature=config.temperature)
         seed = derive_seed(config.run.seed, "episodes")
@@ -127,6 +127,7 @@ class TrainingParts:
         )
         self.save = Save(self.saver.prepare)
         self.show = Show()
+        self._uses_pool = False
         self._critic: CriticTeam | None = None
         self._reference: ReferenceTeam | None = None
         self._remembered: dict[str, tuple[Stateful, Any]] = {}
@@ -186,6 +187,7 @@ class TrainingParts:
         async with AsyncExitStack() as stack:
             if self.hosts is None or self.config.cluster.plays_here or needs_pool:
                 await stack.enter_async_context(self.pool)
+                self._uses_pool = True
             await stack.enter_async_context(self.engine)
             if self.hosts is not None:
                 await stack.enter_async_context(self.hosts)
@@ -196,7 +198,7 @@ class TrainingParts:
         """Return the metrics of everything that runs episodes."""
         return {
             **self.scheduler.metrics(),
-            **self.pool.metrics(),
+            **(self.pool.metrics() if self._uses_pool else {}),
             **self.engine.metrics(),
             **({} if self.hosts is None else self.hosts.metrics()),
         }

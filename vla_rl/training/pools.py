@@ -117,7 +117,13 @@ def simulator_pids(pool: RunPool) -> list[int]:
 
 
 def environments_in_words(config: LearningConfig) -> str:
-    """Return the kind of environments in words."""
+    """Return the kind of environments in words, and where they are if not on this host."""
+    if config.cluster.hosts is not None:
+        return f"{_kind_in_words(config)} on each host"
+    return _kind_in_words(config)
+
+
+def _kind_in_words(config: LearningConfig) -> str:
     if isinstance(config, MixedTrainingConfig):
         return "simulators and text environments"
     return "text environments" if isinstance(config, TextTrainingConfig) else "simulators"

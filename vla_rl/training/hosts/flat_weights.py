@@ -22,6 +22,9 @@ class FlatWeights:
 
     version: int
     names: tuple[str, ...]
+    forms: tuple[str, ...]
+    """Type and shape of each parameter."""
+
     data: np.ndarray
     """uint8 [bytes]."""
 
@@ -30,6 +33,7 @@ class FlatWeights:
         return WeightHeading(
             version=self.version,
             names=self.names,
+            forms=self.forms,
             num_bytes=len(self.data),
             digest=_digest(self.data),
         )
@@ -50,7 +54,8 @@ def flattened(network: nn.Module, version: int) -> FlatWeights:
     data = torch.zeros(num_bytes, dtype=torch.uint8)
     for start, each in zip(places, trained.values(), strict=True):
         _part(data, start, each).copy_(each.detach())
-    return FlatWeights(version, tuple(trained), data.numpy())
+    forms = tuple(map(_form, trained.values()))
+    return FlatWeights(version, tuple(trained), forms, data.numpy())
 
 
 class IncomingWeights:
@@ -106,14 +111,17 @@ def _parameters_of(heading: WeightHeading, network: nn.Module) -> list[Tensor]:
             f"weights {heading.version} have {missing[0]!r}, which the policy on this host lacks "
             f"({len(missing)} such parameters); expected the same policy on all hosts"
         )
-    parameters = [named[name] for name in heading.names]
-    _, num_bytes = _places(parameters)
-    if num_bytes != heading.num_bytes:
-        raise CheckpointError(
-            f"weights {heading.version} have {heading.num_bytes} bytes, and the same parameters "
-            f"have {num_bytes} on this host; expected the same sizes and types"
-        )
-    return parameters
+    for name, form in zip(heading.names, heading.forms, strict=True):
+        if _form(named[name]) != form:
+            raise CheckpointError(
+                f"parameter {name!r} of weights {heading.version} is {form}, and "
+                f"{_form(named[name])} on this host; expected the same policy on all hosts"
+            )
+    return [named[name] for name in heading.names]
+
+
+def _form(tensor: Tensor) -> str:
+    return f"{tensor.dtype} {list(tensor.shape)}"
 
 
 def _places(parameters: Iterable[Tensor]) -> tuple[list[int], int]:

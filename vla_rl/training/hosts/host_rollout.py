@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Coroutine, Iterable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -94,6 +95,7 @@ class HostRollout:
         self._caring: dict[str, asyncio.Task[None]] = {}
         self._watching: list[asyncio.Task[None]] = []
         self._came_or_went = asyncio.Event()
+        self._opened_at = time.monotonic()
 
     async def __aenter__(self) -> Self:
         """Bring up all hosts that are there.
@@ -101,23 +103,14 @@ class HostRollout:
         Raises: ConfigError if a host cannot be used, or if they have more simulators than the run
         can use; what the policy or an environment raises there.
         """
-        self._folder = await asyncio.to_thread(OwnedFolder, "vla_rl-hosts-")
-        try:
+        async with AsyncExitStack() as stack:
+            self._folder = await asyncio.to_thread(OwnedFolder, "vla_rl-hosts-")
+            stack.push_async_callback(asyncio.to_thread, self._folder.remove)
             await self._lane.run(self._model.save, self._policy)
-            await self._hosts.__aenter__()
-            try:
-                await self._runtime.__aenter__()
-                try:
-                    await self._bring_up_all()
-                except BaseException as error:
-                    await self._runtime.__aexit__(type(error), error, error.__traceback__)
-                    raise
-            except BaseException as error:
-                await self._hosts.__aexit__(type(error), error, error.__traceback__)
-                raise
-        except BaseException:
-            await asyncio.to_thread(self._folder.remove)
-            raise
+            await stack.enter_async_context(self._hosts)
+            await stack.enter_async_context(self._runtime)
+            await self._bring_up_all()
+            self._resources = stack.pop_all()
         return self
 
     async def __aexit__(
@@ -132,16 +125,20 @@ class HostRollout:
             task.cancel()
         try:
             await leave(self._tasks, kind, error, traceback)
-        finally:
-            try:
-                await self._runtime.__aexit__(kind, error, traceback)
-            finally:
-                await self._hosts.__aexit__(kind, error, traceback)
-                await asyncio.to_thread(self._folder.remove)
+        except BaseException as raised:
+            # the block was cancelled by it: the others must not take that for a cancellation
+            await self._resources.__aexit__(type(raised), raised, raised.__traceback__)
+            raise
+        await self._resources.__aexit__(kind, error, traceback)
 
     def metrics(self) -> dict[str, float]:
         """Return the metrics of hosts and of the weights' way to them."""
         return {**self.players.metrics(), **self.weights.metrics()}
+
+    @property
+    def busy_share(self) -> float:
+        """Share of the time since all hosts were up in which a policy was asked, over the hosts."""
+        return self.players.asked_s / max(time.monotonic() - self._opened_at, 1e-9)
 
     @property
     def _policy(self) -> Path:
@@ -158,6 +155,7 @@ class HostRollout:
             num_envs=self.players.num_slots, group_size=group_size
         )
         self.weights.open()
+        self._opened_at = time.monotonic()
         await self._tasks.__aenter__()
         for host, actor in zip(far, actors, strict=True):
             self._care_for(host, actor)

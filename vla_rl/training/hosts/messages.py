@@ -43,6 +43,9 @@ class WeightHeading(msgspec.Struct, frozen=True, kw_only=True):
     names: tuple[str, ...]
     """Parameters in the order of their bytes."""
 
+    forms: tuple[str, ...]
+    """Type and shape of each, such as `torch.bfloat16 [32, 64]`."""
+
     num_bytes: int
     digest: str
     """BLAKE2b of all bytes, in hexadecimal digits."""

@@ -1,0 +1,138 @@
+"""Runs on other hosts: what they are told, what is refused, and what one host pays for it."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+from slow_agents import hesitant_agent
+from toy_runs import small_run
+
+from vla_rl.actors import make_keys
+from vla_rl.cluster import HostChange, ThisHost
+from vla_rl.cluster.config import ClusterConfig
+from vla_rl.commands.plan import EpisodeFootprint, print_plan
+from vla_rl.engines import DeviceLane
+from vla_rl.errors import ConfigError
+from vla_rl.pipelines.config import EmbodiedConfig
+from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
+from vla_rl.rollout import embodied_agent
+from vla_rl.training.hosts.host_rollout import HostRollout
+from vla_rl.training.hosts.messages import PIECE_BYTES
+from vla_rl.training.hosts.recipe import pieces_of, recipe_of
+from vla_rl.training.team import Team
+
+
+def config_with(root: Path, **cluster: object) -> SrpoToyConfig:
+    return msgspec.structs.replace(small_run(root), cluster=ClusterConfig(**cluster))
+
+
+def listed(root: Path) -> Path:
+    make_keys(root / "keys")
+    path = root / "hosts.toml"
+    tables = "".join(
+        f'[[host]]\nname = "{name}"\naddress = "tcp://10.0.0.{number}:7070"\n'
+        'public_key = "keys/server.pub"\n'
+        for number, name in enumerate(("near", "far"), start=2)
+    )
+    path.write_text(f'client_key = "keys/client.key"\n{tables}')
+    return path
+
+
+def test_hosts_get_plain_settings_and_names(tmp_path: Path) -> None:
+    config = config_with(tmp_path)
+    recipe = recipe_of(config, starts_of(config), Team.of(policy_of(config)), hesitant_agent)
+    assert recipe.config_class == "vla_rl.pipelines.config:EmbodiedConfig"
+    decoded = msgspec.json.decode(recipe.config, type=EmbodiedConfig)
+    assert (decoded.simulators, decoded.engine) == (config.simulators, config.engine)
+    assert recipe.agent == "slow_agents:hesitant_agent"
+    assert recipe.policy_class.endswith(":OpenVlaOft")
+    # two starts of one environment
+    assert len(recipe.envs) == 1
+
+
+def test_an_agent_that_hosts_cannot_import_is_refused(tmp_path: Path) -> None:
+    config = config_with(tmp_path)
+    arguments = config, starts_of(config), Team.of(policy_of(config))
+    for agent in (partial(embodied_agent, frames_every=2), lambda env, policy: None):
+        with pytest.raises(ConfigError, match=r"cluster\.hosts needs parts that other hosts can"):
+            recipe_of(*arguments, agent)  # type: ignore[arg-type]
+
+
+def test_recording_is_refused_with_hosts(tmp_path: Path) -> None:
+    config = config_with(tmp_path)
+    run = msgspec.structs.replace(config.run, record_to=str(tmp_path / "data"))
+    config = msgspec.structs.replace(config, run=run)
+    with pytest.raises(ConfigError, match="record_to is"):
+        recipe_of(config, starts_of(config), Team.of(policy_of(config)), embodied_agent)
+
+
+def test_the_files_of_a_folder_come_in_pieces(tmp_path: Path) -> None:
+    (tmp_path / "inner").mkdir()
+    large = np.arange(PIECE_BYTES + 5, dtype=np.uint8).tobytes()
+    (tmp_path / "inner" / "large").write_bytes(large)
+    (tmp_path / "empty").write_bytes(b"")
+    found: dict[str, bytes] = {}
+    for name, start, piece in pieces_of(tmp_path):
+        assert start == len(found.get(name, b""))
+        found[name] = found.get(name, b"") + piece.tobytes()
+    assert found == {"empty": b"", "inner/large": large}
+
+
+class NoHosts(ThisHost):
+    """This host alone, which never changes; `changes` waits as those of a file do."""
+
+    async def changes(self) -> AsyncIterator[HostChange]:
+        await asyncio.get_running_loop().create_future()
+        yield  # type: ignore[misc]
+
+
+async def test_a_run_without_any_host_ends_with_an_error_that_says_what_to_do(
+    tmp_path: Path,
+) -> None:
+    config = config_with(tmp_path, hosts="hosts.toml", alone_s=0.05)
+    model = policy_of(config)
+    recipe = recipe_of(config, starts_of(config), Team.of(model), embodied_agent)
+    with pytest.raises(
+        ConfigError, match=r"cluster\.alone_s=0\.05 s; start one with `vla-rl host`"
+    ):
+        async with (
+            asyncio.timeout(60),
+            DeviceLane(1) as lane,
+            HostRollout(NoHosts(), config, recipe, model, lane, here=None, weight_version=0),
+        ):
+            await asyncio.get_running_loop().create_future()
+
+
+def test_a_dry_run_lists_the_hosts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = config_with(tmp_path, hosts=str(listed(tmp_path)), plays_here=True)
+    footprint = EpisodeFootprint(
+        what_runs="toys", simulator_mb=1, server_mb=1, chunk_bytes=1, num_chunks=1
+    )
+    print_plan(config, footprint, 0, 0)
+    shown = capsys.readouterr().out
+    for row in ("host near", "host far", "tcp://10.0.0.3:7070", "this host"):
+        assert row in shown
+
+
+def test_options_of_hosts_are_unread_without_hosts() -> None:
+    assert set(ClusterConfig().unread()) == {"plays_here", "depot_gib", "alone_s"}
+    assert ClusterConfig(hosts="hosts.toml").unread() == {}
+
+
+def test_a_run_on_one_host_imports_nothing_of_several() -> None:
+    probe = (
+        "import sys, vla_rl.training.run, vla_rl.recipes.srpo_toy\n"
+        "print([m for m in sys.modules if m.startswith(('vla_rl.training.hosts',"
+        "'vla_rl.cluster.listed', 'vla_rl.cluster.host_file', 'vla_rl.rollout.host_players',"
+        "'vla_rl.rollout.depot'))])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", probe], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.strip() == "[]"
