@@ -187,9 +187,10 @@ class Imitator:
 
     def _backward(self, batch: Any, tokens: Tensor, mask: Tensor, num_tokens: int) -> Tensor:
         mask = to_device(mask, self._training.device)
-        log_prob, _ = self._training.model.log_probs(
+        # entropies are let go at once: their graph would keep all logits (see `PolicyPasses`)
+        log_prob = self._training.model.log_probs(
             batch, *place_choices(self._model, tokens, torch.ones(len(tokens)))
-        )
+        )[0]
         loss = -torch.where(mask, log_prob, 0.0).sum() / num_tokens
         torch.autograd.backward(loss)
         return loss.detach()
