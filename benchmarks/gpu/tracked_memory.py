@@ -9,12 +9,13 @@ gradients of the first are there when the second computes.
 """
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
 from tokenizers import Tokenizer
-from torch import nn
+from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
@@ -24,6 +25,9 @@ from vla_rl.learning.gpu_memory import GpuEstimate, estimate_gpu
 from vla_rl.learning.optimizer import PolicyOptimizer
 from vla_rl.learning.rank_memory import size_of
 from vla_rl.learning.traced_pass import Kept, TracedPass, fake_tensors, trace_pass
+from vla_rl.models.example_talks import Talks, score_talks, trace_talks
+from vla_rl.models.language import CausalLanguageModel, TinyConfig
+from vla_rl.models.language import tiny as tiny_language_model
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.openvla_oft.config import TINY_TOKENIZER, OpenVlaOftConfig
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
@@ -67,6 +71,23 @@ def fake_policy(config: OpenVlaOftConfig, dtype: torch.dtype = torch.bfloat16) -
     """Build a policy whose parameters have shapes and no numbers, in no time and no memory."""
     with torch.device("meta"):
         network = OpenVlaOftNetwork(config).to(dtype)
+    _exchange(network)
+    return OpenVlaOft(config, network, Tokenizer.from_file(config.tokenizer_file))
+
+
+def fake_language_model(num_layers: int, **sizes: int) -> CausalLanguageModel:
+    """Build a Llama of these sizes in bfloat16, in no time and no memory."""
+    known: Any = tiny_language_model(TinyConfig(), ["one two"], seed=0)
+    small = known.network.config
+    config = type(small)(**{**small.to_dict(), "num_hidden_layers": num_layers, **sizes})
+    with torch.device("meta"):
+        network = type(known.network)(config).to(torch.bfloat16)
+    _exchange(network)
+    return CausalLanguageModel(network, known._tokenizer, known.checkpoint_files())
+
+
+def _exchange(network: nn.Module) -> None:
+    """Exchange parameters and buffers of the meta device for fake ones."""
     with FakeTensorMode(allow_non_fake_inputs=True):
         for module in network.modules():
             for name, parameter in module._parameters.items():
@@ -76,7 +97,6 @@ def fake_policy(config: OpenVlaOftConfig, dtype: torch.dtype = torch.bfloat16) -
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[name] = torch.empty(buffer.shape, dtype=buffer.dtype)
-    return OpenVlaOft(config, network, Tokenizer.from_file(config.tokenizer_file))
 
 
 def rows_of(config: OpenVlaOftConfig, num_rows: int) -> tuple[PrismaticBatch, torch.Tensor]:
@@ -103,26 +123,24 @@ class _StorageTracker(MemTracker):  # type: ignore[no-untyped-call]
     def _post_bw_hook(self, module: nn.Module, args: Any) -> None: ...
 
 
-def tracked_peak(model: OpenVlaOft, num_rows: int) -> int:
+def tracked_peak(network: nn.Module, log_probs: Callable[[], tuple[Tensor, Tensor]]) -> int:
     """Return the bytes of tensors at the peak of an update, by torch's tracker.
 
     Args:
-        model: made by `fake_policy`; it is trained, in vain.
-        num_rows: rows of a micro-batch.
+        network: of fake tensors; it is trained, in vain.
+        log_probs: the computation of a micro-batch; its entropies are let go, as learners do.
     """
-    network = model.network
     with fake_tensors(network):
-        batch, tokens = rows_of(model.config, num_rows)
-        temperatures = torch.ones(num_rows)
+        log_probs()  # what a policy makes at its first pass and keeps belongs to no update
         tracker = _StorageTracker()
         tracker.track_external(network)
         with tracker:
             optimizer = PolicyOptimizer(network, OptimizerConfig())
             for num_micro_batches in (1, 2):
                 for _ in range(num_micro_batches):
-                    log_probs, _ = model.log_probs(batch, tokens, temperatures)
-                    torch.autograd.backward(log_probs.sum())
-                    del log_probs
+                    found = log_probs()[0]
+                    torch.autograd.backward(found.sum())
+                    del found
                 optimizer.step()
         peaks: dict[Any, dict[str, int]] = tracker.get_tracker_snapshot("peak")
     return max(of_device["Total"] for of_device in peaks.values())
@@ -155,7 +173,20 @@ def compare(config: OpenVlaOftConfig, num_rows: int, *, recomputes: bool = False
     estimate = estimate_gpu(size, learner, traced.kept, recomputes=recomputes)
     if recomputes:
         model.recompute_activations()
-    tracked = tracked_peak(model, num_rows)
+    with fake_tensors(model.network):
+        rows, chosen = rows_of(model.config, num_rows)
+        temperatures = torch.ones(num_rows)
+    tracked = tracked_peak(model.network, lambda: model.log_probs(rows, chosen, temperatures))
+    return Compared(estimate, traced, tracked, time.perf_counter() - began)
+
+
+def compare_talks(model: CausalLanguageModel, talks: Talks) -> Compared:
+    """Estimate and track the update of a language policy, made by `fake_language_model`."""
+    began = time.perf_counter()
+    traced = trace_talks(model, talks)
+    size = size_of(model.network)
+    estimate = estimate_gpu(size, LearnerConfig(), traced.kept, recomputes=False, rows=1)
+    tracked = tracked_peak(model.network, lambda: score_talks(model, talks))
     return Compared(estimate, traced, tracked, time.perf_counter() - began)
 
 

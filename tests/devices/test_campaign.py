@@ -2,7 +2,9 @@
 not suit the machine is said."""
 
 import contextlib
+import importlib.metadata
 import os
+import platform
 import re
 import subprocess
 import sys
@@ -278,6 +280,14 @@ def test_wheels_are_listed_without_any_of_them() -> None:
     ).stdout
     assert "pip download --no-deps --only-binary=:all:" in printed
     assert f"transformers=={wheels.pinned()['transformers']}" in printed
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="wheels of another machine")
+def test_every_listed_wheel_has_a_tag_that_the_download_asks_for() -> None:
+    for name in wheels.NAMES:
+        about = importlib.metadata.distribution(name).read_text("WHEEL") or ""
+        tags = {line.rsplit("-", 1)[1] for line in about.splitlines() if line.startswith("Tag: ")}
+        assert tags & {"any", *wheels.PLATFORMS}, f"{name} has {tags}"
 
 
 PRINT_WHEELS = (

@@ -12,13 +12,22 @@ import torch
 from torch import nn
 
 from benchmarks.gpu.estimates import estimate_figures
-from benchmarks.gpu.tracked_memory import compare, fake_policy, public_kept, public_shape, rows_of
+from benchmarks.gpu.tracked_memory import (
+    compare,
+    compare_talks,
+    fake_language_model,
+    fake_policy,
+    public_kept,
+    public_shape,
+    rows_of,
+)
 from vla_rl.errors import ConfigError
 from vla_rl.learning import LearnerConfig
 from vla_rl.learning.gpu_memory import CudaOverheads, estimate_gpu
 from vla_rl.learning.rank_memory import PolicySize, size_of
 from vla_rl.learning.traced_pass import Kept, fake_tensors, trace_pass
 from vla_rl.models.example_rows import example_row
+from vla_rl.models.example_talks import Talks
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.openvla_oft.config import tiny
@@ -51,6 +60,34 @@ def test_the_estimate_of_the_public_7b_is_within_5_percent_of_torchs_tracker() -
     assert abs(found.error) <= 0.05
     assert found.tracked > 130 * GB
     assert found.traced.kept == kept_by_7b(None)
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "talks"),
+    [
+        (32_000, Talks(prompt=100, scored=100, replied=100, rows=2)),
+        # more logits than one chunk has
+        (152_000, Talks(prompt=100, scored=1900, replied=300, rows=2)),
+    ],
+)
+def test_the_estimate_of_a_language_policy_is_within_5_percent_of_torchs_tracker(
+    vocab_size: int, talks: Talks
+) -> None:
+    model = fake_language_model(
+        2,
+        hidden_size=1024,
+        intermediate_size=4096,
+        num_attention_heads=16,
+        num_key_value_heads=4,
+        vocab_size=vocab_size,
+        max_position_embeddings=8192,
+    )
+    found = compare_talks(model, talks)
+    assert abs(found.error) <= 0.05
+    each = 4 * talks.rows * talks.length
+    # two layers of products, forward, and twice as much backward
+    assert found.traced.update_flops > 2.9 * found.traced.act_flops
+    assert found.estimate.terms["activations"] > 2 * 4 * 1024 * each
 
 
 @cache

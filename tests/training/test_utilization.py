@@ -4,6 +4,7 @@ a GPU is refused before its state is allocated.
 
 import json
 import re
+from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,10 +16,16 @@ from rich.console import Console
 from toy_runs import small_run
 
 from vla_rl.commands.plan import EpisodeFootprint, print_plan
+from vla_rl.engines import EngineConfig
 from vla_rl.engines.peaks import TERA, DevicePeak
+from vla_rl.envs.text import TextPoolConfig
 from vla_rl.errors import ConfigError
-from vla_rl.pipelines.config import RunConfig
+from vla_rl.learning import LearnerConfig
+from vla_rl.models.example_talks import Talks
+from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
+from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
+from vla_rl.rollout import ChatLimits
 from vla_rl.training.estimates import (
     concerns_gpus,
     estimate_run,
@@ -122,6 +129,80 @@ def test_copies_of_weights_count(tmp_path: Path) -> None:
     assert "weights that act" in twice.memory.terms
     models = {name: Member(policy_of(config)) for name in ("one", "two")}
     assert estimate_run(config, Team(models)) is None
+
+
+def talking(root: Path, **fields: Any) -> TextTrainingConfig:
+    toy = small_run(root)
+    return TextTrainingConfig(
+        run=toy.run,
+        scheduler=toy.scheduler,
+        text=TextPoolConfig(num_envs=4),
+        engine=EngineConfig(max_batch=4, kept_conversations=2, max_reply=32),
+        chat=ChatLimits(max_turns=3, max_reply=16),
+        **fields,
+    )
+
+
+@cache
+def speaker() -> CausalLanguageModel:
+    """A policy of one layer with a context of 256 tokens, in float32."""
+    return tiny(TinyConfig(context_size=256, num_layers=1), ["one two"], seed=0)
+
+
+def test_a_language_policys_update_is_estimated_from_its_longest_conversations(
+    tmp_path: Path,
+) -> None:
+    team = Team.of(speaker())
+    learner = LearnerConfig(micro_batch=64, micro_batch_tokens=1000)
+    config = talking(tmp_path, learner=learner)
+    unknown = estimate_run(config, team)
+    assert unknown is not None
+    # all of the context, of which three replies of 16 tokens are generated
+    assert unknown.talks == Talks(prompt=1, scored=255, replied=48, rows=1000 // 256)
+    known = estimate_run(config, team, heard_tokens=52)
+    assert known is not None
+    assert known.talks == Talks(prompt=1, scored=99, replied=48, rows=10)
+    shape: Any = speaker().network.config
+    each = 2 * shape.num_hidden_layers * shape.hidden_size * 4
+    assert known.memory.terms["keys and values"] == (4 + 2) * 100 * each
+    assert known.memory.total > known.certain.total
+    assert known.traced.act_flops > 100 * 2 * known.size.num_trained * 0.8
+    one_turn = msgspec.structs.replace(config, chat=ChatLimits(max_turns=1))
+    alone = estimate_run(one_turn, team, heard_tokens=52)
+    assert alone is not None
+    assert alone.talks == Talks(prompt=52, scored=32, replied=32, rows=1000 // 84)
+
+
+def test_conversations_that_may_stay_short_are_not_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    team, config = Team.of(speaker()), talking(tmp_path)
+    estimate = estimate_run(config, team)
+    assert estimate is not None
+    memory = [estimate.certain.total]
+    monkeypatch.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda device: SimpleNamespace(total_memory=memory[0]),
+    )
+    require_gpu_memory(config, team, torch.device("cuda"))
+    memory[0] -= 1
+    with pytest.raises(ConfigError, match="more memory than the GPU has"):
+        require_gpu_memory(config, team, torch.device("cuda"))
+
+
+def test_generation_reads_the_weights_once_a_token(tmp_path: Path) -> None:
+    config = talking(tmp_path)
+    estimate = estimate_run(config, Team.of(speaker()))
+    assert estimate is not None
+    assert estimate.talks is not None
+    peak = DevicePeak(1e18, 1e9)
+    least = seconds_of_update(config, estimate, peak, num_chunks=3, decision_s=None)
+    episodes = config.scheduler.groups_per_update * config.episodes_per_group
+    batches = -(-episodes // (config.num_envs // 2))
+    seconds = batches * estimate.talks.replied * estimate.size.weight_bytes / 1e9
+    assert least.acting_s == pytest.approx(seconds)
+    assert least.acting_binds == "memory bandwidth"
 
 
 def test_what_binds_follows_from_the_device_and_the_simulators(tmp_path: Path) -> None:

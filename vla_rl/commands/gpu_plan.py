@@ -50,7 +50,10 @@ def _memory(
 ) -> Table:
     memory, size = estimate.memory, estimate.size
     how = "recomputed" if estimate.recomputes else "kept"
-    title = f"GPU memory at the peak of an update, {config.learner.micro_batch} rows at a time"
+    rows = f"{config.learner.micro_batch} rows"
+    if estimate.talks is not None:
+        rows = f"{estimate.talks.rows} conversations of {estimate.talks.length} tokens"
+    title = f"GPU memory at the peak of an update, {rows} at a time"
     table = Table("what", "GiB", title=title, show_footer=True)
     table.columns[1].justify = "right"
     for name, num_bytes in memory.terms.items():
@@ -85,9 +88,10 @@ def _seconds(
     told = f"{name}, {peak.flops / 1e12:.4g} TFLOP/s"
     table = Table("what", "at least", title=f"Seconds of one update on {told}", show_footer=True)
     table.columns[1].justify = "right"
-    acting = f"acting, {estimate.traced.act_flops / 1e9:.4g} GFLOP a decision"
+    each = "decision" if estimate.talks is None else "conversation"
+    acting = f"acting, {estimate.traced.act_flops / 1e9:.4g} GFLOP a {each}"
     table.add_row(f"{acting}, bound by {least.acting_binds}", f"{least.acting_s:.3f}")
-    table.add_row(f"learning, {learning / 1e9:.4g} GFLOP a decision", f"{least.learning_s:.3f}")
+    table.add_row(f"learning, {learning / 1e9:.4g} GFLOP a {each}", f"{least.learning_s:.3f}")
     table.add_row("the optimizer's pass over its state", f"{least.optimizer_s:.3f}")
     simulators = "unknown" if least.simulators_s is None else f"{least.simulators_s:.3f}"
     table.add_row("simulators", simulators)

@@ -51,7 +51,9 @@ async def launch(
             (member,) = team.members.values()
             size = size_of(member.model.network)
         shown = concerns_gpus(config, team)
-        estimate = await asyncio.to_thread(estimate_run, config, team) if shown else None
+        estimate = None
+        if shown:
+            estimate = await asyncio.to_thread(estimate_run, config, team, footprint.heard_tokens)
         print_plan(config, footprint, *team.num_bytes, size=size, judge=judge, estimate=estimate)
         await rehearse_training(
             config, starts, model, judge=judge, resume=wanted.resume, resume_from=wanted.resume_from

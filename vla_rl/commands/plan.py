@@ -54,6 +54,10 @@ class EpisodeFootprint(msgspec.Struct, frozen=True, kw_only=True):
     decision_s: float | None = None
     """Seconds of one core that a simulator takes for one decision. None: unknown."""
 
+    heard_tokens: int | None = None
+    """Conversations only: most tokens of an episode that the policy reads and did not generate. None:
+    as many as its context has room for."""
+
 
 def print_plan(
     config: LearningConfig,

@@ -91,6 +91,7 @@ def estimate_gpu(
     kept: Kept,
     *,
     recomputes: bool,
+    rows: int | None = None,
     copies: Mapping[str, int] | None = None,
     overheads: CudaOverheads | None = None,
 ) -> GpuEstimate:
@@ -101,12 +102,14 @@ def estimate_gpu(
         config: micro-batch, ranks, and what each rank holds.
         kept: activations of one row.
         recomputes: whether activations of blocks are recomputed.
+        rows: how often they are kept. None: `config.micro_batch` times.
         copies: other weights on the same GPU: an engine's, a reference's.
         overheads: memory besides tensors. None: typical values.
     """
     if overheads is None:
         overheads = CudaOverheads(nccl=NCCL_BYTES if config.ranks > 1 else 0)
-    state, rows = rank_memory(size, config), config.micro_batch
+    state = rank_memory(size, config)
+    rows = config.micro_batch if rows is None else rows
     gathered = 0
     if config.shard == "weights":
         # the block that computes and the one that is fetched ahead

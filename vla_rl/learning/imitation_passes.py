@@ -105,9 +105,10 @@ def imitate(
         num_tokens: tokens to learn of all micro-batches.
     """
     mask = to_device(lessons.mask, next(model.network.parameters()).device)
-    log_prob, _ = log_probs(
+    # entropies are let go at once: their graph would keep all logits (see `PolicyPasses`)
+    log_prob = log_probs(
         batch, *place_choices(model, lessons.tokens, torch.ones(len(lessons.tokens)))
-    )
+    )[0]
     loss = -torch.where(mask, log_prob, 0.0).sum() / num_tokens
     torch.autograd.backward(loss)
     return loss.detach()

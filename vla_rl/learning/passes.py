@@ -98,6 +98,10 @@ class PolicyPasses:
         log_prob, entropy = self._log_probs(
             batch, *place_choices(self._model, rows.tokens, rows.temperature)
         )
+        if not self._entropy_coef:
+            # a graph that no backward pass goes through keeps all logits that its checkpoints
+            # recompute: 16 GB instead of 1.5 for 8,192 positions of 152,000 tokens
+            entropy = entropy.detach()
         rows = rows.on_device(device)
         if log_prob.dtype not in (torch.float32, torch.float64):
             raise ValueError(

@@ -1,7 +1,7 @@
 """Seconds of one update, if nothing took longer than it must: arithmetic at the device's peak,
 memory at its bandwidth, simulators at their speed.
 
-    acting        rows x FLOPs of one decision       or     batches x bytes of the weights
+    acting        rows x FLOPs of one decision       or     passes of batches x bytes of the weights
     learning      rows x FLOPs, forward, backward    and    the optimizer's pass over all its state
     simulators    decisions x seconds of each        over the cores
 
@@ -35,6 +35,9 @@ class Workload:
     """Rows of a batch that acts."""
 
     recomputes: bool
+
+    passes: int = 1
+    """Passes of a batch for one decision: tokens that are generated one after another."""
 
     ranks: int = 1
     """Devices that share the update."""
@@ -76,7 +79,7 @@ def roofline(traced: TracedPass, size: PolicySize, work: Workload, peak: DeviceP
     reading = optimizer = 0.0
     if peak.bytes_per_s is not None:
         batches = -(-work.decisions // max(work.acting_rows, 1))
-        reading = batches * size.weight_bytes / peak.bytes_per_s
+        reading = batches * work.passes * size.weight_bytes / peak.bytes_per_s
         optimizer = work.steps * STATE_PASS_BYTES * size.num_trained / peak.bytes_per_s / work.ranks
     rows = work.decisions * work.epochs
     learning = rows * update_flops(traced, recomputes=work.recomputes) / peak.flops / work.ranks

@@ -8,9 +8,9 @@ Everything is proportional to the number of rows, so one row is traced. Nothing 
 the policy stays as it was: real parameters are looked at, never written.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 import torch
@@ -49,14 +49,19 @@ class Kept:
     largest: int
     """The largest tensor inside of a block."""
 
+    head: int = 0
+    """Needed while the backward pass is at the network's head, and not before."""
+
     def kept(self, *, recomputes: bool) -> int:
         """Return the bytes that wait for the backward pass."""
         return self.outside + sum(self.inputs if recomputes else self.inside)
 
     def passing(self, *, recomputes: bool) -> int:
-        """Return the bytes that one block needs during its backward pass, and not before."""
+        """Return the bytes that one block, or the head, needs during its backward pass, and not
+        before.
+        """
         recomputed = max(self.inside, default=0) if recomputes else 0
-        return recomputed + LIVE_GRADIENTS * self.largest
+        return max(recomputed + LIVE_GRADIENTS * self.largest, self.head)
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,16 @@ class TracedPass:
     """Those of a forward and a backward pass. Recomputation adds one more `act_flops`."""
 
     kept: Kept
+
+    def of_rows(self, num_rows: int, *, head: int) -> "TracedPass":
+        """Return the arithmetic of one row of a batch that was traced, and the memory of the batch.
+
+        Args:
+            num_rows: rows of the batch.
+            head: bytes that the backward pass of the network's head needs.
+        """
+        kept = replace(self.kept, head=head)
+        return TracedPass(self.act_flops // num_rows, self.update_flops // num_rows, kept)
 
 
 class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -140,19 +155,30 @@ def trace_pass(model: TokenModel[Any], batch: Any, tokens: Tensor) -> TracedPass
 
     Blocks that recompute their activations are traced as if they kept them.
     """
-    network = model.network
-    blocks = [block for blocks in stacks_of(network) for block in blocks]
+    blocks = [block for blocks in stacks_of(model.network) for block in blocks]
+
+    def log_probs() -> tuple[Tensor, Tensor]:
+        return model.log_probs(batch, tokens, torch.ones(len(tokens), device=tokens.device))
+
+    return trace_computation(model.network, blocks, log_probs)
+
+
+def trace_computation(
+    network: nn.Module, blocks: Sequence[nn.Module], log_probs: Callable[[], tuple[Tensor, Tensor]]
+) -> TracedPass:
+    """Trace a computation of log-probs and entropies, and its backward pass.
+
+    Args:
+        network: the network that it computes with.
+        blocks: blocks of the network whose activations are counted by themselves.
+        log_probs: the computation; it runs three times, on fake tensors.
+    """
     trained = [each for each in network.parameters() if each.requires_grad]
     with ExitStack() as stack:
         mode = stack.enter_context(fake_tensors(network))
         weights = [*network.parameters(), *network.buffers()]
         fakes = [mode.from_tensor(each) for each in weights]
         book = _Book({each.untyped_storage()._cdata for each in (*weights, *fakes)})
-        temperatures = torch.ones(len(tokens), device=tokens.device)
-
-        def log_probs() -> tuple[Tensor, Tensor]:
-            return model.log_probs(batch, tokens, temperatures)
-
         stack.enter_context(_as_it_was(network))
         stack.enter_context(_without_recomputation(blocks))
         with torch.no_grad():
@@ -168,7 +194,7 @@ def trace_pass(model: TokenModel[Any], batch: Any, tokens: Tensor) -> TracedPass
                 stack.callback(remove.remove)
         with flop_counter() as counter:
             with torch.autograd.graph.saved_tensors_hooks(book.note, lambda kept: kept):
-                found, _ = log_probs()
+                found = log_probs()[0]
             torch.autograd.grad(found.sum(), trained, allow_unused=True)
         update_flops = counter.get_total_flops()
     kept = Kept(tuple(book.inside), tuple(book.inputs), book.outside, book.largest)

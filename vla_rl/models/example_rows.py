@@ -26,8 +26,8 @@ class ExampleRow(NamedTuple):
 
 
 def example_row(model: Any) -> ExampleRow | None:
-    """Return a row of `model`; None for language policies, whose lengths are not known, and for
-    families that are not ours.
+    """Return a row of `model`; None for language policies (`example_talks`), and for families that
+    are not ours.
     """
     observation = example_observation(model)
     if observation is None:

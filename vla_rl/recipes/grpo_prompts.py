@@ -189,6 +189,7 @@ async def main(command: Command[TrainingLaunch, GrpoPromptsConfig]) -> int:
         server_mb=0,
         chunk_bytes=16 * (longest + config.max_reply),
         num_chunks=1,
+        heard_tokens=longest,
     )
     judge = None
     if held_out:

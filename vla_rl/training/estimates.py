@@ -7,7 +7,7 @@ one pass of a small policy; a 7B takes some seconds.
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import torch
 
@@ -15,13 +15,24 @@ from vla_rl.engines.peaks import TERA, DevicePeak, peak_of
 from vla_rl.learning.gpu_memory import GpuEstimate, estimate_gpu
 from vla_rl.learning.rank_memory import PolicySize, rank_memory, size_of
 from vla_rl.learning.roofline import Roofline, Workload, roofline
-from vla_rl.learning.traced_pass import TracedPass, trace_pass
+from vla_rl.learning.traced_pass import Kept, TracedPass, trace_pass
 from vla_rl.models.example_rows import example_row
-from vla_rl.pipelines.config import LearningConfig, RunConfig
-from vla_rl.training.team import Team
+from vla_rl.pipelines.config import (
+    LearningConfig,
+    MixedTrainingConfig,
+    RunConfig,
+    TextTrainingConfig,
+)
+from vla_rl.rollout import ChatLimits
+from vla_rl.training.team import Member, Team
+
+if TYPE_CHECKING:
+    from vla_rl.models.example_talks import Talks
 
 LARGE_BYTES: Final = 10**8
 """Weights from which a policy is meant for a GPU."""
+
+NOTHING_KEPT: Final = Kept(inside=(), inputs=(), outside=0, largest=0)
 
 
 @dataclass(frozen=True)
@@ -33,14 +44,29 @@ class RunEstimate:
     recomputes: bool
     memory: GpuEstimate
 
+    certain: GpuEstimate
+    """The part of the memory that every run needs: all of it, but for a language policy, whose
+    conversations may stay shorter than their limits."""
 
-def estimate_run(config: LearningConfig, team: Team) -> RunEstimate | None:
-    """Estimate the update of a run with one policy; None for teams and policies without an example
-    row (language policies, whose lengths are not known beforehand).
+    talks: "Talks | None" = None
+    """The longest conversations of a language policy."""
+
+
+def estimate_run(
+    config: LearningConfig, team: Team, heard_tokens: int | None = None
+) -> RunEstimate | None:
+    """Estimate the update of a run with one policy; None for teams and families that are not ours.
+
+    Args:
+        config: configuration of the run.
+        team: its policies.
+        heard_tokens: most tokens of a conversation that are not replies; None if not known.
     """
     if len(team.members) > 1:
         return None
     (member,) = team.members.values()
+    if hasattr(member.model, "render"):
+        return _estimate_talks(config, member, heard_tokens)
     row = example_row(member.model)
     if row is None:
         return None
@@ -50,7 +76,43 @@ def estimate_run(config: LearningConfig, team: Team) -> RunEstimate | None:
     memory = estimate_gpu(
         size, learner, traced.kept, recomputes=recomputes, copies=_copies(config, size)
     )
-    return RunEstimate(size, traced, recomputes, memory)
+    return RunEstimate(size, traced, recomputes, memory, certain=memory)
+
+
+def _estimate_talks(
+    config: LearningConfig, member: Member, heard_tokens: int | None
+) -> RunEstimate | None:
+    # imports transformers' language models, which no other run needs
+    from vla_rl.models.example_talks import longest_talks, trace_talks
+    from vla_rl.models.language import CausalLanguageModel
+
+    model = member.model
+    if not isinstance(model, CausalLanguageModel):
+        return None
+    learner, engine, limits = (
+        member.learner or config.learner,
+        member.engine or config.engine,
+        config.chat
+        if isinstance(config, TextTrainingConfig | MixedTrainingConfig)
+        else ChatLimits(),
+    )
+    talks = longest_talks(
+        model,
+        engine,
+        learner,
+        max_turns=limits.max_turns,
+        max_reply=limits.max_reply,
+        max_tokens=limits.max_tokens,
+        heard=heard_tokens,
+    )
+    size, traced = size_of(model.network), trace_talks(model, talks)
+    copies = dict(_copies(config, size))
+    certain = estimate_gpu(size, learner, NOTHING_KEPT, recomputes=False, copies=copies)
+    if engine.kind == "torch":
+        slots = engine.max_batch + engine.kept_conversations
+        copies["keys and values"] = slots * talks.length * model.key_value_bytes()
+    memory = estimate_gpu(size, learner, traced.kept, recomputes=False, rows=1, copies=copies)
+    return RunEstimate(size, traced, False, memory, certain, talks)
 
 
 def concerns_gpus(config: LearningConfig, team: Team) -> bool:
@@ -72,7 +134,7 @@ def require_gpu_memory(config: LearningConfig, team: Team, device: torch.device)
         return
     estimate = estimate_run(config, team)
     if estimate is not None:
-        estimate.memory.require_fit(torch.cuda.get_device_properties(device).total_memory)
+        estimate.certain.require_fit(torch.cuda.get_device_properties(device).total_memory)
 
 
 def seconds_of_update(
@@ -85,10 +147,12 @@ def seconds_of_update(
 ) -> Roofline:
     """Return the least seconds of an update whose episodes are all as long as possible."""
     episodes = config.scheduler.groups_per_update * config.episodes_per_group
-    learner = config.learner
+    learner, talks = config.learner, estimate.talks
     each = learner.minibatch_trajectories or episodes
     work = Workload(
-        decisions=episodes * num_chunks,
+        # a conversation is one row, which is generated token by token
+        decisions=episodes * (num_chunks if talks is None else 1),
+        passes=1 if talks is None else talks.replied,
         epochs=learner.epochs,
         steps=-(-episodes // each) * learner.epochs,
         acting_rows=max(config.num_envs // 2, 1),

@@ -67,6 +67,10 @@ OF_TORCH: Final = frozenset(
 )
 """Packages that a machine with torch and torchvision has already."""
 
+PLATFORMS: Final = ("manylinux_2_31_x86_64", "manylinux_2_28_x86_64", "manylinux2014_x86_64")
+"""Tags of their wheels. pip takes only the tags that it is given, and none that is older: llguidance
+has 2_31 alone, and was not found."""
+
 
 def pinned(names: tuple[str, ...] = NAMES) -> Mapping[str, str]:
     """Return the versions of packages."""
@@ -78,12 +82,13 @@ def pinned(names: tuple[str, ...] = NAMES) -> Mapping[str, str]:
 def instructions() -> str:
     """Return the list, and the commands that fetch and install it."""
     wheels = " ".join(f"{name}=={version}" for name, version in pinned().items())
+    platforms = " ".join(f"--platform {tag}" for tag in PLATFORMS)
     return (
         "The campaign needs torch >= 2.11 with CUDA, the torchvision that fits it, NumPy, and:\n\n"
         f"{wheels}\n\n"
         "Fetch them on a machine with a network (--python-version is that of the GPU host):\n\n"
         "python3 -m pip download --no-deps --only-binary=:all: --python-version 3.12 \\\n"
-        "  --platform manylinux_2_28_x86_64 --platform manylinux2014_x86_64 \\\n"
+        f"  {platforms} \\\n"
         f"  --dest wheels {wheels}\n\n"
         "and install them on the GPU host, beside its torch:\n\n"
         "python3 -m pip install --no-index --no-deps --target wheels-installed wheels/*.whl\n"

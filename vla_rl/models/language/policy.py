@@ -174,8 +174,23 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         """Return log-probs and entropies of replies int64 [B, T], with `NO_TOKEN` beyond their
         ends; float32 [B, T] each.
         """
-        tokens, width = tokens.cpu(), tokens.shape[1]
-        replies = [reply[: int((reply != NO_TOKEN).sum())] for reply in tokens]
+        tokens = tokens.cpu()
+        ends = (tokens != NO_TOKEN).sum(dim=1).tolist()
+        return self.score(batch, tokens, ends, temperatures)
+
+    def score(
+        self, batch: Prompts, tokens: Tensor, ends: Sequence[int], temperatures: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return what `log_probs` does, for replies whose lengths are known.
+
+        Args:
+            batch: prompts.
+            tokens: int64 [B, T], on the host.
+            ends: length of each reply.
+            temperatures: float32 [B].
+        """
+        width = tokens.shape[1]
+        replies = [reply[:end] for reply, end in zip(tokens, ends, strict=True)]
         prompts = [torch.from_numpy(prompt) for prompt in batch.tokens]
         hidden, starts = self._read(
             [torch.cat(pair) for pair in zip(prompts, replies, strict=True)]
@@ -192,6 +207,19 @@ class CausalLanguageModel(LanguageModel[Prompts]):
             vocab_size=int(self._network.config.vocab_size),
         )
         return log_probs.view(-1, width), entropies.view(-1, width)
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The layers of the network, from the first to the last."""
+        return list(self._network.base_model.layers)
+
+    def key_value_bytes(self) -> int:
+        """Return the bytes that the keys and values of one token take, in all layers."""
+        config = self._network.config
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        each = next(self._network.parameters()).element_size()
+        return int(2 * config.num_hidden_layers * heads * size * each)
 
     def features(self, batch: Prompts) -> Tensor:
         """Return the hidden state of each prompt's last token, [B, feature_size]."""

@@ -1,0 +1,100 @@
+"""Conversations as long as a run's limits allow, for estimates: a language policy's rows before there
+are any.
+
+    context │ first prompt │ replies and all that is heard between them │      one conversation, one row
+            └─ unless it is known how much is heard, the whole context is taken, and all of it scored
+"""
+
+from dataclasses import dataclass
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from vla_rl.engines.config import EngineConfig
+from vla_rl.learning.config import LearnerConfig
+from vla_rl.learning.traced_pass import TracedPass, trace_computation
+from vla_rl.models.language import CausalLanguageModel
+from vla_rl.models.language.token_scores import LOGITS_AT_ONCE
+
+PASSING_BYTES: Final = 6
+"""Bytes for each logit that the backward pass of the head makes and does not keep: a gradient in
+float32, and one in half precision."""
+
+RECOMPUTED_BYTES: Final = 16
+"""Bytes for each logit of a chunk that are computed once more for it: four tensors in float32."""
+
+
+@dataclass(frozen=True)
+class Talks:
+    """The longest conversations, and how many of them a micro-batch has."""
+
+    prompt: int
+    """Tokens before the first reply."""
+
+    scored: int
+    """Tokens after them."""
+
+    replied: int
+    """Those of them that the policy generates."""
+
+    rows: int
+    """Conversations of a micro-batch."""
+
+    @property
+    def length(self) -> int:
+        """Tokens of a conversation."""
+        return self.prompt + self.scored
+
+
+def longest_talks(
+    model: CausalLanguageModel,
+    engine: EngineConfig,
+    learner: LearnerConfig,
+    *,
+    max_turns: int,
+    max_reply: int | None = None,
+    max_tokens: int | None = None,
+    heard: int | None = None,
+) -> Talks:
+    """Return the longest conversations of a run.
+
+    Args:
+        model: the policy, whose context limits them.
+        engine: further limits of a prompt and a reply.
+        learner: limits of a micro-batch.
+        max_turns: replies of a conversation.
+        max_reply: tokens of a reply. None: the engine's limit.
+        max_tokens: tokens of all replies. None: no limit.
+        heard: most tokens of a conversation that are not replies; None if that is not known.
+    """
+    context = min(model.context_size, engine.max_context or model.context_size)
+    reply = min(max_reply or engine.max_reply, engine.max_reply)
+    replied = min(max_turns * reply, max_tokens or context, context - 1)
+    length = context if heard is None else min(context, heard + replied)
+    # between turns something is heard, which is scored too and masked
+    prompt = length - replied if max_turns == 1 else 1
+    rows = learner.micro_batch
+    if learner.micro_batch_tokens is not None:
+        rows = min(rows, max(1, learner.micro_batch_tokens // length))
+    return Talks(prompt=prompt, scored=length - prompt, replied=replied, rows=rows)
+
+
+def trace_talks(model: CausalLanguageModel, talks: Talks) -> TracedPass:
+    """Trace the passes of a micro-batch: arithmetic of one conversation, memory of all of them."""
+    found = trace_computation(model.network, model.blocks, lambda: score_talks(model, talks))
+    config: Any = model.network.config
+    positions, vocabulary = talks.rows * talks.scored, int(config.vocab_size)
+    chunk = max(1, LOGITS_AT_ONCE // vocabulary)
+    # without chunks, what is computed once more is among the activations
+    each = PASSING_BYTES + (RECOMPUTED_BYTES if positions > chunk else 0)
+    return found.of_rows(talks.rows, head=each * min(positions, chunk) * vocabulary)
+
+
+def score_talks(model: CausalLanguageModel, talks: Talks) -> tuple[Tensor, Tensor]:
+    """Score a micro-batch of conversations of one token."""
+    prompt = {"prompt_tokens": np.zeros(talks.prompt, np.int64)}
+    tokens = torch.zeros(talks.rows, talks.scored, dtype=torch.long)
+    ends = [talks.scored] * talks.rows
+    return model.score(model.prepare([prompt] * talks.rows), tokens, ends, torch.ones(talks.rows))
