@@ -43,12 +43,12 @@ from vla_rl.types import Config, EpisodeSpec, Trajectory
 
 @pytest.mark.timeout(300)
 async def test_srpo_updates_a_policy_from_episodes_of_real_libero(
-    tmp_path: Path, real_assets: str
+    tmp_path: Path,
 ) -> None:
     config = SrpoLiberoConfig(
         run=RunConfig(name="libero", root=str(tmp_path), updates=1),
         tasks=("libero_goal/8",),
-        assets=real_assets,
+        assets="stand-ins",
         step_limit=16,
         image_size=64,
         group_size=2,

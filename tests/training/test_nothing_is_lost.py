@@ -258,12 +258,13 @@ KILLED = """
     import asyncio, json, os, signal, sys
     from pathlib import Path
     sys.path.insert(0, sys.argv[2])
-    import msgspec
-    from toy_runs import small_run
+    from toy_runs import SMALL
+    from vla_rl.commands.command_line import TrainingLaunch, parse_command
     from vla_rl.learning import latest_checkpoint
     from vla_rl.graph import appended_file
     from vla_rl.observe import RunDirectory
-    from vla_rl.recipes.srpo_toy import policy_of, starts_of
+    # its policy imports no transformers
+    from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
     from vla_rl.training.run import train
 
     write = appended_file._write
@@ -290,9 +291,9 @@ KILLED = """
         return 0 if folder is None else int(folder.name[-6:])
 
     def config_of(root, updates):
-        config = small_run(root)
-        run = msgspec.structs.replace(config.run, updates=updates, videos_every=99)
-        return msgspec.structs.replace(config, run=run)
+        options = ["--run.root", str(root), "--run.updates", str(updates)]
+        options += ["--run.checkpoint-every", "1", "--scheduler.max-staleness", "0"]
+        return parse_command(TrainingLaunch, TrainToyConfig, "", SMALL + options).config
 
     async def run(root, updates, **options):
         config = config_of(root, updates)

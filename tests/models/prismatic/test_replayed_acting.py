@@ -24,7 +24,12 @@ from vla_rl.engines.cuda_graphs import (
 )
 from vla_rl.errors import ConfigError
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
-from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, OpenVlaOftConfig
+from vla_rl.models.openvla_oft import (
+    ContinuousOpenVlaOft,
+    OpenVlaOft,
+    OpenVlaOftConfig,
+    continuous,
+)
 from vla_rl.models.prismatic.config import LoraConfig
 from vla_rl.types import Sampling
 
@@ -33,7 +38,11 @@ Policy = OpenVla | OpenVlaOft | ContinuousOpenVlaOft
 
 
 @pytest.fixture(params=["openvla", "tokens", "adapters", "l1", "diffusion"])
-def any_policy(request: pytest.FixtureRequest, config: OpenVlaOftConfig) -> Policy:
+def any_policy(
+    request: pytest.FixtureRequest, config: OpenVlaOftConfig, monkeypatch: pytest.MonkeyPatch
+) -> Policy:
+    # each step of denoising is the same call: ten instead of fifty of them
+    monkeypatch.setattr(continuous, "NUM_DENOISING_STEPS", 10)
     if request.param == "openvla":
         shared = {
             name: getattr(config, name)
