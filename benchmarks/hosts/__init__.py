@@ -1,0 +1,1 @@
+"""Measurements between hosts, with network namespaces of this machine as the hosts."""
