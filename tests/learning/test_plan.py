@@ -65,6 +65,14 @@ def test_one_rank_computes_the_micro_batches_of_one_process() -> None:
     ]
 
 
+@pytest.mark.parametrize("num_rows", [1, 3, 10])
+def test_rows_of_one_length_are_dealt_in_turn(num_rows: int) -> None:
+    dealt = deal(torch.full((num_rows,), 347), 4)
+    assert [index.tolist() for index in dealt] == [
+        list(range(rank, num_rows, 4)) for rank in range(4)
+    ]
+
+
 def test_512_ragged_episodes_load_64_ranks_evenly() -> None:
     rng = np.random.default_rng(0)
     decisions = rng.integers(1, 65, 512)  # an episode has 1 to 64 decisions

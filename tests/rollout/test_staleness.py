@@ -88,11 +88,18 @@ def test_only_what_no_schedule_can_train_in_time_is_evicted() -> None:
     assert (policy.select(), policy.select(), policy.select()) == (1, 2, 4)
 
 
-def test_the_policy_names_what_is_awaited_the_oldest_first() -> None:
-    policy = StalenessPolicy(max_staleness=1, groups_per_update=1)
-    policy.admit(0)
-    policy.admit(1)
-    assert policy.awaited() == [0, 1]
+def test_the_policy_names_the_oldest_group_that_still_runs() -> None:
+    policy = StalenessPolicy(max_staleness=3, groups_per_update=1)
+    for group_id in range(4):
+        policy.admit(group_id)
+    assert (policy.oldest_running(), policy.num_running) == (0, 4)
+    policy.complete(1)
+    policy.complete(0)
+    assert (policy.oldest_running(), policy.num_running) == (2, 2)
+    policy.filtered(2)
+    assert (policy.oldest_running(), policy.num_running) == (3, 1)
+    policy.complete(3)
+    assert (policy.oldest_running(), policy.num_running) == (None, 0)
 
 
 class Schedule:

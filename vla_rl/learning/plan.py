@@ -107,6 +107,10 @@ def deal(num_read: Tensor, num_ranks: int) -> list[Tensor]:
     loads = [(0, 0, rank) for rank in range(num_ranks)]
     dealt: list[list[int]] = [[] for _ in range(num_ranks)]
     lengths = num_read.tolist()
+    if lengths and min(lengths) == max(lengths):  # each in turn: what the heap would give, at once
+        # 820,000 rows of an update on 512 ranks took 1.5 s, in which no rank learnt
+        rows = torch.arange(len(lengths))
+        return [rows[rank::num_ranks] for rank in range(num_ranks)]
     # the largest first, each to the rank with the least so far, so that small ones even out the end
     for row in sorted(range(len(lengths)), key=lambda row: -lengths[row]):
         load, count, rank = heapq.heappop(loads)

@@ -86,13 +86,13 @@ class Handover:
         """
         size = self._staleness.groups_per_update
         num_missing = size - len(self.groups_of(self._staleness.next_update))
-        running = [each for each in self._staleness.awaited() if each not in self._ready]
-        if not running:
+        oldest = self._staleness.oldest_running()
+        if oldest is None:
             return f"update {self._staleness.version} to be trained"
-        episodes = ", ".join(map(str, missing(running[0])))
+        episodes = ", ".join(map(str, missing(oldest)))
         return (
-            f"{num_missing} of {size} groups, the oldest of {len(running)} running is group "
-            f"{running[0]}: "
+            f"{num_missing} of {size} groups, the oldest of {self._staleness.num_running} running "
+            f"is group {oldest}: "
             + (
                 f"episodes {episodes}"
                 if episodes
