@@ -22,7 +22,13 @@ from benchmarks.interleaved import print_json_line, print_table
 from vla_rl.cluster import Gpu, Host, HostResources, Layout, LayoutConfig, layout_of
 from vla_rl.learning.config import MicroBatchSize
 from vla_rl.learning.plan import plan_passes
-from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerConfig, TaskStart
+from vla_rl.rollout import (
+    EpisodeScheduler,
+    GroupSource,
+    LocalPlayer,
+    SchedulerConfig,
+    TaskStart,
+)
 from vla_rl.rollout.simulated_time import run_in_simulated_time
 from vla_rl.types import EnvSpec
 
@@ -79,7 +85,8 @@ async def _updates(layout: Layout, machines: list[Host], max_staleness: int) -> 
     source = GroupSource([start], measured.GROUP_SIZE, seed=0)
     work_s, dealing_s, began, cpu_began = 0.0, 0.0, 0.0, 0.0
     engine: Any = hosts  # it has a version, and is asked for nothing else
-    async with EpisodeScheduler(hosts, engine, hosts.play, source, config) as scheduler:
+    player = LocalPlayer(hosts, engine, hosts.play)
+    async with EpisodeScheduler(player, source, config) as scheduler:
         for update in range(WARM_UP + MEASURED):
             if update == WARM_UP:
                 work_s, dealing_s, began = hosts.work_s(), 0.0, clock()
