@@ -51,6 +51,8 @@ def test_without_limits_a_run_may_use_all_that_the_host_reports(folder: Path) ->
             None,
             r"2 hosts with the address 'tcp://10.0.0.2:7070'",
         ),
+        ((HOST.replace('"a"', '"here"'),), None, r"name 'here', expected letters"),
+        ((HOST.replace('"a"', '"a b"'),), None, r"name 'a b', expected letters"),
         ((HOST.replace("keys/server", "gone"),), None, r"host 'a': the key file gone.pub"),
         ((HOST.replace("keys/server.pub", "abc"),), None, r"host 'a': .*3 characters, expected 40"),
         ((HOST.replace("tcp://", ""),), None, r"host 'a': address is"),

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from contextlib import AsyncExitStack
 from pathlib import Path
 
 import pytest
@@ -46,24 +47,48 @@ def site(tmp_path: Path) -> Site:
 
 async def test_a_host_that_leaves_and_comes_back_is_reported(site: Site) -> None:
     hosts = ListedHosts(site.path, look_every_s=0.05)
-    async with asyncio.timeout(60):
-        server = site.server()
-        await server.__aenter__()
+    async with asyncio.timeout(60), AsyncExitStack() as servers:
+        server = await servers.enter_async_context(AsyncExitStack())
+        await server.enter_async_context(site.server())
         async with hosts:
             here, far = hosts.hosts()
             assert (here.placement, far.name, far.resources.num_cores) == (None, "far", 3)
             changes = hosts.changes()
-            await server.__aexit__(None, None, None)
+            await server.aclose()
             left = await anext(changes)
             assert isinstance(left, Left)
             assert (left.host.name, len(hosts.hosts())) == ("far", 1)
+<<<<<<< HEAD
             again = site.server()
             await again.__aenter__()
+=======
+            await servers.enter_async_context(site.server())
+>>>>>>> hosts
             joined = await anext(changes)
             assert isinstance(joined, Joined)
             assert joined.host == hosts.hosts()[1] == far
         assert [change async for change in changes] == []
         await again.__aexit__(None, None, None)
+
+
+async def test_a_host_that_is_added_to_the_file_joins(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with (
+        asyncio.timeout(60),
+        site.server(),
+        ListedHosts(site.path, look_every_s=0.02) as hosts,
+    ):
+        listed = site.path.read_text()
+        site.path.write_text("[[host]\n")
+        while "is not used" not in caplog.text:  # noqa: ASYNC110 - a log has no event
+            await asyncio.sleep(0.01)
+        # the same machine under another name and address
+        other = listed[listed.index("[[host]]") :].replace('"far"', '"further"')
+        site.path.write_text(listed + other.replace("127.0.0.1", "localhost"))
+        joined = await anext(hosts.changes())
+        assert (type(joined), joined.host.name) == (Joined, "further")
+        assert [host.name for host in hosts.hosts()] == ["this host", "far", "further"]
 
 
 async def test_a_host_that_does_not_answer_is_named_with_what_to_do(site: Site) -> None:

@@ -30,6 +30,11 @@ KEYS: Final = Path("~/.vla_rl/keys")
 
 _GIB: Final = 2**30
 
+HERE: Final = "here"
+"""Name of the control process's own host among those that run episodes."""
+
+_NAME: Final = re.compile(r"[A-Za-z0-9_.-]+")
+
 
 class ListedGpu(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """One GPU as the file lists it."""
@@ -97,6 +102,13 @@ def read_host_file(path: Path) -> tuple[KnownHost, ...]:
         raise ConfigError(f"{path} is not TOML: {error}") from error
     if not file.host:
         raise ConfigError(f"{path} lists no host, expected at least one [[host]] table")
+    for host in file.host:
+        # names are parts of metrics' names
+        if not _NAME.fullmatch(host.name) or host.name == HERE:
+            raise ConfigError(
+                f"{path} has a host with the name {host.name!r}, expected letters, digits, '-', '_' "
+                f"and '.', and not {HERE!r}, which is this host"
+            )
     _require_unique(path, [host.name for host in file.host], "name")
     _require_unique(path, [host.address for host in file.host], "address")
     keys = _client_keys(path, file.client_key)

@@ -1,14 +1,17 @@
 """The hosts that a file lists: each runs `vla-rl host`, and may go and come back.
 
+Hosts that are added to the file while it is in use join too.
+
 file ──► one keeper for each host:  connect ─► Joined ─► wait for its death ─► Left ─┐
                                        ▲────────────── again, every few seconds ◄────┘
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import logging
+from collections.abc import AsyncIterator, Coroutine, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from vla_rl.actors import Runtime
 from vla_rl.actors.waits import waiting
@@ -16,6 +19,8 @@ from vla_rl.cluster.host_file import KnownHost, read_host_file
 from vla_rl.cluster.hosts import Host, HostChange, Joined, Left, resources_of_this_host
 from vla_rl.cluster.monitor import HostMonitor, report_of_this_host, require_same_versions
 from vla_rl.errors import ActorDied, ConfigError
+
+logger = logging.getLogger(__name__)
 
 MOST_CHANGES: Final = 256
 """Changes that wait to be read; then the keepers of hosts wait."""
@@ -35,7 +40,9 @@ class ListedHosts:
     def __init__(
         self, path: Path, *, answer_within_s: float = 20.0, look_every_s: float = 1.0
     ) -> None:
-        self._path, self._known = path, read_host_file(path)
+        # before the file is read: a change in between is then read once more, and not missed
+        self._path, self._read_at = path, _changed_at(path)
+        self._known = read_host_file(path)
         self._answer_within_s, self._look_every_s = answer_within_s, look_every_s
         self._here = Host(name="this host", resources=resources_of_this_host())
         self._there: dict[str, Host] = {}
@@ -58,9 +65,8 @@ class ListedHosts:
             await self._runtime.__aexit__(type(error), error, error.__traceback__)
             raise
         for known, monitor in zip(self._known, monitors, strict=True):
-            keeper = self._keep(known, monitor)
-            name = f"keeper of host {known.listed.name}"
-            self._keepers.append(asyncio.create_task(keeper, name=name))
+            self._begin(self._keep(known, monitor), f"keeper of host {known.listed.name}")
+        self._begin(self._read_again(), "reader of the list of hosts")
         return self
 
     async def __aexit__(
@@ -71,6 +77,7 @@ class ListedHosts:
     ) -> None:
         """End the monitors; iterations of `changes` end."""
         self._has_ended = True
+        ended = [task for task in self._keepers if task.done() and not task.cancelled()]
         self._changes.put_nowait(None)  # the queue has room for it beside all changes
         for keeper in self._keepers:
             keeper.cancel()
@@ -79,6 +86,10 @@ class ListedHosts:
                 await asyncio.wait(self._keepers)
         finally:
             await self._runtime.__aexit__(kind, error, traceback)
+        # none is expected; one that is lost would be a host that is watched no longer, in silence
+        for task in ended:
+            if (failure := task.exception()) is not None and error is None:
+                raise failure
 
     def hosts(self) -> tuple[Host, ...]:
         """Return the hosts that are there now, this host first."""
@@ -93,9 +104,31 @@ class ListedHosts:
             self._room.release()
             yield change
 
+    def _begin(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._keepers.append(asyncio.create_task(work, name=name))
+
+    async def _read_again(self) -> None:
+        """Read the file when it changes, and begin to look for the hosts that are new in it."""
+        names, last = {known.listed.name for known in self._known}, self._read_at
+        while True:
+            await asyncio.sleep(self._look_every_s)
+            changed = _changed_at(self._path)
+            if changed in (None, last):
+                continue
+            last = changed
+            try:
+                known = read_host_file(self._path)
+            except ConfigError as error:
+                logger.warning("the changed list of hosts is not used: %s", error)
+                continue
+            for new in known:
+                if new.listed.name not in names:
+                    names.add(new.listed.name)
+                    self._begin(self._keep(new, None), f"keeper of host {new.listed.name}")
+
     async def _keep(self, known: KnownHost, monitor: HostMonitor | None) -> None:
         """Report each time that one host leaves and comes back, until cancelled."""
-        name = known.listed.name
+        name, last_error = known.listed.name, ""
         while True:
             if monitor is not None:
                 try:
@@ -106,9 +139,13 @@ class ListedHosts:
             try:
                 with waiting("the list of hosts", on=f"host {name!r} to come back"):
                     monitor = await self._connect(known)
-            except ConfigError:  # it is still away, or came back with another version
+            except ConfigError as error:  # it is still away, or came back with another version
                 monitor = None
+                if str(error) != last_error:
+                    last_error = str(error)
+                    logger.warning("%s. It is asked every %g s", error, self._look_every_s)
             else:
+                last_error = ""
                 await self._note(Joined(host=self._there[name]))
 
     async def _note(self, change: HostChange) -> None:
@@ -158,3 +195,11 @@ def _monitors(found: Sequence[HostMonitor | BaseException]) -> list[HostMonitor]
     if errors:
         raise ConfigError("\n".join(str(error) for error in errors)) from errors[0]
     return [each for each in found if not isinstance(each, BaseException)]
+
+
+def _changed_at(path: Path) -> int | None:
+    """Return when a file was changed, in nanoseconds; None if it is gone for the moment."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None

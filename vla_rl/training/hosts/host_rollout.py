@@ -19,10 +19,11 @@ from msgspec.structs import replace
 from vla_rl.actors import RemoteHost, RestartPolicy, Runtime
 from vla_rl.actors.owned_folder import OwnedFolder
 from vla_rl.actors.placement import Intensity
-from vla_rl.actors.waits import waiting
+from vla_rl.actors.waits import note_progress, waiting
 from vla_rl.cluster import Host, Hosts, Joined
+from vla_rl.cluster.host_file import HERE
 from vla_rl.engines import DeviceLane
-from vla_rl.errors import ActorDied, CheckpointError, ConfigError, EnvError
+from vla_rl.errors import ActorDied, CheckpointError, ConfigError, EnvError, RemoteError
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EpisodePlayer
 from vla_rl.rollout.host_players import HostPlayers
@@ -37,8 +38,6 @@ T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-HERE: Final = "this host"
-
 OPEN_WITHIN_S: Final = 1800.0
 """Longest start of a host: reading the policy, and building all simulators."""
 
@@ -48,7 +47,7 @@ WEIGHTS_WITHIN_S: Final = 300.0
 DEADLINES_S: Final = {
     "open": OPEN_WITHIN_S,
     **dict.fromkeys(
-        ("put_file", "begin_weights", "put_weights", "check_weights", "apply_weights"),
+        ("put_file", "begin_weights", "put_weights", "check_weights", "apply_weights", "take"),
         WEIGHTS_WITHIN_S,
     ),
 }
@@ -191,7 +190,15 @@ class HostRollout:
                     if actor is None:
                         try:
                             actor = await self._bring_up(host)
-                        except (ConfigError, EnvError, CheckpointError) as error:
+                        except TimeoutError:  # an OSError, and no fault of the host's files
+                            raise
+                        except (
+                            ConfigError,
+                            EnvError,
+                            CheckpointError,
+                            RemoteError,
+                            OSError,
+                        ) as error:
                             # the hosts that were there at the start could do it, so the run goes on
                             _leave_alone(host, error)
                             return
@@ -234,7 +241,8 @@ class HostRollout:
             )
             try:
                 await self._equip(host.name, actor)
-            except BaseException:
+            except BaseException as error:
+                error.add_note(f"while host {host.name!r} was brought up")
                 self._gone(host.name)
                 await self._runtime.kill(actor)
                 raise
@@ -251,6 +259,7 @@ class HostRollout:
             version = await self.weights.catch_up(actor)
             self.weights.hosts[name] = actor
             self.players.add(name, FarPlayer(actor, replace(status, weight_version=version)))
+        note_progress("hosts")
         self._came_or_went.set()
 
     def _drop(self, name: str, death: ActorDied) -> None:

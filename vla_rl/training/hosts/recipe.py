@@ -52,7 +52,7 @@ def recipe_of(
             dtype=str(next(member.model.network.parameters()).dtype).removeprefix("torch."),
             weight_version=0,
         )
-    except TypeError as error:
+    except (TypeError, AttributeError) as error:
         raise ConfigError(
             f"cluster.hosts needs parts that other hosts can import: {error}"
         ) from error
