@@ -1,4 +1,4 @@
-"""A runtime for each test, and episodes to play."""
+"""A runtime for each test or for all tests of a file, and episodes to play."""
 
 import sys
 from collections.abc import AsyncIterator, Callable
@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import pytest_asyncio
 
 from vla_rl.actors import Runtime
 from vla_rl.types import EnvSpec, EpisodeSpec
@@ -17,6 +18,13 @@ Episode = Callable[..., EpisodeSpec]
 
 @pytest.fixture
 async def runtime() -> AsyncIterator[Runtime]:
+    async with Runtime(name="test", stop_grace_s=1.0) as runtime:
+        yield runtime
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_runtime() -> AsyncIterator[Runtime]:
+    """One for a file that has no need of its own: its fork servers import an environment once."""
     async with Runtime(name="test", stop_grace_s=1.0) as runtime:
         yield runtime
 

@@ -25,6 +25,14 @@ STILL = np.zeros(7, np.float32)
 RIGHT = np.tile(np.array([0.3, 0.1, 0, 0, 0, 0, 0], np.float32), (3, 1))
 
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture
+def runtime(shared_runtime: Runtime) -> Runtime:
+    return shared_runtime
+
+
 def faulty(fault: str, at_step: int = 1) -> EnvSpec:
     return EnvSpec(id="vla_rl/faulty-v0", kwargs={"fault": fault, "at_step": at_step})
 
@@ -156,18 +164,17 @@ async def test_a_dying_process_says_how_it_died(runtime: Runtime, fault: str, ca
             await env.reset(seed=0)
 
 
-@pytest.mark.parametrize("fault", ["stop", "never_answer"])
-@pytest.mark.parametrize("at_step", [0, 1])
+@pytest.mark.parametrize(("fault", "at_step"), [("stop", 1), ("never_answer", 0)])
 async def test_a_process_that_never_answers_is_killed_at_its_deadline(
     runtime: Runtime, fault: str, at_step: int
 ) -> None:
-    reset_timeout_s = 5.0 if at_step == 0 else 60.0
+    reset_timeout_s = 3.0 if at_step == 0 else 60.0
     config = SimulatorConfig(
         step_timeout_s=0.3, reset_timeout_s=reset_timeout_s, frozen_after_s=None
     )
     async with asyncio.timeout(30), open_env(runtime, faulty(fault, at_step), config) as env:
         pid = env.process.pid
-        with pytest.raises(ActorFrozen, match=r"did not answer within (0\.3|5) s"):
+        with pytest.raises(ActorFrozen, match=r"did not answer within (0\.3|3) s"):
             await reset_and_step(env)
         await env.close()
         with pytest.raises(ProcessLookupError):

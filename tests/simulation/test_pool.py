@@ -28,6 +28,14 @@ Episode = Callable[..., EpisodeSpec]
 STILL = np.zeros((4, 7), np.float32)
 
 
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+
+@pytest.fixture
+def runtime(shared_runtime: Runtime) -> Runtime:
+    return shared_runtime
+
+
 @pytest.fixture(params=[1, 4], ids=["a process each", "four to a process"])
 def per_process(request: pytest.FixtureRequest) -> int:
     number: int = request.param
