@@ -90,7 +90,7 @@ def rows_of(config: OpenVlaOftConfig, num_rows: int) -> tuple[PrismaticBatch, to
     return PrismaticBatch(images, prompts, lengths), tokens
 
 
-class _StorageTracker(MemTracker):  # type: ignore[no-untyped-call]
+class StorageTracker(MemTracker):  # type: ignore[no-untyped-call]
     """torch's tracker of every storage, without its account by module.
 
     That account expects gradients at every parameter that a module has; frozen ones have none, and
@@ -114,7 +114,7 @@ def tracked_peak(model: OpenVlaOft, num_rows: int) -> int:
     with fake_tensors(network):
         batch, tokens = rows_of(model.config, num_rows)
         temperatures = torch.ones(num_rows)
-        tracker = _StorageTracker()
+        tracker = StorageTracker()
         tracker.track_external(network)
         with tracker:
             optimizer = PolicyOptimizer(network, OptimizerConfig())
