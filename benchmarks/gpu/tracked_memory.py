@@ -110,7 +110,7 @@ def rows_of(config: OpenVlaOftConfig, num_rows: int) -> tuple[PrismaticBatch, to
     return PrismaticBatch(images, prompts, lengths), tokens
 
 
-class _StorageTracker(MemTracker):  # type: ignore[no-untyped-call]
+class StorageTracker(MemTracker):  # type: ignore[no-untyped-call]
     """torch's tracker of every storage, without its account by module.
 
     That account expects gradients at every parameter that a module has; frozen ones have none, and
@@ -132,7 +132,7 @@ def tracked_peak(network: nn.Module, log_probs: Callable[[], tuple[Tensor, Tenso
     """
     with fake_tensors(network):
         log_probs()  # what a policy makes at its first pass and keeps belongs to no update
-        tracker = _StorageTracker()
+        tracker = StorageTracker()
         tracker.track_external(network)
         with tracker:
             optimizer = PolicyOptimizer(network, OptimizerConfig())

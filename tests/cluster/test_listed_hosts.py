@@ -58,17 +58,11 @@ async def test_a_host_that_leaves_and_comes_back_is_reported(site: Site) -> None
             left = await anext(changes)
             assert isinstance(left, Left)
             assert (left.host.name, len(hosts.hosts())) == ("far", 1)
-<<<<<<< HEAD
-            again = site.server()
-            await again.__aenter__()
-=======
             await servers.enter_async_context(site.server())
->>>>>>> hosts
             joined = await anext(changes)
             assert isinstance(joined, Joined)
             assert joined.host == hosts.hosts()[1] == far
         assert [change async for change in changes] == []
-        await again.__aexit__(None, None, None)
 
 
 async def test_a_host_that_is_added_to_the_file_joins(
