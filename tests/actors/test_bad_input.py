@@ -180,6 +180,7 @@ class Loopback:
     pid = 1
     actor_id = 0
     unanswered = ""
+    has_room = True
 
     def __init__(self) -> None:
         self.codec = Codec()
@@ -187,6 +188,9 @@ class Loopback:
 
     def send(self, frames: Frames) -> None:
         """Drop it."""
+
+    async def until_room(self) -> None:
+        """Always."""
 
     def poll(self) -> None:
         """Nothing comes."""

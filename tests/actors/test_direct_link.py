@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import zmq
 from hooks import Heir
-from sample_actors import Counter
+from sample_actors import Counter, Streamer
 
 from vla_rl.actors import (
     ChildProcess,
@@ -27,6 +27,7 @@ from vla_rl.actors import (
 )
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.host import HostServer
+from vla_rl.actors.in_flight import MOST_BYTES
 from vla_rl.actors.wire import Kind
 from vla_rl.errors import ActorDied, ConfigError
 
@@ -111,6 +112,20 @@ async def test_arrays_of_any_size_pass_by_the_host(
         assert np.array_equal(answer, values)
         assert not answer.flags.writeable
     assert received == []
+
+
+async def test_a_consumer_of_large_items_that_does_not_read_pauses_the_stream(
+    host: HostServer, keys: Path, runtime: Runtime
+) -> None:
+    streamer = await runtime.spawn(Streamer, placement=there(host, keys))
+    num_bytes = MOST_BYTES // 4
+    stream = streamer.pictures(12, num_bytes)
+    assert (await anext(stream)).size == num_bytes
+    previous = -1
+    while (made := await streamer.made()) != previous:
+        previous = made
+    assert made <= 6  # four that nobody has read, one that was, and one that waits
+    assert [int(picture[-1]) async for picture in stream] == list(range(1, 12))
 
 
 async def test_no_one_else_reaches_an_actor_once_its_client_has(
