@@ -26,7 +26,7 @@ from vla_rl.actors.host_connection import set_tcp_options
 from vla_rl.actors.life import State
 from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.server import ActorServer
-from vla_rl.actors.wire import Frames, Kind
+from vla_rl.actors.wire import DeathNotice, Frames, Kind
 from vla_rl.errors import ActorDied
 
 LOST_AFTER_S = 30.0
@@ -180,6 +180,7 @@ class Loopback:
     pid = 1
     actor_id = 0
     unanswered = ""
+    has_room = True
 
     def __init__(self) -> None:
         self.codec = Codec()
@@ -187,6 +188,9 @@ class Loopback:
 
     def send(self, frames: Frames) -> None:
         """Drop it."""
+
+    async def until_room(self) -> None:
+        """Always."""
 
     def poll(self) -> None:
         """Nothing comes."""
@@ -227,6 +231,22 @@ async def test_a_client_that_sends_rubbish_does_not_disturb_another(
         assert await counter.total() == 40
         assert host.num_rejected == 20_000
         assert host.num_actors == 1
+    context.destroy(linger=0)
+
+
+async def test_a_launch_that_another_version_sends_is_answered_with_the_remedy(
+    host: HostServer, keys: Path
+) -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    client = raw_client(context, host, keys, read_keys(keys / "client.key"))
+    client.send_multipart(Codec().encode(Kind.LAUNCH, 0, 1, 0, ["name", {}], "launch"))
+    async with asyncio.timeout(20):
+        while not client.poll(0):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    notice = Codec().decode(Codec().decoder(DeathNotice), client.recv_multipart())
+    assert "could not be started: LaunchRequest: " in notice.cause
+    assert "Install the same version of vla_rl on both hosts" in notice.cause
+    assert (host.num_rejected, host.num_actors) == (1, 0)
     context.destroy(linger=0)
 
 

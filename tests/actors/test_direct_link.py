@@ -5,6 +5,7 @@ import contextlib
 import os
 import socket
 import sys
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -13,7 +14,7 @@ import numpy as np
 import pytest
 import zmq
 from hooks import Heir
-from sample_actors import Counter
+from sample_actors import Counter, Streamer
 
 from vla_rl.actors import (
     ChildProcess,
@@ -26,7 +27,9 @@ from vla_rl.actors import (
     remote_channel,
 )
 from vla_rl.actors.codec import Codec
+from vla_rl.actors.direct_link import DirectLink, make_link_keys
 from vla_rl.actors.host import HostServer
+from vla_rl.actors.in_flight import MOST_BYTES
 from vla_rl.actors.wire import Kind
 from vla_rl.errors import ActorDied, ConfigError
 
@@ -113,6 +116,20 @@ async def test_arrays_of_any_size_pass_by_the_host(
     assert received == []
 
 
+async def test_a_consumer_of_large_items_that_does_not_read_pauses_the_stream(
+    host: HostServer, keys: Path, runtime: Runtime
+) -> None:
+    streamer = await runtime.spawn(Streamer, placement=there(host, keys))
+    num_bytes = MOST_BYTES // 4
+    stream = streamer.pictures(12, num_bytes)
+    assert (await anext(stream)).size == num_bytes
+    previous = -1
+    while (made := await streamer.made()) != previous:
+        previous = made
+    assert made <= 6  # four that nobody has read, one that was, and one that waits
+    assert [int(picture[-1]) async for picture in stream] == list(range(1, 12))
+
+
 async def test_no_one_else_reaches_an_actor_once_its_client_has(
     host: HostServer, keys: Path, runtime: Runtime
 ) -> None:
@@ -181,6 +198,35 @@ async def test_an_actor_whose_connection_breaks_is_killed_by_its_host(
     with pytest.raises(ActorDied, match=f"127.0.0.1:{port} was lost, so it was killed"):
         await pending
     assert not Path(f"/proc/{pid}").exists()  # noqa: ASYNC240
+
+
+async def test_what_a_process_sent_last_is_read_after_its_connection_has_ended() -> None:
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+    public, secret = zmq.curve_keypair()
+    process = context.socket(zmq.PAIR)
+    process.curve_server, process.curve_secretkey = True, secret
+    port = process.bind_to_random_port("tcp://127.0.0.1")
+    received: list[bytes] = []
+    link = DirectLink(
+        context,
+        f"tcp://127.0.0.1:{port}",
+        public.decode(),
+        make_link_keys(),
+        lambda frames: received.append(bytes(frames[0])),
+        lambda: None,
+    )
+    async with asyncio.timeout(20):
+        while not link.is_up:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    process.send(b"last words")
+    process.close(linger=5000)
+    while not link.is_lost:  # this loop reads nothing meanwhile
+        link.look()
+        time.sleep(0.05)  # noqa: ASYNC251
+    link.poll()
+    assert received == [b"last words"]
+    link.close()
+    context.destroy(linger=0)
 
 
 async def test_actors_listen_at_the_ports_of_their_host_and_no_other(keys: Path) -> None:

@@ -8,6 +8,7 @@ import msgspec
 
 from vla_rl.actors.call_deadlines import CallDeadlines
 from vla_rl.actors.channel import Channel
+from vla_rl.actors.in_flight import array_bytes
 from vla_rl.actors.mailbox import Mailbox
 from vla_rl.actors.pending import PendingCall, PendingStream
 from vla_rl.actors.remote_errors import ErrorReport, restore_error
@@ -125,7 +126,7 @@ class Answers:
             )
             self._cancel(call)
             return
-        pending.add(item)
+        pending.add(item, array_bytes(frames))
 
     def _take_answer(
         self, channel: Channel, kind: int, pending: PendingCall, frames: Frames

@@ -64,6 +64,15 @@ class Channel(Protocol):
         """Queue one message; it is dropped if the incarnation has ended, since `on_end` follows."""
         ...
 
+    @property
+    def has_room(self) -> bool:
+        """Whether a call may be sent now, or else has to wait in `until_room`."""
+        ...
+
+    async def until_room(self) -> None:
+        """Wait until the bytes on the way allow one more call, or the incarnation has ended."""
+        ...
+
     def poll(self) -> None:
         """Deliver what has already arrived."""
         ...

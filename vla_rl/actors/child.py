@@ -23,6 +23,7 @@ from vla_rl.actors.actor_loop import ActorLoop, WaitingSocket
 from vla_rl.actors.blocks import use_for_blocks
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.fork_protocol import ChildSettings
+from vla_rl.actors.in_flight import MeteredSocket
 from vla_rl.actors.listening import Listening
 from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.parent_link import die_with_parent, leave_terminal_to_parent, name_process
@@ -109,18 +110,19 @@ async def _live(settings: ChildSettings) -> int:
         parent.close(linger=_LAST_WORDS_MS)
         life.on_born = listening.close_door
         try:
-            return await _run(life, listening.socket, in_place=True)
+            return await _run(life, listening.socket, is_far=True)
         finally:
             listening.close()
 
 
-async def _run(life: "_Life", socket: zmq.Socket[bytes], *, in_place: bool = False) -> int:
+async def _run(life: "_Life", socket: zmq.Socket[bytes], *, is_far: bool = False) -> int:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, ActorLoop)
-    own_socket = loop.open_socket(socket, life.on_message, in_place=in_place)
+    own_socket = loop.open_socket(socket, life.on_message, in_place=is_far)
+    metered = MeteredSocket(own_socket, life.on_message) if is_far else None
     lag = LoopLag()
     try:
-        return await life.run(own_socket, lag)
+        return await life.run(metered or own_socket, lag, metered)
     finally:
         lag.stop()
         own_socket.close(linger_ms=_LAST_WORDS_MS)
@@ -152,7 +154,9 @@ class _Life:
             if len(self._birth) == 2:
                 self._born.set_result(None)
 
-    async def run(self, socket: WaitingSocket, lag: LoopLag) -> int:
+    async def run(
+        self, socket: WaitingSocket | MeteredSocket, lag: LoopLag, outgoing: MeteredSocket | None
+    ) -> int:
         """Run from the actor's description to its end.
 
         Return 0, or 1 if it could not be built or its `on_stop` raised.
@@ -163,7 +167,15 @@ class _Life:
         try:
             actor, table, mailbox = self._build()
             server = ActorServer(
-                actor, table, self._codec, self._actor_id, send, mailbox, lag, at_once=True
+                actor,
+                table,
+                self._codec,
+                self._actor_id,
+                send,
+                mailbox,
+                lag,
+                outgoing,
+                at_once=True,
             )
             socket.on_message = server.on_message
             gc.freeze()  # imported modules stay: the collector need not visit them again

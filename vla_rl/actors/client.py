@@ -140,7 +140,7 @@ class ActorClient:
         """Send a call and wait for its answer; a cancellation is passed on to the actor."""
         if kwargs or len(args) != method.num_plain_args:
             args = method.bind(args, kwargs)
-        if self.life.state is not _RUNNING or not self.mailbox.try_enter():
+        if not self._try_enter():
             await self._enter()
         pending = PendingCall(
             self._loop, method, self._decoders[method.index], asyncio.current_task(self._loop)
@@ -160,7 +160,7 @@ class ActorClient:
         If it cannot be sent now, it is sent when awaited.
         """
         bound = method.bind(args, kwargs)
-        if self.life.state is not _RUNNING or not self.mailbox.try_enter():
+        if not self._try_enter():
             return self.call(method, args, kwargs)
         pending = PendingBegun(
             self._loop, method, self._decoders[method.index], asyncio.current_task(self._loop)
@@ -176,7 +176,7 @@ class ActorClient:
         An error is logged.
         """
         args = method.bind(args, kwargs)
-        if self.life.state is not _RUNNING or not self.mailbox.try_enter():
+        if not self._try_enter():
             await self._enter()
         pending = PendingCall(self._loop, method, self._decoders[method.index], None)
         self._send_call(method, args, pending)
@@ -187,7 +187,7 @@ class ActorClient:
     ) -> AsyncIterator[Any]:
         """Iterate over a streaming method. Leaving the iteration stops the remote generator."""
         args = method.bind(args, kwargs)
-        if self.life.state is not _RUNNING or not self.mailbox.try_enter():
+        if not self._try_enter():
             await self._enter()
         pending = PendingStream(
             self._loop, method, self._decoders[method.index], asyncio.current_task()
@@ -273,14 +273,29 @@ class ActorClient:
 
     # ---- inside
 
+    def _try_enter(self) -> bool:
+        """Take a place in the mailbox if a call may be sent now; return whether it may."""
+        if self.life.state is not _RUNNING or not self.mailbox.try_enter():
+            return False
+        if self._channel is None or self._channel.has_room:
+            return True
+        self.mailbox.leave()
+        return False
+
     async def _enter(self) -> None:
-        """Wait for a place in the mailbox of a running incarnation.
+        """Wait for a place in the mailbox of a running incarnation, and for room on the way to it.
 
         Raises: ActorDied if there will be none.
         """
         await self.mailbox.enter()
         try:
             await self.life.until_running()
+            channel = None
+            while channel is not self._channel:  # another incarnation, if it died meanwhile
+                channel = self._channel
+                assert channel is not None
+                await channel.until_room()
+                await self.life.until_running()
         except BaseException:
             self.mailbox.leave()
             raise

@@ -10,6 +10,7 @@ import zmq
 from zmq.utils.monitor import parse_monitor_message
 
 from vla_rl.actors.channel import OnMessage
+from vla_rl.actors.in_flight import MeteredSocket
 from vla_rl.actors.listening import keep_alive
 from vla_rl.actors.parts import MAX_WIRE_FRAME_BYTES
 from vla_rl.actors.placement import KeyPair
@@ -18,6 +19,10 @@ from vla_rl.actors.wire import Frames
 
 HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 HANDSHAKE_FAILED |= zmq.EVENT_HANDSHAKE_FAILED_AUTH
+
+# -1 would forbid it, but then a lost connection takes along the messages that we have not read yet,
+# the reason of an actor's end among them
+_NEVER_MS = 24 * 3600 * 1000
 
 
 def make_link_keys() -> KeyPair:
@@ -60,7 +65,7 @@ class DirectLink:
         lift_high_water_mark(socket)
         keep_alive(socket)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_WIRE_FRAME_BYTES)
-        socket.setsockopt(zmq.RECONNECT_IVL, -1)
+        socket.setsockopt(zmq.RECONNECT_IVL, _NEVER_MS)
         socket.curve_serverkey = public_key.encode()
         socket.curve_publickey = keys.public.encode()
         socket.curve_secretkey = keys.secret.encode()
@@ -69,12 +74,22 @@ class DirectLink:
         )
         self._zmq_socket = socket
         self._socket = LoopSocket(socket, on_message, in_place=True)
+        self._metered = MeteredSocket(self._socket, on_message)
         self._monitor = LoopSocket(monitor, self._on_event, raw=True)
         socket.connect(address)
 
     def send(self, frames: Frames) -> None:
         """Queue one message; it is dropped if the link is lost."""
-        self._socket.send(frames)
+        self._metered.send(frames)
+
+    @property
+    def has_room(self) -> bool:
+        """See `MeteredSocket`."""
+        return self._metered.has_room
+
+    async def until_room(self) -> None:
+        """See `MeteredSocket`; also returns if the link is closed."""
+        await self._metered.until_room()
 
     def poll(self) -> None:
         """Deliver what has already arrived."""
@@ -90,6 +105,7 @@ class DirectLink:
             self._monitor.close()
             self._zmq_socket.disable_monitor()
             self._socket.close()
+            self._metered.close()
 
     def _on_event(self, frames: Frames) -> None:
         event = event_of(frames)

@@ -28,6 +28,7 @@ class InLoopChannel:
     pid = 0
     actor_id = 0
     unanswered = ""
+    has_room = True
 
     def __init__(
         self,
@@ -58,6 +59,9 @@ class InLoopChannel:
         """Hand over a copy of one message; it is dropped if the actor has ended."""
         if self._server is not None and not self._task.done():
             self._server.on_message([bytes(frame) for frame in frames])
+
+    async def until_room(self) -> None:
+        """Return at once: the mailbox alone bounds what is on the way in this host."""
 
     def poll(self) -> None:
         """Do nothing: there is no buffer between the actor and its caller."""

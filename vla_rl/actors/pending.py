@@ -9,6 +9,7 @@ import msgspec
 
 from vla_rl.actors.actor import ActorMethod
 from vla_rl.actors.call_limit import CallLimit
+from vla_rl.actors.in_flight import ACKNOWLEDGED_BYTES, MOST_BYTES
 
 
 class PendingCall:
@@ -108,9 +109,21 @@ class PendingBegun(PendingCall):
 
 
 class PendingStream(PendingCall):
-    """Waits for items and then for the end. Holds at most the items that were granted."""
+    """Waits for items and then for the end. Holds at most the items that were granted.
 
-    __slots__ = ("_news", "is_cancelled", "items", "num_granted", "num_read")
+    It holds at most `MOST_BYTES` of them, and one item more: the actor counts as it does.
+    """
+
+    __slots__ = (
+        "_news",
+        "_read_bytes",
+        "_sizes",
+        "_unread_bytes",
+        "is_cancelled",
+        "items",
+        "num_granted",
+        "num_read",
+    )
 
     def __init__(
         self,
@@ -123,6 +136,8 @@ class PendingStream(PendingCall):
         self.items: deque[Any] = deque()
         self.num_granted = 0
         self.num_read = 0
+        self._sizes: deque[int] = deque()
+        self._read_bytes = self._unread_bytes = 0
         self.is_cancelled = False
         self._news = asyncio.Event()
 
@@ -132,16 +147,19 @@ class PendingStream(PendingCall):
 
         Else it waits for its consumer.
         """
-        return self.num_granted > 0 or self.is_cancelled
+        is_full = self._read_bytes + self._unread_bytes >= MOST_BYTES
+        return (self.num_granted > 0 and not is_full) or self.is_cancelled
 
     def cancel(self) -> None:
         """Record that the actor was asked to stop the stream; its deadline for that starts now."""
         if not self.is_cancelled:
             self.is_cancelled, self.since = True, time.monotonic()
 
-    def add(self, item: Any) -> None:
+    def add(self, item: Any, num_bytes: int) -> None:
         """Take one item from the wire; the deadline of the next one starts."""
         self.num_granted -= 1
+        self._sizes.append(num_bytes)
+        self._unread_bytes += num_bytes
         self.since = time.monotonic()
         self.items.append(item)
         self._news.set()
@@ -166,10 +184,14 @@ class PendingStream(PendingCall):
     def count_read(self, batch: int) -> int:
         """Count an item that its consumer has read.
 
-        Returns: the number of items since the last grant if it has reached `batch`, and else 0.
+        Returns: the number of items since the last grant if it has reached `batch`, or if their
+            size is worth a message; else 0.
         """
         self.num_read += 1
-        if self.num_read < batch:
+        num_bytes = self._sizes.popleft()
+        self._unread_bytes -= num_bytes
+        self._read_bytes += num_bytes
+        if self.num_read < batch and self._read_bytes < ACKNOWLEDGED_BYTES:
             return 0
-        num_read, self.num_read = self.num_read, 0
+        num_read, self.num_read, self._read_bytes = self.num_read, 0, 0
         return num_read

@@ -78,6 +78,16 @@ class RemoteChannel:
         if self._link is not None:
             self._link.send(frames)
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the bytes on the way to the process allow one more call."""
+        return self._link is None or self._link.has_room
+
+    async def until_room(self) -> None:
+        """Wait until they do, or the process has ended."""
+        if self._link is not None:
+            await self._link.until_room()
+
     def poll(self) -> None:
         """Deliver what has already arrived."""
         self._host.drain_all()

@@ -24,6 +24,7 @@ import msgspec
 from vla_rl.actors.actor import Actor, ActorMethod, MethodTable
 from vla_rl.actors.begun import BegunCall
 from vla_rl.actors.codec import Codec
+from vla_rl.actors.in_flight import MOST_BYTES, MeteredSocket, array_bytes
 from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.remote_errors import report_of
 from vla_rl.actors.wire import (
@@ -56,7 +57,17 @@ _PAUSE_S = 20e-6
 class _Work:
     """One call that has arrived: waiting in the mailbox, running, or streaming."""
 
-    __slots__ = ("call", "cancelled", "credit", "credit_came", "frames", "method", "task")
+    __slots__ = (
+        "call",
+        "cancelled",
+        "credit",
+        "credit_came",
+        "frames",
+        "method",
+        "sizes",
+        "task",
+        "unread_bytes",
+    )
 
     def __init__(self, method: ActorMethod, call: int, frames: Frames) -> None:
         self.method, self.call, self.frames = method, call, frames
@@ -64,6 +75,21 @@ class _Work:
         self.cancelled = False
         self.credit = 0
         self.credit_came: asyncio.Event | None = None
+        self.sizes: deque[int] | None = None
+        self.unread_bytes = 0
+
+    def note_item(self, num_bytes: int) -> None:
+        """Count an item of a stream that was sent."""
+        if self.sizes is None:
+            self.sizes = deque()
+        self.sizes.append(num_bytes)
+        self.unread_bytes += num_bytes
+
+    def note_read(self, items: int) -> None:
+        """Count items that the consumer has read; the first credit comes before any item."""
+        for _ in range(min(items, len(self.sizes or ()))):
+            assert self.sizes is not None
+            self.unread_bytes -= self.sizes.popleft()
 
 
 class ActorServer:
@@ -75,6 +101,8 @@ class ActorServer:
         mailbox: largest number of unanswered calls; a caller of ours never sends more, so further
             ones are rejected.
         lag: lag sampler of this loop, reported on request.
+        outgoing: bounds the bytes on the way to the caller; no call and no item of a stream is
+            begun while it has no room. None if nothing has to be bounded.
         at_once: whether `on_message`, called by the loop outside any task, begins calls itself
             while the actor is idle.
     """
@@ -88,6 +116,7 @@ class ActorServer:
         send: Callable[[Frames], Any],
         mailbox: int,
         lag: LoopLag,
+        outgoing: MeteredSocket | None = None,
         *,
         at_once: bool,
     ) -> None:
@@ -98,7 +127,7 @@ class ActorServer:
             actor_id,
             send,
         )
-        self._lag, self._most_calls = lag, mailbox
+        self._lag, self._most_calls, self._outgoing = lag, mailbox, outgoing
         self._functions = [getattr(actor, entry.name) for entry in table.methods]
         self._args = [codec.decoder(entry.args_type) for entry in table.methods]
         self._labels = [entry.label for entry in table.methods]
@@ -149,7 +178,12 @@ class ActorServer:
             if magic != MAGIC:
                 raise MalformedMessage(f"message begins with {magic:#x}, expected {MAGIC:#x}.")
             if kind == _CALL:
-                if self._is_idle and index in self._short and call not in self._works:
+                if (
+                    self._is_idle
+                    and index in self._short
+                    and call not in self._works
+                    and (self._outgoing is None or self._outgoing.has_room)
+                ):
                     self._begin(index, call, frames)
                 else:
                     self._take_call(index, call, frames)
@@ -202,6 +236,7 @@ class ActorServer:
         work = self._works.get(call)
         if work is not None:
             work.credit += items
+            work.note_read(items)
             if work.credit_came is not None:
                 work.credit_came.set()
 
@@ -328,6 +363,8 @@ class ActorServer:
                 self._codec.discard(work.frames)
                 self._answer(Kind.CANCELLED, call, None)
                 return
+            if self._outgoing is not None:
+                await self._outgoing.until_room()
             args = self._codec.decode(self._args[method.index], work.frames)
             work.frames = ()
             function = self._functions[method.index]
@@ -369,11 +406,17 @@ class ActorServer:
         """
         try:
             async for item in items:
-                while work.credit == 0:
+                while work.credit == 0 or work.unread_bytes >= MOST_BYTES:
                     work.credit_came = asyncio.Event()
                     await work.credit_came.wait()
+                if self._outgoing is not None:
+                    await self._outgoing.until_room()
                 work.credit -= 1
-                self._answer(Kind.ITEM, work.call, item, work.method)
+                frames = self._codec.encode(
+                    Kind.ITEM, 0, self._actor_id, work.call, item, work.method.label
+                )
+                work.note_item(array_bytes(frames))
+                self._send(frames)
         finally:
             await items.aclose()  # type: ignore[attr-defined]
 

@@ -42,7 +42,10 @@ class MalformedMessage(ValueError):
 
 
 class Kind(enum.IntEnum):
-    """Kind of a message; the first group goes to an actor, the second comes from one."""
+    """Kind of a message; the first group goes to an actor, the second comes from one.
+
+    RECEIVED goes either way: its `call` is a number of bytes that have arrived.
+    """
 
     SPAWN = 1
     CALL = 2
@@ -64,6 +67,8 @@ class Kind(enum.IntEnum):
     DIED = 39
     PING = 40
     PREPARED = 41
+
+    RECEIVED = 48
 
     BATCH = 64
 

@@ -199,6 +199,11 @@ class Streamer(Actor):
             yield np.full(shape, number, dtype=np.uint8)
 
     @actor_method(concurrent=True)
+    async def pictures(self, n: int, num_bytes: int) -> AsyncIterator[np.ndarray]:
+        async for number in self.count(n):
+            yield np.full(num_bytes, number, np.uint8)
+
+    @actor_method(concurrent=True)
     async def made(self) -> int:
         return self._made
 

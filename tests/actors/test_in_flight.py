@@ -1,0 +1,147 @@
+"""A reader that is slow slows the sender: the bytes between the two are bounded."""
+
+import asyncio
+from collections.abc import Callable
+from typing import cast
+
+import numpy as np
+from sample_actors import Counter, Streamer
+
+from vla_rl.actors.actor import table_of
+from vla_rl.actors.codec import Codec
+from vla_rl.actors.in_flight import ACKNOWLEDGED_BYTES, MOST_BYTES, MeteredSocket, array_bytes
+from vla_rl.actors.loop_lag import LoopLag
+from vla_rl.actors.pending import PendingStream
+from vla_rl.actors.server import ActorServer
+from vla_rl.actors.sockets import MessageSocket
+from vla_rl.actors.wire import Frames, Kind
+
+LARGE = [bytes(18), bytes(ACKNOWLEDGED_BYTES)]
+
+
+class Pipe:
+    """One end of a connection whose messages wait until `deliver` is called."""
+
+    def __init__(self) -> None:
+        self.queue: list[Frames] = []
+        self.on_message: Callable[[Frames], None] = lambda frames: None
+        self.other = self
+
+    def send(self, frames: Frames) -> None:
+        """Queue it for the other end."""
+        self.other.queue.append(frames)
+
+    def deliver(self) -> None:
+        """Take one message."""
+        self.on_message(self.queue.pop(0))
+
+
+def pipes() -> tuple[Pipe, Pipe]:
+    one, two = Pipe(), Pipe()
+    one.other, two.other = two, one
+    return one, two
+
+
+def metered(pipe: Pipe) -> MeteredSocket:
+    return MeteredSocket(cast(MessageSocket, pipe), lambda frames: None)
+
+
+async def test_senders_wait_in_order_until_the_reader_has_taken_some() -> None:
+    here, there = pipes()
+    sender, _ = metered(here), metered(there)
+    while sender.has_room:
+        sender.send(LARGE)
+    assert MOST_BYTES <= sum(map(array_bytes, there.queue)) < MOST_BYTES + array_bytes(LARGE)
+    sent: list[str] = []
+
+    async def send(name: str) -> None:
+        await sender.until_room()
+        sender.send(LARGE)
+        sent.append(name)
+
+    async with asyncio.TaskGroup() as group, asyncio.timeout(10):
+        group.create_task(send("first"))
+        given_up = group.create_task(send("given up"))
+        group.create_task(send("second"))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        for number in range(1, 3):
+            assert len(sent) == number - 1
+            there.deliver()
+            here.deliver()  # the acknowledgement
+            while len(sent) < number:  # noqa: ASYNC110
+                await asyncio.sleep(0)
+    assert sent == ["first", "second"]
+
+
+async def test_the_end_of_a_connection_releases_those_that_wait() -> None:
+    here, _ = pipes()
+    sender = metered(here)
+    while sender.has_room:
+        sender.send(LARGE)
+    waiting = asyncio.create_task(sender.until_room())
+    await asyncio.sleep(0)
+    sender.close()
+    async with asyncio.timeout(10):
+        await waiting
+
+
+async def test_messages_without_arrays_are_not_counted() -> None:
+    here, there = pipes()
+    sender, _ = metered(here), metered(there)
+    for _ in range(1000):
+        sender.send([bytes(200_000)])
+    assert sender.has_room
+    while there.queue:
+        there.deliver()
+    assert here.queue == []
+
+
+async def test_an_actor_begins_no_call_while_its_results_wait_for_the_caller() -> None:
+    here, there = pipes()
+    outgoing, _ = metered(here), metered(there)
+    counter, codec, lag = Counter(), Codec(), LoopLag()
+    table = table_of(Counter)
+    server = ActorServer(counter, table, codec, 0, outgoing.send, 64, lag, outgoing, at_once=True)
+    outgoing.on_message = server.on_message
+    serving = asyncio.create_task(server.serve())
+    while not there.queue:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    there.deliver()  # READY
+    echo = table.by_name["echo_array"].index
+    for call in range(1, 21):
+        pixels = np.zeros(ACKNOWLEDGED_BYTES, np.uint8)
+        message = codec.encode(Kind.CALL, echo, 0, call, (pixels,), "echo")
+        asyncio.get_running_loop().call_soon(here.on_message, message)
+        await asyncio.sleep(0)
+    while sum(map(array_bytes, there.queue)) < MOST_BYTES:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+    for _ in range(100):
+        await asyncio.sleep(0)
+    assert sum(map(array_bytes, there.queue)) < MOST_BYTES + 2 * ACKNOWLEDGED_BYTES
+    num_answers = 0
+    while num_answers < 20:
+        if there.queue:
+            num_answers += array_bytes(there.queue[0]) > 0
+            there.deliver()
+        while here.queue:
+            here.deliver()
+        await asyncio.sleep(0)
+    here.on_message(codec.encode(Kind.STOP, 0, 0, 0, None, "stop"))
+    async with asyncio.timeout(10):
+        await serving
+    lag.stop()
+
+
+async def test_a_consumer_of_large_items_grants_more_before_half_of_its_window() -> None:
+    method = table_of(Streamer).by_name["frames"]
+    stream = PendingStream(
+        asyncio.get_running_loop(), method, Codec().decoder(method.result_type), None
+    )
+    stream.num_granted = 16
+    for _ in range(4):
+        stream.add("item", MOST_BYTES // 4)
+    assert not stream.expects_answer  # the actor waits for the consumer, although it has credit
+    stream.items.popleft()
+    assert stream.count_read(8) == 1
+    assert stream.expects_answer
