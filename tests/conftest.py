@@ -3,6 +3,7 @@ runs on, and chance that falls the same way in every run, however slow
 (`--hypothesis-profile default` looks for new examples)."""
 
 import asyncio
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -26,23 +27,32 @@ for _name in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 os.environ.setdefault("VLA_RL_LIBERO_ASSETS", "stand-ins")
 os.environ.setdefault("VLA_RL_STAND_INS_ANNOUNCED", "1")
 
+# What collection imports lives to the end: millions of objects, which the collector would visit
+# again and again.
+gc.disable()
+
 settings.register_profile("repeatable", derandomize=True, deadline=None)
 settings.load_profile("repeatable")
 
 
 LONGEST = (
     "tests/engines/vllm/test_life.py",
-    "tests/envs/libero/test_stepping.py",
-    "tests/engines/vllm",
-    "tests/training/test_nothing_is_lost.py",
-    "tests/contracts/test_env_contract.py",
-    "tests/contracts/test_actor_contract.py",
-    "tests/commands/test_recipe_processes.py",
-    "tests/envs/libero",
-    "tests/recipes/test_eval_libero.py",
+    "tests/training/test_sharded_training.py",
     "tests/learning/test_sharded.py",
+    "tests/envs/libero/test_stepping.py",
+    "tests/training/test_held_out_during.py",
+    "tests/engines/vllm",
+    "tests/sandbox/test_sandbox.py",
     "tests/training",
+    "tests/contracts",
+    "tests/envs/libero",
+    "tests/doctor",
+    "tests/recipes/test_eval_libero.py",
+    "tests/learning",
+    "tests/sandbox",
+    "tests/commands/test_recipe_processes.py",
     "tests/recipes",
+    "tests/scoring",
     "tests/pipelines",
     "tests/simulation",
 )
@@ -55,6 +65,12 @@ assert all((Path(__file__).parents[1] / place).exists() for place in LONGEST)
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _turn_of(item.nodeid))
+
+
+def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()
+    gc.enable()
 
 
 def _turn_of(nodeid: str) -> int:
