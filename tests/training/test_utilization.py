@@ -7,7 +7,7 @@ import re
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -27,6 +27,7 @@ from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
 from vla_rl.rollout import ChatLimits
 from vla_rl.training.estimates import (
+    RunEstimate,
     concerns_gpus,
     estimate_run,
     peak_of_run,
@@ -44,6 +45,23 @@ FOOTPRINT = EpisodeFootprint(
 def with_run(root: Path, **fields: Any) -> SrpoToyConfig:
     config = small_run(root)
     return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, **fields))
+
+
+class Planned(NamedTuple):
+    """A run on a CPU that begins nothing, and what is expected of it."""
+
+    config: SrpoToyConfig
+    team: Team
+    estimate: RunEstimate
+
+
+@pytest.fixture(scope="module")
+def planned() -> Planned:
+    config = with_run(Path("runs"), device="cpu")
+    team = Team.of(policy_of(config))
+    estimate = estimate_run(config, team)
+    assert estimate is not None
+    return Planned(config, team, estimate)
 
 
 async def test_a_run_with_a_known_peak_is_profiled_and_measured(
@@ -116,14 +134,12 @@ def test_an_update_that_does_not_fit_the_gpu_is_refused_with_the_inequality(
         require_gpu_memory(config, team, torch.device("cuda"))
 
 
-def test_copies_of_weights_count(tmp_path: Path) -> None:
-    config = with_run(tmp_path)
+def test_copies_of_weights_count(planned: Planned) -> None:
+    config, team, once = planned
     several = msgspec.structs.replace(
         config, learner=msgspec.structs.replace(config.learner, minibatch_trajectories=1)
     )
-    team = Team.of(policy_of(config))
-    once, twice = estimate_run(config, team), estimate_run(several, team)
-    assert once is not None
+    twice = estimate_run(several, team)
     assert twice is not None
     assert twice.memory.tensors - once.memory.tensors == once.size.weight_bytes
     assert "weights that act" in twice.memory.terms
@@ -205,10 +221,8 @@ def test_generation_reads_the_weights_once_a_token(tmp_path: Path) -> None:
     assert least.acting_binds == "memory bandwidth"
 
 
-def test_what_binds_follows_from_the_device_and_the_simulators(tmp_path: Path) -> None:
-    config = with_run(tmp_path)
-    estimate = estimate_run(config, Team.of(policy_of(config)))
-    assert estimate is not None
+def test_what_binds_follows_from_the_device_and_the_simulators(planned: Planned) -> None:
+    config, _, estimate = planned
 
     def binds(flops: float, bytes_per_s: float | None, decision_s: float | None) -> str:
         peak = DevicePeak(flops, bytes_per_s)
@@ -241,11 +255,10 @@ def test_a_small_policy_on_a_machine_without_a_gpu_is_not_estimated(tmp_path: Pa
     assert concerns_gpus(with_run(tmp_path, device="cpu", peak_tflops=1.0), team)
 
 
-def test_a_dry_run_prints_the_gpus_memory_and_the_least_seconds(tmp_path: Path) -> None:
-    config = with_run(tmp_path, device="cpu")
-    team = Team.of(policy_of(config))
+def test_a_dry_run_prints_the_gpus_memory_and_the_least_seconds(planned: Planned) -> None:
+    config, team, estimate = planned
     out = Console(record=True, width=200)
-    print_plan(config, FOOTPRINT, *team.num_bytes, console=out, estimate=estimate_run(config, team))
+    print_plan(config, FOOTPRINT, *team.num_bytes, console=out, estimate=estimate)
     text = out.export_text()
     assert "GPU memory at the peak of an update, 32 rows at a time" in text
     assert re.search(r"activations, kept +│ +\d+\.\d{3}", text)
