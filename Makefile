@@ -13,7 +13,7 @@ UNIT := tests/types tests/graph tests/algorithms tests/nodes tests/data
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 
-.PHONY: demo test quick unit check docs lock bench proofs test-clients faults install clean
+.PHONY: demo test quick unit check docs lock bench proofs test-clients test-ray faults install clean
 
 demo: install ## collect episodes in LIBERO, reward them by SRPO, update a policy; ARGS="--run.updates 20" adds options
 	$(BIN)/python -m vla_rl.recipes.srpo_libero $(ARGS)
@@ -51,6 +51,9 @@ bench: install ## the peers that the benchmarks compare with, then all of them
 
 test-clients: install ## openai, its Agents SDK, LangChain, anthropic and verifiers, each at its newest, against a live endpoint; ARGS="langchain"
 	$(BIN)/python scripts/test_clients.py $(ARGS)
+
+test-ray: install ## hosts on a Ray cluster of two nodes, with Ray in an environment of its own; ARGS="-k two_nodes"
+	$(BIN)/python scripts/test_ray.py $(ARGS)
 
 faults: install ## random kills, stops, full disks, damaged files, fuzzed sockets; ARGS="--minutes 30 --seed 7"
 	$(BIN)/python -m benchmarks.faults $(ARGS)

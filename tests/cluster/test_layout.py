@@ -1,6 +1,7 @@
 """Who does what on which host and GPU."""
 
 from collections import Counter
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -209,8 +210,8 @@ def test_the_table_has_a_line_for_each_range_of_gpus() -> None:
     assert layout_table(layout).splitlines() == [
         "layout apart: 6 learner ranks, 2 engines, 64 simulators on 2 hosts",
         "  host   GPUs  learn      act          simulators",
-        "  login  -     -          -            32",
-        "  node1  0-5   ranks 0-5  -            32",
+        "  login  -     -          -            51",
+        "  node1  0-5   ranks 0-5  -            13",
         "         6-7   -          engines 0-1",
     ]
 
@@ -250,7 +251,13 @@ def test_every_gpu_has_its_role_and_every_simulator_its_host(
     assert [place.rank for place in layout.ranks] == list(range(len(layout.ranks)))
     assert sum(place.num_simulators for place in layout.simulators) == len(hosts) + more
     chosen = {place.host: place.num_simulators for place in layout.simulators}
-    cores = {each.name: each.resources.num_cores for each in hosts if each.name in chosen}
+    acts = [name for name, _ in gpus_of_engines(layout)]
+    cores = {
+        each.name: each.resources.num_cores
+        * (Fraction(acts.count(each.name), len(each.resources.gpus)) if each.resources.gpus else 1)
+        for each in hosts
+        if each.name in chosen
+    }
     exact = {name: (len(hosts) + more) * cores[name] / sum(cores.values()) for name in chosen}
     assert min(chosen.values()) >= 1
     if min(exact.values()) >= 1:

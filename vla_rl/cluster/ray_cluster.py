@@ -1,0 +1,253 @@
+"""Nodes of a Ray cluster: what they have, what is reserved, and our host server on each.
+
+Every call here waits for Ray, so `RayHosts` makes it on a thread. Ray itself is handed in.
+"""
+
+import logging
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from vla_rl.actors import KeyPair, RemoteHost
+from vla_rl.cluster.hosts import Gpu, Host, HostResources
+from vla_rl.cluster.ray_config import RayConfig
+from vla_rl.cluster.ray_starter import HostStarter
+from vla_rl.errors import ConfigError
+
+_PROBE = """
+import sys
+from ray._raylet import GcsClient
+from ray.exceptions import AuthenticationError
+
+try:
+    GcsClient(address=sys.argv[1], cluster_id=sys.argv[2]).get_all_node_info(timeout=10)
+except AuthenticationError:
+    print("refused")
+else:
+    print("answered")
+"""
+_PROBE_S = 60.0
+
+_STOP_S = 10.0
+"""Time in which our server on a node has to end. Ray notices a pulled cable only after a minute."""
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class RayNode:
+    """A node that Ray believes alive."""
+
+    node_id: str
+    address: str
+    cores: int
+    gpus: int
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class PlacedHost:
+    """A node that the run has, and what holds it."""
+
+    node: RayNode
+    host: Host
+    group: Any
+    starter: Any
+
+
+class RayCluster:
+    """The nodes of one cluster, which this process has joined.
+
+    Args:
+        ray: the module.
+        config: how much to take.
+        keys: our own keys; the public one is sent to each node.
+        lost_after_s: silence after which a host is lost.
+    """
+
+    def __init__(self, ray: Any, config: RayConfig, keys: KeyPair, lost_after_s: float) -> None:
+        self._ray, self._config, self._keys = ray, config, keys
+        self._lost_after_s = lost_after_s
+
+    def require_authentication(self) -> None:
+        """Ask the cluster something without a token.
+
+        Raises: ConfigError if it answers, or if that cannot be found out.
+        """
+        context = self._ray.get_runtime_context()
+        address, cluster_id = context.gcs_address, _cluster_id(self._ray)
+        # asked from a process without a token, because our own settings do not show what it checks
+        hidden = {"RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"}
+        environment = {name: value for name, value in os.environ.items() if name not in hidden}
+        try:
+            probe = subprocess.run(
+                [sys.executable, "-c", _PROBE, address, cluster_id],
+                env={**environment, "RAY_AUTH_MODE": "disabled"},
+                capture_output=True,
+                text=True,
+                timeout=_PROBE_S,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise ConfigError(_unchecked(address, f"no answer within {_PROBE_S:g} s")) from error
+        if probe.stdout.strip() == "answered":
+            raise ConfigError(
+                f"the Ray cluster at {address} has no authentication, expected token "
+                "authentication: anyone who reaches it can run programs on all of its machines. "
+                "Start it with RAY_AUTH_MODE=token, or set RayConfig.allow_open_cluster"
+            )
+        if probe.stdout.strip() != "refused":
+            last = (probe.stderr.strip().splitlines() or ["no output"])[-1]
+            raise ConfigError(_unchecked(address, last))
+
+    def nodes(self) -> list[RayNode]:
+        """Return the nodes that Ray believes alive; of one that died it may do so for a minute."""
+        return [
+            RayNode(
+                node_id=node["NodeID"],
+                address=node["NodeManagerAddress"],
+                cores=int(node["Resources"].get("CPU", 0)),
+                gpus=int(node["Resources"].get("GPU", 0)),
+                memory_bytes=int(node["Resources"].get("memory", 0)),
+            )
+            for node in self._ray.nodes()
+            if node["Alive"]
+        ]
+
+    def fitting(self) -> list[RayNode]:
+        """Return the nodes with what a host needs.
+
+        Raises: ConfigError for a node of which only some GPUs are asked for.
+        """
+        config = self._config
+        fitting = [
+            node
+            for node in self.nodes()
+            if node.cores >= config.cores_per_host and node.gpus >= config.gpus_per_host
+        ]
+        for node in fitting:
+            if config.gpus_per_host and node.gpus != config.gpus_per_host:
+                raise ConfigError(
+                    f"node {node.address} has {node.gpus} GPUs, expected gpus_per_host="
+                    f"{config.gpus_per_host} to be all of them; set it to {node.gpus}"
+                )
+        return fitting
+
+    def require_resources(self) -> list[RayNode]:
+        """Return the fitting nodes.
+
+        Raises: ConfigError with the inequality if they are too few. Ray itself would wait for ever.
+        """
+        config, fitting, total = self._config, self.fitting(), self._ray.cluster_resources()
+        for name, each in (("CPU", config.cores_per_host), ("GPU", config.gpus_per_host)):
+            if config.num_hosts * each > total.get(name, 0):
+                raise ConfigError(
+                    f"num_hosts * {name}s per host = {config.num_hosts} * {each} = "
+                    f"{config.num_hosts * each} > {total.get(name, 0):g}, which the Ray cluster has "
+                    "in all; take fewer hosts, or add nodes"
+                )
+        if len(fitting) < config.num_hosts:
+            raise ConfigError(
+                f"num_hosts={config.num_hosts} > {len(fitting)} nodes of the Ray cluster with >= "
+                f"{config.cores_per_host} CPUs and >= {config.gpus_per_host} GPUs; take fewer "
+                "hosts, or add nodes"
+            )
+        return fitting
+
+    def place(self, node: RayNode) -> PlacedHost:
+        """Reserve what a host needs on a node, and start our server there.
+
+        Raises: ConfigError naming the node if another program holds it, or the server does not
+            start in time.
+        """
+        config, ray = self._config, self._ray
+        bundle: dict[str, float] = {"CPU": config.cores_per_host}
+        if config.gpus_per_host:
+            bundle["GPU"] = config.gpus_per_host
+        group = ray.util.placement_group(
+            [bundle], strategy="STRICT_PACK", _soft_target_node_id=node.node_id
+        )
+        try:
+            if not group.wait(config.place_within_s) or self._node_of(group) != node.node_id:
+                raise ConfigError(
+                    f"node {node.address} did not give {bundle} within "
+                    f"{config.place_within_s:g} s, because other programs hold it; wait for them, or "
+                    "ask for less"
+                )
+            return self._started(node, group)
+        except BaseException:
+            ray.util.remove_placement_group(group)
+            raise
+
+    def release(self, placed: PlacedHost) -> None:
+        """End our server on a node, and give back what was reserved."""
+        ray = self._ray
+        # without the group's removal Ray would reserve the same on another node, unasked
+        ray.util.remove_placement_group(placed.group)
+        try:
+            ray.get(placed.starter.stop.remote(), timeout=_STOP_S)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            logger.info("host %s did not end in order: %s", placed.host.name, error)
+        ray.kill(placed.starter)
+
+    def _node_of(self, group: Any) -> str:
+        (node_id,) = self._ray.util.placement_group_table(group)["bundles_to_node_id"].values()
+        return str(node_id)
+
+    def _started(self, node: RayNode, group: Any) -> PlacedHost:
+        ray, within_s = self._ray, self._config.place_within_s
+        affinity = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
+        starter = (
+            ray.remote(HostStarter)
+            .options(
+                num_cpus=0,
+                max_restarts=0,
+                scheduling_strategy=affinity(node.node_id, soft=False),
+                # hiding GPUs from single processes has broken NCCL; our server hands them out
+                runtime_env={"env_vars": {"RAY_EXPERIMENTAL_NOSET_CUDA_VISIBLE_DEVICES": "1"}},
+            )
+            .remote()
+        )
+        try:
+            call = starter.start.remote(node.address, self._keys.public, self._lost_after_s)
+            address, public_key = ray.get(call, timeout=within_s)
+            words = ray.get(starter.gpus.remote(), timeout=within_s)
+        except (ray.exceptions.RayError, TimeoutError) as error:
+            ray.kill(starter)
+            raise ConfigError(
+                f"our host server did not start on node {node.address} within {within_s:g} s: "
+                f"{error}; vla_rl must be installed there as it is here"
+            ) from error
+        gpus = [
+            Gpu(name=name, memory_bytes=int(size))
+            for name, size in zip(words[::2], words[1::2], strict=True)
+        ]
+        placement = RemoteHost(
+            address=address,
+            server_public_key=public_key,
+            client_keys=self._keys,
+            lost_after_s=self._lost_after_s,
+        )
+        resources = HostResources(
+            num_cores=self._config.cores_per_host,
+            memory_bytes=node.memory_bytes,
+            gpus=tuple(gpus[: self._config.gpus_per_host]),
+        )
+        # several nodes of one machine share its address, so the id is part of the name
+        name = f"{node.address}-{node.node_id[:8]}"
+        host = Host(name=name, resources=resources, placement=placement)
+        return PlacedHost(node, host, group, starter)
+
+
+def _cluster_id(ray: Any) -> str:
+    # without it a client asks for it first, 20 times a second apart if it is refused
+    return str(ray._private.worker.global_worker.gcs_client.cluster_id.hex())
+
+
+def _unchecked(address: str, why: str) -> str:
+    return (
+        f"the authentication of the Ray cluster at {address} could not be checked ({why}), expected "
+        "token authentication; set RayConfig.allow_open_cluster if you know that it has it"
+    )

@@ -1,0 +1,41 @@
+"""Settings for hosts that Ray finds."""
+
+from vla_rl.types import Config
+
+
+class RayConfig(Config, frozen=True, kw_only=True):
+    """Settings for the hosts of a Ray cluster: which cluster, and how much of it."""
+
+    address: str = "local"
+    """Address of the cluster's head, such as `10.0.0.1:6379`; `auto` for the one that runs on this
+    machine; `local` starts one on this machine alone, which ends with the run."""
+
+    num_hosts: int = 1
+    """Nodes to take, besides this process's own host; >= 1."""
+
+    cores_per_host: int = 1
+    """Cores that are reserved on each; >= 1."""
+
+    gpus_per_host: int = 0
+    """GPUs that are reserved on each, all of the node's or none: which of several a run has is not
+    known before it starts."""
+
+    allow_open_cluster: bool = False
+    """Also use a cluster without authentication. Anyone who reaches such a cluster can run programs on
+    all of its machines, and in this run."""
+
+    place_within_s: float = 60.0
+    """Seconds in which a node must give what is reserved, and start our host there; > 0."""
+
+    look_every_s: float | None = 5.0
+    """Seconds between two looks for new nodes, which join the run; none: the first nodes only."""
+
+    def __post_init__(self) -> None:
+        self.require(bool(self.address), "address", "an address, 'auto' or 'local'")
+        self.require(self.num_hosts >= 1, "num_hosts", ">= 1 host")
+        self.require(self.cores_per_host >= 1, "cores_per_host", ">= 1 core")
+        self.require(self.gpus_per_host >= 0, "gpus_per_host", ">= 0 GPUs")
+        self.require(self.place_within_s > 0, "place_within_s", "> 0 s")
+        self.require(
+            self.look_every_s is None or self.look_every_s > 0, "look_every_s", "> 0 s or none"
+        )

@@ -1,0 +1,224 @@
+"""The hosts of a Ray cluster: Ray says who is there and reserves it, and does nothing else.
+
+    Ray   which nodes exist ─► a placement group holds cores and GPUs ─► an actor starts our server
+    we    a monitor on each host ─► its death is the host's ─► Left
+
+All data goes over our own encrypted wire. Ray is not asked about deaths: it noticed a pulled cable
+after 65 s, our monitor after 2.4 s. This is the only module that imports ray, while it joins.
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator
+from types import TracebackType
+from typing import Any, Final, Self
+
+import zmq
+
+from vla_rl.actors import KeyPair, Runtime
+from vla_rl.actors.placement import LOST_AFTER_S
+from vla_rl.actors.waits import waiting
+from vla_rl.cluster.hosts import Host, HostChange, Joined, Left, resources_of_this_host
+from vla_rl.cluster.monitor import HostMonitor, report_of_this_host, require_same_versions
+from vla_rl.cluster.ray_cluster import PlacedHost, RayCluster, RayNode
+from vla_rl.cluster.ray_config import RayConfig
+from vla_rl.errors import ActorDied, ConfigError
+
+logger = logging.getLogger(__name__)
+
+OLDEST_RAY: Final = (2, 52)
+"""First version with token authentication."""
+
+MOST_CHANGES: Final = 256
+"""Changes that wait to be read; then the keepers of hosts wait."""
+
+
+class RayHosts:
+    """Hosts of a Ray cluster, which this process joins while the block is open.
+
+    Args:
+        config: which cluster, and how much of it.
+        lost_after_s: silence after which a host is lost (s).
+    """
+
+    def __init__(self, config: RayConfig, *, lost_after_s: float = LOST_AFTER_S) -> None:
+        self._config, self._lost_after_s = config, lost_after_s
+        self._here = Host(name="this host", resources=resources_of_this_host())
+        self._placed: dict[str, PlacedHost] = {}
+        self._runtime = Runtime("hosts of Ray")
+        self._changes: asyncio.Queue[HostChange | None] = asyncio.Queue(MOST_CHANGES)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ray: Any = None
+
+    async def __aenter__(self) -> Self:
+        """Join the cluster and start a host on `num_hosts` nodes.
+
+        Raises: ConfigError without Ray, with an old one, for a cluster without authentication or
+            without the resources.
+        """
+        public, secret = zmq.curve_keypair()
+        keys = KeyPair(public=public.decode(), secret=secret.decode())
+        await self._runtime.__aenter__()
+        try:
+            self._ray = await asyncio.to_thread(_joined, self._config)
+            self._cluster = RayCluster(self._ray, self._config, keys, self._lost_after_s)
+            if not self._config.allow_open_cluster:
+                await asyncio.to_thread(self._cluster.require_authentication)
+            await self._take_first(await asyncio.to_thread(self._cluster.require_resources))
+        except BaseException as error:
+            await self._leave(type(error), error, error.__traceback__)
+            raise
+        if self._config.look_every_s is not None:
+            self._own(self._look(self._config.look_every_s), "look for nodes of Ray")
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """End our server on each node, give back what is reserved, and leave the cluster."""
+        await self._leave(kind, error, traceback)
+
+    def hosts(self) -> tuple[Host, ...]:
+        """Return the hosts that are there now, this process's own first."""
+        return (self._here, *(placed.host for placed in self._placed.values()))
+
+    async def changes(self) -> AsyncIterator[HostChange]:
+        """Yield each host that joins or leaves after the block was entered; for one reader."""
+        while (change := await self._changes.get()) is not None:
+            yield change
+
+    async def _take_first(self, nodes: list[RayNode]) -> None:
+        """Take nodes until there are enough. Raises: ConfigError of the last one that is held."""
+        refusal: ConfigError | None = None
+        for node in nodes:
+            if len(self._placed) == self._config.num_hosts:
+                return
+            try:
+                await self._take(node)
+            except ConfigError as error:
+                refusal = error
+        if len(self._placed) < self._config.num_hosts and refusal is not None:
+            raise ConfigError(
+                f"{len(self._placed)} hosts of Ray, expected num_hosts={self._config.num_hosts}: "
+                f"{refusal}"
+            ) from refusal
+
+    async def _take(self, node: RayNode) -> Host:
+        """Start our server and its monitor on a node. Raises: ConfigError."""
+        with waiting("the hosts of Ray", on=f"node {node.address}"):
+            placed = await asyncio.to_thread(self._cluster.place, node)
+        try:
+            monitor = await self._monitor_on(placed.host)
+        except BaseException:
+            await asyncio.to_thread(self._cluster.release, placed)
+            raise
+        self._placed[placed.host.name] = placed
+        self._own(self._keep(placed, monitor), f"keeper of host {placed.host.name}")
+        return placed.host
+
+    async def _monitor_on(self, host: Host) -> HostMonitor:
+        assert host.placement is not None
+        try:
+            monitor = await self._runtime.spawn(
+                HostMonitor, name=f"monitor of {host.name}", placement=host.placement
+            )
+            require_same_versions(host.name, await monitor.report(), report_of_this_host())
+        except (ActorDied, TimeoutError, TypeError, ImportError, AttributeError) as error:
+            raise ConfigError(
+                f"host {host.name!r} cannot be used: {error}; expected vla_rl there as it is here, "
+                f"and {host.placement.address} to be reachable from here"
+            ) from error
+        return monitor
+
+    async def _keep(self, placed: PlacedHost, monitor: HostMonitor) -> None:
+        """Report when one host leaves, and give back what it held."""
+        cause = "its monitor ended"
+        try:
+            await monitor.stay()
+        except ActorDied as death:
+            cause = death.cause
+        del self._placed[placed.host.name]
+        await self._changes.put(Left(host=placed.host, cause=cause))
+        await asyncio.to_thread(self._cluster.release, placed)
+
+    async def _look(self, every_s: float) -> None:
+        """Take each new node; one that is refused is looked at again the next time."""
+        while True:
+            await asyncio.sleep(every_s)
+            known = {placed.node.node_id for placed in self._placed.values()}
+            for node in await asyncio.to_thread(self._cluster.fitting):
+                if node.node_id in known:
+                    continue
+                try:
+                    host = await self._take(node)
+                except ConfigError as error:
+                    logger.warning("a node of Ray does not join yet: %s", error)
+                else:
+                    await self._changes.put(Joined(host=host))
+
+    def _own(self, work: Any, name: str) -> None:
+        task = asyncio.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _leave(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        try:
+            if self._tasks:
+                await asyncio.wait(list(self._tasks))
+            await self._runtime.__aexit__(kind, error, traceback)
+        finally:
+            if self._ray is not None:
+                for placed in self._placed.values():
+                    await asyncio.to_thread(self._cluster.release, placed)
+                await asyncio.to_thread(self._ray.shutdown)
+            self._placed.clear()
+            while self._changes.full():  # who reads them is gone, or gets the end next
+                self._changes.get_nowait()
+            self._changes.put_nowait(None)
+
+
+def _joined(config: RayConfig) -> Any:
+    """Import ray and join the cluster, or start one; return the module.
+
+    Raises: ConfigError.
+    """
+    try:
+        import ray
+        import ray.util.scheduling_strategies
+    except ImportError as error:
+        raise ConfigError(
+            "Ray is not installed, expected for hosts of a Ray cluster: pip install 'vla_rl[ray]'"
+        ) from error
+    version = tuple(int(part) for part in ray.__version__.split(".")[:2])
+    if version < OLDEST_RAY:
+        raise ConfigError(
+            f"Ray is {ray.__version__}, expected >= {'.'.join(map(str, OLDEST_RAY))}, which has "
+            "token authentication: pip install --upgrade 'vla_rl[ray]'"
+        )
+    if ray.is_initialized():
+        raise ConfigError(
+            "this process has joined a Ray cluster already, expected none: let RayHosts join it"
+        )
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.WARNING}
+    if config.address == "local":
+        # without an address of its own Ray asks a public one which interface leads there
+        options |= {"_node_ip_address": "127.0.0.1", "include_dashboard": False}
+        options |= {"num_cpus": config.num_hosts * config.cores_per_host}
+    try:
+        ray.init(address=config.address, **options)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        raise ConfigError(
+            f"the Ray cluster at {config.address!r} cannot be joined: {error}; expected the address "
+            "of its head, such as 10.0.0.1:6379, and its token in RAY_AUTH_TOKEN"
+        ) from error
+    return ray
