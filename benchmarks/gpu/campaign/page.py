@@ -44,6 +44,7 @@ GOALS: Final = (
     Goal("share of the time to publish, a copy", "publication", ("copied_share",), most=0.05),
     Goal("the same, another process", "publication", ("staged_share",), most=0.05),
     Goal("the same, an engine of vLLM", "vllm", ("published_share",), most=0.05),
+    Goal("pixels that an EGL device draws unlike the CPU", "rendering", ("most_apart",), most=0.02),
 )
 
 
