@@ -1,6 +1,8 @@
 """Policies of a team, each over ranks of its own, learn what they learn in one process."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from small_worlds import mlp, walk
 from benchmarks.shared_updates import settings
 from vla_rl.actors import Runtime
 from vla_rl.engines import DeviceLane
+from vla_rl.errors import RankFailed
 from vla_rl.learning import (
     Critic,
     CriticConfig,
@@ -26,6 +29,7 @@ from vla_rl.learning import (
     load_checkpoint,
     save_checkpoint,
 )
+from vla_rl.learning.checkpoint_folders import newest_name
 from vla_rl.learning.sharded import ShardedLearner
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.types import Trajectory
@@ -102,3 +106,35 @@ async def test_a_team_over_ranks_learns_what_it_learns_in_one_process(tmp_path: 
     for many, single in zip(*scores, strict=True):
         for found_row, expected in zip(many, single, strict=True):
             assert found_row == pytest.approx(expected, rel=1e-5, abs=1e-6)
+
+
+async def test_a_rank_that_dies_while_it_saves_costs_no_older_checkpoint_and_all_begin_anew(
+    tmp_path: Path,
+) -> None:
+    shared, first = policies(), weights(policies())
+    trajectories = episodes(shared)
+    async with DeviceLane(1) as lane, Runtime() as runtime, asyncio.timeout(250):
+        ranks = {
+            name: ShardedLearner(policy, runtime, lane, settings(ranks=2), member=name)
+            for name, policy in shared.items()
+        }
+        team = LearnerTeam(ranks)
+
+        async def killed_while_saving() -> None:
+            async with ranks["left"], ranks["right"]:
+                await team.update(trajectories, list(ADVANTAGES))
+                await save_checkpoint(tmp_path, await team.snapshot(), {})
+                await team.update(trajectories, list(ADVANTAGES))
+                staged = await team.snapshot()
+                os.kill(runtime.info(ranks["right"].ranks.ranks[1]).pid, signal.SIGKILL)
+                await save_checkpoint(tmp_path, staged, {})
+
+        with pytest.raises(
+            RankFailed, match=r"rank 1 of 2 of 'right' \(pid \d+\) is gone: SIGKILL"
+        ):
+            await killed_while_saving()
+    assert newest_name(tmp_path) == str(tmp_path / "update-000001")
+    assert (await load_checkpoint(tmp_path / "update-000001")).state.weight_version == 1
+    # the ranks of the other policy were well, and a restart without a checkpoint needs both as they
+    # were in the beginning
+    assert torch.equal(weights(shared), first)

@@ -8,5 +8,5 @@ saving         checkpoints and metrics, in the order in which they reach the dis
                from them
 judging        evaluates held-out starts beside training; held_out: whether a run has that
 stopping       signals; chaos: deliberate faults
-supervised     runs that learn from demonstrations instead
+supervised     runs that learn from demonstrations instead; imitators: in one process, or over ranks
 """

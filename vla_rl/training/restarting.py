@@ -8,7 +8,6 @@ because its device is gone, the next restart has one rank less and leaves that d
 """
 
 from dataclasses import replace
-from typing import Protocol
 
 import msgspec
 
@@ -17,17 +16,6 @@ from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.rank_memory import gpus_of
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.training.team import Team, Trainable
-
-
-class EndedRun(Protocol):
-    """The part of a run that decides whether another one follows it."""
-
-    @property
-    def is_asked_to_stop(self) -> bool: ...
-    @property
-    def has_begun(self) -> bool: ...
-    @property
-    def saved_version(self) -> int: ...
 
 
 class Restarts:
@@ -55,16 +43,6 @@ class Restarts:
             max(learner.max_restarts for learner in learners),
             max(learner.ranks for learner in learners),
         )
-
-    def count_failure_of(self, run: EndedRun, error: Exception) -> None:
-        """Count a restart after an error that ended `run`.
-
-        Raises: `error` if the run must not restart; RankFailed as `count`.
-        """
-        # a rank that never started is a mistake in the settings; one that did start is worth a try
-        if run.is_asked_to_stop or not (run.has_begun or self.num_restarts):
-            raise error
-        self.count(error, run.saved_version)
 
     def count(self, error: Exception, version: int) -> None:
         """Count a restart from the checkpoint of update `version`, and print a line about it.

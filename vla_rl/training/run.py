@@ -142,7 +142,11 @@ async def train(
         try:
             return await training.execute(run, checkpoint, is_resumed=is_resumed)
         except Exception as error:
-            restarts.count_failure_of(training, error)
+            # a rank that never started is a mistake in the settings; one that did is worth a try
+            has_begun = training.has_begun or restarts.num_restarts > 0
+            if training.is_asked_to_stop or not has_begun:
+                raise
+            restarts.count(error, training.saved_version)
         try:
             training, checkpoint = await _resumed(make, run, None, judge)
         except ConfigError as refused:
