@@ -17,7 +17,7 @@ from typing import Any, Final, Self, TypeVar
 from msgspec.structs import replace
 
 from vla_rl.actors import RemoteHost, RestartPolicy, Runtime
-from vla_rl.actors.owned_folder import OwnedFolder
+from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.actors.placement import Intensity
 from vla_rl.actors.waits import note_progress, waiting
 from vla_rl.cluster import Host, Hosts, Joined
@@ -37,6 +37,12 @@ from vla_rl.training.hosts.rollout_host import RolloutHost
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
+
+FILES_PREFIX: Final = "vla_rl-hosts-"
+"""Beginning of the name of the folder with the policy's files for the hosts."""
+
+START_WITHIN_S: Final = 300.0
+"""Longest start of the process on a host, which imports torch and the policies' code."""
 
 OPEN_WITHIN_S: Final = 1800.0
 """Longest start of a host: reading the policy, and building all simulators."""
@@ -103,7 +109,8 @@ class HostRollout:
         can use; what the policy or an environment raises there.
         """
         async with AsyncExitStack() as stack:
-            self._folder = await asyncio.to_thread(OwnedFolder, "vla_rl-hosts-")
+            await asyncio.to_thread(sweep, FILES_PREFIX)
+            self._folder = await asyncio.to_thread(OwnedFolder, FILES_PREFIX)
             stack.push_async_callback(asyncio.to_thread, self._folder.remove)
             await self._lane.run(self._model.save, self._policy)
             await stack.enter_async_context(self._hosts)
@@ -187,21 +194,9 @@ class HostRollout:
         try:
             while True:
                 try:
+                    actor = actor or await self._bring_up_late(host)
                     if actor is None:
-                        try:
-                            actor = await self._bring_up(host)
-                        except TimeoutError:  # an OSError, and no fault of the host's files
-                            raise
-                        except (
-                            ConfigError,
-                            EnvError,
-                            CheckpointError,
-                            RemoteError,
-                            OSError,
-                        ) as error:
-                            # the hosts that were there at the start could do it, so the run goes on
-                            _leave_alone(host, error)
-                            return
+                        return
                     await actor.stay()
                 except (ActorDied, TimeoutError) as death:
                     self._gone(host.name)
@@ -222,6 +217,19 @@ class HostRollout:
             logger.warning("host %s is tried again: %s", host.name, death)
             return None
 
+    async def _bring_up_late(self, host: Host) -> RolloutHost | None:
+        """Bring up a host during the run; return None if it cannot run the episodes.
+
+        Those that were there at the start could, so the run goes on without it.
+        """
+        try:
+            return await self._bring_up(host)
+        except TimeoutError:  # an OSError too, but one that may pass
+            raise
+        except (ConfigError, EnvError, CheckpointError, RemoteError, OSError) as error:
+            _leave_alone(host, error)
+            return None
+
     async def _bring_up(self, host: Host) -> RolloutHost:
         """Start the actor on a host, and let it run episodes. Raises: ActorDied, TimeoutError."""
         assert isinstance(host.placement, RemoteHost)
@@ -237,7 +245,7 @@ class HostRollout:
                 deadlines_s=DEADLINES_S,
                 # every running episode is a call without an answer; the rest: weights and arrays
                 mailbox=2 * self._config.num_envs + 16,
-                start_timeout_s=OPEN_WITHIN_S,
+                start_timeout_s=START_WITHIN_S,
             )
             try:
                 await self._equip(host.name, actor)

@@ -10,14 +10,14 @@ import asyncio
 import os
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 import numpy as np
 import torch
 
 from vla_rl.actors import Actor, Runtime, actor_method
-from vla_rl.actors.owned_folder import OwnedFolder
+from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import LearningConfig
@@ -30,6 +30,9 @@ from vla_rl.training.hosts.messages import HostRecipe, HostStatus, Loss, Played,
 from vla_rl.training.pools import pool_of
 from vla_rl.training.team import OwnedEngine, Team, engines_of
 from vla_rl.types import SOLE_MEMBER, Agent, EpisodeSpec
+
+POLICY_PREFIX: Final = "vla_rl-policy-"
+"""Beginning of the names of folders for a policy's files."""
 
 
 class RolloutHost(Actor):
@@ -46,10 +49,14 @@ class RolloutHost(Actor):
 
     def __init__(self, host: str, depot_bytes: int) -> None:
         self._depot = Depot(host, depot_bytes)
-        self._folder = OwnedFolder("vla_rl-policy-")
         self._serving: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._incoming: IncomingWeights | None = None
+
+    async def on_start(self) -> None:
+        """Make a folder for the policy's files; remove those of processes that were killed."""
+        await asyncio.to_thread(sweep, POLICY_PREFIX)
+        self._folder = await asyncio.to_thread(OwnedFolder, POLICY_PREFIX)
 
     async def put_file(self, name: str, start: int, piece: np.ndarray) -> None:
         """Append a piece to a file of the policy. Raises: ValueError for a place outside of it."""
@@ -127,11 +134,12 @@ class RolloutHost(Actor):
         return incoming.heading.version
 
     async def on_stop(self) -> None:
-        """Close simulators and engine, and remove the policy's files."""
+        """Close simulators and engine, and remove the policy's files if they were not read."""
         self._stop.set()
-        if self._serving is not None:
+        if self._serving is None:
+            await asyncio.to_thread(self._folder.remove)
+        else:
             await asyncio.wait((self._serving,))
-        await asyncio.to_thread(self._folder.remove)
 
     def _adopt(self, incoming: IncomingWeights) -> None:
         incoming.apply()
@@ -140,9 +148,12 @@ class RolloutHost(Actor):
     async def _serve(self, recipe: HostRecipe, ready: asyncio.Future[None]) -> None:
         config = msgspec.json.decode(recipe.config, type=_imported(recipe.config_class))
         assert isinstance(config, LearningConfig)
-        self._model = await asyncio.to_thread(
-            _loaded, recipe, self._folder.path, device_of(config.run)
-        )
+        device = device_of(config.run)
+        try:
+            self._model = await asyncio.to_thread(_loaded, recipe, self._folder.path, device)
+        finally:
+            # at once: a host that is killed leaves no copy of the policy on its disk
+            await asyncio.to_thread(self._folder.remove)
         starts = [TaskStart(env=env, task=env.id) for env in recipe.envs]
         async with Runtime("rollout") as runtime, DeviceLane(config.run.torch_threads) as lane:
             self._lane = lane

@@ -1,0 +1,148 @@
+"""The actor on a host, in this loop: it builds all from files and plain values, and runs the episodes
+that this process would run.
+"""
+
+import asyncio
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from toy_runs import deterministic, small_run
+
+from vla_rl.actors import InLoop, Runtime
+from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine, make_torch_engine
+from vla_rl.envs.text import TextEnvPool, TextPoolConfig
+from vla_rl.models.language import TinyConfig, tiny
+from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
+from vla_rl.recipes.srpo_toy import policy_of, starts_of
+from vla_rl.rollout import (
+    ChatLimits,
+    GroupSource,
+    LocalPlayer,
+    SchedulerConfig,
+    TaskStart,
+    embodied_agent,
+)
+from vla_rl.simulation import SimulatorPool
+from vla_rl.training.agents import agent_of
+from vla_rl.training.hosts.far_player import FarPlayer
+from vla_rl.training.hosts.publishing import HostWeights
+from vla_rl.training.hosts.recipe import pieces_of, recipe_of
+from vla_rl.training.hosts.rollout_host import RolloutHost
+from vla_rl.training.team import Team
+from vla_rl.types import EnvSpec, Trajectory
+
+SMALL = TinyConfig(
+    hidden_size=32,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=64,
+    vocab_size=300,
+    context_size=128,
+)
+
+
+def figures(trajectory: Trajectory) -> list[bytes]:
+    return [
+        array.tobytes()
+        for step in trajectory.steps
+        for array in (
+            step.observation["image"],
+            step.chunk.actions,
+            step.chunk.tokens,
+            step.chunk.log_probs,
+            step.rewards,
+            np.array(step.chunk.weight_version),
+        )
+    ]
+
+
+async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that_were_sent(
+    tmp_path: Path,
+) -> None:
+    config = deterministic(small_run(tmp_path), num_envs=1)
+    model, newer, starts = policy_of(config), policy_of(config), starts_of(config)
+    for parameter in newer.network.parameters():
+        parameter.data.mul_(1.1)
+    model.save(tmp_path / "policy")
+    episode = GroupSource(starts, 1, seed=0).next_group().episodes[0]
+    recipe = recipe_of(config, starts, Team.of(model), embodied_agent)
+
+    async with asyncio.timeout(200), AsyncExitStack() as stack:
+        runtime = await stack.enter_async_context(Runtime())
+        host = await runtime.spawn(RolloutHost, "far", 1 << 24, placement=InLoop())
+        for piece in pieces_of(tmp_path / "policy"):
+            await host.put_file(*piece)
+        status = await host.open(recipe)
+        assert (status.num_slots, status.weight_version) == (1, 0)
+        far = FarPlayer(host, status)
+
+        pool = await stack.enter_async_context(
+            SimulatorPool(runtime, config.simulators, specs=[episode.env])
+        )
+        lane = await stack.enter_async_context(DeviceLane(1))
+
+        async def played_here(policy: object, version: int) -> list[bytes]:
+            settings = EngineConfig(is_deterministic=True)
+            async with TorchActionEngine(policy, lane, settings, version) as engine:  # type: ignore[arg-type]
+                return figures(await LocalPlayer(pool, engine, embodied_agent).play(episode))
+
+        light = await far.play(episode)
+        assert light.deposit is not None
+        assert light.steps[0].observation["image"] is None
+        first = figures(await far.whole(light))
+        assert first == await played_here(model, 0)
+
+        weights = HostWeights(0, lambda name, death: None, lambda version: None)
+        weights.hosts["far"] = host
+        weights.open()
+        await asyncio.to_thread(weights.adopt, newer.network, 1)
+        second = figures(await far.whole(await far.play(episode)))
+        assert second == await played_here(newer, 1)
+        assert second != first
+        assert far.decisions(asyncio.get_running_loop().time()).num_decisions > 0
+
+
+async def test_a_file_outside_of_the_policys_folder_is_refused() -> None:
+    async with asyncio.timeout(60), Runtime() as runtime:
+        host = await runtime.spawn(RolloutHost, "far", 0, placement=InLoop())
+        with pytest.raises(ValueError, match="outside of the policy's folder"):
+            await host.put_file("../other", 0, np.zeros(3, np.uint8))
+        with pytest.raises(ValueError, match="has 0 bytes, and the piece begins at 5"):
+            await host.put_file("model", 5, np.zeros(3, np.uint8))
+
+
+async def test_conversations_run_on_a_host_too(tmp_path: Path) -> None:
+    config = TextTrainingConfig(
+        run=RunConfig(device="cpu"),
+        text=TextPoolConfig(num_envs=2),
+        chat=ChatLimits(max_turns=4, max_reply=6),
+        engine=EngineConfig(is_deterministic=True, max_reply=6),
+        scheduler=SchedulerConfig(groups_per_update=1, max_staleness=0, deterministic=True),
+    )
+    starts = [TaskStart(env=EnvSpec(id="digits_task:Digits"), task="digits", seed=3)]
+    model = tiny(SMALL, ["go on"], seed=0)
+    model.save(tmp_path / "policy")
+    agent = agent_of(config)
+    episode = GroupSource(starts, 1, seed=0).next_group().episodes[0]
+    async with asyncio.timeout(200), AsyncExitStack() as stack:
+        runtime = await stack.enter_async_context(Runtime())
+        host = await runtime.spawn(RolloutHost, "far", 1 << 24, placement=InLoop())
+        for piece in pieces_of(tmp_path / "policy"):
+            await host.put_file(*piece)
+        status = await host.open(recipe_of(config, starts, Team.of(model), agent))
+        far = FarPlayer(host, status)
+        there = await far.whole(await far.play(episode))
+
+        pool = await stack.enter_async_context(TextEnvPool(config.text))
+        lane = await stack.enter_async_context(DeviceLane(1))
+        engine = await stack.enter_async_context(make_torch_engine(model, lane, config.engine))
+        here = await LocalPlayer(pool, engine, agent).play(episode)
+    assert (there.stop_reason, there.info) == (here.stop_reason, here.info)
+    assert len(there.steps) == len(here.steps)
+    for far_step, step in zip(there.steps, here.steps, strict=True):
+        seen = far_step.observation["prompt_tokens"], step.observation["prompt_tokens"]
+        assert np.array_equal(*seen)
+        assert np.array_equal(far_step.chunk.tokens, step.chunk.tokens)
+        assert np.array_equal(far_step.chunk.log_probs, step.chunk.log_probs)
