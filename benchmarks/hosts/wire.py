@@ -1,9 +1,11 @@
-"""Cost of arrays from an actor on another host, against bare ZeroMQ with CURVE.
+"""Cost of arrays from an actor on another host, against bare ZeroMQ with CURVE and Ray's store.
 
-`python -m benchmarks.hosts.wire [--rounds 7]`; the last line is JSON:
+`python -m benchmarks.hosts.wire [--rounds 7] [--ray-python PATH]`; the last line is JSON:
 
     wire_cpu_vs_bare_curve   CPU seconds of all processes per GB, ours over bare ZeroMQ's; goal 1.25
-    wire_cpu_s_per_gb        ours; bare_cpu_s_per_gb beside it
+    wire_vs_ray              CPU seconds per GB of Ray's object store between two nodes, which does
+                             not encrypt, over ours; goal 2.5; null without Ray, with `ray_reason`
+    wire_cpu_s_per_gb        ours; bare_cpu_s_per_gb, ray_cpu_s_per_gb and ray_mb_per_s beside it
     wire_mb_per_s            {calls in flight: MB/s}; bare_mb_per_s beside it
     small_call_us            a call without arrays and back
 
@@ -30,6 +32,7 @@ import uvloop
 
 from benchmarks.hosts.bare_curve import BareCurve
 from benchmarks.hosts.namespaces import NamespaceHost, NamespacesRefused, network_namespaces
+from benchmarks.hosts.ray_store import NoRay, ray_cpu_s_per_gb
 from benchmarks.interleaved import print_json_line, print_table
 from vla_rl.actors import Actor, RemoteHost, Runtime, make_keys, read_keys, read_public_key
 
@@ -159,12 +162,35 @@ async def measure(far: NamespaceHost, folder: Path, rounds: int) -> dict[str, ob
     }
 
 
+def compare_with_ray(
+    python: Path, near: NamespaceHost, far: NamespaceHost, figures: dict[str, object]
+) -> dict[str, object]:
+    """Return Ray's figures, or the reason why there are none."""
+    try:
+        cpu_s, mb_per_s = ray_cpu_s_per_gb(python, near, far, NUM_BYTES, 4 * _MESSAGES)
+    except NoRay as reason:
+        return {"wire_vs_ray": None, "ray_reason": str(reason)}
+    ours_s = figures["wire_cpu_s_per_gb"]
+    assert isinstance(ours_s, float)
+    return {
+        "wire_vs_ray": round(cpu_s / ours_s, 2),
+        "ray_cpu_s_per_gb": round(cpu_s, 2),
+        "ray_mb_per_s": round(mb_per_s, 1),
+    }
+
+
 def main() -> None:
     """Measure, and print a table and a JSON line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument(
+        "--ray-python",
+        type=Path,
+        default=Path(sys.executable),
+        help="interpreter with Ray and NumPy (default: this one)",
+    )
     options = parser.parse_args()
     try:
         with (
@@ -173,6 +199,7 @@ def main() -> None:
             near.entered(),
         ):
             figures = uvloop.run(measure(far, Path(folder) / "keys", options.rounds))
+            figures |= compare_with_ray(options.ray_python, near, far, figures)
     except NamespacesRefused as reason:
         figures = {"wire_cpu_vs_bare_curve": None, "reason": str(reason)}
     print_table("the wire between hosts", figures)

@@ -16,8 +16,14 @@ from hooks import Heir
 from processes import all_end, children_of, named_memory_of, those_left
 from sample_actors import Counter, CrashLoop
 
-from vla_rl.actors import ChildProcess, ForkServer, PrepareHook, RestartPolicy, Runtime
-from vla_rl.actors import runtime as runtime_module
+from vla_rl.actors import (
+    ChildProcess,
+    ForkServer,
+    PrepareHook,
+    RestartPolicy,
+    Runtime,
+    fork_servers,
+)
 from vla_rl.errors import ActorDied, ActorFrozen
 
 PROGRAM = Path(__file__).parent / "support" / "forking_program.py"
@@ -131,7 +137,7 @@ async def test_leaving_the_runtime_while_an_interpreter_is_checked_starts_no_ser
         checking.set()
         await go_on.wait()
 
-    monkeypatch.setattr(runtime_module, "check_interpreter", check)
+    monkeypatch.setattr(fork_servers, "check_interpreter", check)
     placement = ChildProcess(python=sys.executable, fork_from=ForkServer())
     async with asyncio.timeout(20):
         async with Runtime() as left:

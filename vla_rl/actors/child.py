@@ -24,7 +24,7 @@ from vla_rl.actors.blocks import use_for_blocks
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.fork_protocol import ChildSettings
 from vla_rl.actors.in_flight import MeteredSocket
-from vla_rl.actors.listening import Listening
+from vla_rl.actors.listening import Listening, keep_freed_memory
 from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.parent_link import die_with_parent, leave_terminal_to_parent, name_process
 from vla_rl.actors.pulse import begin_beating
@@ -105,6 +105,7 @@ async def _live(settings: ChildSettings) -> int:
         if settings.listens is None:
             life.say_hello(parent, Birth(os.getpid()))
             return await _run(life, parent)
+        keep_freed_memory()
         listening = Listening(context, settings.listens)
         life.say_hello(parent, Birth(os.getpid(), listening.port, listening.public_key))
         parent.close(linger=_LAST_WORDS_MS)

@@ -23,6 +23,7 @@ HANDSHAKE_WITHIN_MS = 10_000
 part of a message."""
 _SO_ATTACH_FILTER = 26  # for which Python has no name
 _DROP_ALL = struct.pack("HBBI", 0x06, 0, 0, 0)  # one BPF instruction: keep 0 bytes of a packet
+_M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_THRESHOLD = -1, -2, -3  # of malloc.h
 _KEEPALIVE_AFTER_S, _KEEPALIVE_EVERY_S = 30, 10
 
 
@@ -35,6 +36,19 @@ def keep_alive(zmq_socket: zmq.Socket[bytes]) -> None:
     zmq_socket.setsockopt(zmq.TCP_KEEPALIVE, 1)
     zmq_socket.setsockopt(zmq.TCP_KEEPALIVE_IDLE, _KEEPALIVE_AFTER_S)
     zmq_socket.setsockopt(zmq.TCP_KEEPALIVE_INTVL, _KEEPALIVE_EVERY_S)
+
+
+def keep_freed_memory() -> None:
+    """Have the C library keep up to 128 MiB of freed memory for the next message.
+
+    By default it returns the buffers of each part to the kernel, which clears them again for the
+    next one: a fifth of the CPU time of a sender, measured with bare sockets.
+    """
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):  # glibc
+        libc.mallopt(_M_TRIM_THRESHOLD, 128 << 20)
+        libc.mallopt(_M_TOP_PAD, 64 << 20)
+        libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
 
 
 class Listening:
