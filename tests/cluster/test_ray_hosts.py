@@ -135,13 +135,34 @@ async def test_a_cluster_without_the_resources_is_refused_with_the_inequality(
 
 @needs_ray
 async def test_a_node_whose_cores_another_program_holds_is_named(cluster: Any) -> None:
-    async with asyncio.timeout(200):
-        async with RayHosts(config(cluster, cores_per_host=4)) as hosts:
-            group = ray.util.placement_group([{"CPU": 4}])
-            assert not group.wait(0.1)
-            taken = [placed for placed in hosts.hosts()[1:] if placed.resources.num_cores == 4]
-            assert len(taken) == 2
-            ray.util.remove_placement_group(group)
+    other = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-c", HOLDS_ALL_CORES, cluster.address),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    assert other.stdout is not None
+    try:
+        async with asyncio.timeout(200):
+            assert await other.stdout.readline() == b"held\n"
+            with pytest.raises(
+                ConfigError, match=r"0 hosts of Ray, expected num_hosts=2: node .* did not give"
+            ):
+                await RayHosts(config(cluster, place_within_s=1.0)).__aenter__()
+    finally:
+        other.kill()
+        await other.wait()
+
+
+HOLDS_ALL_CORES = """
+import sys
+import ray
+
+ray.init(address=sys.argv[1], log_to_driver=False)
+group = ray.util.placement_group([{"CPU": 4}] * 2, strategy="STRICT_SPREAD")
+assert group.wait(60)
+print("held", flush=True)
+sys.stdin.read()
+"""
 
 
 @needs_ray

@@ -48,6 +48,7 @@ class RayHosts:
         self._runtime = Runtime("hosts of Ray")
         self._changes: asyncio.Queue[HostChange | None] = asyncio.Queue(MOST_CHANGES)
         self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
         self._ray: Any = None
 
     async def __aenter__(self) -> Self:
@@ -86,9 +87,14 @@ class RayHosts:
         return (self._here, *(placed.host for placed in self._placed.values()))
 
     async def changes(self) -> AsyncIterator[HostChange]:
-        """Yield each host that joins or leaves after the block was entered; for one reader."""
+        """Yield each host that joins or leaves after the block was entered; for one reader.
+
+        Raises: what ended the look for nodes or the care for a host, such as a cluster that is gone.
+        """
         while (change := await self._changes.get()) is not None:
             yield change
+        if self._failure is not None:
+            raise self._failure
 
     async def _take_first(self, nodes: list[RayNode]) -> None:
         """Take nodes until there are enough. Raises: ConfigError of the last one that is held."""
@@ -162,7 +168,18 @@ class RayHosts:
     def _own(self, work: Any, name: str) -> None:
         task = asyncio.create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._note_end)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._failure = self._failure or error
+            self._end_changes()
+
+    def _end_changes(self) -> None:
+        while self._changes.full():  # the end must find room; what is dropped was never read
+            self._changes.get_nowait()
+        self._changes.put_nowait(None)
 
     async def _leave(
         self,
@@ -182,9 +199,7 @@ class RayHosts:
                     await asyncio.to_thread(self._cluster.release, placed)
                 await asyncio.to_thread(self._ray.shutdown)
             self._placed.clear()
-            while self._changes.full():  # who reads them is gone, or gets the end next
-                self._changes.get_nowait()
-            self._changes.put_nowait(None)
+            self._end_changes()
 
 
 def _joined(config: RayConfig) -> Any:
