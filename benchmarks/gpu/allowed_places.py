@@ -11,7 +11,7 @@ ALLOWED: Final = MappingProxyType(
         "sums of an optimizer step; how often is held by budgets",
         "learning/optimizer.py:step": "the gradient's norm decides about a skip; imitation and the "
         "critic read it here, the learner with its metrics",
-        "learning/imitation.py:_total": "the loss of an update of imitation, once",
+        "learning/imitation_passes.py:_total": "the loss of an update of imitation, once",
         "learning/imitation.py:_greedy": "evaluation hands actions to NumPy, once a batch",
         "learning/training.py:_copied": "weights and optimizer state for a checkpoint, between two "
         "updates",

@@ -56,7 +56,9 @@ class NamespaceHost:
             options: those of `subprocess.Popen`.
         """
         inside = ["nsenter", f"--net={self.path}", "--", "setpriv", "--pdeathsig", "KILL", "--"]
-        process = subprocess.Popen([*inside, *command], **options)
+        # an owner that was killed before `setpriv` asked for the signal would never send it
+        if_owned = ["sh", "-c", f'[ "$PPID" = {os.getpid()} ] && exec "$@"', "sh"]
+        process = subprocess.Popen([*inside, *if_owned, *command], **options)
         self._started.append(process)
         return process
 

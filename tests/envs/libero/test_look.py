@@ -7,17 +7,21 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from vla_rl.envs.libero import LiberoEnv
+from vla_rl.envs.libero import LiberoEnv, kept_scenes
 
 LOOKS = ("geom_group", "geom_rgba", "geom_matid")
 
 
 @pytest.fixture(scope="module")
 def fast_env(assets: str) -> Iterator[LiberoEnv]:
-    LiberoEnv.prepare("libero_object", task_id=1)
-    env = LiberoEnv("libero_object", task_id=1, image_size=96, physics="fast", quality="fast")
-    yield env
-    env.close()
+    with pytest.MonkeyPatch.context() as patch:
+        # a scene that an earlier file of this process has prepared may be lent to `object_env`
+        patch.setattr(kept_scenes, "_kept", {})
+        patch.setattr(kept_scenes, "_lent", set())
+        LiberoEnv.prepare("libero_object", task_id=1)
+        env = LiberoEnv("libero_object", task_id=1, image_size=96, physics="fast", quality="fast")
+        yield env
+        env.close()
 
 
 def test_a_fast_picture_shows_the_same_scene_with_a_plainer_robot(
