@@ -47,7 +47,7 @@ SHARED: Final = (
     *("--run.updates", str(NUM_UPDATES)),
 )
 
-OF_THE_MACHINE: Final = ("run", "simulators", "policy")
+OF_THE_MACHINE: Final = ("run", "simulators", "policy", "cluster")
 """Settings that differ from run to run or by machine. The policy counts by the digest of its
 files."""
 

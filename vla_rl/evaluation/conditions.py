@@ -4,7 +4,7 @@ Results under other conditions are never added.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -65,12 +65,25 @@ def refuse_other_conditions(path: Path, conditions: Mapping[str, Any]) -> None:
     before = {
         name: value for name, value in _BEFORE_IT_WAS_RECORDED.items() if name in now
     } | before
+    for name, value, recorded in differences(now, before):
+        raise ConfigError(
+            f"{name} is {value!r} now, but {path} says {recorded!r}, and one table cannot hold "
+            "both; use the recorded value, or start again in another folder"
+        )
+
+
+def differences(
+    now: Mapping[str, Any], before: Mapping[str, Any], within: str = ""
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield each value that differs: its name, such as `arms.srpo.temperature`, the value now and
+    the one before. A value that is missing is None.
+    """
     for name in {**before, **now}:
-        if before.get(name) != now.get(name):
-            raise ConfigError(
-                f"{name} is {now.get(name)!r} now, but {path} says {before.get(name)!r}, and one "
-                "table cannot hold both; use the recorded value, or start again in another folder"
-            )
+        value, recorded = now.get(name), before.get(name)
+        if isinstance(value, dict) and isinstance(recorded, dict):
+            yield from differences(value, recorded, f"{within}{name}.")
+        elif value != recorded:
+            yield f"{within}{name}", value, recorded
 
 
 def note_conditions(path: Path, conditions: Mapping[str, Any], results: Path | None = None) -> None:
