@@ -1,5 +1,6 @@
 """Names under which another process finds a function or a class."""
 
+import functools
 import sys
 from types import ModuleType
 from typing import Any
@@ -24,7 +25,7 @@ def test_a_class_is_named_by_its_module_and_its_place_in_it() -> None:
     assert import_path(Lamp.Bulb).endswith("test_importable:Lamp.Bulb")
 
 
-@pytest.mark.parametrize("hidden", [lambda: None, Lamp().shine])
+@pytest.mark.parametrize("hidden", [lambda: None, Lamp().shine, functools.partial(print)])
 def test_what_only_this_process_can_find_is_refused(hidden: Any) -> None:
     with pytest.raises(TypeError, match="cannot be found by another process: put it at the top"):
         import_path(hidden)

@@ -11,10 +11,11 @@ def import_path(function: Callable[..., Any]) -> str:
 
     Raises: TypeError for one that no other process can import.
     """
-    module, name = function.__module__, function.__qualname__
-    if "<" in name or hasattr(function, "__self__"):
+    module, name = function.__module__, getattr(function, "__qualname__", None)
+    if name is None or "<" in name or hasattr(function, "__self__"):
         raise TypeError(
-            f"{module}.{name} cannot be found by another process: put it at the top of a module"
+            f"{module}.{name or type(function).__qualname__} cannot be found by another process: "
+            "put it at the top of a module"
         )
     return f"{main_module_name() if module == '__main__' else module}:{name}"
 

@@ -1,8 +1,8 @@
 """Bird's-eye strips of held-out drives: one scene of each layout, for each weight version."""
 
 import asyncio
+import functools
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -10,8 +10,9 @@ import imageio.v3 as imageio
 import numpy as np
 
 from vla_rl.envs.driving.birds_eye import kind_of, pictures_of_drive, pictures_of_plan
+from vla_rl.envs.driving.layouts import LAYOUTS
 from vla_rl.observe import RunDirectory
-from vla_rl.types import EpisodeSpec, Trajectory
+from vla_rl.types import Trajectory
 
 MOST_LOOKED_AT: Final = 60
 """Held-out scenes among which one of each layout is looked for."""
@@ -29,27 +30,13 @@ class DrivePair(NamedTuple):
     versions: tuple[int, int]
 
 
-class DrivingStrips:
-    """Writes a strip of each held-out drive that was chosen: the first one of each layout.
-
-    Args:
-        episodes: all held-out episodes, in order.
-    """
-
-    def __init__(self, episodes: Sequence[EpisodeSpec]) -> None:
-        self._episodes = tuple(episodes)
-        self._chosen: dict[int, str] | None = None
-
-    async def __call__(
-        self, run: RunDirectory, weight_version: int, trajectory: Trajectory
-    ) -> None:
-        """Write the strip of a trajectory, if its scene was chosen."""
-        if self._chosen is None:
-            self._chosen = await asyncio.to_thread(_first_of_each_kind, self._episodes)
-        number = trajectory.episode.options["init_state_id"]
-        if number in self._chosen:
-            name = f"drive-{self._chosen[number]}_scene-{number}_weights-{weight_version}.jpg"
-            await asyncio.to_thread(_write, run.path / "strips" / name, trajectory)
+async def write_drive_strip(run: RunDirectory, weight_version: int, trajectory: Trajectory) -> None:
+    """Write the strip of a held-out drive, if its scene is the first one of its layout."""
+    kwargs, number = trajectory.episode.env.kwargs, trajectory.episode.options["init_state_id"]
+    chosen = await asyncio.to_thread(_chosen_scenes, kwargs["split"], kwargs.get("kind"))
+    if number in chosen:
+        name = f"drive-{chosen[number]}_scene-{number}_weights-{weight_version}.jpg"
+        await asyncio.to_thread(_write, run.path / "strips" / name, trajectory)
 
 
 def drive_pairs(run: RunDirectory) -> list[DrivePair]:
@@ -67,12 +54,19 @@ def drive_pairs(run: RunDirectory) -> list[DrivePair]:
     return pairs
 
 
-def _first_of_each_kind(episodes: Sequence[EpisodeSpec]) -> dict[int, str]:
-    chosen: dict[str, int] = {}
-    for episode in episodes[:MOST_LOOKED_AT]:
-        number = episode.options["init_state_id"]
-        chosen.setdefault(kind_of(episode.env.kwargs, number), number)
-    return {number: kind for kind, number in chosen.items()}
+@functools.cache
+def _chosen_scenes(split: str, kind: str | None) -> dict[int, str]:
+    """Return the layout of each scene that has a strip.
+
+    If the episodes name their layout, they take the layouts in turn, and their first round is
+    chosen.
+    """
+    if kind is not None:
+        return dict.fromkeys(range(len(LAYOUTS)), kind)
+    first: dict[str, int] = {}
+    for number in range(MOST_LOOKED_AT):
+        first.setdefault(kind_of({"split": split}, number), number)
+    return {number: kind for kind, number in first.items()}
 
 
 def _write(path: Path, trajectory: Trajectory) -> None:

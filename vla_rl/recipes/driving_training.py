@@ -16,7 +16,7 @@ from vla_rl.driving_scores import Version
 from vla_rl.driving_scores.rewards import reward_weights
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import within_range
-from vla_rl.evaluation.driving_strips import DrivingStrips
+from vla_rl.evaluation.driving_strips import write_drive_strip
 from vla_rl.evaluation.first_results import POLICY_DIGEST
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.scored import ScoreJudge
@@ -178,7 +178,7 @@ async def main(command: Command[TrainingLaunch, SceneTrainingConfig]) -> int:
     config = command.config
     episodes, starts = held_out_episodes(config), starts_of(config)
     about = {"scenes": f"train 0-{len(starts) - 1}", "score": config.version}
-    film = DrivingStrips(episodes) if starts[0].env.id == DRIVING else None
+    film = write_drive_strip if starts[0].env.id == DRIVING else None
     about[POLICY_DIGEST] = await asyncio.to_thread(digest_as_read, config.policy, FORMAT)
     judge = ScoreJudge(episodes, config.held_out, film, about[POLICY_DIGEST])
     return await train_driver(command, config.policy, starts, judge, about)

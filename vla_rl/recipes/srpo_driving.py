@@ -16,7 +16,7 @@ from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.envs.driving.closed_loop import STEP_LIMITS
 from vla_rl.envs.driving.layouts import LAYOUTS
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS
-from vla_rl.evaluation.driving_strips import DrivingStrips
+from vla_rl.evaluation.driving_strips import write_drive_strip
 from vla_rl.evaluation.first_results import POLICY_DIGEST
 from vla_rl.evaluation.scored import ScoreJudge
 from vla_rl.learning import LearnerConfig, OptimizerConfig
@@ -118,7 +118,7 @@ async def main(command: Command[TrainingLaunch, SrpoDrivingConfig]) -> int:
         command,
         config.policy,
         starts_of(config),
-        ScoreJudge(episodes, config.held_out, DrivingStrips(episodes), digest),
+        ScoreJudge(episodes, config.held_out, write_drive_strip, digest),
         {
             "layouts": ", ".join(config.kinds),
             "score": "driving score",
