@@ -6,14 +6,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from vla_rl.commands.command_line import Command, Launch, TrainingLaunch
+from vla_rl.commands.command_line import Command, Launch, TrainingLaunch, parse_command
 from vla_rl.envs.driving.world import draw_world
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.scored import score_table
-from vla_rl.pipelines.config import RunConfig
+from vla_rl.pipelines import with_pipeline
+from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.recipes import driving_training, sft_driving, srpo_driving
 from vla_rl.recipes.driving_training import HeldOutScenesConfig, starts_of
+from vla_rl.recipes.grpo_bench2drive import GrpoBench2DriveConfig
 from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
+from vla_rl.recipes.grpo_navsim import GrpoNavsimConfig
 from vla_rl.recipes.sft_driving import SftDrivingConfig
 from vla_rl.recipes.srpo_driving import SrpoDrivingConfig
 from vla_rl.rollout import SchedulerConfig
@@ -63,6 +66,22 @@ async def test_a_policy_is_taught_by_the_planner_and_trained_on_its_scores(
     assert len(strips) == 2 * len(kinds)  # the first scene of each layout, before and after
     assert "Drives from above, before and after" in report
     assert "lane_keeping" in report
+
+
+@pytest.mark.parametrize(
+    "config_type", [GrpoDrivingConfig, GrpoNavsimConfig, GrpoBench2DriveConfig]
+)
+@pytest.mark.parametrize("pipeline", ["embodied_grpo", "embodied_ppo"])
+def test_the_score_is_the_reward_whatever_the_pipeline_rewards_by_default(
+    config_type: type[EmbodiedConfig], pipeline: str
+) -> None:
+    def reward_of(*options: str) -> str:
+        arguments = ["--pipeline", pipeline, *options]
+        return parse_command(TrainingLaunch, config_type, "", arguments).config.reward.function
+
+    assert reward_of() == "environment"
+    assert with_pipeline(config_type(), pipeline).reward.function == "environment"
+    assert reward_of("--reward.function", "success") == "success"
 
 
 async def test_a_policy_learns_by_srpo_in_closed_loop(tmp_path: Path) -> None:

@@ -193,16 +193,17 @@ def _defaults(
     chosen = {} if pipeline is None else {"pipeline": pipeline}
     name = chosen.get("pipeline") or in_file.get("pipeline") or recipe.pipeline
     where = str(path) if path is not None else f"the settings of the pipeline {name}"
-    return convert(
-        merged(msgspec.to_builtins(recipe), settings_of(name), in_file, chosen), config_type, where
+    values = merged(
+        msgspec.to_builtins(recipe), settings_of(name), recipe.task_settings, in_file, chosen
     )
+    return convert(values, config_type, where)
 
 
 def _unset_values(config_type: type[ConfigT], given: ConfigT) -> dict[str, Any]:
     """Return the values that options have if neither a file nor the command line gives them."""
     values: dict[str, Any] = msgspec.to_builtins(config_type(), enc_hook=str)
     if isinstance(given, LearningConfig):
-        return merged(values, settings_of(given.pipeline))
+        return merged(values, settings_of(given.pipeline), given.task_settings)
     return values
 
 

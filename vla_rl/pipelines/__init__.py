@@ -78,12 +78,18 @@ def unread_by_pipeline(pipeline: str) -> dict[str, str]:
 
 
 def with_pipeline(config: ConfigT, pipeline: str) -> ConfigT:
-    """Return `config` with another pipeline and that pipeline's default settings.
+    """Return `config` with another pipeline and that pipeline's default settings, except those that
+    the task decides.
 
     Raises: ConfigError for an unknown name, or settings that contradict the rest of the
     configuration.
     """
-    settled = merged(msgspec.to_builtins(config), settings_of(pipeline), {"pipeline": pipeline})
+    settled = merged(
+        msgspec.to_builtins(config),
+        settings_of(pipeline),
+        config.task_settings,
+        {"pipeline": pipeline},
+    )
     return msgspec.convert(settled, type(config))
 
 

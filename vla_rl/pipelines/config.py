@@ -2,7 +2,8 @@
 
 import os
 from collections.abc import Mapping
-from typing import Final, Literal
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, Literal
 
 from vla_rl.algorithms import AdvantageConfig, EmbeddingConfig, SrpoConfig, safe_policy_loss
 from vla_rl.algorithms.filters import OverlongConfig, require_satisfiable
@@ -140,6 +141,10 @@ class FilterConfig(Config, frozen=True, kw_only=True):
 
 class LearningConfig(Config, frozen=True, kw_only=True):
     """Settings shared by every reinforcement learning run."""
+
+    task_settings: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Settings that the task decides, nested as in a file: no pipeline's default settings replace
+    them, only a file or the command line."""
 
     run: RunConfig = RunConfig()
 

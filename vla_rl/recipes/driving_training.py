@@ -7,7 +7,8 @@ and held-out scenes, training.
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from typing import Final, TypeVar
+from types import MappingProxyType
+from typing import Any, ClassVar, Final, TypeVar
 
 from vla_rl.commands.command_line import Command, TrainingLaunch
 from vla_rl.commands.launching import launch
@@ -73,6 +74,10 @@ class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=8, max_staleness=1)
     learner: LearnerConfig = LearnerConfig(
         optimizer=OptimizerConfig(lr=3e-4, warmup_steps=10), minibatch_trajectories=16
+    )
+    # embodied_grpo would reward a success with 1, which hides the score
+    task_settings: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {"reward": {"function": "environment"}}
     )
     reward: RewardConfig = RewardConfig(function="environment")
 

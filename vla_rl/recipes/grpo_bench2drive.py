@@ -8,6 +8,9 @@ leaderboard's driving score. One server for each CARLA, one simulator process fo
 
 import asyncio
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -36,6 +39,10 @@ class GrpoBench2DriveConfig(EmbodiedConfig, frozen=True, kw_only=True):
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=2, max_staleness=1)
     learner: LearnerConfig = LearnerConfig(
         optimizer=OptimizerConfig(lr=1e-4, warmup_steps=10), minibatch_trajectories=4
+    )
+    # embodied_grpo would reward a success with 1, which hides the score
+    task_settings: ClassVar[Mapping[str, Any]] = MappingProxyType(
+        {"reward": {"function": "environment"}}
     )
     reward: RewardConfig = RewardConfig(function="environment")
 
