@@ -194,7 +194,7 @@ def _defaults(
     name = chosen.get("pipeline") or in_file.get("pipeline") or recipe.pipeline
     where = str(path) if path is not None else f"the settings of the pipeline {name}"
     values = merged(
-        msgspec.to_builtins(recipe), settings_of(name), recipe.task_settings, in_file, chosen
+        msgspec.to_builtins(recipe), settings_of(name), recipe.task_settings(name), in_file, chosen
     )
     return convert(values, config_type, where)
 
@@ -203,7 +203,7 @@ def _unset_values(config_type: type[ConfigT], given: ConfigT) -> dict[str, Any]:
     """Return the values that options have if neither a file nor the command line gives them."""
     values: dict[str, Any] = msgspec.to_builtins(config_type(), enc_hook=str)
     if isinstance(given, LearningConfig):
-        return merged(values, settings_of(given.pipeline), given.task_settings)
+        return merged(values, settings_of(given.pipeline), given.task_settings(given.pipeline))
     return values
 
 

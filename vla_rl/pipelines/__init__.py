@@ -87,7 +87,7 @@ def with_pipeline(config: ConfigT, pipeline: str) -> ConfigT:
     settled = merged(
         msgspec.to_builtins(config),
         settings_of(pipeline),
-        config.task_settings,
+        config.task_settings(pipeline),
         {"pipeline": pipeline},
     )
     return msgspec.convert(settled, type(config))

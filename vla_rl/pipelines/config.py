@@ -2,8 +2,7 @@
 
 import os
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, Final, Literal
 
 from vla_rl.algorithms import AdvantageConfig, EmbeddingConfig, SrpoConfig, safe_policy_loss
 from vla_rl.algorithms.filters import OverlongConfig, require_satisfiable
@@ -142,10 +141,6 @@ class FilterConfig(Config, frozen=True, kw_only=True):
 class LearningConfig(Config, frozen=True, kw_only=True):
     """Settings shared by every reinforcement learning run."""
 
-    task_settings: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """Settings that the task decides, nested as in a file: no pipeline's default settings replace
-    them, only a file or the command line."""
-
     run: RunConfig = RunConfig()
 
     pipeline: str = "grpo"
@@ -169,6 +164,13 @@ class LearningConfig(Config, frozen=True, kw_only=True):
     cluster: ClusterConfig = ClusterConfig()
     learner: LearnerConfig = LearnerConfig()
     critic: CriticConfig = CriticConfig()
+
+    @classmethod
+    def task_settings(cls, pipeline: str) -> Mapping[str, Any]:
+        """Return what the task needs of this pipeline, nested as in a file. It replaces the
+        pipeline's default settings; a file and the command line replace both.
+        """
+        return {}
 
     def __post_init__(self) -> None:
         needs_group = self.advantage.needs_group

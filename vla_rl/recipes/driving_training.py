@@ -7,9 +7,9 @@ and held-out scenes, training.
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
-from typing import Any, ClassVar, Final, TypeVar
+from typing import Any, Final, TypeVar
 
+from vla_rl.algorithms import AdvantageConfig
 from vla_rl.commands.command_line import Command, TrainingLaunch
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
@@ -31,11 +31,26 @@ from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 
 ConfigT = TypeVar("ConfigT", bound=EmbodiedConfig)
 
+BY_GROUP_MEAN: Final = AdvantageConfig(name="dr_grpo")
+"""Advantage of graded trajectories. To divide by a group's standard deviation, as `grpo` does, makes
+a difference of 0.01 between good trajectories weigh as much as one between good and bad: with it
+the mean score of sampled trajectories fell from 0.62 to 0.53 in 70 updates, without it it rose."""
+
+
+def settings_of_scores(pipeline: str) -> Mapping[str, Any]:
+    """Return what tasks with a score as the reward need of a pipeline."""
+    # the pipelines' default, 1 for a success, would hide the score
+    rewarded = {"reward": {"function": "environment"}}
+    if pipeline != "embodied_grpo":
+        return rewarded
+    return {**rewarded, "advantage": {"name": BY_GROUP_MEAN.name}}
+
+
 DRIVING: Final = "vla_rl/driving-v0"
 DRIVING_BASE: Final = ASSETS / "driving_base"
 """A small policy that half learnt to drive; `sft_driving` makes it."""
 
-IMAGE_SIZE: Final = 56
+IMAGE_SIZE: Final = 112
 
 FORMAT: Final = CheckpointFormat(cameras=("image",))
 """How checkpoints of driving policies are read."""
@@ -75,10 +90,6 @@ class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     learner: LearnerConfig = LearnerConfig(
         optimizer=OptimizerConfig(lr=3e-4, warmup_steps=10), minibatch_trajectories=16
     )
-    # embodied_grpo would reward a success with 1, which hides the score
-    task_settings: ClassVar[Mapping[str, Any]] = MappingProxyType(
-        {"reward": {"function": "environment"}}
-    )
     reward: RewardConfig = RewardConfig(function="environment")
 
     version: Version = "epdms_v2"
@@ -96,6 +107,11 @@ class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
     simulators: SimulatorConfig = SimulatorConfig(num_envs=2 * (os.cpu_count() or 1))
     """Processes that read or draw scenes, and grade; two for each core by default."""
+
+    @classmethod
+    def task_settings(cls, pipeline: str) -> Mapping[str, Any]:
+        """Return what the task needs of this pipeline."""
+        return settings_of_scores(pipeline)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -9,11 +9,11 @@ leaderboard's driving score. One server for each CARLA, one simulator process fo
 import asyncio
 import sys
 from collections.abc import Mapping
-from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import Any
 
 import msgspec
 
+from vla_rl.algorithms import AdvantageConfig
 from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
@@ -22,7 +22,12 @@ from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import CheckpointFormat, described, load_policy
 from vla_rl.nodes.rewards import RewardConfig
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
-from vla_rl.recipes.driving_training import DRIVING_BASE, IMAGE_SIZE
+from vla_rl.recipes.driving_training import (
+    BY_GROUP_MEAN,
+    DRIVING_BASE,
+    IMAGE_SIZE,
+    settings_of_scores,
+)
 from vla_rl.rollout import SchedulerConfig, TaskStart, embodied_agent
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import EnvSpec
@@ -40,11 +45,8 @@ class GrpoBench2DriveConfig(EmbodiedConfig, frozen=True, kw_only=True):
     learner: LearnerConfig = LearnerConfig(
         optimizer=OptimizerConfig(lr=1e-4, warmup_steps=10), minibatch_trajectories=4
     )
-    # embodied_grpo would reward a success with 1, which hides the score
-    task_settings: ClassVar[Mapping[str, Any]] = MappingProxyType(
-        {"reward": {"function": "environment"}}
-    )
     reward: RewardConfig = RewardConfig(function="environment")
+    advantage: AdvantageConfig = BY_GROUP_MEAN
 
     servers: tuple[str, ...] = ("127.0.0.1:5700",)
     """Addresses of the route servers, host:port, one for each CARLA."""
@@ -62,6 +64,11 @@ class GrpoBench2DriveConfig(EmbodiedConfig, frozen=True, kw_only=True):
         reset_timeout_s=START_S + 60, step_timeout_s=300.0, learned_timeout_factor=None
     )
     """Timeouts of a route: its start includes CARLA's. `num_envs` follows from `servers`."""
+
+    @classmethod
+    def task_settings(cls, pipeline: str) -> Mapping[str, Any]:
+        """Return what the task needs of this pipeline."""
+        return settings_of_scores(pipeline)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -8,9 +8,10 @@ rewards progress alone, as a control; `--reward-of ego_progress=5,lane_keeping=2
 
 import sys
 
+from vla_rl.algorithms import AdvantageConfig
 from vla_rl.commands.command_line import TrainingLaunch, run_recipe
 from vla_rl.pipelines.config import RunConfig
-from vla_rl.recipes.driving_training import DrivingConfig, main
+from vla_rl.recipes.driving_training import BY_GROUP_MEAN, DrivingConfig, main
 
 
 class GrpoDrivingConfig(DrivingConfig, frozen=True, kw_only=True):
@@ -20,6 +21,7 @@ class GrpoDrivingConfig(DrivingConfig, frozen=True, kw_only=True):
         name="grpo_driving", updates=60, checkpoint_every=20, videos_every=60
     )
     pipeline: str = "embodied_grpo"
+    advantage: AdvantageConfig = BY_GROUP_MEAN
 
 
 def cli() -> int:

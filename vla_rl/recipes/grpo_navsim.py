@@ -9,11 +9,12 @@ navsim. `eval_navsim` prints the benchmark's table of the trained policy.
 import sys
 from pathlib import Path
 
+from vla_rl.algorithms import AdvantageConfig
 from vla_rl.commands.command_line import TrainingLaunch, run_recipe
 from vla_rl.driving_scores.recorded import recorded_scenes
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import RunConfig
-from vla_rl.recipes.driving_training import IMAGE_SIZE, SceneTrainingConfig, main
+from vla_rl.recipes.driving_training import BY_GROUP_MEAN, IMAGE_SIZE, SceneTrainingConfig, main
 from vla_rl.types import EnvSpec
 
 
@@ -22,6 +23,7 @@ class GrpoNavsimConfig(SceneTrainingConfig, frozen=True, kw_only=True):
 
     run: RunConfig = RunConfig(name="grpo_navsim", updates=60, checkpoint_every=20, videos_every=60)
     pipeline: str = "embodied_grpo"
+    advantage: AdvantageConfig = BY_GROUP_MEAN
 
     folder: str = "navtrain_scenes"
     """Folder of the training scenes, written by export_scenes.py."""

@@ -34,7 +34,7 @@ DRIVING_STATE: Final = ProprioConfig(
 )
 """Velocity [m/s], acceleration [m/s^2], yaw rate [rad/s], steering angle [rad], and the command."""
 
-IMAGE_SIZE: Final = 56
+IMAGE_SIZE: Final = 112
 """Side of the pictures in pixels, which is also the policy's input."""
 
 
@@ -53,6 +53,9 @@ class SftDrivingConfig(Config, frozen=True, kw_only=True):
     batch: int = 8
     """Demonstrations in one optimizer step."""
 
+    save_every: int | None = None
+    """Updates between saves on the way, into <out>-000500 and so on. None: only at the end."""
+
     imitation: ImitationConfig = ImitationConfig(
         optimizer=OptimizerConfig(lr=1e-3, warmup_steps=50, decay_steps=1200), micro_batch=8
     )
@@ -66,6 +69,7 @@ class SftDrivingConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for field in ("scenes", "updates", "batch", "torch_threads"):
             self.require(getattr(self, field) >= 1, field, "at least 1")
+        self.require(self.save_every is None or self.save_every >= 1, "save_every", "at least 1")
 
 
 def new_policy(seed: int) -> "openvla_oft.OpenVlaOft":
@@ -124,7 +128,9 @@ async def main(command: Command[Launch, SftDrivingConfig]) -> int:
             await imitator.fetch()
             await lane.run(policy.save, folder, work="checkpoint")
 
-        return await teach(config.updates, batch, learn, save, Path(config.out))
+        return await teach(
+            config.updates, batch, learn, save, Path(config.out), save_every=config.save_every
+        )
 
 
 def cli() -> int:
