@@ -71,17 +71,18 @@ async def test_a_policy_is_taught_by_the_planner_and_trained_on_its_scores(
 @pytest.mark.parametrize(
     "config_type", [GrpoDrivingConfig, GrpoNavsimConfig, GrpoBench2DriveConfig]
 )
-@pytest.mark.parametrize("pipeline", ["embodied_grpo", "embodied_ppo"])
-def test_the_score_is_the_reward_whatever_the_pipeline_rewards_by_default(
-    config_type: type[EmbodiedConfig], pipeline: str
+def test_the_score_is_the_reward_whatever_a_pipeline_rewards_by_default(
+    config_type: type[EmbodiedConfig],
 ) -> None:
-    def reward_of(*options: str) -> str:
-        arguments = ["--pipeline", pipeline, *options]
-        return parse_command(TrainingLaunch, config_type, "", arguments).config.reward.function
+    def parsed(*options: str) -> EmbodiedConfig:
+        return parse_command(TrainingLaunch, config_type, "", options).config
 
-    assert reward_of() == "environment"
-    assert with_pipeline(config_type(), pipeline).reward.function == "environment"
-    assert reward_of("--reward.function", "success") == "success"
+    own, ppo = parsed(), parsed("--pipeline", "embodied_ppo")
+    assert (own.reward, own.advantage) == (config_type().reward, config_type().advantage)
+    assert own.advantage.name == "dr_grpo"
+    assert (ppo.reward.function, ppo.advantage.name) == ("environment", "gae")
+    assert with_pipeline(config_type(), "embodied_ppo").reward == ppo.reward
+    assert parsed("--reward.function", "success").reward.function == "success"
 
 
 async def test_a_policy_learns_by_srpo_in_closed_loop(tmp_path: Path) -> None:
