@@ -15,6 +15,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.models.loading import ASSETS
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes import eval_bench2drive, grpo_bench2drive
+from vla_rl.recipes.driving_training import IMAGE_SIZE
 from vla_rl.recipes.eval_bench2drive import EvalBench2DriveConfig
 from vla_rl.recipes.grpo_bench2drive import GrpoBench2DriveConfig
 from vla_rl.rollout import SchedulerConfig
@@ -34,7 +35,7 @@ async def test_a_served_policy_drives_until_it_is_stopped(
             await asyncio.sleep(0.01)
             printed += capsys.readouterr().out
         port = int(printed.rpartition(";")[0].rpartition(":")[2])
-        status, errors = await drive(tmp_path, port, size=56, cameras="front")
+        status, errors = await drive(tmp_path, port, size=IMAGE_SIZE, cameras="front")
         assert status == 0, errors
         os.kill(os.getpid(), signal.SIGINT)
         assert await serving == 128 + signal.SIGINT

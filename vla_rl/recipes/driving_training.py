@@ -51,6 +51,7 @@ DRIVING_BASE: Final = ASSETS / "driving_base"
 """A small policy that half learnt to drive; `sft_driving` makes it."""
 
 IMAGE_SIZE: Final = 112
+"""Side of the pictures in pixels: at 56, a curve 20 m ahead is two pixels high."""
 
 FORMAT: Final = CheckpointFormat(cameras=("image",))
 """How checkpoints of driving policies are read."""
@@ -82,13 +83,13 @@ class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """
 
     group_size: int = 8
-    temperature: float = 1.0
+    temperature: float = 0.4
     """Sampling temperature for rollout and training, above 0. Higher explores further from the
-    greedy trajectory, which the held-out scenes use."""
+    greedy trajectory, which the held-out scenes use: at 1.0 it did not improve."""
 
-    scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=8, max_staleness=1)
+    scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=16, max_staleness=1)
     learner: LearnerConfig = LearnerConfig(
-        optimizer=OptimizerConfig(lr=3e-4, warmup_steps=10), minibatch_trajectories=16
+        optimizer=OptimizerConfig(lr=2e-4, warmup_steps=10), minibatch_trajectories=64
     )
     reward: RewardConfig = RewardConfig(function="environment")
 
@@ -137,7 +138,7 @@ class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
 class DrivingConfig(SceneTrainingConfig, frozen=True, kw_only=True):
     """Reinforcement learning on the driving world."""
 
-    scenes: int = 2000
+    scenes: int = 10_000
     """Training scenes, from number 0 on."""
 
     def __post_init__(self) -> None:

@@ -22,6 +22,7 @@ from vla_rl.engines import EngineConfig
 from vla_rl.envs.bench2drive.policy_host import PolicyHost, cameras_of
 from vla_rl.errors import ConfigError
 from vla_rl.models.loading import CheckpointConfig, described, load_policy
+from vla_rl.recipes.driving_training import IMAGE_SIZE
 from vla_rl.training.stopping import StopSignal
 from vla_rl.types import Observation, Sampling
 
@@ -52,7 +53,7 @@ class EvalBench2DriveConfig(CheckpointConfig, frozen=True, kw_only=True):
     image_back, image_back_left, image_back_right. The agent's configuration names the same
     cameras."""
 
-    image_size: int = 56
+    image_size: int = IMAGE_SIZE
     """Side of the pictures in pixels, as in the agent's configuration."""
 
     max_batch: int = 16

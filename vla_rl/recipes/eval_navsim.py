@@ -32,6 +32,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation import play_each, within_range
 from vla_rl.models.loading import CheckpointConfig, described, load_policy
 from vla_rl.observe.whole_file import write_whole
+from vla_rl.recipes.driving_training import IMAGE_SIZE
 from vla_rl.rollout import embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, Trajectory
@@ -63,7 +64,7 @@ class EvalNavsimConfig(CheckpointConfig, frozen=True, kw_only=True):
     cameras: tuple[str, ...] = ("image",)
     """Keys of the pictures that the policy reads."""
 
-    image_size: int = 56
+    image_size: int = IMAGE_SIZE
     """Side in pixels that pictures are resized to: what the policy was trained with."""
 
     num_envs: int = max(os.cpu_count() or 1, 1)

@@ -18,7 +18,7 @@ class GrpoDrivingConfig(DrivingConfig, frozen=True, kw_only=True):
     """GRPO on the driving world."""
 
     run: RunConfig = RunConfig(
-        name="grpo_driving", updates=60, checkpoint_every=20, videos_every=60
+        name="grpo_driving", updates=300, checkpoint_every=50, videos_every=300
     )
     pipeline: str = "embodied_grpo"
     advantage: AdvantageConfig = BY_GROUP_MEAN

@@ -22,6 +22,7 @@ from vla_rl.models import openvla_oft
 from vla_rl.models.loading import require_new
 from vla_rl.models.openvla_oft.config import tiny
 from vla_rl.models.prismatic.config import ProprioConfig
+from vla_rl.recipes.driving_training import IMAGE_SIZE
 from vla_rl.training.supervised import intermediate_folder, teach
 from vla_rl.types import Config, derive_seed
 
@@ -34,30 +35,27 @@ DRIVING_STATE: Final = ProprioConfig(
 )
 """Velocity [m/s], acceleration [m/s^2], yaw rate [rad/s], steering angle [rad], and the command."""
 
-IMAGE_SIZE: Final = 112
-"""Side of the pictures in pixels, which is also the policy's input."""
-
 
 class SftDrivingConfig(Config, frozen=True, kw_only=True):
     """Supervised learning of a small driving policy."""
 
-    scenes: int = 800
+    scenes: int = 5000
     """Training scenes, from number 0 on, with one demonstration each."""
 
     out: str = "driving_base"
     """Folder that the checkpoint is written to. It must not exist yet."""
 
-    updates: int = 1200
+    updates: int = 750
     """Optimizer steps. Fewer leave more to learn for reinforcement learning."""
 
-    batch: int = 8
+    batch: int = 16
     """Demonstrations in one optimizer step."""
 
     save_every: int | None = None
     """Updates between saves on the way, into <out>-000500 and so on. None: only at the end."""
 
     imitation: ImitationConfig = ImitationConfig(
-        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=50, decay_steps=1200), micro_batch=8
+        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=50, decay_steps=6000), micro_batch=16
     )
 
     torch_threads: int = 1
