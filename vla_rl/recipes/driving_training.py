@@ -51,7 +51,11 @@ DRIVING_BASE: Final = ASSETS / "driving_base"
 """A small policy that half learnt to drive; `sft_driving` makes it."""
 
 IMAGE_SIZE: Final = 112
-"""Side of the pictures in pixels: at 56, a curve 20 m ahead is two pixels high."""
+"""Side of the pictures in pixels."""
+
+CROP: Final = (0.35, 0.75)
+"""Part of the front camera's height that the policy sees. Without it, one row of patches has the
+whole road that is more than 8 m ahead."""
 
 FORMAT: Final = CheckpointFormat(cameras=("image",))
 """How checkpoints of driving policies are read."""
@@ -157,6 +161,7 @@ class DrivingConfig(SceneTrainingConfig, frozen=True, kw_only=True):
             "version": self.version,
             "reward": self.reward_of,
             "image_size": IMAGE_SIZE,
+            "crop": CROP,
         }
         return EnvSpec(id=DRIVING, kwargs=kwargs)
 

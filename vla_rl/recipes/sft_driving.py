@@ -22,7 +22,7 @@ from vla_rl.models import openvla_oft
 from vla_rl.models.loading import require_new
 from vla_rl.models.openvla_oft.config import tiny
 from vla_rl.models.prismatic.config import ProprioConfig
-from vla_rl.recipes.driving_training import IMAGE_SIZE
+from vla_rl.recipes.driving_training import CROP, IMAGE_SIZE
 from vla_rl.training.supervised import intermediate_folder, teach
 from vla_rl.types import Config, derive_seed
 
@@ -80,7 +80,9 @@ def new_policy(seed: int) -> "openvla_oft.OpenVlaOft":
 
 def demonstrate(scenes: range) -> "list[Demonstration]":
     """Ask the planner for a trajectory in each training scene."""
-    env = gymnasium.make("vla_rl/driving-v0", image_size=IMAGE_SIZE, split="train").unwrapped
+    env = gymnasium.make(
+        "vla_rl/driving-v0", image_size=IMAGE_SIZE, crop=CROP, split="train"
+    ).unwrapped
     made = []
     for number in scenes:
         observation, _ = env.reset(options={"init_state_id": number})

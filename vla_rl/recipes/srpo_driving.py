@@ -23,6 +23,7 @@ from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import digest_as_read
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.recipes.driving_training import (
+    CROP,
     DRIVING_BASE,
     FORMAT,
     IMAGE_SIZE,
@@ -78,7 +79,13 @@ class SrpoDrivingConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
 def env_of(kind: str, split: str) -> EnvSpec:
     """Return the environment of one layout over one split."""
-    kwargs = {"action": "moves", "kind": kind, "split": split, "image_size": IMAGE_SIZE}
+    kwargs = {
+        "action": "moves",
+        "kind": kind,
+        "split": split,
+        "image_size": IMAGE_SIZE,
+        "crop": CROP,
+    }
     return EnvSpec(id=CLOSED_LOOP, kwargs=kwargs)
 
 

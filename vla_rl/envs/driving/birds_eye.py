@@ -36,7 +36,7 @@ def pictures_of_plan(kwargs: dict[str, Any], number: int, rows: np.ndarray) -> l
     waypoints = waypoints_of_actions(rows[:NUM_WAYPOINTS])
     reference, _ = best_proposal(world, version)
     (states,) = score_waypoints(world.scene(reference), waypoints[None], version).states
-    observer = Observer(world, (FRONT,), 32)
+    observer = Observer(world, (FRONT,), 32, (0.0, 1.0))
     pictures = []
     for step in np.linspace(0, len(states) - 1, NUM_PICTURES).round().astype(int):
         car = Car(*(float(states[step, column]) for column in _EGO))

@@ -91,13 +91,20 @@ class Painter:
         roads: of the scene.
         light: brightness.
         size: side of the pictures in pixels.
+        crop: upper and lower edge of the part of a camera's picture that is kept, as shares of its
+            height; it is stretched to the whole side.
     """
 
-    def __init__(self, roads: Roads, light: float, size: int) -> None:
+    def __init__(
+        self, roads: Roads, light: float, size: int, crop: tuple[float, float] = (0.0, 1.0)
+    ) -> None:
         self.plan = paint_plan(roads, light)
         self._light, self._size = light, size
         self._signal = stop_line_of(roads)
         self._focal = size / 2 / np.tan(FIELD_OF_VIEW / 2)
+        top, bottom = crop
+        self._stretch = 1.0 / (bottom - top)
+        self._horizon = size * (0.5 - top) * self._stretch
         self._ground_of_plan = np.array(
             [[CELL, 0.0, LOW[0]], [0.0, -CELL, LOW[1] + CELLS * CELL], [0.0, 0.0, 1.0]]
         )
@@ -108,16 +115,16 @@ class Painter:
         """Draw what a camera at `eye` [2] that looks along `yaw` sees: uint8 [size, size, 3]."""
         size, focal = self._size, self._focal
         cos, sin = np.cos(yaw), np.sin(yaw)
-        middle = size / 2
         depth = np.array([cos, sin, -cos * eye[0] - sin * eye[1]])
         left = np.array([-sin, cos, sin * eye[0] - cos * eye[1]])
+        ground = [0, 0, focal * self._stretch * HEIGHT]
         to_picture = np.stack(
-            [middle * depth - focal * left, middle * depth + [0, 0, focal * HEIGHT], depth]
+            [size / 2 * depth - focal * left, self._horizon * depth + ground, depth]
         )
         picture = cv2.warpPerspective(
             self.plan, to_picture @ self._ground_of_plan, (size, size), borderValue=self._grass
         )
-        picture[: int(middle) + 1] = self._sky
+        picture[: int(self._horizon) + 1] = self._sky
         if self._signal is not None and is_red is not None:
             self._draw_signal(picture, depth, left, is_red)
         self._draw_boxes(picture, eye, depth, left, shown)
@@ -131,11 +138,12 @@ class Painter:
         if away < NEAR:
             return
         x = self._size / 2 - self._focal * float(left @ spot) / away
-        y = self._size / 2 - self._focal * 2.2 / away
+        y = self._horizon - self._focal * self._stretch * 2.2 / away
         colour = (235, 30, 30) if is_red else (40, 220, 70)
         radius = max(int(0.7 * self._focal / away), 1)
-        cv2.circle(picture, (int(x), int(y)), radius + 1, (20, 20, 20), -1)
-        cv2.circle(picture, (int(x), int(y)), radius, colour, -1)
+        for more, paint in ((1, (20, 20, 20)), (0, colour)):
+            across, up = radius + more, int((radius + more) * self._stretch)
+            cv2.ellipse(picture, (int(x), int(y)), (across, up), 0, 0, 360, paint, -1)
 
     def _draw_boxes(
         self, picture: np.ndarray, eye: Floats, depth: Floats, left: Floats, shown: Shown
@@ -159,8 +167,9 @@ class Painter:
         across = left[0] * x + left[1] * y + left[2]
         size, focal = self._size, self._focal
         column = size / 2 - focal * across / z
-        foot = size / 2 + focal * HEIGHT / z
-        top = size / 2 + focal * (HEIGHT - shown.sizes[order, 2:]) / z
+        tall = focal * self._stretch
+        foot = self._horizon + tall * HEIGHT / z
+        top = self._horizon + tall * (HEIGHT - shown.sizes[order, 2:]) / z
         points = np.stack([np.stack([column, foot], -1), np.stack([column, top], -1)], 1)
         fixed = np.clip(points * 16, -30000, 30000).astype(np.int32)
         # a side is seen if its two corners run from right to left in the picture

@@ -12,7 +12,14 @@ from vla_rl.driving_scores.geometry import boxes_meet, directions, project_to_po
 from vla_rl.driving_scores.vehicle import AX, HEADING, PACIFICA, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.control import CONTROL_S, Car, Control, WaypointFollower, drive
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS, waypoints_of_actions
-from vla_rl.envs.driving.observing import FRONT, Observer, centre_of, checked_cameras, space_of
+from vla_rl.envs.driving.observing import (
+    FRONT,
+    Observer,
+    centre_of,
+    checked_cameras,
+    checked_crop,
+    space_of,
+)
 from vla_rl.envs.driving.paths import Floats
 from vla_rl.envs.driving.starts import scene_number
 from vla_rl.envs.driving.traffic import CONE, WALKER
@@ -57,7 +64,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
 
     Args:
         action: waypoints, moves or control.
-        split, kind, cameras, image_size, render_mode: as `OpenLoopDrivingEnv`'s.
+        split, kind, cameras, image_size, crop, render_mode: as `OpenLoopDrivingEnv`'s.
         step_limit: steps before the episode is truncated; None: 20 s.
     """
 
@@ -72,6 +79,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         image_size: int = 128,
         step_limit: int | None = None,
         render_mode: str | None = None,
+        crop: tuple[float, float] = (0.0, 1.0),
     ) -> None:
         if action not in STEP_LIMITS:
             raise ValueError(f"action is {action!r}, expected one of {', '.join(STEP_LIMITS)}.")
@@ -79,7 +87,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         self.render_every_step = True
         self._action = action
         self._split, self._kind, self._size = split, kind, image_size
-        self._cameras = checked_cameras(tuple(cameras))
+        self._cameras, self._crop = checked_cameras(tuple(cameras)), checked_crop(crop)
         self._step_limit = step_limit or STEP_LIMITS[action]
         self.observation_space = space_of(self._cameras, image_size)
         shape = (NUM_WAYPOINTS, 3) if action == "waypoints" else (3,)
@@ -98,7 +106,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
     def _build(self, number: int) -> None:
         self._number = number
         self._world = draw_world(number, self._split, self._kind)
-        self._observer = Observer(self._world, self._cameras, self._size)
+        self._observer = Observer(self._world, self._cameras, self._size, self._crop)
         s = self._world.start
         self._car = Car(*(float(s[i]) for i in (X, Y, HEADING, VX, AX, STEER, YAW_RATE)))
         self._traffic = self._world.traffic

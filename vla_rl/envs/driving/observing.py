@@ -40,6 +40,17 @@ def checked_cameras(cameras: tuple[str, ...]) -> tuple[str, ...]:
     return (FRONT, *(name for name in cameras if name != FRONT))
 
 
+def checked_crop(crop: tuple[float, float]) -> tuple[float, float]:
+    """Return the part of the height. Raises: ValueError if it does not hold the horizon."""
+    top, bottom = crop
+    if not 0.0 <= top < 0.5 < bottom <= 1.0:
+        raise ValueError(
+            f"crop is {list(crop)}, expected two shares of the height, the first from 0 to below "
+            "0.5 and the second above 0.5 to 1: the horizon is in the middle."
+        )
+    return top, bottom
+
+
 def key_of(camera: str) -> str:
     """Return the observation's key of a camera: `image` for the front one."""
     return "image" if camera == FRONT else f"image_{camera}"
@@ -64,11 +75,14 @@ class Observer:
         world: the scene.
         cameras: the front one first.
         size: side of the pictures in pixels.
+        crop: part of the cameras' height that is kept.
     """
 
-    def __init__(self, world: World, cameras: tuple[str, ...], size: int) -> None:
+    def __init__(
+        self, world: World, cameras: tuple[str, ...], size: int, crop: tuple[float, float]
+    ) -> None:
         self._world, self._cameras = world, cameras
-        self.painter = Painter(world.roads, world.light, size)
+        self.painter = Painter(world.roads, world.light, size, crop)
         self._kinds, self._sizes = world.traffic.kinds[1:], world.traffic.sizes()[1:]
         self._command = np.array([name == world.roads.command for name in COMMANDS], np.float32)
 

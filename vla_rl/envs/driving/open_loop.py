@@ -8,7 +8,13 @@ from vla_rl.driving_scores import Scene, Version
 from vla_rl.driving_scores.vehicle import AX, HEADING, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.control import Car
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS, actions_of_poses
-from vla_rl.envs.driving.observing import FRONT, Observer, checked_cameras, space_of
+from vla_rl.envs.driving.observing import (
+    FRONT,
+    Observer,
+    checked_cameras,
+    checked_crop,
+    space_of,
+)
 from vla_rl.envs.driving.one_decision import OneDecisionEnv
 from vla_rl.envs.driving.planner import best_proposal
 from vla_rl.envs.driving.world import NUM_SCENES, Split, World, draw_world
@@ -32,6 +38,8 @@ class OpenLoopDrivingEnv(OneDecisionEnv["_Prepared"]):
         version, reward, success_score, step_limit: as `OneDecisionEnv`'s.
         cameras: NavSim's names; cam_f0 is always among them.
         image_size: side of the pictures in pixels.
+        crop: upper and lower edge of the part of the cameras' height that is kept and stretched to
+            the side; (0.35, 0.75) shows a road 2.5 times as high.
         render_mode: "rgb_array" for a bird's eye view, or None.
     """
 
@@ -48,11 +56,13 @@ class OpenLoopDrivingEnv(OneDecisionEnv["_Prepared"]):
         image_size: int = 128,
         step_limit: int = NUM_WAYPOINTS,
         render_mode: str | None = None,
+        crop: tuple[float, float] = (0.0, 1.0),
     ) -> None:
         self.render_mode = render_mode
         self.render_every_step = True
         self._split, self._kind = split, kind
         self._cameras, self._size = checked_cameras(tuple(cameras)), image_size
+        self._crop = checked_crop(crop)
         super().__init__(
             NUM_SCENES,
             space_of(self._cameras, image_size),
@@ -80,17 +90,24 @@ class OpenLoopDrivingEnv(OneDecisionEnv["_Prepared"]):
 
     def _prepare(self, number: int) -> "_Prepared":
         world = draw_world(number, self._split, self._kind)
-        return _Prepared(world, self._version, self._cameras, self._size)
+        return _Prepared(world, self._version, self._cameras, self._size, self._crop)
 
 
 class _Prepared:
     """A scene with its reference, its first observation and the means to draw it."""
 
-    def __init__(self, world: World, version: Version, cameras: tuple[str, ...], size: int) -> None:
+    def __init__(
+        self,
+        world: World,
+        version: Version,
+        cameras: tuple[str, ...],
+        size: int,
+        crop: tuple[float, float],
+    ) -> None:
         reference, _ = best_proposal(world, version)
         self.scene: Scene = world.scene(reference)
         s = world.start
         self.car = Car(*(float(s[i]) for i in (X, Y, HEADING, VX, AX, STEER, YAW_RATE)))
         self.others = world.tracks.poses[:, 0]
-        self.observer = Observer(world, cameras, size)
+        self.observer = Observer(world, cameras, size, crop)
         self.seen = self.observer.look(self.car, self.others, 0.0)
