@@ -1,8 +1,9 @@
 """Attention of every transformer here: sdpa under the mask that a policy made, and no other.
 
-    mask [B, 1, Q, K]    that mask
+    mask [B, 1, Q, K]    that mask; with Q = 1, what every query sees
     mask [B, K]          padding: spelt out as the mask that it stands for
     none                 causal: rows that are padded on the right need no mask
+                         both ways, if the configuration says so: every position of the row
     none, `packed`       causal within each of several rows that lie end to end on one line
 
 transformers' own "sdpa" looks at the numbers of a padding mask, or of the positions, to find out
@@ -76,6 +77,9 @@ def attend(
     Args:
         packed: rows of the only line (B = 1).
     """
+    # transformers would ask the module, and every Llama's says True
+    if given.get("is_causal") is None:
+        given["is_causal"] = is_causal(module.config)
     if packed is None:
         whole: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, **given
@@ -90,6 +94,11 @@ def attend(
         for queries, keys, values in zip(*columns, strict=True)
     ]
     return torch.cat(found, dim=1), None
+
+
+def is_causal(config: Any) -> bool:
+    """Return whether a position sees those before it only; False by `is_causal` alone."""
+    return bool(getattr(config, "is_causal", True))
 
 
 def takes_all_rows(query: Tensor) -> bool:
@@ -136,7 +145,7 @@ def _spell_out_padding(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if seen is None:
         seen = kwargs["inputs_embeds"]
     visible = mask.bool()[:, None, None, :].expand(-1, 1, seen.shape[1], -1)
-    if getattr(module.config, "is_causal", True):
+    if is_causal(module.config):
         place = torch.arange(mask.shape[1], device=mask.device)
         visible = visible & (place <= place[-seen.shape[1] :, None])
     return args, {**kwargs, "attention_mask": visible}
