@@ -97,8 +97,9 @@ def refuse_causal(attend: Attend, width: int, like: Tensor) -> None:
             [attend(sequence, given)[0, 0] for sequence in (tokens, changed)]
             for given in (lengths, None)
         )
+        sees = (masked != masked_changed).any() & (whole != whole_changed).any()
     # one look at both pairs, because the host waits for it
-    if bool((masked == masked_changed).all() | (whole == whole_changed).all()):
+    if torch.equal(sees, torch.zeros_like(sees)):
         raise ConfigError(
             "the trunk attends causally: its first token does not see its last one. OpenVLA-OFT "
             "decodes in parallel and needs bidirectional attention; a causal trunk raises no error "
