@@ -14,13 +14,14 @@ Packed rows are read by one call of the flash kernel for variable lengths if it 
 """
 
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
 from vla_rl.engines.transfers import to_device
 
@@ -30,6 +31,10 @@ transformers passes masks [B, 1, Q, K] on, and makes none."""
 
 LARGEST_HEAD: Final = 256
 """Dimensions of a head up to which there is a flash kernel."""
+
+HAS_GROUPED_HEADS: Final = "enable_gqa" in signature(varlen_attn).parameters
+"""Whether the kernel for variable lengths takes fewer heads of keys than of queries: not that of
+torch 2.11, on which the GPU campaign may run."""
 
 
 @dataclass
@@ -120,6 +125,10 @@ def _read_at_once(
 ) -> Tensor:
     """Return the attention of all rows, [1, L, H, D], by one kernel."""
     longest = max(packed.lengths)
+    options: dict[str, Any] = {"enable_gqa": True} if HAS_GROUPED_HEADS else {}
+    if not HAS_GROUPED_HEADS:
+        num_queries = query.shape[1] // key.shape[1]
+        key, value = repeat_kv(key, num_queries), repeat_kv(value, num_queries)
     rows = varlen_attn(
         query[0].transpose(0, 1),  # [L, H, D]
         key[0].transpose(0, 1),
@@ -130,7 +139,7 @@ def _read_at_once(
         longest,
         scale=scale,
         window_size=(-1, 0),  # causal
-        enable_gqa=True,
+        **options,
     )
     assert isinstance(rows, Tensor)  # a pair only if more was asked for
     return rows[None]
