@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import torch
 
 from vla_rl.engines.peaks import TERA, DevicePeak, peak_of
-from vla_rl.learning.gpu_memory import GpuEstimate, estimate_gpu
+from vla_rl.learning.gpu_memory import GIB, CudaOverheads, GpuEstimate, estimate_gpu
 from vla_rl.learning.rank_memory import PolicySize, rank_memory, size_of
 from vla_rl.learning.roofline import Roofline, Workload, roofline
 from vla_rl.learning.traced_pass import Kept, TracedPass, trace_pass
@@ -127,14 +127,26 @@ def concerns_gpus(config: LearningConfig, team: Team) -> bool:
 
 
 def require_gpu_memory(config: LearningConfig, team: Team, device: torch.device) -> None:
-    """Raise ConfigError with the inequality if a run's update does not fit its GPU, before gradients
-    and the optimizer's state are allocated.
+    """Raise ConfigError with the inequality if a run's update does not fit what other programs leave
+    of its GPU, before anything is allocated there.
     """
     if device.type != "cuda":
         return
     estimate = estimate_run(config, team)
-    if estimate is not None:
-        estimate.certain.require_fit(torch.cuda.get_device_properties(device).total_memory)
+    if estimate is None:
+        return
+    free, total = torch.cuda.mem_get_info(device)
+    # a policy that was loaded onto the GPU, and the context that asking has opened, are in the estimate
+    ours = torch.cuda.memory_reserved(device) + CudaOverheads().context
+    available = min(free + ours, total)
+    is_in_the_way = available < estimate.certain.total <= total
+    estimate.certain.require_fit(
+        available,
+        remedy=f"other programs use {(total - available) / GIB:.1f} of its {total / GIB:.1f} GiB: "
+        "end them (`nvidia-smi` lists them), or choose another GPU with CUDA_VISIBLE_DEVICES"
+        if is_in_the_way
+        else "",
+    )
 
 
 def seconds_of_update(
