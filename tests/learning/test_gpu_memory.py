@@ -55,7 +55,6 @@ def test_the_estimate_is_within_5_percent_of_torchs_tracker(
     assert abs(found.error) <= 0.05
 
 
-@pytest.mark.proof
 def test_the_estimate_of_the_public_7b_is_within_5_percent_of_torchs_tracker() -> None:
     found = compare(public_shape(), 1)
     assert abs(found.error) <= 0.05
