@@ -156,13 +156,6 @@ def question(
     if not is_conversation or (options.format is not None and not tools):
         # a reply to this is never parsed for tool calls, even if it looks like one
         options = msgspec.structs.replace(options, tools=ToolRule(mode="none"))
-    messages = tuple(prompt) if is_conversation else ()
-    images = tuple(image for message in messages for image in message.images)
-    if images and not isinstance(chat, SeesImages):
-        raise ValueError(
-            f"the conversation has {len(images)} images, but {type(chat).__name__} reads text alone; "
-            "take a policy with a vision tower, such as Qwen2.5-VL"
-        )
     if isinstance(prompt, str):
         tokens = chat.tokenize(prompt)
     elif isinstance(prompt, np.ndarray):
@@ -183,8 +176,27 @@ def question(
     if grammar is not None:
         # rejects a grammar that cannot be compiled before sampling starts
         chat.vocabulary.guide(grammar)
-    seen = chat.see(tokens, images) if images and isinstance(chat, SeesImages) else None
+    messages = tuple(prompt) if is_conversation else ()
+    images, seen = images_seen(chat, tokens, messages)
     return Question(tokens, messages, grammar, options, images, seen)
+
+
+def images_seen(
+    chat: ChatInterface, tokens: np.ndarray, messages: Sequence[Message]
+) -> tuple[tuple[np.ndarray, ...], SeenPrompt | None]:
+    """Return the images of a rendered conversation, and prepare it for the model if there are any.
+
+    Raises: ValueError if the model reads text alone.
+    """
+    images = tuple(image for message in messages for image in message.images)
+    if not images:
+        return (), None
+    if not isinstance(chat, SeesImages):
+        raise ValueError(
+            f"the conversation has {len(images)} images, but {type(chat).__name__} reads text alone; "
+            "take a policy with a vision tower, such as Qwen2.5-VL"
+        )
+    return images, chat.see(tokens, images)
 
 
 def completion(chat: ChatInterface, asked: Question, sampled: Sampled) -> Completion:

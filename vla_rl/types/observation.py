@@ -25,7 +25,9 @@ success."""
 
 
 def observed_conversation(
-    prompt_tokens: np.ndarray, images: Sequence[np.ndarray] = (), image_starts: Sequence[int] = ()
+    prompt_tokens: np.ndarray,
+    images: Sequence[np.ndarray] = (),
+    image_starts: Sequence[int] | np.ndarray = (),
 ) -> Observation:
     """Return a conversation as an observation."""
     seen: Observation = {"prompt_tokens": prompt_tokens}

@@ -15,10 +15,11 @@ from tiny_vision import noise, tiny_vision, write_tiny_vision
 from vla_rl.engines.chat_interface import question
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, load_language_model, tiny
+from vla_rl.models.language.demonstrations import chat_demonstration
 from vla_rl.models.language.vision_policy import VisionLanguageModel
 from vla_rl.models.serving import serve
 from vla_rl.recipes.grpo_text import ARITHMETIC_BASE
-from vla_rl.types import ANY_REPLY, Message, Observation, ToolSpec, observed_conversation
+from vla_rl.types import ANY_REPLY, Message, Observation, ToolSpec, images_of, observed_conversation
 
 WIDE, TALL = noise(1, 140, 168), noise(2, 70, 40)
 """30 tokens in four windows of the tower; another size, which is changed to whole patches."""
@@ -156,6 +157,27 @@ def test_letters_and_sampled_tokens_of_an_image_are_no_image(policy: VisionLangu
     assert (policy.tokenize("<|image_pad|>") != token).all()
     (found,) = scored(policy, [clean], [[token, 20]])
     assert np.isfinite(found).all()
+
+
+def test_demonstrations_show_the_images_of_all_turns(policy: VisionLanguageModel) -> None:
+    messages = (
+        user("left?", WIDE),
+        Message(role="assistant", content="a"),
+        user("and here?", TALL),
+        Message(role="assistant", content="b"),
+    )
+    lesson = chat_demonstration(policy, messages)
+    first = observed(policy, *messages[:1])
+    assert lesson.observation["prompt_tokens"].tolist() == first["prompt_tokens"].tolist()
+    whole = np.concatenate([first["prompt_tokens"], lesson.actions[0]])
+    starts = lesson.observation["image_starts"]
+    assert (whole[starts] == policy.image_token).all()
+    assert starts.tolist()[:1] == first["image_starts"].tolist()
+    assert images_of(lesson.observation)[1] is TALL
+    (found,) = scored(policy, [lesson.observation], [lesson.actions[0].tolist()])
+    assert np.isfinite(found).all()
+    assert lesson.teaches is not None
+    assert lesson.teaches.sum() == 2 * len(policy.tokenize("a<|im_end|>"))
 
 
 def test_a_frozen_tower_gets_no_gradient_and_the_trunk_does(policy: VisionLanguageModel) -> None:

@@ -27,14 +27,15 @@ from vla_rl.engines.atomic_folder import writing_folder
 from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.policy_model import NO_TOKEN
 from vla_rl.engines.transfers import to_device
-from vla_rl.engines.vocabulary import Vocabulary, forbidden
+from vla_rl.engines.vocabulary import Vocabulary
 from vla_rl.errors import ConfigError
 from vla_rl.models.attention import PackedRows, use_given_masks
 from vla_rl.models.language import checkpoint
 from vla_rl.models.language.chat_format import ChatFormat, parse_reply
+from vla_rl.models.language.grammar_masks import tokens_forbidden_in
 from vla_rl.models.language.key_values import SlotKeyValues
 from vla_rl.models.language.reply_grammar import reply_grammar
-from vla_rl.models.language.token_scores import Forbidden, score_tokens
+from vla_rl.models.language.token_scores import score_tokens
 from vla_rl.types import Message, Observation, ReplyOptions, ToolSpec
 
 MARGIN_BYTES = 1 << 20
@@ -205,7 +206,9 @@ class CausalLanguageModel(LanguageModel[Prompts]):
             hidden[to_device(places.flatten(), self._device)],
             to_device(tokens.clamp(min=0).flatten(), self._device),
             to_device(temperatures, self._device).repeat_interleave(width),
-            self._forbidden(batch, replies, width),
+            tokens_forbidden_in(
+                replies, batch.grammars, self.vocabulary, width=width, device=self._device
+            ),
             vocab_size=int(self._text_config.vocab_size),
         )
         return log_probs.view(-1, width), entropies.view(-1, width)
@@ -352,34 +355,6 @@ class CausalLanguageModel(LanguageModel[Prompts]):
                 "micro-batches"
             )
         return hidden[0], starts
-
-    def _forbidden(self, batch: Prompts, replies: Sequence[Tensor], width: int) -> Forbidden:
-        """Return which tokens the grammars forbade at the positions of [B, width] replies, so that
-        training matches sampling.
-        """
-        ruled = [
-            (
-                row * width + start,
-                self.vocabulary.allowed_masks(grammar, replies[row][start:stop].tolist()),
-            )
-            for row, parts in enumerate(batch.grammars)
-            for start, stop, grammar in parts
-        ]
-        vocab_size = int(self._text_config.vocab_size)
-
-        def found(first: int, end: int) -> Tensor | None:
-            if not ruled:
-                return None
-            shape = (end - first, vocab_size)
-            is_forbidden = torch.zeros(shape, dtype=torch.bool, device=self._device)
-            for start, masks in ruled:
-                low, high = max(first, start), min(end, start + len(masks))
-                if low < high:
-                    part = to_device(masks[low - start : high - start], self._device)
-                    is_forbidden[low - first : high - first] = forbidden(part, vocab_size)
-            return is_forbidden
-
-        return found
 
     def _marker(self, name: str) -> str:
         """Return the terminal of a grammar for a text that delimits tool calls: special tokens by

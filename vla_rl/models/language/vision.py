@@ -8,7 +8,6 @@ holds, and where a token is. A network that asked its tensors on a GPU would wai
 block.
 """
 
-import functools
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -76,12 +75,22 @@ class ImageReader:
     Args:
         image_processor: transformers' image processor of the checkpoint.
         config: the network's configuration.
+
+    Attributes:
+        image_token: the token that stands for a part of an image.
+        blank: the smallest image, all zero, that no conversation shows.
     """
 
     def __init__(self, image_processor: Any, config: Any) -> None:
         self._processor, self._vision = image_processor, config.vision_config
         self.image_token = int(config.image_token_id)
         self._merge = int(self._vision.spatial_merge_size)
+        vision, side = self._vision, self._merge
+        width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        # now, and not when it is needed first: that may be in an estimate, on tensors without numbers
+        self.blank = self._of_patches(
+            torch.zeros(side**2, width), torch.tensor([[1, side, side]]), ()
+        )
 
     def num_tokens(self, height: int, width: int) -> int:
         """Return the number of tokens of an image."""
@@ -99,13 +108,6 @@ class ImageReader:
             images=list(images), return_tensors="pt", input_data_format="channels_last"
         )
         return self._of_patches(found["pixel_values"], found["image_grid_thw"], starts)
-
-    @functools.cached_property
-    def blank(self) -> ShownImages:
-        """The smallest image, all zero, that no conversation shows."""
-        vision, side = self._vision, self._merge
-        width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
-        return self._of_patches(torch.zeros(side**2, width), torch.tensor([[1, side, side]]), ())
 
     def seen(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> SeenTokens:
         """Prepare a rendered prompt with images. Raises: ValueError if they do not fit."""
