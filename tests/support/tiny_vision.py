@@ -121,7 +121,10 @@ def noise(seed: int, height: int = 56, width: int = 56) -> np.ndarray:
 
 
 def shown_episodes(policy: VisionLanguageModel) -> list[Trajectory]:
-    """Three episodes: images in both of two turns that fit together, no image, and one image."""
+    """Three episodes: images in both of two turns that fit together, no image, and one image.
+
+    The one without is longer than both others, so that one of two ranks gets it alone.
+    """
     first, second, third = noise(1), noise(2, 56, 84), noise(3, 140, 168)
     asked, again, other = (_prompt(policy, image) for image in (first, second, third))
     reply = [20, 2]
@@ -138,7 +141,7 @@ def shown_episodes(policy: VisionLanguageModel) -> list[Trajectory]:
                 policy, longer, [22, 23, 2], images=[first, second], image_starts=starts
             ),
         ),
-        conversations.episode(1, conversations.turn(policy, [9, 9], [25])),
+        conversations.episode(1, conversations.turn(policy, [9] * 160, [25])),
         conversations.episode(
             2,
             conversations.turn(
