@@ -6,10 +6,10 @@ None waits for another to end.
             n ... S-1       kept: conversations between their turns, or empty
 
 A new reply reuses what a slot already holds of its prompt: a conversation goes on in the slot where
-it was kept, and a prompt that begins like another one, images included, copies that part. Keys and values of older
-weights are never used: when the weights change, kept conversations are dropped and running ones are
-read again, so that every log-prob is that of the weights its version names. All of this runs on the
-device lane.
+it was kept, and a prompt that begins like another one, images included, copies that part. Keys and
+values of older weights are never used: when the weights change, kept conversations are dropped and
+running ones are read again, so that every log-prob is that of the weights its version names. All of
+this runs on the device lane.
 """
 
 from collections.abc import Iterable, Sequence

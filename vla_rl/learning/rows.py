@@ -6,8 +6,8 @@ A row is one decision, or all turns of a conversation that can be joined.
     turn 2   prompt, reply, what was heard ─► reply    mask             │ 1 .. 1│     0 .. 0     │ 1 .. 1
 
 A turn joins the row of its agent's previous turn only if its prompt begins with exactly the tokens
-and images of that turn. If the chat template, the tokenizer or the environment changed the past, or if the
-temperature differs, it gets its own row.
+and images of that turn. If the chat template, the tokenizer or the environment changed the past, or
+if the temperature differs, it gets its own row.
 """
 
 from collections.abc import Sequence
