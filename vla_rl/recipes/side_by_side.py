@@ -225,7 +225,7 @@ def team_of(config: SideBySideConfig) -> "Team":
         learner = _learner(config, config.libero_optimizer)
         robot = vla_rl.Member(starting_policy(_libero(config)), learner=learner)
     speaker = vla_rl.Member(
-        language.CausalLanguageModel.load(config.policy),
+        language.load_language_model(config.policy),
         learner=_learner(config, config.language_optimizer, config.language_entropy_coef),
     )
     members = {ROBOT: robot, LANGUAGE: speaker}

@@ -5,7 +5,7 @@ one pass of a small policy; a 7B takes some seconds.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -53,7 +53,10 @@ class RunEstimate:
 
 
 def estimate_run(
-    config: LearningConfig, team: Team, heard_tokens: int | None = None
+    config: LearningConfig,
+    team: Team,
+    heard_tokens: int | None = None,
+    heard_images: Sequence[tuple[int, int]] = (),
 ) -> RunEstimate | None:
     """Estimate the update of a run with one policy; None for teams and families that are not ours.
 
@@ -61,12 +64,13 @@ def estimate_run(
         config: configuration of the run.
         team: its policies.
         heard_tokens: most tokens of a conversation that are not replies; None if not known.
+        heard_images: height and width of each image of a conversation.
     """
     if len(team.members) > 1:
         return None
     (member,) = team.members.values()
     if hasattr(member.model, "render"):
-        return _estimate_talks(config, member, heard_tokens)
+        return _estimate_talks(config, member, heard_tokens, heard_images)
     row = example_row(member.model)
     if row is None:
         return None
@@ -80,7 +84,10 @@ def estimate_run(
 
 
 def _estimate_talks(
-    config: LearningConfig, member: Member, heard_tokens: int | None
+    config: LearningConfig,
+    member: Member,
+    heard_tokens: int | None,
+    heard_images: Sequence[tuple[int, int]],
 ) -> RunEstimate | None:
     # imports transformers' language models, which no other run needs
     from vla_rl.models.example_talks import longest_talks, trace_talks
@@ -104,6 +111,7 @@ def _estimate_talks(
         max_reply=limits.max_reply,
         max_tokens=limits.max_tokens,
         heard=heard_tokens,
+        images=heard_images,
     )
     size, traced = size_of(model.network), trace_talks(model, talks)
     copies = dict(_copies(config, size))
