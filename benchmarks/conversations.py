@@ -6,7 +6,15 @@ import numpy as np
 import torch
 
 from vla_rl.models.language import CausalLanguageModel, TinyConfig
-from vla_rl.types import ActionChunk, EnvSpec, EpisodeSpec, Step, StopReason, Trajectory
+from vla_rl.types import (
+    ActionChunk,
+    EnvSpec,
+    EpisodeSpec,
+    Step,
+    StopReason,
+    Trajectory,
+    observed_conversation,
+)
 
 SHAPE = TinyConfig(
     hidden_size=32,
@@ -25,10 +33,12 @@ def turn(
     *,
     agent: str = "policy",
     versions: Sequence[int] | None = None,
+    images: Sequence[np.ndarray] = (),
+    image_starts: Sequence[int] = (),
 ) -> Step:
     """A reply with the log-probs that the policy itself gives it."""
     tokens = np.array(reply)
-    observation = {"prompt_tokens": np.array(prompt)}
+    observation = observed_conversation(np.array(prompt), images, image_starts)
     with torch.inference_mode():
         log_probs, _ = policy.log_probs(
             policy.prepare([observation]), torch.from_numpy(tokens)[None], torch.ones(1)

@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 import uvloop
 from hypothesis import settings
+from xdist.remote import Producer
+from xdist.scheduler import LoadFileScheduling
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
@@ -32,12 +34,11 @@ settings.load_profile("repeatable")
 
 
 LONGEST = (
-    "tests/engines/vllm/test_life.py",
+    "tests/engines/vllm",
     "tests/training/test_sharded_training.py",
     "tests/learning/test_sharded.py",
     "tests/envs/libero/test_stepping.py",
     "tests/training/test_held_out_during.py",
-    "tests/engines/vllm",
     "tests/sandbox/test_sandbox.py",
     "tests/training",
     "tests/contracts",
@@ -55,12 +56,28 @@ LONGEST = (
 """Files and folders that take longest, in the order in which `make test` begins them: a worker that
 began with one of them last would end alone."""
 
+TOGETHER = ("tests/engines/vllm",)
+"""Folders whose files one worker runs: importing vLLM takes 8 s of CPU time in each process."""
 
-assert all((Path(__file__).parents[1] / place).exists() for place in LONGEST)
+
+assert all((Path(__file__).parents[1] / place).exists() for place in LONGEST + TOGETHER)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: _turn_of(item.nodeid))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFileScheduling | None:
+    return FolderScheduling(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+class FolderScheduling(LoadFileScheduling):
+    """One worker for each file, and one for all files of a folder of `TOGETHER`."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        folder = next((place for place in TOGETHER if nodeid.startswith(place)), None)
+        return folder or super()._split_scope(nodeid)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -25,7 +25,7 @@ from vla_rl.learning.gpu_memory import GpuEstimate, estimate_gpu
 from vla_rl.learning.optimizer import PolicyOptimizer
 from vla_rl.learning.rank_memory import size_of
 from vla_rl.learning.traced_pass import Kept, TracedPass, fake_tensors, trace_pass
-from vla_rl.models.example_talks import Talks, score_talks, trace_talks
+from vla_rl.models.example_talks import Talks, prepared_talks, score_talks, trace_talks
 from vla_rl.models.language import CausalLanguageModel, TinyConfig
 from vla_rl.models.language import tiny as tiny_language_model
 from vla_rl.models.openvla_oft import OpenVlaOft
@@ -186,7 +186,8 @@ def compare_talks(model: CausalLanguageModel, talks: Talks) -> Compared:
     traced = trace_talks(model, talks)
     size = size_of(model.network)
     estimate = estimate_gpu(size, LearnerConfig(), traced.kept, recomputes=False, rows=1)
-    tracked = tracked_peak(model.network, lambda: score_talks(model, talks))
+    batch = prepared_talks(model, talks)
+    tracked = tracked_peak(model.network, lambda: score_talks(model, talks, batch))
     return Compared(estimate, traced, tracked, time.perf_counter() - began)
 
 

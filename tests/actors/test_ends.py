@@ -31,9 +31,9 @@ from vla_rl.actors import (
     lag_questions,
 )
 from vla_rl.actors import child_process as child_process_module
-from vla_rl.actors.actor import MethodTable
 from vla_rl.actors.channel import Channel, OnEnd, OnMessage
 from vla_rl.actors.handle import client_of
+from vla_rl.actors.launchers import Launchers
 from vla_rl.actors.sockets import LoopSocket
 from vla_rl.actors.stderr_tail import StderrTail
 from vla_rl.errors import ActorDied, ActorFrozen
@@ -137,30 +137,30 @@ async def test_a_runtime_that_is_being_left_spawns_nothing() -> None:
     assert children_of(os.getpid()) <= before
 
 
-async def test_an_actor_that_is_stopped_while_its_restart_fails_does_not_come_back() -> None:
+async def test_an_actor_that_is_stopped_while_its_restart_fails_does_not_come_back(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     before = children_of(os.getpid())
-
-    class Interrupted(Runtime):
-        """Stops its actor in the turn in which a restart fails."""
-
-        num_launches = 0
-
-        def _launcher(
-            self, name: str, table: MethodTable, *args: Any
-        ) -> Callable[[OnMessage, OnEnd], Channel]:
-            launch = super()._launcher(name, table, *args)
-
-            def launch_or_fail(on_message: OnMessage, on_end: OnEnd) -> Channel:
-                self.num_launches += 1
-                if self.num_launches == 2:
-                    stopping.append(asyncio.create_task(self.stop(counter)))
-                    raise OSError("no room")
-                return launch(on_message, on_end)
-
-            return launch_or_fail
-
+    opened, launched = Launchers.launcher, list[str]()
     stopping: list[asyncio.Task[None]] = []
-    async with asyncio.timeout(20), Interrupted() as runtime:
+
+    def launcher(
+        launchers: Launchers, name: str, *args: Any
+    ) -> Callable[[OnMessage, OnEnd], Channel]:
+        """Stop the actor in the turn in which a restart fails."""
+        launch = opened(launchers, name, *args)
+
+        def launch_or_fail(on_message: OnMessage, on_end: OnEnd) -> Channel:
+            launched.append(name)
+            if len(launched) == 2:
+                stopping.append(asyncio.create_task(runtime.stop(counter)))
+                raise OSError("no room")
+            return launch(on_message, on_end)
+
+        return launch_or_fail
+
+    monkeypatch.setattr(Launchers, "launcher", launcher)
+    async with asyncio.timeout(20), Runtime() as runtime:
         policy = RestartPolicy(max_restarts=5, within_s=60.0)
         counter = await runtime.spawn(Counter, placement=ChildProcess(), restart=policy)
         os.kill(runtime.info(counter).pid, signal.SIGKILL)
@@ -169,7 +169,7 @@ async def test_an_actor_that_is_stopped_while_its_restart_fails_does_not_come_ba
         await stopping[0]
         for _ in range(10):
             await asyncio.sleep(0)
-        assert (runtime.info(counter).state, runtime.num_launches) == ("stopped", 2)
+        assert (runtime.info(counter).state, len(launched)) == ("stopped", 2)
         assert children_of(os.getpid()) <= before
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 
 SUPPORT = Path(__file__).parents[1] / "actors" / "support"
 sys.path.insert(0, str(SUPPORT))
@@ -46,6 +47,8 @@ from vla_rl.actors import (  # noqa: E402
     tell,
 )
 from vla_rl.errors import ActorDied, ActorFrozen, RemoteError  # noqa: E402
+
+pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
 
 
 @pytest.fixture(scope="module")
@@ -88,13 +91,20 @@ def placement(request: pytest.FixtureRequest) -> Placement:
     return host
 
 
-@pytest.fixture
-async def runtime() -> AsyncIterator[Runtime]:
-    async with asyncio.timeout(60), Runtime(name="contract", stop_grace_s=30.0) as opened:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def shared_runtime(remote_host: RemoteHost) -> AsyncIterator[Runtime]:
+    """One for all tests: its fork server imports the actors once, and `remote_host` outlives it."""
+    async with Runtime(name="contract", stop_grace_s=30.0) as opened:
         yield opened
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module")
+async def runtime(shared_runtime: Runtime) -> AsyncIterator[Runtime]:
+    yield shared_runtime
+    await shared_runtime._stop_all()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def counter(runtime: Runtime, placement: Placement) -> Counter:
     return await runtime.spawn(Counter, 3, name="counter", placement=placement)
 

@@ -64,7 +64,7 @@ def test_stages_run_on_the_cpu_and_fill_a_page(
     known = run_campaign(tmp_path, 1.0, is_tiny=True, launch=in_this_process)
     assert [found.stage for found in known] == ["correctness", "decisions"]
     assert known[0].figures["wrong"] == []
-    assert known[0].figures["checked"] == 10
+    assert known[0].figures["checked"] == 18
     assert {"8", "1"} == known[1].figures.keys()
     page = (tmp_path / "campaign.md").read_text()
     assert "decisions/s over a plain loop, 64 episodes" in page

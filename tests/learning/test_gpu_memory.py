@@ -3,12 +3,14 @@ refused with the inequality.
 """
 
 import re
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
 import msgspec
 import pytest
 import torch
+from tiny_vision import tiny_vision
 from torch import nn
 
 from benchmarks.gpu.estimates import estimate_figures
@@ -55,7 +57,6 @@ def test_the_estimate_is_within_5_percent_of_torchs_tracker(
     assert abs(found.error) <= 0.05
 
 
-@pytest.mark.proof
 def test_the_estimate_of_the_public_7b_is_within_5_percent_of_torchs_tracker() -> None:
     found = compare(public_shape(), 1)
     assert abs(found.error) <= 0.05
@@ -89,6 +90,15 @@ def test_the_estimate_of_a_language_policy_is_within_5_percent_of_torchs_tracker
     # two layers of products, forward, and twice as much backward
     assert found.traced.update_flops > 2.9 * found.traced.act_flops
     assert found.estimate.terms["activations"] > 2 * 4 * 1024 * each
+
+
+def test_the_estimate_of_a_policy_that_sees_is_within_5_percent_of_torchs_tracker() -> None:
+    model = tiny_vision()
+    shown = Talks(prompt=60, scored=20, replied=20, rows=2, images=((168, 140),))
+    found = compare_talks(model, shown)
+    assert abs(found.error) <= 0.05
+    text = compare_talks(model, replace(shown, images=()))
+    assert found.estimate.terms["activations"] > 2 * text.estimate.terms["activations"]
 
 
 @cache

@@ -19,6 +19,7 @@ import torch
 import transformers
 from engine_fixtures import play as play_fixture
 from small_worlds import mlp, walk
+from tiny_vision import shown_episodes, tiny_vision
 from torch import Tensor
 
 from benchmarks import conversations
@@ -39,10 +40,11 @@ from vla_rl.learning import (
     load_checkpoint,
     save_checkpoint,
 )
+from vla_rl.learning.decisions import decisions_of
 from vla_rl.learning.rank_memory import PolicySize, rank_memory, require_gpus
 from vla_rl.learning.sharded import RankFailed, ShardedLearner
 from vla_rl.learning.sharded.staged import write_staged
-from vla_rl.models.language import CausalLanguageModel
+from vla_rl.models.language import CausalLanguageModel, VisionLanguageModel
 from vla_rl.models.language import tiny as tiny_language
 from vla_rl.models.language.tiny import write_tokenizer
 from vla_rl.models.mlp import MlpPolicy
@@ -132,6 +134,8 @@ def episodes(policy: Any) -> list[Trajectory]:
         return [walk(policy, seed, steps) for seed, steps in ((1, 1), (2, 5), (3, 2))]
     if isinstance(policy, OpenVlaOft):
         return [played(policy, seed, steps) for seed, steps in ((1, 1), (2, 4), (3, 2))]
+    if isinstance(policy, VisionLanguageModel):
+        return shown_episodes(policy)
     if isinstance(policy, OpenVla):
         return [one_action(policy, seed, steps) for seed, steps in ((1, 1), (2, 4), (3, 2))]
     return [
@@ -290,6 +294,57 @@ async def test_a_mixture_of_experts_with_shared_weights_has_the_gradients_of_one
 ) -> None:
     gap = await difference(qwen3_moe, runtime, lane, tmp_path, 2, shard="weights")
     assert gap <= 3e-6
+
+
+def frozen_vision() -> Any:
+    policy = tiny_vision()
+    policy.freeze_vision()
+    return policy
+
+
+async def test_a_qwen2_5_vl_has_the_gradients_of_one_process_also_if_a_rank_sees_no_image(
+    runtime: Runtime, lane: DeviceLane, tmp_path: Path
+) -> None:
+    shown, text, other = (decisions_of([each], [1.0]) for each in episodes(tiny_vision()))
+    assert int(text.num_read) > int(shown.num_read) + int(other.num_read)  # a rank of its own
+    assert await difference(tiny_vision, runtime, lane, tmp_path, 2) <= 3e-6
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("make", [tiny_vision, frozen_vision])
+@pytest.mark.parametrize("shard", ["gradients", "weights", "replicas"])
+async def test_towers_that_are_trained_or_frozen_have_the_gradients_of_one_process(
+    shard: str, make: Callable[[], Any], runtime: Runtime, lane: DeviceLane, tmp_path: Path
+) -> None:
+    assert await difference(make, runtime, lane, tmp_path, 3, shard=shard) <= 3e-6
+
+
+async def test_metrics_of_two_ranks_are_those_of_one_process_and_none_counts_twice(
+    runtime: Runtime, lane: DeviceLane
+) -> None:
+    changes: Any = {
+        "epochs": 2,
+        "minibatch_trajectories": 2,
+        "loss": PolicyLossConfig(name="gspo"),
+        "entropy_coef": 0.01,
+    }
+    alone, shared = language(), language()
+    trajectories = episodes(alone)
+    one = Learner(alone, lane, settings(**changes))
+    async with sharded(shared, runtime, lane, 2, **changes) as two:
+        for _ in range(2):
+            reports = [await each.update(trajectories, list(ADVANTAGES)) for each in (one, two)]
+            expected, found = (
+                {name: value for name, value in each.metrics.items() if name != "update/seconds"}
+                for each in reports
+            )
+            ranks = {name for name in found if name.startswith(("rank/", "ranks/"))}
+            assert {name.split("/")[1] for name in ranks if name.startswith("rank/")} == {"0", "1"}
+            assert found.keys() - ranks == expected.keys()
+            for name, value in expected.items():
+                assert found[name] == pytest.approx(value, rel=1e-4, abs=1e-5), name
+            for name in ("tokens", "rows", "decisions", "steps"):
+                assert found[f"update/{name}"] == expected[f"update/{name}"]
 
 
 @pytest.mark.proof

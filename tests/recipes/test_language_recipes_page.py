@@ -11,7 +11,15 @@ import pytest
 
 from vla_rl.commands.command_line import Launch, TrainingLaunch, parse_command
 from vla_rl.models.language import TinyConfig, tiny
-from vla_rl.recipes import grpo_pair, grpo_prompts, grpo_text, sft_text, side_by_side, srpo_toy
+from vla_rl.recipes import (
+    grpo_pair,
+    grpo_prompts,
+    grpo_squares,
+    grpo_text,
+    sft_text,
+    side_by_side,
+    srpo_toy,
+)
 from vla_rl.recipes.grpo_pair import AGENTS, GrpoPairConfig, policies_of
 from vla_rl.types import SOLE_MEMBER
 
@@ -26,6 +34,7 @@ CONFIGS = {
     "grpo_text": (TrainingLaunch, grpo_text.GrpoTextConfig),
     "grpo_pair": (TrainingLaunch, grpo_pair.GrpoPairConfig),
     "grpo_prompts": (TrainingLaunch, grpo_prompts.GrpoPromptsConfig),
+    "grpo_squares": (TrainingLaunch, grpo_squares.GrpoSquaresConfig),
     "side_by_side": (TrainingLaunch, side_by_side.SideBySideConfig),
 }
 

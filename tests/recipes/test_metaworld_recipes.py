@@ -16,15 +16,15 @@ from vla_rl.envs.metaworld.package import load_metaworld
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.plan import planned_episodes
 from vla_rl.pipelines.config import RunConfig
-from vla_rl.recipes import libero_training, sft_libero
+from vla_rl.recipes import sft_libero, suite_training
 from vla_rl.recipes.eval_libero import EvalLiberoConfig
 from vla_rl.recipes.eval_metaworld import EvalMetaworldConfig
 from vla_rl.recipes.grpo_metaworld import GrpoMetaworldConfig
-from vla_rl.recipes.libero_training import HeldOutStarts, held_out_episodes, starts_of
 from vla_rl.recipes.record_demonstrations import RecordConfig, record_task
 from vla_rl.recipes.sft_metaworld import SftMetaworldConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.recipes.srpo_metaworld import SrpoMetaworldConfig
+from vla_rl.recipes.suite_training import HeldOutStarts, held_out_episodes, starts_of
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.simulation import SimulatorConfig
 
@@ -127,7 +127,7 @@ async def test_a_run_trains_on_it_and_judges_held_out_starts(policy: Path, tmp_p
         held_out=HeldOutStarts(init_states="40", step_limit=8),
     )
     async with asyncio.timeout(200):
-        assert await libero_training.main(Command(TrainingLaunch(), config)) == 0
+        assert await suite_training.main(Command(TrainingLaunch(), config)) == 0
     run = only_folder_in(tmp_path)
     lines = [json.loads(line) for line in (run / "held_out.jsonl").read_text().splitlines()]
     assert [line["weight_version"] for line in lines] == [0, 1]

@@ -19,22 +19,15 @@ from vla_rl.evaluation import EpisodeResult, HeldOutJudge, held_out, read_held_o
 from vla_rl.evaluation.conditions import note_conditions
 from vla_rl.evaluation.held_out import HeldOutResult, results_path
 from vla_rl.evaluation.results import line_outlet
-from vla_rl.learning import LearnerConfig, OptimizerConfig, latest_checkpoint
-from vla_rl.models.openvla import OpenVla, OpenVlaConfig
-from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, tiny
+from vla_rl.learning import LearnerConfig, latest_checkpoint
+from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.observe import RunDirectory, read_metrics
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
-from vla_rl.recipes.libero_training import (
-    HeldOutConfig,
-    LiberoConfig,
-    held_out_episodes,
-    starting_policy,
-    starts_of,
-    with_decay_over_run,
-)
+from vla_rl.recipes.libero_training import HeldOutConfig, LiberoConfig
 from vla_rl.recipes.ppo_libero import PpoLiberoConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
+from vla_rl.recipes.suite_training import held_out_episodes, starts_of
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.training.run import TrainingRun, train
@@ -198,95 +191,6 @@ async def test_held_out_results_wait_for_room_on_a_full_disk_and_never_end_the_r
     assert caplog.text.count("No space left") == 1
 
 
-def test_held_out_starts_are_not_those_of_training() -> None:
-    config = SrpoLiberoConfig(
-        tasks=("libero_object/1,4",), held_out=HeldOutConfig(init_states="48-49", scene_seeds="1-2")
-    )
-    episodes = held_out_episodes(config)
-    assert len(episodes) == 8
-    assert {episode.options["init_state_id"] for episode in episodes} == {48, 49}
-    assert all(
-        episode.sampling.greedy and episode.env.kwargs["physics"] == "exact" for episode in episodes
-    )
-    with pytest.raises(
-        ConfigError, match="the first 40 are trained on; expected numbers from 40 on"
-    ):
-        SrpoLiberoConfig(held_out=HeldOutConfig(init_states="39-49"))
-
-
-def test_groups_of_a_task_start_from_the_training_states_only() -> None:
-    starts = starts_of(
-        SrpoLiberoConfig(tasks=("libero_object/1", "libero_goal/4"), train_init_states=2)
-    )
-    assert [(start.env.id, start.env.kwargs["task_id"], start.options["init_state_id"]) for start in starts] == [
-        ("vla_rl/libero_object-v0", 1, 0), ("vla_rl/libero_object-v0", 1, 1),
-        ("vla_rl/libero_goal-v0", 4, 0), ("vla_rl/libero_goal-v0", 4, 1),
-    ]  # fmt: skip
-
-
-def test_tasks_are_named_by_suite_and_number_each_played_once() -> None:
-    tasks = SrpoLiberoConfig(
-        tasks=("libero_object/8,0-1", "libero_goal", "libero_object/1-2")
-    ).played
-    of_object = ["libero_object/8", "libero_object/0", "libero_object/1"]
-    assert [task.key for task in tasks] == [
-        *of_object,
-        *(f"libero_goal/{number}" for number in range(10)),
-        "libero_object/2",
-    ]
-
-
-def test_pictures_are_as_the_policy_was_taught_them_unless_said_otherwise(tmp_path: Path) -> None:
-    for config, quality, size in [
-        (SrpoLiberoConfig(), "fast", 84),
-        (SrpoLiberoConfig(policy=str(tmp_path)), "exact", 256),
-        (SrpoLiberoConfig(quality="exact", image_size=96), "exact", 96),
-        (SrpoLiberoConfig(policy=str(tmp_path), quality="fast"), "fast", 256),
-    ]:
-        assert {start.env.kwargs["quality"] for start in starts_of(config)} == {quality}
-        assert {start.env.kwargs["image_size"] for start in starts_of(config)} == {size}
-        assert {episode.env.kwargs["image_size"] for episode in held_out_episodes(config)} == {size}
-        assert {episode.env.kwargs["quality"] for episode in held_out_episodes(config)} == {quality}
-
-
-def test_training_episodes_are_cut_short_for_the_policy_that_ships_and_judged_ones_never(
-    tmp_path: Path,
-) -> None:
-    for config, limit in [
-        (SrpoLiberoConfig(), 160),
-        (SrpoLiberoConfig(step_limit=300), 300),
-        (SrpoLiberoConfig(policy=str(tmp_path)), None),
-        (SrpoLiberoConfig(policy=str(tmp_path), step_limit=50), 50),
-    ]:
-        assert {start.env.kwargs["step_limit"] for start in starts_of(config)} == {limit}
-        assert {episode.env.kwargs["step_limit"] for episode in held_out_episodes(config)} == {None}
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["--tasks", "libero_object/10"],
-            "tasks of libero_object are '10', expected numbers from 0 to 9",
-        ),
-        (
-            ["--tasks", "libero_object/one"],
-            "expected 'all', numbers from 0 to 9, ranges such as 0-3",
-        ),
-        (["--tasks", "libero_objects"], "suite is 'libero_objects', did you mean 'libero_object'?"),
-        (["--train-init-states", "0"], "train_init_states is 0, expected 1 to 100000 starts"),
-        (["--step-limit", "0"], "step_limit is 0, expected at least 1 control step"),
-        (["--held-out.step-limit", "0"], "step_limit is 0, expected at least 1 control step"),
-    ],
-)
-def test_a_task_that_does_not_exist_is_refused_before_anything_starts(
-    arguments: list[str], message: str
-) -> None:
-    with pytest.raises((ConfigError, SystemExit)) as caught:
-        parse_command(TrainingLaunch, SrpoLiberoConfig, "SRPO on LIBERO.", arguments)
-    assert message in str(caught.value)
-
-
 def test_without_assets_the_run_is_refused_before_anything_starts(tmp_path: Path) -> None:
     done = subprocess.run(
         [
@@ -327,65 +231,3 @@ def test_each_recipe_trains_by_its_pipeline_in_the_fast_simulator(
     graph = TrainingRun(config, starts_of(config), OpenVlaOft.create(tiny(), seed=0)).graph
     assert graph.id == pipeline
     assert "videos" in graph.nodes
-
-
-def test_a_policy_is_trained_whole_or_by_adapters_and_recomputes_where_it_is_told(
-    tmp_path: Path,
-) -> None:
-    OpenVlaOft.create(tiny(image_size=28), seed=0).save(tmp_path / "base")
-    whole = starting_policy(SrpoLiberoConfig(policy=str(tmp_path / "base")))
-    assert all(parameter.requires_grad for parameter in whole.network.parameters())
-    config = SrpoLiberoConfig(
-        policy=str(tmp_path / "base"), lora_rank=4, recompute_activations=True
-    )
-    adapted = starting_policy(config)
-    trained = [
-        name for name, parameter in adapted.network.named_parameters() if parameter.requires_grad
-    ]
-    assert all(".lora_" in name or name.startswith("proprio_projector.") for name in trained)
-    assert len(trained) > 0
-
-
-def test_an_openvla_checkpoint_can_be_trained(tmp_path: Path) -> None:
-    shared = {
-        name: getattr(tiny(image_size=28), name)
-        for name in OpenVlaConfig.__struct_fields__
-        if name != "vocabulary"
-    }
-    OpenVla.create(OpenVlaConfig(**{**shared, "cameras": ("image",)}), seed=0).save(
-        tmp_path / "openvla"
-    )
-    assert (
-        starting_policy(SrpoLiberoConfig(policy=str(tmp_path / "openvla"))).config.chunk_size == 1
-    )
-
-
-def test_a_policy_without_a_likelihood_is_refused(tmp_path: Path) -> None:
-    ContinuousOpenVlaOft.create(tiny(image_size=28, head="diffusion"), seed=0).save(
-        tmp_path / "diffusion"
-    )
-    with pytest.raises(ConfigError, match="diffusion head, which gives no likelihood"):
-        starting_policy(SrpoLiberoConfig(policy=str(tmp_path / "diffusion")))
-
-
-def test_the_learning_rate_decays_over_the_whole_run_of_the_shipped_policy() -> None:
-    config = SrpoLiberoConfig()
-    assert config.decays_over_run
-    # 24 updates of 32 episodes in steps of 8
-    assert with_decay_over_run(config).learner.optimizer.decay_steps == 24 * 4
-    twice = msgspec.structs.replace(config.learner, epochs=2, minibatch_trajectories=10)
-    longer = msgspec.structs.replace(config, learner=twice)
-    assert with_decay_over_run(longer).learner.optimizer.decay_steps == 24 * 2 * 4
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        SrpoLiberoConfig(policy="somewhere/else"),
-        SrpoLiberoConfig(run=RunConfig(name="short", updates=3)),
-        SrpoLiberoConfig(learner=LearnerConfig(optimizer=OptimizerConfig(decay_steps=50))),
-    ],
-    ids=["another policy", "no longer than the warm-up", "set"],
-)
-def test_it_is_as_configured_otherwise(config: SrpoLiberoConfig) -> None:
-    assert not config.decays_over_run

@@ -6,7 +6,6 @@ import json
 import re
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import msgspec
@@ -26,6 +25,7 @@ from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
 from vla_rl.rollout import ChatLimits
+from vla_rl.training.devices import device_of
 from vla_rl.training.estimates import (
     RunEstimate,
     concerns_gpus,
@@ -62,6 +62,15 @@ def planned() -> Planned:
     estimate = estimate_run(config, team)
     assert estimate is not None
     return Planned(config, team, estimate)
+
+
+@pytest.fixture
+def free_and_total(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes of a GPU that has 16 GiB, all of them free."""
+    memory = [2**34, 2**34]
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: tuple(memory))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    return memory
 
 
 async def test_a_run_with_a_known_peak_is_profiled_and_measured(
@@ -117,21 +126,36 @@ def test_profiled_updates_are_a_number_or_a_range(wrong: str) -> None:
 
 
 def test_an_update_that_does_not_fit_the_gpu_is_refused_with_the_inequality(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, free_and_total: list[int]
 ) -> None:
     config = with_run(tmp_path)
     team = Team.of(policy_of(config))
-    memory = [2**34]
-    monkeypatch.setattr(
-        torch.cuda,
-        "get_device_properties",
-        lambda device: SimpleNamespace(total_memory=memory[0]),
-    )
     require_gpu_memory(config, team, torch.device("cuda"))
     require_gpu_memory(config, team, torch.device("cpu"))
-    memory[0] = 2**28
-    with pytest.raises(ConfigError, match=r"more memory than the GPU has: .* > 0\.2 GiB; take a"):
+    free_and_total[:] = 2**20, 2**34
+    with pytest.raises(ConfigError, match=r"> 0\.5 GiB; other programs use 15\.5 of its 16\.0 GiB"):
         require_gpu_memory(config, team, torch.device("cuda"))
+    free_and_total[:] = 2**28, 2**28
+    with pytest.raises(
+        ConfigError, match=r"more memory than the GPU has free: .* > 0\.2 GiB; take a"
+    ):
+        require_gpu_memory(config, team, torch.device("cuda"))
+
+
+def test_the_reason_why_there_is_no_gpu_is_named(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def refuse() -> None:
+        raise RuntimeError("The NVIDIA driver on your system is too old (found version 11040).")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with pytest.raises(ConfigError, match=r"no GPU \(torch .* is a build without CUDA\); expected"):
+        device_of(RunConfig(device="cuda"))
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "init", refuse)
+    assert device_of(RunConfig(device="auto")) == torch.device("cpu")
+    assert "driver on your system is too old" in capsys.readouterr().out
 
 
 def test_copies_of_weights_count(planned: Planned) -> None:
@@ -190,19 +214,14 @@ def test_a_language_policys_update_is_estimated_from_its_longest_conversations(
 
 
 def test_conversations_that_may_stay_short_are_not_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, free_and_total: list[int]
 ) -> None:
     team, config = Team.of(speaker()), talking(tmp_path)
     estimate = estimate_run(config, team)
     assert estimate is not None
-    memory = [estimate.certain.total]
-    monkeypatch.setattr(
-        torch.cuda,
-        "get_device_properties",
-        lambda device: SimpleNamespace(total_memory=memory[0]),
-    )
+    free_and_total[:] = [estimate.certain.total] * 2
     require_gpu_memory(config, team, torch.device("cuda"))
-    memory[0] -= 1
+    free_and_total[1] -= 1
     with pytest.raises(ConfigError, match="more memory than the GPU has"):
         require_gpu_memory(config, team, torch.device("cuda"))
 

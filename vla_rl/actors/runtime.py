@@ -3,42 +3,31 @@
 import asyncio
 import functools
 import itertools
-import logging
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self, TypeVar, TypeVarTuple, cast
+from typing import Self, TypeVar, TypeVarTuple, cast
 
 import msgspec
-import zmq
 
 from vla_rl.actors.actor import Actor, MethodTable, table_of, target_of
 from vla_rl.actors.call_limit import CallLimit
-from vla_rl.actors.channel import Channel, OnEnd, OnMessage
-from vla_rl.actors.child_process import ChildChannel
 from vla_rl.actors.client import ActorClient
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.deadlines import deadlines_of
-from vla_rl.actors.fork_servers import ForkServers
 from vla_rl.actors.handle import client_of, handle_class, record_of
-from vla_rl.actors.host_connection import HostConnection
-from vla_rl.actors.in_loop import InLoopChannel
+from vla_rl.actors.launchers import Launchers
 from vla_rl.actors.loop_lag import LoopLag
-from vla_rl.actors.observer import ProcessObserver
 from vla_rl.actors.placement import ChildProcess, InLoop, Placement, RemoteHost, RestartPolicy
 from vla_rl.actors.remote_errors import ErrorReport
-from vla_rl.actors.supervision import Launcher, Supervisor
-from vla_rl.actors.waits import Wait, add_source, remove_source, waiting
+from vla_rl.actors.supervision import Supervisor
+from vla_rl.actors.waits import Wait, add_source, remove_source
 from vla_rl.actors.wire import LagReport, SpawnRequest
 from vla_rl.errors import ActorDied
-
-logger = logging.getLogger(__name__)
 
 A = TypeVar("A", bound=Actor)
 Ts = TypeVarTuple("Ts")
 _IN_LOOP = InLoop()
-_FAR_IO_THREADS = 4
-"""Threads that encrypt for other hosts: one of them does about 1 GB/s."""
 
 
 class ActorInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,14 +88,10 @@ class Runtime:
         self.name = name
         self._stop_grace_s = stop_grace_s
         self._living: set[_Record] = set()
-        self._connections: dict[tuple[str, str, str, float], HostConnection] = {}
-        self._observer = ProcessObserver(name)
-        self._fork_servers = ForkServers(name, self._observer)
         self._numbers = itertools.count()
         self._group: asyncio.TaskGroup | None = None
         self._is_left = False
-        self._context: zmq.Context[zmq.Socket[bytes]] | None = None
-        self._far_context: zmq.Context[zmq.Socket[bytes]] | None = None
+        self._launchers: Launchers | None = None
         self._lag: LoopLag | None = None
 
     async def __aenter__(self) -> Self:
@@ -114,8 +99,8 @@ class Runtime:
             raise RuntimeError(f"runtime {self.name!r} is open already; make another one.")
         self._group = asyncio.TaskGroup()
         await self._group.__aenter__()
-        self._context = zmq.Context()
         self._lag = LoopLag(self._forgive)
+        self._launchers = Launchers(self.name, self._lag)
         self._waits_token = add_source(self._waits)
         return self
 
@@ -126,23 +111,18 @@ class Runtime:
         trace: TracebackType | None,
     ) -> None:
         assert self._group is not None
-        assert self._context is not None
+        assert self._launchers is not None
         assert self._lag is not None
         self._is_left = True
         try:
             try:
                 await self._stop_all()
             finally:
-                await self._fork_servers.close()
+                await self._launchers.close_fork_servers()
         finally:
             self._lag.stop()
-            self._observer.close()
+            self._launchers.close()
             remove_source(self._waits_token)
-            for connection in self._connections.values():
-                connection.close()
-            self._context.destroy(linger=0)
-            if self._far_context is not None:
-                self._far_context.destroy(linger=0)
             try:
                 await self._group.__aexit__(kind, error, trace)
             except BaseExceptionGroup as group:
@@ -197,10 +177,10 @@ class Runtime:
         target = kind.__qualname__ if isinstance(placement, InLoop) else target_of(kind)
         request = SpawnRequest(target, table.fingerprint, mailbox)
         bound = table.constructor.bind(args, {})
-        launch = self._launcher(name, table, bound, placement, mailbox)
-        prepare = functools.partial(self._prepare, placement, start_timeout_s)
+        group, launchers = self._opened()
+        launch = launchers.launcher(name, table, bound, placement, mailbox)
+        prepare = functools.partial(launchers.prepare, placement, start_timeout_s)
         supervisor = Supervisor(client, prepare, launch, request, bound, restart, start_timeout_s)
-        group = self._open_group()
         record = _Record(self, client, supervisor, placement)
         self._living.add(record)  # closing the runtime meanwhile stops it
         try:
@@ -225,17 +205,8 @@ class Runtime:
             naming a hook that did not end in time; ActorDied if the fork server or its host dies;
             TimeoutError if the host does not answer.
         """
-        self._open_group()
-        await self._prepare(placement, start_timeout_s)
-
-    async def _prepare(self, placement: Placement, start_timeout_s: float) -> None:
-        if isinstance(placement, ChildProcess) and placement.needs_preparation:
-            with waiting(f"runtime {self.name!r}", on="its fork server"):
-                await self._fork_servers.prepare(placement)
-        elif isinstance(placement, RemoteHost) and placement.process.needs_preparation:
-            with waiting(f"runtime {self.name!r}", on=f"the fork server of {placement.address}"):
-                connection = self._connection(placement)
-                await connection.prepare(placement.launched_process, start_timeout_s)
+        _, launchers = self._opened()
+        await launchers.prepare(placement, start_timeout_s)
 
     def info(self, actor: Actor) -> ActorInfo:
         """Return the state of an actor as known here, without asking the actor."""
@@ -311,10 +282,10 @@ class Runtime:
             )
         return record
 
-    def _open_group(self) -> asyncio.TaskGroup:
-        if self._group is None or self._is_left:
+    def _opened(self) -> tuple[asyncio.TaskGroup, Launchers]:
+        if self._group is None or self._launchers is None or self._is_left:
             raise RuntimeError(f"runtime {self.name!r} is not open; use `async with`.")
-        return self._group
+        return self._group, self._launchers
 
     async def _stop_all(self) -> None:
         """Stop the actors, newest first, those of this loop before all others.
@@ -333,61 +304,6 @@ class Runtime:
         except BaseException:  # a second cancellation: kill at once, and leave nothing behind
             await asyncio.gather(*(supervisor.kill() for supervisor in (*here, *elsewhere)))
             raise
-
-    def _launcher(
-        self,
-        name: str,
-        table: MethodTable,
-        args: tuple[Any, ...],
-        placement: Placement,
-        mailbox: int,
-    ) -> Launcher:
-        self._open_group()
-        context, lag = self._context, self._lag
-        assert context is not None
-        assert lag is not None
-
-        def in_loop(on_message: OnMessage, on_end: OnEnd) -> Channel:
-            constructor, actor_class = table.constructor, table.actor_class
-            return InLoopChannel(
-                name,
-                table,
-                lambda: constructor.apply(actor_class, args),
-                mailbox,
-                lag,
-                on_message,
-                on_end,
-            )
-
-        def in_child(on_message: OnMessage, on_end: OnEnd) -> Channel:
-            assert isinstance(placement, ChildProcess)
-            start = self._fork_servers.starter(placement)
-            return ChildChannel(
-                name, placement, context, on_message, on_end, self._observer, start=start
-            )
-
-        def elsewhere(on_message: OnMessage, on_end: OnEnd) -> Channel:
-            assert isinstance(placement, RemoteHost)
-            return self._connection(placement).launch(
-                name, placement.launched_process, on_message, on_end
-            )
-
-        if isinstance(placement, InLoop):
-            return in_loop
-        if isinstance(placement, ChildProcess):
-            return in_child
-        if isinstance(placement, RemoteHost):
-            return elsewhere
-        raise TypeError(f"placement is {placement!r}, expected InLoop, ChildProcess or RemoteHost.")
-
-    def _connection(self, host: RemoteHost) -> HostConnection:
-        if self._far_context is None:
-            self._far_context = zmq.Context(io_threads=_FAR_IO_THREADS)
-        key = (host.address, host.server_public_key, host.client_keys.public, host.lost_after_s)
-        connection = self._connections.get(key)
-        if connection is None or connection.is_lost:
-            connection = self._connections[key] = HostConnection(self._far_context, host)
-        return connection
 
 
 def _check_annotations(table: MethodTable) -> None:

@@ -22,9 +22,10 @@ from typing import Any
 import msgspec
 
 from vla_rl.actors.actor import Actor, ActorMethod, MethodTable
+from vla_rl.actors.arrived import ArrivedCall
 from vla_rl.actors.begun import BegunCall
 from vla_rl.actors.codec import Codec
-from vla_rl.actors.in_flight import MOST_BYTES, MeteredSocket, array_bytes
+from vla_rl.actors.in_flight import MeteredSocket, array_bytes
 from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.remote_errors import report_of
 from vla_rl.actors.wire import (
@@ -52,44 +53,6 @@ _LONGEST_TURN_S = 0.001
 may be waiting."""
 _PAUSE_S = 20e-6
 """Calls closer together than this count as queued behind one another."""
-
-
-class _Work:
-    """One call that has arrived: waiting in the mailbox, running, or streaming."""
-
-    __slots__ = (
-        "call",
-        "cancelled",
-        "credit",
-        "credit_came",
-        "frames",
-        "method",
-        "sizes",
-        "task",
-        "unread_bytes",
-    )
-
-    def __init__(self, method: ActorMethod, call: int, frames: Frames) -> None:
-        self.method, self.call, self.frames = method, call, frames
-        self.task: asyncio.Task[Any] | None = None
-        self.cancelled = False
-        self.credit = 0
-        self.credit_came: asyncio.Event | None = None
-        self.sizes: deque[int] | None = None
-        self.unread_bytes = 0
-
-    def note_item(self, num_bytes: int) -> None:
-        """Count an item of a stream that was sent."""
-        if self.sizes is None:
-            self.sizes = deque()
-        self.sizes.append(num_bytes)
-        self.unread_bytes += num_bytes
-
-    def note_read(self, items: int) -> None:
-        """Count items that the consumer has read; the first credit comes before any item."""
-        for _ in range(min(items, len(self.sizes or ()))):
-            assert self.sizes is not None
-            self.unread_bytes -= self.sizes.popleft()
 
 
 class ActorServer:
@@ -134,15 +97,15 @@ class ActorServer:
         self._short = frozenset(
             entry.index for entry in table.methods if at_once and entry.is_plain
         )
-        self._mailbox: deque[_Work | None] = deque()
-        self._works: dict[int, _Work] = {}
+        self._mailbox: deque[ArrivedCall | None] = deque()
+        self._works: dict[int, ArrivedCall] = {}
         self._wake: asyncio.Future[None] | None = None
         self._group: asyncio.TaskGroup | None = None
         self._loop = asyncio.get_running_loop()
         self._context: contextvars.Context | None = None
         self._task: asyncio.Task[None] | None = None
         self._is_idle, self._worked_s, self._ended = False, 0.0, 0.0
-        self._begun: tuple[_Work, BegunCall] | None = None
+        self._begun: tuple[ArrivedCall, BegunCall] | None = None
         self.num_rejected = 0
         self.is_killed = False
         """Whether its task was cancelled for good. Its owner sets this, since a call may mistake
@@ -223,7 +186,7 @@ class ActorServer:
                 f"call {call} of method {index} is unknown, already here, or exceeds the mailbox."
             )
         method = self._table.methods[index]
-        work = self._works[call] = _Work(method, call, frames)
+        work = self._works[call] = ArrivedCall(method, call, frames)
         if method.concurrent and self._group is not None:
             work.task = self._group.create_task(self._run(work), name=method.label)
         else:
@@ -235,17 +198,14 @@ class ActorServer:
     def _take_credit(self, call: int, items: int) -> None:
         work = self._works.get(call)
         if work is not None:
-            work.credit += items
-            work.note_read(items)
-            if work.credit_came is not None:
-                work.credit_came.set()
+            work.grant(items)
 
     def _take_cancel(self, call: int) -> None:
         work = self._works.get(call)
         if work is not None:
             self._cancel(work)
 
-    def _cancel(self, work: _Work) -> None:
+    def _cancel(self, work: ArrivedCall) -> None:
         if not work.cancelled:
             work.cancelled = True
             if work.task is not None:
@@ -296,7 +256,7 @@ class ActorServer:
             error = failure
         finally:
             _leave_task(loop, task)
-        work = self._works[call] = _Work(self._table.methods[index], call, ())
+        work = self._works[call] = ArrivedCall(self._table.methods[index], call, ())
         work.task = task
         self._begun = work, BegunCall(running, waits_for, error)
         error = None  # its traceback refers to this frame
@@ -347,7 +307,7 @@ class ActorServer:
         finally:
             self._is_idle = False
 
-    async def _run(self, work: _Work, begun: BegunCall | None = None) -> None:
+    async def _run(self, work: ArrivedCall, begun: BegunCall | None = None) -> None:
         """Run one call to its answer, or continue one that was begun.
 
         Raises a cancellation only if the actor itself is being stopped.
@@ -399,19 +359,17 @@ class ActorServer:
         finally:
             del self._works[call]
 
-    async def _stream(self, work: _Work, items: AsyncIterator[Any]) -> None:
+    async def _stream(self, work: ArrivedCall, items: AsyncIterator[Any]) -> None:
         """Send items as long as the caller grants credit.
 
         Close the generator however the stream ends.
         """
         try:
             async for item in items:
-                while work.credit == 0 or work.unread_bytes >= MOST_BYTES:
-                    work.credit_came = asyncio.Event()
-                    await work.credit_came.wait()
+                if not work.has_credit:
+                    await work.until_credit()
                 if self._outgoing is not None:
                     await self._outgoing.until_room()
-                work.credit -= 1
                 frames = self._codec.encode(
                     Kind.ITEM, 0, self._actor_id, work.call, item, work.method.label
                 )

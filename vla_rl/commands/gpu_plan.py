@@ -53,6 +53,8 @@ def _memory(
     rows = f"{config.learner.micro_batch} rows"
     if estimate.talks is not None:
         rows = f"{estimate.talks.rows} conversations of {estimate.talks.length} tokens"
+        num_images = len(estimate.talks.images)
+        rows += f" with {num_images} image{'s' * (num_images > 1)}" if num_images else ""
     title = f"GPU memory at the peak of an update, {rows} at a time"
     table = Table("what", "GiB", title=title, show_footer=True)
     table.columns[1].justify = "right"

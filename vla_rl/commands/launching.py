@@ -53,7 +53,9 @@ async def launch(
         shown = concerns_gpus(config, team)
         estimate = None
         if shown:
-            estimate = await asyncio.to_thread(estimate_run, config, team, footprint.heard_tokens)
+            estimate = await asyncio.to_thread(
+                estimate_run, config, team, footprint.heard_tokens, footprint.heard_images
+            )
         print_plan(config, footprint, *team.num_bytes, size=size, judge=judge, estimate=estimate)
         await rehearse_training(
             config, starts, model, judge=judge, resume=wanted.resume, resume_from=wanted.resume_from

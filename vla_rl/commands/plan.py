@@ -58,6 +58,10 @@ class EpisodeFootprint(msgspec.Struct, frozen=True, kw_only=True):
     """Conversations only: most tokens of an episode that the policy reads and did not generate. None:
     as many as its context has room for."""
 
+    heard_images: tuple[tuple[int, int], ...] = ()
+    """Conversations only: height and width of each image of an episode, in pixels. Its tokens are
+    among `heard_tokens`."""
+
 
 def print_plan(
     config: LearningConfig,

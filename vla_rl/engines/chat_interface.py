@@ -8,7 +8,7 @@ it. All of it runs on the CPU, in any thread.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import msgspec
 import numpy as np
@@ -73,6 +73,33 @@ class ChatInterface(Protocol):
         ...
 
 
+class SeenPrompt(Protocol):
+    """A prompt with images, in the form that its model reads."""
+
+    @property
+    def compared(self) -> np.ndarray:
+        """The prompt's tokens, int64 [P], with negative numbers for those of images: equal only if
+        the images are."""
+        ...
+
+    @property
+    def image_starts(self) -> np.ndarray:
+        """Place of each image's first token, int64 [n]."""
+        ...
+
+
+@runtime_checkable
+class SeesImages(Protocol):
+    """The part of a chat interface that only models with a vision tower have."""
+
+    def see(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> SeenPrompt:
+        """Prepare a rendered conversation and its images for the model.
+
+        Raises: ValueError if the tokens are not those of a conversation with these images.
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Sampled:
     """The tokens that an engine sampled for one question.
@@ -104,12 +131,16 @@ class Question:
         messages: the conversation; none if the prompt was text or tokens.
         grammar: restricts the reply, if there is one.
         options: options of the reply.
+        images: images of the conversation, in their order.
+        seen: prompt and images as the model reads them; None without images.
     """
 
     tokens: np.ndarray
     messages: tuple[Message, ...]
     grammar: str | None
     options: ReplyOptions
+    images: tuple[np.ndarray, ...] = ()
+    seen: SeenPrompt | None = None
 
 
 def question(
@@ -145,9 +176,27 @@ def question(
     if grammar is not None:
         # rejects a grammar that cannot be compiled before sampling starts
         chat.vocabulary.guide(grammar)
-    return Question(
-        tokens, () if isinstance(prompt, str | np.ndarray) else tuple(prompt), grammar, options
-    )
+    messages = tuple(prompt) if is_conversation else ()
+    images, seen = images_seen(chat, tokens, messages)
+    return Question(tokens, messages, grammar, options, images, seen)
+
+
+def images_seen(
+    chat: ChatInterface, tokens: np.ndarray, messages: Sequence[Message]
+) -> tuple[tuple[np.ndarray, ...], SeenPrompt | None]:
+    """Return the images of a rendered conversation, and prepare it for the model if there are any.
+
+    Raises: ValueError if the model reads text alone.
+    """
+    images = tuple(image for message in messages for image in message.images)
+    if not images:
+        return (), None
+    if not isinstance(chat, SeesImages):
+        raise ValueError(
+            f"the conversation has {len(images)} images, but {type(chat).__name__} reads text alone; "
+            "take a policy with a vision tower, such as Qwen2.5-VL"
+        )
+    return images, chat.see(tokens, images)
 
 
 def completion(chat: ChatInterface, asked: Question, sampled: Sampled) -> Completion:
@@ -169,6 +218,8 @@ def completion(chat: ChatInterface, asked: Question, sampled: Sampled) -> Comple
         finish_reason=sampled.finish_reason,
         grammar=asked.grammar,
         stopped_by=sampled.stopped_by,
+        images=asked.images,
+        image_starts=() if asked.seen is None else tuple(asked.seen.image_starts.tolist()),
         report=None if asked.options.top_log_probs is None else _report(chat.vocabulary, sampled),
     )
 

@@ -6,10 +6,10 @@ None waits for another to end.
             n ... S-1       kept: conversations between their turns, or empty
 
 A new reply reuses what a slot already holds of its prompt: a conversation goes on in the slot where
-it was kept, and a prompt that begins like another one copies that part. Keys and values of older
-weights are never used: when the weights change, kept conversations are dropped and running ones are
-read again, so that every log-prob is that of the weights its version names. All of this runs on the
-device lane.
+it was kept, and a prompt that begins like another one, images included, copies that part. Keys and
+values of older weights are never used: when the weights change, kept conversations are dropped and
+running ones are read again, so that every log-prob is that of the weights its version names. All of
+this runs on the device lane.
 """
 
 from collections.abc import Iterable, Sequence
@@ -110,7 +110,7 @@ class Generator:
         It gets as much of its prompt as any slot holds.
         """
         own = len(self._running)
-        source, num_shared = self._longest_prefix(reply.prompt)
+        source, num_shared = self._longest_prefix(reply.compared[: len(reply.prompt)])
         kept = range(own, self._num_slots)
         goes_on = source in kept and num_shared >= len(self._held[source]) - 1
         slot = source if goes_on else min(kept, key=lambda number: self._used_at[number])
@@ -122,16 +122,17 @@ class Generator:
         reply.num_held = num_shared
         self._running.append(reply)
 
-    def _longest_prefix(self, prompt: np.ndarray) -> tuple[int, int]:
+    def _longest_prefix(self, prompt: Sequence[int]) -> tuple[int, int]:
         """Return the slot that holds the longest beginning of a prompt, and its length.
 
         The last token is always read again.
         """
         best, most = 0, 0
         if self._reuses:
+            beginning = np.array(prompt[:-1], np.int64)
             for slot in range(self._num_slots):
                 held = self._held_tokens(slot)
-                num_same = _num_shared(held, prompt[:-1])
+                num_same = _num_shared(held, beginning)
                 if num_same > most:
                     best, most = slot, num_same
         return best, most
@@ -139,7 +140,7 @@ class Generator:
     def _held_tokens(self, slot: int) -> Sequence[int]:
         if slot < len(self._running):
             reply = self._running[slot]
-            return reply.conversation[: reply.num_held]
+            return reply.compared[: reply.num_held]
         return self._held[slot]
 
     def _leave(self, gone: Iterable[Reply]) -> None:
@@ -147,7 +148,7 @@ class Generator:
         for reply in list(gone):
             slot, last = self._running.index(reply), len(self._running) - 1
             self._clock += 1
-            held = reply.conversation[: reply.num_held]
+            held = reply.compared[: reply.num_held]
             if slot != last:
                 self._memory.swap(slot, last)
                 self._running[slot] = self._running[last]
@@ -178,8 +179,11 @@ class Generator:
         assert self._version is not None
         replies = [self._running[slot] for slot in slots]
         starts = [reply.num_held for reply in replies]
+        seen = [reply.seen for reply in replies]
+        # models that read text alone need not know of images
+        sights = {"seen": seen} if any(each is not None for each in seen) else {}
         logits = self._model.extend(
-            self._memory, list(slots), starts, [reply.unread for reply in replies]
+            self._memory, list(slots), starts, [reply.unread for reply in replies], **sights
         )
         logits = _under_grammars(logits, replies)[:, None]
         samplings = [reply.sampling for reply in replies]

@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from torch import Tensor
 
-from vla_rl.engines.chat_interface import ChatInterface
+from vla_rl.engines.chat_interface import ChatInterface, SeenPrompt, SeesImages
 from vla_rl.engines.policy_model import TokenModel
 
 BatchT = TypeVar("BatchT")
@@ -68,5 +68,25 @@ class LanguageModel(TokenModel[BatchT], ChatInterface, Protocol[BatchT]):
             tokens: tokens to read, at least one per row.
 
         Returns: logits of the token after each row's last, float32 [B, V], without gradient.
+        """
+        ...
+
+
+class SeeingLanguageModel(LanguageModel[BatchT], SeesImages, Protocol[BatchT]):
+    """A language model that reads images too."""
+
+    def extend(
+        self,
+        memory: Any,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        seen: Sequence[SeenPrompt | None] = (),
+    ) -> Tensor:
+        """Read more tokens of some conversations, as `LanguageModel.extend` does.
+
+        Args:
+            memory, slots, starts, tokens: as there.
+            seen: for each row its prompt with images, or None; empty if no row has any.
         """
         ...

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from vla_rl.engines.chat_interface import SeenPrompt
 from vla_rl.engines.vocabulary import Guide, StopWatch
 from vla_rl.types import FinishReason, Sampling
 
@@ -16,6 +17,7 @@ class Reply:
         guide: position of the reply in its grammar, if it has one.
         stop_watch: finds texts that end the reply, if there are any.
         num_alternatives: number of likeliest tokens recorded beside each sampled one.
+        seen: the prompt as the model reads it, if it has images.
     """
 
     def __init__(
@@ -26,6 +28,7 @@ class Reply:
         guide: Guide | None = None,
         stop_watch: StopWatch | None = None,
         num_alternatives: int = 0,
+        seen: SeenPrompt | None = None,
     ) -> None:
         if not sampling.temperature > 0.0:
             raise ValueError(
@@ -35,8 +38,13 @@ class Reply:
         self.prompt, self.sampling, self.max_tokens = prompt, sampling, max_tokens
         self.guide, self.num_alternatives = guide, num_alternatives
         self._stop_watch = stop_watch
+        self.seen = seen
         self.conversation: list[int] = prompt.tolist()
         """Tokens of the prompt, then of the reply."""
+
+        self.compared: list[int] = self.conversation if seen is None else seen.compared.tolist()
+        """The same, with the contents of images: what a slot holds is reused only if these numbers
+        are equal."""
 
         self.log_probs: list[float] = []
         self.versions: list[int] = []
@@ -84,6 +92,8 @@ class Reply:
     def add(self, token: int, log_prob: float, version: int, stop_tokens: frozenset[int]) -> None:
         """Add one token, sampled with the weights of `version`."""
         self.conversation.append(token)
+        if self.compared is not self.conversation:
+            self.compared.append(token)
         self.log_probs.append(log_prob)
         self.versions.append(version)
         if token in stop_tokens:

@@ -80,7 +80,7 @@ class GpuEstimate:
                 "(--lora-rank), or several GPUs (--learner.ranks)"
             )
             raise ConfigError(
-                f"the policy's update needs more memory than the GPU has: "
+                f"the policy's update needs more memory than the GPU has free: "
                 f"{self.inequality(available)}; {remedy or usual}"
             )
 

@@ -6,8 +6,8 @@ A row is one decision, or all turns of a conversation that can be joined.
     turn 2   prompt, reply, what was heard ─► reply    mask             │ 1 .. 1│     0 .. 0     │ 1 .. 1
 
 A turn joins the row of its agent's previous turn only if its prompt begins with exactly the tokens
-of that turn. If the chat template, the tokenizer or the environment changed the past, or if the
-temperature differs, it gets its own row.
+and images of that turn. If the chat template, the tokenizer or the environment changed the past, or
+if the temperature differs, it gets its own row.
 """
 
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ from typing import TypeAlias
 import numpy as np
 
 from vla_rl.learning.columns import RECORDED
-from vla_rl.types import Observation, Step, Trajectory
+from vla_rl.types import Observation, Step, Trajectory, images_of, observed_conversation
 
 Advantage: TypeAlias = float | np.ndarray
 """Advantage of one trajectory: one number for all its tokens, float [decisions], or float
@@ -55,6 +55,7 @@ class Row:
         parts: the recorded columns (`columns.RECORDED`) by name, each in parts of equal lengths.
         grammars: (start, stop, grammar) of each part that was sampled under a grammar.
         places: places of its decisions.
+        newest: observation before its newest decision, which has the images of all.
     """
 
     observation: Observation
@@ -65,15 +66,21 @@ class Row:
     )
     grammars: list[tuple[int, int, str]] = field(default_factory=list)
     places: list[Place] = field(default_factory=list)
+    newest: Observation = field(default_factory=dict)
 
     @property
     def seen(self) -> Observation:
-        """The observation, with the grammars under which its log-probs have to be computed."""
-        return (
-            {**self.observation, "grammars": tuple(self.grammars)}
-            if self.grammars
-            else self.observation
-        )
+        """The observation, with the images that were heard later, and the grammars under which its
+        log-probs have to be computed.
+        """
+        seen = dict(self.observation)
+        if images := images_of(self.newest):
+            seen |= observed_conversation(
+                seen["prompt_tokens"], images, self.newest["image_starts"]
+            )
+        if self.grammars:
+            seen["grammars"] = tuple(self.grammars)
+        return seen
 
     @property
     def num_tokens(self) -> int:
@@ -107,6 +114,7 @@ class Row:
             **others,
         )
         self.places.append(place)
+        self.newest = step.observation
         if "grammar" in step.observation:
             self.grammars.append((place.start, place.stop, step.observation["grammar"]))
 
@@ -174,8 +182,18 @@ def _tokens_of_gap(before: Step, step: Step) -> np.ndarray | None:
     past = np.concatenate([before.observation["prompt_tokens"], before.chunk.tokens])
     if len(prompt) < len(past) or (prompt[: len(past)] != past).any():
         return None
+    if not _begins_alike(images_of(step.observation), images_of(before.observation)):
+        return None
     heard: np.ndarray = prompt[len(past) :]
     return heard
+
+
+def _begins_alike(images: Sequence[np.ndarray], first: Sequence[np.ndarray]) -> bool:
+    """Return whether the first images of a conversation are these."""
+    pairs = zip(images, first, strict=False)
+    return len(images) >= len(first) and all(
+        image is other or np.array_equal(image, other) for image, other in pairs
+    )
 
 
 def _check_log_probs(trajectory: Trajectory) -> None:

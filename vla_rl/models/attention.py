@@ -1,8 +1,9 @@
 """Attention of every transformer here: sdpa under the mask that a policy made, and no other.
 
-    mask [B, 1, Q, K]    that mask
+    mask [B, 1, Q, K]    that mask; with Q = 1, what every query sees
     mask [B, K]          padding: spelt out as the mask that it stands for
     none                 causal: rows that are padded on the right need no mask
+                         both ways, if the configuration says so: every position of the row
     none, `packed`       causal within each of several rows that lie end to end on one line
 
 transformers' own "sdpa" looks at the numbers of a padding mask, or of the positions, to find out
@@ -13,13 +14,14 @@ Packed rows are read by one call of the flash kernel for variable lengths if it 
 """
 
 from dataclasses import dataclass
+from inspect import signature
 from typing import Any, Final, Self
 
 import torch
 from torch import Tensor, nn
 from torch.nn.attention.varlen import varlen_attn
 from transformers import AttentionInterface
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.integrations.sdpa_attention import repeat_kv, sdpa_attention_forward
 
 from vla_rl.engines.transfers import to_device
 
@@ -29,6 +31,10 @@ transformers passes masks [B, 1, Q, K] on, and makes none."""
 
 LARGEST_HEAD: Final = 256
 """Dimensions of a head up to which there is a flash kernel."""
+
+HAS_GROUPED_HEADS: Final = "enable_gqa" in signature(varlen_attn).parameters
+"""Whether the kernel for variable lengths takes fewer heads of keys than of queries: not that of
+torch 2.11, on which the GPU campaign may run."""
 
 
 @dataclass
@@ -76,6 +82,9 @@ def attend(
     Args:
         packed: rows of the only line (B = 1).
     """
+    # transformers would ask the module, and every Llama's says True
+    if given.get("is_causal") is None:
+        given["is_causal"] = is_causal(module.config)
     if packed is None:
         whole: tuple[Tensor, None] = sdpa_attention_forward(
             module, query, key, value, attention_mask, **given
@@ -90,6 +99,11 @@ def attend(
         for queries, keys, values in zip(*columns, strict=True)
     ]
     return torch.cat(found, dim=1), None
+
+
+def is_causal(config: Any) -> bool:
+    """Return whether a position sees those before it only; False by `is_causal` alone."""
+    return bool(getattr(config, "is_causal", True))
 
 
 def takes_all_rows(query: Tensor) -> bool:
@@ -111,6 +125,10 @@ def _read_at_once(
 ) -> Tensor:
     """Return the attention of all rows, [1, L, H, D], by one kernel."""
     longest = max(packed.lengths)
+    options: dict[str, Any] = {"enable_gqa": True} if HAS_GROUPED_HEADS else {}
+    if not HAS_GROUPED_HEADS:
+        num_queries = query.shape[1] // key.shape[1]
+        key, value = repeat_kv(key, num_queries), repeat_kv(value, num_queries)
     rows = varlen_attn(
         query[0].transpose(0, 1),  # [L, H, D]
         key[0].transpose(0, 1),
@@ -121,7 +139,7 @@ def _read_at_once(
         longest,
         scale=scale,
         window_size=(-1, 0),  # causal
-        enable_gqa=True,
+        **options,
     )
     assert isinstance(rows, Tensor)  # a pair only if more was asked for
     return rows[None]
@@ -136,7 +154,7 @@ def _spell_out_padding(module: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     if seen is None:
         seen = kwargs["inputs_embeds"]
     visible = mask.bool()[:, None, None, :].expand(-1, 1, seen.shape[1], -1)
-    if getattr(module.config, "is_causal", True):
+    if is_causal(module.config):
         place = torch.arange(mask.shape[1], device=mask.device)
         visible = visible & (place <= place[-seen.shape[1] :, None])
     return args, {**kwargs, "attention_mask": visible}

@@ -5,18 +5,24 @@ are any.
             └─ unless it is known how much is heard, the whole context is taken, and all of it scored
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from vla_rl.engines.config import EngineConfig
+from vla_rl.errors import ConfigError
 from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.traced_pass import TracedPass, trace_computation
-from vla_rl.models.language import CausalLanguageModel
+from vla_rl.models.language import CausalLanguageModel, VisionLanguageModel
 from vla_rl.models.language.token_scores import LOGITS_AT_ONCE
+from vla_rl.types import observed_conversation
+
+ImageSize: TypeAlias = tuple[int, int]
+"""Height and width in pixels."""
 
 PASSING_BYTES: Final = 6
 """Bytes for each logit that the backward pass of the head makes and does not keep: a gradient in
@@ -42,6 +48,9 @@ class Talks:
     rows: int
     """Conversations of a micro-batch."""
 
+    images: tuple[ImageSize, ...] = ()
+    """Images of a conversation, among its first tokens."""
+
     @property
     def length(self) -> int:
         """Tokens of a conversation."""
@@ -57,6 +66,7 @@ def longest_talks(
     max_reply: int | None = None,
     max_tokens: int | None = None,
     heard: int | None = None,
+    images: Sequence[ImageSize] = (),
 ) -> Talks:
     """Return the longest conversations of a run.
 
@@ -68,33 +78,65 @@ def longest_talks(
         max_reply: tokens of a reply. None: the engine's limit.
         max_tokens: tokens of all replies. None: no limit.
         heard: most tokens of a conversation that are not replies; None if that is not known.
+        images: images that a conversation shows.
+
+    Raises: ConfigError if the images alone fill the context.
     """
     context = min(model.context_size, engine.max_context or model.context_size)
     reply = min(max_reply or engine.max_reply, engine.max_reply)
     replied = min(max_turns * reply, max_tokens or context, context - 1)
     length = context if heard is None else min(context, heard + replied)
+    num_image_tokens = sum(image_tokens(model, images))
+    if num_image_tokens + 1 > length:
+        raise ConfigError(
+            f"the images of a conversation have {num_image_tokens} tokens, expected fewer than its "
+            f"{length}; show fewer or smaller ones, or raise engine.max_context"
+        )
     # between turns something is heard, which is scored too and masked
     prompt = length - replied if max_turns == 1 else 1
     rows = learner.micro_batch
     if learner.micro_batch_tokens is not None:
         rows = min(rows, max(1, learner.micro_batch_tokens // length))
-    return Talks(prompt=prompt, scored=length - prompt, replied=replied, rows=rows)
+    return Talks(prompt, length - prompt, replied, rows, tuple(images))
 
 
 def trace_talks(model: CausalLanguageModel, talks: Talks) -> TracedPass:
     """Trace the passes of a micro-batch: arithmetic of one conversation, memory of all of them."""
-    found = trace_computation(model.network, model.blocks, lambda: score_talks(model, talks))
+    batch = prepared_talks(model, talks)
+    found = trace_computation(model.network, model.blocks, lambda: score_talks(model, talks, batch))
     config: Any = model.network.config
-    positions, vocabulary = talks.rows * talks.scored, int(config.vocab_size)
+    vocabulary = int(config.get_text_config().vocab_size)
+    positions = talks.rows * talks.scored
     chunk = max(1, LOGITS_AT_ONCE // vocabulary)
     # without chunks, what is computed once more is among the activations
     each = PASSING_BYTES + (RECOMPUTED_BYTES if positions > chunk else 0)
     return found.of_rows(talks.rows, head=each * min(positions, chunk) * vocabulary)
 
 
-def score_talks(model: CausalLanguageModel, talks: Talks) -> tuple[Tensor, Tensor]:
-    """Score a micro-batch of conversations of one token."""
-    prompt = {"prompt_tokens": np.zeros(talks.prompt, np.int64)}
+def prepared_talks(model: CausalLanguageModel, talks: Talks) -> Any:
+    """Prepare the prompts of a micro-batch, and the images of its conversations, which are black."""
+    tokens = np.zeros(talks.prompt, np.int64)
+    images = [np.zeros((*size, 3), np.uint8) for size in talks.images]
+    lengths = image_tokens(model, talks.images)
+    starts = (np.cumsum(lengths) - lengths).tolist() if lengths else []
+    return model.prepare([observed_conversation(tokens, images, starts)] * talks.rows)
+
+
+def score_talks(model: CausalLanguageModel, talks: Talks, batch: Any) -> tuple[Tensor, Tensor]:
+    """Score a micro-batch of conversations of one token, prepared before."""
     tokens = torch.zeros(talks.rows, talks.scored, dtype=torch.long)
     ends = [talks.scored] * talks.rows
-    return model.score(model.prepare([prompt] * talks.rows), tokens, ends, torch.ones(talks.rows))
+    return model.score(batch, tokens, ends, torch.ones(talks.rows))
+
+
+def image_tokens(model: CausalLanguageModel, images: Sequence[ImageSize]) -> list[int]:
+    """Return the number of tokens of each image.
+
+    Raises: ConfigError if the policy reads none.
+    """
+    if images and not isinstance(model, VisionLanguageModel):
+        raise ConfigError(
+            f"the conversations show images, but {type(model).__name__} reads text alone; take a "
+            "policy with a vision tower, such as Qwen2.5-VL"
+        )
+    return [model.num_image_tokens(*size) for size in images]  # type: ignore[attr-defined]

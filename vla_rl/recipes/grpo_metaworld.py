@@ -9,8 +9,8 @@ import sys
 
 from vla_rl.commands.command_line import TrainingLaunch, run_recipe
 from vla_rl.pipelines.config import FilterConfig, RunConfig
-from vla_rl.recipes.libero_training import main
 from vla_rl.recipes.metaworld_training import MetaworldConfig
+from vla_rl.recipes.suite_training import main
 
 
 class GrpoMetaworldConfig(MetaworldConfig, frozen=True, kw_only=True):

@@ -107,10 +107,10 @@ class GrpoPairConfig(GrpoTextConfig, frozen=True, kw_only=True):
 def policies_of(config: GrpoPairConfig) -> "Team":
     """Load one policy for both agents, or one for each."""
     if config.agents.weights == "shared":
-        return vla_rl.Team.of(language.CausalLanguageModel.load(config.policy))
+        return vla_rl.Team.of(language.load_language_model(config.policy))
     folders = (config.policy, config.checker_policy or config.policy)
     members = {
-        agent: vla_rl.Member(language.CausalLanguageModel.load(folder))
+        agent: vla_rl.Member(language.load_language_model(folder))
         for agent, folder in zip(AGENTS, folders, strict=True)
     }
     return vla_rl.Team(

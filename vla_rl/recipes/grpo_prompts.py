@@ -176,7 +176,7 @@ async def main(command: Command[TrainingLaunch, GrpoPromptsConfig]) -> int:
     config = command.config
     trained, held_out = await asyncio.to_thread(split_rows, config)
     starts = starts_of(config, trained)
-    model = await asyncio.to_thread(language.CausalLanguageModel.load, config.policy)
+    model = await asyncio.to_thread(language.load_language_model, config.policy)
     longest = await asyncio.to_thread(check_prompts, config, model)
     print(
         f"{len(trained)} rows to train on, {len(held_out)} held out; the longest prompt has "

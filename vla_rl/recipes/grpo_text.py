@@ -174,7 +174,7 @@ async def launch_text(command: Command[TrainingLaunch, Any], model: "Trainable")
 
 async def main(command: Command[TrainingLaunch, GrpoTextConfig]) -> int:
     """Plan, draw or train, as the command line says."""
-    return await launch_text(command, language.CausalLanguageModel.load(command.config.policy))
+    return await launch_text(command, language.load_language_model(command.config.policy))
 
 
 def cli() -> int:

@@ -34,9 +34,9 @@ from vla_rl.pipelines.config import MixedTrainingConfig, RunConfig
 from vla_rl.recipes import grpo_text, srpo_toy
 from vla_rl.recipes.driving_training import DRIVING, DrivingConfig
 from vla_rl.recipes.driving_training import starts_of as driving_starts
-from vla_rl.recipes.libero_training import starting_policy
-from vla_rl.recipes.libero_training import starts_of as libero_starts
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
+from vla_rl.recipes.suite_training import starting_policy
+from vla_rl.recipes.suite_training import starts_of as libero_starts
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent, embodied_agent
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import DEFAULT_AGENT, Agent, Roster, Trajectory, by_member
@@ -225,7 +225,7 @@ def team_of(config: SideBySideConfig) -> "Team":
         learner = _learner(config, config.libero_optimizer)
         robot = vla_rl.Member(starting_policy(_libero(config)), learner=learner)
     speaker = vla_rl.Member(
-        language.CausalLanguageModel.load(config.policy),
+        language.load_language_model(config.policy),
         learner=_learner(config, config.language_optimizer, config.language_entropy_coef),
     )
     members = {ROBOT: robot, LANGUAGE: speaker}

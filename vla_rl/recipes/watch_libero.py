@@ -8,7 +8,7 @@ below each frame. Without LIBERO's own assets it uses the stand-ins that ship wi
 
 import asyncio
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from functools import partial
@@ -18,7 +18,6 @@ import msgspec
 import numpy as np
 from rich.console import Console
 from rich.syntax import Syntax
-from rich.table import Table
 
 from vla_rl import engines
 from vla_rl.actors import Runtime
@@ -38,16 +37,12 @@ from vla_rl.evaluation import (
 from vla_rl.evaluation.libero import Suite, require_for_libero, tasks_of
 from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality
 from vla_rl.evaluation.shipped import assets_in_use, other_pictures, resolve_checkpoint
+from vla_rl.evaluation.watched import FRAMES_PER_S, Episode, captioned, table_of
 from vla_rl.models.loading import SHIPPED, CheckpointConfig, CheckpointFormat, load_policy
-from vla_rl.observe.captions import with_caption
 from vla_rl.observe.mp4 import encode_mp4
 from vla_rl.rollout import ActionEngine, embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import ActionChunk, EpisodeSpec, Observation, Sampling, Trajectory, derive_seed
-
-FRAMES_PER_S = 20.0
-"""Frame rate of the video. It equals the control rate, so the video runs in real time."""
-
 
 WATCHED_PICTURES = 224
 """Side in pixels of images that only people look at."""
@@ -154,22 +149,6 @@ class WatchConfig(CheckpointConfig, frozen=True, kw_only=True):
         )
 
 
-class Episode(msgspec.Struct, frozen=True):
-    """The outcome of one episode."""
-
-    task: str
-    instruction: str
-    init_state_id: int
-    is_success: bool
-    num_steps: int
-    frames: list[np.ndarray]
-    """uint8 [S, S, 3] each, before the first control step and after every one; empty without a
-    video."""
-
-    obstacle: str | None = None
-    """Why the expert stood still at the end; None if it did not."""
-
-
 def play_expert(env: LiberoEnv, init_state_id: int, has_frames: bool) -> Episode:
     """Run one episode with the scripted expert.
 
@@ -246,10 +225,16 @@ async def main(command: Command[Launch, WatchConfig]) -> int:
         episodes = await _play_expert(config, console)
     else:
         episodes = await _play_policy(config, console)
-    _print_table(config, episodes, console)
+    console.print(table_of(episodes, f"{config.suite}, {config.policy}"))
+    num_successes = sum(episode.is_success for episode in episodes)
+    source = assets_in_use(config.scene.assets).source
+    console.print(
+        f"{num_successes} of {len(episodes)} episodes succeeded (assets: {source}, physics: "
+        f"{config.physics})"
+    )
     if config.video is not None:
         config.video.parent.mkdir(parents=True, exist_ok=True)
-        await asyncio.to_thread(encode_mp4, config.video, _captioned(episodes), FRAMES_PER_S)
+        await asyncio.to_thread(encode_mp4, config.video, captioned(episodes), FRAMES_PER_S)
         console.print(f"video: {config.video}")
     return 0
 
@@ -285,7 +270,7 @@ async def _play_policy(config: WatchConfig, console: Console) -> list[Episode]:
                 frames,
             )
         )
-        _report(episodes[-1], console)
+        console.print(episodes[-1].in_words)
 
     async with AsyncExitStack() as stack:
         engine = await _engine(config, stack)
@@ -342,7 +327,7 @@ async def _play_expert(config: WatchConfig, console: Console) -> list[Episode]:
                     episodes.append(
                         await loop.run_in_executor(thread, play_expert, env, state, has_frames)
                     )
-                    _report(episodes[-1], console)
+                    console.print(episodes[-1].in_words)
             finally:
                 await loop.run_in_executor(thread, env.close)
     return episodes
@@ -354,50 +339,6 @@ def _env_of(config: WatchConfig, task_id: int) -> LiberoEnv:
         return LiberoEnv(config.suite, task_id, **config.scene.kwargs)
     except FileNotFoundError as error:
         raise ConfigError(str(error)) from error
-
-
-def _report(episode: Episode, console: Console) -> None:
-    outcome = "success" if episode.is_success else "failure"
-    reason = "" if episode.is_success or episode.obstacle is None else f": {episode.obstacle}"
-    console.print(
-        f"{episode.task} from {episode.init_state_id}: {outcome} after {episode.num_steps} "
-        f"control steps{reason}"
-    )
-
-
-def _print_table(config: WatchConfig, episodes: list[Episode], console: Console) -> None:
-    table = Table(
-        "task", "instruction", "successes", "mean length", title=f"{config.suite}, {config.policy}"
-    )
-    for task in dict.fromkeys(episode.task for episode in episodes):
-        played = [episode for episode in episodes if episode.task == task]
-        lengths = [episode.num_steps for episode in played if episode.is_success]
-        mean = f"{np.mean(lengths):.0f}" if lengths else "-"
-        table.add_row(task, played[0].instruction, f"{len(lengths)}/{len(played)}", mean)
-    console.print(table)
-    num_successes = sum(episode.is_success for episode in episodes)
-    source = assets_in_use(config.scene.assets).source
-    console.print(
-        f"{num_successes} of {len(episodes)} episodes succeeded (assets: {source}, physics: "
-        f"{config.physics})"
-    )
-
-
-def _captioned(episodes: list[Episode]) -> Iterator[np.ndarray]:
-    """Yield each frame with the instruction and the progress below it.
-
-    An episode's last frame stays for a second.
-    """
-    for episode in episodes:
-        outcome = "success" if episode.is_success else "failure"
-        for index, frame in enumerate(episode.frames):
-            is_last = index == len(episode.frames) - 1
-            status = (
-                f"{outcome if is_last else index}  {episode.task}  initial state "
-                f"{episode.init_state_id}"
-            )
-            captioned = with_caption(frame, episode.instruction, status)
-            yield from [captioned] * (int(FRAMES_PER_S) if is_last else 1)
 
 
 def cli() -> int:

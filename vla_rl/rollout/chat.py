@@ -34,6 +34,8 @@ from vla_rl.types import (
     ToolSpec,
     Trajectory,
     by_member,
+    images_of,
+    observed_conversation,
 )
 
 T = TypeVar("T")
@@ -239,7 +241,9 @@ class _Conversation:
         return Trajectory(
             episode=self._env.episode,
             steps=tuple(self._steps),
-            final_observation={"prompt_tokens": seen},
+            final_observation=observed_conversation(
+                seen, images_of(last.observation), last.observation.get("image_starts", ())
+            ),
             stop_reason=reason,
             info={
                 **({} if reason.is_of_environment else {"is_success": False}),

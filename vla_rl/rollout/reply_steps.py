@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from vla_rl.types import ActionChunk, Completion, Observation, Step
+from vla_rl.types import ActionChunk, Completion, Step, observed_conversation
 
 
 def step_of(reply: Completion, agent: str, reward: float) -> Step:
@@ -11,7 +11,7 @@ def step_of(reply: Completion, agent: str, reward: float) -> Step:
     `observation["grammar"]` is the grammar that sampling was restricted to, if there was one: a
     learner computes the log-probs of the same restricted distribution.
     """
-    observation: Observation = {"prompt_tokens": reply.prompt_tokens}
+    observation = observed_conversation(reply.prompt_tokens, reply.images, reply.image_starts)
     if reply.grammar is not None:
         observation |= {"grammar": reply.grammar}
     chunk = ActionChunk(

@@ -11,11 +11,29 @@ def device_of(config: RunConfig) -> torch.device:
 
     Raises: ConfigError if a GPU is requested and there is none.
     """
-    if config.device == "cuda" and not torch.cuda.is_available():
+    if config.device == "cpu":
+        return torch.device("cpu")
+    reason = why_no_gpu()
+    if reason is None:
+        return torch.device("cuda")
+    if config.device == "cuda":
         raise ConfigError(
-            "RunConfig.device is 'cuda', but torch sees no GPU; expected 'cpu' or "
-            "'auto' on this machine"
+            f"RunConfig.device is 'cuda', but torch sees no GPU ({reason}); expected 'cpu' or "
+            "'auto' on this machine, or what `vla-rl doctor` advises"
         )
-    if config.device == "auto" and not torch.cuda.is_available():
-        print("no GPU: the policy and the learner compute on the CPU", flush=True)
-    return torch.device("cuda" if config.device != "cpu" and torch.cuda.is_available() else "cpu")
+    print(f"no GPU ({reason}): the policy and the learner compute on the CPU", flush=True)
+    return torch.device("cpu")
+
+
+def why_no_gpu() -> str | None:
+    """Return why torch cannot compute on a GPU; None if it can."""
+    if torch.cuda.is_available():
+        return None
+    if torch.version.cuda is None:
+        return f"torch {torch.__version__} is a build without CUDA"
+    try:
+        # `is_available` answers False for a driver that is too old as for none at all
+        torch.cuda.init()  # type: ignore[no-untyped-call]
+    except (RuntimeError, AssertionError) as error:
+        return str(error).partition("\n")[0].rstrip(".")
+    return "CUDA lists none"

@@ -5,14 +5,14 @@ one pass of a small policy; a 7B takes some seconds.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import torch
 
 from vla_rl.engines.peaks import TERA, DevicePeak, peak_of
-from vla_rl.learning.gpu_memory import GpuEstimate, estimate_gpu
+from vla_rl.learning.gpu_memory import GIB, CudaOverheads, GpuEstimate, estimate_gpu
 from vla_rl.learning.rank_memory import PolicySize, rank_memory, size_of
 from vla_rl.learning.roofline import Roofline, Workload, roofline
 from vla_rl.learning.traced_pass import Kept, TracedPass, trace_pass
@@ -53,7 +53,10 @@ class RunEstimate:
 
 
 def estimate_run(
-    config: LearningConfig, team: Team, heard_tokens: int | None = None
+    config: LearningConfig,
+    team: Team,
+    heard_tokens: int | None = None,
+    heard_images: Sequence[tuple[int, int]] = (),
 ) -> RunEstimate | None:
     """Estimate the update of a run with one policy; None for teams and families that are not ours.
 
@@ -61,12 +64,13 @@ def estimate_run(
         config: configuration of the run.
         team: its policies.
         heard_tokens: most tokens of a conversation that are not replies; None if not known.
+        heard_images: height and width of each image of a conversation.
     """
     if len(team.members) > 1:
         return None
     (member,) = team.members.values()
     if hasattr(member.model, "render"):
-        return _estimate_talks(config, member, heard_tokens)
+        return _estimate_talks(config, member, heard_tokens, heard_images)
     row = example_row(member.model)
     if row is None:
         return None
@@ -80,7 +84,10 @@ def estimate_run(
 
 
 def _estimate_talks(
-    config: LearningConfig, member: Member, heard_tokens: int | None
+    config: LearningConfig,
+    member: Member,
+    heard_tokens: int | None,
+    heard_images: Sequence[tuple[int, int]],
 ) -> RunEstimate | None:
     # imports transformers' language models, which no other run needs
     from vla_rl.models.example_talks import longest_talks, trace_talks
@@ -104,6 +111,7 @@ def _estimate_talks(
         max_reply=limits.max_reply,
         max_tokens=limits.max_tokens,
         heard=heard_tokens,
+        images=heard_images,
     )
     size, traced = size_of(model.network), trace_talks(model, talks)
     copies = dict(_copies(config, size))
@@ -127,14 +135,26 @@ def concerns_gpus(config: LearningConfig, team: Team) -> bool:
 
 
 def require_gpu_memory(config: LearningConfig, team: Team, device: torch.device) -> None:
-    """Raise ConfigError with the inequality if a run's update does not fit its GPU, before gradients
-    and the optimizer's state are allocated.
+    """Raise ConfigError with the inequality if a run's update does not fit what other programs leave
+    of its GPU, before anything is allocated there.
     """
     if device.type != "cuda":
         return
     estimate = estimate_run(config, team)
-    if estimate is not None:
-        estimate.certain.require_fit(torch.cuda.get_device_properties(device).total_memory)
+    if estimate is None:
+        return
+    free, total = torch.cuda.mem_get_info(device)
+    # a policy that was loaded onto the GPU, and the context that asking has opened, are in the estimate
+    ours = torch.cuda.memory_reserved(device) + CudaOverheads().context
+    available = min(free + ours, total)
+    is_in_the_way = available < estimate.certain.total <= total
+    estimate.certain.require_fit(
+        available,
+        remedy=f"other programs use {(total - available) / GIB:.1f} of its {total / GIB:.1f} GiB: "
+        "end them (`nvidia-smi` lists them), or choose another GPU with CUDA_VISIBLE_DEVICES"
+        if is_in_the_way
+        else "",
+    )
 
 
 def seconds_of_update(

@@ -24,7 +24,7 @@ from vla_rl.types.language import (
     ToolSpec,
 )
 from vla_rl.types.log_probs import MAX_LOG_PROB, first_impossible
-from vla_rl.types.observation import Info, Observation
+from vla_rl.types.observation import Info, Observation, images_of, observed_conversation
 from vla_rl.types.protocols import Agent, Env, EnvPool, Policy
 from vla_rl.types.reply_options import (
     ANY_REPLY,
@@ -100,5 +100,7 @@ __all__ = [
     "by_member",
     "derive_seed",
     "first_impossible",
+    "images_of",
+    "observed_conversation",
     "parts_of",
 ]

@@ -46,6 +46,9 @@ class Message(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=Tru
 
     content: str = ""
 
+    images: tuple[np.ndarray, ...] = ()
+    """Images that stand before the text, uint8 [H, W, 3], RGB; for policies that read images."""
+
     tool_calls: tuple[ToolCall, ...] = ()
     """Tools that an assistant's message calls."""
 
@@ -122,6 +125,12 @@ class Completion(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
 
     report: tuple[TokenReport, ...] | None = None
     """One entry for each token, if `ReplyOptions.top_log_probs` asked for them."""
+
+    images: tuple[np.ndarray, ...] = ()
+    """Images of the prompt in their order, uint8 [H, W, 3]."""
+
+    image_starts: tuple[int, ...] = ()
+    """Place of each image's first token in the prompt."""
 
 
 class LanguagePolicy(Protocol):

@@ -30,6 +30,7 @@ BFLOAT16_FACTOR: Final = 2.0
 BFLOAT16_MARGIN: Final = 0.02
 
 PACKED: Final = "packed log-probs"
+ONE_LENGTH: Final = "log-probs of one length"
 
 PROMPT_LENGTHS: Final = (60, 9, 3, 17)
 """Prompts so different that a language policy reads them on one line."""
@@ -69,9 +70,9 @@ def compare(target: Target, family: str) -> dict[str, float]:
     for place, policy in (("CPU", host), ("device", device)):
         policy.network.bfloat16()
         rounded = computed(policy, family)
-        for name in expected.keys() & {"log-probs", PACKED}:
-            of_packed = f", {PACKED}" if name == PACKED else ""
-            key = f"bfloat16 on the {place}{of_packed}"
+        for name in expected.keys() & {"log-probs", ONE_LENGTH, PACKED}:
+            of_which = "" if name == "log-probs" else f", {name}"
+            key = f"bfloat16 on the {place}{of_which}"
             found[key] = difference(expected[name], rounded[name])
     return found
 
@@ -89,27 +90,34 @@ def is_right(name: str, found: Mapping[str, float]) -> bool:
 def computed(policy: Any, family: str) -> dict[str, Tensor]:
     """Return what a policy computes of three rows, on the host and in float32."""
     rows = [observation(family, number) for number in range(3)]
-    batch, results = policy.prepare(rows), dict[str, Tensor]()
+    results = dict[str, Tensor]()
     if family != "oft diffusion":  # it has no likelihood
-        tokens = torch.from_numpy(policy.encode(demonstrated(family)[None].repeat(3, 0)))
-        if family == "language":
-            tokens = torch.from_numpy(demonstrated(family).repeat(3, 0))
-        log_probs, _ = policy.log_probs(batch, *place_choices(policy, tokens, torch.ones(3)))
-        torch.autograd.backward(log_probs.sum())
-        results["log-probs"] = log_probs.detach()
-        results["gradients"] = torch.cat(
-            [
-                parameter.grad.flatten().float()
-                for parameter in policy.network.parameters()
-                if parameter.grad is not None
-            ]
-        )
-        policy.network.zero_grad()
+        results["log-probs"], results["gradients"] = learnt(policy, family, rows)
+        if family.startswith("o"):  # other attention kernels: nothing is padded, no mask is made
+            alike = [observation(family, number) for number in range(0, 6, 2)]
+            results[ONE_LENGTH], results["gradients of one length"] = learnt(policy, family, alike)
     if family == "language":
         results[PACKED] = packed_log_probs(policy)
     else:
         results["actions"] = acted(policy, rows)
     return {name: result.float().cpu() for name, result in results.items()}
+
+
+def learnt(policy: Any, family: str, rows: list[Any]) -> tuple[Tensor, Tensor]:
+    """Return log-probs of three rows, and the gradient of all weights."""
+    tokens = torch.from_numpy(policy.encode(demonstrated(family)[None].repeat(3, 0)))
+    if family == "language":
+        tokens = torch.from_numpy(demonstrated(family).repeat(3, 0))
+    batch = policy.prepare(rows)
+    log_probs, _ = policy.log_probs(batch, *place_choices(policy, tokens, torch.ones(3)))
+    torch.autograd.backward(log_probs.sum())
+    gradients = [
+        parameter.grad.flatten().float()
+        for parameter in policy.network.parameters()
+        if parameter.grad is not None
+    ]
+    policy.network.zero_grad()
+    return log_probs.detach(), torch.cat(gradients)
 
 
 def packed_log_probs(policy: Any) -> Tensor:

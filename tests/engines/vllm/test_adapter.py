@@ -4,6 +4,7 @@ import ast
 import importlib.metadata
 import importlib.util
 import os
+import random
 import subprocess
 import sys
 from pathlib import Path
@@ -42,6 +43,18 @@ def test_only_the_adapter_imports_vllm() -> None:
             if is_import or is_path:
                 importers.add(str(path.relative_to(PACKAGE)))
     assert importers == {"engines/vllm/adapter.py"}
+
+
+def test_an_import_that_draws_random_numbers_leaves_their_state_as_it_was(
+    import_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (import_folder / "draws_at_import.py").write_text("import random\nDrawn = random.random()\n")
+    pretend(monkeypatch, vllm=adapter.SUPPORTED_VERSIONS[0])
+    monkeypatch.setitem(adapter._MODULE_OF, "Drawn", "draws_at_import")
+    before = random.getstate()
+    # the import did draw, and the next number is the same again
+    assert adapter.Drawn == random.random()
+    random.setstate(before)
 
 
 def test_a_missing_vllm_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -72,7 +72,9 @@ class Team:
         await self.publish(self.newer, 5)
         with pytest.raises(RuntimeError, match="not open"):
             await self.engine.act(observe(0))
-        assert adapter.AsyncLLM  # vLLM's first import sets variables, and its libraries draw
+        drawn = random.getstate()
+        assert adapter.AsyncLLM  # vLLM's first import sets variables
+        assert random.getstate() == drawn
         before = state_of_this_process()
         await self.engine.__aenter__()
         after = state_of_this_process()

@@ -66,6 +66,7 @@ def test_every_environment_of_the_table_is_registered_and_takes_what_it_says() -
         "text/arithmetic_pair",
         "text/question",
         "text/search",
+        "text/square",
     ]
     for name, arguments in rows:
         known = inspect.signature(text_task_class(name)).parameters

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tiny_vision import write_tiny_vision
 
 PAGE = Path(__file__).parents[3] / "docs" / "language.md"
 
@@ -22,3 +23,12 @@ def test_the_page_makes_a_policy_and_talks_to_it(capsys: pytest.CaptureFixture[s
     assert printed.startswith(f"{num_prompt} (16,) (16,) length\n")
     exec(compile(fills_in, str(PAGE), "exec"), names)
     assert re.match(r"(Saturday|Sunday) -\d+\.\d+ %llguidance", capsys.readouterr().out)
+
+
+async def test_the_page_shows_an_image(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (snippet,) = re.findall(r"```python\n# look\.py\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(compile(snippet, str(PAGE), "exec"), names)
+    await names["look"](str(write_tiny_vision(tmp_path / "tiny")))
+    # 112 x 168 pixels are 4 x 6 tokens, after the role and the mark before an image
+    assert re.match(r"\d+ \(\d+,\) ", capsys.readouterr().out)

@@ -72,6 +72,7 @@ def dense_varlen(
     assert torch.equal(begins, begins_of_keys)
     assert longest == longest_keys == int(begins.diff().max())
     assert options.pop("window_size") == (-1, 0)
+    assert ("enable_gqa" in options) == attention.HAS_GROUPED_HEADS
     place = torch.arange(len(query))
     row = torch.bucketize(place, begins[1:], right=True)
     sees = (row[:, None] == row) & (place <= place[:, None])
@@ -109,9 +110,15 @@ def test_rows_on_one_line_give_what_each_gives_alone(policy: CausalLanguageModel
     torch.testing.assert_close(found, alone, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.parametrize("has_grouped_heads", [True, False])
 def test_one_kernel_for_all_rows_gives_numbers_and_gradients_of_one_for_each(
-    policy: CausalLanguageModel, at_once: Callable[[Callable[..., Tensor]], list[int]]
+    policy: CausalLanguageModel,
+    at_once: Callable[[Callable[..., Tensor]], list[int]],
+    has_grouped_heads: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    # torch 2.11's kernel has no such option
+    monkeypatch.setattr(attention, "HAS_GROUPED_HEADS", has_grouped_heads)
     lengths = [40, 9, 3, 17]
     expected = learnt(policy, lengths)
     calls = at_once(dense_varlen)

@@ -219,17 +219,16 @@ def test_rounded_positions_are_a_setting() -> None:
     assert torch.equal(frequencies, frequencies.bfloat16().float())
 
 
-def test_a_causal_trunk_is_refused_at_the_first_decision() -> None:
+@pytest.mark.parametrize("is_masked", [True, False])
+def test_a_causal_trunk_is_refused_at_the_first_decision(is_masked: bool) -> None:
     policy = OpenVlaOft.create(tiny(image_size=28), seed=0)
-    for layer in policy.network.language_model.model.layers:
-        layer.self_attn.is_causal = True
     trunk = policy.network.language_model.model
     forward = trunk.forward
 
     def causal(**inputs: object) -> object:
-        mask = inputs.pop("attention_mask")
-        assert isinstance(mask, torch.Tensor)
-        return forward(**inputs, attention_mask=mask & torch.ones_like(mask).tril())
+        if (inputs["attention_mask"] is not None) == is_masked:
+            inputs["attention_mask"] = torch.ones(1, 1, 3, 3, dtype=torch.bool).tril()
+        return forward(**inputs)
 
     trunk.forward = causal
     import numpy as np

@@ -13,9 +13,11 @@ import importlib.util
 import logging
 import math
 import os
+import random
 import tempfile
 import warnings
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -129,10 +131,22 @@ def __getattr__(name: str) -> Any:
     require_vllm()
     # an engine's death is reported once, by its keeper
     logging.getLogger("vllm.v1.engine").setLevel(logging.CRITICAL)
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), _kept_random_state():
         # importing vLLM uses much that other packages have deprecated
         warnings.simplefilter("ignore")
         return getattr(import_module(_MODULE_OF[name]), name)
+
+
+@contextmanager
+def _kept_random_state() -> Iterator[None]:
+    """Restore the state of Python's global random numbers afterwards."""
+    # vLLM's first import draws from it, so a seeded program would continue with other numbers than
+    # on the torch engine; numpy's and torch's states were found unchanged by the import
+    state = random.getstate()
+    try:
+        yield
+    finally:
+        random.setstate(state)
 
 
 def installed_build() -> tuple[str, str] | None:

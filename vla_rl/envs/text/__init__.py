@@ -27,6 +27,7 @@ _TASKS = "vla_rl.envs.text.tasks"
 register_text_task("text/arithmetic", f"{_TASKS}.arithmetic:ArithmeticTask")
 register_text_task("text/arithmetic_pair", f"{_TASKS}.arithmetic_pair:ArithmeticPairTask")
 register_text_task("text/question", f"{_TASKS}.question:QuestionTask")
+register_text_task("text/square", f"{_TASKS}.square:SquareTask")
 register_text_task("text/search", f"{_TASKS}.question:SearchTask")
 
 __all__ = [

@@ -16,7 +16,15 @@ from vla_rl.envs.text.task import Ask, Done, TextTask
 from vla_rl.envs.text.tools import Toolbox
 from vla_rl.errors import ActorFrozen, EnvError, VlaRlError
 from vla_rl.sandbox import Sandbox
-from vla_rl.types import DEFAULT_AGENT, EpisodeSpec, Message, TextOutcome, TextStart, ToolSpec
+from vla_rl.types import (
+    ANY_REPLY,
+    DEFAULT_AGENT,
+    EpisodeSpec,
+    Message,
+    TextOutcome,
+    TextStart,
+    ToolSpec,
+)
 
 T = TypeVar("T")
 
@@ -33,7 +41,7 @@ class TextEpisode:
     def __init__(self, task: TextTask, episode: EpisodeSpec, sandbox: Sandbox) -> None:
         self._task, self._episode, self._sandbox = task, episode, sandbox
         self._toolboxes: dict[str, Toolbox] = {}
-        self._agent = DEFAULT_AGENT
+        self._agent, self._options = DEFAULT_AGENT, ANY_REPLY
         self._num_turns = self._num_tool_calls = self._num_characters = 0
         self._faults: Counter[str] = Counter()
         self._rewards: dict[str, float] = {}
@@ -64,7 +72,7 @@ class TextEpisode:
             )
         messages, tools = self._begin_turn(ask)
         self._state = "open"
-        return TextStart(messages=messages, tools=tools, agent=self._agent)
+        return TextStart(messages=messages, tools=tools, agent=self._agent, options=self._options)
 
     async def step(self, message: Message) -> TextOutcome:
         """Pass on the current agent's reply, and return the outcome.
@@ -122,7 +130,7 @@ class TextEpisode:
                 f"{self._name} asks agent {ask.agent!r}, expected one of its agents "
                 f"{list(self._task.agents)}."
             )
-        self._agent = ask.agent
+        self._agent, self._options = ask.agent, ask.options
         messages = (
             (Message(role="user", content=ask.say),) if isinstance(ask.say, str) else tuple(ask.say)
         )
@@ -175,6 +183,7 @@ class TextEpisode:
             info=told,
             agent=self._agent,
             tools=tools,
+            options=self._options,
         )
 
     def _passed_limit(self) -> str | None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from vla_rl.envs.text.limits import TextLimits
-from vla_rl.types import DEFAULT_AGENT, Info, Message
+from vla_rl.types import ANY_REPLY, DEFAULT_AGENT, Info, Message, ReplyOptions
 
 if TYPE_CHECKING:
     from vla_rl.sandbox import Sandbox
@@ -36,6 +36,9 @@ class Ask(msgspec.Struct, frozen=True):
     """Additional rewards of agents, by name."""
 
     info: Info = {}
+
+    options: ReplyOptions = ANY_REPLY
+    """Rules for the reply to this message, also after tools were called."""
 
 
 class Done(msgspec.Struct, frozen=True):

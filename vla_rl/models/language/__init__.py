@@ -1,6 +1,8 @@
 """Language policies: causal models in Hugging Face's layout, with their chat format.
 
 policy         `CausalLanguageModel`: what engines and learners use; `load` and `save`
+loading        either of them from a checkpoint
+vision_policy  `VisionLanguageModel`: the same with images; `vision` and `image_format` prepare them
 chat_format    messages to prompts, replies to messages and tool calls
 key_values     the slots that replies are generated in
 tiny           a small model and tokenizer made here
@@ -14,9 +16,19 @@ from vla_rl.models.language.chat_format import ChatFormat, parse_reply
 from vla_rl.models.language.tiny import TinyConfig, tiny
 
 if TYPE_CHECKING:
+    from vla_rl.models.language.loading import load_language_model
     from vla_rl.models.language.policy import CausalLanguageModel
+    from vla_rl.models.language.vision_policy import VisionLanguageModel
 
-__all__ = ["CausalLanguageModel", "ChatFormat", "TinyConfig", "parse_reply", "tiny"]
+__all__ = [
+    "CausalLanguageModel",
+    "ChatFormat",
+    "TinyConfig",
+    "VisionLanguageModel",
+    "load_language_model",
+    "parse_reply",
+    "tiny",
+]
 
 
 def __getattr__(name: str) -> Any:
@@ -24,4 +36,12 @@ def __getattr__(name: str) -> Any:
         from vla_rl.models.language.policy import CausalLanguageModel
 
         return CausalLanguageModel
+    if name == "load_language_model":
+        from vla_rl.models.language.loading import load_language_model
+
+        return load_language_model
+    if name == "VisionLanguageModel":
+        from vla_rl.models.language.vision_policy import VisionLanguageModel
+
+        return VisionLanguageModel
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

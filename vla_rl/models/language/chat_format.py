@@ -29,12 +29,16 @@ class ChatFormat:
     Args:
         tokenizer: a transformers tokenizer with a chat template.
         stop_tokens: tokens that end a reply; they are not part of its text.
+        template: another chat template than the tokenizer's.
 
     Raises: CheckpointError for a tokenizer without a chat template.
     """
 
-    def __init__(self, tokenizer: Any, stop_tokens: frozenset[int]) -> None:
-        if not getattr(tokenizer, "chat_template", None):
+    def __init__(
+        self, tokenizer: Any, stop_tokens: frozenset[int], template: str | None = None
+    ) -> None:
+        self._template = template
+        if not (template or getattr(tokenizer, "chat_template", None)):
             raise CheckpointError(
                 "the tokenizer has no chat template, expected one; put chat_template.jinja beside "
                 "its files, or take a checkpoint that was trained to chat."
@@ -75,7 +79,8 @@ class ChatFormat:
         """
         try:
             text: str = self._tokenizer.apply_chat_template(
-                [_for_template(message) for message in messages],
+                [self._given(message) for message in messages],
+                chat_template=self._template,
                 tools=[_tool_for_template(tool) for tool in tools] or None,
                 add_generation_prompt=add_generation_prompt,
                 tokenize=False,
@@ -86,6 +91,10 @@ class ChatFormat:
                 f"the chat template rejects a conversation of roles {roles}: {error}"
             ) from error
         return text
+
+    def _given(self, message: Message) -> dict[str, Any]:
+        """Return a message as the template expects it."""
+        return _for_template(message)
 
     def _tokens(self, text: str) -> np.ndarray:
         return np.array(

@@ -21,6 +21,9 @@ from vla_rl.errors import CheckpointError
 
 TENSOR_FILE: Final = "model.safetensors"
 
+WITH_IMAGES: Final = frozenset({"qwen2_5_vl"})
+"""Model types whose images are read (`vision.py`)."""
+
 SMALL_FILES: Final = (
     "config.json",
     "generation_config.json",
@@ -29,6 +32,10 @@ SMALL_FILES: Final = (
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
     "vocab.json",
     "merges.txt",
     "tokenizer.model",
@@ -37,18 +44,39 @@ SMALL_FILES: Final = (
 """Files that are carried over beside the tensors, if they exist."""
 
 
-def read(source: str | Path, dtype: torch.dtype) -> tuple[Any, Any, dict[str, bytes]]:
-    """Read network, tokenizer and small files.
+def has_vision(folder: Path) -> bool:
+    """Return whether a folder's network has a vision tower of the kind that is read here."""
+    try:
+        return json.loads((folder / "config.json").read_bytes())["model_type"] in WITH_IMAGES
+    except (OSError, ValueError, KeyError, TypeError):
+        return False  # reading the folder reports why
+
+
+def read(
+    source: str | Path, dtype: torch.dtype, *, with_images: bool
+) -> tuple[Any, Any, dict[str, bytes]]:
+    """Read network, tokenizer and small files; the tokenizer is in a processor if the network reads
+    images.
 
     Raises: CheckpointError naming what is missing or does not fit.
     """
-    folder = _local_folder(source)
+    folder = local_folder(source)
     _require_text(folder)
+    if has_vision(folder) != with_images:
+        raise CheckpointError(
+            f"{source} {'has no' if with_images else 'has a'} vision tower; load it with "
+            "vla_rl.models.language.load_language_model, which takes both kinds"
+        )
+    text_side: Any = transformers.AutoProcessor if with_images else transformers.AutoTokenizer
+    loader: Any = (
+        transformers.AutoModelForImageTextToText
+        if with_images
+        else transformers.AutoModelForCausalLM
+    )
     try:
-        tokenizer = transformers.AutoTokenizer.from_pretrained(
+        tokenizer = text_side.from_pretrained(
             folder, local_files_only=True, trust_remote_code=False
         )
-        loader: Any = transformers.AutoModelForCausalLM
         network, report = loader.from_pretrained(
             folder,
             dtype=dtype,
@@ -114,10 +142,11 @@ def stop_tokens_of(network: Any, tokenizer: Any) -> frozenset[int]:
 
 def require_full_attention(network: Any) -> None:
     """Raise CheckpointError if a layer holds other state than keys and values of all positions."""
-    kinds = set(getattr(network.config, "layer_types", None) or ["full_attention"])
+    config = network.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     window = (
-        getattr(network.config, "sliding_window", None)
-        if getattr(network.config, "use_sliding_window", True)
+        getattr(config, "sliding_window", None)
+        if getattr(config, "use_sliding_window", True)
         else None
     )
     if kinds != {"full_attention"} or window is not None:
@@ -160,7 +189,7 @@ def load_tensors(network: Any, tensors: Mapping[str, Tensor]) -> None:
             tensor.copy_(tensors[name])
 
 
-def _local_folder(source: str | Path) -> Path:
+def local_folder(source: str | Path) -> Path:
     """Return the folder itself, or the local copy of the hub's files of this id."""
     folder = Path(source)
     if folder.is_dir():

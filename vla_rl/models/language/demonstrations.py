@@ -4,9 +4,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from vla_rl.engines.chat_interface import images_seen
 from vla_rl.learning.imitation import Demonstration
 from vla_rl.models.language.policy import CausalLanguageModel
-from vla_rl.types import Message, ToolSpec
+from vla_rl.types import Message, ToolSpec, observed_conversation
 
 
 def chat_demonstration(
@@ -15,8 +16,8 @@ def chat_demonstration(
     """Encode a whole conversation as one row, by the policy's own chat template; the loss covers
     every assistant message.
 
-    Raises: ValueError if the conversation has no assistant message, or if the template renders a
-    message differently when more messages follow.
+    Raises: ValueError if the conversation has no assistant message, or images that the policy does
+    not read, or if the template renders a message differently when more messages follow.
     """
     spoken = [number for number, message in enumerate(messages) if message.role == "assistant"]
     if not spoken:
@@ -35,9 +36,11 @@ def chat_demonstration(
             )
         ends = np.flatnonzero(np.isin(whole[start:], list(policy.stop_tokens)))
         teaches[start : start + int(ends[0]) + 1 if len(ends) else len(whole)] = True
+    images, seen = images_seen(policy, whole, messages[: spoken[-1] + 1])
+    starts = () if seen is None else seen.image_starts
     first, last = int(teaches.argmax()), int(np.flatnonzero(teaches)[-1]) + 1
     return Demonstration(
-        observation={"prompt_tokens": whole[:first]},
+        observation=observed_conversation(whole[:first], images, starts),
         actions=whole[None, first:last],
         num_valid=1,
         teaches=teaches[first:last],

@@ -15,9 +15,9 @@ import copy
 import dataclasses
 import functools
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import numpy as np
 import torch
@@ -27,14 +27,15 @@ from vla_rl.engines.atomic_folder import writing_folder
 from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.policy_model import NO_TOKEN
 from vla_rl.engines.transfers import to_device
-from vla_rl.engines.vocabulary import Vocabulary, forbidden
+from vla_rl.engines.vocabulary import Vocabulary
 from vla_rl.errors import ConfigError
 from vla_rl.models.attention import PackedRows, use_given_masks
 from vla_rl.models.language import checkpoint
 from vla_rl.models.language.chat_format import ChatFormat, parse_reply
+from vla_rl.models.language.grammar_masks import tokens_forbidden_in
 from vla_rl.models.language.key_values import SlotKeyValues
 from vla_rl.models.language.reply_grammar import reply_grammar
-from vla_rl.models.language.token_scores import Forbidden, score_tokens
+from vla_rl.models.language.token_scores import score_tokens
 from vla_rl.types import Message, Observation, ReplyOptions, ToolSpec
 
 MARGIN_BYTES = 1 << 20
@@ -65,23 +66,25 @@ class CausalLanguageModel(LanguageModel[Prompts]):
     template.
     """
 
+    reads_images: ClassVar[bool] = False
+    """Whether its checkpoints have a vision tower."""
+
     def __init__(self, network: Any, tokenizer: Any, files: Mapping[str, bytes]) -> None:
         self._network, self._tokenizer, self._files = network.eval(), tokenizer, dict(files)
+        self._text_config = network.config.get_text_config()
         self._stop_tokens = checkpoint.stop_tokens_of(network, tokenizer)
-        self._format = ChatFormat(tokenizer, self._stop_tokens)
+        self._format = self._chat_format()
         checkpoint.require_full_attention(network)
         use_given_masks(network)
 
     @classmethod
-    def load(
-        cls, source: str | Path, *, dtype: torch.dtype = torch.float32
-    ) -> "CausalLanguageModel":
+    def load(cls, source: str | Path, *, dtype: torch.dtype = torch.float32) -> Self:
         """Load a checkpoint from a local folder, or from the hub by its id; safetensors only, and
         none of its code is run.
 
         Raises: CheckpointError naming what is missing or does not fit.
         """
-        return cls(*checkpoint.read(source, dtype))
+        return cls(*checkpoint.read(source, dtype, with_images=cls.reads_images))
 
     def save(self, folder: Path) -> None:
         """Write a new folder in Hugging Face's layout, whole or not at all.
@@ -108,12 +111,12 @@ class CausalLanguageModel(LanguageModel[Prompts]):
     @property
     def feature_size(self) -> int:
         """Width of the hidden states."""
-        return int(self._network.config.hidden_size)
+        return int(self._text_config.hidden_size)
 
     @property
     def context_size(self) -> int:
         """`max_position_embeddings` of its configuration."""
-        return int(self._network.config.max_position_embeddings)
+        return int(self._text_config.max_position_embeddings)
 
     @property
     def stop_tokens(self) -> frozenset[int]:
@@ -137,7 +140,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
     @functools.cached_property
     def vocabulary(self) -> Vocabulary:
         """The tokenizer's tokens as bytes."""
-        return Vocabulary(self._tokenizer, int(self._network.config.vocab_size))
+        return Vocabulary(self._tokenizer, int(self._text_config.vocab_size))
 
     def tokenize(self, text: str) -> np.ndarray:
         """Tokenize plain text, int64 [P]."""
@@ -193,7 +196,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         replies = [reply[:end] for reply, end in zip(tokens, ends, strict=True)]
         prompts = [torch.from_numpy(prompt) for prompt in batch.tokens]
         hidden, starts = self._read(
-            [torch.cat(pair) for pair in zip(prompts, replies, strict=True)]
+            batch, [torch.cat(pair) for pair in zip(prompts, replies, strict=True)]
         )
         before = starts + torch.tensor([len(prompt) for prompt in prompts]) - 1
         last = torch.tensor([max(len(reply) - 1, 0) for reply in replies])
@@ -203,19 +206,21 @@ class CausalLanguageModel(LanguageModel[Prompts]):
             hidden[to_device(places.flatten(), self._device)],
             to_device(tokens.clamp(min=0).flatten(), self._device),
             to_device(temperatures, self._device).repeat_interleave(width),
-            self._forbidden(batch, replies, width),
-            vocab_size=int(self._network.config.vocab_size),
+            tokens_forbidden_in(
+                replies, batch.grammars, self.vocabulary, width=width, device=self._device
+            ),
+            vocab_size=int(self._text_config.vocab_size),
         )
         return log_probs.view(-1, width), entropies.view(-1, width)
 
     @property
     def blocks(self) -> Sequence[nn.Module]:
         """The layers of the network, from the first to the last."""
-        return list(self._network.base_model.layers)
+        return list(self._trunk.layers)
 
     def key_value_bytes(self) -> int:
         """Return the bytes that the keys and values of one token take, in all layers."""
-        config = self._network.config
+        config = self._text_config
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         each = next(self._network.parameters()).element_size()
@@ -223,7 +228,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
 
     def features(self, batch: Prompts) -> Tensor:
         """Return the hidden state of each prompt's last token, [B, feature_size]."""
-        hidden, starts = self._read([torch.from_numpy(prompt) for prompt in batch.tokens])
+        hidden, starts = self._read(batch, [torch.from_numpy(prompt) for prompt in batch.tokens])
         ends = starts + torch.tensor([len(prompt) for prompt in batch.tokens]) - 1
         return hidden[to_device(ends, self._device)]
 
@@ -243,6 +248,19 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         tokens: Sequence[Sequence[int]],
     ) -> Tensor:
         """Return the logits float32 [B, V] of the token after each row's last."""
+        return self._extend(memory, slots, starts, tokens, self._next_inputs)
+
+    def _extend(
+        self,
+        memory: SlotKeyValues,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        inputs: Callable[[Tensor, Tensor], dict[str, Tensor]],
+    ) -> Tensor:
+        """Read more tokens; `inputs` returns the trunk's inputs for padded tokens and their
+        positions in the slots, int64 [B, W] each, on the host.
+        """
         lengths = torch.tensor([len(row) for row in tokens])
         width = int(lengths.max())
         rows = torch.tensor([[*row, *(0 for _ in range(width - len(row)))] for row in tokens])
@@ -252,12 +270,12 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         device = self._device
         with torch.inference_mode():
             memory.begin(slots, positions, length, device)
+            given = inputs(rows, positions)
             positions = to_device(positions, device)
             visible = torch.arange(length, device=device)[None, None] <= positions[..., None]
-            hidden = self._network.base_model(
-                input_ids=to_device(rows, device),
+            hidden = self._trunk(
+                **given,
                 attention_mask=visible[:, None],
-                position_ids=positions,
                 past_key_values=memory,
                 use_cache=True,
             ).last_hidden_state
@@ -277,64 +295,66 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         """Copy tensors into the network; every name and shape has to match."""
         checkpoint.load_tensors(self._network, tensors)
 
-    def _read(self, rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def _chat_format(self) -> ChatFormat:
+        return ChatFormat(self._tokenizer, self._stop_tokens)
+
+    @property
+    def _trunk(self) -> Any:
+        """The part of the network from embedded tokens to hidden states."""
+        return self._network.base_model
+
+    def _next_inputs(self, tokens: Tensor, positions: Tensor) -> dict[str, Tensor]:
+        """Return the trunk's inputs for tokens that continue conversations, int64 [B, W] each."""
+        return {
+            "input_ids": to_device(tokens, self._device),
+            "position_ids": to_device(positions, self._device),
+        }
+
+    def _row_inputs(
+        self, batch: Prompts, rows: Sequence[Tensor], lines: Tensor, starts: Sequence[int]
+    ) -> dict[str, Tensor]:
+        """Return the trunk's inputs for whole rows.
+
+        Args:
+            batch: their prompts.
+            rows: tokens of each row.
+            lines: the same tokens on padded lines, or end to end on one; int64 [N, W], on the host.
+            starts: place of each row's first token in the flattened lines.
+        """
+        inputs = {"input_ids": to_device(lines, self._device)}
+        if len(lines) < len(rows):
+            positions = torch.cat([torch.arange(len(row)) for row in rows])
+            inputs["position_ids"] = to_device(positions[None], self._device)
+        return inputs
+
+    def _read(self, batch: Prompts, rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Return hidden states, [L, feature_size], and each row's offset in them, int64 [B]."""
         lengths = [len(row) for row in rows]
         if sum(sorted(lengths)[:2]) <= max(lengths) and len(rows) > 1:
-            return self._read_packed(rows, lengths)
+            return self._read_packed(batch, rows, lengths)
         tokens = torch.zeros(len(rows), max(lengths), dtype=torch.long)
         for line, row in zip(tokens, rows, strict=True):
             line[: len(row)] = row
-        hidden: Tensor = self._network.base_model(
-            input_ids=to_device(tokens, self._device), use_cache=False
-        ).last_hidden_state
-        return hidden.flatten(0, 1), torch.arange(len(rows)) * tokens.shape[1]
+        starts = torch.arange(len(rows)) * tokens.shape[1]
+        inputs = self._row_inputs(batch, rows, tokens, starts.tolist())
+        hidden: Tensor = self._trunk(**inputs, use_cache=False).last_hidden_state
+        return hidden.flatten(0, 1), starts
 
-    def _read_packed(self, rows: Sequence[Tensor], lengths: list[int]) -> tuple[Tensor, Tensor]:
+    def _read_packed(
+        self, batch: Prompts, rows: Sequence[Tensor], lengths: list[int]
+    ) -> tuple[Tensor, Tensor]:
         """Read rows end to end on one line, of which none sees another."""
         packed = PackedRows.of(lengths, self._device)
-        positions = torch.cat([torch.arange(length) for length in lengths])
-        hidden: Tensor = self._network.base_model(
-            input_ids=to_device(torch.cat(list(rows))[None], self._device),
-            position_ids=to_device(positions[None], self._device),
-            use_cache=False,
-            packed=packed,
-        ).last_hidden_state
+        starts = torch.tensor(lengths).cumsum(0) - torch.tensor(lengths)
+        inputs = self._row_inputs(batch, rows, torch.cat(list(rows))[None], starts.tolist())
+        hidden: Tensor = self._trunk(**inputs, use_cache=False, packed=packed).last_hidden_state
         if not packed.are_read:
             raise ConfigError(
                 f"{type(self._network).__name__} does not hand the rows of a line on to its "
                 "attention, so they would see each other; set no limit of tokens for its "
                 "micro-batches"
             )
-        return hidden[0], torch.tensor(lengths).cumsum(0) - torch.tensor(lengths)
-
-    def _forbidden(self, batch: Prompts, replies: Sequence[Tensor], width: int) -> Forbidden:
-        """Return which tokens the grammars forbade at the positions of [B, width] replies, so that
-        training matches sampling.
-        """
-        ruled = [
-            (
-                row * width + start,
-                self.vocabulary.allowed_masks(grammar, replies[row][start:stop].tolist()),
-            )
-            for row, parts in enumerate(batch.grammars)
-            for start, stop, grammar in parts
-        ]
-        vocab_size = int(self._network.config.vocab_size)
-
-        def found(first: int, end: int) -> Tensor | None:
-            if not ruled:
-                return None
-            shape = (end - first, vocab_size)
-            is_forbidden = torch.zeros(shape, dtype=torch.bool, device=self._device)
-            for start, masks in ruled:
-                low, high = max(first, start), min(end, start + len(masks))
-                if low < high:
-                    part = to_device(masks[low - start : high - start], self._device)
-                    is_forbidden[low - first : high - first] = forbidden(part, vocab_size)
-            return is_forbidden
-
-        return found
+        return hidden[0], starts
 
     def _marker(self, name: str) -> str:
         """Return the terminal of a grammar for a text that delimits tool calls: special tokens by
@@ -355,7 +375,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
                 f"observation['prompt_tokens'] is {prompt.dtype} {list(prompt.shape)}, expected "
                 "int64 [P] with P >= 1; was the episode run by chat_agent?"
             )
-        vocabulary = self._network.config.vocab_size
+        vocabulary = self._text_config.vocab_size
         if prompt.min() < 0 or prompt.max() >= vocabulary:
             raise ValueError(
                 f"observation['prompt_tokens'] holds token {prompt.max()}, expected 0 to "

@@ -5,7 +5,7 @@
 
 The prompt ends with the bare space token. The first action token is read from it, and each next one
 from the token before. Padding stands last, so each row has the same positions as it would have
-alone.
+alone, and causal attention needs no mask to skip it.
 """
 
 import torch
@@ -53,23 +53,20 @@ class OpenVlaNetwork(PrismaticNetwork):
         """
         text = insert_tail(batch.prompts, batch.prompt_lengths, tokens[:, :-1], self._pad_id)
         sequence, num_patches = self._embedded(batch, text)
-        lengths = batch.prompt_lengths + num_patches + self._num_action_tokens - 1
-        mask = is_token(lengths, sequence.shape[1]) if batch.is_padded else None
         read = consecutive(batch.prompt_lengths + num_patches - 1, self._num_action_tokens)
-        output = self.language_model.model(
-            inputs_embeds=sequence, attention_mask=mask, use_cache=False, read=read
-        )
+        output = self.language_model.model(inputs_embeds=sequence, use_cache=False, read=read)
         return self._logits(output.last_hidden_state)
 
     def begin(self, batch: PrismaticBatch) -> "Decoding":
         """Read the observations once; the returned `Decoding` then generates token after token."""
         sequence, num_patches = self._embedded(batch, batch.prompts)
         lengths = batch.prompt_lengths + num_patches
-        mask = is_token(lengths, sequence.shape[1]) if batch.is_padded else None
         cache = DynamicCache()
         output = self.language_model.model(
-            inputs_embeds=sequence, attention_mask=mask, past_key_values=cache, use_cache=True
+            inputs_embeds=sequence, past_key_values=cache, use_cache=True
         )
+        # later tokens stand behind the padding, and are the first that could see it
+        mask = is_token(lengths, sequence.shape[1]) if batch.is_padded else None
         logits = self._logits(gather_rows(output.last_hidden_state, lengths[:, None] - 1))
         return Decoding(self, cache, mask, lengths, logits)
 
@@ -78,12 +75,8 @@ class OpenVlaNetwork(PrismaticNetwork):
         hidden_size].
         """
         sequence, num_patches = self._embedded(batch, batch.prompts)
-        lengths = batch.prompt_lengths + num_patches
-        mask = is_token(lengths, sequence.shape[1]) if batch.is_padded else None
-        read = lengths[:, None] - 1
-        output = self.language_model.model(
-            inputs_embeds=sequence, attention_mask=mask, use_cache=False, read=read
-        )
+        read = (batch.prompt_lengths + num_patches)[:, None] - 1
+        output = self.language_model.model(inputs_embeds=sequence, use_cache=False, read=read)
         last: Tensor = output.last_hidden_state[:, 0]
         return last
 

@@ -6,9 +6,9 @@ arXiv:2502.19645).
 
 (positions shift down if a checkpoint lacks one of these parts). Placeholders have an embedding of
 exactly zero and differ by their position only; with diffusion they are the noisy numbers. Attention
-is bidirectional; only padding is masked. Padding stands last, so each row has the same positions as
-it would have alone. Number k is read one position before its placeholder: the first from the
-prompt's last token, the last from the placeholder before the last.
+is bidirectional; only padding is masked, and without any there is no mask. Padding stands last, so
+each row has the same positions as it would have alone. Number k is read one position before its
+placeholder: the first from the prompt's last token, the last from the placeholder before the last.
 """
 
 from functools import partial
@@ -109,7 +109,8 @@ class OpenVlaOftNetwork(PrismaticNetwork):
             before.append(time_token(step, words.shape[2]).to(words.dtype)[:, None])
         num_seen = sum(tokens.shape[1] for tokens in before)
         sequence = torch.cat([embed(batch.prompts[:, :1]), *before, words], dim=1)
-        lengths = batch.prompt_lengths + num_seen + self._num_action_tokens + self._num_stop_tokens
+        num_after = num_seen + self._num_action_tokens + self._num_stop_tokens
+        lengths = batch.prompt_lengths + num_after if batch.is_padded else None
         # the last prompt token stands at num_seen + prompt_length - 1, and the first number is read
         # there
         first = batch.prompt_lengths + num_seen - 1
@@ -127,15 +128,17 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         return torch.cat([seen, self.proprio_projector(proprio)[:, None].to(seen.dtype)], dim=1)
 
     def hidden_states(
-        self, sequence: Tensor, lengths: Tensor, read: Tensor | None = None
+        self, sequence: Tensor, lengths: Tensor | None, read: Tensor | None = None
     ) -> Tensor:
-        """Return the trunk's output for embedded tokens [B, L, D]; in each row, all after the first
-        `lengths` is padding.
+        """Return the trunk's output for embedded tokens [B, L, D].
 
         Args:
+            sequence: embedded tokens.
+            lengths: int64 [B]; in each row, all after them is padding. None: nothing is, so that
+                attention needs no mask, which the flash kernel would not take.
             read: int64 [B, T], the positions wanted, if not all.
         """
-        mask = both_ways(lengths, sequence.shape[1])
+        mask = None if lengths is None else both_ways(lengths, sequence.shape[1])
         output = self.language_model.model(
             inputs_embeds=sequence, attention_mask=mask, use_cache=False, read=read
         )

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, apply_rotary_pos_emb
 
+from vla_rl.models.attention import is_causal
 from vla_rl.models.prismatic.sequence import gather_rows
 
 
@@ -55,15 +56,22 @@ class LastLayer(LlamaDecoderLayer):
             queries, queries, gather_rows(cos, read), gather_rows(sin, read)
         )
         keys, _ = apply_rotary_pos_emb(keys, keys, cos, sin)
-        if mask is None:  # causal, without padding
-            mask = torch.arange(seen.shape[1], device=read.device) <= read[:, None, :, None]
-        else:
-            mask = mask.gather(2, read[:, None, :, None].expand(-1, -1, -1, mask.shape[3]))
+        mask = self._seen_from(read, seen.shape[1], mask)
         found = nn.functional.scaled_dot_product_attention(
             queries, keys, values, attn_mask=mask, scale=attention.scaling
         )
         attended: Tensor = attention.o_proj(found.transpose(1, 2).flatten(2))
         return attended
+
+    def _seen_from(self, read: Tensor, num_positions: int, mask: Tensor | None) -> Tensor | None:
+        """Return the mask of the positions that are read; None if they see all others."""
+        if mask is None:
+            if not is_causal(self.self_attn.config):
+                return None
+            return torch.arange(num_positions, device=read.device) <= read[:, None, :, None]
+        if mask.shape[2] == 1:  # the same for every position
+            return mask
+        return mask.gather(2, read[:, None, :, None].expand(-1, -1, -1, mask.shape[3]))
 
 
 def make_last_layer_selective(trunk: LlamaForCausalLM) -> None:

@@ -13,10 +13,12 @@ def is_token(lengths: Tensor, num_positions: int) -> Tensor:
 
 
 def both_ways(lengths: Tensor, num_positions: int) -> Tensor:
-    """Return the bool [B, 1, L, L] attention mask: every position sees every token of its row,
+    """Return the bool [B, 1, 1, L] attention mask: every position sees every token of its row,
     before it or after.
     """
-    return is_token(lengths, num_positions)[:, None, None, :].expand(-1, 1, num_positions, -1)
+    # one line for all queries: kernels of a GPU add masks as numbers, and a square would be written
+    # out for that in each layer
+    return is_token(lengths, num_positions)[:, None, None, :]
 
 
 def insert_tail(rows: Tensor, lengths: Tensor, tail: Tensor, fill: int) -> Tensor:

@@ -6,7 +6,7 @@ checked by `refuse_causal`; the second cannot happen to `ExactRotary`.
 """
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -74,11 +74,15 @@ def build_trunk(config: LlmConfig, *, is_causal: bool) -> LlamaForCausalLM:
     return trunk
 
 
-def refuse_causal(attend: Callable[[Tensor, Tensor], Tensor], width: int, like: Tensor) -> None:
-    """Raise ConfigError unless the first of three tokens sees the last one.
+Attend: TypeAlias = Callable[[Tensor, Tensor | None], Tensor]
+"""(embedded tokens [B, L, D], lengths [B], or None if nothing is padding) -> hidden states [B, L, D]."""
+
+
+def refuse_causal(attend: Attend, width: int, like: Tensor) -> None:
+    """Raise ConfigError unless the first of three tokens sees the last one, with a mask and without.
 
     Args:
-        attend: (embedded tokens [B, L, D], lengths [B]) -> hidden states [B, L, D].
+        attend: computes the trunk.
         width: D.
         like: a parameter, whose device and dtype are used.
     """
@@ -88,8 +92,14 @@ def refuse_causal(attend: Callable[[Tensor, Tensor], Tensor], width: int, like: 
     changed = torch.cat([tokens[:, :2], -tokens[:, 2:]], dim=1)
     lengths = torch.full((1,), 3, device=like.device)
     with torch.no_grad():
-        before, after = (attend(sequence, lengths)[0, 0] for sequence in (tokens, changed))
-    if torch.equal(before, after):
+        # each sequence alone: rows of one batch may be rounded differently
+        (masked, masked_changed), (whole, whole_changed) = (
+            [attend(sequence, given)[0, 0] for sequence in (tokens, changed)]
+            for given in (lengths, None)
+        )
+        sees = (masked != masked_changed).any() & (whole != whole_changed).any()
+    # one look at both pairs, because the host waits for it
+    if torch.equal(sees, torch.zeros_like(sees)):
         raise ConfigError(
             "the trunk attends causally: its first token does not see its last one. OpenVLA-OFT "
             "decodes in parallel and needs bidirectional attention; a causal trunk raises no error "

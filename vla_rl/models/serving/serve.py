@@ -11,6 +11,7 @@ from vla_rl.engines.vllm.served import EngineLayout, EngineRequest, ServedAction
 from vla_rl.errors import ConfigError, ContextOverflow
 from vla_rl.models.language import CausalLanguageModel
 from vla_rl.models.language.checkpoint import distinct_tensors
+from vla_rl.models.language.vision_policy import VisionLanguageModel
 from vla_rl.models.openvla.policy import OpenVla
 from vla_rl.models.openvla_oft.network import STOP_ID
 from vla_rl.models.openvla_oft.policy import OpenVlaOft
@@ -189,6 +190,11 @@ def serve(
 
     Raises: ConfigError for a policy that no engine can serve.
     """
+    if isinstance(policy, VisionLanguageModel):
+        raise ConfigError(
+            "engines in other processes serve no VisionLanguageModel, because they are not handed the "
+            "images of a conversation; take engine 'torch'"
+        )
     if isinstance(policy, CausalLanguageModel):
         return ServedLanguageModel(policy, max_context)
     if isinstance(policy, OpenVla | OpenVlaOft):

@@ -1,0 +1,42 @@
+"""What people see of the episodes that they watch."""
+
+import io
+
+import numpy as np
+from rich.console import Console
+
+from vla_rl.evaluation.watched import FRAMES_PER_S, Episode, captioned, table_of
+
+
+def watched(init_state_id: int, is_success: bool, num_steps: int) -> Episode:
+    frames = [np.full((64, 64, 3), index, np.uint8) for index in range(3)]
+    why = None if is_success else "the drawer is closed"
+    return Episode("libero_goal/3", "open it", init_state_id, is_success, num_steps, frames, why)
+
+
+def test_a_failure_is_told_with_the_experts_reason() -> None:
+    assert watched(4, True, 90).in_words == ("libero_goal/3 from 4: success after 90 control steps")
+    assert watched(5, False, 280).in_words == (
+        "libero_goal/3 from 5: failure after 280 control steps: the drawer is closed"
+    )
+
+
+def test_the_mean_length_is_that_of_the_successes() -> None:
+    console = Console(file=io.StringIO(), width=100, record=True)
+    episodes = [watched(0, True, 80), watched(1, True, 100), watched(2, False, 280)]
+    console.print(table_of(episodes, "by an expert"))
+    row = next(line for line in console.export_text().splitlines() if "libero_goal/3" in line)
+    assert [cell.strip() for cell in row.strip("│").split("│")] == [
+        "libero_goal/3",
+        "open it",
+        "2/3",
+        "90",
+    ]
+
+
+def test_the_last_frame_stays_for_a_second() -> None:
+    frames = list(captioned([watched(0, True, 2)]))
+    assert len(frames) == 2 + FRAMES_PER_S
+    assert frames[0].shape[0] > frames[0].shape[1]  # the caption is below the square frame
+    assert not np.array_equal(frames[0], frames[2])
+    assert all(np.array_equal(frame, frames[2]) for frame in frames[2:])

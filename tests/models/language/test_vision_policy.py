@@ -1,0 +1,210 @@
+"""A Qwen2.5-VL as a language policy: the numbers of transformers, however rows with and without
+images are read, and folders in the public layout.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from safetensors import safe_open
+from tiny_vision import noise, tiny_vision, write_tiny_vision
+
+from vla_rl.engines.chat_interface import question
+from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.models.language import CausalLanguageModel, TinyConfig, load_language_model, tiny
+from vla_rl.models.language.demonstrations import chat_demonstration
+from vla_rl.models.language.vision_policy import VisionLanguageModel
+from vla_rl.models.serving import serve
+from vla_rl.recipes.grpo_text import ARITHMETIC_BASE
+from vla_rl.types import ANY_REPLY, Message, Observation, ToolSpec, images_of, observed_conversation
+
+WIDE, TALL = noise(1, 140, 168), noise(2, 70, 40)
+"""30 tokens in four windows of the tower; another size, which is changed to whole patches."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_vision(tmp_path_factory.mktemp("public") / "tiny")
+
+
+@pytest.fixture
+def policy(folder: Path) -> VisionLanguageModel:
+    found = load_language_model(folder)
+    assert isinstance(found, VisionLanguageModel)
+    return found
+
+
+def user(text: str, *images: np.ndarray) -> Message:
+    return Message(role="user", images=images, content=text)
+
+
+def observed(policy: VisionLanguageModel, *messages: Message) -> Observation:
+    asked = question(policy, messages, (), ANY_REPLY)
+    starts = [] if asked.seen is None else asked.seen.image_starts
+    return observed_conversation(asked.tokens, asked.images, starts)
+
+
+def scored(
+    policy: VisionLanguageModel, seen: list[Observation], replies: list[list[int]]
+) -> list[np.ndarray]:
+    """The log-probs of the replies."""
+    tokens = torch.full((len(replies), max(map(len, replies))), -1)
+    for line, reply in zip(tokens, replies, strict=True):
+        line[: len(reply)] = torch.tensor(reply)
+    found, _ = policy.log_probs(policy.prepare(seen), tokens, torch.ones(len(replies)))
+    return [line[: len(reply)].detach().numpy() for line, reply in zip(found, replies, strict=True)]
+
+
+def test_tokens_and_log_probs_are_those_of_transformers(
+    policy: VisionLanguageModel, folder: Path
+) -> None:
+    messages = (
+        user("which is larger?", WIDE, TALL),
+        Message(role="assistant", content="the first"),
+        user("and now?", noise(3)),
+    )
+    seen, reply = observed(policy, *messages), [20, 21, 22, 2]
+    network = transformers.Qwen2_5_VLForConditionalGeneration.from_pretrained(
+        folder, attn_implementation="eager"
+    ).eval()
+    processor: Any = transformers.AutoProcessor.from_pretrained(folder)
+    text = policy.text_of(messages) + "<|im_start|>assistant\n"
+    inputs = processor(text=[text], images=[WIDE, TALL, noise(3)], return_tensors="pt")
+    assert inputs["input_ids"][0].tolist() == seen["prompt_tokens"].tolist()
+    inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([reply])], dim=1)
+    for name in ("attention_mask", "mm_token_type_ids"):
+        added = torch.full((1, len(reply)), int(name == "attention_mask"))
+        inputs[name] = torch.cat([inputs[name], added], dim=1)
+    with torch.inference_mode():
+        logits = network(**inputs).logits[0, -len(reply) - 1 : -1]
+    expected = torch.log_softmax(logits, dim=-1).gather(1, torch.tensor(reply)[:, None])[:, 0]
+    (found,) = scored(policy, [seen], [reply])
+    np.testing.assert_allclose(found, expected.numpy(), rtol=0, atol=1e-5)
+
+
+def test_rows_with_and_without_images_do_not_see_each_other(policy: VisionLanguageModel) -> None:
+    seen = [
+        observed(policy, user("left?", WIDE)),
+        observed(policy, user("no image")),
+        observed(policy, user("two", TALL, noise(4))),
+        observed(policy, user("a longer question without an image, so that none is packed " * 2)),
+    ]
+    replies = [[20, 21], [22, 2], [23, 24, 25, 2], [26]]
+    alone = [scored(policy, [each], [reply])[0] for each, reply in zip(seen, replies, strict=True)]
+    for chosen in ([0, 1, 2, 3], [0, 1], [1, 2]):  # padded, and packed on one line
+        together = scored(policy, [seen[row] for row in chosen], [replies[row] for row in chosen])
+        for row, found in zip(chosen, together, strict=True):
+            np.testing.assert_allclose(found, alone[row], rtol=0, atol=1e-5)
+    features = policy.features(policy.prepare(seen))
+    torch.testing.assert_close(features[2:3], policy.features(policy.prepare(seen[2:3])))
+
+
+def test_reading_on_in_a_slot_gives_the_logits_of_reading_all_at_once(
+    policy: VisionLanguageModel,
+) -> None:
+    asked = question(policy, (user("left?", WIDE, TALL),), (), ANY_REPLY)
+    plain = policy.render((user("what is this about?"),))
+    memory, tokens = policy.key_values(3), [*asked.tokens.tolist(), 20, 21]
+    policy.extend(memory, [2, 0], [0, 0], [tokens[:17], plain[:-1].tolist()], [asked.seen, None])
+    found = policy.extend(memory, [2], [17], [tokens[17:-1]], [asked.seen])
+    last = policy.extend(
+        memory, [0, 2], [len(plain) - 1, len(tokens) - 1], [[int(plain[-1])], tokens[-1:]],
+        [None, asked.seen],
+    )  # fmt: skip
+    starts = [] if asked.seen is None else asked.seen.image_starts
+    seen = observed_conversation(asked.tokens, asked.images, starts)
+    for logits, reply in ((found[0], [20, 21]), (last[1], [20, 21, 22])):
+        expected = scored(policy, [seen], [reply])[0]
+        own = torch.log_softmax(logits, dim=-1)[reply[-1]]
+        assert float(own) == pytest.approx(float(expected[-1]), abs=1e-5)
+    (expected,) = scored(policy, [{"prompt_tokens": plain}], [[20]])
+    assert float(torch.log_softmax(last[0], dim=-1)[20]) == pytest.approx(expected[0], abs=1e-5)
+
+
+def test_a_saved_folder_has_the_public_names_and_loads_by_itself(
+    policy: VisionLanguageModel, tmp_path: Path, folder: Path
+) -> None:
+    with torch.no_grad():
+        for parameter in policy.network.parameters():
+            parameter.add_(0.01)
+    policy.save(tmp_path / "saved")
+    names = []
+    for each in (folder, tmp_path / "saved"):
+        with safe_open(each / "model.safetensors", "pt") as file:  # type: ignore[no-untyped-call]
+            names.append(set(file.keys()))
+    assert names[0] == names[1]
+    again = load_language_model(tmp_path / "saved")
+    seen = observed(policy, user("left?", WIDE))
+    assert isinstance(again, VisionLanguageModel)
+    np.testing.assert_array_equal(
+        scored(again, [seen], [[20, 21]])[0], scored(policy, [seen], [[20, 21]])[0]
+    )
+    other = tiny_vision(seed=1)
+    other.load_checkpoint_tensors(policy.checkpoint_tensors())
+    np.testing.assert_array_equal(
+        scored(other.copy(), [seen], [[20]])[0], scored(policy, [seen], [[20]])[0]
+    )
+
+
+def test_letters_and_sampled_tokens_of_an_image_are_no_image(policy: VisionLanguageModel) -> None:
+    spelt = observed(policy, user("what is <|image_pad|>?", TALL))
+    clean = observed(policy, user("what is ?", TALL))
+    token = policy.image_token
+    assert (spelt["prompt_tokens"] == token).sum() == (clean["prompt_tokens"] == token).sum()
+    assert (policy.tokenize("<|image_pad|>") != token).all()
+    (found,) = scored(policy, [clean], [[token, 20]])
+    assert np.isfinite(found).all()
+
+
+def test_demonstrations_show_the_images_of_all_turns(policy: VisionLanguageModel) -> None:
+    messages = (
+        user("left?", WIDE),
+        Message(role="assistant", content="a"),
+        user("and here?", TALL),
+        Message(role="assistant", content="b"),
+    )
+    lesson = chat_demonstration(policy, messages)
+    first = observed(policy, *messages[:1])
+    assert lesson.observation["prompt_tokens"].tolist() == first["prompt_tokens"].tolist()
+    whole = np.concatenate([first["prompt_tokens"], lesson.actions[0]])
+    starts = lesson.observation["image_starts"]
+    assert (whole[starts] == policy.image_token).all()
+    assert starts.tolist()[:1] == first["image_starts"].tolist()
+    assert images_of(lesson.observation)[1] is TALL
+    (found,) = scored(policy, [lesson.observation], [lesson.actions[0].tolist()])
+    assert np.isfinite(found).all()
+    assert lesson.teaches is not None
+    assert lesson.teaches.sum() == 2 * len(policy.tokenize("a<|im_end|>"))
+
+
+def test_a_frozen_tower_gets_no_gradient_and_the_trunk_does(policy: VisionLanguageModel) -> None:
+    policy.freeze_vision()
+    seen = observed(policy, user("left?", TALL))
+    found, _ = policy.log_probs(policy.prepare([seen]), torch.tensor([[20, 2]]), torch.ones(1))
+    found.sum().backward()
+    moved = {name for name, each in policy.network.named_parameters() if each.grad is not None}
+    assert moved
+    assert not any("visual" in name for name in moved)
+    assert len(policy.blocks) == 3 + 2
+
+
+def test_what_cannot_be_shown_is_refused_by_name(policy: VisionLanguageModel, folder: Path) -> None:
+    with pytest.raises(ValueError, match=r"image is float64 \[8, 8\], expected .* uint8 \[H, W, 3"):
+        policy.render((user("look", np.zeros((8, 8))),))
+    with pytest.raises(ValueError, match="has 0 image tokens, expected 30 for its 1 images"):
+        policy.see(np.array([20, 21]), (WIDE,))
+    add = ToolSpec(name="add", description="Add.", parameters={"type": "object", "properties": {}})
+    with pytest.raises(ValueError, match="1 tools, but the chat template describes none"):
+        policy.render((user("look", TALL),), (add,))
+    with pytest.raises(CheckpointError, match=r"has a vision tower; load it with .*language_model"):
+        CausalLanguageModel.load(folder)
+    with pytest.raises(CheckpointError, match="has no vision tower"):
+        VisionLanguageModel.load(ARITHMETIC_BASE)
+    with pytest.raises(ConfigError, match=r"VisionLanguageModel.*images.*engine 'torch'"):
+        serve(policy)
+    reads_text = tiny(TinyConfig(hidden_size=32, num_heads=2, vocab_size=300), ["a"], seed=0)
+    with pytest.raises(ValueError, match="1 images, but CausalLanguageModel reads text alone"):
+        question(reads_text, (user("look", TALL),), (), ANY_REPLY)

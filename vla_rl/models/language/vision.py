@@ -1,0 +1,210 @@
+"""Images of conversations for networks of the Qwen2.5-VL class.
+
+    uint8 [H, W, 3] ─► image processor ─► patches, grid ─► vision tower ─► one embedding for each image token
+    tokens, grids ─► rotary positions in time, rows and columns, int64 [3, L]
+
+All that follows from the grids is computed here, on the host: which patches a window of the tower
+holds, and where a token is. A network that asked its tensors on a GPU would wait for it in every
+block.
+"""
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers.vision_utils import get_vision_position_ids, get_vision_window_index
+
+from vla_rl.engines.transfers import to_device
+
+Grid: TypeAlias = tuple[int, int]
+"""Rows and columns of an image's patches."""
+
+COMPARED_BITS: Final = 62
+"""Bits of an image's digest that stand for its tokens where prompts are compared."""
+
+
+@dataclass(frozen=True)
+class ShownImages:
+    """The images of one conversation, as the network reads them."""
+
+    starts: tuple[int, ...]
+    """Place of each image's first token in the conversation."""
+
+    grids: tuple[Grid, ...]
+
+    patches: Tensor
+    """float32 [N, C], the patches of all images, end to end."""
+
+    rotary: Tensor
+    """Row and column of each patch, int64 [N, 2]."""
+
+    order: Tensor
+    """Merged patches in the order of the tower's windows, int64 [M]."""
+
+    windows: tuple[int, ...]
+    """Patches of each window."""
+
+
+@dataclass(frozen=True)
+class SeenTokens:
+    """A prompt with images.
+
+    Attributes:
+        images: the images.
+        positions: rotary positions of all tokens, int64 [3, P].
+        compared: tokens int64 [P], with a negative number of its own for each image.
+    """
+
+    images: ShownImages
+    positions: Tensor
+    compared: np.ndarray
+
+    @property
+    def image_starts(self) -> np.ndarray:
+        """Place of each image's first token, int64 [n]."""
+        return np.array(self.images.starts, np.int64)
+
+
+class ImageReader:
+    """Turns images into patches and places, as one checkpoint wants them.
+
+    Args:
+        image_processor: transformers' image processor of the checkpoint.
+        config: the network's configuration.
+
+    Attributes:
+        image_token: the token that stands for a part of an image.
+        blank: the smallest image, all zero, that no conversation shows.
+    """
+
+    def __init__(self, image_processor: Any, config: Any) -> None:
+        self._processor, self._vision = image_processor, config.vision_config
+        self.image_token = int(config.image_token_id)
+        self._merge = int(self._vision.spatial_merge_size)
+        vision, side = self._vision, self._merge
+        width = vision.in_channels * vision.temporal_patch_size * vision.patch_size**2
+        # now, and not when it is needed first: that may be in an estimate, on tensors without numbers
+        self.blank = self._of_patches(
+            torch.zeros(side**2, width), torch.tensor([[1, side, side]]), ()
+        )
+
+    def num_tokens(self, height: int, width: int) -> int:
+        """Return the number of tokens of an image."""
+        num_patches = self._processor.get_number_of_image_patches(height, width)
+        return int(num_patches) // self._merge**2
+
+    def shown(self, images: Sequence[np.ndarray], starts: Sequence[int]) -> ShownImages:
+        """Prepare the images of a conversation, given the place of each one's first token.
+
+        Raises: ValueError for an array that is no image.
+        """
+        for image in images:
+            require_image(image)
+        found = self._processor(
+            images=list(images), return_tensors="pt", input_data_format="channels_last"
+        )
+        return self._of_patches(found["pixel_values"], found["image_grid_thw"], starts)
+
+    def seen(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> SeenTokens:
+        """Prepare a rendered prompt with images. Raises: ValueError if they do not fit."""
+        for image in images:
+            require_image(image)
+        places = np.flatnonzero(tokens == self.image_token)
+        lengths = [self.num_tokens(*image.shape[:2]) for image in images]
+        if len(places) != sum(lengths):
+            raise ValueError(
+                f"the prompt has {len(places)} image tokens, expected {sum(lengths)} for its "
+                f"{len(images)} images; take the tokens that this policy's `render` returns"
+            )
+        ends = np.cumsum(lengths)
+        shown = self.shown(images, places[ends - lengths].tolist())
+        compared = tokens.copy()
+        compared[places] = np.repeat([-number_of(image) for image in images], lengths)
+        return SeenTokens(shown, self.positions(len(tokens), shown), compared)
+
+    def places(self, images: ShownImages | None) -> Tensor:
+        """Return the places of all image tokens in their conversation, int64 [M]."""
+        parts = [torch.zeros(0, dtype=torch.long)]
+        if images is not None:
+            for start, (rows, columns) in zip(images.starts, images.grids, strict=True):
+                parts.append(start + torch.arange(rows * columns // self._merge**2))
+        return torch.cat(parts)
+
+    def positions(self, length: int, images: ShownImages | None) -> Tensor:
+        """Return rotary positions of a conversation, int64 [3, L]: those of text count on, in all
+        three; an image counts by its larger side.
+        """
+        parts, end, position = [], 0, 0
+        for start, (rows, columns) in (
+            zip(images.starts, images.grids, strict=True) if images else ()
+        ):
+            parts.append((position + torch.arange(start - end)).expand(3, -1))
+            position += start - end
+            height, width = rows // self._merge, columns // self._merge
+            grid = torch.meshgrid(torch.arange(height), torch.arange(width), indexing="ij")
+            parts.append(position + torch.stack([torch.zeros_like(grid[0]), *grid]).flatten(1))
+            position += max(height, width)
+            end = start + height * width
+        parts.append((position + torch.arange(length - end)).expand(3, -1))
+        return torch.cat(parts, dim=1)
+
+    def embed(self, tower: Any, images: Sequence[ShownImages]) -> Tensor:
+        """Return the embeddings of all image tokens [M, D], with a gradient.
+
+        Args:
+            tower: the vision tower.
+            images: the images of at least one conversation.
+        """
+        weight = next(tower.parameters())
+        patches = torch.cat([each.patches for each in images]).to(weight.dtype)
+        before, orders = 0, []
+        for each in images:
+            orders.append(before + each.order)
+            before += len(each.order)
+        wholes = [rows * columns for each in images for rows, columns in each.grids]
+        windows = [length for each in images for length in each.windows]
+        found: Tensor = tower(
+            to_device(patches, weight.device),
+            grid_thw=None,
+            position_ids=to_device(torch.cat([each.rotary for each in images]), weight.device),
+            window_index=to_device(torch.cat(orders), weight.device),
+            # as NumPy: the tower asks for their numbers in every block, for which a GPU would wait
+            cu_seqlens=np.cumsum([0, *wholes]),
+            cu_window_seqlens=np.cumsum([0, *windows]),
+        ).pooler_output
+        return found
+
+    def _of_patches(self, patches: Tensor, grids: Tensor, starts: Sequence[int]) -> ShownImages:
+        vision = self._vision
+        order, windows = get_vision_window_index(
+            grids, self._merge, vision.window_size, vision.patch_size
+        )
+        return ShownImages(
+            starts=tuple(starts),
+            grids=tuple((rows, columns) for _, rows, columns in grids.tolist()),
+            patches=patches,
+            rotary=get_vision_position_ids(grids, self._merge),
+            order=order,
+            windows=tuple(windows.diff().tolist()),
+        )
+
+
+def require_image(image: Any) -> None:
+    """Raise ValueError unless this is an image."""
+    is_image = isinstance(image, np.ndarray) and image.ndim == 3 and image.shape[2] == 3
+    if not is_image or image.dtype != np.uint8 or 0 in image.shape:
+        what = (
+            f"{image.dtype} {list(image.shape)}" if isinstance(image, np.ndarray) else type(image)
+        )
+        raise ValueError(f"an image is {what}, expected a NumPy array uint8 [H, W, 3]")
+
+
+def number_of(image: np.ndarray) -> int:
+    """Return a number above 0 that no other image has, up to chance."""
+    digest = hashlib.blake2b(str(image.shape).encode(), digest_size=8)
+    digest.update(np.ascontiguousarray(image).data)
+    return (int.from_bytes(digest.digest(), "little") >> (64 - COMPARED_BITS)) + 1

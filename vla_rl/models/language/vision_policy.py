@@ -1,0 +1,224 @@
+"""Vision-language policies: `Qwen2_5_VLForConditionalGeneration` of transformers as a language policy.
+
+    image_0, image_1, ... ─► patches ─► vision tower ─┐
+    tokens ─► embeddings ◄─── for image tokens ────────┘─► trunk ─► hidden states, as of any language policy
+
+Embeddings and rotary positions are made here and handed to the trunk, so rows may be padded, packed
+or continued in a slot like those of text. A batch without images reads a blank one and ignores it:
+learner ranks that share the tower's weights have to make the same collectives.
+"""
+
+import copy
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from vla_rl.engines.chat_interface import SeenPrompt
+from vla_rl.engines.transfers import to_device
+from vla_rl.models.language import checkpoint
+from vla_rl.models.language.image_format import ImageChatFormat
+from vla_rl.models.language.key_values import SlotKeyValues
+from vla_rl.models.language.policy import CausalLanguageModel, Prompts
+from vla_rl.models.language.vision import ImageReader, SeenTokens, ShownImages
+from vla_rl.types import Observation, images_of
+
+PUBLIC_PREFIXES = {"model.language_model.": "model.", "model.visual.": "visual."}
+"""transformers' names of this network's parts, and those of its public checkpoints."""
+
+
+@dataclass(frozen=True)
+class PromptsWithImages(Prompts):
+    """Prompts of different lengths, and images of their conversations.
+
+    Attributes:
+        images: for each prompt the images that it and the turns after it show, or None.
+    """
+
+    images: tuple[ShownImages | None, ...] = ()
+
+
+class VisionLanguageModel(CausalLanguageModel):
+    """A language policy that reads images.
+
+    Args:
+        network: `Qwen2_5_VLForConditionalGeneration`.
+        processor: its transformers processor, with tokenizer, image processor and chat template.
+        files: the small files of its checkpoint.
+
+    Raises: CheckpointError as `CausalLanguageModel` does.
+    """
+
+    reads_images = True
+
+    def __init__(self, network: Any, processor: Any, files: Mapping[str, bytes]) -> None:
+        self._processor = processor
+        self._reader = ImageReader(processor.image_processor, network.config)
+        super().__init__(network, processor.tokenizer, files)
+
+    def copy(self) -> "VisionLanguageModel":
+        """Return the same policy with its own copy of the weights."""
+        return VisionLanguageModel(copy.deepcopy(self._network), self._processor, self._files)
+
+    def freeze_vision(self) -> None:
+        """Train the vision tower no longer, its merger included."""
+        self._tower.requires_grad_(False)
+
+    @property
+    def blocks(self) -> Sequence[nn.Module]:
+        """The blocks of the vision tower, then the layers of the trunk."""
+        return [*self._tower.blocks, *self._trunk.layers]
+
+    def num_image_tokens(self, height: int, width: int) -> int:
+        """Return the number of tokens of an image."""
+        return self._reader.num_tokens(height, width)
+
+    @property
+    def image_token(self) -> int:
+        """The token that stands for a part of an image."""
+        return self._reader.image_token
+
+    def see(self, tokens: np.ndarray, images: Sequence[np.ndarray]) -> SeenTokens:
+        """Prepare a rendered conversation with images.
+
+        Raises: ValueError if the tokens are not those of a conversation with these images.
+        """
+        return self._reader.seen(tokens, images)
+
+    def prepare(self, observations: Sequence[Observation]) -> PromptsWithImages:
+        """Return prompts and images.
+
+        Raises: ValueError if `prompt_tokens` is missing, empty, or has unknown tokens, or for an
+        array that is no image.
+        """
+        prompts = super().prepare(observations)
+        images = tuple(self._shown(observation) for observation in observations)
+        given = {each.name: getattr(prompts, each.name) for each in fields(prompts)}
+        return PromptsWithImages(**given, images=images)
+
+    def extend(
+        self,
+        memory: SlotKeyValues,
+        slots: Sequence[int],
+        starts: Sequence[int],
+        tokens: Sequence[Sequence[int]],
+        seen: Sequence[SeenPrompt | None] = (),
+    ) -> Tensor:
+        """Return the logits float32 [B, V] of the token after each row's last."""
+        if not seen:
+            return super().extend(memory, slots, starts, tokens)
+        lengths = [len(row) for row in tokens]
+        inputs = partial(self._next_sights, seen, starts, lengths)
+        return self._extend(memory, slots, starts, tokens, inputs)
+
+    def checkpoint_tensors(self) -> dict[str, Tensor]:
+        """Return each parameter once, by the name that public checkpoints use; views, not copies."""
+        own = checkpoint.distinct_tensors(self._network)
+        return {public_name(name): tensor for name, tensor in own.items()}
+
+    def load_checkpoint_tensors(self, tensors: Mapping[str, Tensor]) -> None:
+        """Copy tensors into the network; every name and shape has to match."""
+        names = {public_name(name): name for name in checkpoint.distinct_tensors(self._network)}
+        renamed = {names.get(name, name): tensor for name, tensor in tensors.items()}
+        checkpoint.load_tensors(self._network, renamed)
+
+    def _chat_format(self) -> ImageChatFormat:
+        return ImageChatFormat(self._processor, self._stop_tokens, self._reader)
+
+    @property
+    def _trunk(self) -> Any:
+        return self._network.model.language_model
+
+    @property
+    def _tower(self) -> Any:
+        return self._network.model.visual
+
+    def _row_inputs(
+        self, batch: Prompts, rows: Sequence[Tensor], lines: Tensor, starts: Sequence[int]
+    ) -> dict[str, Tensor]:
+        """Return embeddings and rotary positions of whole rows."""
+        assert isinstance(batch, PromptsWithImages)
+        positions = torch.zeros(3, lines.numel(), dtype=torch.long)
+        places = []
+        for row, start, images in zip(rows, starts, batch.images, strict=True):
+            positions[:, start : start + len(row)] = self._reader.positions(len(row), images)
+            places.append(start + self._reader.places(images))
+        shown = [images for images in batch.images if images is not None]
+        features = self._reader.embed(self._tower, shown or [self._reader.blank])
+        embedded = self._embedded(lines)
+        if shown:
+            embedded = with_features(embedded, torch.cat(places), features)
+        else:
+            embedded = embedded + 0.0 * features.sum()
+        return {
+            "inputs_embeds": embedded,
+            "position_ids": to_device(positions.view(3, *lines.shape), self._device),
+        }
+
+    def _next_sights(
+        self,
+        seen: Sequence[SeenPrompt | None],
+        starts: Sequence[int],
+        lengths: Sequence[int],
+        tokens: Tensor,
+        positions: Tensor,
+    ) -> dict[str, Tensor]:
+        """Return embeddings and rotary positions of tokens that continue conversations."""
+        rotary = positions.expand(3, -1, -1).clone()
+        places, shown, kept, num_features = [], [], [], 0
+        for line, (prompt, start, length) in enumerate(zip(seen, starts, lengths, strict=True)):
+            if prompt is None:
+                continue
+            assert isinstance(prompt, SeenTokens)
+            rotary[:, line] = continued(prompt.positions, positions[line])
+            own = self._reader.places(prompt.images)
+            is_read = (own >= start) & (own < start + length)
+            if is_read.any():
+                places.append(line * tokens.shape[1] + own[is_read] - start)
+                kept.append(num_features + is_read.nonzero()[:, 0])
+                shown.append(prompt.images)
+                num_features += len(own)
+        embedded = self._embedded(tokens)
+        if shown:
+            features = self._reader.embed(self._tower, shown)
+            chosen = features[to_device(torch.cat(kept), self._device)]
+            embedded = with_features(embedded, torch.cat(places), chosen)
+        return {"inputs_embeds": embedded, "position_ids": to_device(rotary, self._device)}
+
+    def _shown(self, observation: Observation) -> ShownImages | None:
+        images = images_of(observation)
+        if not images:
+            return None
+        return self._reader.shown(images, [int(start) for start in observation["image_starts"]])
+
+    def _embedded(self, tokens: Tensor) -> Tensor:
+        embedded: Tensor = self._trunk.embed_tokens(to_device(tokens, self._device))
+        return embedded
+
+
+def public_name(name: str) -> str:
+    """Return the name that public checkpoints give a tensor of the network."""
+    for own, public in PUBLIC_PREFIXES.items():
+        if name.startswith(own):
+            return public + name.removeprefix(own)
+    return name
+
+
+def continued(prompt: Tensor, places: Tensor) -> Tensor:
+    """Return rotary positions int64 [3, W] of places in a conversation: those of its prompt, int64
+    [3, P], and after it on from the largest.
+    """
+    length = prompt.shape[1]
+    after = int(prompt.max()) + 1 + (places - length)
+    return torch.where(places < length, prompt[:, places.clamp(max=length - 1)], after)
+
+
+def with_features(embedded: Tensor, places: Tensor, features: Tensor) -> Tensor:
+    """Return embeddings [B, W, D] with features [M, D] at flattened places int64 [M]."""
+    flat = embedded.flatten(0, 1)
+    at = to_device(places, embedded.device)
+    return flat.index_copy(0, at, features.to(embedded.dtype)).view_as(embedded)

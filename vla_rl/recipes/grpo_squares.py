@@ -1,0 +1,164 @@
+"""A vision-language agent learns to answer questions about images:
+`python -m vla_rl.recipes.grpo_squares`.
+
+Each episode shows an image with one square and asks for its side or its colour; the right word earns
+1. The images are drawn with NumPy, so nothing but the policy is loaded: any checkpoint of the
+Qwen2.5-VL class, whose vision tower is trained too unless it is frozen.
+"""
+
+import asyncio
+import sys
+from collections.abc import Iterator, Mapping
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Literal
+
+from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.commands.launching import launch
+from vla_rl.commands.plan import EpisodeFootprint
+from vla_rl.engines import EngineConfig
+from vla_rl.envs.text import TextPoolConfig, make_text_task
+from vla_rl.envs.text.tasks.square import QUESTIONS, draw_square
+from vla_rl.errors import ConfigError
+from vla_rl.evaluation.validation import Validation
+from vla_rl.learning import LearnerConfig, OptimizerConfig
+from vla_rl.models import language
+from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
+from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
+from vla_rl.types import EnvSpec, Message, Sampling, derive_seed
+
+if TYPE_CHECKING:
+    from vla_rl.models.language import VisionLanguageModel
+
+ENV_ID = "text/square"
+
+
+class GrpoSquaresConfig(TextTrainingConfig, frozen=True, kw_only=True):
+    """Reinforcement learning of a vision-language policy on questions about images."""
+
+    run: RunConfig = RunConfig(name="grpo_squares", updates=40, checkpoint_every=20)
+    group_size: int = 8
+    scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=16, max_staleness=1)
+    text: TextPoolConfig = TextPoolConfig(num_envs=64)
+    chat: ChatLimits = ChatLimits(max_turns=1)
+    engine: EngineConfig = EngineConfig(max_batch=64, kept_conversations=16, max_reply=16)
+    learner: LearnerConfig = LearnerConfig(
+        optimizer=OptimizerConfig(lr=1e-6, warmup_steps=5), micro_batch=32, micro_batch_tokens=8192
+    )
+
+    policy: str = "Qwen/Qwen2.5-VL-3B-Instruct"
+    """Folder or hub id of the checkpoint to start from: a vision-language model of the Qwen2.5-VL
+    class."""
+
+    question: Literal["side", "colour"] = "side"
+    """side: is the square on the left or on the right; colour: which of four colours it has."""
+
+    size: int = 112
+    """Height and width of the images in pixels."""
+
+    freeze_vision: bool = False
+    """Whether the vision tower keeps its weights; otherwise it is trained with the rest."""
+
+    num_starts: int = 4096
+    """Images to train on."""
+
+    num_validation: int = 64
+    """Other images, for validation before the first update and after the last. 0: none."""
+
+    num_tries: int = 4
+    """Episodes of each validation image."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for field in ("num_starts", "num_tries"):
+            self.require(getattr(self, field) >= 1, field, "at least 1")
+        self.require(self.num_validation >= 0, "num_validation", "at least 0")
+        self.require(self.size >= 8, "size", "at least 8 pixels")
+
+    def unread(self) -> Mapping[str, str]:
+        """Return also the options of validation, if there is none."""
+        of_validation = {} if self.num_validation else {"num_tries": "num_validation is 0"}
+        return {**super().unread(), **of_validation}
+
+    @property
+    def env(self) -> EnvSpec:
+        """Specification of the environment."""
+        return EnvSpec(id=ENV_ID, kwargs={"question": self.question, "size": self.size})
+
+    @property
+    def max_reply(self) -> int:
+        """Maximum number of tokens in a reply."""
+        return min(self.engine.max_reply, self.chat.max_reply or self.engine.max_reply)
+
+
+def starts_of(config: GrpoSquaresConfig) -> tuple[list[TaskStart], list[TaskStart]]:
+    """Return the images to train on, and those of validation, drawn by the run's seed."""
+    seeds = _different_seeds(config)
+    held_out = [_start(config, seed) for seed in islice(seeds, config.num_validation)]
+    return [_start(config, seed) for seed in islice(seeds, config.num_starts)], held_out
+
+
+def _different_seeds(config: GrpoSquaresConfig) -> Iterator[int]:
+    number, seen = 0, set[int]()
+    while True:
+        seed = derive_seed(config.run.seed, "image", number) % 2**31
+        if seed not in seen:
+            yield seed
+        seen.add(seed)
+        number += 1
+
+
+def _start(config: GrpoSquaresConfig, seed: int) -> TaskStart:
+    return TaskStart(env=config.env, task=f"{ENV_ID} {config.question}", seed=seed)
+
+
+def policy_of(config: GrpoSquaresConfig) -> "VisionLanguageModel":
+    """Load the policy. Raises: ConfigError if it reads text alone; CheckpointError."""
+    model = language.load_language_model(config.policy)
+    if not isinstance(model, language.VisionLanguageModel):
+        raise ConfigError(
+            f"policy is {config.policy}, a {type(model).__name__} that reads text alone; expected a "
+            "checkpoint with a vision tower, such as Qwen/Qwen2.5-VL-3B-Instruct"
+        )
+    if config.freeze_vision:
+        model.freeze_vision()
+    return model
+
+
+def footprint_of(config: GrpoSquaresConfig, model: "VisionLanguageModel") -> EpisodeFootprint:
+    """Return what an episode needs: one image, its question, and a reply."""
+    image, _, _ = draw_square(0, config.size)
+    asked = Message(role="user", images=(image,), content=QUESTIONS[config.question])
+    heard = len(model.render([asked]))
+    return EpisodeFootprint(
+        what_runs=ENV_ID,
+        simulator_mb=0,
+        server_mb=0,
+        chunk_bytes=image.nbytes + 16 * (heard + config.max_reply),
+        num_chunks=1,
+        heard_tokens=heard,
+        heard_images=((config.size, config.size),),
+    )
+
+
+async def main(command: Command[TrainingLaunch, GrpoSquaresConfig]) -> int:
+    """Plan, draw or train, as the command line says."""
+    config = command.config
+    make_text_task(config.env)
+    trained, held_out = starts_of(config)
+    model = await asyncio.to_thread(policy_of, config)
+    judge = None
+    if held_out:
+        agent = partial(chat_agent, limits=config.chat)
+        sampling = Sampling(temperature=config.temperature)
+        judge = Validation(held_out, config.num_tries, agent, sampling)
+    return await launch(command, trained, model, footprint_of(config, model), judge=judge)
+
+
+def cli() -> int:
+    """Run the command line; return the exit status."""
+    return run_recipe(TrainingLaunch, GrpoSquaresConfig, main, __doc__ or "")
+
+
+if __name__ == "__main__":
+    sys.exit(cli())

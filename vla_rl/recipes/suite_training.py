@@ -1,0 +1,342 @@
+"""Settings and steps that all training recipes on a benchmark's suites share: tasks, base policy,
+held-out episodes, training.
+
+The recipes for Meta-World are this with tasks of their own; those for LIBERO are in
+`libero_training`.
+"""
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
+
+from vla_rl.commands.command_line import Command, TrainingLaunch
+from vla_rl.commands.launching import launch
+from vla_rl.commands.plan import EpisodeFootprint
+from vla_rl.envs.picture_env import NUM_STARTS
+from vla_rl.errors import ConfigError
+from vla_rl.evaluation import (
+    HeldOutJudge,
+    libero_episode,
+    parse_numbers,
+    parse_tasks,
+    within_range,
+    write_strip,
+)
+from vla_rl.evaluation.benchmark import (
+    Benchmark,
+    SuiteTask,
+    benchmark_of,
+    expected_of,
+    require_fitting,
+)
+from vla_rl.evaluation.first_results import POLICY_DIGEST
+from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
+from vla_rl.evaluation.scenes import Quality, Scene
+from vla_rl.learning import LearnerConfig, OptimizerConfig
+from vla_rl.models.loading import CheckpointFormat, described, digest_as_read, load_policy
+from vla_rl.pipelines.config import EmbodiedConfig
+from vla_rl.rollout import SchedulerConfig, TaskStart, embodied_agent
+from vla_rl.simulation import SimulatorConfig
+from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
+
+if TYPE_CHECKING:
+    from vla_rl.models.loading import VlaPolicy
+
+
+MOST_TRAINED: Final = 100_000
+"""Maximum of `train_init_states`; a larger number is probably a typing mistake."""
+
+
+class HeldOutStarts(HeldOutSchedule, frozen=True, kw_only=True):
+    """Greedy episodes before the first update and after the last, and beside training every few
+    updates if wanted, from starts that are never trained on.
+    """
+
+    init_states: str | None = "40-49,1000-1023"
+    """Starts of each task: its fixed ones, such as 40-49, or drawn ones, such as 1000-1023. None: no
+    held-out episodes."""
+
+    step_limit: int | None = None
+    """Control steps after which an episode is a failure. None: each suite's published limit."""
+
+    def unread(self) -> Mapping[str, str]:
+        """Return all other options if there are no held-out episodes, else those of the
+        schedule.
+        """
+        if self.init_states is not None:
+            return super().unread()
+        others = [name for name in self.__struct_fields__ if name != "init_states"]
+        return dict.fromkeys(others, "held_out.init_states is none")
+
+
+class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
+    """Reinforcement learning on tasks of a benchmark's suites."""
+
+    benchmark: ClassVar[Benchmark]
+    """The benchmark of the tasks."""
+
+    group_size: int = 8
+    scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=4, max_staleness=1)
+    learner: LearnerConfig = LearnerConfig(
+        optimizer=OptimizerConfig(lr=3e-4, warmup_steps=12), minibatch_trajectories=8
+    )
+
+    temperature: float = 0.3
+    """Sampling temperature for rollout and training, above 0. Higher explores further from the
+    greedy action, which evaluation uses."""
+
+    tasks: tuple[str, ...]
+    """Suites of the benchmark, or some of a suite's tasks by its numbers, such as
+    libero_goal/0-3,7."""
+
+    train_init_states: int = 40
+    """Number of starts of each task to train on, from the first on; the rest stay unseen. Starts
+    are the task's fixed ones, and beyond them drawn ones."""
+
+    step_limit: int | None = None
+    """Control steps after which an episode is a failure. None: 160 for the shipped policy,
+    whose successes take about half as many, else each suite's published limit."""
+
+    image_size: int | None = None
+    """Side of the camera images in pixels. None: 84 for the shipped policy, else 256, as published
+    policies were trained."""
+
+    quality: Quality | None = None
+    """Rendering quality. exact renders what published policies saw; fast renders without smoothing
+    and with a plain robot, at a fraction of the cost. None: fast for the shipped policy, which was
+    trained with it, else exact."""
+
+    policy: str
+    """Folder or hub id of the OpenVLA or OpenVLA-OFT checkpoint to start from."""
+
+    policy_format: CheckpointFormat = CheckpointFormat()
+    lora_rank: int | None = None
+    """Rank of new LoRA adapters that are trained instead of the weights, such as 32. None: no new
+    adapters."""
+
+    lora_alpha: int = 16
+    """Scale of the adapters, which are weighted by alpha / rank."""
+
+    lora_targets: Literal["hidden", "all-linear"] = "hidden"
+    """Layers that get an adapter. hidden: every linear layer but the output head; all-linear: also
+    the output head and the patch convolutions, as in OpenVLA's and OpenVLA-OFT's fine-tuning."""
+
+    recompute_activations: bool = False
+    """Recompute the policy's activations in the backward pass instead of storing them: less memory,
+    more computation."""
+
+    held_out: HeldOutStarts = HeldOutStarts()
+
+    simulators: SimulatorConfig = SimulatorConfig(
+        num_envs=2 * (os.cpu_count() or 1), rss_limit_mb=4000
+    )
+    """Simulator processes; two for each core by default, because half of them wait for the
+    policy."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.require(
+            self.lora_rank is None or self.lora_rank >= 1, "lora_rank", "at least 1, or none"
+        )
+        is_one_choice = self.lora_rank is None or self.policy_format.adapter_use != "train"
+        self.require(
+            is_one_choice,
+            "lora_rank",
+            "none with policy_format.adapter_use train: either trains an adapter",
+        )
+        self.require(len(self.played) > 0, "tasks", "at least one task")
+        for task in self.played:
+            self.require(
+                benchmark_of(task.suite) is self.benchmark,
+                "tasks",
+                f"tasks of {expected_of(self.benchmark, task.suite)}",
+            )
+        self.require(
+            0 < self.train_init_states <= MOST_TRAINED,
+            "train_init_states",
+            f"1 to {MOST_TRAINED} starts",
+        )
+        for part in (self, self.held_out):
+            least = part.step_limit is None or part.step_limit >= 1
+            part.require(least, "step_limit", "at least 1 control step, or none")
+        held_out_episodes(self)
+
+    def unread(self) -> Mapping[str, str]:
+        """Return also the options of adapters, if there are no new ones."""
+        of_adapters = ("lora_alpha", "lora_targets") if self.lora_rank is None else ()
+        return {**super().unread(), **dict.fromkeys(of_adapters, "lora_rank is none")}
+
+    @property
+    def played(self) -> tuple[SuiteTask, ...]:
+        """Tasks that `tasks` names."""
+        return parse_tasks(self.tasks, "tasks")
+
+    @property
+    def scene(self) -> Scene:
+        """Conditions of the training episodes."""
+        raise NotImplementedError
+
+    @property
+    def policy_folder(self) -> str:
+        """Folder or hub id of the checkpoint that `policy` names."""
+        return self.policy
+
+    @property
+    def held_out_scene(self) -> Scene:
+        """Conditions of the held-out episodes: those of an evaluation, with the same images."""
+        raise NotImplementedError
+
+    @property
+    def split_in_words(self) -> str:
+        """How held-out episodes differ from those of training, besides their starts."""
+        return ""
+
+    def held_out_envs(self, task: SuiteTask) -> Sequence[EnvSpec]:
+        """Return the environments in which each held-out start of a task is run."""
+        return [self.held_out_scene.env(task.suite, task.task_id)]
+
+
+def held_out_episodes(config: SuiteTrainingConfig) -> list[EpisodeSpec]:
+    """Return every task from every held-out start, once.
+
+    Raises: ConfigError if a start is trained on or does not exist.
+    """
+    wanted, episodes = config.held_out, list[EpisodeSpec]()
+    if wanted.init_states is None:
+        return []
+    for task in config.played:
+        states = parse_numbers(
+            wanted.init_states, task.num_init_states, "held_out.init_states", limit=NUM_STARTS
+        )
+        if min(states) < config.train_init_states:
+            raise ConfigError(
+                f"held_out.init_states are {wanted.init_states!r}, but the first "
+                f"{config.train_init_states} are trained on; expected numbers from "
+                f"{config.train_init_states} on"
+            )
+        for env in config.held_out_envs(task):
+            for state in states:
+                sampling = Sampling(greedy=True, temperature=config.temperature)
+                seed = config.run.seed
+                episodes.append(
+                    libero_episode(
+                        env, len(episodes), task.key, state, sampling=sampling, seed=seed
+                    )
+                )
+    return episodes
+
+
+def starts_of(config: SuiteTrainingConfig) -> list[TaskStart]:
+    """Return every task from every initial state that is trained on."""
+    starts = []
+    for task in config.played:
+        env = config.scene.env(task.suite, task.task_id)
+        starts += [
+            TaskStart(env=env, task=task.key, options={"init_state_id": state})
+            for state in range(config.train_init_states)
+        ]
+    return starts
+
+
+def starting_policy(config: SuiteTrainingConfig) -> "VlaPolicy":
+    """Load the policy to train.
+
+    Raises: ConfigError if it gives no likelihood of its actions; CheckpointError.
+    """
+    folder = config.policy_folder
+    policy = load_policy(folder, config.policy_format, config.run.device)
+    require_fitting(policy, folder, config.benchmark)
+    if getattr(policy.config, "head", "tokens") == "diffusion":
+        raise ConfigError(
+            f"{folder} has a diffusion head, which gives no likelihood of its actions; "
+            "reinforcement learning needs one: use a checkpoint with tokens or an L1 head, or "
+            "train this one with `sft_libero`"
+        )
+    if config.lora_rank is not None:
+        from vla_rl.models.prismatic.config import LoraConfig
+
+        lora = LoraConfig(
+            rank=config.lora_rank, alpha=config.lora_alpha, targets=config.lora_targets
+        )
+        policy = policy.adapted(lora, seed=derive_seed(config.run.seed, "adapters"))
+    if config.recompute_activations:
+        policy.recompute_activations()
+    return policy
+
+
+async def main(
+    command: Command[TrainingLaunch, SuiteTrainingConfig],
+    scene_facts: Mapping[str, str] = MappingProxyType({}),
+) -> int:
+    """Plan, draw or train, as the command line says.
+
+    Args:
+        scene_facts: what results depend on besides the configuration, for `about.json`.
+    """
+    config = command.config
+    about = {"tasks": " ".join(config.tasks), "quality": config.scene.quality, **scene_facts}
+    held_out = held_out_episodes(config)
+    print(_split_of(config), flush=True)
+    model = await asyncio.to_thread(starting_policy, config)
+    about[POLICY_DIGEST] = await asyncio.to_thread(
+        digest_as_read, config.policy_folder, config.policy_format
+    )
+    print(
+        f"starting from the policy in {config.policy_folder}; rendering quality {config.scene.quality}",
+        flush=True,
+    )
+    print(described(model), flush=True)
+    return await launch(
+        command,
+        starts_of(config),
+        model,
+        EpisodeFootprint(
+            what_runs=" ".join(config.tasks),
+            simulator_mb=config.benchmark.simulator_mb,
+            server_mb=config.benchmark.server_mb,
+            chunk_bytes=2 * 3 * config.scene.image_size**2 + 2048,
+            num_chunks=-(-_longest_episode(config) // model.config.chunk_size),
+            decision_s=model.config.chunk_size * config.benchmark.step_s,
+        ),
+        about,
+        HeldOutJudge(
+            held_out,
+            film=write_strip,
+            assets=about.get("assets", ""),
+            schedule=config.held_out,
+            policy_digest=about[POLICY_DIGEST],
+        )
+        if held_out
+        else None,
+        within_range(embodied_agent),
+    )
+
+
+def _longest_episode(config: SuiteTrainingConfig) -> int:
+    published = max(config.benchmark.step_limit_of(task.suite) for task in config.played)
+    trained = config.scene.step_limit or published
+    return (
+        trained
+        if config.held_out.init_states is None
+        else max(trained, config.held_out.step_limit or published)
+    )
+
+
+def _split_of(config: SuiteTrainingConfig) -> str:
+    wanted = config.held_out
+    trained = (
+        f"training starts from numbers 0-{config.train_init_states - 1} of each task, up to "
+        f"{_limit_in_words(config.scene.step_limit)}"
+    )
+    if wanted.init_states is None:
+        return f"{trained}; no held-out episodes (--held-out.init-states 40-49 adds some)"
+    return (
+        f"{trained}; held out are {wanted.init_states}{config.split_in_words}, up to "
+        f"{_limit_in_words(wanted.step_limit)}"
+    )
+
+
+def _limit_in_words(step_limit: int | None) -> str:
+    return "the suites' limits" if step_limit is None else f"{step_limit} control steps"

@@ -1,0 +1,341 @@
+"""One run from its start to its last update or its end: everything around the graph of one update.
+
+    TrainingParts ─► pipeline ─► customise ─► graph ─► executor ─► updates ─► metrics, trace, live view
+                                                                       └► run directory: checkpoints, videos
+
+`train` of `training/run.py` builds it, and builds the next one if ranks of the learner have to be
+restarted.
+"""
+
+import asyncio
+import signal
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+from vla_rl.actors import Watchdog
+from vla_rl.actors.completion import finish_despite_cancellation
+from vla_rl.evaluation.held_out import Judge
+from vla_rl.graph import Executor, NodeFailed, NodeType, Pipeline, TaskGraph, Update
+from vla_rl.learning import Checkpoint, UpdateReport
+from vla_rl.learning.checkpoint_folders import newest_name
+from vla_rl.observe import LiveView, RunDirectory, Snapshot, print_summary
+from vla_rl.observe.waits_socket import WaitsSocket
+from vla_rl.pipelines import make_pipeline
+from vla_rl.pipelines.config import LearningConfig, TrainingConfig
+from vla_rl.rollout import TaskStart, embodied_agent
+from vla_rl.training.chaos import chaos
+from vla_rl.training.checks import check_settings, customised
+from vla_rl.training.estimates import device_name, peak_of_run
+from vla_rl.training.held_out import judging_beside, print_curve, settings_beside
+from vla_rl.training.judging import JudgingBeside
+from vla_rl.training.lasting_output import lasting_output
+from vla_rl.training.parts import TrainingParts
+from vla_rl.training.pools import environments_in_words, simulator_pids
+from vla_rl.training.profiling import UpdateProfiler
+from vla_rl.training.restarting import Restarts
+from vla_rl.training.run_record import RunRecord
+from vla_rl.training.stopping import StopSignal
+from vla_rl.training.team import Team, Trainable
+from vla_rl.training.utilization import Utilization, facts_of_nodes
+from vla_rl.types import Agent, derive_seed
+
+Customise: TypeAlias = Callable[[Pipeline], Pipeline]
+"""Changes a pipeline before it is built:
+`lambda p: p.replace_node("reward", my_reward, reads="groups")`."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The result of a training run."""
+
+    run: RunDirectory
+    progress: Snapshot
+    was_stopped: bool
+    """True if the run was asked to stop before its last update."""
+
+    stopped_by: signal.Signals | None = None
+    """Signal that stopped the run, if one did."""
+
+
+class TrainingRun:
+    """A pipeline over the parts of a run, not started.
+
+    Building one opens nothing, so its graph can be inspected.
+
+    Args: those of `train`; `first_update`, the update that the run begins with; `restarts`, how
+        often it was restarted before, and what was lost. None: never.
+    """
+
+    def __init__(
+        self,
+        config: LearningConfig,
+        starts: Sequence[TaskStart],
+        model: Trainable,
+        *,
+        agent: Agent = embodied_agent,
+        customise: Customise = lambda pipeline: pipeline,
+        judge: Judge | None = None,
+        first_update: int = 0,
+        restarts: Restarts | None = None,
+    ) -> None:
+        self._config, self._judge, team = config, judge, Team.of(model)
+        self._utilization: Utilization | None = None
+        lost_gpus = restarts.lost_gpus if restarts is not None else frozenset()
+        self._parts = TrainingParts(
+            config, starts, team, agent=agent, first_update=first_update, lost_gpus=lost_gpus
+        )
+        self._beside_settings = settings_beside(judge, config, team)
+        self.graph: TaskGraph = customised(make_pipeline(self._parts), customise).build()
+        peak = peak_of_run(config.run, device_name(self._parts.device))
+        # ranks compute in processes of their own, whose arithmetic this lane does not see
+        if peak is not None and config.learner.ranks == 1:
+            self._utilization = Utilization(self._parts.lane, peak.flops)
+        elif peak is not None:
+            self._parts.learner.count_flops(peak.flops)
+        check_settings(
+            config,
+            self.graph,
+            has_critic=self._parts.has_critic,
+            makes_videos=any(node.func is self._parts.show for node in self.graph.nodes.values()),
+        )
+        self._beside: JudgingBeside | None = None
+        self._num_restarts = restarts.num_restarts if restarts is not None else 0
+        self._stop: StopSignal | None = None
+        self.has_begun = False
+        """Whether the learner has started."""
+
+    @property
+    def config(self) -> LearningConfig:
+        """Settings of the run."""
+        return self._config
+
+    @property
+    def saved_version(self) -> int:
+        """Newest update that is on disk; 0 if none is."""
+        return self._parts.saver.saved_version
+
+    @property
+    def is_asked_to_stop(self) -> bool:
+        """Whether the run was asked to end."""
+        return self._stop is not None and self._stop.is_asked
+
+    @property
+    def simulator_pids(self) -> list[int]:
+        """Simulator processes that are running."""
+        return simulator_pids(self._parts.pool)
+
+    async def execute(
+        self, run: RunDirectory, checkpoint: Checkpoint | None = None, *, is_resumed: bool = False
+    ) -> Outcome:
+        """Make the updates and write all files into `run`.
+
+        With `is_resumed` it is an earlier run's; `checkpoint`, if given, is where to start.
+
+        Call it once.
+        """
+        parts = self._parts
+        with (
+            lasting_output(),
+            Watchdog(stall_after_s=self._config.run.stall_warning_s),
+            WaitsSocket(run.path),
+            StopSignal() as stop,
+        ):
+            self._stop = stop
+            print(
+                f"run {run.path}: starting {parts.pool.num_envs} {environments_in_words(self._config)}",
+                flush=True,
+            )
+            async with parts.runtime, parts.lane, parts.opened_learner():
+                self.has_begun = True
+                if checkpoint is not None:
+                    await parts.restore(checkpoint)
+                before, first = parts.scheduler.state().ledger, parts.scheduler.version
+                videos = parts.write_videos(run)
+                make = partial(
+                    RunRecord, run, self._config, self.graph, first
+                )  # slow: it imports much, and may go on-line
+                record = await asyncio.to_thread(make, checkpoint=checkpoint, is_resumed=is_resumed)
+                parts.saver.open(run.checkpoints, record.unwritten)
+                self._beside = judging_beside(
+                    self._judge, self._beside_settings, parts, run, record, stop.ask
+                )
+                try:
+                    with record:
+                        await self._carry_out(run, record, stop)
+                finally:
+                    await asyncio.to_thread(videos.close)
+                    await parts.saver.discard()
+            progress, ledger = parts.progress.snapshot(), parts.scheduler.state().ledger
+            dropped = {
+                cause: number - before.dropped.get(cause, 0)
+                for cause, number in ledger.dropped.items()
+            }
+            print_summary(progress, ledger.filtered - before.filtered, dropped)
+            if self._beside is not None:
+                print_curve(self._beside.curve, run, parts.scheduler.version)
+            return Outcome(run, progress, was_stopped=stop.is_asked, stopped_by=stop.received)
+
+    async def _carry_out(self, run: RunDirectory, record: RunRecord, stop: StopSignal) -> None:
+        """Make the updates; when they end for any reason, save what is not saved yet."""
+        parts = self._parts
+        try:
+            await stop.unless_asked(self._make_updates(run, record))
+        except BaseException as error:
+            await self._save_before_raising(error, run)
+            raise
+        is_early = stop.is_asked and parts.scheduler.version < self._config.run.updates
+        # if stopped early, episodes were run since the last checkpoint, or there is none yet
+        if is_early or parts.saver.saved_version != parts.scheduler.version:
+            gone = await record.find_directory()
+            await parts.saver.save(await parts.snapshot())
+            if gone is not None:
+                raise gone
+
+    async def _save_before_raising(self, error: BaseException, run: RunDirectory) -> None:
+        """Save the weights before `error` ends the run.
+
+        A note of the error names the folder, or the reason why not.
+        """
+        parts = self._parts
+        is_of_learner = (
+            isinstance(error, NodeFailed)
+            and self.graph.nodes[error.node].node_type is NodeType.MODEL_TRAIN
+        )
+        if is_of_learner or not parts.learn.is_between_updates:
+            newest = await asyncio.to_thread(newest_name, run.checkpoints)
+            error.add_note(
+                "the learner itself failed, so nothing was saved; the newest "
+                f"checkpoint is: {newest}"
+            )
+            return
+        if parts.saver.saved_version == parts.scheduler.version:
+            return
+        try:
+            folder = await parts.saver.save(await parts.snapshot())
+        except Exception as failure:  # the error that ended the run has to be raised, not this one
+            error.add_note(
+                f"the progress since update {parts.saver.saved_version} could not be "
+                f"saved: {failure}"
+            )
+        else:
+            error.add_note(
+                f"the progress until then was saved in {folder}; continue with --resume {run.path}"
+            )
+
+    async def _make_updates(self, run: RunDirectory, record: RunRecord) -> None:
+        beside = self._beside
+        if beside is None:
+            await self._make_updates_and_judge(run, record, self._judge)
+            return
+        last = self._config.run.updates
+        async with beside:
+            await self._make_updates_and_judge(run, record, None)
+            if self._parts.scheduler.version == last:
+                await self._save_last()
+                assert isinstance(self._config, TrainingConfig)
+                await beside.finish(last, self._config.simulators)
+                await self._parts.saver.prune()
+
+    async def _make_updates_and_judge(
+        self, run: RunDirectory, record: RunRecord, judge: Judge | None
+    ) -> None:
+        """Make the updates; `judge` evaluates before the first and after the last of them."""
+        parts, last = self._parts, self._config.run.updates
+        seed = derive_seed(self._config.run.seed, "chaos")
+        broken = chaos(lambda: self.simulator_pids, self._config.run.chaos_every_s, seed)
+        # faults last in and first out: a simulator that closes must not be frozen meanwhile
+        async with parts.opened_players(needs_pool=judge is not None), broken:
+            if parts.scheduler.version == 0:
+                if judge is not None:
+                    await judge(run, parts.pool, parts.engine)
+                if self._beside is not None:
+                    await self._beside.begin(self._save_now)
+            if parts.scheduler.version < last:
+                await self._train(run, record)
+            if judge is not None and parts.scheduler.version == last:
+                await self._save_last()  # the evaluated weights have to be on disk
+                await judge(run, parts.pool, parts.engine)
+
+    async def _save_last(self) -> None:
+        if self._parts.saver.saved_version != self._config.run.updates:
+            await self._save_now()
+
+    async def _save_now(self) -> None:
+        """Save the current weights; a full disk is a warning."""
+        parts = self._parts
+        await parts.saver.prepare(await parts.snapshot())
+        await parts.saver.commit(parts.scheduler.version)
+
+    async def _train(self, run: RunDirectory, record: RunRecord) -> None:
+        parts = self._parts
+        profiler = UpdateProfiler(parts.lane, self._config.run.profiled, run.path)
+        first = parts.scheduler.version
+        executor = Executor(self.graph, max_in_flight=self._config.scheduler.max_staleness + 1)
+        updates = executor.run(self._config.run.updates - first, first=first)
+        with LiveView(parts.progress) as view:
+            parts.progress.updates_begin()
+            try:
+                await profiler.before(first + 1)
+                async with parts.scheduler, updates:
+                    async for update in updates:
+                        # carried through, so that a finished update has its line of metrics also on
+                        # Ctrl-C
+                        _, is_cancelled = await finish_despite_cancellation(
+                            self._note(update, record, view)
+                        )
+                        if is_cancelled:
+                            raise asyncio.CancelledError
+                        await profiler.after(update.index + 1)
+                        await profiler.before(update.index + 2)
+            finally:
+                await finish_despite_cancellation(profiler.close())
+                for update in updates.cut_short:
+                    if update.index < parts.scheduler.version:
+                        await finish_despite_cancellation(self._note(update, record, view))
+
+    async def _note(self, update: Update, record: RunRecord, view: LiveView) -> None:
+        """Show a finished update, write its record, and commit its checkpoint."""
+        parts = self._parts
+        node_seconds = {node: span.busy_s for node, span in update.spans.items()}
+        report = self._report_of(update)
+        note = "" if report is None else report.note
+        parts.progress.update_done(node_seconds, str(update.critical_path), note)
+        view.after_update()
+        # in this order: a run killed in between has a line too many, which a resume sets aside;
+        # the other way round, it would have a checkpoint whose update has no line
+        metrics = await self._metrics(update)
+        slices = {} if report is None else report.slices
+        await record.note(update, metrics, facts_of_nodes(self.graph, metrics), slices)
+        version = update.index + 1
+        await parts.saver.commit(version)
+        # the last version waits for the simulators of training
+        if self._beside is not None and version < self._config.run.updates:
+            self._beside.update_ended(version, parts.saver.saved_version == version)
+
+    def _report_of(self, update: Update) -> UpdateReport | None:
+        """Return the learner's report of an update; None if the update was cut short before."""
+        report = self._parts.learn.last_report
+        return report if report and report.weight_version == update.index + 1 else None
+
+    async def _metrics(self, update: Update) -> dict[str, float]:
+        parts, report = self._parts, self._report_of(update)
+        lag = await parts.runtime.loop_lag()
+        return {
+            # an update that was cut short lacks them
+            **(report.metrics if report is not None else {}),
+            **update.metrics,
+            **parts.metrics(),
+            **self._restarts(),
+            **{f"time/node/{node}_s": span.busy_s for node, span in update.spans.items()},
+            **(self._utilization.metrics() if self._utilization is not None else {}),
+            "time/update_s": update.duration_s,
+            "time/device_busy_share": parts.lane.busy_share(),
+            "time/loop_lag_p99_s": lag.p99_s,
+            "time/loop_lag_max_s": lag.max_s,
+        }
+
+    def _restarts(self) -> dict[str, float]:
+        has_ranks = self._config.learner.ranks > 1 or self._num_restarts > 0
+        return {"learner/restarts": float(self._num_restarts)} if has_ranks else {}
