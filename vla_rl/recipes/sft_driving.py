@@ -39,13 +39,13 @@ DRIVING_STATE: Final = ProprioConfig(
 class SftDrivingConfig(Config, frozen=True, kw_only=True):
     """Supervised learning of a small driving policy."""
 
-    scenes: int = 5000
+    scenes: int = 4000
     """Training scenes, from number 0 on, with one demonstration each."""
 
     out: str = "driving_base"
     """Folder that the checkpoint is written to. It must not exist yet."""
 
-    updates: int = 750
+    updates: int = 1500
     """Optimizer steps. Fewer leave more to learn for reinforcement learning."""
 
     batch: int = 16
@@ -55,7 +55,7 @@ class SftDrivingConfig(Config, frozen=True, kw_only=True):
     """Updates between saves on the way, into <out>-000500 and so on. None: only at the end."""
 
     imitation: ImitationConfig = ImitationConfig(
-        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=50, decay_steps=6000), micro_batch=16
+        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=50, decay_steps=3000), micro_batch=16
     )
 
     torch_threads: int = 1
