@@ -49,6 +49,9 @@ DATA: Final = Path(__file__).parents[2] / "docs" / "results" / "srpo_vs_grpo.jso
 LIKELY_MINUTES: Final = 20.0
 """Duration of a run before the first one is known."""
 
+RECENT: Final = 3
+"""Number of last runs of which the longest says how long the next one takes."""
+
 
 def first_results(data: Path) -> Path:
     """Return the folder with the base policy's held-out results, beside the data."""
@@ -71,7 +74,8 @@ def run_missing(data: Path, seeds: Sequence[int], minutes: float | None) -> None
     note_study(data, conditions)
     runs, began = read_runs(data), time.monotonic()
     for seed, arm in missing_runs(runs, list(study.ARMS), seeds):
-        longest = max((run.minutes for run in runs), default=LIKELY_MINUTES)
+        # the last ones: how busy the machine was weeks ago says nothing
+        longest = max((run.minutes for run in runs[-RECENT:]), default=LIKELY_MINUTES)
         spent = (time.monotonic() - began) / 60
         if minutes is not None and spent + longest > minutes:
             print(

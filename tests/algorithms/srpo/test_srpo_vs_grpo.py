@@ -176,7 +176,9 @@ def test_what_is_there_is_not_run_again_and_each_finished_run_is_kept(
 def test_no_run_begins_that_would_not_fit_into_the_minutes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    data = written(tmp_path / "data.jsonl", [a_run("grpo", 0)])  # which took 12 minutes
+    once_busy = a_run("grpo", 1, minutes=65.0)
+    recent = [a_run(arm, 0) for arm in study.ARMS]  # which took 12 minutes each
+    data = written(tmp_path / "data.jsonl", [once_busy, *recent])
     monkeypatch.setattr(study, "conditions", dict)
     assert main(["--minutes", "11", "--data", str(data)]) == 0
     assert "11 minutes are left and a run takes 12: stopping" in capsys.readouterr().out
