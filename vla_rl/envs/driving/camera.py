@@ -95,9 +95,7 @@ class Painter:
             height; it is stretched to the whole side.
     """
 
-    def __init__(
-        self, roads: Roads, light: float, size: int, crop: tuple[float, float] = (0.0, 1.0)
-    ) -> None:
+    def __init__(self, roads: Roads, light: float, size: int, crop: tuple[float, float]) -> None:
         self.plan = paint_plan(roads, light)
         self._light, self._size = light, size
         self._signal = stop_line_of(roads)
