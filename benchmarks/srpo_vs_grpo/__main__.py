@@ -19,7 +19,7 @@ over GRPO's.
 import argparse
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from subprocess import CalledProcessError, TimeoutExpired
 from typing import Final
@@ -31,6 +31,7 @@ from benchmarks.interleaved import print_json_line
 from benchmarks.srpo_vs_grpo import study
 from benchmarks.srpo_vs_grpo.comparison import (
     differences,
+    mean_interval,
     obstacles,
     paired_bootstrap,
     paired_seeds,
@@ -43,6 +44,7 @@ from benchmarks.srpo_vs_grpo.lines import (
     note_study,
     read_runs,
 )
+from benchmarks.srpo_vs_grpo.picture import draw_study
 from vla_rl.errors import VlaRlError
 
 DATA: Final = Path(__file__).parents[2] / "docs" / "results" / "srpo_vs_grpo.jsonl"
@@ -91,8 +93,8 @@ def run_missing(data: Path, seeds: Sequence[int], minutes: float | None) -> None
         print(f"{arm}, seed {seed}: done in {run.minutes:.0f} minutes", flush=True)
 
 
-def print_report(runs: Sequence[ArmRun]) -> None:
-    """Print the table, what can be concluded, and the JSON line."""
+def print_report(runs: Sequence[ArmRun], picture: Path | None) -> None:
+    """Print the table, what can be concluded, and the JSON line; draw the study if wanted."""
     console, arms = Console(), list(study.ARMS)
     report = report_of(runs, arms)
     found = obstacles(report["seeds_per_arm"], report["held_out_starts"])
@@ -103,6 +105,8 @@ def print_report(runs: Sequence[ArmRun]) -> None:
         print(*found, sep="\n")
     else:
         console.print(_table(runs, arms))
+        if picture is not None:
+            draw_study(runs, arms, picture)
         for other in ("grpo", "srpo_released"):
             test = paired_bootstrap(differences(runs, "srpo", other))
             print(
@@ -117,7 +121,7 @@ def print_report(runs: Sequence[ArmRun]) -> None:
 
 def _table(runs: Sequence[ArmRun], arms: Sequence[str]) -> Table:
     """Make a table of held-out success after training: a row for each seed, a column for each arm,
-    with the success before the first update.
+    with the success before the first update. Then the means over the seeds with 95 % intervals.
     """
     table = Table("seed", "before", *arms, title="Held-out success after training, %")
     found = {(run.arm, run.seed): run for run in runs}
@@ -128,7 +132,34 @@ def _table(runs: Sequence[ArmRun], arms: Sequence[str]) -> Table:
             f"{100 * of_seed[0].success_before:.0f}",
             *(f"{100 * run.success_after:.0f}" for run in of_seed),
         )
+    table.add_section()
+    tasks = list(runs[0].after)
+    for name in ("all", *tasks):
+        before, *after = (
+            [100 * _share_solved(outcomes, name) for outcomes in column]
+            for column in _outcomes(found, paired_seeds(runs, arms), arms)
+        )
+        table.add_row(f"mean, {name}", f"{before[0]:.0f}", *map(_with_interval, after))
     return table
+
+
+def _outcomes(
+    found: Mapping[tuple[str, int], ArmRun], seeds: Sequence[int], arms: Sequence[str]
+) -> list[list[dict[str, str]]]:
+    """Return the outcomes of each seed: before training, then after it for each arm."""
+    before = [found[arms[0], seed].before for seed in seeds]
+    return [before, *([found[arm, seed].after for seed in seeds] for arm in arms)]
+
+
+def _share_solved(outcomes: Mapping[str, str], name: str) -> float:
+    """Return the share of starts of a task, or of all, that were solved."""
+    starts = "".join(outcomes.values()) if name == "all" else outcomes[name]
+    return starts.count("1") / len(starts)
+
+
+def _with_interval(values: Sequence[float]) -> str:
+    _, mean, high = mean_interval(values)
+    return f"{mean:.1f} ± {high - mean:.1f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -141,6 +172,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--minutes", type=float, help="begin no run that would end later than this; default: all"
     )
     parser.add_argument("--report", action="store_true", help="read the data and run nothing")
+    parser.add_argument(
+        "--picture", type=Path, help="with --report: file to draw the study into, such as a .png"
+    )
     parser.add_argument("--data", type=Path, default=DATA, help="file of the finished runs")
     options = parser.parse_args(arguments)
     if len(set(options.seeds)) < len(options.seeds):
@@ -152,7 +186,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
     try:
         if options.report:
-            print_report(read_runs(options.data))
+            print_report(read_runs(options.data), options.picture)
         else:
             run_missing(options.data, options.seeds, options.minutes)
     except (VlaRlError, OSError, ValueError, CalledProcessError, TimeoutExpired) as error:

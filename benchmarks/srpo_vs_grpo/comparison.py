@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
+from scipy import stats
 
 from benchmarks.srpo_vs_grpo.lines import ArmRun
 from benchmarks.updates_needed import FIGURE, risen
@@ -67,6 +68,13 @@ def _standard_errors(resamples: np.ndarray) -> np.ndarray:
     """Return the standard error of the mean of each row."""
     errors: np.ndarray = resamples.std(axis=1, ddof=1) / np.sqrt(resamples.shape[1])
     return errors
+
+
+def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
+    """Return the mean with the ends of its 95 % interval by Student's t: low, mean, high."""
+    mean = float(np.mean(values))
+    reach = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
+    return mean - reach, mean, mean + reach
 
 
 def paired_seeds(runs: Sequence[ArmRun], arms: Sequence[str]) -> list[int]:

@@ -122,6 +122,22 @@ def test_with_eight_seeds_the_report_has_the_test(
     assert report["episodes_to_plus_20_ratio"] == 1.0
 
 
+def test_the_table_has_means_with_intervals_of_all_starts_and_of_each_task(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data, picture = written(tmp_path / "data.jsonl", complete(8)), tmp_path / "study.png"
+    assert main(["--report", "--data", str(data), "--picture", str(picture)]) == 0
+    rows = {
+        line.split("│")[1].strip(): line for line in capsys.readouterr().out.splitlines()
+        if line.startswith("│ mean, ")
+    }  # fmt: skip
+    exact = scipy.stats.ttest_1samp([38, 39, 40, 41, 42, 38, 39, 40], 0).confidence_interval()
+    assert f"39.6 ± {exact.high - 39.625:.1f}" in rows["mean, all"]
+    assert f"79.2 ± {2 * exact.high - 79.25:.1f}" in rows["mean, libero_object/1"]
+    assert "0.0 ± 0.0" in rows["mean, libero_object/6"]
+    assert picture.read_bytes().startswith(b"\x89PNG")
+
+
 def test_a_report_of_no_data_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--report", "--data", str(tmp_path / "none.jsonl")]) == 0
     assert report_in(capsys)["seeds_per_arm"] == 0
