@@ -116,7 +116,7 @@ def lines_of(run: Path, seed: int) -> list[dict[str, float]]:
     """
     updates = read_metrics(run / "metrics.jsonl")
     began = updates[0]["wall_time_s"] - updates[0]["time/update_s"]
-    judged = sum(line["weight_version"] == 0 for line in judged_lines_of(run, seed))
+    judged = num_judged_first(run)
     return [
         {
             "seed": seed,
@@ -127,6 +127,14 @@ def lines_of(run: Path, seed: int) -> list[dict[str, float]]:
         }
         for line in updates
     ]
+
+
+def num_judged_first(run: Path) -> int:
+    """Return the number of held-out episodes that the run ran itself before its first update."""
+    held_out = json.loads((run / "config.json").read_text()).get("held_out") or {}
+    if held_out.get("first_results_of") is not None:
+        return 0
+    return sum(line["weight_version"] == 0 for line in judged_lines_of(run, 0))
 
 
 def judged_lines_of(run: Path, seed: int) -> list[dict[str, Any]]:

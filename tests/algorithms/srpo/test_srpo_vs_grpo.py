@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from benchmarks.pipeline_curves import num_judged_first
 from benchmarks.srpo_vs_grpo import study
 from benchmarks.srpo_vs_grpo.__main__ import main, missing_runs
 from benchmarks.srpo_vs_grpo.comparison import (
@@ -161,6 +162,24 @@ def test_a_run_that_never_rises_counts_with_all_its_episodes() -> None:
     early = a_run("srpo", success=(0.4, 0.8, 0.8, 0.8, 0.8))
     assert episode_ratio([early, flat], "srpo", "grpo") == 96 / 160
     assert episode_ratio([flat, early], "grpo", "srpo") == 160 / 96
+
+
+def test_episodes_that_lack_borrowed_held_out_starts_are_read_with_them(tmp_path: Path) -> None:
+    short = a_run("srpo", 0, episodes=(-68, -36, -4, 28, 60))
+    data = written(tmp_path / "data.jsonl", [short, a_run("grpo", 0)])
+    read, right = read_runs(data)
+    assert read.episodes == (32, 64, 96, 128, 160) == right.episodes
+
+
+@pytest.mark.parametrize(("borrowed", "expected"), [(None, 2), ("another", 0)])
+def test_only_held_out_episodes_that_a_run_ran_itself_are_no_training_episodes(
+    tmp_path: Path, borrowed: str | None, expected: int
+) -> None:
+    config = {"held_out": {"first_results_of": borrowed}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    lines = [{"weight_version": version} for version in (0, 0, 1)]
+    (tmp_path / "validation.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert num_judged_first(tmp_path) == expected
 
 
 def test_arms_are_brought_to_the_same_seeds_before_a_new_one_begins() -> None:
