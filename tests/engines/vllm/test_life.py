@@ -164,6 +164,8 @@ async def test_every_engine_gets_new_weights_or_none_does(team: Team) -> None:
     assert len(set(checksums.values())) == 1
 
 
+# test_half_loaded.py and test_routing.py have it without vLLM's start-up
+@pytest.mark.proof
 async def test_a_killed_engine_loses_nobodys_request_and_comes_back_with_the_weights_of_now(
     team: Team,
 ) -> None:
