@@ -322,8 +322,9 @@ async def test_towers_that_are_trained_or_frozen_have_the_gradients_of_one_proce
     assert await difference(make, runtime, lane, tmp_path, 3, shard=shard) <= 3e-6
 
 
+@pytest.mark.parametrize("make", [mlp, pytest.param(language, marks=pytest.mark.proof)])
 async def test_metrics_of_two_ranks_are_those_of_one_process_and_none_counts_twice(
-    runtime: Runtime, lane: DeviceLane
+    make: Callable[[], Any], runtime: Runtime, lane: DeviceLane
 ) -> None:
     changes: Any = {
         "epochs": 2,
@@ -331,7 +332,7 @@ async def test_metrics_of_two_ranks_are_those_of_one_process_and_none_counts_twi
         "loss": PolicyLossConfig(name="gspo"),
         "entropy_coef": 0.01,
     }
-    alone, shared = language(), language()
+    alone, shared = make(), make()
     trajectories = episodes(alone)
     one = Learner(alone, lane, settings(**changes))
     async with sharded(shared, runtime, lane, 2, **changes) as two:
@@ -375,18 +376,27 @@ async def test_critics_of_each_family_and_trunk_are_those_of_one_process(
     assert await critic_gap(make, runtime, lane, trunk, 3, shard=shard) <= 1e-5
 
 
-async def test_every_adapter_has_a_gradient_and_frozen_weights_stay(
-    runtime: Runtime, lane: DeviceLane, tmp_path: Path
-) -> None:
-    def adapted() -> OpenVlaOft:
-        return oft().adapted(LoraConfig(rank=2, alpha=4), seed=1)
+def adapted() -> OpenVlaOft:
+    return oft().adapted(LoraConfig(rank=2, alpha=4), seed=1)
 
-    policy = adapted()
+
+def half_frozen() -> MlpPolicy:
+    policy = mlp()
+    policy.network.head.requires_grad_(False)
+    return policy
+
+
+@pytest.mark.parametrize("make", [half_frozen, pytest.param(adapted, marks=pytest.mark.proof)])
+async def test_every_adapter_has_a_gradient_and_frozen_weights_stay(
+    make: Callable[[], Any], runtime: Runtime, lane: DeviceLane
+) -> None:
+    policy = make()
     trajectories, before = episodes(policy), weights(policy)
+    trained = {name for name, each in policy.network.named_parameters() if each.requires_grad}
     async with sharded(policy, runtime, lane, shard="replicas") as learner:
         for _ in range(2):  # the first step moves the halves that begin at 0, which move the others
             await learner.update(trajectories, list(ADVANTAGES))
-    alone = adapted()
+    alone = make()
     one = Learner(alone, lane, settings())
     for _ in range(2):
         await one.update(trajectories, list(ADVANTAGES))
@@ -394,7 +404,8 @@ async def test_every_adapter_has_a_gradient_and_frozen_weights_stay(
     moved = {name for name, each in weights(policy).items() if not torch.equal(each, before[name])}
     assert moved == {name for name, each in expected.items() if not torch.equal(each, before[name])}
     assert moved
-    assert all("lora_" in name for name in moved)
+    assert moved <= trained < before.keys()
+    assert make is half_frozen or all("lora_" in name for name in trained)
     assert apart(weights(policy), expected) <= 1e-5
 
 
