@@ -262,10 +262,14 @@ async def test_it_plays_the_same_beside_another_in_one_process(
     assert [step[1] for step in steps[::2]] == rewards.tolist()
 
 
-# in the suite, Meta-World stands for simulators that draw: LIBERO builds its scene five times
+# in the suite, Meta-World stands for simulators that draw: LIBERO builds its scene five times; and
+# one of three kinds of action for a drive
 @pytest.mark.parametrize(
     "case",
-    [pytest.param(each, marks=pytest.mark.proof if each is LIBERO else ()) for each in CASES],
+    [
+        pytest.param(each, marks=pytest.mark.proof if each in (LIBERO, *DRIVING[1:]) else ())
+        for each in CASES
+    ],
     ids=lambda case: case.env_id,
     indirect=True,
 )
