@@ -27,7 +27,7 @@ quick: check ## the same without the slow tests
 unit: install ## the pure rooms alone: no simulator, no engine, under 40 seconds
 	$(BIN)/python -m pytest --numprocesses 2 --dist loadfile -m "not gpu and not proof and not slow" $(UNIT) $(ARGS)
 
-proofs: install ## the long versions: learning, whole chains of recipes, every way in which vLLM takes weights
+proofs: install ## the long versions: learning, whole chains of recipes, killed hosts and engines, every way in which vLLM takes weights
 	$(BIN)/python -m pytest -m "proof and not gpu" $(ARGS)
 
 check: install

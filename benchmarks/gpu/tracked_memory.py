@@ -191,24 +191,31 @@ def compare_talks(model: CausalLanguageModel, talks: Talks) -> Compared:
     return Compared(estimate, traced, tracked, time.perf_counter() - began)
 
 
-def public_kept(shallow: Kept, tower_layers: int) -> Kept:
-    """Return what one row of the public 7B keeps, from that of its widths with few layers, because
-    blocks of a stack are alike: all but the first and the last.
+def public_kept(
+    shallow: Kept, tower_layers: int, running_layers: tuple[int, int, int] = RUNNING_LAYERS
+) -> Kept:
+    """Return what one row of the public 7B keeps, from that of its widths with few layers.
+
+    Blocks of a stack are alike: all but the first and the last.
 
     Args:
         shallow: of `public_shape(3, tower_layers=tower_layers)`.
         tower_layers: at least 4, of which the last never runs.
+        running_layers: blocks of both towers and of the trunk that run in the deep one.
     """
     inside, inputs = (
-        _deepened(blocks, tower_layers - 1) for blocks in (shallow.inside, shallow.inputs)
+        _deepened(blocks, tower_layers - 1, running_layers)
+        for blocks in (shallow.inside, shallow.inputs)
     )
     return Kept(inside, inputs, shallow.outside, shallow.largest)
 
 
-def _deepened(blocks: tuple[int, ...], num_tower: int) -> tuple[int, ...]:
+def _deepened(
+    blocks: tuple[int, ...], num_tower: int, running_layers: tuple[int, int, int]
+) -> tuple[int, ...]:
     stacks = (blocks[:num_tower], blocks[num_tower : 2 * num_tower], blocks[2 * num_tower :])
     deep: tuple[int, ...] = ()
-    for (first, middle, *_, last), depth in zip(stacks, RUNNING_LAYERS, strict=True):
+    for (first, middle, *_, last), depth in zip(stacks, running_layers, strict=True):
         deep += (first, *(middle,) * (depth - 2), last)
     return deep
 

@@ -61,6 +61,8 @@ def test_ctrl_c_stops_in_order_and_the_run_can_be_resumed(
     assert f"update {reached + 1}/{reached + 1}" in capsys.readouterr().out
 
 
+# training/test_stopping.py has every signal in this process, the test above a resume
+@pytest.mark.proof
 @pytest.mark.timeout(300)
 def test_a_sigterm_before_the_first_update_leaves_a_run_that_can_be_resumed_too(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -114,6 +116,8 @@ def own_terminal(descriptor: int) -> None:
     fcntl.ioctl(descriptor, termios.TIOCSCTTY, 0)
 
 
+# training/test_stopping.py has the end at once, the test below that such an end leaves nothing
+@pytest.mark.proof
 def test_a_second_ctrl_c_stops_at_once_and_leaves_nothing(tmp_path: Path) -> None:
     process = start_recipe(tmp_path, "--run.updates", "500")
     until_line(process, "update 1/500")

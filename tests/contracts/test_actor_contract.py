@@ -50,6 +50,8 @@ from vla_rl.errors import ActorDied, ActorFrozen, RemoteError  # noqa: E402
 
 pytestmark = [pytest.mark.asyncio(loop_scope="module"), pytest.mark.timeout(60)]
 
+FORKED = ChildProcess(fork_from=ForkServer(imports=("sample_actors",)))
+
 
 @pytest.fixture(scope="module")
 def remote_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteHost]:
@@ -74,6 +76,8 @@ def remote_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteHost
             server_public_key=read_public_key(keys / "server.pub"),
             client_keys=read_keys(keys / "client.key"),
             lost_after_s=30.0,
+            # most tests start several; tests/actors/test_lost_host.py has actors that are not forked
+            process=FORKED,
         )
         server.terminate()
         assert server.wait(timeout=20) == 0
@@ -86,7 +90,7 @@ def placement(request: pytest.FixtureRequest) -> Placement:
     if request.param == "child_process":
         return ChildProcess()
     if request.param == "fork_server":
-        return ChildProcess(fork_from=ForkServer(imports=("sample_actors",)))
+        return FORKED
     host: RemoteHost = request.getfixturevalue("remote_host")
     return host
 

@@ -262,6 +262,17 @@ async def test_it_plays_the_same_beside_another_in_one_process(
     assert [step[1] for step in steps[::2]] == rewards.tolist()
 
 
+# in the suite, Meta-World stands for simulators that draw: LIBERO builds its scene five times; and
+# one of three kinds of action for a drive
+@pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(each, marks=pytest.mark.proof if each in (LIBERO, *DRIVING[1:]) else ())
+        for each in CASES
+    ],
+    ids=lambda case: case.env_id,
+    indirect=True,
+)
 def test_every_vector_mode_plays_the_same_none_hangs_and_none_imports_torch(case: Case) -> None:
     kwargs = {**case.kwargs, "assets": "stand-ins"} if case is LIBERO else case.kwargs
     assert_equal_in_every_mode(case.env_id, kwargs, "fork")

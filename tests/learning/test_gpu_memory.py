@@ -32,7 +32,7 @@ from vla_rl.models.example_rows import example_row
 from vla_rl.models.example_talks import Talks
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.models.openvla_oft.config import tiny
+from vla_rl.models.openvla_oft.config import OpenVlaOftConfig, tiny
 from vla_rl.models.prismatic.config import LoraConfig
 
 GB = 10**9
@@ -57,11 +57,18 @@ def test_the_estimate_is_within_5_percent_of_torchs_tracker(
     assert abs(found.error) <= 0.05
 
 
+# the test below has the part that the depth decides, with a few layers
+@pytest.mark.proof
 def test_the_estimate_of_the_public_7b_is_within_5_percent_of_torchs_tracker() -> None:
     found = compare(public_shape(), 1)
     assert abs(found.error) <= 0.05
     assert found.tracked > 130 * GB
     assert found.traced.kept == kept_by_7b(None)
+
+
+def test_what_a_deep_7b_keeps_is_known_from_a_shallow_one() -> None:
+    deep = kept_by(public_shape(5, tower_layers=6))
+    assert deep == public_kept(kept_by_shallow_7b(None), 4, running_layers=(5, 5, 5))
 
 
 @pytest.mark.parametrize(
@@ -106,12 +113,20 @@ def size_of_7b(lora: LoraConfig | None) -> PolicySize:
     return size_of(fake_policy(public_shape(lora=lora)).network)
 
 
-@cache
-def kept_by_7b(lora: LoraConfig | None) -> Kept:
-    model = fake_policy(public_shape(3, tower_layers=4, lora=lora))
+def kept_by(config: OpenVlaOftConfig) -> Kept:
+    model = fake_policy(config)
     with fake_tensors(model.network):
         batch, tokens = rows_of(model.config, 1)
-    return public_kept(trace_pass(model, batch, tokens).kept, 4)
+    return trace_pass(model, batch, tokens).kept
+
+
+@cache
+def kept_by_shallow_7b(lora: LoraConfig | None) -> Kept:
+    return kept_by(public_shape(3, tower_layers=4, lora=lora))
+
+
+def kept_by_7b(lora: LoraConfig | None) -> Kept:
+    return public_kept(kept_by_shallow_7b(lora), 4)
 
 
 def test_the_7b_fits_where_it_should() -> None:

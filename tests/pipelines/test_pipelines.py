@@ -387,8 +387,9 @@ def test_numbers_of_one_loss_are_not_taken_over_by_another() -> None:
     }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("pipeline", ["grpo", pytest.param("ppo", marks=pytest.mark.proof)])
+# test_what_pays_is_learnt_from_random_weights is what the suite learns in a whole run
+@pytest.mark.proof
+@pytest.mark.parametrize("pipeline", ["grpo", "ppo"])
 async def test_a_pole_is_balanced_longer_after_a_few_updates(pipeline: str, tmp_path: Path) -> None:
     config = TrainToyConfig(
         run=RunConfig(name=pipeline, root=str(tmp_path), updates=7, checkpoint_every=7),

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -62,10 +62,47 @@ def ended(init_state_id: int = 0) -> SimpleNamespace:
     return SimpleNamespace(trajectory=trajectory, result=result_of(trajectory))
 
 
-@pytest.mark.slow
+def has_an_episode(root: Path) -> bool:
+    return any(file.read_bytes().count(b"\n") for file in root.glob("eval-*/episodes.jsonl"))
+
+
+def kill(plan: list[str], root: Path) -> None:
+    """Kill the program after its first episode."""
+    process = subprocess.Popen([*EVAL, *plan], stdout=subprocess.DEVNULL, start_new_session=True)
+    deadline = time.monotonic() + 250
+    try:
+        while not has_an_episode(root):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def interrupt(plan: list[str], root: Path) -> None:
+    """Cancel it in this process after its first episode, and leave half a line, as a kill may."""
+
+    async def evaluate() -> None:
+        evaluating = asyncio.create_task(
+            main(parse_command(EvalLaunch, EvalLiberoConfig, "", plan))
+        )
+        while not has_an_episode(root):
+            assert not evaluating.done()
+            await asyncio.sleep(0.02)
+        evaluating.cancel()
+        await asyncio.wait([evaluating])
+
+    asyncio.run(evaluate())
+    (lines,) = root.glob("eval-*/episodes.jsonl")
+    with lines.open("ab") as file:
+        file.write(b'{"task":')
+
+
 @pytest.mark.timeout(400)
-def test_a_killed_evaluation_goes_on_with_what_is_missing_and_keeps_its_record(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("end", [interrupt, pytest.param(kill, marks=pytest.mark.proof)])
+def test_an_evaluation_that_was_ended_goes_on_with_what_is_missing_and_keeps_its_record(
+    end: Callable[[list[str], Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plan = [
         "--tasks",
@@ -79,18 +116,8 @@ def test_a_killed_evaluation_goes_on_with_what_is_missing_and_keeps_its_record(
         *QUICK,
     ]
     plan += ["--record-to", str(tmp_path / "data"), "--root", str(tmp_path)]
-    process = subprocess.Popen([*EVAL, *plan], stdout=subprocess.DEVNULL, start_new_session=True)
-    deadline = time.monotonic() + 250
-    try:
-        while not any(
-            file.read_bytes().count(b"\n") for file in tmp_path.glob("eval-*/episodes.jsonl")
-        ):
-            assert process.poll() is None
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-    finally:
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
+    end(plan, tmp_path)
+    capsys.readouterr()
     (folder,) = tmp_path.glob("eval-*")
     before = (folder / "episodes.jsonl").read_bytes()
     resumed = parse_command(EvalLaunch, EvalLiberoConfig, "", ["--resume", str(folder)])

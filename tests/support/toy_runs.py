@@ -6,17 +6,20 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import uvloop
 
 from vla_rl.commands.command_line import TrainingLaunch, parse_command
 from vla_rl.engines import EngineConfig
-from vla_rl.pipelines.config import RunConfig
+from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.recipes import train_toy
 from vla_rl.recipes.srpo_toy import SrpoToyConfig
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.simulation import SimulatorConfig
+
+Toy = TypeVar("Toy", bound=EmbodiedConfig)
 
 COMMAND = [sys.executable, "-m", "vla_rl.recipes.train_toy"]
 """The recipe that is there soonest: its policy needs no transformers."""
@@ -38,7 +41,7 @@ def small_run(root: Path) -> SrpoToyConfig:
     )
 
 
-def deterministic(config: SrpoToyConfig, num_envs: int) -> SrpoToyConfig:
+def deterministic(config: Toy, num_envs: int) -> Toy:
     """The same run, bit for bit, on any number of environments."""
     return msgspec.structs.replace(
         config,

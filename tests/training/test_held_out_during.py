@@ -96,6 +96,8 @@ def test_the_run_shows_the_curve_wherever_it_shows_others(run: RunDirectory) -> 
     assert best == checkpoint_of(run.checkpoints, curve.best.weights)
 
 
+# test_judging.py resumes without a process that is killed
+@pytest.mark.proof
 def test_after_a_kill_the_resume_finishes_the_evaluation_and_runs_no_start_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,10 +1,12 @@
-"""Three network namespaces as three hosts: one learns, and two run its episodes."""
+"""A run learns the same if other hosts run its episodes, also if one of them is killed meanwhile."""
 
 import asyncio
+import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -19,9 +21,17 @@ from vla_rl.cluster.config import ClusterConfig
 from vla_rl.graph import Node, NodeOutput
 from vla_rl.observe import RunDirectory, read_metrics
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
+from vla_rl.rollout import embodied_agent
 from vla_rl.training.run import TrainingRun
+from vla_rl.types import Agent
 
 UPDATES = 6
+
+
+@pytest.fixture(autouse=True)
+def _hosts_import_our_agents(monkeypatch: pytest.MonkeyPatch) -> None:
+    support = Path(__file__).parents[1] / "support"
+    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[2]}:{support}")
 
 
 @pytest.fixture
@@ -34,19 +44,23 @@ def namespaces() -> Iterator[tuple[NamespaceHost, ...]]:
 
 
 class FarHost:
-    """`vla-rl host` in a namespace of its own."""
+    """`vla-rl host` at an address, `host:port`; `popen` starts it there."""
 
-    def __init__(self, name: str, namespace: NamespaceHost, keys: Path) -> None:
-        self.name, self._namespace, self._keys = name, namespace, keys
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        keys: Path,
+        popen: Callable[..., "subprocess.Popen[Any]"] = subprocess.Popen,
+    ) -> None:
+        self.name, self._address, self._keys, self._popen = name, address, keys, popen
         self.table = ""
 
     def start(self) -> None:
         """Start it, and keep the lines that it prints for the list of hosts."""
         command = [sys.executable, "-m", "vla_rl.commands.host", "--keys", str(self._keys)]
-        bind = f"tcp://{self._namespace.address}:7070"
-        self.server = self._namespace.popen(
-            [*command, "--bind", bind, "--lost-after", "30"], stdout=subprocess.PIPE, text=True
-        )
+        bind = ["--bind", f"tcp://{self._address}", "--lost-after", "30"]
+        self.server = self._popen([*command, *bind], stdout=subprocess.PIPE, text=True)
         assert self.server.stdout is not None
         lines: list[str] = []
         for line in self.server.stdout:
@@ -56,7 +70,7 @@ class FarHost:
         first = lines.index("[[host]]\n")
         # a busy machine may hold up any thread for seconds; a closed connection is seen at once
         self.table = "".join(lines[first:]) + "lost_after_s = 20.0\n"
-        self.table = self.table.replace(self._namespace.address, self.name, 1)
+        self.table = self.table.replace(self._address.partition(":")[0], self.name, 1)
 
     def kill(self) -> None:
         """Kill it, as if the machine had lost its power."""
@@ -69,17 +83,27 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def config_of(root: Path, hosts: Path | None) -> SrpoToyConfig:
+def listed(hosts: Sequence[FarHost], folder: Path) -> Path:
+    """Start these hosts, and write their list."""
+    for host in hosts:
+        host.start()
+    path = folder / "hosts.toml"
+    tables = "".join(host.table for host in hosts)
+    path.write_text(f'client_key = "{folder}/keys/client.key"\n{tables}')
+    return path
+
+
+def config_of(root: Path, hosts: Path | None, updates: int) -> SrpoToyConfig:
     config = deterministic(small_run(root), num_envs=2)
     return msgspec.structs.replace(
         config,
-        run=msgspec.structs.replace(config.run, updates=UPDATES, device="cpu"),
+        run=msgspec.structs.replace(config.run, updates=updates, device="cpu"),
         cluster=ClusterConfig(hosts=None if hosts is None else str(hosts)),
     )
 
 
 def weights_after(
-    config: SrpoToyConfig, strikes: "Strikes | None" = None
+    config: SrpoToyConfig, strikes: "Strikes | None" = None, agent: Agent = hesitant_agent
 ) -> dict[str, torch.Tensor]:
     """Run it, with what happens meanwhile; return what it has learnt."""
     model = policy_of(config)
@@ -88,7 +112,7 @@ def weights_after(
         config,
         starts_of(config),
         model,
-        agent=hesitant_agent,
+        agent=agent,
         customise=lambda pipeline: pipeline.insert_after(
             "reward", Node.declare("hold", hold, reads="rewards")
         ),
@@ -144,31 +168,50 @@ class Strikes:
         await until(lambda: has("episodes"))
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(580)
-def test_a_run_on_two_hosts_one_killed_and_started_again_learns_what_one_host_learns(
-    namespaces: tuple[NamespaceHost, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    support = Path(__file__).parents[1] / "support"
-    monkeypatch.setenv("PYTHONPATH", f"{Path(__file__).parents[2]}:{support}")
-    control, *others = namespaces
-    far = [FarHost(name, each, tmp_path / "keys") for name, each in zip("ab", others, strict=True)]
-    for host in far:
-        host.start()
-    listed = tmp_path / "hosts.toml"
-    listed.write_text(
-        f'client_key = "{tmp_path}/keys/client.key"\n' + "".join(host.table for host in far)
-    )
-    # sockets and threads of the run belong to the namespace from here on
-    with control.entered():
-        learnt = weights_after(config_of(tmp_path / "far", listed), Strikes(far[0]))
-    for host in far:
-        host.kill()
-    expected = weights_after(config_of(tmp_path / "here", None))
+def require_equal(learnt: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
     assert learnt.keys() == expected.keys()
     assert all(torch.equal(learnt[name], expected[name]) for name in expected)
 
-    (run,) = (tmp_path / "far").iterdir()
-    metrics = read_metrics(run / "metrics.jsonl")
+
+def metrics_below(root: Path) -> list[dict[str, Any]]:
+    (run,) = root.iterdir()
+    return read_metrics(run / "metrics.jsonl")
+
+
+def test_a_run_whose_episodes_another_host_runs_learns_what_one_host_learns(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    far = FarHost("a", address, tmp_path / "keys")
+    try:
+        hosts = listed([far], tmp_path)
+        learnt = weights_after(config_of(tmp_path / "far", hosts, 2), agent=embodied_agent)
+    finally:
+        far.kill()
+    expected = weights_after(config_of(tmp_path / "here", None, 2), agent=embodied_agent)
+    require_equal(learnt, expected)
+    metrics = metrics_below(tmp_path / "far")
+    assert [line["update"] for line in metrics] == [1, 2]
+    assert metrics[-1]["hosts/a/episodes"] >= 1
+
+
+# the test above has one host and no namespaces, tests/rollout/test_host_players.py the lost ones
+@pytest.mark.proof
+@pytest.mark.timeout(580)
+def test_a_run_on_two_hosts_one_killed_and_started_again_learns_what_one_host_learns(
+    namespaces: tuple[NamespaceHost, ...], tmp_path: Path
+) -> None:
+    control, *others = namespaces
+    far = [
+        FarHost(name, f"{each.address}:7070", tmp_path / "keys", each.popen)
+        for name, each in zip("ab", others, strict=True)
+    ]
+    hosts = listed(far, tmp_path)
+    # sockets and threads of the run belong to the namespace from here on
+    with control.entered():
+        learnt = weights_after(config_of(tmp_path / "far", hosts, UPDATES), Strikes(far[0]))
+    for host in far:
+        host.kill()
+    require_equal(learnt, weights_after(config_of(tmp_path / "here", None, UPDATES)))
+    metrics = metrics_below(tmp_path / "far")
     assert len(metrics) == UPDATES
     assert metrics[-1]["rollout/lost/died"] >= 1

@@ -9,35 +9,50 @@ from typing import Any
 import msgspec
 import pytest
 from rich.console import Console
-from toy_runs import deterministic, small_run
+from toy_runs import Toy, deterministic, small_run
 
 from vla_rl.algorithms import PolicyLossConfig
 from vla_rl.algorithms.losses import KlLossConfig
 from vla_rl.commands.plan import EpisodeFootprint, print_plan
 from vla_rl.errors import ConfigError, RankFailed
 from vla_rl.graph import NodeFailed
-from vla_rl.learning import load_checkpoint
+from vla_rl.learning import LearnerConfig, OptimizerConfig, load_checkpoint
 from vla_rl.learning.rank_memory import PolicySize
 from vla_rl.observe import RunDirectory
 from vla_rl.pipelines import with_pipeline
-from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
-from vla_rl.rollout import SchedulerState
+from vla_rl.pipelines.config import RunConfig
+from vla_rl.recipes import srpo_toy, train_toy
+from vla_rl.recipes.srpo_toy import SrpoToyConfig
+from vla_rl.recipes.train_toy import REACH, TrainToyConfig
+from vla_rl.rollout import SchedulerConfig, SchedulerState
 from vla_rl.training.restarting import Restarts
 from vla_rl.training.run import Outcome, train
 from vla_rl.training.team import Member, Team
 
 
+def mlp_run(root: Path) -> TrainToyConfig:
+    """As small as `small_run`; a rank of it saves 3 s of CPU time, as it imports no transformers."""
+    return TrainToyConfig(
+        run=RunConfig(name="small", root=str(root)),
+        env_id=REACH,
+        group_size=2,
+        step_limit=16,
+        num_starts=4,
+        scheduler=SchedulerConfig(groups_per_update=2, max_staleness=0),
+        learner=LearnerConfig(optimizer=OptimizerConfig(lr=3e-3, warmup_steps=0), micro_batch=512),
+    )
+
+
 def with_ranks(
-    root: Path, num_ranks: int, updates: int, checkpoint_every: int = 1
-) -> SrpoToyConfig:
+    small: Toy, num_ranks: int, updates: int, checkpoint_every: int = 1, pipeline: str = "ppo"
+) -> Toy:
     """PPO with a KL term: policy, critic and reference are on the ranks."""
-    config = with_pipeline(deterministic(small_run(root), num_envs=2), "embodied_ppo")
+    config = with_pipeline(deterministic(small, num_envs=2), pipeline)
     return msgspec.structs.replace(
         config,
         run=msgspec.structs.replace(
             config.run,
             updates=updates,
-            videos_every=99,
             checkpoint_every=checkpoint_every,
             peak_tflops=0.1,
         ),
@@ -51,9 +66,10 @@ def with_ranks(
     )
 
 
-async def train_toy(config: SrpoToyConfig, **options: Any) -> Outcome:
+async def trained(config: TrainToyConfig | SrpoToyConfig, **options: Any) -> Outcome:
+    recipe: Any = train_toy if isinstance(config, TrainToyConfig) else srpo_toy
     async with asyncio.timeout(200):
-        return await train(config, starts_of(config), policy_of(config), **options)
+        return await train(config, recipe.starts_of(config), recipe.policy_of(config), **options)
 
 
 def metrics_in(run: RunDirectory) -> list[dict[str, float]]:
@@ -70,11 +86,11 @@ async def books_of(run: RunDirectory, version: int) -> tuple[Any, Any]:
 async def test_a_run_whose_rank_is_killed_is_that_of_one_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = (await train_toy(with_ranks(tmp_path / "alone", 1, updates=2))).run
+    alone = (await trained(with_ranks(mlp_run(tmp_path / "alone"), 1, updates=2))).run
     failures = tmp_path / "failures"
     failures.write_text("-\nSIGKILL\n")  # in the second update
     monkeypatch.setenv("FAILURES_FILE", str(failures))
-    shared = (await train_toy(with_ranks(tmp_path / "shared", 2, updates=2))).run
+    shared = (await trained(with_ranks(mlp_run(tmp_path / "shared"), 2, updates=2))).run
     out = capsys.readouterr().out
     assert "2 learner ranks share the update and the critic and the reference" in out
     assert re.search(r"rank 1 of 2 \(pid \d+\) is gone: SIGKILL.* Restart 1 of .* update 1", out)
@@ -94,13 +110,18 @@ async def test_a_run_whose_rank_is_killed_is_that_of_one_process(
 async def test_a_run_survives_ranks_that_die_fail_and_freeze_and_one_process_continues_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    configs = [with_ranks(tmp_path, num_ranks, 3, checkpoint_every=2) for num_ranks in (1, 2)]
-    alone = (await train_toy(configs[0])).run
+    small = small_run(tmp_path)
+    small = msgspec.structs.replace(small, run=msgspec.structs.replace(small.run, videos_every=99))
+    configs = [
+        with_ranks(small, num_ranks, 3, checkpoint_every=2, pipeline="embodied_ppo")
+        for num_ranks in (1, 2)
+    ]
+    alone = (await trained(configs[0])).run
     failures = tmp_path / "failures"
     # a line for each update that is begun: the second twice in vain, then the third once
     failures.write_text("-\nSIGKILL\n-\nRuntimeError\n-\n-\nSIGSTOP\n")
     monkeypatch.setenv("FAILURES_FILE", str(failures))
-    shared = (await train_toy(configs[1])).run
+    shared = (await trained(configs[1])).run
     told = [
         r"rank 1 of 2 \(pid \d+\) is gone: SIGKILL.* Restart 1 of .* after update 0",
         r"rank 1 of 2 failed: RuntimeError: the device is gone.* Restart 2 of .* update 0",
@@ -114,7 +135,7 @@ async def test_a_run_survives_ranks_that_die_fail_and_freeze_and_one_process_con
     continued = msgspec.structs.replace(
         configs[0], run=msgspec.structs.replace(configs[0].run, updates=4)
     )
-    await train_toy(continued, resume=RunDirectory.resume(shared.path))
+    await trained(continued, resume=RunDirectory.resume(shared.path))
     assert [line["update"] for line in metrics_in(shared)] == [1, 2, 3, 4]
 
 
@@ -122,8 +143,9 @@ def require_same_updates(found: RunDirectory, expected: RunDirectory) -> None:
     kept = ("update", "update/loss", "update/grad_norm", "update/tokens", "reward/success_rate")
     kept += ("critic/loss", "critic/grad_norm", "update/reference_kl")
     for one, two in zip(metrics_in(expected), metrics_in(found), strict=True):
+        # the loss of an MLP's first step is the rounding of a sum that is zero
         assert {name: two[name] for name in kept} == pytest.approx(
-            {name: one[name] for name in kept}, rel=1e-4
+            {name: one[name] for name in kept}, rel=1e-4, abs=1e-7
         )
 
 
@@ -143,12 +165,12 @@ def test_a_run_ends_after_too_many_restarts_without_a_new_checkpoint() -> None:
 async def test_policies_of_a_team_with_different_numbers_of_ranks_are_refused(
     tmp_path: Path,
 ) -> None:
-    config = with_ranks(tmp_path, 2, updates=1)
+    config = with_ranks(small_run(tmp_path), 2, updates=1, pipeline="embodied_ppo")
     alone = msgspec.structs.replace(config.learner, ranks=1)
-    other = Member(policy_of(config), learner=alone)
-    team = Team({"policy": Member(policy_of(config)), "other": other})
+    other = Member(srpo_toy.policy_of(config), learner=alone)
+    team = Team({"policy": Member(srpo_toy.policy_of(config)), "other": other})
     with pytest.raises(ConfigError, match="ranks is 1, expected 2, as for the other policies"):
-        await train(config, starts_of(config), team)
+        await train(config, srpo_toy.starts_of(config), team)
 
 
 async def test_a_dry_run_prints_the_memory_of_each_rank(tmp_path: Path) -> None:
@@ -157,7 +179,7 @@ async def test_a_dry_run_prints_the_memory_of_each_rank(tmp_path: Path) -> None:
         what_runs="toy", simulator_mb=15, server_mb=60, chunk_bytes=100, num_chunks=3
     )
     size = PolicySize(num_trained=7_541_237_184, num_frozen=0, bytes_each=2)
-    config = with_ranks(tmp_path, 8, updates=1)
+    config = with_ranks(small_run(tmp_path), 8, updates=1, pipeline="embodied_ppo")
     print_plan(config, footprint, size.weight_bytes, 0, out, size)
     text = out.export_text()
     assert "learner ranks" in text

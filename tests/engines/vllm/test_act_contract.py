@@ -59,10 +59,11 @@ class Acting:
     scope="module",
     loop_scope="module",
     params=[
-        *("torch oft", "torch tokens", "vllm oft", "vllm tokens"),
+        *("torch oft", "torch tokens", "vllm tokens"),
+        # in the suite, test_life.py and test_recipes.py start engines of this policy
         *(
-            pytest.param(f"vllm tokens {mode}", marks=pytest.mark.proof)
-            for mode in ("keep", "restart")
+            pytest.param(kind, marks=pytest.mark.proof)
+            for kind in ("vllm oft", "vllm tokens keep", "vllm tokens restart")
         ),
     ],
 )

@@ -237,6 +237,33 @@ async def test_an_engine_that_is_given_up_is_logged_as_an_error(
     assert "its place stays empty" in record.getMessage()
 
 
+async def test_a_killed_engine_is_replaced_by_one_with_the_weights_of_now(
+    publication: Publication,
+) -> None:
+    made: list[FakeReplica] = []
+
+    def make() -> FakeReplica:
+        made.append(FakeReplica("engine", CONFIG))
+        return made[-1]
+
+    keeper = Keeper(make, publication, CONFIG, lambda: None)
+    await keeper.open()
+    assert made[0].weight_version == 1
+    running = asyncio.create_task(keeper.run())
+    made[0].llm.process.kill()
+    async with asyncio.timeout(20):
+        async with publication.turn:  # as the engine holds it over an update
+            await publication.publish(publication.write(weights(2), 2), made[:1], began=0.0)
+        while keeper.replica in (None, made[0]):  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+    assert keeper.replica is made[1]
+    assert (made[1].is_ready, made[1].weight_version) == (True, 2)
+    assert keeper.num_restarts == 1
+    running.cancel()
+    await asyncio.wait([running])
+    await keeper.close()
+
+
 async def test_an_engine_that_dies_asleep_is_replaced_only_once_it_may_wake(
     publication: Publication,
 ) -> None:

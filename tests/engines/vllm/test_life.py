@@ -42,6 +42,11 @@ pytestmark = [
 
 SUPPORT = Path(__file__).parent / "support"
 
+TWO_ENGINES = pytest.param(2, marks=pytest.mark.proof)
+needs_two_engines = pytest.mark.parametrize("team", [TWO_ENGINES], indirect=True)
+"""A proof: the suite starts one engine, for 9 s of CPU time; test_routing.py and test_half_loaded.py
+have several, without vLLM's start-up."""
+
 
 def state_of_this_process() -> dict[str, object]:
     return {
@@ -53,16 +58,19 @@ def state_of_this_process() -> dict[str, object]:
 
 
 class Team:
-    """Two engines behind one door, in an empty folder for temporary files; they begin with weights
-    of version 5.
+    """Engines behind one door, in an empty folder for temporary files; they begin with weights of
+    version 5.
     """
 
-    def __init__(self, lane: DeviceLane, folder: Path) -> None:
+    def __init__(self, lane: DeviceLane, folder: Path, num_engines: int) -> None:
         hour = 3600.0  # no deadline finds an engine that stands still
         vllm = VllmConfig(
-            num_engines=2, update_mode="drain", health_every_s=hour, update_timeout_s=hour
+            num_engines=num_engines,
+            update_mode="drain",
+            health_every_s=hour,
+            update_timeout_s=hour,
         )
-        self.lane, self.folder = lane, folder
+        self.lane, self.folder, self.num_engines = lane, folder, num_engines
         self.first, self.newer = oft_policy(), moved(oft_policy(), 3)
         self.engine = VllmActionEngine(serve(self.first), lane, EngineConfig(vllm=vllm))
         self.answers: list[tuple[int, ActionChunk]] = []
@@ -105,12 +113,12 @@ class Team:
                 tasks.create_task(keep_asking(number))
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def team() -> AsyncIterator[Team]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[1, TWO_ENGINES])
+async def team(request: pytest.FixtureRequest) -> AsyncIterator[Team]:
     with tempfile.TemporaryDirectory(dir="/tmp") as own, pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", own)  # a short path, as sockets need
         async with DeviceLane(1) as lane:
-            team = Team(lane, Path(own))
+            team = Team(lane, Path(own), request.param)
             await team.open()
             try:
                 yield team
@@ -120,7 +128,7 @@ async def team() -> AsyncIterator[Team]:
 
 
 async def test_starting_engines_draws_no_random_number_of_the_learner(team: Team) -> None:
-    assert len(team.engine.pids) == 2
+    assert len(team.engine.pids) == team.num_engines
     assert team.changed_by_start == []
 
 
@@ -136,6 +144,7 @@ async def test_engines_begin_with_the_weights_that_they_were_given_before(team: 
     assert 0.0 < stats.busy_share < 1.0
 
 
+@needs_two_engines
 async def test_requests_go_to_the_least_loaded_engine(
     team: Team, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -157,6 +166,7 @@ async def test_requests_go_to_the_least_loaded_engine(
     assert min(gained) >= 4
 
 
+@needs_two_engines
 async def test_every_engine_gets_new_weights_or_none_does(team: Team) -> None:
     await team.publish(moved(oft_policy(), 1), 6)
     checksums = await team.engine.checksums()
@@ -164,6 +174,7 @@ async def test_every_engine_gets_new_weights_or_none_does(team: Team) -> None:
     assert len(set(checksums.values())) == 1
 
 
+@needs_two_engines
 async def test_a_killed_engine_loses_nobodys_request_and_comes_back_with_the_weights_of_now(
     team: Team,
 ) -> None:
@@ -186,8 +197,7 @@ async def test_a_killed_engine_loses_nobodys_request_and_comes_back_with_the_wei
     )
 
 
-# test_half_loaded.py stops an engine at every step of an update, without vLLM's start-up
-@pytest.mark.proof
+@needs_two_engines
 async def test_an_engine_that_is_stopped_in_an_update_is_replaced_and_loses_nobodys_request(
     team: Team,
 ) -> None:

@@ -58,6 +58,13 @@ def dead() -> ActorDied:
     return ActorDied("vllm-0", 1, "its process is gone")
 
 
+async def test_a_request_goes_to_the_least_loaded_engine() -> None:
+    busy, free, resting = Replica(), Replica(answered(4, 4)), Replica()
+    busy.num_running, free.num_running, resting.is_ready = 3, 2, False
+    await ask(router(busy, free, resting))
+    assert (busy.num_asked, free.num_asked, resting.num_asked) == (0, 1, 0)
+
+
 async def test_the_request_of_an_engine_that_dies_is_answered_by_another_one() -> None:
     dying, living = Replica(dead()), Replica(answered(4, 4))
     living.num_running = 1
