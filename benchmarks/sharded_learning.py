@@ -9,6 +9,8 @@ parameters whose largest |gradient| is below 1e-4 of the global norm are compare
 Keys of the last line:
     grad_rel_diff_2, grad_rel_diff_4   first gradient of 2 and 4 ranks against one process, worst of
                                        OpenVLA-OFT, OpenVLA and a language model, all tiny
+    grad_rel_diff_tp2, grad_rel_diff_dp2_tp2   the same of 2 ranks that share every layer, and of 2
+                                       such pairs, worst of these and of Qwen3
     update_rel_diff_3       Adam's mean gradient after three updates on 2 ranks, worst of ppo, gspo
                             and clip_cov
     resume_rel_diff         the same after two more updates: saved on 2 ranks, resumed on 1, 3 and 4
@@ -36,7 +38,7 @@ import torch
 import uvloop
 from torch import Tensor
 
-from benchmarks.conversations import SHAPE, broken, chat, episode, turn
+from benchmarks.conversations import SHAPE, broken, chat, episode, qwen3, turn
 from benchmarks.interleaved import print_json_line
 from benchmarks.learner_step import make_trajectories
 from benchmarks.shared_updates import gradients, relative_difference, saved, settings
@@ -52,7 +54,7 @@ from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.types import Trajectory
 
 ADVANTAGES: Final = (1.0, -0.5, 0.25)
-PARTS: Final = ("gradients", "updates", "resume", "cost", "publication", "death")
+PARTS: Final = ("gradients", "tensor", "updates", "resume", "cost", "publication", "death")
 LOSSES: Final = ("ppo", "gspo", "clip_cov")
 
 
@@ -73,6 +75,9 @@ def language() -> Any:
     return tiny_language(SHAPE, ["a"], seed=0)
 
 
+FAMILIES: Final = (small_oft, small_openvla, language)
+
+
 def wide_oft() -> OpenVlaOft:
     """Make an OpenVLA-OFT of about 43 million parameters."""
     shape = tiny(image_size=28, cameras=("image",), proprio=None)
@@ -90,14 +95,20 @@ def episodes(policy: Any) -> list[Trajectory]:
 
 
 async def gradient_difference(
-    make: Callable[[], Any], num_ranks: int, runtime: Runtime, lane: DeviceLane, folder: Path
+    make: Callable[[], Any],
+    num_ranks: int,
+    runtime: Runtime,
+    lane: DeviceLane,
+    folder: Path,
+    tensor_parallel: int = 1,
 ) -> float:
     """Compare the first gradient of several ranks with one process's."""
     alone, shared = make(), make()
     played = episodes(alone)
     one = Learner(alone, lane, settings())
     expected = await gradients(one, played, ADVANTAGES, folder / "one")
-    async with ShardedLearner(shared, runtime, lane, settings(ranks=num_ranks)) as many:
+    ranks = settings(ranks=num_ranks, tensor_parallel=tensor_parallel)
+    async with ShardedLearner(shared, runtime, lane, ranks) as many:
         found = await gradients(many, played, ADVANTAGES, folder / "many")
     return relative_difference(found, expected)
 
@@ -252,7 +263,24 @@ async def gradient_differences(
                 gradient_difference(
                     make, num_ranks, runtime, lane, folder / f"{make.__name__}-{num_ranks}"
                 )
-                for make in (small_oft, small_openvla, language)
+                for make in FAMILIES
+            ]
+        )
+    return figures
+
+
+async def cut_gradient_differences(
+    runtime: Runtime, lane: DeviceLane, folder: Path
+) -> dict[str, float]:
+    """Compare the gradients of ranks that share every layer in pairs with one process's."""
+    figures = {}
+    for name, num_ranks in (("tp2", 2), ("dp2_tp2", 4)):
+        figures[f"grad_rel_diff_{name}"] = await worst(
+            [
+                gradient_difference(
+                    make, num_ranks, runtime, lane, folder / f"{make.__name__}-{name}", 2
+                )
+                for make in (*FAMILIES, qwen3)
             ]
         )
     return figures
@@ -262,6 +290,8 @@ async def measured(part: str, runtime: Runtime, lane: DeviceLane, folder: Path) 
     """Measure one part."""
     if part == "gradients":
         return await gradient_differences(runtime, lane, folder)
+    if part == "tensor":
+        return await cut_gradient_differences(runtime, lane, folder)
     if part == "updates":
         differences = [update_difference(loss, runtime, lane, folder / loss) for loss in LOSSES]
         return {"update_rel_diff_3": await worst(differences)}

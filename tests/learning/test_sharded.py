@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -44,9 +43,8 @@ from vla_rl.learning.decisions import decisions_of
 from vla_rl.learning.rank_memory import PolicySize, rank_memory, require_gpus
 from vla_rl.learning.sharded import RankFailed, ShardedLearner
 from vla_rl.learning.sharded.staged import write_staged
-from vla_rl.models.language import CausalLanguageModel, VisionLanguageModel
+from vla_rl.models.language import VisionLanguageModel
 from vla_rl.models.language import tiny as tiny_language
-from vla_rl.models.language.tiny import write_tokenizer
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
@@ -87,18 +85,10 @@ def language() -> Any:
     return tiny_language(conversations.SHAPE, ["a"], seed=0)
 
 
-def qwen3() -> Any:
-    """A tiny network of Qwen3's architecture, with weights of its own in the output head."""
-    return transformers_policy(
-        transformers.Qwen3ForCausalLM,
-        transformers.Qwen3Config(**QWEN3, intermediate_size=64, tie_word_embeddings=False),
-    )
-
-
 def qwen3_moe() -> Any:
     """A tiny mixture of experts of Qwen3's architecture: two of four experts for each token."""
     shape = transformers.Qwen3MoeConfig(
-        **QWEN3,
+        **conversations.QWEN3,
         intermediate_size=64,
         moe_intermediate_size=16,
         num_experts=4,
@@ -106,26 +96,7 @@ def qwen3_moe() -> Any:
         norm_topk_prob=True,
         tie_word_embeddings=False,
     )
-    return transformers_policy(transformers.Qwen3MoeForCausalLM, shape)
-
-
-QWEN3 = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-}
-
-
-def transformers_policy(kind: Any, shape: Any) -> Any:
-    with TemporaryDirectory() as folder, torch.random.fork_rng():
-        torch.manual_seed(0)
-        write_tokenizer(Path(folder), conversations.SHAPE, ["a"])
-        kind(shape).save_pretrained(folder)
-        return CausalLanguageModel.load(Path(folder))
+    return conversations.with_random_weights(transformers.Qwen3MoeForCausalLM, shape)
 
 
 def episodes(policy: Any) -> list[Trajectory]:
@@ -286,7 +257,7 @@ async def test_a_critic_and_a_reference_on_ranks_are_those_of_one_process(
 async def test_a_qwen3_with_offloaded_masters_has_the_gradients_of_one_process(
     runtime: Runtime, lane: DeviceLane, tmp_path: Path
 ) -> None:
-    assert await difference(qwen3, runtime, lane, tmp_path, 2, offload=True) <= 3e-6
+    assert await difference(conversations.qwen3, runtime, lane, tmp_path, 2, offload=True) <= 3e-6
 
 
 async def test_a_mixture_of_experts_with_shared_weights_has_the_gradients_of_one_process(

@@ -38,7 +38,8 @@ async def launch(
     # torch takes 2 s to import and matplotlib half a second: `--help` and errors must not wait
     from vla_rl.commands.rehearsal import rehearse_training
     from vla_rl.doctor import Patient, findings_at_start
-    from vla_rl.learning.rank_memory import size_of
+    from vla_rl.learning.rank_memory import size_of_policy
+    from vla_rl.learning.tensor_plan import require_tensor_plan
     from vla_rl.training.estimates import concerns_gpus, estimate_run
     from vla_rl.training.run import TrainingRun, train
     from vla_rl.training.team import Team
@@ -49,7 +50,8 @@ async def launch(
         size = None
         if config.learner.ranks > 1 and len(team.members) == 1:
             (member,) = team.members.values()
-            size = size_of(member.model.network)
+            require_tensor_plan(member.model, config.learner)
+            size = size_of_policy(member.model, config.learner)
         shown = concerns_gpus(config, team)
         estimate = None
         if shown:

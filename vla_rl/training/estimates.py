@@ -13,7 +13,7 @@ import torch
 
 from vla_rl.engines.peaks import TERA, DevicePeak, peak_of
 from vla_rl.learning.gpu_memory import GIB, CudaOverheads, GpuEstimate, estimate_gpu
-from vla_rl.learning.rank_memory import PolicySize, rank_memory, size_of
+from vla_rl.learning.rank_memory import PolicySize, rank_memory, size_of_policy
 from vla_rl.learning.roofline import Roofline, Workload, roofline
 from vla_rl.learning.traced_pass import Kept, TracedPass, trace_pass
 from vla_rl.models.example_rows import example_row
@@ -74,7 +74,8 @@ def estimate_run(
     row = example_row(member.model)
     if row is None:
         return None
-    learner, size = member.learner or config.learner, size_of(member.model.network)
+    learner = member.learner or config.learner
+    size = size_of_policy(member.model, learner)
     traced = trace_pass(member.model, row.batch, row.tokens)
     recomputes = bool(getattr(member.model, "recomputes_activations", False))
     memory = estimate_gpu(
@@ -113,7 +114,7 @@ def _estimate_talks(
         heard=heard_tokens,
         images=heard_images,
     )
-    size, traced = size_of(model.network), trace_talks(model, talks)
+    size, traced = size_of_policy(model, learner), trace_talks(model, talks)
     copies = dict(_copies(config, size))
     certain = estimate_gpu(size, learner, NOTHING_KEPT, recomputes=False, copies=copies)
     if engine.kind == "torch":

@@ -40,7 +40,7 @@ from vla_rl.learning import (
     ReferenceTeam,
 )
 from vla_rl.learning.optimizer import training_bytes
-from vla_rl.learning.rank_memory import rank_memory, size_of
+from vla_rl.learning.rank_memory import rank_memory, size_of_policy
 from vla_rl.learning.training import WeightSink
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EngineTeam
@@ -217,7 +217,7 @@ def learners_of(
     each = {name: member.learner or config.learner for name, member in team.members.items()}
     num_ranks = max(settings.ranks for settings in each.values())
     rank_bytes = {
-        name: rank_memory(size_of(member.model.network), each[name]).total
+        name: rank_memory(size_of_policy(member.model, each[name]), each[name]).total
         for name, member in team.members.items()
     }
     for name, member in team.members.items():

@@ -22,6 +22,8 @@ from vla_rl.learning.imitation_passes import Preparation, imitate
 from vla_rl.learning.optimizer import StepReport
 from vla_rl.learning.passes import PolicyPasses
 from vla_rl.learning.scoring import place_choices
+from vla_rl.learning.sharded.cutting import cut
+from vla_rl.learning.sharded.meshes import Meshes
 from vla_rl.learning.sharded.messages import (
     Rows,
     Seen,
@@ -42,6 +44,7 @@ from vla_rl.learning.sharded.parallel import (
 from vla_rl.learning.sharded.rank_clock import RankClock
 from vla_rl.learning.sharded.shared_training import SharedTraining
 from vla_rl.learning.sharded.state import Part, part_of
+from vla_rl.learning.tensor_plan import tensor_plan_of
 from vla_rl.learning.value_passes import (
     NETWORK,
     NUM_UPDATES,
@@ -98,14 +101,15 @@ class RankParts:
     ) -> None:
         self._clock = clock
         self._model = _loaded(source, device)
-        network, self._shard, self._num_ranks = self._model.network, config.shard, config.ranks
-        self._offload = config.offload
+        network, self._shard, self._offload = self._model.network, config.shard, config.offload
+        self._meshes = Meshes(config, device.type)
         names, self._dtype = _inner_names(self._model), compute_dtype_of(network)
         # copies are made before sharding: a sharded network cannot be copied
         value_module = None
         if source.critic is not None:
             value_module = ValueModule(self._model, source.critic, source.critic_seed)
         self._reference = self._frozen_copy() if source.has_reference else None
+        self._cut(self._model)
         module = PolicyModule(self._model)
         self.policy = SharedTraining(
             network, self._sharded(module, network), config.optimizer, names
@@ -114,7 +118,9 @@ class RankParts:
         self._prepare_shown = _preparing(self._model, source.preparation)
         self._critic: SharedTraining | None = None
         if value_module is not None and source.critic is not None:
-            if not value_module.trains_trunk:
+            if value_module.trains_trunk:
+                self._cut(value_module.trunk)
+            else:
                 value_module.features = module.features
             self._value_module, own = value_module, value_module.trains_trunk
             sharded = self._sharded(
@@ -222,7 +228,7 @@ class RankParts:
     ) -> ShardedModule:
         sharded = ShardedModule(
             module,
-            self._num_ranks,
+            self._meshes,
             self._shard,
             blocks=() if network is None else blocks_of(network),
             dtype=self._dtype,
@@ -232,15 +238,21 @@ class RankParts:
         sharded.watch(self._clock)
         return sharded
 
+    def _cut(self, model: Any) -> None:
+        """Keep this rank's part of the layers that tensor parallelism cuts, if there is any."""
+        if self._meshes.tensor is not None:
+            cut(model.network, tensor_plan_of(model), self._meshes.tensor)
+
     def _frozen_copy(self) -> PolicyModule:
         """Return a frozen copy of the policy; it is in shards if weights are."""
         frozen = self._model.copy()
         frozen.network.requires_grad_(False)
+        self._cut(frozen)
         module = PolicyModule(frozen)
         if self._shard == "weights":
             ShardedModule(
                 module,
-                self._num_ranks,
+                self._meshes,
                 self._shard,
                 blocks=blocks_of(frozen.network),
                 dtype=self._dtype,
