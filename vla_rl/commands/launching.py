@@ -45,6 +45,8 @@ async def launch(
     from vla_rl.training.team import Team
 
     config, wanted = command.config, command.launch
+    if footprint.heard_images:
+        model = Team.of(model).showing(footprint.heard_images)
     if wanted.dry_run:
         team = Team.of(model)
         size = None
@@ -55,9 +57,7 @@ async def launch(
         shown = concerns_gpus(config, team)
         estimate = None
         if shown:
-            estimate = await asyncio.to_thread(
-                estimate_run, config, team, footprint.heard_tokens, footprint.heard_images
-            )
+            estimate = await asyncio.to_thread(estimate_run, config, team, footprint.heard_tokens)
         print_plan(config, footprint, *team.num_bytes, size=size, judge=judge, estimate=estimate)
         await rehearse_training(
             config, starts, model, judge=judge, resume=wanted.resume, resume_from=wanted.resume_from
