@@ -13,7 +13,9 @@ Keys of the last line:
                                        such pairs, worst of these and of Qwen3
     update_rel_diff_3       Adam's mean gradient after three updates on 2 ranks, worst of ppo, gspo
                             and clip_cov
-    resume_rel_diff         the same after two more updates: saved on 2 ranks, resumed on 1, 3 and 4
+    resume_rel_diff         the same after two more updates: saved on 2 ranks, resumed on 1, 3 and 4;
+                            1 and 2 ranks differ as much without a resume
+    resume_rel_diff_same    the same, resumed on 2: what saving and reading alone change
     rows_imbalance          largest over mean load of 64 ranks, 512 episodes of 1 to 64 decisions
     cpu_overhead_2          CPU seconds of an update on 2 ranks over one process, 64 rows through
                             about 43 million parameters, after a first one
@@ -132,8 +134,8 @@ async def update_difference(loss: str, runtime: Runtime, lane: DeviceLane, folde
     return relative_difference(found, await moments(one, folder / "one"))
 
 
-async def resume_difference(runtime: Runtime, lane: DeviceLane, folder: Path) -> float:
-    """Compare two updates after resuming on 1, 3 and 4 ranks with the uninterrupted ones on 2."""
+async def resume_differences(runtime: Runtime, lane: DeviceLane, folder: Path) -> dict[str, float]:
+    """Compare two updates after resuming on 1 to 4 ranks with the uninterrupted ones on 2."""
     policy = language()
     played = episodes(policy)
 
@@ -149,14 +151,15 @@ async def resume_difference(runtime: Runtime, lane: DeviceLane, folder: Path) ->
     one = Learner(language(), lane, settings())
     await one.restore(state)
     await go_on(one)
-    differences = [relative_difference(await moments(one, folder / "one"), expected)]
-    for num_ranks in (3, 4):
+    differences = {1: relative_difference(await moments(one, folder / "one"), expected)}
+    for num_ranks in (2, 3, 4):
         async with ShardedLearner(language(), runtime, lane, settings(ranks=num_ranks)) as many:
             await many.restore(state)
             await go_on(many)
             found = await moments(many, folder / f"many-{num_ranks}")
-        differences.append(relative_difference(found, expected))
-    return max(differences)
+        differences[num_ranks] = relative_difference(found, expected)
+    same = differences.pop(2)
+    return {"resume_rel_diff": max(differences.values()), "resume_rel_diff_same": same}
 
 
 async def cost(runtime: Runtime, lane: DeviceLane) -> dict[str, float]:
@@ -296,7 +299,7 @@ async def measured(part: str, runtime: Runtime, lane: DeviceLane, folder: Path) 
         differences = [update_difference(loss, runtime, lane, folder / loss) for loss in LOSSES]
         return {"update_rel_diff_3": await worst(differences)}
     if part == "resume":
-        return {"resume_rel_diff": await resume_difference(runtime, lane, folder / "resume")}
+        return await resume_differences(runtime, lane, folder / "resume")
     if part == "cost":
         return await cost(runtime, lane)
     if part == "publication":

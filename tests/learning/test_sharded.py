@@ -339,9 +339,6 @@ async def test_critics_of_each_family_and_trunk_are_those_of_one_process(
 async def test_every_adapter_has_a_gradient_and_frozen_weights_stay(
     runtime: Runtime, lane: DeviceLane, tmp_path: Path
 ) -> None:
-    def adapted() -> OpenVlaOft:
-        return oft().adapted(LoraConfig(rank=2, alpha=4), seed=1)
-
     policy = adapted()
     trajectories, before = episodes(policy), weights(policy)
     async with sharded(policy, runtime, lane, shard="replicas") as learner:
@@ -521,21 +518,56 @@ async def test_gradients_of_four_ranks_are_those_of_one_process(
     assert await difference(make, runtime, lane, tmp_path, 4) <= 3e-5
 
 
+def recomputing() -> OpenVlaOft:
+    policy = oft()
+    policy.recompute_activations()
+    return policy
+
+
 @pytest.mark.proof
 async def test_recomputed_activations_have_the_same_gradients(
     runtime: Runtime, lane: DeviceLane, tmp_path: Path
 ) -> None:
-    def recomputing() -> OpenVlaOft:
-        policy = oft()
-        policy.recompute_activations()
-        return policy
-
     assert await difference(recomputing, runtime, lane, tmp_path, 2) <= 3e-6
 
 
+def adapted() -> OpenVlaOft:
+    return oft().adapted(LoraConfig(rank=2, alpha=4), seed=1)
+
+
 @pytest.mark.proof
+@pytest.mark.parametrize(
+    ("make", "changes"),
+    [
+        (oft, {"shard": "weights"}),
+        (openvla, {"shard": "gradients"}),
+        (recomputing, {"offload": True}),
+        (adapted, {"shard": "replicas"}),
+    ],
+)
+async def test_four_ranks_that_share_layers_in_pairs_have_the_gradients_of_one_process(
+    make: Callable[[], Any],
+    changes: dict[str, Any],
+    runtime: Runtime,
+    lane: DeviceLane,
+    tmp_path: Path,
+) -> None:
+    gap = await difference(make, runtime, lane, tmp_path, 4, tensor_parallel=2, **changes)
+    assert gap <= 3e-5
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("trunk", "shard"), [("own", "gradients"), ("shared", "weights")])
+async def test_critics_and_references_of_ranks_that_share_layers_are_those_of_one_process(
+    trunk: str, shard: str, runtime: Runtime, lane: DeviceLane
+) -> None:
+    assert await critic_gap(oft, runtime, lane, trunk, 2, shard=shard, tensor_parallel=2) <= 1e-5
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
 async def test_bfloat16_has_the_norm_and_direction_of_one_process(
-    runtime: Runtime, lane: DeviceLane, tmp_path: Path
+    tensor_parallel: int, runtime: Runtime, lane: DeviceLane, tmp_path: Path
 ) -> None:
     def half() -> OpenVlaOft:
         policy = oft()
@@ -546,7 +578,8 @@ async def test_bfloat16_has_the_norm_and_direction_of_one_process(
     trajectories, loose = episodes(alone), {"max_mismatch": 1.0}
     one = Learner(alone, lane, settings(**loose))
     expected = await gradients(one, trajectories, ADVANTAGES, tmp_path / "one")
-    async with sharded(shared, runtime, lane, **loose) as learner:
+    ranks = {**loose, "tensor_parallel": tensor_parallel}
+    async with sharded(shared, runtime, lane, **ranks) as learner:
         found = await gradients(learner, trajectories, ADVANTAGES, tmp_path / "two")
         state = await saved(learner, tmp_path / "again")
         continued = half()

@@ -25,9 +25,11 @@ from torch.distributed.tensor import DTensor
 
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import ConfigError
+from vla_rl.learning.sharded.cutting import cut
 from vla_rl.learning.sharded.gradient_norm import norm_over_ranks
 from vla_rl.learning.sharded.meshes import Meshes
 from vla_rl.learning.sharded.rank_clock import RankClock
+from vla_rl.learning.tensor_plan import TensorPlan
 
 Shard: TypeAlias = Literal["gradients", "weights", "replicas"]
 
@@ -67,11 +69,12 @@ class ShardedModule:
     """A module whose trained parameters are shared by the ranks of a mesh.
 
     Args:
-        module: the module, on the device of this rank; it is sharded in place. It is whole but for
-            layers that tensor parallelism has cut.
+        module: the module, whole, on the device of this rank; it is sharded in place.
         meshes: the ranks.
         shard: what each rank holds.
         blocks: its repeated blocks, each a group of its own.
+        cut_by: a network inside of it, and the layers of that which tensor parallelism cuts; None
+            if it cuts none.
         dtype: type that it computes in.
         exact: parts that compute in float32 whatever `dtype` is.
         shares_frozen: share frozen parameters too, instead of keeping them whole on every rank.
@@ -86,6 +89,7 @@ class ShardedModule:
         shard: Shard,
         *,
         blocks: Iterable[nn.Module],
+        cut_by: tuple[nn.Module, TensorPlan] | None = None,
         dtype: torch.dtype,
         exact: Iterable[nn.Module] = (),
         shares_frozen: bool = False,
@@ -100,6 +104,8 @@ class ShardedModule:
             if parameter.requires_grad:
                 # the shard is the master: an update is smaller than the steps of bfloat16
                 parameter.data = parameter.data.float()
+        if cut_by is not None and meshes.tensor is not None:
+            cut(*cut_by, meshes.tensor)
         frozen = {each for each in module.parameters() if not each.requires_grad}
         device = next(module.parameters()).device.type
         options: dict[str, Any] = {
@@ -109,12 +115,12 @@ class ShardedModule:
         }
         for part in exact:
             fully_shard(part, mesh=meshes.all, mp_policy=_precision(torch.float32), **options)
-        cut: set[nn.Module] = set()
+        in_parts: set[nn.Module] = set()
         for block in blocks:
             is_cut = any(isinstance(each, DTensor) for each in block.parameters())
             mesh = meshes.rows if is_cut else meshes.all
             fully_shard(block, mesh=mesh, mp_policy=_precision(dtype), **options)
-            cut |= {block} if is_cut else set()
+            in_parts |= {block} if is_cut else set()
         fully_shard(module, mesh=meshes.all, mp_policy=_precision(dtype), **options)
         self.norm_of: Callable[[Sequence[Tensor]], Tensor] = (
             nn.utils.get_total_norm if meshes.tensor is None else norm_over_ranks
@@ -127,7 +133,7 @@ class ShardedModule:
             # The ranks of a tensor group compute the same gradients outside of what is cut, and
             # their sum counts them that often. The factor alone asks gloo for PREMUL_SUM, which
             # only NCCL has
-            each.set_gradient_divide_factor(1.0 if each in cut else float(meshes.tensor_size))
+            each.set_gradient_divide_factor(1.0 if each in in_parts else float(meshes.tensor_size))
             each.set_force_sum_reduction_for_comms(True)
             each.set_reshard_after_backward(shard == "weights")
 

@@ -44,7 +44,7 @@ from vla_rl.learning.sharded.parallel import (
 from vla_rl.learning.sharded.rank_clock import RankClock
 from vla_rl.learning.sharded.shared_training import SharedTraining
 from vla_rl.learning.sharded.state import Part, part_of
-from vla_rl.learning.tensor_plan import tensor_plan_of
+from vla_rl.learning.tensor_plan import TensorPlan, tensor_plan_of
 from vla_rl.learning.value_passes import (
     NETWORK,
     NUM_UPDATES,
@@ -103,13 +103,13 @@ class RankParts:
         self._model = _loaded(source, device)
         network, self._shard, self._offload = self._model.network, config.shard, config.offload
         self._meshes = Meshes(config, device.type)
+        self._plan = tensor_plan_of(self._model) if config.tensor_parallel > 1 else None
         names, self._dtype = _inner_names(self._model), compute_dtype_of(network)
         # copies are made before sharding: a sharded network cannot be copied
         value_module = None
         if source.critic is not None:
             value_module = ValueModule(self._model, source.critic, source.critic_seed)
         self._reference = self._frozen_copy() if source.has_reference else None
-        self._cut(self._model)
         module = PolicyModule(self._model)
         self.policy = SharedTraining(
             network, self._sharded(module, network), config.optimizer, names
@@ -118,9 +118,7 @@ class RankParts:
         self._prepare_shown = _preparing(self._model, source.preparation)
         self._critic: SharedTraining | None = None
         if value_module is not None and source.critic is not None:
-            if value_module.trains_trunk:
-                self._cut(value_module.trunk)
-            else:
+            if not value_module.trains_trunk:
                 value_module.features = module.features
             self._value_module, own = value_module, value_module.trains_trunk
             sharded = self._sharded(
@@ -231,6 +229,7 @@ class RankParts:
             self._meshes,
             self._shard,
             blocks=() if network is None else blocks_of(network),
+            cut_by=None if network is None else self._cut_by(network),
             dtype=self._dtype,
             exact=exact,
             offload=self._offload,
@@ -238,16 +237,13 @@ class RankParts:
         sharded.watch(self._clock)
         return sharded
 
-    def _cut(self, model: Any) -> None:
-        """Keep this rank's part of the layers that tensor parallelism cuts, if there is any."""
-        if self._meshes.tensor is not None:
-            cut(model.network, tensor_plan_of(model), self._meshes.tensor)
+    def _cut_by(self, network: nn.Module) -> tuple[nn.Module, TensorPlan] | None:
+        return None if self._plan is None else (network, self._plan)
 
     def _frozen_copy(self) -> PolicyModule:
         """Return a frozen copy of the policy; it is in shards if weights are."""
         frozen = self._model.copy()
         frozen.network.requires_grad_(False)
-        self._cut(frozen)
         module = PolicyModule(frozen)
         if self._shard == "weights":
             ShardedModule(
@@ -255,9 +251,12 @@ class RankParts:
                 self._meshes,
                 self._shard,
                 blocks=blocks_of(frozen.network),
+                cut_by=self._cut_by(frozen.network),
                 dtype=self._dtype,
                 shares_frozen=True,
             ).watch(self._clock)
+        elif self._plan is not None and self._meshes.tensor is not None:
+            cut(frozen.network, self._plan, self._meshes.tensor)
         return module
 
 
