@@ -1,11 +1,16 @@
 """Conversations of a tiny language policy, with the log-probs that it gives its own replies."""
 
 from collections.abc import Sequence
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 import torch
+import transformers
 
 from vla_rl.models.language import CausalLanguageModel, TinyConfig
+from vla_rl.models.language.tiny import write_tokenizer
 from vla_rl.types import (
     ActionChunk,
     EnvSpec,
@@ -24,6 +29,32 @@ SHAPE = TinyConfig(
     vocab_size=300,
     context_size=256,
 )
+
+
+QWEN3: Any = {
+    "vocab_size": 300,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 256,
+}
+
+
+def qwen3() -> CausalLanguageModel:
+    """A tiny network of Qwen3's architecture, with weights of its own in the output head."""
+    shape = transformers.Qwen3Config(**QWEN3, intermediate_size=64, tie_word_embeddings=False)
+    return with_random_weights(transformers.Qwen3ForCausalLM, shape)
+
+
+def with_random_weights(kind: Any, shape: Any) -> CausalLanguageModel:
+    """A policy on a network of transformers."""
+    with TemporaryDirectory() as folder, torch.random.fork_rng():
+        torch.manual_seed(0)
+        write_tokenizer(Path(folder), SHAPE, ["a"])
+        kind(shape).save_pretrained(folder)
+        return CausalLanguageModel.load(Path(folder))
 
 
 def turn(

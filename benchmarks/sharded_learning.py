@@ -9,9 +9,13 @@ parameters whose largest |gradient| is below 1e-4 of the global norm are compare
 Keys of the last line:
     grad_rel_diff_2, grad_rel_diff_4   first gradient of 2 and 4 ranks against one process, worst of
                                        OpenVLA-OFT, OpenVLA and a language model, all tiny
+    grad_rel_diff_tp2, grad_rel_diff_dp2_tp2   the same of 2 ranks that share every layer, and of 2
+                                       such pairs, worst of these and of Qwen3
     update_rel_diff_3       Adam's mean gradient after three updates on 2 ranks, worst of ppo, gspo
                             and clip_cov
-    resume_rel_diff         the same after two more updates: saved on 2 ranks, resumed on 1, 3 and 4
+    resume_rel_diff         the same after two more updates: saved on 2 ranks, resumed on 1, 3 and 4;
+                            1 and 2 ranks differ as much without a resume
+    resume_rel_diff_same    the same, resumed on 2: what saving and reading alone change
     rows_imbalance          largest over mean load of 64 ranks, 512 episodes of 1 to 64 decisions
     cpu_overhead_2          CPU seconds of an update on 2 ranks over one process, 64 rows through
                             about 43 million parameters, after a first one
@@ -36,7 +40,7 @@ import torch
 import uvloop
 from torch import Tensor
 
-from benchmarks.conversations import SHAPE, broken, chat, episode, turn
+from benchmarks.conversations import SHAPE, broken, chat, episode, qwen3, turn
 from benchmarks.interleaved import print_json_line
 from benchmarks.learner_step import make_trajectories
 from benchmarks.shared_updates import gradients, relative_difference, saved, settings
@@ -52,7 +56,7 @@ from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.types import Trajectory
 
 ADVANTAGES: Final = (1.0, -0.5, 0.25)
-PARTS: Final = ("gradients", "updates", "resume", "cost", "publication", "death")
+PARTS: Final = ("gradients", "tensor", "updates", "resume", "cost", "publication", "death")
 LOSSES: Final = ("ppo", "gspo", "clip_cov")
 
 
@@ -73,6 +77,9 @@ def language() -> Any:
     return tiny_language(SHAPE, ["a"], seed=0)
 
 
+FAMILIES: Final = (small_oft, small_openvla, language)
+
+
 def wide_oft() -> OpenVlaOft:
     """Make an OpenVLA-OFT of about 43 million parameters."""
     shape = tiny(image_size=28, cameras=("image",), proprio=None)
@@ -90,14 +97,20 @@ def episodes(policy: Any) -> list[Trajectory]:
 
 
 async def gradient_difference(
-    make: Callable[[], Any], num_ranks: int, runtime: Runtime, lane: DeviceLane, folder: Path
+    make: Callable[[], Any],
+    num_ranks: int,
+    runtime: Runtime,
+    lane: DeviceLane,
+    folder: Path,
+    tensor_parallel: int = 1,
 ) -> float:
     """Compare the first gradient of several ranks with one process's."""
     alone, shared = make(), make()
     played = episodes(alone)
     one = Learner(alone, lane, settings())
     expected = await gradients(one, played, ADVANTAGES, folder / "one")
-    async with ShardedLearner(shared, runtime, lane, settings(ranks=num_ranks)) as many:
+    ranks = settings(ranks=num_ranks, tensor_parallel=tensor_parallel)
+    async with ShardedLearner(shared, runtime, lane, ranks) as many:
         found = await gradients(many, played, ADVANTAGES, folder / "many")
     return relative_difference(found, expected)
 
@@ -121,8 +134,8 @@ async def update_difference(loss: str, runtime: Runtime, lane: DeviceLane, folde
     return relative_difference(found, await moments(one, folder / "one"))
 
 
-async def resume_difference(runtime: Runtime, lane: DeviceLane, folder: Path) -> float:
-    """Compare two updates after resuming on 1, 3 and 4 ranks with the uninterrupted ones on 2."""
+async def resume_differences(runtime: Runtime, lane: DeviceLane, folder: Path) -> dict[str, float]:
+    """Compare two updates after resuming on 1 to 4 ranks with the uninterrupted ones on 2."""
     policy = language()
     played = episodes(policy)
 
@@ -138,14 +151,15 @@ async def resume_difference(runtime: Runtime, lane: DeviceLane, folder: Path) ->
     one = Learner(language(), lane, settings())
     await one.restore(state)
     await go_on(one)
-    differences = [relative_difference(await moments(one, folder / "one"), expected)]
-    for num_ranks in (3, 4):
+    differences = {1: relative_difference(await moments(one, folder / "one"), expected)}
+    for num_ranks in (2, 3, 4):
         async with ShardedLearner(language(), runtime, lane, settings(ranks=num_ranks)) as many:
             await many.restore(state)
             await go_on(many)
             found = await moments(many, folder / f"many-{num_ranks}")
-        differences.append(relative_difference(found, expected))
-    return max(differences)
+        differences[num_ranks] = relative_difference(found, expected)
+    same = differences.pop(2)
+    return {"resume_rel_diff": max(differences.values()), "resume_rel_diff_same": same}
 
 
 async def cost(runtime: Runtime, lane: DeviceLane) -> dict[str, float]:
@@ -252,7 +266,24 @@ async def gradient_differences(
                 gradient_difference(
                     make, num_ranks, runtime, lane, folder / f"{make.__name__}-{num_ranks}"
                 )
-                for make in (small_oft, small_openvla, language)
+                for make in FAMILIES
+            ]
+        )
+    return figures
+
+
+async def cut_gradient_differences(
+    runtime: Runtime, lane: DeviceLane, folder: Path
+) -> dict[str, float]:
+    """Compare the gradients of ranks that share every layer in pairs with one process's."""
+    figures = {}
+    for name, num_ranks in (("tp2", 2), ("dp2_tp2", 4)):
+        figures[f"grad_rel_diff_{name}"] = await worst(
+            [
+                gradient_difference(
+                    make, num_ranks, runtime, lane, folder / f"{make.__name__}-{name}", 2
+                )
+                for make in (*FAMILIES, qwen3)
             ]
         )
     return figures
@@ -262,11 +293,13 @@ async def measured(part: str, runtime: Runtime, lane: DeviceLane, folder: Path) 
     """Measure one part."""
     if part == "gradients":
         return await gradient_differences(runtime, lane, folder)
+    if part == "tensor":
+        return await cut_gradient_differences(runtime, lane, folder)
     if part == "updates":
         differences = [update_difference(loss, runtime, lane, folder / loss) for loss in LOSSES]
         return {"update_rel_diff_3": await worst(differences)}
     if part == "resume":
-        return {"resume_rel_diff": await resume_difference(runtime, lane, folder / "resume")}
+        return await resume_differences(runtime, lane, folder / "resume")
     if part == "cost":
         return await cost(runtime, lane)
     if part == "publication":

@@ -7,7 +7,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.recipes.train_toy import TrainToyConfig
 
 
-@pytest.mark.parametrize("what", ["tensor", "pipeline", "context"])
+@pytest.mark.parametrize("what", ["pipeline", "context"])
 @pytest.mark.parametrize("spelling", ["--learner.{}-parallel", "--learner.{}_parallel=2"])
 def test_other_kinds_of_parallelism_are_refused_by_name(what: str, spelling: str) -> None:
     option = f"--learner.{what}-parallel"

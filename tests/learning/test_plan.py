@@ -98,6 +98,22 @@ def test_settings_of_ranks_that_would_do_nothing_are_refused() -> None:
         LearnerConfig(shard="weights")
 
 
+def test_the_scaling_page_has_the_memory_of_ranks_that_share_layers() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
+    rows = re.findall(r"^\| (\d+) \| (\d+) \| ([\d. |]+) \|$", page, re.MULTILINE)
+    assert [(ranks, each) for ranks, each, _ in rows] == [
+        *(("2", "1"), ("2", "2")),
+        *(("8", "1"), ("8", "2"), ("8", "4")),
+    ]
+    size = PolicySize(7_541_237_184, 0, bytes_each=2, num_cut=6_476_005_376)
+    for ranks, each, numbers in rows:
+        found = []
+        for shard in ("gradients", "weights", "replicas"):
+            config = LearnerConfig(ranks=int(ranks), tensor_parallel=int(each), shard=shard)
+            found.append(f"{rank_memory(size, config).total / 2**30:.1f}")
+        assert " | ".join(found) == numbers
+
+
 def test_the_scaling_page_has_the_memory_of_the_arithmetic() -> None:
     page = (Path(__file__).parents[2] / "docs" / "scaling.md").read_text()
     rows = re.findall(r"^\| (\d+) \| ([\d.]+) \| ([\d.]+|-) \| ([\d.]+|-) \|$", page, re.MULTILINE)

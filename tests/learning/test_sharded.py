@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import msgspec
@@ -44,9 +43,8 @@ from vla_rl.learning.decisions import decisions_of
 from vla_rl.learning.rank_memory import PolicySize, rank_memory, require_gpus
 from vla_rl.learning.sharded import RankFailed, ShardedLearner
 from vla_rl.learning.sharded.staged import write_staged
-from vla_rl.models.language import CausalLanguageModel, VisionLanguageModel
+from vla_rl.models.language import VisionLanguageModel
 from vla_rl.models.language import tiny as tiny_language
-from vla_rl.models.language.tiny import write_tokenizer
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
@@ -87,18 +85,10 @@ def language() -> Any:
     return tiny_language(conversations.SHAPE, ["a"], seed=0)
 
 
-def qwen3() -> Any:
-    """A tiny network of Qwen3's architecture, with weights of its own in the output head."""
-    return transformers_policy(
-        transformers.Qwen3ForCausalLM,
-        transformers.Qwen3Config(**QWEN3, intermediate_size=64, tie_word_embeddings=False),
-    )
-
-
 def qwen3_moe() -> Any:
     """A tiny mixture of experts of Qwen3's architecture: two of four experts for each token."""
     shape = transformers.Qwen3MoeConfig(
-        **QWEN3,
+        **conversations.QWEN3,
         intermediate_size=64,
         moe_intermediate_size=16,
         num_experts=4,
@@ -106,26 +96,7 @@ def qwen3_moe() -> Any:
         norm_topk_prob=True,
         tie_word_embeddings=False,
     )
-    return transformers_policy(transformers.Qwen3MoeForCausalLM, shape)
-
-
-QWEN3 = {
-    "vocab_size": 300,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 256,
-}
-
-
-def transformers_policy(kind: Any, shape: Any) -> Any:
-    with TemporaryDirectory() as folder, torch.random.fork_rng():
-        torch.manual_seed(0)
-        write_tokenizer(Path(folder), conversations.SHAPE, ["a"])
-        kind(shape).save_pretrained(folder)
-        return CausalLanguageModel.load(Path(folder))
+    return conversations.with_random_weights(transformers.Qwen3MoeForCausalLM, shape)
 
 
 def episodes(policy: Any) -> list[Trajectory]:
@@ -285,7 +256,7 @@ async def test_a_critic_and_a_reference_on_ranks_are_those_of_one_process(
     assert await critic_gap(mlp, runtime, lane, "own") <= 1e-5
 
 
-@pytest.mark.parametrize("make", [mlp, pytest.param(qwen3, marks=pytest.mark.proof)])
+@pytest.mark.parametrize("make", [mlp, pytest.param(conversations.qwen3, marks=pytest.mark.proof)])
 async def test_offloaded_masters_have_the_gradients_of_one_process(
     make: Callable[[], Any], runtime: Runtime, lane: DeviceLane, tmp_path: Path
 ) -> None:
@@ -571,21 +542,52 @@ async def test_gradients_of_four_ranks_are_those_of_one_process(
     assert await difference(make, runtime, lane, tmp_path, 4) <= 3e-5
 
 
+def recomputing() -> OpenVlaOft:
+    policy = oft()
+    policy.recompute_activations()
+    return policy
+
+
 @pytest.mark.proof
 async def test_recomputed_activations_have_the_same_gradients(
     runtime: Runtime, lane: DeviceLane, tmp_path: Path
 ) -> None:
-    def recomputing() -> OpenVlaOft:
-        policy = oft()
-        policy.recompute_activations()
-        return policy
-
     assert await difference(recomputing, runtime, lane, tmp_path, 2) <= 3e-6
 
 
 @pytest.mark.proof
+@pytest.mark.parametrize(
+    ("make", "changes"),
+    [
+        (oft, {"shard": "weights"}),
+        (openvla, {"shard": "gradients"}),
+        (recomputing, {"offload": True}),
+        (adapted, {"shard": "replicas"}),
+    ],
+)
+async def test_four_ranks_that_share_layers_in_pairs_have_the_gradients_of_one_process(
+    make: Callable[[], Any],
+    changes: dict[str, Any],
+    runtime: Runtime,
+    lane: DeviceLane,
+    tmp_path: Path,
+) -> None:
+    gap = await difference(make, runtime, lane, tmp_path, 4, tensor_parallel=2, **changes)
+    assert gap <= 3e-5
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize(("trunk", "shard"), [("own", "gradients"), ("shared", "weights")])
+async def test_critics_and_references_of_ranks_that_share_layers_are_those_of_one_process(
+    trunk: str, shard: str, runtime: Runtime, lane: DeviceLane
+) -> None:
+    assert await critic_gap(oft, runtime, lane, trunk, 2, shard=shard, tensor_parallel=2) <= 1e-5
+
+
+@pytest.mark.proof
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
 async def test_bfloat16_has_the_norm_and_direction_of_one_process(
-    runtime: Runtime, lane: DeviceLane, tmp_path: Path
+    tensor_parallel: int, runtime: Runtime, lane: DeviceLane, tmp_path: Path
 ) -> None:
     def half() -> OpenVlaOft:
         policy = oft()
@@ -596,7 +598,8 @@ async def test_bfloat16_has_the_norm_and_direction_of_one_process(
     trajectories, loose = episodes(alone), {"max_mismatch": 1.0}
     one = Learner(alone, lane, settings(**loose))
     expected = await gradients(one, trajectories, ADVANTAGES, tmp_path / "one")
-    async with sharded(shared, runtime, lane, **loose) as learner:
+    ranks = {**loose, "tensor_parallel": tensor_parallel}
+    async with sharded(shared, runtime, lane, **ranks) as learner:
         found = await gradients(learner, trajectories, ADVANTAGES, tmp_path / "two")
         state = await saved(learner, tmp_path / "again")
         continued = half()

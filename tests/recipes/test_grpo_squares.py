@@ -4,12 +4,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tiny_vision import tiny_vision, write_tiny_vision
 
+from benchmarks.gpu.tracked_memory import compare_talks
 from vla_rl.commands.command_line import TrainingLaunch, parse_command
 from vla_rl.envs.text.tasks.square import COLOURS, draw_square
 from vla_rl.errors import ConfigError
 from vla_rl.learning import LearnerConfig
+from vla_rl.models.example_talks import Talks, image_tokens
 from vla_rl.models.language import VisionLanguageModel, load_language_model
 from vla_rl.observe import read_metrics
 from vla_rl.pipelines.config import RunConfig
@@ -21,7 +24,7 @@ from vla_rl.recipes.grpo_squares import (
     starts_of,
 )
 from vla_rl.recipes.grpo_text import ARITHMETIC_BASE
-from vla_rl.training.estimates import estimate_run
+from vla_rl.training.estimates import estimate_run, require_gpu_memory
 from vla_rl.training.team import Team
 
 COMMAND = (
@@ -59,7 +62,7 @@ def test_images_of_validation_are_never_trained_on_and_the_seed_draws_them() -> 
     assert side == ("left" if places[:, 1].max() < 20 else "right")
 
 
-def test_the_plan_counts_the_images(tmp_path: Path) -> None:
+def test_the_plan_counts_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = GrpoSquaresConfig(
         run=RunConfig(name="x", root=str(tmp_path)), size=168, learner=LearnerConfig(micro_batch=2)
     )
@@ -75,6 +78,21 @@ def test_the_plan_counts_the_images(tmp_path: Path) -> None:
     added = with_images.memory.terms["activations"] - without.memory.terms["activations"]
     # the tower's three blocks keep at least their products, each 32 or 48 numbers for a patch
     assert added > 3 * shown * 4 * (3 * 32 + 3 * 48)
+    # what is refused without room for it: the images alone, held against torch's tracker
+    (tokens,) = image_tokens(model, ((168, 168),))
+    shortest = Talks(tokens + 1, 1, 1, rows=2, images=((168, 168),))
+    tracked = compare_talks(model, shortest)
+    assert abs(tracked.error) <= 0.05
+    kept = tracked.estimate.terms["activations"]
+    assert with_images.certain.terms["activations"] == kept > 0
+    assert without.certain.terms["activations"] == 0
+    shows = team.showing(footprint.heard_images)
+    available = without.certain.total + kept // 2
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (available, available))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 0)
+    require_gpu_memory(config, team, torch.device("cuda"))
+    with pytest.raises(ConfigError, match="needs more memory than the GPU has free"):
+        require_gpu_memory(config, shows, torch.device("cuda"))
     with pytest.raises(ConfigError, match=r"images of a conversation have \d+ tokens"):
         estimate_run(config, team, footprint.heard_tokens, ((448, 448),) * 8)
 

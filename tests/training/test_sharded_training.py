@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -188,3 +189,11 @@ async def test_a_dry_run_prints_the_memory_of_each_rank(tmp_path: Path) -> None:
     assert re.search(r"gradients, float32 +│ 28\.093", text)
     assert re.search(r"the reference policy +│ 14\.047", text)
     assert re.search(r"each rank +│ 66\.722", text)
+    pairs = msgspec.structs.replace(config.learner, tensor_parallel=2)
+    in_pairs = msgspec.structs.replace(config, learner=pairs)
+    print_plan(in_pairs, footprint, size.weight_bytes, 0, out, replace(size, num_cut=6_476_005_376))
+    text = out.export_text()
+    assert "8 ranks, shard gradients, tensor parallel 2" in text
+    assert re.search(r"layers that 2 ranks share +│ 6,476,005,376", text)
+    assert re.search(r"gradients, float32 +│ 16\.031", text)
+    assert re.search(r"the reference policy +│ 8\.015", text)

@@ -11,7 +11,6 @@ SHARDS: Final = (
 )
 
 ABSENT: Final = {
-    "--learner.tensor-parallel": f"no policy has a plan for tensor parallelism: {SHARDS}",
     "--learner.pipeline-parallel": f"the learner has no pipeline parallelism: {SHARDS}",
     "--learner.context-parallel": (
         "the learner has no context parallelism: a row is read whole by one rank; set "

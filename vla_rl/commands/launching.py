@@ -38,24 +38,26 @@ async def launch(
     # torch takes 2 s to import and matplotlib half a second: `--help` and errors must not wait
     from vla_rl.commands.rehearsal import rehearse_training
     from vla_rl.doctor import Patient, findings_at_start
-    from vla_rl.learning.rank_memory import size_of
+    from vla_rl.learning.rank_memory import size_of_policy
+    from vla_rl.learning.tensor_plan import require_tensor_plan
     from vla_rl.training.estimates import concerns_gpus, estimate_run
     from vla_rl.training.run import TrainingRun, train
     from vla_rl.training.team import Team
 
     config, wanted = command.config, command.launch
+    if footprint.heard_images:
+        model = Team.of(model).showing(footprint.heard_images)
     if wanted.dry_run:
         team = Team.of(model)
         size = None
         if config.learner.ranks > 1 and len(team.members) == 1:
             (member,) = team.members.values()
-            size = size_of(member.model.network)
+            require_tensor_plan(member.model, config.learner)
+            size = size_of_policy(member.model, config.learner)
         shown = concerns_gpus(config, team)
         estimate = None
         if shown:
-            estimate = await asyncio.to_thread(
-                estimate_run, config, team, footprint.heard_tokens, footprint.heard_images
-            )
+            estimate = await asyncio.to_thread(estimate_run, config, team, footprint.heard_tokens)
         print_plan(config, footprint, *team.num_bytes, size=size, judge=judge, estimate=estimate)
         await rehearse_training(
             config, starts, model, judge=judge, resume=wanted.resume, resume_from=wanted.resume_from

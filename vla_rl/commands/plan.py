@@ -245,8 +245,13 @@ def _rank_table(config: LearnerConfig, size: "PolicySize", memory: "RankMemory")
     # a term that these settings do not have is left out
     needed = {name: num_bytes for name, num_bytes in parts.items() if num_bytes}
     title = f"{config.ranks} ranks, shard {config.shard}"
+    if config.tensor_parallel > 1:
+        title += f", tensor parallel {config.tensor_parallel}"
     table = Table("in each rank, without activations", "GiB", title=title)
     table.add_row("trained, frozen parameters", f"{size.num_trained:,}, {size.num_frozen:,}")
+    if config.tensor_parallel > 1:
+        cut = size.num_cut + size.num_cut_frozen
+        table.add_row(f"parameters of layers that {config.tensor_parallel} ranks share", f"{cut:,}")
     for name, num_bytes in needed.items():
         table.add_row(name, f"{num_bytes / 2**30:.3f}")
     return table

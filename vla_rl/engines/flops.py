@@ -8,6 +8,7 @@ Lengths are rounded to multiples of 16, so that a run of texts meets few shapes.
 
 import dataclasses
 from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from inspect import unwrap
 from typing import Any, Final, TypeVar
@@ -43,10 +44,15 @@ class FlopMeter:
 
     Args:
         counted: kinds of work to count; None counts all but `UNCOUNTED`.
+        shown: makes a mode that runs inside of the counter and decides what it sees.
     """
 
-    def __init__(self, counted: Collection[str] | None = None) -> None:
-        self._counted = counted
+    def __init__(
+        self,
+        counted: Collection[str] | None = None,
+        shown: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
+        self._counted, self._shown = counted, shown
         self._known: dict[object, int] = {}
         self._done: dict[str, int] = {}
 
@@ -63,7 +69,7 @@ class FlopMeter:
         key = (work, getattr(job.func, "__qualname__", ""), _shapes(job.args))
         flops = self._known.get(key)
         if flops is None:
-            with flop_counter() as counter:
+            with flop_counter() as counter, self._shown():
                 result = job()
             flops = self._known[key] = int(counter.get_total_flops())
         else:

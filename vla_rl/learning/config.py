@@ -126,6 +126,11 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     frees GPU memory (16 bytes for each trained number, over all ranks); the optimizer steps on the
     CPU, which takes longer."""
 
+    tensor_parallel: int = 1
+    """Ranks that share each layer of the trunk: heads and feed-forward parts are dealt to them, and
+    they read the same rows. It divides `ranks`, the trunk's heads, and the memory of whole weights
+    and gradients. Take it if a policy does not fit otherwise; 1 shares rows alone."""
+
     max_restarts: int = 3
     """With several ranks, maximum number of restarts in a row: after a rank died, froze or failed,
     the run starts again from its newest checkpoint. A newer checkpoint starts the count again. 0
@@ -138,6 +143,8 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
         is_used = self.shard == "gradients" or self.ranks > 1
         self.require(is_used, "shard", "gradients with one rank, which has nothing to share")
         self.require(not self.offload or self.ranks > 1, "offload", "False with one rank")
+        fits = self.tensor_parallel >= 1 and self.ranks % self.tensor_parallel == 0
+        self.require(fits, "tensor_parallel", f"a divisor of ranks = {self.ranks}")
         by_tokens = self.micro_batch_tokens is None or self.micro_batch_tokens >= 1
         self.require(by_tokens, "micro_batch_tokens", "at least 1 token, or none")
         several = self.minibatch_trajectories is None or self.minibatch_trajectories >= 1
@@ -166,6 +173,11 @@ class LearnerConfig(Config, frozen=True, kw_only=True):
     def micro_batch_size(self) -> MicroBatchSize:
         """Both limits of a micro-batch."""
         return MicroBatchSize(self.micro_batch, self.micro_batch_tokens)
+
+    @property
+    def row_groups(self) -> int:
+        """Number of groups of ranks that rows are dealt to: the ranks, without tensor parallelism."""
+        return self.ranks // self.tensor_parallel
 
     @property
     def steps_once_per_update(self) -> bool:

@@ -112,8 +112,9 @@ def estimate_gpu(
     rows = config.micro_batch if rows is None else rows
     gathered = 0
     if config.shard == "weights":
-        # the block that computes and the one that is fetched ahead
-        gathered = 2 * size.largest_block * size.bytes_each
+        # the block that computes and the one that is fetched ahead; the trunk's are the largest
+        whole = -(-size.largest_block // config.tensor_parallel)
+        gathered = 2 * whole * size.bytes_each
     # weights in float32 are their own masters
     is_own_master = size.bytes_each == FLOAT32 and config.ranks == 1
     tensors = {

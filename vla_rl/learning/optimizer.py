@@ -10,10 +10,10 @@ than the distance between two bfloat16 numbers, so most of it would be lost in r
 
 import logging
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,8 @@ from vla_rl.errors import CheckpointError
 from vla_rl.learning.config import OptimizerConfig
 
 _log = logging.getLogger(__name__)
+
+TensorT = TypeVar("TensorT", bound=Tensor)
 
 MOMENTS: Final = ("step", "exp_avg", "exp_avg_sq")
 """State of AdamW for each parameter that has ever had a gradient."""
@@ -74,10 +76,20 @@ class PolicyOptimizer:
     A bfloat16 parameter belongs to the optimizer that was built last: its gradients go to that
     optimizer's masters, and each step sets it to its rounded master. After writing other weights
     into the network, build a new optimizer, or load the saved state of these weights.
+
+    Args:
+        network: holds the parameters.
+        config: settings.
+        norm_of: computes the norm of all gradients, by which they are clipped.
     """
 
-    def __init__(self, network: nn.Module, config: OptimizerConfig) -> None:
-        self._config = config
+    def __init__(
+        self,
+        network: nn.Module,
+        config: OptimizerConfig,
+        norm_of: Callable[[Sequence[Tensor]], Tensor] = nn.utils.get_total_norm,
+    ) -> None:
+        self._config, self._norm_of = config, norm_of
         self._parameters = _trained(network)
         self._masters = {
             name: nn.Parameter(parameter.detach().float())
@@ -91,9 +103,13 @@ class PolicyOptimizer:
             _HOOKS[parameter] = parameter.register_post_accumulate_grad_hook(  # type: ignore[no-untyped-call]
                 partial(_add_to_master, master)
             )
-        self._moved = {**self._parameters, **self._masters}
+        moved = {**self._parameters, **self._masters}
+        groups = _by_mesh(moved.values())
+        names = {parameter: name for name, parameter in moved.items()}
+        # in the order of the optimizer's groups, whose states are numbered through
+        self._moved = {names[each]: each for group in groups for each in group}
         self._adamw = torch.optim.AdamW(
-            self._moved.values(),
+            [{"params": group} for group in groups],
             lr=config.lr,
             betas=config.betas,
             weight_decay=config.weight_decay,
@@ -125,7 +141,7 @@ class PolicyOptimizer:
         """Return the norm of the complete gradients, by which the next step clips; on their device,
         so that the caller copies it to the host with other numbers."""
         gradients = [moved.grad for moved in self._moved.values() if moved.grad is not None]
-        self._norm = nn.utils.get_total_norm(gradients)
+        self._norm = self._norm_of(gradients)
         return self._norm
 
     def step(self, grad_norm: float | None = None) -> StepReport:
@@ -142,13 +158,14 @@ class PolicyOptimizer:
         # the norm is the only number that decides about a skip; NaN in any gradient makes it NaN
         norm = self.measure_gradient() if grad_norm is None or self._norm is None else self._norm
         grad_norm = float(norm) if grad_norm is None else grad_norm
-        nn.utils.clip_grads_with_norm_(list(self._moved.values()), self._config.max_grad_norm, norm)
+        for group in _by_mesh(self._moved.values()):
+            nn.utils.clip_grads_with_norm_(group, self._config.max_grad_norm, norm)
         if not math.isfinite(grad_norm):
             self._skip(grad_norm)
             return StepReport(grad_norm=grad_norm, lr=lr, is_skipped=True)
         self._num_skips_in_a_row = 0
-        for group in self._adamw.param_groups:
-            group["lr"] = lr
+        for settings in self._adamw.param_groups:
+            settings["lr"] = lr
         self._adamw.step()
         if self._masters:
             with torch.no_grad():
@@ -235,6 +252,18 @@ def _trained(network: nn.Module) -> dict[str, nn.Parameter]:
     return {
         name: parameter for name, parameter in network.named_parameters() if parameter.requires_grad
     }
+
+
+def _by_mesh(tensors: Iterable[TensorT]) -> list[list[TensorT]]:
+    """Group tensors by the ranks that share them; one process has a single group.
+
+    With tensor parallelism some ranks share a layer and all share the rest, and no operation of
+    torch takes tensors of both.
+    """
+    groups: dict[object, list[TensorT]] = {}
+    for each in tensors:
+        groups.setdefault(getattr(each, "device_mesh", None), []).append(each)
+    return list(groups.values())
 
 
 def _add_to_master(master: nn.Parameter, parameter: Tensor) -> None:

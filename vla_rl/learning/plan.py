@@ -75,9 +75,12 @@ def has_gradient(rows: TokenColumns, config: LearnerConfig) -> bool:
 
 
 def plan_step(rows: TokenColumns, config: LearnerConfig) -> StepPlan:
-    """Deal the rows of a mini-batch to the ranks, and cut each rank's rows into micro-batches."""
+    """Deal the rows of a mini-batch to the ranks, and cut each rank's rows into micro-batches.
+
+    The ranks of a tensor group count as one: they compute the same rows.
+    """
     return StepPlan(
-        plan_passes(rows.num_read, config.micro_batch_size, config.ranks),
+        plan_passes(rows.num_read, config.micro_batch_size, config.row_groups),
         count_denominators(rows.mask, rows.sequence, length=config.trajectory_length),
     )
 

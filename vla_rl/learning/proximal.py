@@ -40,7 +40,7 @@ class Proximal:
     def __init__(
         self, log_probs: Callable[[Decisions], Awaitable[Tensor]], config: LearnerConfig
     ) -> None:
-        self._log_probs, self._loss, self._num_ranks = log_probs, config.loss, config.ranks
+        self._log_probs, self._loss, self._num_ranks = log_probs, config.loss, config.row_groups
         self._size = config.micro_batch_size
         self.metrics: dict[str, float] = {}
         """Differences between the proximal and the engine's log-probs in the last update, staleness

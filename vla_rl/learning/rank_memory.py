@@ -11,6 +11,7 @@ from torch import nn
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import ConfigError
 from vla_rl.learning.config import CriticConfig, LearnerConfig
+from vla_rl.learning.tensor_plan import require_tensor_plan, tensor_plan_of
 
 FLOAT32: Final = 4
 
@@ -29,6 +30,12 @@ class PolicySize:
 
     largest_block: int = 0
     """Trained numbers of the largest block, which is gathered as a whole if weights are shared."""
+
+    num_cut: int = 0
+    """Trained numbers of layers that tensor parallelism cuts."""
+
+    num_cut_frozen: int = 0
+    """Frozen numbers of such layers."""
 
     @property
     def weight_bytes(self) -> int:
@@ -81,6 +88,22 @@ def size_of(network: nn.Module) -> PolicySize:
     )
 
 
+def size_of_policy(model: Any, config: LearnerConfig) -> PolicySize:
+    """Return the size of a policy whose layers the ranks may share.
+
+    Raises: ConfigError if they have to, and its family has no tensor plan.
+    """
+    size = size_of(model.network)
+    if config.tensor_parallel == 1:
+        return size
+    plan = tensor_plan_of(model)
+    return replace(
+        size,
+        num_cut=plan.num_cut(model.network, is_trained=True),
+        num_cut_frozen=plan.num_cut(model.network, is_trained=False),
+    )
+
+
 def stacks_of(network: nn.Module) -> Sequence[Sequence[nn.Module]]:
     """Return the stacks of blocks that a network names; none if it names none."""
     named: Callable[[], Sequence[Sequence[nn.Module]]] | None = getattr(
@@ -104,8 +127,9 @@ def rank_memory(
 
     gradients: whole weights, whole gradients in float32, and 1/N of masters and moments.
     weights: 1/N of everything; two gathered blocks come on top, as do activations.
-    replicas: everything.
+    replicas: everything; 1/`config.tensor_parallel` of masters and moments.
 
+    With tensor parallelism, 1/`config.tensor_parallel` of what is whole of the layers that are cut.
     With `config.offload`, masters, moments and reduced gradients are in host memory.
 
     Args:
@@ -115,7 +139,12 @@ def rank_memory(
         critic: settings of the critic; None if there is none. A shared trunk needs no memory.
     """
     trained = _trained_memory(size, config)
-    reference = -(-size.weight_bytes // (config.ranks if config.shard == "weights" else 1))
+    reference = size.bytes_each * (
+        -(-(size.num_trained + size.num_frozen) // config.ranks)
+        if config.shard == "weights"
+        else _kept(size.num_trained, size.num_cut, config)
+        + _kept(size.num_frozen, size.num_cut_frozen, config)
+    )
     has_trunk = critic is not None and critic.trunk == "own"
     return replace(
         trained,
@@ -127,11 +156,14 @@ def rank_memory(
 
 def _trained_memory(size: PolicySize, config: LearnerConfig) -> RankMemory:
     ranks = config.ranks
-    shared = -(-size.num_trained // ranks) if config.shard != "replicas" else size.num_trained
-    whole = size.num_trained if config.shard != "weights" else shared
+    whole = _kept(size.num_trained, size.num_cut, config)
+    # replicas differ in their rows alone: the ranks of a tensor group share all state
+    num_parts = config.tensor_parallel if config.shard == "replicas" else ranks
+    shared = -(-size.num_trained // num_parts)
+    whole = whole if config.shard != "weights" else shared
     has_masters = size.bytes_each < FLOAT32
     gathers = config.shard != "weights" and (has_masters or ranks > 1)
-    frozen = size.num_frozen * size.bytes_each
+    frozen = _kept(size.num_frozen, size.num_cut_frozen, config) * size.bytes_each
     weights = frozen + (whole * size.bytes_each if gathers else 0)
     if config.offload:
         # reduced gradients leave the device block by block; whole ones wait for the last micro-batch
@@ -143,6 +175,11 @@ def _trained_memory(size: PolicySize, config: LearnerConfig) -> RankMemory:
         masters=FLOAT32 * shared,
         moments=2 * FLOAT32 * shared,
     )
+
+
+def _kept(numbers: int, cut: int, config: LearnerConfig) -> int:
+    """Return the numbers that a rank has of some, a part of which is in layers that are cut."""
+    return numbers - cut + -(-cut // config.tensor_parallel)
 
 
 def require_layout(
@@ -169,6 +206,7 @@ def require_layout(
             f"{' and '.join(missing)}, by which ranks get the policy: add save(folder) and a "
             "classmethod load(folder), or set ranks to 1"
         )
+    require_tensor_plan(model, config)
     network = model.network
     types = sorted({str(each.dtype) for each in network.parameters() if each.requires_grad})
     if len(types) != 1:
@@ -177,7 +215,7 @@ def require_layout(
             "otherwise; load the policy with one dtype"
         )
     if next(network.parameters()).device.type == "cuda":
-        size = size_of(network)
+        size = size_of_policy(model, config)
         memory = rank_memory(size, config, has_reference=has_reference, critic=critic)
         require_gpus(config, gpu_bytes(), size, memory, other_bytes=other_bytes, lost=lost_gpus)
 

@@ -100,6 +100,12 @@ def longest_talks(
     return Talks(prompt, length - prompt, replied, rows, tuple(images))
 
 
+def shortest_talks(model: CausalLanguageModel, images: Sequence[ImageSize], rows: int) -> Talks:
+    """Return conversations that show images, and have one more token before a reply of one."""
+    prompt = sum(image_tokens(model, images)) + 1
+    return Talks(prompt, scored=1, replied=1, rows=rows, images=tuple(images))
+
+
 def trace_talks(model: CausalLanguageModel, talks: Talks) -> TracedPass:
     """Trace the passes of a micro-batch: arithmetic of one conversation, memory of all of them."""
     batch = prepared_talks(model, talks)

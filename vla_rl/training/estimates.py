@@ -13,7 +13,7 @@ import torch
 
 from vla_rl.engines.peaks import TERA, DevicePeak, peak_of
 from vla_rl.learning.gpu_memory import GIB, CudaOverheads, GpuEstimate, estimate_gpu
-from vla_rl.learning.rank_memory import PolicySize, rank_memory, size_of
+from vla_rl.learning.rank_memory import PolicySize, rank_memory, size_of_policy
 from vla_rl.learning.roofline import Roofline, Workload, roofline
 from vla_rl.learning.traced_pass import Kept, TracedPass, trace_pass
 from vla_rl.models.example_rows import example_row
@@ -46,7 +46,7 @@ class RunEstimate:
 
     certain: GpuEstimate
     """The part of the memory that every run needs: all of it, but for a language policy, whose
-    conversations may stay shorter than their limits."""
+    conversations may stay shorter than their limits. The images that they show are in it."""
 
     talks: "Talks | None" = None
     """The longest conversations of a language policy."""
@@ -56,7 +56,7 @@ def estimate_run(
     config: LearningConfig,
     team: Team,
     heard_tokens: int | None = None,
-    heard_images: Sequence[tuple[int, int]] = (),
+    heard_images: Sequence[tuple[int, int]] | None = None,
 ) -> RunEstimate | None:
     """Estimate the update of a run with one policy; None for teams and families that are not ours.
 
@@ -64,17 +64,20 @@ def estimate_run(
         config: configuration of the run.
         team: its policies.
         heard_tokens: most tokens of a conversation that are not replies; None if not known.
-        heard_images: height and width of each image of a conversation.
+        heard_images: height and width of each image of a conversation. None: those that the member
+            shows.
     """
     if len(team.members) > 1:
         return None
     (member,) = team.members.values()
     if hasattr(member.model, "render"):
-        return _estimate_talks(config, member, heard_tokens, heard_images)
+        images = member.shown_images if heard_images is None else tuple(heard_images)
+        return _estimate_talks(config, member, heard_tokens, images)
     row = example_row(member.model)
     if row is None:
         return None
-    learner, size = member.learner or config.learner, size_of(member.model.network)
+    learner = member.learner or config.learner
+    size = size_of_policy(member.model, learner)
     traced = trace_pass(member.model, row.batch, row.tokens)
     recomputes = bool(getattr(member.model, "recomputes_activations", False))
     memory = estimate_gpu(
@@ -87,10 +90,10 @@ def _estimate_talks(
     config: LearningConfig,
     member: Member,
     heard_tokens: int | None,
-    heard_images: Sequence[tuple[int, int]],
+    images: tuple[tuple[int, int], ...],
 ) -> RunEstimate | None:
     # imports transformers' language models, which no other run needs
-    from vla_rl.models.example_talks import longest_talks, trace_talks
+    from vla_rl.models.example_talks import longest_talks, shortest_talks, trace_talks
     from vla_rl.models.language import CausalLanguageModel
 
     model = member.model
@@ -111,11 +114,16 @@ def _estimate_talks(
         max_reply=limits.max_reply,
         max_tokens=limits.max_tokens,
         heard=heard_tokens,
-        images=heard_images,
+        images=images,
     )
-    size, traced = size_of(model.network), trace_talks(model, talks)
+    size, traced = size_of_policy(model, learner), trace_talks(model, talks)
     copies = dict(_copies(config, size))
-    certain = estimate_gpu(size, learner, NOTHING_KEPT, recomputes=False, copies=copies)
+    kept = NOTHING_KEPT
+    if images:
+        episodes = config.scheduler.groups_per_update * config.episodes_per_group
+        least = -(-min(learner.minibatch_trajectories or episodes, episodes) // learner.row_groups)
+        kept = trace_talks(model, shortest_talks(model, images, min(talks.rows, least))).kept
+    certain = estimate_gpu(size, learner, kept, recomputes=False, rows=1, copies=copies)
     if engine.kind == "torch":
         slots = engine.max_batch + engine.kept_conversations
         copies["keys and values"] = slots * talks.length * model.key_value_bytes()

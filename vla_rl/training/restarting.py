@@ -4,9 +4,11 @@
 
 A restart is a resume in the same process: weights, optimizer, scheduler and data cursor return to
 the same update, so that no episode is lost or trained on twice. If a rank cannot be started again,
-because its device is gone, the next restart has one rank less and leaves that device out.
+because its device is gone, the next restart has one rank less, or one tensor group less, and leaves
+that device out.
 """
 
+import math
 from dataclasses import replace
 
 import msgspec
@@ -24,10 +26,12 @@ class Restarts:
     Args:
         max_in_a_row: number of restarts from the same checkpoint.
         num_ranks: number of ranks of each learner in the beginning.
+        group_size: ranks of a tensor group; without one of them, the others have no use.
     """
 
-    def __init__(self, max_in_a_row: int, num_ranks: int = 1) -> None:
+    def __init__(self, max_in_a_row: int, num_ranks: int = 1, group_size: int = 1) -> None:
         self._max_in_a_row, self._num_ranks = max_in_a_row, num_ranks
+        self._group_size = group_size
         self._num_in_a_row, self._version = 0, -1
         self.num_restarts = 0
         """Number of restarts so far."""
@@ -42,6 +46,7 @@ class Restarts:
         return cls(
             max(learner.max_restarts for learner in learners),
             max(learner.ranks for learner in learners),
+            math.lcm(*(learner.tensor_parallel for learner in learners)),
         )
 
     def count(self, error: Exception, version: int) -> None:
@@ -66,8 +71,9 @@ class Restarts:
         if isinstance(failure, RankNotStarted):
             gpus = gpus_of(self._num_ranks, self.lost_gpus)
             self.lost_gpus |= {gpus[failure.rank]}
-            self._num_ranks -= 1
-            fewer = f" with {self._num_ranks} instead of {self._num_ranks + 1} --learner.ranks"
+            before, left = self._num_ranks, self._num_ranks - 1
+            self._num_ranks = left // self._group_size * self._group_size or left
+            fewer = f" with {self._num_ranks} instead of {before} --learner.ranks"
         print(
             f"{failure}. Restart {self._num_in_a_row} of at most {self._max_in_a_row}: the run "
             f"continues after update {version}{fewer}",
@@ -101,5 +107,9 @@ class Restarts:
 
     def _fewer(self, learner: LearnerConfig) -> LearnerConfig:
         if self._num_ranks == 1:
-            return msgspec.structs.replace(learner, ranks=1, shard="gradients", offload=False)
-        return msgspec.structs.replace(learner, ranks=self._num_ranks)
+            return msgspec.structs.replace(
+                learner, ranks=1, shard="gradients", offload=False, tensor_parallel=1
+            )
+        # fewer ranks than one group has: each reads whole layers, if they fit
+        size = 1 if self._num_ranks % learner.tensor_parallel else learner.tensor_parallel
+        return msgspec.structs.replace(learner, ranks=self._num_ranks, tensor_parallel=size)

@@ -11,7 +11,7 @@ graph are the same as with one policy.
 
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
@@ -40,7 +40,7 @@ from vla_rl.learning import (
     ReferenceTeam,
 )
 from vla_rl.learning.optimizer import training_bytes
-from vla_rl.learning.rank_memory import rank_memory, size_of
+from vla_rl.learning.rank_memory import rank_memory, size_of_policy
 from vla_rl.learning.training import WeightSink
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EngineTeam
@@ -74,6 +74,10 @@ class Member:
     learner: LearnerConfig | None = None
     """Settings of its learner. None: those of the run. The loss must be one that the run's pipeline
     supports."""
+
+    shown_images: tuple[tuple[int, int], ...] = ()
+    """Height and width of each image that every conversation shows, in pixels, if that is known: a
+    GPU that cannot learn from them is refused before the run starts."""
 
     def __post_init__(self) -> None:
         if isinstance(self.model, type):
@@ -117,6 +121,13 @@ class Team:
     def of(cls, model: "Trainable") -> "Team":
         """Return a team, or the team of one that a policy is."""
         return model if isinstance(model, Team) else cls({SOLE_MEMBER: Member(model)})
+
+    def showing(self, images: tuple[tuple[int, int], ...]) -> "Team":
+        """Return the same team, whose conversations all show images of these sizes."""
+        members = {
+            name: replace(member, shown_images=images) for name, member in self.members.items()
+        }
+        return replace(self, members=members)
 
     @property
     def roster(self) -> Roster:
@@ -217,7 +228,7 @@ def learners_of(
     each = {name: member.learner or config.learner for name, member in team.members.items()}
     num_ranks = max(settings.ranks for settings in each.values())
     rank_bytes = {
-        name: rank_memory(size_of(member.model.network), each[name]).total
+        name: rank_memory(size_of_policy(member.model, each[name]), each[name]).total
         for name, member in team.members.items()
     }
     for name, member in team.members.items():

@@ -11,6 +11,10 @@ rank        `LearnerRank`: the actor of one rank
 rank_parts  the networks of one rank: policy, critic, reference
 shared_training   a network that ranks train: passes, steps and state
 parallel    FSDP2 on a policy, by the rules that keep sums of gradients right
+meshes      which ranks share rows, layers, and everything else
+cutting     tensor parallelism on a policy's layers
+gradient_norm   the norm of gradients over all meshes
+place       position of a rank's part in a whole tensor
 staged      tensors that the ranks have copied and write in place
 state       a rank's part of weights and optimizer, in files that any number of ranks can read
 messages    rows, sums and weights on their way between processes

@@ -93,9 +93,7 @@ class RankCriticPasses:
                 values[index] = torch.tensor(result)
             await rank.end_critic()
 
-        await self._group.together(
-            judge(*pair) for pair in zip(self._group.ranks, dealt, strict=True)
-        )
+        await self._group.together(judge(*pair) for pair in self._group.dealt(dealt))
         return values
 
     async def _accumulate(self, rows: ValueRows) -> list[ValueSums]:
@@ -116,18 +114,16 @@ class RankCriticPasses:
             found: list[tuple[float, float]] = await in_order(call, range(num_passes))
             return found[: len(parts)]
 
-        sums = await self._group.together(
-            fit(*pair) for pair in zip(self._group.ranks, dealt, strict=True)
-        )
+        sums = await self._group.together(fit(*pair) for pair in self._group.dealt(dealt))
         return [
             ValueSums(*(torch.tensor(number, dtype=torch.float64) for number in each))
-            for of_rank in sums
+            for of_rank in self._group.counted(sums)
             for each in of_rank
         ]
 
     def _dealt(self, lengths: Tensor) -> tuple[tuple[tuple[Tensor, ...], ...], int]:
         """Return the micro-batches of each rank, and the least number that each has to compute."""
-        dealt = plan_passes(lengths, self._size, self._learner.ranks)
+        dealt = plan_passes(lengths, self._size, self._learner.row_groups)
         # with weights in shards each pass is a collective of all ranks
         is_padded = self._learner.shard == "weights"
         return dealt, max(map(len, dealt)) if is_padded else 0

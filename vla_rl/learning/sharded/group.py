@@ -6,7 +6,7 @@ rank's own error, such as a ValueError about a row.
 """
 
 import asyncio
-from collections.abc import Collection, Coroutine, Iterable, Sequence
+from collections.abc import Collection, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -99,6 +99,15 @@ class RankGroup:
         """Let every rank count the arithmetic of its passes. Call it before `start`."""
         self._require_not_started("counts")
         self._counts_flops = True
+
+    def dealt(self, parts: Sequence[T]) -> Iterator[tuple[LearnerRank, T]]:
+        """Yield each rank with its part; the ranks of a tensor group have the same one."""
+        size = self._config.tensor_parallel
+        return ((rank, parts[number // size]) for number, rank in enumerate(self.ranks))
+
+    def counted(self, found: Sequence[T]) -> Sequence[T]:
+        """Return the results of all ranks, once for each tensor group."""
+        return found[:: self._config.tensor_parallel]
 
     async def start(self, model: Any) -> None:
         """Start the ranks, each with its part of a policy.

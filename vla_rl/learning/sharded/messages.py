@@ -71,6 +71,9 @@ class Piece(msgspec.Struct, frozen=True):
     start: int
     """Index of the first number in the flattened parameter."""
 
+    run: int
+    """Numbers that follow each other from there; the next ones begin a row later."""
+
     data: np.ndarray
 
 

@@ -4,15 +4,16 @@
     weights     weights in shards too, gathered block by block in each pass
     replicas    nothing in shards, gradients added over the ranks
 
-Parameters that are not trained keep their type and stay whole on every rank.
+Parameters that are not trained keep their type and stay whole on every rank. With tensor
+parallelism, blocks with cut layers are sharded over the ranks that have other rows, and everything
+else over all ranks (`meshes`).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import (
     CPUOffloadPolicy,
     FSDPModule,
@@ -20,10 +21,15 @@ from torch.distributed.fsdp import (
     OffloadPolicy,
     fully_shard,
 )
+from torch.distributed.tensor import DTensor
 
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.errors import ConfigError
+from vla_rl.learning.sharded.cutting import cut
+from vla_rl.learning.sharded.gradient_norm import norm_over_ranks
+from vla_rl.learning.sharded.meshes import Meshes
 from vla_rl.learning.sharded.rank_clock import RankClock
+from vla_rl.learning.tensor_plan import TensorPlan
 
 Shard: TypeAlias = Literal["gradients", "weights", "replicas"]
 
@@ -64,9 +70,11 @@ class ShardedModule:
 
     Args:
         module: the module, whole, on the device of this rank; it is sharded in place.
-        num_ranks: number of ranks.
+        meshes: the ranks.
         shard: what each rank holds.
         blocks: its repeated blocks, each a group of its own.
+        cut_by: a network inside of it, and the layers of that which tensor parallelism cuts; None
+            if it cuts none.
         dtype: type that it computes in.
         exact: parts that compute in float32 whatever `dtype` is.
         shares_frozen: share frozen parameters too, instead of keeping them whole on every rank.
@@ -77,10 +85,11 @@ class ShardedModule:
     def __init__(
         self,
         module: nn.Module,
-        num_ranks: int,
+        meshes: Meshes,
         shard: Shard,
         *,
         blocks: Iterable[nn.Module],
+        cut_by: tuple[nn.Module, TensorPlan] | None = None,
         dtype: torch.dtype,
         exact: Iterable[nn.Module] = (),
         shares_frozen: bool = False,
@@ -95,24 +104,36 @@ class ShardedModule:
             if parameter.requires_grad:
                 # the shard is the master: an update is smaller than the steps of bfloat16
                 parameter.data = parameter.data.float()
+        if cut_by is not None and meshes.tensor is not None:
+            cut(*cut_by, meshes.tensor)
         frozen = {each for each in module.parameters() if not each.requires_grad}
         device = next(module.parameters()).device.type
         options: dict[str, Any] = {
-            "mesh": _mesh(num_ranks, shard, device),
             "reshard_after_forward": shard == "weights",
             "ignored_params": set() if shares_frozen else frozen,
             "offload_policy": _offload(device) if offload else OffloadPolicy(),
         }
         for part in exact:
-            fully_shard(part, mp_policy=_precision(torch.float32), **options)
+            fully_shard(part, mesh=meshes.all, mp_policy=_precision(torch.float32), **options)
+        in_parts: set[nn.Module] = set()
         for block in blocks:
-            fully_shard(block, mp_policy=_precision(dtype), **options)
-        fully_shard(module, mp_policy=_precision(dtype), **options)
+            is_cut = any(isinstance(each, DTensor) for each in block.parameters())
+            mesh = meshes.rows if is_cut else meshes.all
+            fully_shard(block, mesh=mesh, mp_policy=_precision(dtype), **options)
+            in_parts |= {block} if is_cut else set()
+        fully_shard(module, mesh=meshes.all, mp_policy=_precision(dtype), **options)
+        self.norm_of: Callable[[Sequence[Tensor]], Tensor] = (
+            nn.utils.get_total_norm if meshes.tensor is None else norm_over_ranks
+        )
+        """Computes the norm of the gradients of all ranks."""
         self._gathers_once = shard != "weights"
         for each in self._parts():
+            assert isinstance(each, nn.Module)
             # FSDP2 averages over the ranks; our losses are divided by counts over all rows already.
-            # The factor alone asks gloo for PREMUL_SUM, which only NCCL has
-            each.set_gradient_divide_factor(1.0)
+            # The ranks of a tensor group compute the same gradients outside of what is cut, and
+            # their sum counts them that often. The factor alone asks gloo for PREMUL_SUM, which
+            # only NCCL has
+            each.set_gradient_divide_factor(1.0 if each in in_parts else float(meshes.tensor_size))
             each.set_force_sum_reduction_for_comms(True)
             each.set_reshard_after_backward(shard == "weights")
 
@@ -182,12 +203,6 @@ def _stacks_of(network: nn.Module) -> list[nn.ModuleList]:
             stacks.append(module)  # type: ignore[arg-type]
             inside.update(module.modules())
     return stacks
-
-
-def _mesh(num_ranks: int, shard: Shard, device: str) -> DeviceMesh:
-    if shard == "replicas":
-        return init_device_mesh(device, (num_ranks, 1), mesh_dim_names=("replicas", "shards"))
-    return init_device_mesh(device, (num_ranks,))
 
 
 def _offload(device: str) -> CPUOffloadPolicy:

@@ -24,6 +24,7 @@ from vla_rl.engines.shared_places import SharedPlaces
 from vla_rl.errors import CheckpointError
 from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.optimizer import StepReport
+from vla_rl.learning.sharded.cutting import LocalOperations
 from vla_rl.learning.sharded.messages import Counts, Piece, Rows, Seen, Shown, Sums, unpack_counts
 from vla_rl.learning.sharded.rank_clock import RankClock, RankTimes
 from vla_rl.learning.sharded.rank_parts import PolicySource, RankParts
@@ -65,7 +66,7 @@ class LearnerRank(Actor):
         """Meet the other ranks, load the policy, and keep this rank's part of it."""
         await self._lane.run(self._join, work="join")
         if self._source.counts_flops:
-            self._meter = FlopMeter(PASSES)
+            self._meter = FlopMeter(PASSES, LocalOperations)
             self._lane.observe(self._meter)
         self._lane.observe(self._clock)
 
@@ -146,8 +147,8 @@ class LearnerRank(Actor):
         while (
             found := await self._lane.run(partial(next, pieces, None), work="publish")
         ) is not None:
-            name, start, data = found
-            yield Piece(name, start, data.numpy())
+            name, start, run, data = found
+            yield Piece(name, start, run, data.numpy())
 
     async def write_weights(self, places: SharedPlaces) -> None:
         """Write this rank's part of the trained weights into memory that engines open."""

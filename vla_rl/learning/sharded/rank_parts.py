@@ -22,6 +22,8 @@ from vla_rl.learning.imitation_passes import Preparation, imitate
 from vla_rl.learning.optimizer import StepReport
 from vla_rl.learning.passes import PolicyPasses
 from vla_rl.learning.scoring import place_choices
+from vla_rl.learning.sharded.cutting import cut
+from vla_rl.learning.sharded.meshes import Meshes
 from vla_rl.learning.sharded.messages import (
     Rows,
     Seen,
@@ -42,6 +44,7 @@ from vla_rl.learning.sharded.parallel import (
 from vla_rl.learning.sharded.rank_clock import RankClock
 from vla_rl.learning.sharded.shared_training import SharedTraining
 from vla_rl.learning.sharded.state import Part, part_of
+from vla_rl.learning.tensor_plan import TensorPlan, tensor_plan_of
 from vla_rl.learning.value_passes import (
     NETWORK,
     NUM_UPDATES,
@@ -98,8 +101,9 @@ class RankParts:
     ) -> None:
         self._clock = clock
         self._model = _loaded(source, device)
-        network, self._shard, self._num_ranks = self._model.network, config.shard, config.ranks
-        self._offload = config.offload
+        network, self._shard, self._offload = self._model.network, config.shard, config.offload
+        self._meshes = Meshes(config, device.type)
+        self._plan = tensor_plan_of(self._model) if config.tensor_parallel > 1 else None
         names, self._dtype = _inner_names(self._model), compute_dtype_of(network)
         # copies are made before sharding: a sharded network cannot be copied
         value_module = None
@@ -222,15 +226,19 @@ class RankParts:
     ) -> ShardedModule:
         sharded = ShardedModule(
             module,
-            self._num_ranks,
+            self._meshes,
             self._shard,
             blocks=() if network is None else blocks_of(network),
+            cut_by=None if network is None else self._cut_by(network),
             dtype=self._dtype,
             exact=exact,
             offload=self._offload,
         )
         sharded.watch(self._clock)
         return sharded
+
+    def _cut_by(self, network: nn.Module) -> tuple[nn.Module, TensorPlan] | None:
+        return None if self._plan is None else (network, self._plan)
 
     def _frozen_copy(self) -> PolicyModule:
         """Return a frozen copy of the policy; it is in shards if weights are."""
@@ -240,12 +248,15 @@ class RankParts:
         if self._shard == "weights":
             ShardedModule(
                 module,
-                self._num_ranks,
+                self._meshes,
                 self._shard,
                 blocks=blocks_of(frozen.network),
+                cut_by=self._cut_by(frozen.network),
                 dtype=self._dtype,
                 shares_frozen=True,
             ).watch(self._clock)
+        elif self._plan is not None and self._meshes.tensor is not None:
+            cut(frozen.network, self._plan, self._meshes.tensor)
         return module
 
 

@@ -159,7 +159,7 @@ class RankPasses:
 
     async def _log_probs(self, decisions: Decisions, of_reference: bool = False) -> Tensor:
         config = self._config
-        dealt = plan_passes(decisions.num_read, config.micro_batch_size, config.ranks)
+        dealt = plan_passes(decisions.num_read, config.micro_batch_size, config.row_groups)
         # a reference is gathered block by block in each pass, as sharded weights are, or not at all
         num_passes = max(len(parts) for parts in dealt) if config.shard == "weights" else 0
         scores = torch.zeros(decisions.mask.shape)
@@ -177,9 +177,7 @@ class RankPasses:
             if not of_reference:
                 await rank.end()
 
-        await self.group.together(
-            score(*pair) for pair in zip(self.group.ranks, dealt, strict=True)
-        )
+        await self.group.together(score(*pair) for pair in self.group.dealt(dealt))
         require_log_probs(
             decisions, scores, REFERENCES if of_reference else "the learner's", DISAGREES
         )
@@ -211,10 +209,8 @@ class RankPasses:
             found = await in_order(call, range(num_passes))
             return [unpack_sums(each) for each in found[: len(parts)]]
 
-        sums = await self.group.together(
-            compute(*pair) for pair in zip(self.group.ranks, plan.ranks, strict=True)
-        )
-        return [each for of_rank in sums for each in of_rank]
+        sums = await self.group.together(compute(*pair) for pair in self.group.dealt(plan.ranks))
+        return [each for of_rank in self.group.counted(sums) for each in of_rank]
 
     async def _step(self, publish: bool) -> StepReport:
         reports = await self.group.together(rank.step() for rank in self.group.ranks)
@@ -328,8 +324,10 @@ async def _next(stream: AsyncIterator[Piece]) -> Piece | None:
 
 def _put(piece: Piece, parameter: Tensor) -> None:
     # copied: what arrives is read-only, and its place in shared memory is needed for the next
-    numbers = torch.from_numpy(piece.data.copy()).view(parameter.dtype)
-    parameter.data.view(-1)[piece.start : piece.start + len(numbers)].copy_(numbers)
+    numbers = torch.from_numpy(piece.data.copy()).view(parameter.dtype).view(-1, piece.run)
+    row_size = parameter.numel() // max(parameter.shape[0] if parameter.ndim else 1, 1)
+    place = parameter.data.view(-1)[piece.start :].as_strided(numbers.shape, (row_size, 1))
+    place.copy_(numbers)
 
 
 def _written(state: TrainingState, folder: Path) -> Path:

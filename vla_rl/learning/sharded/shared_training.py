@@ -3,6 +3,7 @@
 The policy is one, and a critic another; each rank makes the same calls in the same order.
 """
 
+import math
 from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
@@ -15,7 +16,13 @@ from vla_rl.errors import CheckpointError
 from vla_rl.learning.config import OptimizerConfig
 from vla_rl.learning.optimizer import MASTER, PolicyOptimizer, StepReport
 from vla_rl.learning.sharded.parallel import ShardedModule
-from vla_rl.learning.sharded.state import Part, ShardReader, iterate_pieces, part_of, write_at
+from vla_rl.learning.sharded.state import (
+    Part,
+    ShardReader,
+    iterate_pieces,
+    part_of,
+    write_runs,
+)
 
 
 class SharedTraining:
@@ -37,7 +44,7 @@ class SharedTraining:
     ) -> None:
         self.sharded, self._network = sharded, network
         # right after sharding: while weights are gathered, a network lists other parameters
-        self.optimizer = PolicyOptimizer(network, config)
+        self.optimizer = PolicyOptimizer(network, config, sharded.norm_of)
         self._names = names or {name: name for name in network.state_dict()}
 
     def begin(self, clear: bool) -> None:
@@ -51,22 +58,24 @@ class SharedTraining:
         self.sharded.scatter()
         return self.optimizer.step()
 
-    def pieces(self, num_bytes: int) -> Iterator[tuple[str, int, Tensor]]:
-        """Yield this rank's rows of the trained weights, with name and first index."""
+    def pieces(self, num_bytes: int) -> Iterator[tuple[str, int, int, Tensor]]:
+        """Yield this rank's parts of the trained weights: name, first index, run, bytes."""
         for name, parameter in self.optimizer.parameters.items():
-            for start, data in iterate_pieces(parameter, self._dtype_of(name), num_bytes):
-                yield name, start, data
+            for start, run, data in iterate_pieces(parameter, self._dtype_of(name), num_bytes):
+                yield name, start, run, data
 
     def write_pieces(self, places: SharedPlaces, num_bytes: int) -> None:
-        """Write this rank's rows of the trained weights into memory that engines open.
+        """Write this rank's parts of the trained weights into memory that engines open.
 
         Raises: OSError.
         """
         with Path(places.path).open("r+b") as memory:
-            for name, start, data in self.pieces(num_bytes):
+            for name, start, run, data in self.pieces(num_bytes):
+                shape, size = self.optimizer.parameters[name].shape, self._dtype_of(name).itemsize
+                row = size * math.prod(shape[1:])
                 for begin in places.begins[name]:
-                    at = begin + start * self._dtype_of(name).itemsize
-                    write_at(memory.fileno(), data.numpy(), at)
+                    at = begin + start * size
+                    write_runs(memory.fileno(), data.numpy(), at, run * size, row)
 
     def copied_network(self, *, is_first: bool) -> dict[str, Part]:
         """Copy this rank's part of the network, in the types that one process saves."""

@@ -6,8 +6,9 @@ Any number of ranks can read the files.
     rank 1            │             │ a: rows 4-7 │             │ b: row 2   whole tensors, as one
                                                                              process writes it
 
-FSDP shards a tensor by its rows, so that a rank's part is one range of bytes in the file. Every rank
-writes its ranges in place; nothing is gathered, and nothing is pickled.
+FSDP shards a tensor by its rows, so that a rank's part is one range of bytes in the file; tensor
+parallelism cuts some by their columns too (`place`). Every rank writes its ranges in place; nothing
+is gathered, and nothing is pickled.
 """
 
 import json
@@ -23,9 +24,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from vla_rl.errors import CheckpointError
+from vla_rl.learning.sharded.place import place_of
 
 DTYPES: Final = {
     torch.float64: "F64",
@@ -50,7 +51,7 @@ class Entry(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True)
 class Part:
-    """The rows of a tensor that one rank holds."""
+    """The part of a tensor that one rank holds."""
 
     data: Tensor
     whole: Entry
@@ -60,32 +61,15 @@ class Part:
     is_ours: bool
     """Whether this rank writes it; of equal copies, the first rank writes its own."""
 
+    run_bytes: int
+    """Bytes that follow each other in the whole tensor."""
 
-@dataclass(frozen=True)
-class Place:
-    """Position of a rank's rows in a tensor."""
-
-    first_row: int
-    num_rows: int
-    is_first_copy: bool
-
-
-def place_of(tensor: DTensor) -> Place:
-    """Return the rows that this rank holds."""
-    mesh, placements = tensor.device_mesh, tensor.placements
-    shape, offset = compute_local_shape_and_global_offset(tensor.shape, mesh, placements)
-    coordinates = mesh.get_coordinate()
-    assert coordinates is not None
-    is_first = all(
-        coordinate == 0
-        for coordinate, placement in zip(coordinates, placements, strict=True)
-        if placement.is_replicate()
-    )
-    return Place(offset[0] if offset else 0, shape[0] if shape else 1, is_first)
+    row_bytes: int
+    """Distance between the beginnings of two such runs."""
 
 
 def part_of(tensor: Tensor, dtype: torch.dtype | None, *, is_first_rank: bool) -> Part:
-    """Copy a rank's rows of a tensor to the CPU.
+    """Copy a rank's part of a tensor to the CPU.
 
     Args:
         tensor: sharded, or whole and the same on every rank.
@@ -97,11 +81,13 @@ def part_of(tensor: Tensor, dtype: torch.dtype | None, *, is_first_rank: bool) -
     entry = Entry(DTYPES[dtype], shape, tensor.numel() * dtype.itemsize)
     if not isinstance(tensor, DTensor):
         data = tensor.detach().to("cpu", dtype, copy=True) if is_first_rank else torch.empty(0)
-        return Part(data, entry, 0, is_first_rank)
+        return Part(data, entry, 0, is_first_rank, entry.num_bytes, entry.num_bytes)
     place = place_of(tensor)
-    row_bytes = dtype.itemsize * (tensor.numel() // max(shape[0], 1))
     data = tensor.to_local().detach().to("cpu", dtype, copy=True)
-    return Part(data, entry, place.first_row * row_bytes, place.is_first_copy)
+    first_byte, run_bytes, row_bytes = (
+        numbers * dtype.itemsize for numbers in (place.start, place.run, place.row_size)
+    )
+    return Part(data, entry, first_byte, place.is_first_copy, run_bytes, row_bytes)
 
 
 def header_of(entries: Mapping[str, Entry]) -> tuple[bytes, dict[str, int]]:
@@ -135,12 +121,19 @@ def create_file(path: Path, entries: Mapping[str, Entry]) -> dict[str, int]:
 
 
 def write_parts(path: Path, parts: Mapping[str, Part], begins: Mapping[str, int]) -> None:
-    """Write a rank's rows into a file that `create_file` made. Raises: OSError."""
+    """Write a rank's parts into a file that `create_file` made. Raises: OSError."""
     with path.open("r+b") as file:
         for name, part in parts.items():
             if part.is_ours and part.data.numel():
                 data = part.data.contiguous().flatten().view(torch.uint8).numpy()
-                write_at(file.fileno(), data, begins[name] + part.first_byte)
+                at = begins[name] + part.first_byte
+                write_runs(file.fileno(), data, at, part.run_bytes, part.row_bytes)
+
+
+def write_runs(descriptor: int, data: np.ndarray, at: int, run: int, distance: int) -> None:
+    """Write bytes in runs, one at each `distance` from `at`. Raises: OSError."""
+    for number, begin in enumerate(range(0, len(data), run)):
+        write_at(descriptor, data[begin : begin + run], at + number * distance)
 
 
 def write_at(descriptor: int, data: np.ndarray, at: int) -> None:
@@ -153,7 +146,7 @@ def write_at(descriptor: int, data: np.ndarray, at: int) -> None:
 
 
 class ShardReader:
-    """Reads a rank's rows of the tensors of a safetensors file, and nothing else of it.
+    """Reads a rank's parts of the tensors of a safetensors file, and nothing else of it.
 
     Args:
         path: the file.
@@ -168,7 +161,7 @@ class ShardReader:
         self.names = frozenset(name.removeprefix(prefix) for name in found)
 
     def read(self, name: str, like: Tensor) -> Tensor:
-        """Return the rows of a tensor that this rank holds of `like`, as a tensor like it.
+        """Return the part of a tensor that this rank holds of `like`, as a tensor like it.
 
         Raises: CheckpointError if the tensor is missing, or has another shape.
         """
@@ -184,8 +177,13 @@ class ShardReader:
         if not isinstance(like, DTensor):
             return self.numbers(name)
         place = place_of(like)
-        rows = found[place.first_row : place.first_row + place.num_rows]
-        local = rows.to(like.to_local().device, like.dtype)
+        rows = slice(place.first_row, place.first_row + place.num_rows)
+        if place.num_columns < place.row_size:
+            columns = slice(place.first_column, place.first_column + place.num_columns)
+            held = found[rows, columns]
+        else:
+            held = found[rows]
+        local = held.to(like.to_local().device, like.dtype)
         return DTensor.from_local(
             local, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
         )
@@ -207,18 +205,17 @@ def _width(entry: Entry) -> int:
 
 def iterate_pieces(
     tensor: Tensor, dtype: torch.dtype, num_bytes: int
-) -> Iterator[tuple[int, Tensor]]:
-    """Yield a rank's rows of a parameter as bytes, `num_bytes` at a time, with the first index.
+) -> Iterator[tuple[int, int, Tensor]]:
+    """Yield a rank's part of a parameter as bytes, about `num_bytes` at a time.
 
-    Yields nothing for a copy that another rank sends.
+    Before them come the first index, and the numbers that follow each other from there; the next
+    ones begin a row later. Yields nothing for a copy that another rank sends.
     """
     assert isinstance(tensor, DTensor)
     place = place_of(tensor)
     if not place.is_first_copy:
         return
-    row_size = tensor.numel() // max(tensor.shape[0] if tensor.ndim else 1, 1)
     local = tensor.to_local().detach().flatten()
-    length = max(num_bytes // dtype.itemsize, 1)
-    for first in range(0, len(local), length):
-        piece = local[first : first + length].to("cpu", dtype, copy=True)
-        yield place.first_row * row_size + first, piece.view(torch.uint8)
+    for begin, end, start in place.pieces(max(num_bytes // dtype.itemsize, 1)):
+        piece = local[begin:end].to("cpu", dtype, copy=True)
+        yield start, min(place.run, end - begin), piece.view(torch.uint8)

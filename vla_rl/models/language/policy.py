@@ -29,7 +29,9 @@ from vla_rl.engines.policy_model import NO_TOKEN
 from vla_rl.engines.transfers import to_device
 from vla_rl.engines.vocabulary import Vocabulary
 from vla_rl.errors import ConfigError
+from vla_rl.learning.tensor_plan import TensorPlan, without_plan
 from vla_rl.models.attention import PackedRows, use_given_masks
+from vla_rl.models.decoder_plan import decoder_plan
 from vla_rl.models.language import checkpoint
 from vla_rl.models.language.chat_format import ChatFormat, parse_reply
 from vla_rl.models.language.grammar_masks import tokens_forbidden_in
@@ -39,6 +41,9 @@ from vla_rl.models.language.token_scores import score_tokens
 from vla_rl.types import Message, Observation, ReplyOptions, ToolSpec
 
 MARGIN_BYTES = 1 << 20
+
+TENSOR_PLANS = frozenset({"llama", "qwen2", "qwen3"})
+"""Kinds of networks whose layers tensor parallelism cuts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -217,6 +222,16 @@ class CausalLanguageModel(LanguageModel[Prompts]):
     def blocks(self) -> Sequence[nn.Module]:
         """The layers of the network, from the first to the last."""
         return list(self._trunk.layers)
+
+    def tensor_plan(self) -> TensorPlan:
+        """Return the layers that tensor parallelism cuts.
+
+        Raises: ConfigError for another kind of network than `TENSOR_PLANS`.
+        """
+        kind = self._network.config.model_type
+        if kind not in TENSOR_PLANS:
+            raise without_plan(f"a language model of the kind {kind}")
+        return decoder_plan(self._network, "model.layers", self._text_config)
 
     def key_value_bytes(self) -> int:
         """Return the bytes that the keys and values of one token take, in all layers."""

@@ -23,6 +23,8 @@ from torch import Tensor
 
 from vla_rl.engines.cuda_graphs import Compute, CudaRecorder, Record, ReplayedCall, Tensors
 from vla_rl.engines.policy_model import PolicyModel
+from vla_rl.learning.tensor_plan import TensorPlan
+from vla_rl.models.decoder_plan import decoder_plan
 from vla_rl.models.prismatic.config import LoraConfig, PrismaticConfig, ProprioConfig
 from vla_rl.models.prismatic.folder import PublicFolder
 from vla_rl.models.prismatic.lora import merged_tensors, with_weights
@@ -116,6 +118,11 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
         cannot load adapters.
         """
         return self._rebuilt(None, merged_tensors(self._network), seed=0)
+
+    def tensor_plan(self) -> TensorPlan:
+        """Return the layers of the trunk that tensor parallelism cuts."""
+        trunk = self._network.language_model
+        return decoder_plan(self._network, "language_model.model.layers", trunk.config)
 
     def recompute_activations(self) -> None:
         """Recompute the activations of towers and trunk in each later backward pass instead of
