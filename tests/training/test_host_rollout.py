@@ -121,7 +121,8 @@ def test_a_dry_run_lists_the_hosts(tmp_path: Path, capsys: pytest.CaptureFixture
 
 
 def test_options_of_hosts_are_unread_without_hosts() -> None:
-    assert set(ClusterConfig().unread()) == {"plays_here", "depot_gib", "alone_s"}
+    options = {"plays_here", "depot_gib", "alone_s", "resume_within_s"}
+    assert set(ClusterConfig().unread()) == options
     assert ClusterConfig(hosts="hosts.toml").unread() == {}
 
 

@@ -23,9 +23,15 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     alone_s: float = 300.0
     """Seconds without any host after which the run ends instead of waiting for one to come back."""
 
+    resume_within_s: float = 120.0
+    """Seconds for which hosts keep simulators, engine and finished episodes after they lost this
+    process, so that a --resume takes them over. Another run on the same hosts ends them at once. 0: they
+    end with this process."""
+
     def __post_init__(self) -> None:
         self.require(self.depot_gib >= 0, "depot_gib", "at least 0 GiB")
         self.require(self.alone_s > 0, "alone_s", "above 0 seconds")
+        self.require(self.resume_within_s >= 0, "resume_within_s", "at least 0 seconds")
 
     def unread(self) -> Mapping[str, str]:
         """Return the options that only matter with several hosts."""

@@ -126,6 +126,13 @@ class HostPlayers:
         member.note(clock() - began, len(trajectory.steps))
         return trajectory
 
+    def holds(self, trajectory: Trajectory) -> bool:
+        """Return whether the host of its arrays was taken over with them."""
+        if trajectory.deposit is None:
+            return True
+        member = self._members.get(trajectory.deposit.host)
+        return member is not None and member.player.holds(trajectory)
+
     async def whole(self, trajectory: Trajectory) -> Trajectory:
         """Return a light trajectory with all its arrays.
 

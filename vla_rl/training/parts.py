@@ -12,7 +12,8 @@ policy is created when a pipeline first reads it. Engine, learner, critic and re
 a team, often of one.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +43,7 @@ from vla_rl.training.team import (
     learners_of,
     references_of,
 )
-from vla_rl.types import Agent, Group, Sampling, agents_of, derive_seed, parts_of
+from vla_rl.types import Agent, Deposit, Group, Sampling, agents_of, derive_seed, parts_of
 
 if TYPE_CHECKING:
     from vla_rl.training.hosts.host_rollout import HostRollout
@@ -75,7 +76,16 @@ class TrainingParts:
         self.lane = DeviceLane(config.run.torch_threads)
         self.engine = engines_of(config, team, self.lane, first_update)
         here = LocalPlayer(self.pool, self.engine, agent)
-        self.hosts = hosts_of(config, starts, team, agent, self.lane, here, first_update)
+        self.hosts = hosts_of(
+            config,
+            starts,
+            team,
+            agent,
+            self.lane,
+            here,
+            first_update,
+            deposits=lambda: self.scheduler.deposits(),
+        )
         """Runs the episodes on other hosts; None if they run on this one."""
 
         self.learner = learners_of(
@@ -179,10 +189,11 @@ class TrainingParts:
             yield
 
     @asynccontextmanager
-    async def opened_players(self, *, needs_pool: bool) -> AsyncIterator[None]:
+    async def opened_players(self, run: Path, *, needs_pool: bool) -> AsyncIterator[None]:
         """Start all that runs episodes: simulators and engine here, and other hosts.
 
-        Simulators of this host are started if they run episodes, or if `needs_pool`.
+        Simulators of this host are started if they run episodes, or if `needs_pool`. Other hosts
+        that wait for a resume of the run in the folder `run` are taken over.
         """
         async with AsyncExitStack() as stack:
             if self.hosts is None or self.config.cluster.plays_here or needs_pool:
@@ -190,6 +201,7 @@ class TrainingParts:
                 self._uses_pool = True
             await stack.enter_async_context(self.engine)
             if self.hosts is not None:
+                await asyncio.to_thread(self.hosts.belong_to, run)
                 await stack.enter_async_context(self.hosts)
                 print(f"episodes run on {', '.join(self.hosts.players.hosts)}", flush=True)
             yield
@@ -239,6 +251,7 @@ def hosts_of(
     lane: DeviceLane,
     here: LocalPlayer,
     weight_version: int,
+    deposits: Callable[[], Iterable[Deposit]],
 ) -> "HostRollout | None":
     """Make what runs the episodes on other hosts; None if they run on this one.
 
@@ -261,6 +274,7 @@ def hosts_of(
         lane,
         here=here if config.cluster.plays_here else None,
         weight_version=weight_version,
+        deposits=deposits,
     )
 
 

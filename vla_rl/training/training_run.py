@@ -246,7 +246,7 @@ class TrainingRun:
         seed = derive_seed(self._config.run.seed, "chaos")
         broken = chaos(lambda: self.simulator_pids, self._config.run.chaos_every_s, seed)
         # faults last in and first out: a simulator that closes must not be frozen meanwhile
-        async with parts.opened_players(needs_pool=judge is not None), broken:
+        async with parts.opened_players(run.path, needs_pool=judge is not None), broken:
             if parts.scheduler.version == 0:
                 if judge is not None:
                     await judge(run, parts.pool, parts.engine)

@@ -44,6 +44,11 @@ class FarPlayer:
         assert played.trajectory is not None, "an episode that is not lost has a trajectory"
         return _owned(played.trajectory, episode)
 
+    def holds(self, trajectory: Trajectory) -> bool:
+        """Return whether its arrays were there when the host was taken over."""
+        deposit = trajectory.deposit
+        return deposit is None or deposit.key in self._status.kept
+
     async def whole(self, trajectory: Trajectory) -> Trajectory:
         """Return a light trajectory with all its arrays. Raises: ActorDied; EpisodeLost."""
         deposit = trajectory.deposit

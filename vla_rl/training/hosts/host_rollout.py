@@ -8,7 +8,7 @@ Hosts.changes ─► Joined: a keeper   bring up ─► policy's files, simulato
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -16,7 +16,7 @@ from typing import Any, Final, Self, TypeVar
 
 from msgspec.structs import replace
 
-from vla_rl.actors import RemoteHost, RestartPolicy, Runtime
+from vla_rl.actors import RemoteHost, RestartPolicy, Runtime, Takeover
 from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.actors.placement import Intensity
 from vla_rl.actors.waits import note_progress, waiting
@@ -33,6 +33,8 @@ from vla_rl.training.hosts.messages import HostRecipe
 from vla_rl.training.hosts.publishing import HostWeights
 from vla_rl.training.hosts.recipe import pieces_of
 from vla_rl.training.hosts.rollout_host import RolloutHost
+from vla_rl.training.hosts.sameness import digest_of_fixed, run_key
+from vla_rl.types import Deposit
 
 T = TypeVar("T")
 
@@ -74,6 +76,7 @@ class HostRollout:
         lane: computes with the model.
         here: player of this host, if it runs episodes too.
         weight_version: number of updates applied to the weights of `model`.
+        deposits: returns the places of the arrays that the run still needs.
     """
 
     def __init__(
@@ -86,9 +89,11 @@ class HostRollout:
         *,
         here: EpisodePlayer | None,
         weight_version: int,
+        deposits: Callable[[], Iterable[Deposit]] = tuple,
     ) -> None:
         self._hosts, self._config, self._recipe = hosts, config, recipe
         self._model, self._lane, self._here = model, lane, here
+        self._deposits, self._owner = deposits, ""
         self.players = HostPlayers(weight_version)
         """Runs episodes on the hosts that are there."""
 
@@ -101,6 +106,11 @@ class HostRollout:
         self._watching: list[asyncio.Task[None]] = []
         self._came_or_went = asyncio.Event()
         self._opened_at = time.monotonic()
+
+    def belong_to(self, run: Path) -> None:
+        """Let a resume of the run in this folder take over the hosts. Call it before `async with`."""
+        if self._config.cluster.resume_within_s > 0:
+            self._owner = run_key(run)
 
     async def __aenter__(self) -> Self:
         """Bring up all hosts that are there.
@@ -152,7 +162,10 @@ class HostRollout:
 
     async def _bring_up_all(self) -> None:
         far = [host for host in self._hosts.hosts() if host.placement is not None]
-        self._recipe = replace(self._recipe, weight_version=self.players.weight_version)
+        fixed = await self._lane.run(digest_of_fixed, self._model) if self._owner else ""
+        self._recipe = replace(
+            self._recipe, weight_version=self.players.weight_version, fixed=fixed
+        )
         if self._here is not None:
             self.players.add(HERE, self._here)
         actors = await _all(self._brought_up(host) for host in far)
@@ -231,24 +244,16 @@ class HostRollout:
             return None
 
     async def _bring_up(self, host: Host) -> RolloutHost:
-        """Start the actor on a host, and let it run episodes. Raises: ActorDied, TimeoutError."""
-        assert isinstance(host.placement, RemoteHost)
-        threads = str(self._config.run.torch_threads)
-        env = {**host.placement.env, "OMP_NUM_THREADS": threads}
+        """Let the actor on a host run episodes. Raises: ActorDied, TimeoutError."""
         with waiting("the run", on=f"host {host.name!r} to start"):
-            actor = await self._runtime.spawn(
-                RolloutHost,
-                host.name,
-                int(self._config.cluster.depot_gib * 2**30),
-                name=f"rollout on {host.name}",
-                placement=replace(host.placement, env=env),
-                deadlines_s=DEADLINES_S,
-                # every running episode is a call without an answer; the rest: weights and arrays
-                mailbox=2 * self._config.num_envs + 16,
-                start_timeout_s=START_WITHIN_S,
-            )
+            actor = await self._spawned(host)
             try:
-                await self._equip(host.name, actor)
+                recipe = await actor.found()
+                if recipe is not None and (reason := self._misfit(recipe)):
+                    print(f"host {host.name} starts anew: {reason}", flush=True)
+                    await self._runtime.kill(actor)
+                    actor, recipe = await self._spawned(host), None
+                await self._equip(host.name, actor, is_new=recipe is None)
             except BaseException as error:
                 error.add_note(f"while host {host.name!r} was brought up")
                 self._gone(host.name)
@@ -256,17 +261,59 @@ class HostRollout:
                 raise
         return actor
 
-    async def _equip(self, name: str, actor: RolloutHost) -> None:
+    async def _spawned(self, host: Host) -> RolloutHost:
+        """Start the actor on a host, or take over the one that waits there for this run."""
+        assert isinstance(host.placement, RemoteHost)
+        within_s = self._config.cluster.resume_within_s
+        return await self._runtime.spawn(
+            RolloutHost,
+            host.name,
+            int(self._config.cluster.depot_gib * 2**30),
+            name=f"rollout on {host.name}",
+            placement=replace(
+                host.placement,
+                env={**host.placement.env, "OMP_NUM_THREADS": str(self._config.run.torch_threads)},
+                takeover=Takeover(owner=self._owner, name=host.name, within_s=within_s)
+                if self._owner
+                else None,
+            ),
+            deadlines_s=DEADLINES_S,
+            # every running episode is a call without an answer; the rest: weights and arrays
+            mailbox=2 * self._config.num_envs + 16,
+            start_timeout_s=START_WITHIN_S,
+        )
+
+    def _misfit(self, recipe: str) -> str:
+        """Return why a process that waited for this run cannot go on; empty if it can."""
+        if not recipe:
+            return "its process was lost before it was ready, or has failed since"
+        if recipe != self._recipe.digest:
+            return "its process has other settings, or a policy with other frozen weights"
+        if not self.weights.has_newest:
+            return "no weights have been saved or published yet that its process could get"
+        return ""
+
+    async def _equip(self, name: str, actor: RolloutHost, *, is_new: bool) -> None:
         """Send the policy, start the simulators, and join with the newest weights."""
-        pieces = pieces_of(self._policy)
-        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-            await actor.put_file(*piece)
-        status = await actor.open(self._recipe)
+        if is_new:
+            pieces = pieces_of(self._policy)
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                await actor.put_file(*piece)
+            status = await actor.open(self._recipe)
+        else:
+            needed = [place.key for place in self._deposits() if place.host == name]
+            status = await actor.resume(needed)
         # under one lock with publications: a version published meanwhile would be missed
         async with self.weights.turn:
-            version = await self.weights.catch_up(actor)
+            version = await self.weights.catch_up(actor, status, is_new=is_new)
             self.weights.hosts[name] = actor
             self.players.add(name, FarPlayer(actor, replace(status, weight_version=version)))
+        if not is_new:
+            print(
+                f"host {name} was taken over: {status.num_slots} environments, its engine and "
+                f"{len(status.kept)} finished episodes",
+                flush=True,
+            )
         note_progress("hosts")
         self._came_or_went.set()
 

@@ -52,6 +52,8 @@ class RolloutHost(Actor):
         self._serving: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._incoming: IncomingWeights | None = None
+        self._weights_digest, self._recipe_digest = "", ""
+        self._is_new = True
 
     async def on_start(self) -> None:
         """Make a folder for the policy's files; remove those of processes that were killed."""
@@ -60,6 +62,7 @@ class RolloutHost(Actor):
 
     async def put_file(self, name: str, start: int, piece: np.ndarray) -> None:
         """Append a piece to a file of the policy. Raises: ValueError for a place outside of it."""
+        self._is_new = False
         await asyncio.to_thread(_append, self._folder.path, name, start, piece)
 
     async def open(self, recipe: HostRecipe) -> HostStatus:
@@ -67,15 +70,29 @@ class RolloutHost(Actor):
 
         Raises: what the policy, an environment or the configuration raises.
         """
+        self._is_new = False
         # one task enters and leaves what it opens: a group of tasks belongs to the task that entered
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._serving = asyncio.create_task(self._serve(recipe, ready), name="serve episodes")
         await asyncio.wait((ready, self._serving), return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             self._serving.result()
-        return HostStatus(
-            num_slots=self._player.num_slots, weight_version=self._player.weight_version
-        )
+        self._recipe_digest = recipe.digest
+        return self._status()
+
+    async def found(self) -> str | None:
+        """Return the digest of the recipe by which this process runs episodes already.
+
+        None: it is new. Empty: an earlier client left it in a state in which it cannot.
+        """
+        if self._is_new:
+            return None
+        is_serving = self._serving is not None and not self._serving.done()
+        return self._recipe_digest if is_serving else ""
+
+    async def resume(self, keys: list[int]) -> HostStatus:
+        """Go on for another client, which needs the arrays of these episodes and no others."""
+        return self._status(self._depot.keep(keys))
 
     @actor_method(concurrent=True)
     async def stay(self) -> None:
@@ -141,8 +158,17 @@ class RolloutHost(Actor):
         else:
             await asyncio.wait((self._serving,))
 
+    def _status(self, kept: tuple[int, ...] = ()) -> HostStatus:
+        return HostStatus(
+            num_slots=self._player.num_slots,
+            weight_version=self._player.weight_version,
+            weights_digest=self._weights_digest,
+            kept=kept,
+        )
+
     def _adopt(self, incoming: IncomingWeights) -> None:
         incoming.apply()
+        self._weights_digest = incoming.heading.digest
         self._engine.adopt(self._model.network, incoming.heading.version)
 
     async def _serve(self, recipe: HostRecipe, ready: asyncio.Future[None]) -> None:

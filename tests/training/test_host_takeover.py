@@ -1,0 +1,199 @@
+"""A host whose control process is lost is taken over by the next one of the same run.
+
+In one process: the host server and both control sides; the actor on the host is a real process.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from vla_rl.actors import RemoteHost, make_keys, read_keys
+from vla_rl.actors.host import HostServer
+from vla_rl.cluster import Host, HostChange, HostResources, ThisHost
+from vla_rl.cluster.config import ClusterConfig
+from vla_rl.engines import DeviceLane
+from vla_rl.observe import RunDirectory
+from vla_rl.pipelines.config import RunConfig
+from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
+from vla_rl.rollout import GroupSource, embodied_agent
+from vla_rl.simulation import SimulatorConfig
+from vla_rl.training.hosts.host_rollout import HostRollout
+from vla_rl.training.hosts.recipe import recipe_of
+from vla_rl.training.hosts.sameness import digest_of_fixed, run_key
+from vla_rl.training.team import Team
+from vla_rl.types import Deposit, Trajectory
+
+
+class OneHost(ThisHost):
+    """This host and one that never leaves."""
+
+    def __init__(self, placement: RemoteHost) -> None:
+        super().__init__()
+        resources = HostResources(num_cores=1, memory_bytes=1 << 30)
+        self._far = Host(name="far", resources=resources, placement=placement)
+
+    def hosts(self) -> tuple[Host, ...]:
+        return (*super().hosts(), self._far)
+
+    async def changes(self) -> AsyncIterator[HostChange]:
+        await asyncio.get_running_loop().create_future()
+        yield  # type: ignore[misc]
+
+
+class Site:
+    """A host server, and runs over it."""
+
+    def __init__(self, root: Path) -> None:
+        make_keys(root / "keys")
+        self._server_keys = read_keys(root / "keys" / "server.key")
+        self._client_keys = read_keys(root / "keys" / "client.key")
+        self.config = TrainToyConfig(
+            run=RunConfig(name="small", root=str(root), device="cpu"),
+            simulators=SimulatorConfig(num_envs=1),
+            cluster=ClusterConfig(hosts="hosts.toml"),
+            step_limit=20,
+            num_starts=8,
+        )
+        self.folder = RunDirectory.create(root, "small", self.config).path
+        self._address = "tcp://127.0.0.1:1"
+
+    @asynccontextmanager
+    async def served(self) -> AsyncIterator[HostServer]:
+        allowed = [self._client_keys.public]
+        opened = HostServer("tcp://127.0.0.1:0", self._server_keys, allowed, lost_after_s=20.0)
+        async with opened as server:
+            self._address = server.address
+            yield server
+
+    def rollout(
+        self,
+        lane: DeviceLane,
+        deposits: Sequence[Deposit] = (),
+        config: TrainToyConfig | None = None,
+    ) -> HostRollout:
+        """Return the control side of a run, or of its resume, which restored weights 3."""
+        config = config or self.config
+        model = policy_of(config)
+        placement = RemoteHost(
+            address=self._address,
+            server_public_key=self._server_keys.public,
+            client_keys=self._client_keys,
+            lost_after_s=20.0,
+        )
+        recipe = recipe_of(config, starts_of(config), Team.of(model), embodied_agent)
+        rollout = HostRollout(
+            OneHost(placement),
+            config,
+            recipe,
+            model,
+            lane,
+            here=None,
+            weight_version=0,
+            deposits=lambda: deposits,
+        )
+        rollout.belong_to(self.folder)
+        return rollout
+
+
+def lose(rollout: HostRollout) -> None:
+    """Close the connections, as the kernel does for a process that is killed."""
+    assert rollout._runtime._launchers is not None
+    for connection in rollout._runtime._launchers._connections.values():
+        connection.close()
+
+
+class Killed(Exception):
+    """Stands for the end of the control process."""
+
+
+async def no_host(host: Host) -> None:
+    """Bring up nothing, as a process that is dead."""
+
+
+async def until(is_true: Callable[[], bool]) -> None:
+    while not is_true():  # noqa: ASYNC110 - the hosts of a run have no event
+        await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Site:
+    return Site(tmp_path)
+
+
+async def played(site: Site, rollout: HostRollout, number: int) -> Trajectory:
+    episode = GroupSource(starts_of(site.config), 4, seed=0).next_group().episodes[number]
+    return await rollout.players.play(episode)
+
+
+async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_needs(
+    site: Site, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with asyncio.timeout(200), DeviceLane(1) as lane, site.served() as server:
+        # the same run first loses its connection, as if a cable was pulled, then its life
+        run = site.rollout(lane)
+        await lane.run(run.weights.adopt, run._model.network, 3)
+        with contextlib.suppress(Killed):
+            async with run:
+                lose(run)
+                await until(lambda: "far" not in run.players.hosts)
+                await until(lambda: "far" in run.players.hosts)
+                needed, forgotten = await played(site, run, 0), await played(site, run, 1)
+                assert needed.deposit is not None
+                assert forgotten.deposit is not None
+                run._bring_up_late = no_host  # type: ignore[method-assign]
+                lose(run)
+                await until(lambda: server.num_waiting == 1)
+                raise Killed
+        resumed = site.rollout(lane, deposits=[needed.deposit])
+        await lane.run(resumed.weights.adopt, resumed._model.network, 3)
+        async with resumed:
+            assert (server.num_actors, server.num_waiting) == (1, 0)
+            assert resumed.players.holds(needed)
+            assert not resumed.players.holds(forgotten)
+            whole = await resumed.players.whole(needed)
+            assert whole.deposit is None
+            assert len(whole.steps[0].chunk.tokens) > 0
+            again = await played(site, resumed, 1)
+            assert again.steps[0].chunk.weight_version == 3
+    shown = capsys.readouterr().out
+    for number in (0, 1):
+        taken = (
+            f"host far was taken over: 1 environments, its engine and {number} finished episodes"
+        )
+        assert shown.count(taken) == 1
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"), [("", "has failed since"), ("of another run", "has other settings")]
+)
+def test_a_process_that_cannot_go_on_is_left_with_the_reason(
+    site: Site, recipe: str, reason: str
+) -> None:
+    assert reason in site.rollout(DeviceLane(1))._misfit(recipe)
+
+
+def test_before_the_first_checkpoint_hosts_start_anew(site: Site) -> None:
+    rollout = site.rollout(DeviceLane(1))
+    assert "no weights have been saved" in rollout._misfit(rollout._recipe.digest)
+    rollout.weights.adopt(rollout._model.network, 1)
+    assert rollout._misfit(rollout._recipe.digest) == ""
+
+
+def test_a_run_has_one_key_for_ever(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "b").mkdir()
+    assert run_key(tmp_path / "a") == run_key(tmp_path / "a") != run_key(tmp_path / "b")
+
+
+def test_only_what_no_publication_changes_tells_two_policies_apart(site: Site) -> None:
+    model, other = policy_of(site.config), policy_of(site.config)
+    for parameter in other.network.parameters():
+        parameter.data.mul_(1.1)
+    assert digest_of_fixed(model) == digest_of_fixed(other)
+    for each in (model, other):
+        next(each.network.parameters()).requires_grad = False
+    assert digest_of_fixed(model) != digest_of_fixed(other)
