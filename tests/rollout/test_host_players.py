@@ -33,8 +33,6 @@ class FarHost:
         self._player = LocalPlayer(pool, engine, embodied_agent)
         self._cut = asyncio.Event()
         self.num_played = self.num_dropped = 0
-        self.kept: tuple[int, ...] = ()
-        self.is_slow_to_send, self.is_asked_for_arrays = False, asyncio.Event()
         self.has_played = asyncio.Event()
 
     @property
@@ -67,15 +65,9 @@ class FarHost:
         if self._cut.is_set():
             raise ActorDied("far", 0, "host unreachable for 1.2 s")
         assert trajectory.deposit is not None
-        self.is_asked_for_arrays.set()
-        if self.is_slow_to_send:
-            await asyncio.Event().wait()
         arrays = self.depot.take(trajectory.deposit.key)
         assert arrays is not None
         return made_whole(trajectory, arrays)
-
-    def holds(self, trajectory: Trajectory) -> bool:
-        return trajectory.deposit is None or trajectory.deposit.key in self.depot.keep(self.kept)
 
     def drop(self, trajectory: Trajectory) -> None:
         assert trajectory.deposit is not None
@@ -259,74 +251,5 @@ def test_arrays_that_are_lost_with_their_host_cost_a_replay_and_no_episode() -> 
             assert cluster.scheduler.metrics()["rollout/lost/died"] >= 3
             await cluster.update()
             cluster.scheduler.check_conservation()
-
-    run_in_simulated_time(main())
-
-
-def resumed_with(depot_stays: bool) -> tuple[int, int]:
-    """Save with some members in a host's depot, and resume; return how many were kept and replayed."""
-
-    async def main() -> tuple[int, int]:
-        cluster, depot = Cluster(max_staleness=0), Depot("far", 1 << 20)
-        far = FarHost(cluster.engine, 3, depot=depot)
-        cluster.players.add("far", far)
-        async with cluster.engine.batcher, cluster.scheduler:
-            while not cluster.scheduler.deposits():  # noqa: ASYNC110 - in simulated time
-                await asyncio.sleep(0.001)
-        state = cluster.scheduler.state()
-        light = [each for group in state.groups for each in group.trajectories]
-        keys = tuple(each.deposit.key for each in light if each.deposit is not None)
-        assert len(keys) == len(light) >= 1
-        resumed = Cluster(max_staleness=0)
-        again = FarHost(resumed.engine, 3, depot=depot if depot_stays else Depot("far", 1 << 20))
-        again.kept = keys
-        resumed.players.add("far", again)
-        resumed.scheduler.restore(state)
-        assert {place.key for place in resumed.scheduler.deposits()} == set(keys)
-        async with resumed.engine.batcher, resumed.scheduler:
-            groups = await resumed.update()
-            resumed.scheduler.check_conservation()
-            # none of them was lost by the run that resumes
-            assert resumed.scheduler.metrics().get("rollout/lost/died", 0.0) == 0
-        members = [each for group in groups for each in group.trajectories]
-        assert all(each.deposit is None for each in members)
-        kept = {each.episode.episode_id for each in light}
-        return len(kept), again.num_played - (len(members) - len(kept))
-
-    return run_in_simulated_time(main())
-
-
-def test_members_in_a_depot_that_stayed_are_not_run_again_after_a_resume() -> None:
-    num_kept, num_replayed = resumed_with(depot_stays=True)
-    assert num_kept >= 1
-    assert num_replayed == 0
-
-
-def test_members_whose_depot_is_gone_are_run_again_after_a_resume() -> None:
-    num_kept, num_replayed = resumed_with(depot_stays=False)
-    assert num_kept == num_replayed
-
-
-def test_a_group_that_was_on_its_way_here_is_fetched_after_a_resume() -> None:
-    async def main() -> None:
-        cluster, depot = Cluster(max_staleness=0), Depot("far", 1 << 20)
-        far = FarHost(cluster.engine, 4, depot=depot)
-        far.is_slow_to_send = True
-        cluster.players.add("far", far)
-        async with cluster.engine.batcher, cluster.scheduler:
-            await far.is_asked_for_arrays.wait()
-        state = cluster.scheduler.state()
-        complete = [group for group in state.groups if group.is_complete]
-        assert complete
-        assert all(each.deposit is not None for each in complete[0].trajectories)
-        resumed = Cluster(max_staleness=0)
-        again = FarHost(resumed.engine, 4, depot=depot)
-        again.kept = tuple(place.key for place in cluster.scheduler.deposits())
-        resumed.players.add("far", again)
-        resumed.scheduler.restore(state)
-        async with resumed.engine.batcher, resumed.scheduler:
-            groups = await resumed.update()
-        ids = [each.episode.episode_id for group in groups for each in group.trajectories]
-        assert len(set(ids)) == len(ids)
 
     run_in_simulated_time(main())
