@@ -10,10 +10,11 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from vla_rl.actors import RemoteHost, make_keys, read_keys
 from vla_rl.actors.host import HostServer
-from vla_rl.cluster import Host, HostChange, HostResources, ThisHost
+from vla_rl.cluster import Gpu, Host, HostChange, HostResources, ThisHost
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.engines import DeviceLane
 from vla_rl.observe import RunDirectory
@@ -31,9 +32,10 @@ from vla_rl.types import Deposit, Trajectory
 class OneHost(ThisHost):
     """This host and one that never leaves."""
 
-    def __init__(self, placement: RemoteHost) -> None:
+    def __init__(self, placement: RemoteHost, num_gpus: int) -> None:
         super().__init__()
-        resources = HostResources(num_cores=1, memory_bytes=1 << 30)
+        gpus = tuple(Gpu(name="none", memory_bytes=0) for _ in range(num_gpus))
+        resources = HostResources(num_cores=1, memory_bytes=1 << 30, gpus=gpus)
         self._far = Host(name="far", resources=resources, placement=placement)
 
     def hosts(self) -> tuple[Host, ...]:
@@ -59,6 +61,7 @@ class Site:
             num_starts=8,
         )
         self.folder = RunDirectory.create(root, "small", self.config).path
+        self.num_gpus = 0
         self._address = "tcp://127.0.0.1:1"
 
     @asynccontextmanager
@@ -86,7 +89,7 @@ class Site:
         )
         recipe = recipe_of(config, starts_of(config), Team.of(model), embodied_agent)
         rollout = HostRollout(
-            OneHost(placement),
+            OneHost(placement, self.num_gpus),
             config,
             recipe,
             model,
@@ -167,20 +170,37 @@ async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_nee
         assert shown.count(taken) == 1
 
 
+async def test_each_gpu_of_a_host_has_an_engine_with_its_share_of_the_environments(
+    site: Site,
+) -> None:
+    site.num_gpus = 2  # of which torch sees none, so both engines act on the CPU
+    run = replace(site.config.run, device="auto")
+    config = replace(site.config, run=run, simulators=SimulatorConfig(num_envs=3))
+    async with asyncio.timeout(200), DeviceLane(1) as lane, site.served() as server:
+        rollout = site.rollout(lane, config=config)
+        async with rollout:
+            assert sorted(rollout.players.hosts) == ["far:0", "far:1"]
+            slots = [rollout.metrics()[f"hosts/far:{number}/slots"] for number in (0, 1)]
+            assert slots == [2.0, 1.0]
+            episodes = GroupSource(starts_of(config), 3, seed=0).next_group().episodes
+            await asyncio.gather(*map(rollout.players.play, episodes))
+            assert server.num_actors == 2
+
+
 @pytest.mark.parametrize(
     ("recipe", "reason"), [("", "has failed since"), ("of another run", "has other settings")]
 )
 def test_a_process_that_cannot_go_on_is_left_with_the_reason(
     site: Site, recipe: str, reason: str
 ) -> None:
-    assert reason in site.rollout(DeviceLane(1))._misfit(recipe)
+    assert reason in site.rollout(DeviceLane(1))._misfit("far", recipe)
 
 
 def test_before_the_first_checkpoint_hosts_start_anew(site: Site) -> None:
     rollout = site.rollout(DeviceLane(1))
-    assert "no weights have been saved" in rollout._misfit(rollout._recipe.digest)
+    assert "no weights have been saved" in rollout._misfit("far", rollout._recipe.digest)
     rollout.weights.adopt(rollout._model.network, 1)
-    assert rollout._misfit(rollout._recipe.digest) == ""
+    assert rollout._misfit("far", rollout._recipe.digest) == ""
 
 
 def test_a_run_has_one_key_for_ever(tmp_path: Path) -> None:

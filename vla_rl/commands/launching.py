@@ -57,6 +57,11 @@ async def launch(
                 estimate_run, config, team, footprint.heard_tokens, footprint.heard_images
             )
         print_plan(config, footprint, *team.num_bytes, size=size, judge=judge, estimate=estimate)
+        if config.cluster.hosts is not None:
+            # a run on one host imports nothing of several
+            from vla_rl.commands.layout_plan import layout_plan
+
+            print(await layout_plan(config, footprint, team.num_bytes[0]))
         await rehearse_training(
             config, starts, model, judge=judge, resume=wanted.resume, resume_from=wanted.resume_from
         )

@@ -22,12 +22,14 @@ from vla_rl.actors.placement import Intensity
 from vla_rl.actors.waits import note_progress, waiting
 from vla_rl.cluster import Host, Hosts, Joined
 from vla_rl.cluster.host_file import HERE
+from vla_rl.cluster.run_layout import seats_of
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ActorDied, CheckpointError, ConfigError, EnvError, RemoteError
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EpisodePlayer
 from vla_rl.rollout.host_players import HostPlayers
 from vla_rl.rollout.owned_tasks import leave
+from vla_rl.training.hosts.environments import shape_of, with_environments
 from vla_rl.training.hosts.far_player import FarPlayer
 from vla_rl.training.hosts.messages import HostRecipe
 from vla_rl.training.hosts.publishing import HostWeights
@@ -94,6 +96,8 @@ class HostRollout:
         self._hosts, self._config, self._recipe = hosts, config, recipe
         self._model, self._lane, self._here = model, lane, here
         self._deposits, self._owner = deposits, ""
+        self._shape = shape_of(config)
+        self._num_envs: dict[str, int | None] = {}
         self.players = HostPlayers(weight_version)
         """Runs episodes on the hosts that are there."""
 
@@ -161,7 +165,7 @@ class HostRollout:
         return self._folder.path / "policy"
 
     async def _bring_up_all(self) -> None:
-        far = [host for host in self._hosts.hosts() if host.placement is not None]
+        far = [seat for host in self._hosts.hosts() if host.placement for seat in self._seats(host)]
         fixed = await self._lane.run(digest_of_fixed, self._model) if self._owner else ""
         self._recipe = replace(
             self._recipe, weight_version=self.players.weight_version, fixed=fixed
@@ -183,18 +187,37 @@ class HostRollout:
             self._tasks.create_task(self._require_hosts(), name="require a host"),
         ]
 
+    def _seats(self, host: Host) -> list[Host]:
+        """Return a host once for each engine that it gets. Raises: ConfigError."""
+        seats = seats_of(host, self._shape)
+        if len(seats) > 1:
+            with_environments(self._config, seats[0].num_envs)  # which not every run can have
+        for seat in seats:
+            self._num_envs[seat.host.name] = seat.num_envs if len(seats) > 1 else None
+        return [seat.host for seat in seats]
+
     async def _follow(self) -> None:
         """Begin and end the care for hosts as they join and leave."""
         async for change in self._hosts.changes():
             name = change.host.name
             if isinstance(change, Joined):
                 print(f"host {name} joined", flush=True)
-                self._care_for(change.host, None)
+                try:
+                    seats = self._seats(change.host)
+                except ConfigError as error:
+                    _leave_alone(change.host, error)
+                    continue
+                for seat in seats:
+                    self._care_for(seat, None)
             else:
                 print(f"host {name} left: {change.cause}", flush=True)
-                if (task := self._caring.pop(name, None)) is not None:
+                tasks = [
+                    self._caring.pop(seat) for seat in list(self._caring) if _is_of(seat, name)
+                ]
+                for task in tasks:
                     task.cancel()
-                    await asyncio.wait((task,))
+                if tasks:
+                    await asyncio.wait(tasks)
 
     def _care_for(self, host: Host, actor: RolloutHost | None) -> None:
         self._caring[host.name] = self._tasks.create_task(
@@ -249,7 +272,7 @@ class HostRollout:
             actor = await self._spawned(host)
             try:
                 recipe = await actor.found()
-                if recipe is not None and (reason := self._misfit(recipe)):
+                if recipe is not None and (reason := self._misfit(host.name, recipe)):
                     print(f"host {host.name} starts anew: {reason}", flush=True)
                     await self._runtime.kill(actor)
                     actor, recipe = await self._spawned(host), None
@@ -283,15 +306,18 @@ class HostRollout:
             start_timeout_s=START_WITHIN_S,
         )
 
-    def _misfit(self, recipe: str) -> str:
+    def _misfit(self, name: str, recipe: str) -> str:
         """Return why a process that waited for this run cannot go on; empty if it can."""
         if not recipe:
             return "its process was lost before it was ready, or has failed since"
-        if recipe != self._recipe.digest:
+        if recipe != self._recipe_for(name).digest:
             return "its process has other settings, or a policy with other frozen weights"
         if not self.weights.has_newest:
             return "no weights have been saved or published yet that its process could get"
         return ""
+
+    def _recipe_for(self, name: str) -> HostRecipe:
+        return replace(self._recipe, num_envs=self._num_envs.get(name))
 
     async def _equip(self, name: str, actor: RolloutHost, *, is_new: bool) -> None:
         """Send the policy, start the simulators, and join with the newest weights."""
@@ -299,7 +325,7 @@ class HostRollout:
             pieces = pieces_of(self._policy)
             while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
                 await actor.put_file(*piece)
-            status = await actor.open(self._recipe)
+            status = await actor.open(self._recipe_for(name))
         else:
             needed = [place.key for place in self._deposits() if place.host == name]
             status = await actor.resume(needed)
@@ -346,6 +372,10 @@ class HostRollout:
                     f"no host has run episodes for cluster.alone_s={limit_s:g} s; start one with "
                     "`vla-rl host`, and continue with --resume"
                 ) from None
+
+
+def _is_of(seat: str, host: str) -> bool:
+    return seat.partition(":")[0] == host
 
 
 def _leave_alone(host: Host, error: Exception) -> None:

@@ -36,6 +36,10 @@ class HostRecipe(msgspec.Struct, frozen=True, kw_only=True):
     weight_version: int
     """Version of the weights in the policy's files."""
 
+    num_envs: int | None = None
+    """Environments, if the host has several engines that share them; None: those of the
+    configuration."""
+
     fixed: str = ""
     """Digest of all of the policy that no later version of the weights changes."""
 

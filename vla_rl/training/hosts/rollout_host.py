@@ -25,6 +25,7 @@ from vla_rl.rollout import EpisodeLost, LocalPlayer, TaskStart
 from vla_rl.rollout.depot import Depot
 from vla_rl.training.agents import agent_of
 from vla_rl.training.devices import device_of
+from vla_rl.training.hosts.environments import with_environments
 from vla_rl.training.hosts.flat_weights import IncomingWeights
 from vla_rl.training.hosts.messages import HostRecipe, HostStatus, Loss, Played, WeightHeading
 from vla_rl.training.pools import pool_of
@@ -174,6 +175,8 @@ class RolloutHost(Actor):
     async def _serve(self, recipe: HostRecipe, ready: asyncio.Future[None]) -> None:
         config = msgspec.json.decode(recipe.config, type=_imported(recipe.config_class))
         assert isinstance(config, LearningConfig)
+        if recipe.num_envs is not None:
+            config = with_environments(config, recipe.num_envs)
         device = device_of(config.run)
         try:
             self._model = await asyncio.to_thread(_loaded, recipe, self._folder.path, device)
