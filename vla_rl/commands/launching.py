@@ -57,7 +57,7 @@ async def launch(
                 estimate_run, config, team, footprint.heard_tokens, footprint.heard_images
             )
         print_plan(config, footprint, *team.num_bytes, size=size, judge=judge, estimate=estimate)
-        if config.cluster.hosts is not None:
+        if config.cluster.has_hosts:
             # a run on one host imports nothing of several
             from vla_rl.commands.layout_plan import layout_plan
 

@@ -21,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from vla_rl.actors import Runtime
 from vla_rl.algorithms import has_equal_rewards, within_accuracy
+from vla_rl.cluster import Hosts
+from vla_rl.cluster.config import ClusterConfig
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError
 from vla_rl.learning import Checkpoint, CriticTeam, ReferenceTeam
@@ -257,17 +259,16 @@ def hosts_of(
 
     Raises: ConfigError for a list of hosts that is wrong, or a run that they cannot play.
     """
-    if config.cluster.hosts is None:
+    if not config.cluster.has_hosts:
         return None
     # imported here, because one host pays nothing for what several need
-    from vla_rl.cluster.listed import ListedHosts
     from vla_rl.training.hosts.host_rollout import HostRollout
     from vla_rl.training.hosts.recipe import recipe_of
 
     recipe = recipe_of(config, starts, team, agent)
     (member,) = team.members.values()
     return HostRollout(
-        ListedHosts(Path(config.cluster.hosts)),
+        _found_hosts(config.cluster),
         config,
         recipe,
         member.model,
@@ -276,6 +277,17 @@ def hosts_of(
         weight_version=weight_version,
         deposits=deposits,
     )
+
+
+def _found_hosts(config: ClusterConfig) -> Hosts:
+    """Return what knows the hosts of a run. Raises: ConfigError for a list that is wrong."""
+    if config.hosts is None:
+        from vla_rl.cluster.ray_hosts import RayHosts
+
+        return RayHosts(config.ray)
+    from vla_rl.cluster.listed import ListedHosts
+
+    return ListedHosts(Path(config.hosts))
 
 
 def kept_groups(config: FilterConfig) -> Callable[[Group], bool] | None:
