@@ -11,12 +11,14 @@ from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
+from offline_evaluation import offline
 
 from vla_rl.actors import RemoteHost, make_keys, read_keys
 from vla_rl.actors.host import HostServer
 from vla_rl.cluster import Gpu, Host, HostChange, HostResources, ThisHost
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.engines import DeviceLane
+from vla_rl.evaluation import HeldOutJudge
 from vla_rl.observe import RunDirectory
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
@@ -26,7 +28,7 @@ from vla_rl.training.hosts.host_rollout import HostRollout
 from vla_rl.training.hosts.recipe import recipe_of
 from vla_rl.training.hosts.sameness import digest_of_fixed, run_key
 from vla_rl.training.team import Team
-from vla_rl.types import Deposit, Trajectory
+from vla_rl.types import Deposit, EpisodeSpec, Trajectory
 
 
 class OneHost(ThisHost):
@@ -132,8 +134,14 @@ async def played(site: Site, rollout: HostRollout, number: int) -> Trajectory:
     return await rollout.players.play(episode)
 
 
+def held_out_of(site: Site) -> tuple[EpisodeSpec, ...]:
+    """Greedy episodes from two starts."""
+    source = GroupSource(starts_of(site.config), 1, seed=7, num_greedy=1)
+    return tuple(source.next_group().episodes[0] for _ in range(2))
+
+
 async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_needs(
-    site: Site, capsys: pytest.CaptureFixture[str]
+    site: Site, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     async with asyncio.timeout(200), DeviceLane(1) as lane, site.served() as server:
         # the same run first loses its connection, as if a cable was pulled, then its life
@@ -152,6 +160,8 @@ async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_nee
                 await until(lambda: server.num_waiting == 1)
                 raise Killed
         resumed = site.rollout(lane, deposits=[needed.deposit])
+        for parameter in resumed._model.network.parameters():
+            parameter.data.mul_(1.1)  # update 3 was made again, and came out otherwise
         await lane.run(resumed.weights.adopt, resumed._model.network, 3)
         async with resumed:
             assert (server.num_actors, server.num_waiting) == (1, 0)
@@ -162,6 +172,13 @@ async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_nee
             assert len(whole.steps[0].chunk.tokens) > 0
             again = await played(site, resumed, 1)
             assert again.steps[0].chunk.weight_version == 3
+            # held-out episodes run there too, and give the bits of an evaluation of the weights here
+            episodes = held_out_of(site)
+            judge = HeldOutJudge(episodes)
+            await judge.elsewhere(RunDirectory(site.folder), resumed.evaluators)
+            await lane.run(resumed._model.save, tmp_path / "policy")
+        lines = (site.folder / "held_out.jsonl").read_bytes().splitlines()
+        assert sorted(lines) == sorted(await offline(tmp_path / "policy", episodes, version=3))
     shown = capsys.readouterr().out
     for number in (0, 1):
         taken = (

@@ -101,7 +101,10 @@ class HostRollout:
         self.players = HostPlayers(weight_version)
         """Runs episodes on the hosts that are there."""
 
-        self.weights = HostWeights(weight_version, self._drop, self.players.published)
+        self.evaluators = HostPlayers(weight_version)
+        """Runs held-out episodes on the same hosts."""
+
+        self.weights = HostWeights(weight_version, self._drop, self._published)
         """Gets the learner's weights."""
 
         self._runtime = Runtime("rollout hosts")
@@ -333,7 +336,9 @@ class HostRollout:
         async with self.weights.turn:
             version = await self.weights.catch_up(actor, status, is_new=is_new)
             self.weights.hosts[name] = actor
-            self.players.add(name, FarPlayer(actor, replace(status, weight_version=version)))
+            status = replace(status, weight_version=version)
+            self.players.add(name, FarPlayer(actor, status))
+            self.evaluators.add(name, FarPlayer(actor, status, evaluates=True))
         if not is_new:
             print(
                 f"host {name} was taken over: {status.num_slots} environments, its engine and "
@@ -343,6 +348,10 @@ class HostRollout:
         note_progress("hosts")
         self._came_or_went.set()
 
+    def _published(self, version: int) -> None:
+        self.players.published(version)
+        self.evaluators.published(version)
+
     def _drop(self, name: str, death: ActorDied) -> None:
         logger.warning("host %s did not take the newest weights: %s", name, death)
         self._gone(name)
@@ -351,6 +360,7 @@ class HostRollout:
         """Run no episode there any more; those that run there end with the actor."""
         self.weights.hosts.pop(name, None)
         self.players.remove(name)
+        self.evaluators.remove(name)
         self._came_or_went.set()
 
     async def _require_hosts(self) -> None:

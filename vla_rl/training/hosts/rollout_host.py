@@ -20,8 +20,9 @@ from vla_rl.actors import Actor, Runtime, actor_method
 from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError
+from vla_rl.evaluation.playing import within_range
 from vla_rl.pipelines.config import LearningConfig
-from vla_rl.rollout import EpisodeLost, LocalPlayer, TaskStart
+from vla_rl.rollout import EpisodeLost, LocalPlayer, TaskStart, embodied_agent
 from vla_rl.rollout.depot import Depot
 from vla_rl.training.agents import agent_of
 from vla_rl.training.devices import device_of
@@ -103,7 +104,7 @@ class RolloutHost(Actor):
 
     @actor_method(concurrent=True)
     async def play(
-        self, episode: EpisodeSpec, timeout_s: float | None, dropped: list[int]
+        self, episode: EpisodeSpec, timeout_s: float | None, dropped: list[int], evaluates: bool
     ) -> Played:
         """Run an episode once; its large arrays stay here.
 
@@ -111,6 +112,7 @@ class RolloutHost(Actor):
             episode: the episode.
             timeout_s: as for `play_episode`.
             dropped: keys of arrays that nothing will use.
+            evaluates: run it as an evaluation does, and not by the run's agent.
 
         Raises: as `play_episode`, but a loss is returned.
         """
@@ -118,7 +120,8 @@ class RolloutHost(Actor):
             self._depot.drop(key)
         clock = asyncio.get_running_loop().time
         try:
-            trajectory = await self._player.play(episode, timeout_s=timeout_s)
+            player = self._evaluator if evaluates else self._player
+            trajectory = await player.play(episode, timeout_s=timeout_s)
         except EpisodeLost as loss:
             lost = Loss(kind=loss.kind, what=str(loss.__cause__ or loss))
             return Played(trajectory=None, loss=lost, counts=self._player.decisions(clock()))
@@ -190,6 +193,7 @@ class RolloutHost(Actor):
             self._engine: OwnedEngine = engines.owned[SOLE_MEMBER]
             async with pool_of(config, runtime, starts) as pool, engines:
                 self._player = LocalPlayer(pool, engines, _agent(recipe, config))
+                self._evaluator = LocalPlayer(pool, engines, within_range(embodied_agent))
                 ready.set_result(None)
                 await self._stop.wait()
 
