@@ -126,13 +126,6 @@ class HostPlayers:
         member.note(clock() - began, len(trajectory.steps))
         return trajectory
 
-    def holds(self, trajectory: Trajectory) -> bool:
-        """Return whether the host of its arrays was taken over with them."""
-        if trajectory.deposit is None:
-            return True
-        member = self._members.get(trajectory.deposit.host)
-        return member is not None and member.player.holds(trajectory)
-
     async def whole(self, trajectory: Trajectory) -> Trajectory:
         """Return a light trajectory with all its arrays.
 
@@ -155,6 +148,13 @@ class HostPlayers:
             member = self._members.get(trajectory.deposit.host)
             if member is not None:
                 member.player.drop(trajectory)
+
+    def holds(self, trajectory: Trajectory) -> bool:
+        """Return whether the host of its arrays was taken over with them."""
+        if trajectory.deposit is None:
+            return True
+        member = self._members.get(trajectory.deposit.host)
+        return member is not None and member.player.holds(trajectory)
 
     def decisions(self, now: float) -> DecisionCounts:
         """Return the counts of all hosts; seconds are the mean over them."""
