@@ -148,7 +148,7 @@ def _process_table(
     if not config.cluster.has_hosts:
         table.add_row(environments_in_words(config), num_processes, what)
     else:
-        _add_hosts(table, config, f"{num_processes} processes of {what}; an engine")
+        _add_hosts(table, config, f"{num_processes} processes of {what}; engines")
     if beside is not None:
         table.add_row(
             "held-out evaluator",
