@@ -34,7 +34,8 @@ def main() -> int:
         "RAY_raylet_start_wait_time_s": "120",
         "PYTHONPATH": str(ROOT),
     }
-    command = [str(python), "-m", "pytest", "tests/cluster/test_ray_hosts.py", *others]
+    files = ("tests/cluster/test_ray_hosts.py", "tests/training/test_ray_run.py")
+    command = [str(python), "-m", "pytest", *files, *others]
     return subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
 
 

@@ -204,7 +204,7 @@ async def test_without_ray_the_command_that_installs_it_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(ConfigError, match=r"pip install 'vla_rl\[ray\]'"):
-        await RayHosts(RayConfig()).__aenter__()
+        await RayHosts(RayConfig(address="local")).__aenter__()
 
 
 async def test_an_old_ray_is_refused_with_the_version_that_is_needed(
@@ -215,7 +215,7 @@ async def test_an_old_ray_is_refused_with_the_version_that_is_needed(
     for name in ("ray", "ray.util", "ray.util.scheduling_strategies"):
         monkeypatch.setitem(sys.modules, name, old)
     with pytest.raises(ConfigError, match=r"Ray is 2\.40\.0, expected >= 2\.52"):
-        await RayHosts(RayConfig()).__aenter__()
+        await RayHosts(RayConfig(address="local")).__aenter__()
 
 
 @pytest.mark.parametrize(

@@ -253,21 +253,3 @@ def test_arrays_that_are_lost_with_their_host_cost_a_replay_and_no_episode() -> 
             cluster.scheduler.check_conservation()
 
     run_in_simulated_time(main())
-
-
-def test_a_saved_state_leaves_out_members_whose_arrays_are_elsewhere() -> None:
-    async def main() -> None:
-        cluster = Cluster()
-        far = FarHost(cluster.engine, 3, depot=Depot("far", 1 << 20))
-        cluster.players.add("far", far)
-        async with cluster.engine.batcher, cluster.scheduler:
-            await far.has_played.wait()
-        state = cluster.scheduler.state()
-        assert not [each for group in state.groups for each in group.trajectories]
-        resumed = Cluster()
-        resumed.players.add("far", FarHost(resumed.engine, 3))
-        resumed.scheduler.restore(state)
-        async with resumed.engine.batcher, resumed.scheduler:
-            await resumed.update()
-
-    run_in_simulated_time(main())

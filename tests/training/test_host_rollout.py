@@ -13,15 +13,20 @@ import pytest
 from slow_agents import hesitant_agent
 from toy_runs import small_run
 
+import vla_rl.commands.layout_plan
 from vla_rl.actors import make_keys
 from vla_rl.cluster import HostChange, ThisHost
 from vla_rl.cluster.config import ClusterConfig
+from vla_rl.commands.layout_plan import layout_plan
 from vla_rl.commands.plan import EpisodeFootprint, print_plan
 from vla_rl.engines import DeviceLane
+from vla_rl.envs.text import TextPoolConfig
 from vla_rl.errors import ConfigError
-from vla_rl.pipelines.config import EmbodiedConfig
+from vla_rl.pipelines.config import EmbodiedConfig, MixedTrainingConfig, TextTrainingConfig
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
 from vla_rl.rollout import embodied_agent
+from vla_rl.simulation import SimulatorConfig
+from vla_rl.training.hosts.environments import with_environments
 from vla_rl.training.hosts.host_rollout import HostRollout
 from vla_rl.training.hosts.messages import PIECE_BYTES
 from vla_rl.training.hosts.recipe import pieces_of, recipe_of
@@ -120,8 +125,42 @@ def test_a_dry_run_lists_the_hosts(tmp_path: Path, capsys: pytest.CaptureFixture
         assert row in shown
 
 
+async def test_a_dry_run_shows_the_layout_as_declared_if_hosts_do_not_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vla_rl.commands.layout_plan, "ANSWER_WITHIN_S", 0.05)
+    path = listed(tmp_path)
+    path.write_text(path.read_text() + 'gpus = "0-1"\n')
+    config = config_with(tmp_path, hosts=str(path))
+    footprint = EpisodeFootprint(
+        what_runs="toys", simulator_mb=1, server_mb=1, chunk_bytes=1, num_chunks=1
+    )
+    shown = await layout_plan(config, footprint, 1 << 30)
+    assert "layout apart: 1 learner rank, 3 engines, 4 simulators on 3 hosts" in shown
+    assert "  far        0-1   -       engines 1-2  2" in shown
+    assert f"not every host answered, so this is what {path} declares:" in shown
+    many = msgspec.structs.replace(config.simulators, num_envs=4)
+    with pytest.raises(ConfigError, match=r"= 4 < num_envs = 8: 4 environments would never be"):
+        await layout_plan(msgspec.structs.replace(config, simulators=many), footprint, 1 << 30)
+    path.write_text(path.read_text().replace("0-1", "0-7"))
+    with pytest.raises(ConfigError, match=r"num_envs=2 < 8 engines on host 'far'"):
+        await layout_plan(config, footprint, 1 << 30)
+
+
+def test_conversations_and_simulators_cannot_share_a_host_with_several_gpus() -> None:
+    embodied = EmbodiedConfig(simulators=SimulatorConfig(num_envs=8))
+    assert with_environments(embodied, 3).num_envs == 3
+    assert with_environments(TextTrainingConfig(text=TextPoolConfig(num_envs=8)), 3).num_envs == 3
+    mixed = MixedTrainingConfig(
+        simulators=SimulatorConfig(num_envs=4), text=TextPoolConfig(num_envs=4)
+    )
+    with pytest.raises(ConfigError, match="expected environments of one kind; list one GPU"):
+        with_environments(mixed, 3)
+
+
 def test_options_of_hosts_are_unread_without_hosts() -> None:
-    assert set(ClusterConfig().unread()) == {"plays_here", "depot_gib", "alone_s"}
+    options = {"plays_here", "depot_gib", "alone_s", "resume_within_s"}
+    assert set(ClusterConfig().unread()) == options
     assert ClusterConfig(hosts="hosts.toml").unread() == {}
 
 

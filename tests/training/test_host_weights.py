@@ -10,7 +10,7 @@ from torch import nn
 
 from vla_rl.errors import ActorDied, CheckpointError
 from vla_rl.training.hosts.flat_weights import IncomingWeights
-from vla_rl.training.hosts.messages import WeightHeading
+from vla_rl.training.hosts.messages import HostStatus, WeightHeading
 from vla_rl.training.hosts.publishing import HostWeights
 
 
@@ -21,6 +21,7 @@ class Host:
         self.name, self.log, self._fails_in = name, log, fails_in
         torch.manual_seed(1)
         self.network = nn.Linear(3, 2)
+        self.version, self.digest = 0, ""
 
     async def begin_weights(self, heading: WeightHeading) -> None:
         self._note("begin")
@@ -37,7 +38,8 @@ class Host:
     async def apply_weights(self) -> int:
         self._note("apply")
         self._incoming.apply()
-        return self._incoming.heading.version
+        self.version, self.digest = self._incoming.heading.version, self._incoming.heading.digest
+        return self.version
 
     def _note(self, call: str) -> None:
         if call == self._fails_in:
@@ -57,6 +59,10 @@ class Site:
 
     async def publish(self, version: int) -> None:
         await asyncio.to_thread(self.weights.adopt, self.learner, version)
+
+    async def catch_up(self, host: Host, *, is_new: bool = False) -> int:
+        status = HostStatus(num_slots=1, weight_version=host.version, weights_digest=host.digest)
+        return await self.weights.catch_up(host, status, is_new=is_new)  # type: ignore[arg-type]
 
     def have(self, hosts: Sequence[Host]) -> list[bool]:
         return [torch.equal(host.network.weight, self.learner.weight) for host in hosts]
@@ -89,11 +95,11 @@ async def test_a_host_that_joins_gets_the_newest_version_first() -> None:
     site, late = Site(), Host("late", [])
     site.weights.open()
     # nothing was published yet: it has the weights of the policy's files
-    assert await site.weights.catch_up(late) == 0  # type: ignore[arg-type]
+    assert await site.catch_up(late) == 0
     assert late.log == []
     await site.publish(1)
     await site.publish(2)
-    assert await site.weights.catch_up(late) == 2  # type: ignore[arg-type]
+    assert await site.catch_up(late) == 2
     assert site.have([late]) == [True]
 
 
@@ -102,7 +108,29 @@ async def test_weights_before_the_hosts_are_up_are_not_sent() -> None:
     site = Site(host)
     site.weights.adopt(site.learner, 7)
     assert (host.log, site.versions) == ([], [7])
-    assert await site.weights.catch_up(host) == 7  # type: ignore[arg-type]
+    # it has read the policy's files, which are of this version
+    host.version = 7
+    assert await site.catch_up(host, is_new=True) == 7
+    assert host.log == []
+
+
+async def test_a_host_that_is_taken_over_gets_the_weights_of_the_resume_unless_it_has_them() -> (
+    None
+):
+    host = Host("a", [])
+    site = Site(host)
+    # its last weights are of an update that the killed run did not save
+    host.version, host.digest = 8, "of those"
+    site.weights.adopt(site.learner, 7)
+    assert await site.catch_up(host) == 7
+    assert site.have([host]) == [True]
+    assert host.log == ["begin a", "check a", "apply a"]
+    assert await site.catch_up(host) == 7
+    assert len(host.log) == 3
+    # the same number after another update 7
+    host.digest = "of another update 7"
+    assert await site.catch_up(host) == 7
+    assert len(host.log) == 6
 
 
 async def test_a_host_with_another_policy_ends_the_publication() -> None:

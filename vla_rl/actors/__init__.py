@@ -18,6 +18,7 @@ from vla_rl.actors.placement import (
     PrepareHook,
     RemoteHost,
     RestartPolicy,
+    Takeover,
 )
 from vla_rl.actors.runtime import ActorInfo, Runtime
 from vla_rl.actors.slots import release
@@ -40,6 +41,7 @@ __all__ = [
     "RemoteHost",
     "RestartPolicy",
     "Runtime",
+    "Takeover",
     "Wait",
     "Watchdog",
     "actor_method",

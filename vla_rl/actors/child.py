@@ -13,7 +13,7 @@ import importlib
 import os
 import sys
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import msgspec
 import zmq
@@ -22,7 +22,8 @@ from vla_rl.actors.actor import Actor, MethodTable, table_of
 from vla_rl.actors.actor_loop import ActorLoop, WaitingSocket
 from vla_rl.actors.blocks import use_for_blocks
 from vla_rl.actors.codec import Codec
-from vla_rl.actors.fork_protocol import ChildSettings
+from vla_rl.actors.fork_protocol import ChildSettings, ListenSettings
+from vla_rl.actors.host_pipe import HostPipe
 from vla_rl.actors.in_flight import MeteredSocket
 from vla_rl.actors.listening import Listening, keep_freed_memory
 from vla_rl.actors.loop_lag import LoopLag
@@ -41,6 +42,7 @@ from vla_rl.actors.wire import (
     SpawnRequest,
     unpack_envelope,
 )
+from vla_rl.actors.zap import Gatekeeper
 
 _LAST_WORDS_MS = 2000
 
@@ -103,20 +105,47 @@ async def _live(settings: ChildSettings) -> int:
         parent.connect(settings.address)
         life = _Life(codec, settings.actor_id)
         if settings.listens is None:
-            life.say_hello(parent, Birth(os.getpid()))
-            return await _run(life, parent)
+            life.say_hello(parent.send_multipart, Birth(os.getpid()))
+            status = await _run(life, parent)
+            assert status is not None, "a parent that is lost takes its child along"
+            return status
         keep_freed_memory()
-        listening = Listening(context, settings.listens)
-        life.say_hello(parent, Birth(os.getpid(), listening.port, listening.public_key))
-        parent.close(linger=_LAST_WORDS_MS)
-        life.on_born = listening.close_door
-        try:
-            return await _run(life, listening.socket, is_far=True)
-        finally:
-            listening.close()
+        return await _live_far(life, context, parent, settings.listens)
 
 
-async def _run(life: "_Life", socket: zmq.Socket[bytes], *, is_far: bool = False) -> int:
+async def _live_far(
+    life: "_Life",
+    context: zmq.Context[zmq.Socket[bytes]],
+    parent: zmq.Socket[bytes],
+    listens: ListenSettings,
+) -> int:
+    """Serve one client of another host after the other; return the exit status."""
+    host = HostPipe(parent, life.abandon)
+    # one for all clients: ZeroMQ frees the name of its endpoint some time after it was closed
+    gatekeeper = Gatekeeper(context, [])
+    try:
+        while True:
+            listening = Listening(context, listens, gatekeeper)
+            birth = Birth(os.getpid(), listening.port, listening.public_key)
+            life.say_hello(host.send, birth)
+            if not listens.takes_over:
+                host.close(linger_ms=_LAST_WORDS_MS)
+            life.on_born = listening.close_door
+            try:
+                status = await _run(life, listening.socket, is_far=True)
+            finally:
+                listening.close()
+            if status is not None:
+                return status
+            adoption = await host.adopted()
+            listens = msgspec.structs.replace(listens, client_key=adoption.client_key)
+            life.begin_again(adoption.actor_id)
+    finally:
+        gatekeeper.close()
+        host.close(linger_ms=_LAST_WORDS_MS)
+
+
+async def _run(life: "_Life", socket: zmq.Socket[bytes], *, is_far: bool = False) -> int | None:
     loop = asyncio.get_running_loop()
     assert isinstance(loop, ActorLoop)
     own_socket = loop.open_socket(socket, life.on_message, in_place=is_far)
@@ -129,20 +158,48 @@ async def _run(life: "_Life", socket: zmq.Socket[bytes], *, is_far: bool = False
         own_socket.close(linger_ms=_LAST_WORDS_MS)
 
 
+class _Built(NamedTuple):
+    """An actor that was built, and from what."""
+
+    actor: Actor
+    table: MethodTable
+    request: SpawnRequest
+
+
 class _Life:
-    """Builds the actor from the first two messages, then hands the socket to its server."""
+    """Builds the actor from the first two messages, then hands the socket to its server.
+
+    The two messages of a client that takes it over are compared with it.
+    """
 
     def __init__(self, codec: Codec, actor_id: int) -> None:
         self._codec, self._actor_id = codec, actor_id
         self._birth: list[Frames] = []
+        self._built: _Built | None = None
+        self._server: ActorServer | None = None
+        self._is_lost = False
         self.on_born: Callable[[], None] = lambda: None
         """Called when the actor's description has come, and so the peer that may send it."""
         self._born: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def say_hello(self, parent: zmq.Socket[bytes], birth: Birth) -> None:
+    def say_hello(self, send: Callable[[Frames], object], birth: Birth) -> None:
         """Send the first message."""
-        hello = self._codec.encode(Kind.HELLO, 0, self._actor_id, OWN_CALL, birth, "hello")
-        parent.send_multipart(hello)
+        send(self._codec.encode(Kind.HELLO, 0, self._actor_id, OWN_CALL, birth, "hello"))
+
+    def abandon(self) -> None:
+        """End the service of a client that is lost."""
+        if self._server is not None:
+            self._server.abandon()
+            return
+        self._is_lost = True
+        if not self._born.done():
+            self._born.set_result(None)
+
+    def begin_again(self, actor_id: int) -> None:
+        """Wait for the messages of the next client."""
+        self._actor_id, self._server, self._is_lost = actor_id, None, False
+        self._birth.clear()
+        self._born = asyncio.get_running_loop().create_future()
 
     def on_message(self, frames: Frames) -> None:
         """Collect the two messages that describe the actor."""
@@ -157,30 +214,35 @@ class _Life:
 
     async def run(
         self, socket: WaitingSocket | MeteredSocket, lag: LoopLag, outgoing: MeteredSocket | None
-    ) -> int:
+    ) -> int | None:
         """Run from the actor's description to its end.
 
-        Return 0, or 1 if it could not be built or its `on_stop` raised.
+        Return 0, or 1 if it could not be built or its `on_stop` raised; None if the client is lost
+        and the actor is not.
         """
         send = socket.send
         await self._born
+        if self._is_lost:
+            # a process without an actor is worth nothing to the next client
+            return 1 if self._built is None else None
         self.on_born()
         try:
-            actor, table, mailbox = self._build()
-            server = ActorServer(
-                actor,
-                table,
+            is_started = self._built is not None
+            built = self._built = self._build()
+            server = self._server = ActorServer(
+                built.actor,
+                built.table,
                 self._codec,
                 self._actor_id,
                 send,
-                mailbox,
+                built.request.mailbox,
                 lag,
                 outgoing,
                 at_once=True,
             )
             socket.on_message = server.on_message
             gc.freeze()  # imported modules stay: the collector need not visit them again
-            await server.serve()
+            return 0 if await server.serve(is_started=is_started) else None
         except Exception as error:
             # the owner decides: it receives the report while the process ends
             send(
@@ -189,12 +251,13 @@ class _Life:
                 )
             )
             return 1
-        return 0
 
-    def _build(self) -> tuple[Actor, MethodTable, int]:
+    def _build(self) -> _Built:
         request: SpawnRequest = self._codec.decode(
             self._codec.decoder(SpawnRequest), self._birth[0]
         )
+        if self._built is not None:
+            return self._taken_over(self._built, request)
         table = table_of(import_target(request.target))
         if table.fingerprint != request.fingerprint:
             raise TypeError(
@@ -205,7 +268,20 @@ class _Life:
             self._codec.decoder(table.constructor.args_type), self._birth[1]
         )
         self._birth.clear()
-        return table.constructor.apply(table.actor_class, args), table, request.mailbox
+        return _Built(table.constructor.apply(table.actor_class, args), table, request)
+
+    def _taken_over(self, built: _Built, request: SpawnRequest) -> _Built:
+        """Return the actor for a client that would have had the same one built."""
+        self._birth.clear()
+        if (request.target, request.fingerprint) != (
+            built.request.target,
+            built.request.fingerprint,
+        ):
+            raise TypeError(
+                f"the process that waited here holds {built.request.target}, expected "
+                f"{request.target} with the same methods; take it over under another name."
+            )
+        return built._replace(request=request)
 
 
 def import_target(target: str) -> type[Actor]:

@@ -121,6 +121,10 @@ class ChildChannel:
         """Whether the process has ended, and `on_end` is about to be called."""
         return self._process.has_ended
 
+    def give(self, actor_id: int, on_message: OnMessage, on_end: OnEnd) -> None:
+        """Give the child to another owner, which knows it by another number."""
+        self.actor_id, self.on_message, self._on_end = actor_id, on_message, on_end
+
     def send(self, frames: Frames) -> None:
         """Queue one message; it is dropped if the child has ended."""
         self._socket.send(frames)

@@ -27,6 +27,8 @@ class ListenSettings(msgspec.Struct, frozen=True):
     """First and last port to choose from; (0, 0) for any free one."""
     client_key: str
     """Public key of the only peer that is accepted."""
+    takes_over: bool = False
+    """Whether the process waits for another client if it loses this one."""
 
 
 class ChildSettings(msgspec.Struct, frozen=True):

@@ -2,8 +2,9 @@
 
 A client requests a process, which then waits for that client at a port of its own: the host passes
 on where, and sees none of their messages. The end of a process is reported to its client at once;
-the end of a client ends its processes. All connections are encrypted (CURVE), and only clients with
-listed public keys are accepted: such a client can run any importable actor as this user.
+the end of a client ends its processes, except those that wait a while for its successor. All
+connections are encrypted (CURVE), and only clients with listed public keys are accepted: such a
+client can run any importable actor as this user.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from vla_rl.actors.listening import HANDSHAKE_WITHIN_MS
 from vla_rl.actors.observer import ProcessObserver
 from vla_rl.actors.placement import LOST_AFTER_S, KeyPair, require_silence
 from vla_rl.actors.sockets import LoopSocket
+from vla_rl.actors.waiting_processes import WaitingProcesses
 from vla_rl.actors.wire import (
     DeathNotice,
     Frames,
@@ -81,6 +83,7 @@ class HostServer:
         self._lost_after_s = lost_after_s
         self._bind_to, self._keys, self._allowed = address, keys, allowed
         self._clients: dict[bytes, HostedClient] = {}
+        self._waiting = WaitingProcesses()
         self._leaving: set[asyncio.Task[None]] = set()
         self._codec = Codec()
         self._observer = ProcessObserver(f"the host at {address}")
@@ -127,6 +130,7 @@ class HostServer:
         for client in list(self._clients):
             self._dismiss(client)
         await asyncio.gather(*self._leaving)
+        await self._waiting.close()
         self._socket.close(linger_ms=500)
         self._gatekeeper.close()
         self._context.term()
@@ -138,8 +142,13 @@ class HostServer:
 
     @property
     def num_actors(self) -> int:
-        """Number of processes that run."""
+        """Number of processes that run, without those that wait for a client."""
         return sum(client.num_actors for client in self._clients.values())
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of processes whose client was lost, and that wait for the next one."""
+        return len(self._waiting)
 
     def _on_message(self, frames: Frames) -> None:
         identity, *rest = frames
@@ -173,6 +182,10 @@ class HostServer:
                 answer = self._codec.encode(Kind.DIED, 0, actor, 0, notice, "death notice")
                 self._socket.send([identity, *answer])
                 raise
+            if launch.takeover is not None:
+                # its client may have been lost so recently that it was not noticed yet
+                for each in self._clients.values():
+                    each.give_up(launch.takeover.owner, launch.takeover.name)
             (client or self._admit(identity)).launch(actor, launch)
         elif kind == Kind.PREPARE:
             prepare = self._read(PrepareRequest, frames)
@@ -196,6 +209,7 @@ class HostServer:
             interface,
             self._ports,
             lambda frames: self._socket.send([identity, *frames]),
+            self._waiting,
         )
         return client
 
@@ -216,6 +230,10 @@ class HostServer:
             await asyncio.sleep(_PROBE_INTERVAL_S)
             for identity, client in list(self._clients.items()):
                 if not self._is_there(identity, ping):
+                    if num_waiting := client.let_wait():
+                        logger.warning(
+                            "a client is gone; %d of its actors wait for the next one.", num_waiting
+                        )
                     if client.num_actors:
                         logger.warning(
                             "a client is gone; its %d actors are killed.", client.num_actors

@@ -62,7 +62,7 @@ class HostConnection:
         socket.connect(host.address)
 
     def launch(
-        self, name: str, process: ChildProcess, on_message: OnMessage, on_end: OnEnd
+        self, name: str, host: RemoteHost, on_message: OnMessage, on_end: OnEnd
     ) -> RemoteChannel:
         """Ask for a process there; its messages and its end arrive through the callbacks."""
         channel = RemoteChannel(
@@ -75,7 +75,7 @@ class HostConnection:
             self._channels.pop,
         )
         self._channels[channel.actor_id] = channel
-        channel.launch(name, process)
+        channel.launch(name, host.launched_process, host.takeover)
         return channel
 
     async def prepare(self, process: ChildProcess, connect_within_s: float) -> None:

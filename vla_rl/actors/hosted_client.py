@@ -13,9 +13,10 @@ from vla_rl.actors.codec import Codec
 from vla_rl.actors.fork_protocol import ListenSettings
 from vla_rl.actors.fork_servers import ForkServers
 from vla_rl.actors.observer import ProcessObserver
-from vla_rl.actors.placement import ChildProcess
+from vla_rl.actors.placement import ChildProcess, Takeover
 from vla_rl.actors.remote_errors import report_of
-from vla_rl.actors.wire import DeathNotice, Frames, Kind, LaunchRequest
+from vla_rl.actors.waiting_processes import WaitingProcesses
+from vla_rl.actors.wire import Adoption, DeathNotice, Frames, Kind, LaunchRequest
 
 
 class HostedClient:
@@ -27,6 +28,7 @@ class HostedClient:
         observer: watches the processes.
         interface, ports: where processes listen for the client.
         send: queues a message for the client.
+        waiting: processes whose clients were lost.
     """
 
     def __init__(
@@ -37,11 +39,13 @@ class HostedClient:
         interface: str,
         ports: tuple[int, int],
         send: Callable[[Frames], None],
+        waiting: WaitingProcesses,
     ) -> None:
         self._context, self._observer = context, observer
         self._interface, self._ports, self._send = interface, ports, send
-        self._codec = Codec()
+        self._codec, self._waiting = Codec(), waiting
         self._children: dict[int, ChildChannel] = {}
+        self._takeovers: dict[int, Takeover] = {}
         self._fork_servers = ForkServers(name, observer)
         self._preparing: set[asyncio.Task[None]] = set()
 
@@ -55,10 +59,17 @@ class HostedClient:
         return actor in self._children
 
     def launch(self, actor: int, request: LaunchRequest) -> None:
-        """Start a process; its hello or its end is sent to the client."""
+        """Start a process, or take over one; its hello or its end is sent to the client."""
+        if request.takeover is not None:
+            self._takeovers[actor] = request.takeover
+            found = self._waiting.claim(request.takeover)
+            if found is not None:
+                self._adopt(actor, found, request.client_key)
+                return
         process = msgspec.structs.replace(request.process, shared_memory_mib=0)
         on_end = functools.partial(self._on_end, actor)
-        listens = ListenSettings(self._interface, self._ports, request.client_key)
+        takes_over = request.takeover is not None
+        listens = ListenSettings(self._interface, self._ports, request.client_key, takes_over)
         try:
             self._children[actor] = ChildChannel(
                 request.name,
@@ -85,6 +96,25 @@ class HostedClient:
         if actor in self._children:
             self._children[actor].kill()
 
+    def let_wait(self) -> int:
+        """Let the processes wait that another client may take over; return their number.
+
+        Call it once this client is lost.
+        """
+        takeovers, self._takeovers = self._takeovers, {}
+        for actor, takeover in takeovers.items():
+            self._waiting.wait(takeover, self._children.pop(actor))
+        return len(takeovers)
+
+    def give_up(self, owner: str, name: str) -> None:
+        """Let one process wait that another client asks for; it has ended for this one."""
+        for actor, takeover in list(self._takeovers.items()):
+            if (takeover.owner, takeover.name) == (owner, name):
+                child = self._children[actor]
+                del self._takeovers[actor]
+                self._on_end(actor, Death(child.pid, f"another process of {owner} took it over"))
+                self._waiting.wait(takeover, child)
+
     async def close(self) -> None:
         """End everything, and wait until it has ended."""
         preparing = list(self._preparing)
@@ -97,6 +127,12 @@ class HostedClient:
         await asyncio.gather(*(child.until_gone() for child in children))
         await self._fork_servers.close()
 
+    def _adopt(self, actor: int, child: ChildChannel, client_key: str) -> None:
+        child.give(actor, self._send, functools.partial(self._on_end, actor))
+        self._children[actor] = child
+        adoption = Adoption(actor, client_key)
+        child.send(self._codec.encode(Kind.ADOPT, 0, actor, 0, adoption, "adoption"))
+
     async def _prepare(self, call: int, process: ChildProcess) -> None:
         try:
             await self._fork_servers.prepare(process)
@@ -108,5 +144,6 @@ class HostedClient:
 
     def _on_end(self, actor: int, death: Death) -> None:
         self._children.pop(actor, None)
+        self._takeovers.pop(actor, None)
         notice = DeathNotice(death.pid, death.cause, death.last_words, death.frozen)
         self._send(self._codec.encode(Kind.DIED, 0, actor, 0, notice, "death notice"))

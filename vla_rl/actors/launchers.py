@@ -84,9 +84,7 @@ class Launchers:
 
         def elsewhere(on_message: OnMessage, on_end: OnEnd) -> Channel:
             assert isinstance(placement, RemoteHost)
-            return self._connection(placement).launch(
-                name, placement.launched_process, on_message, on_end
-            )
+            return self._connection(placement).launch(name, placement, on_message, on_end)
 
         if isinstance(placement, InLoop):
             return in_loop

@@ -52,15 +52,20 @@ def keep_freed_memory() -> None:
 
 
 class Listening:
-    """A bound socket that accepts one peer.
+    """A bound socket that accepts one peer, whose key it names to the context's gatekeeper.
 
     Attributes:
         socket: carries the messages.
         port, public_key: what the peer needs to connect.
     """
 
-    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], settings: ListenSettings) -> None:
-        self._gatekeeper = Gatekeeper(context, [settings.client_key])
+    def __init__(
+        self,
+        context: zmq.Context[zmq.Socket[bytes]],
+        settings: ListenSettings,
+        gatekeeper: Gatekeeper,
+    ) -> None:
+        gatekeeper.allow([settings.client_key])
         self._door = _bound(settings)
         self.port = int(self._door.getsockname()[1])
         public, secret = zmq.curve_keypair()
@@ -89,7 +94,6 @@ class Listening:
 
     def close(self) -> None:
         """Close what `socket` does not."""
-        self._gatekeeper.close()
         self._door.close()
 
 

@@ -129,6 +129,30 @@ class KeyPair(msgspec.Struct, frozen=True, kw_only=True):
         return f"KeyPair(public={self.public!r}, secret=...)"
 
 
+class Takeover(msgspec.Struct, frozen=True, kw_only=True):
+    """Lets a process on another host outlive its client, for the next client of the same owner.
+
+    Calls of the lost client are cancelled, and the actor keeps its state.
+    """
+
+    owner: str
+    """Name of the owner, such as a run. Processes of another owner that wait are killed
+    once one of this owner is launched there: they hold memory that it may need."""
+
+    name: str
+    """Name among the owner's processes on one host."""
+
+    within_s: float
+    """Time for the next client to come (s, > 0); after that the process is killed."""
+
+    def __post_init__(self) -> None:
+        if not self.within_s > 0:
+            raise ValueError(
+                f"within_s is {self.within_s}, expected > 0 seconds; leave takeover out for a "
+                "process that ends with its client."
+            )
+
+
 class RemoteHost(msgspec.Struct, frozen=True, kw_only=True):
     """In a process of another host that runs `python -m vla_rl.actors.host`.
 
@@ -157,6 +181,10 @@ class RemoteHost(msgspec.Struct, frozen=True, kw_only=True):
     heartbeats at a third of this interval, even while their processes are busy; raise it for
     machines that may stand still for seconds."""
 
+    takeover: Takeover | None = None
+    """Take over the process that waits under this name, if there is one, instead of starting one;
+    and let it wait if we are lost. None: a process that ends with us."""
+
     def __post_init__(self) -> None:
         require_silence(self.lost_after_s)
         if not self.address.startswith("tcp://"):
@@ -168,6 +196,11 @@ class RemoteHost(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(
                 f"env is {self.env} and process.env is {self.process.env}, expected one of them; "
                 "put all variables into process.env."
+            )
+        if self.takeover is not None and self.process.fork_from is not None:
+            raise ValueError(
+                "a forked process cannot be taken over, because its fork server ends with its "
+                "client; leave out takeover or process.fork_from."
             )
 
     @property

@@ -16,7 +16,7 @@ import zmq
 from vla_rl.actors.channel import Death, OnEnd, OnMessage
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.direct_link import DirectLink, make_link_keys
-from vla_rl.actors.placement import ChildProcess
+from vla_rl.actors.placement import ChildProcess, Takeover
 from vla_rl.actors.sockets import LoopSocket
 from vla_rl.actors.wire import Birth, DeathNotice, Frames, Kind, LaunchRequest, MalformedMessage
 
@@ -61,9 +61,9 @@ class RemoteChannel:
         self._death: Death | None = None
         self._lost: str | None = None
 
-    def launch(self, name: str, process: ChildProcess) -> None:
+    def launch(self, name: str, process: ChildProcess, takeover: Takeover | None) -> None:
         """Ask the host for the process."""
-        request = LaunchRequest(name, process, self._keys.public)
+        request = LaunchRequest(name, process, self._keys.public, takeover)
         self._host.send(self.codec.encode(Kind.LAUNCH, 0, self.actor_id, 0, request, name))
 
     @property

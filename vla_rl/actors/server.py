@@ -106,17 +106,21 @@ class ActorServer:
         self._task: asyncio.Task[None] | None = None
         self._is_idle, self._worked_s, self._ended = False, 0.0, 0.0
         self._begun: tuple[ArrivedCall, BegunCall] | None = None
-        self.num_rejected = 0
+        self.num_rejected, self._is_abandoned = 0, False
         self.is_killed = False
         """Whether its task was cancelled for good. Its owner sets this, since a call may mistake
         the cancellation for its own."""
 
-    async def serve(self) -> None:
-        """Start the actor, work until STOP, stop the actor.
+    async def serve(self, *, is_started: bool = False) -> bool:
+        """Start the actor, work until STOP, stop the actor; return True.
+
+        With `is_started` it has been served to another caller before. If the caller is lost
+        meanwhile (`abandon`), the actor is not stopped, and False is returned.
 
         Raises: what `on_start` or `on_stop` raises.
         """
-        await self._actor.on_start()
+        if not is_started:
+            await self._actor.on_start()
         self._answer(Kind.READY, OWN_CALL, Birth(os.getpid()))
         self._context = contextvars.copy_context()
         async with asyncio.TaskGroup() as self._group:
@@ -127,7 +131,18 @@ class ActorServer:
             for work in list(self._works.values()):
                 self._cancel(work)
         self._group = None
+        if self._is_abandoned:
+            return False
         await self._actor.on_stop()
+        return True
+
+    def abandon(self) -> None:
+        """Cancel all calls and end `serve`, because the caller is lost; the actor lives on."""
+        self._is_abandoned, self._is_idle = True, False
+        for work in list(self._works.values()):
+            self._cancel(work)
+        self._mailbox.appendleft(None)
+        self._wake_up()
 
     def on_message(self, frames: Frames) -> None:
         """Take one message from the channel; never raises."""

@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from vla_rl.actors.placement import ChildProcess
+from vla_rl.actors.placement import ChildProcess, Takeover
 
 MAGIC = 0xA7
 ENVELOPE = struct.Struct("<BBHHIQ")
@@ -44,6 +44,7 @@ class MalformedMessage(ValueError):
 class Kind(enum.IntEnum):
     """Kind of a message; the first group goes to an actor, the second comes from one.
 
+    LOST and ADOPT go from a host to its own process: its client is lost, and the next one has come.
     RECEIVED goes either way: its `call` is a number of bytes that have arrived.
     """
 
@@ -56,6 +57,8 @@ class Kind(enum.IntEnum):
     LAG = 7
     LAUNCH = 8
     PREPARE = 9
+    LOST = 10
+    ADOPT = 11
 
     HELLO = 32
     READY = 33
@@ -80,6 +83,14 @@ class LaunchRequest(msgspec.Struct, frozen=True, array_like=True):
     process: ChildProcess
     client_key: str
     """Public key of the only peer that the process may accept."""
+    takeover: Takeover | None = None
+
+
+class Adoption(msgspec.Struct, frozen=True, array_like=True):
+    """The next client of a process whose client was lost."""
+
+    actor_id: int
+    client_key: str
 
 
 class PrepareRequest(msgspec.Struct, frozen=True, array_like=True):

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 
+from vla_rl.cluster.ray_config import RayConfig
 from vla_rl.types import Config
 
 
@@ -11,6 +12,9 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     hosts: str | None = None
     """File that lists hosts which run the episodes, each with simulators.num_envs simulators and an
     engine of its own. `vla-rl host` starts a host. None: episodes run on this host."""
+
+    ray: RayConfig = RayConfig()
+    """Hosts of a Ray cluster, instead of a list of hosts."""
 
     plays_here: bool = False
     """Also run episodes on this host, beside the learner."""
@@ -23,11 +27,29 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
     alone_s: float = 300.0
     """Seconds without any host after which the run ends instead of waiting for one to come back."""
 
+    resume_within_s: float = 120.0
+    """Seconds for which hosts keep simulators, engine and finished episodes after they lost this
+    process, so that a --resume takes them over. Another run on the same hosts ends them at once. 0: they
+    end with this process."""
+
     def __post_init__(self) -> None:
+        self.require(
+            self.hosts is None or self.ray.address is None,
+            "hosts",
+            "none beside ray.address: hosts are listed, or found by Ray",
+        )
         self.require(self.depot_gib >= 0, "depot_gib", "at least 0 GiB")
         self.require(self.alone_s > 0, "alone_s", "above 0 seconds")
+        self.require(self.resume_within_s >= 0, "resume_within_s", "at least 0 seconds")
+
+    @property
+    def has_hosts(self) -> bool:
+        """Whether other hosts run episodes."""
+        return self.hosts is not None or self.ray.address is not None
 
     def unread(self) -> Mapping[str, str]:
         """Return the options that only matter with several hosts."""
-        others = [name for name in self.__struct_fields__ if name != "hosts"]
-        return {} if self.hosts is not None else dict.fromkeys(others, "cluster.hosts is none")
+        if self.has_hosts:
+            return {}
+        others = [name for name in self.__struct_fields__ if name not in ("hosts", "ray")]
+        return dict.fromkeys(others, "cluster.hosts and cluster.ray.address are none")

@@ -8,6 +8,7 @@
     public_key = "..."                    # or a file that ends in .pub
     cores = 16                            # optional limits; default: all that the host has
     memory_gib = 64
+    gpus = "0-5"                          # of those that the host reports; or with name and memory:
     gpus = [{ name = "H200", memory_gib = 139 }]
 
 Paths are relative to the file.
@@ -22,6 +23,7 @@ import msgspec
 
 from vla_rl.actors import RemoteHost, read_keys, read_public_key
 from vla_rl.actors.placement import LOST_AFTER_S, KeyPair
+from vla_rl.cluster.gpu_ranges import parse_gpu_range
 from vla_rl.cluster.hosts import Gpu, HostResources
 from vla_rl.errors import ConfigError
 
@@ -51,21 +53,57 @@ class ListedHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     public_key: str
     cores: int | None = None
     memory_gib: float | None = None
-    gpus: list[ListedGpu] = []
+    gpus: list[ListedGpu] | str | None = None
     lost_after_s: float = LOST_AFTER_S
 
     def limited(self, there: HostResources) -> HostResources:
-        """Return what a run may use of the resources that the host reports."""
+        """Return what a run may use of the resources that the host reports.
+
+        Raises: ConfigError naming a GPU that the host does not have.
+        """
         memory = there.memory_bytes
         if self.memory_gib is not None:
             memory = min(memory, int(self.memory_gib * _GIB))
         return HostResources(
             num_cores=there.num_cores if self.cores is None else self.cores,
             memory_bytes=memory,
-            gpus=tuple(
-                Gpu(name=gpu.name, memory_bytes=int(gpu.memory_gib * _GIB)) for gpu in self.gpus
-            ),
+            gpus=self._gpus(there.gpus),
         )
+
+    def declared(self, unknown: HostResources) -> HostResources:
+        """Return what the file declares of a host that does not answer.
+
+        Args:
+            unknown: what counts for a host of which nothing is declared.
+        """
+        listed = range(1 + max(self.indices(), default=-1))
+        gpus = tuple(Gpu(name="a GPU", memory_bytes=unknown.memory_bytes) for _ in listed)
+        return self.limited(
+            HostResources(num_cores=unknown.num_cores, memory_bytes=unknown.memory_bytes, gpus=gpus)
+        )
+
+    def _gpus(self, there: tuple[Gpu, ...]) -> tuple[Gpu, ...]:
+        if self.gpus is None:
+            return there
+        if not isinstance(self.gpus, str):
+            return tuple(
+                Gpu(name=gpu.name, memory_bytes=int(gpu.memory_gib * _GIB), device=str(index))
+                for index, gpu in enumerate(self.gpus)
+            )
+        indices = self.indices()
+        if indices and max(indices) >= len(there):
+            raise ConfigError(
+                f"host {self.name!r} has {len(there)} GPUs, expected GPU {max(indices)} too, which "
+                f"gpus = {self.gpus!r} lists; list GPUs that are there"
+            )
+        return tuple(there[index] for index in indices)
+
+    def indices(self) -> tuple[int, ...]:
+        """Return the numbers of GPUs that `gpus` lists as ranges. Raises: ConfigError."""
+        if not self.gpus or not isinstance(self.gpus, str):
+            return ()
+        (part,) = parse_gpu_range(f"{self.name}:{self.gpus}")
+        return part.gpus or ()
 
 
 class HostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -109,6 +147,13 @@ def read_host_file(path: Path) -> tuple[KnownHost, ...]:
                 f"{path} has a host with the name {host.name!r}, expected letters, digits, '-', '_' "
                 f"and '.', and not {HERE!r}, which is this host"
             )
+        try:
+            host.indices()
+        except ConfigError as error:
+            raise ConfigError(
+                f"{path}, host {host.name!r}: gpus is {host.gpus!r}, expected numbers of GPUs such "
+                'as "0-5,7", or [] for none'
+            ) from error
     _require_unique(path, [host.name for host in file.host], "name")
     _require_unique(path, [host.address for host in file.host], "address")
     keys = _client_keys(path, file.client_key)

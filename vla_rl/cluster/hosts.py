@@ -15,6 +15,8 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     memory_bytes: int
+    device: str = ""
+    """Its entry for CUDA_VISIBLE_DEVICES on its host; empty: its index there."""
 
 
 class HostResources(msgspec.Struct, frozen=True, kw_only=True):

@@ -25,7 +25,9 @@ def require_memory(
 
 def _require_gpu(needs: Needs, host: Host, role: GpuRole, index: int) -> None:
     needed, what = needs.acting_bytes, "an engine"
+    remedy = "leave it out of the hosts' GPUs, or take another GPU"
     if role.learns:
+        remedy = "take more learner ranks, the mode 'apart', or another GPU"
         needed, what = needs.learning_bytes, "a learner rank"
     if role.learns and role.acts:
         needed, what = needs.both_bytes, "a learner rank and an engine"
@@ -33,8 +35,7 @@ def _require_gpu(needs: Needs, host: Host, role: GpuRole, index: int) -> None:
     if needed > gpu.memory_bytes:
         raise ConfigError(
             f"GPU {index} ({gpu.name}) of host {host.name!r} has {gpu.memory_bytes / GIB:.1f} GiB, "
-            f"expected >= {needed / GIB:.1f} for {what}; take more learner ranks, the mode 'apart', "
-            "or another GPU"
+            f"expected >= {needed / GIB:.1f} for {what}; {remedy}"
         )
 
 

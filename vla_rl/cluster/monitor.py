@@ -6,9 +6,11 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import Final
 
 import msgspec
+from msgspec.structs import replace
 
 import vla_rl
 from vla_rl.actors import Actor, actor_method
+from vla_rl.cluster.gpus import gpus_of_this_host
 from vla_rl.cluster.hosts import HostResources, resources_of_this_host
 from vla_rl.errors import ConfigError
 
@@ -32,8 +34,10 @@ class HostMonitor(Actor):
     """An actor that does nothing but be there, in a process of its own on each host."""
 
     async def report(self) -> HostReport:
-        """Return the versions and resources of this host."""
-        return report_of_this_host()
+        """Return the versions and resources of this host, with its GPUs."""
+        report = report_of_this_host()
+        gpus = await asyncio.to_thread(gpus_of_this_host)
+        return replace(report, resources=replace(report.resources, gpus=gpus))
 
     @actor_method(concurrent=True)
     async def stay(self) -> None:
@@ -42,7 +46,7 @@ class HostMonitor(Actor):
 
 
 def report_of_this_host() -> HostReport:
-    """Return the versions and resources of this host."""
+    """Return the versions and resources of this host, without GPUs."""
     return HostReport(
         versions={
             "vla_rl": vla_rl.__version__,

@@ -1,14 +1,16 @@
 """Settings for hosts that Ray finds."""
 
+from collections.abc import Mapping
+
 from vla_rl.types import Config
 
 
 class RayConfig(Config, frozen=True, kw_only=True):
     """Settings for the hosts of a Ray cluster: which cluster, and how much of it."""
 
-    address: str = "local"
+    address: str | None = None
     """Address of the cluster's head, such as `10.0.0.1:6379`; `auto` for the one that runs on this
-    machine; `local` starts one on this machine alone, which ends with the run."""
+    machine; `local` starts one on this machine alone, which ends with the run. None: no Ray."""
 
     num_hosts: int = 1
     """Nodes to take, besides this process's own host; >= 1."""
@@ -31,7 +33,7 @@ class RayConfig(Config, frozen=True, kw_only=True):
     """Seconds between two looks for new nodes, which join the run; none: the first nodes only."""
 
     def __post_init__(self) -> None:
-        self.require(bool(self.address), "address", "an address, 'auto' or 'local'")
+        self.require(self.address != "", "address", "an address, 'auto', 'local' or none")
         self.require(self.num_hosts >= 1, "num_hosts", ">= 1 host")
         self.require(self.cores_per_host >= 1, "cores_per_host", ">= 1 core")
         self.require(self.gpus_per_host >= 0, "gpus_per_host", ">= 0 GPUs")
@@ -39,3 +41,8 @@ class RayConfig(Config, frozen=True, kw_only=True):
         self.require(
             self.look_every_s is None or self.look_every_s > 0, "look_every_s", "> 0 s or none"
         )
+
+    def unread(self) -> Mapping[str, str]:
+        """Return the options that only matter with an address."""
+        others = [name for name in self.__struct_fields__ if name != "address"]
+        return {} if self.address is not None else dict.fromkeys(others, "address is none")

@@ -42,6 +42,7 @@ class RayHosts:
     """
 
     def __init__(self, config: RayConfig, *, lost_after_s: float = LOST_AFTER_S) -> None:
+        config.require(config.address is not None, "address", "an address, 'auto' or 'local'")
         self._config, self._lost_after_s = config, lost_after_s
         self._here = Host(name="this host", resources=resources_of_this_host())
         self._placed: dict[str, PlacedHost] = {}

@@ -59,6 +59,11 @@ async def launch(
         if shown:
             estimate = await asyncio.to_thread(estimate_run, config, team, footprint.heard_tokens)
         print_plan(config, footprint, *team.num_bytes, size=size, judge=judge, estimate=estimate)
+        if config.cluster.has_hosts:
+            # a run on one host imports nothing of several
+            from vla_rl.commands.layout_plan import layout_plan
+
+            print(await layout_plan(config, footprint, team.num_bytes[0]))
         await rehearse_training(
             config, starts, model, judge=judge, resume=wanted.resume, resume_from=wanted.resume_from
         )

@@ -108,7 +108,7 @@ def print_plan(
         *_learner_items(config, weight_bytes, training_bytes, ranks),
         *_copies_of_weights(config, weight_bytes),
     ]
-    plays_here = config.cluster.hosts is None or config.cluster.plays_here
+    plays_here = not config.cluster.has_hosts or config.cluster.plays_here
     if isinstance(config, TrainingConfig) and plays_here:
         items += _simulator_items(config.simulators, footprint)
     longest = footprint.num_chunks * footprint.chunk_bytes
@@ -145,10 +145,10 @@ def _process_table(
         shares = f"a share of each update; shard {config.learner.shard}"
         table.add_row("learner ranks", str(config.learner.ranks), shares)
     num_processes, what = _environments(config, footprint)
-    if config.cluster.hosts is None:
+    if not config.cluster.has_hosts:
         table.add_row(environments_in_words(config), num_processes, what)
     else:
-        _add_hosts(table, config, f"{num_processes} processes of {what}; an engine")
+        _add_hosts(table, config, f"{num_processes} processes of {what}; engines")
     if beside is not None:
         table.add_row(
             "held-out evaluator",
@@ -167,8 +167,11 @@ def _add_hosts(table: Table, config: LearningConfig, what: str) -> None:
     # imported here: a run on one host does without
     from vla_rl.cluster.host_file import read_host_file
 
-    assert config.cluster.hosts is not None
-    for known in read_host_file(Path(config.cluster.hosts)):
+    ray = config.cluster.ray
+    if ray.address is not None:
+        table.add_row("hosts of Ray", str(ray.num_hosts), f"{ray.address}: {what}")
+    listed = () if config.cluster.hosts is None else read_host_file(Path(config.cluster.hosts))
+    for known in listed:
         table.add_row(f"host {known.listed.name}", "1", f"{known.listed.address}: {what}")
     if config.cluster.plays_here:
         table.add_row("this host", "1", what)

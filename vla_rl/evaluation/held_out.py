@@ -29,11 +29,11 @@ from vla_rl.evaluation.held_out_results import (
     results_path,
 )
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
-from vla_rl.evaluation.playing import play_each, within_range
+from vla_rl.evaluation.playing import play_each, play_each_elsewhere, within_range
 from vla_rl.observe import RunDirectory
 from vla_rl.observe.outlet import FailureStreak
 from vla_rl.observe.whole_file import write_whole
-from vla_rl.rollout import ActionEngine, embodied_agent
+from vla_rl.rollout import ActionEngine, EpisodePlayer, embodied_agent
 from vla_rl.types import EnvPool, EpisodeSpec, Trajectory
 
 __all__ = [
@@ -49,6 +49,10 @@ __all__ = [
 
 Film = Callable[[RunDirectory, int, Trajectory], Awaitable[None]]
 """Makes a video of a trajectory of a weight version, in the order in which episodes end."""
+
+
+Done = Callable[[Trajectory], Awaitable[None]]
+"""Called with each trajectory that ends."""
 
 
 class Judge(Protocol):
@@ -159,7 +163,27 @@ class HeldOutJudge:
         episodes whose results are not on disk again. Raises: ConfigError if the earlier versions
         ran under other conditions.
         """
-        book, version = self.open(run), engine.weight_version
+
+        async def play(missing: Sequence[EpisodeSpec], done: Done) -> None:
+            await play_each(pool, engine, within_range(embodied_agent), missing, done)
+
+        await self._evaluate(run, engine.weight_version, play)
+
+    async def elsewhere(self, run: RunDirectory, player: EpisodePlayer) -> None:
+        """Do the same with the episodes on other hosts. Raises: as a call."""
+
+        async def play(missing: Sequence[EpisodeSpec], done: Done) -> None:
+            await play_each_elsewhere(player, missing, done)
+
+        await self._evaluate(run, player.weight_version, play)
+
+    async def _evaluate(
+        self,
+        run: RunDirectory,
+        version: int,
+        play: Callable[[Sequence[EpisodeSpec], Done], Awaitable[None]],
+    ) -> None:
+        book = self.open(run)
         missing = book.missing(version, self.episodes)
         console = Console()
         with Progress(console=console) as progress:
@@ -174,7 +198,7 @@ class HeldOutJudge:
                 progress.advance(bar)
                 note_progress("held-out episodes")
 
-            await play_each(pool, engine, within_range(embodied_agent), missing, done)
+            await play(missing, done)
         table = self.format.table_of(book.lines)
         console.print(table, soft_wrap=isinstance(table, str), highlight=False)
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 import msgspec
 import numpy as np
 
-from vla_rl.rollout import AnyEngine, EpisodeLost, play_episode
+from vla_rl.rollout import AnyEngine, EpisodeLost, EpisodePlayer, play_episode
 from vla_rl.rollout.owned_tasks import leave
 from vla_rl.types import (
     ActionChunk,
@@ -39,13 +39,40 @@ async def play_each(
     Raises: EpisodeLost if one was lost `max_attempts` times; what the agent, the environment or
     `done` raises.
     """
+
+    async def play(episode: EpisodeSpec) -> Trajectory:
+        return await play_episode(pool, engine, agent, episode)
+
+    await _play_all(play, pool.num_envs, episodes, done, max_attempts)
+
+
+async def play_each_elsewhere(
+    player: EpisodePlayer,
+    episodes: Iterable[EpisodeSpec],
+    done: Callable[[Trajectory], Awaitable[None]],
+    *,
+    max_attempts: int = 3,
+) -> None:
+    """Run every episode on other hosts, as `play_each` does here; trajectories come whole."""
+
+    async def play(episode: EpisodeSpec) -> Trajectory:
+        return await player.whole(await player.play(episode))
+
+    await _play_all(play, player.num_slots, episodes, done, max_attempts)
+
+
+async def _play_all(
+    play: Callable[[EpisodeSpec], Awaitable[Trajectory]],
+    num_slots: int,
+    episodes: Iterable[EpisodeSpec],
+    done: Callable[[Trajectory], Awaitable[None]],
+    max_attempts: int,
+) -> None:
     waiting = iter(episodes)
     tasks = asyncio.TaskGroup()
     await tasks.__aenter__()
-    for number in range(pool.num_envs):
-        tasks.create_task(
-            _play_on(pool, engine, agent, waiting, done, max_attempts), name=f"player {number}"
-        )
+    for number in range(num_slots):
+        tasks.create_task(_play_on(play, waiting, done, max_attempts), name=f"player {number}")
     first: Exception | None = None
     try:
         await leave(tasks, None, None, None)
@@ -58,23 +85,21 @@ async def play_each(
 
 
 async def _play_on(
-    pool: EnvPool,
-    engine: AnyEngine,
-    agent: Agent,
+    play: Callable[[EpisodeSpec], Awaitable[Trajectory]],
     waiting: Iterator[EpisodeSpec],
     done: Callable[[Trajectory], Awaitable[None]],
     max_attempts: int,
 ) -> None:
     for episode in waiting:
-        await done(await _played(pool, engine, agent, episode, max_attempts))
+        await done(await _played(play, episode, max_attempts))
 
 
 async def _played(
-    pool: EnvPool, engine: AnyEngine, agent: Agent, episode: EpisodeSpec, max_attempts: int
+    play: Callable[[EpisodeSpec], Awaitable[Trajectory]], episode: EpisodeSpec, max_attempts: int
 ) -> Trajectory:
     while True:
         try:
-            return await play_episode(pool, engine, agent, episode)
+            return await play(episode)
         except EpisodeLost as loss:
             if episode.attempt + 1 >= max_attempts:
                 loss.add_note(f"that was the last of {max_attempts} attempts")

@@ -7,6 +7,7 @@ A group that is filtered never travels: its arrays are dropped where they are.
 """
 
 import secrets
+from collections.abc import Collection
 from typing import Any, Final
 
 import msgspec
@@ -63,6 +64,12 @@ class Depot:
         num_bytes, arrays = self._kept.pop(key)
         self._num_bytes -= num_bytes
         return arrays
+
+    def keep(self, keys: Collection[int]) -> tuple[int, ...]:
+        """Keep the arrays of these trajectories alone; return which of them are here."""
+        for key in self._kept.keys() - set(keys):
+            self.drop(key)
+        return tuple(self._kept)
 
     def drop(self, key: int) -> None:
         """Drop the arrays of a trajectory that nothing will use; an unknown key is ignored."""

@@ -149,6 +149,13 @@ class HostPlayers:
             if member is not None:
                 member.player.drop(trajectory)
 
+    def holds(self, trajectory: Trajectory) -> bool:
+        """Return whether the host of its arrays was taken over with them."""
+        if trajectory.deposit is None:
+            return True
+        member = self._members.get(trajectory.deposit.host)
+        return member is not None and member.player.holds(trajectory)
+
     def decisions(self, now: float) -> DecisionCounts:
         """Return the counts of all hosts; seconds are the mean over them."""
         for member in self._members.values():

@@ -25,6 +25,11 @@ class GroupState(msgspec.Struct, frozen=True, kw_only=True):
         return len(self.trajectories) == len(self.plan.episodes)
 
 
+def has_deposits(group: Group) -> bool:
+    """Return whether arrays of a group are on other hosts."""
+    return any(member.deposit is not None for member in group.trajectories)
+
+
 class _Record:
     """One group while it is outstanding."""
 
@@ -117,16 +122,31 @@ class OutstandingGroups:
                 partial += len(record.finished)
         return complete, partial
 
-    def state(self) -> tuple[GroupState, ...]:
-        """Return all outstanding groups, in order of dispatch.
+    def light(self) -> tuple[Trajectory, ...]:
+        """Return the members that were run and whose arrays are on other hosts."""
+        return tuple(
+            member
+            for record in self._records.values()
+            for member in record.in_order()
+            if member.deposit is not None
+        )
 
-        Members whose arrays are on another host are left out: after a resume they are run again.
-        """
+    def complete_and_light(self) -> tuple[Group, ...]:
+        """Return the groups whose members were all run, some with arrays on other hosts."""
+        groups = [
+            self._group(record)
+            for record in self._records.values()
+            if len(record.finished) == len(record.plan.episodes)
+        ]
+        return tuple(group for group in groups if has_deposits(group))
+
+    def state(self) -> tuple[GroupState, ...]:
+        """Return all outstanding groups, in order of dispatch."""
         return tuple(
             GroupState(
                 plan=record.plan,
                 dispatch_version=record.dispatch_version,
-                trajectories=tuple(each for each in record.in_order() if each.deposit is None),
+                trajectories=record.in_order(),
             )
             for record in self._records.values()
         )

@@ -32,6 +32,10 @@ class EpisodePlayer(Protocol):
         """Run `episode` once. Raises: as `play_episode`."""
         ...
 
+    def holds(self, trajectory: Trajectory) -> bool:
+        """Return whether a trajectory of an earlier process can be made whole here."""
+        ...
+
     async def whole(self, trajectory: Trajectory) -> Trajectory:
         """Return a light trajectory of this player with all its arrays.
 
@@ -80,6 +84,10 @@ class LocalPlayer:
         return await play_episode(
             self._pool, self._engine, self._agent, episode, timeout_s=timeout_s, gauge=self._gauge
         )
+
+    def holds(self, trajectory: Trajectory) -> bool:
+        """Return whether all of it is here."""
+        return trajectory.deposit is None
 
     async def whole(self, trajectory: Trajectory) -> Trajectory:
         """Return the trajectory: all of it is here."""

@@ -30,12 +30,12 @@ from vla_rl.rollout.groups import GroupSource, SourceState
 from vla_rl.rollout.handover import Handover
 from vla_rl.rollout.ledger import EpisodeLedger, LedgerState
 from vla_rl.rollout.meter import RolloutMeter
-from vla_rl.rollout.outstanding import GroupState, OutstandingGroups
+from vla_rl.rollout.outstanding import GroupState, OutstandingGroups, has_deposits
 from vla_rl.rollout.player import EpisodePlayer
 from vla_rl.rollout.playing import EpisodeLost
 from vla_rl.rollout.running import RunningEpisodes
 from vla_rl.rollout.staleness import StalenessPolicy
-from vla_rl.types import EpisodeSpec, Group, Trajectory
+from vla_rl.types import Deposit, EpisodeSpec, Group, Trajectory
 
 
 class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,6 +109,7 @@ class EpisodeScheduler:
             )
         self._meter.start(asyncio.get_running_loop().time())
         await self._running.open()
+        self._take_up_light()
         self._fill()
         return self
 
@@ -227,7 +228,7 @@ class EpisodeScheduler:
             group_id = saved.plan.group_id
             self._staleness.admit(group_id, saved.dispatch_version)
             group = self._groups.add_played(saved)
-            if group is not None:
+            if group is not None and not has_deposits(group):
                 self._handover.add(group)
         # only after all groups are back: which are too old depends on how many are before them
         for group_id in self._handover.evict():
@@ -235,6 +236,10 @@ class EpisodeScheduler:
             self._ledger.drop(len(plan.episodes), "stale")
             self._source.give_back(plan)
         self.check_conservation()
+
+    def deposits(self) -> tuple[Deposit, ...]:
+        """Return the places on other hosts of all arrays that are needed still."""
+        return tuple(member.deposit for member in self._groups.light() if member.deposit)
 
     def metrics(self) -> dict[str, float]:
         """Return rates since the last call, queue depths, and losses since the run started.
@@ -325,9 +330,8 @@ class EpisodeScheduler:
             return
         is_kept = self._filter.is_kept(group)
         self._meter.group(kept=is_kept)
-        if is_kept and any(member.deposit is not None for member in group.trajectories):
-            name = f"arrays of group {group.group_id}"
-            self._running.start_beside(name, self._bring_here(group))
+        if is_kept and has_deposits(group):
+            self._start_bringing(group)
         elif is_kept:
             self._handover.add(group)
         else:
@@ -338,6 +342,21 @@ class EpisodeScheduler:
             self._staleness.filtered(group.group_id)
             self._filter.require_some_kept(self._staleness.next_update)
         self._wake()
+
+    def _take_up_light(self) -> None:
+        """Continue with members whose arrays are on other hosts, after a resume.
+
+        Those whose host is gone, or was started again, are run again.
+        """
+        for member in self._groups.light():
+            if not self._player.holds(member):
+                self._groups.lose(member.episode)
+        for group in self._groups.complete_and_light():
+            self._start_bringing(group)
+
+    def _start_bringing(self, group: Group) -> None:
+        name = f"arrays of group {group.group_id}"
+        self._running.start_beside(name, self._bring_here(group))
 
     async def _bring_here(self, group: Group) -> None:
         """Bring the arrays of a kept group here, and hand it over.

@@ -12,7 +12,8 @@ policy is created when a pipeline first reads it. Engine, learner, critic and re
 a team, often of one.
 """
 
-from collections.abc import AsyncIterator, Callable, Collection, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,8 @@ from typing import TYPE_CHECKING, Any
 
 from vla_rl.actors import Runtime
 from vla_rl.algorithms import has_equal_rewards, within_accuracy
+from vla_rl.cluster import Hosts
+from vla_rl.cluster.config import ClusterConfig
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError
 from vla_rl.learning import Checkpoint, CriticTeam, ReferenceTeam
@@ -42,7 +45,7 @@ from vla_rl.training.team import (
     learners_of,
     references_of,
 )
-from vla_rl.types import Agent, Group, Sampling, agents_of, derive_seed, parts_of
+from vla_rl.types import Agent, Deposit, Group, Sampling, agents_of, derive_seed, parts_of
 
 if TYPE_CHECKING:
     from vla_rl.training.hosts.host_rollout import HostRollout
@@ -75,7 +78,16 @@ class TrainingParts:
         self.lane = DeviceLane(config.run.torch_threads)
         self.engine = engines_of(config, team, self.lane, first_update)
         here = LocalPlayer(self.pool, self.engine, agent)
-        self.hosts = hosts_of(config, starts, team, agent, self.lane, here, first_update)
+        self.hosts = hosts_of(
+            config,
+            starts,
+            team,
+            agent,
+            self.lane,
+            here,
+            first_update,
+            deposits=lambda: self.scheduler.deposits(),
+        )
         """Runs the episodes on other hosts; None if they run on this one."""
 
         self.learner = learners_of(
@@ -179,10 +191,11 @@ class TrainingParts:
             yield
 
     @asynccontextmanager
-    async def opened_players(self, *, needs_pool: bool) -> AsyncIterator[None]:
+    async def opened_players(self, run: Path, *, needs_pool: bool) -> AsyncIterator[None]:
         """Start all that runs episodes: simulators and engine here, and other hosts.
 
-        Simulators of this host are started if they run episodes, or if `needs_pool`.
+        Simulators of this host are started if they run episodes, or if `needs_pool`. Other hosts
+        that wait for a resume of the run in the folder `run` are taken over.
         """
         async with AsyncExitStack() as stack:
             if self.hosts is None or self.config.cluster.plays_here or needs_pool:
@@ -190,6 +203,7 @@ class TrainingParts:
                 self._uses_pool = True
             await stack.enter_async_context(self.engine)
             if self.hosts is not None:
+                await asyncio.to_thread(self.hosts.belong_to, run)
                 await stack.enter_async_context(self.hosts)
                 print(f"episodes run on {', '.join(self.hosts.players.hosts)}", flush=True)
             yield
@@ -239,29 +253,41 @@ def hosts_of(
     lane: DeviceLane,
     here: LocalPlayer,
     weight_version: int,
+    deposits: Callable[[], Iterable[Deposit]],
 ) -> "HostRollout | None":
     """Make what runs the episodes on other hosts; None if they run on this one.
 
     Raises: ConfigError for a list of hosts that is wrong, or a run that they cannot play.
     """
-    if config.cluster.hosts is None:
+    if not config.cluster.has_hosts:
         return None
     # imported here, because one host pays nothing for what several need
-    from vla_rl.cluster.listed import ListedHosts
     from vla_rl.training.hosts.host_rollout import HostRollout
     from vla_rl.training.hosts.recipe import recipe_of
 
     recipe = recipe_of(config, starts, team, agent)
     (member,) = team.members.values()
     return HostRollout(
-        ListedHosts(Path(config.cluster.hosts)),
+        _found_hosts(config.cluster),
         config,
         recipe,
         member.model,
         lane,
         here=here if config.cluster.plays_here else None,
         weight_version=weight_version,
+        deposits=deposits,
     )
+
+
+def _found_hosts(config: ClusterConfig) -> Hosts:
+    """Return what knows the hosts of a run. Raises: ConfigError for a list that is wrong."""
+    if config.hosts is None:
+        from vla_rl.cluster.ray_hosts import RayHosts
+
+        return RayHosts(config.ray)
+    from vla_rl.cluster.listed import ListedHosts
+
+    return ListedHosts(Path(config.hosts))
 
 
 def kept_groups(config: FilterConfig) -> Callable[[Group], bool] | None:

@@ -118,7 +118,7 @@ def simulator_pids(pool: RunPool) -> list[int]:
 
 def environments_in_words(config: LearningConfig) -> str:
     """Return the kind of environments in words, and where they are if not on this host."""
-    if config.cluster.hosts is not None:
+    if config.cluster.has_hosts:
         return f"{_kind_in_words(config)} on each host"
     return _kind_in_words(config)
 

@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from vla_rl.actors import Watchdog
 from vla_rl.actors.completion import finish_despite_cancellation
-from vla_rl.evaluation.held_out import Judge
+from vla_rl.evaluation.held_out import HeldOutJudge, Judge
 from vla_rl.graph import Executor, NodeFailed, NodeType, Pipeline, TaskGraph, Update
 from vla_rl.learning import Checkpoint, UpdateReport
 from vla_rl.learning.checkpoint_folders import newest_name
@@ -246,17 +246,29 @@ class TrainingRun:
         seed = derive_seed(self._config.run.seed, "chaos")
         broken = chaos(lambda: self.simulator_pids, self._config.run.chaos_every_s, seed)
         # faults last in and first out: a simulator that closes must not be frozen meanwhile
-        async with parts.opened_players(needs_pool=judge is not None), broken:
+        needs_pool = judge is not None and not self._evaluates_elsewhere(judge)
+        async with parts.opened_players(run.path, needs_pool=needs_pool), broken:
             if parts.scheduler.version == 0:
                 if judge is not None:
-                    await judge(run, parts.pool, parts.engine)
+                    await self._evaluate(run, judge)
                 if self._beside is not None:
                     await self._beside.begin(self._save_now)
             if parts.scheduler.version < last:
                 await self._train(run, record)
             if judge is not None and parts.scheduler.version == last:
                 await self._save_last()  # the evaluated weights have to be on disk
-                await judge(run, parts.pool, parts.engine)
+                await self._evaluate(run, judge)
+
+    def _evaluates_elsewhere(self, judge: Judge) -> bool:
+        return self._parts.hosts is not None and isinstance(judge, HeldOutJudge)
+
+    async def _evaluate(self, run: RunDirectory, judge: Judge) -> None:
+        """Evaluate the current weights: on the hosts that run episodes, if there are any."""
+        parts = self._parts
+        if parts.hosts is not None and isinstance(judge, HeldOutJudge):
+            await judge.elsewhere(run, parts.hosts.evaluators)
+        else:
+            await judge(run, parts.pool, parts.engine)
 
     async def _save_last(self) -> None:
         if self._parts.saver.saved_version != self._config.run.updates:

@@ -17,10 +17,11 @@ class FarPlayer:
     Args:
         host: the actor there, open.
         status: what it offers.
+        evaluates: run episodes as evaluations do, with clipped actions, and not by the run's agent.
     """
 
-    def __init__(self, host: RolloutHost, status: HostStatus) -> None:
-        self._host, self._status = host, status
+    def __init__(self, host: RolloutHost, status: HostStatus, *, evaluates: bool = False) -> None:
+        self._host, self._status, self._evaluates = host, status, evaluates
         self._counts = DecisionCounts(0, 0, 0.0)
         self._dropped: list[int] = []
 
@@ -37,12 +38,17 @@ class FarPlayer:
     async def play(self, episode: EpisodeSpec, *, timeout_s: float | None = None) -> Trajectory:
         """Run `episode` there. Raises: ActorDied if the host is gone; else as `play_episode`."""
         dropped, self._dropped = self._dropped, []
-        played = await self._host.play(episode, timeout_s, dropped)
+        played = await self._host.play(episode, timeout_s, dropped, self._evaluates)
         self._counts = played.counts
         if played.loss is not None:
             raise EpisodeLost(episode, played.loss.kind, played.loss.what)
         assert played.trajectory is not None, "an episode that is not lost has a trajectory"
         return _owned(played.trajectory, episode)
+
+    def holds(self, trajectory: Trajectory) -> bool:
+        """Return whether its arrays were there when the host was taken over."""
+        deposit = trajectory.deposit
+        return deposit is None or deposit.key in self._status.kept
 
     async def whole(self, trajectory: Trajectory) -> Trajectory:
         """Return a light trajectory with all its arrays. Raises: ActorDied; EpisodeLost."""

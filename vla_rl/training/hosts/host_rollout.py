@@ -8,7 +8,7 @@ Hosts.changes ─► Joined: a keeper   bring up ─► policy's files, simulato
 import asyncio
 import logging
 import time
-from collections.abc import Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
@@ -16,23 +16,27 @@ from typing import Any, Final, Self, TypeVar
 
 from msgspec.structs import replace
 
-from vla_rl.actors import RemoteHost, RestartPolicy, Runtime
+from vla_rl.actors import RemoteHost, RestartPolicy, Runtime, Takeover
 from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.actors.placement import Intensity
 from vla_rl.actors.waits import note_progress, waiting
-from vla_rl.cluster import Host, Hosts, Joined
+from vla_rl.cluster import Host, Hosts, Joined, Needs
 from vla_rl.cluster.host_file import HERE
+from vla_rl.cluster.run_layout import layout_of_run, seats_of
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ActorDied, CheckpointError, ConfigError, EnvError, RemoteError
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EpisodePlayer
 from vla_rl.rollout.host_players import HostPlayers
 from vla_rl.rollout.owned_tasks import leave
+from vla_rl.training.hosts.environments import shape_of, with_environments
 from vla_rl.training.hosts.far_player import FarPlayer
 from vla_rl.training.hosts.messages import HostRecipe
 from vla_rl.training.hosts.publishing import HostWeights
 from vla_rl.training.hosts.recipe import pieces_of
 from vla_rl.training.hosts.rollout_host import RolloutHost
+from vla_rl.training.hosts.sameness import digest_of_fixed, run_key
+from vla_rl.types import Deposit
 
 T = TypeVar("T")
 
@@ -74,6 +78,7 @@ class HostRollout:
         lane: computes with the model.
         here: player of this host, if it runs episodes too.
         weight_version: number of updates applied to the weights of `model`.
+        deposits: returns the places of the arrays that the run still needs.
     """
 
     def __init__(
@@ -86,13 +91,20 @@ class HostRollout:
         *,
         here: EpisodePlayer | None,
         weight_version: int,
+        deposits: Callable[[], Iterable[Deposit]] = tuple,
     ) -> None:
         self._hosts, self._config, self._recipe = hosts, config, recipe
         self._model, self._lane, self._here = model, lane, here
+        self._deposits, self._owner = deposits, ""
+        self._shape = shape_of(config)
+        self._num_envs: dict[str, int | None] = {}
         self.players = HostPlayers(weight_version)
         """Runs episodes on the hosts that are there."""
 
-        self.weights = HostWeights(weight_version, self._drop, self.players.published)
+        self.evaluators = HostPlayers(weight_version)
+        """Runs held-out episodes on the same hosts."""
+
+        self.weights = HostWeights(weight_version, self._drop, self._published)
         """Gets the learner's weights."""
 
         self._runtime = Runtime("rollout hosts")
@@ -101,6 +113,11 @@ class HostRollout:
         self._watching: list[asyncio.Task[None]] = []
         self._came_or_went = asyncio.Event()
         self._opened_at = time.monotonic()
+
+    def belong_to(self, run: Path) -> None:
+        """Let a resume of the run in this folder take over the hosts. Call it before `async with`."""
+        if self._config.cluster.resume_within_s > 0:
+            self._owner = run_key(run)
 
     async def __aenter__(self) -> Self:
         """Bring up all hosts that are there.
@@ -151,8 +168,11 @@ class HostRollout:
         return self._folder.path / "policy"
 
     async def _bring_up_all(self) -> None:
-        far = [host for host in self._hosts.hosts() if host.placement is not None]
-        self._recipe = replace(self._recipe, weight_version=self.players.weight_version)
+        far = [seat for host in self._hosts.hosts() if host.placement for seat in self._seats(host)]
+        fixed = await self._lane.run(digest_of_fixed, self._model) if self._owner else ""
+        self._recipe = replace(
+            self._recipe, weight_version=self.players.weight_version, fixed=fixed
+        )
         if self._here is not None:
             self.players.add(HERE, self._here)
         actors = await _all(self._brought_up(host) for host in far)
@@ -170,18 +190,44 @@ class HostRollout:
             self._tasks.create_task(self._require_hosts(), name="require a host"),
         ]
 
+    def _seats(self, host: Host) -> list[Host]:
+        """Return a host once for each engine that it gets.
+
+        Raises: ConfigError with the inequality, if a GPU is smaller than the policy's weights or an
+            engine would have no environment.
+        """
+        weights = sum(each.nbytes for each in self._model.network.parameters())
+        here = self._hosts.hosts()[0]
+        layout_of_run([here, host], self._shape, Needs(acting_bytes=weights))
+        seats = seats_of(host, self._shape)
+        if len(seats) > 1:
+            with_environments(self._config, seats[0].num_envs)  # which not every run can have
+        for seat in seats:
+            self._num_envs[seat.host.name] = seat.num_envs if len(seats) > 1 else None
+        return [seat.host for seat in seats]
+
     async def _follow(self) -> None:
         """Begin and end the care for hosts as they join and leave."""
         async for change in self._hosts.changes():
             name = change.host.name
             if isinstance(change, Joined):
                 print(f"host {name} joined", flush=True)
-                self._care_for(change.host, None)
+                try:
+                    seats = self._seats(change.host)
+                except ConfigError as error:
+                    _leave_alone(change.host, error)
+                    continue
+                for seat in seats:
+                    self._care_for(seat, None)
             else:
                 print(f"host {name} left: {change.cause}", flush=True)
-                if (task := self._caring.pop(name, None)) is not None:
+                tasks = [
+                    self._caring.pop(seat) for seat in list(self._caring) if _is_of(seat, name)
+                ]
+                for task in tasks:
                     task.cancel()
-                    await asyncio.wait((task,))
+                if tasks:
+                    await asyncio.wait(tasks)
 
     def _care_for(self, host: Host, actor: RolloutHost | None) -> None:
         self._caring[host.name] = self._tasks.create_task(
@@ -231,24 +277,16 @@ class HostRollout:
             return None
 
     async def _bring_up(self, host: Host) -> RolloutHost:
-        """Start the actor on a host, and let it run episodes. Raises: ActorDied, TimeoutError."""
-        assert isinstance(host.placement, RemoteHost)
-        threads = str(self._config.run.torch_threads)
-        env = {**host.placement.env, "OMP_NUM_THREADS": threads}
+        """Let the actor on a host run episodes. Raises: ActorDied, TimeoutError."""
         with waiting("the run", on=f"host {host.name!r} to start"):
-            actor = await self._runtime.spawn(
-                RolloutHost,
-                host.name,
-                int(self._config.cluster.depot_gib * 2**30),
-                name=f"rollout on {host.name}",
-                placement=replace(host.placement, env=env),
-                deadlines_s=DEADLINES_S,
-                # every running episode is a call without an answer; the rest: weights and arrays
-                mailbox=2 * self._config.num_envs + 16,
-                start_timeout_s=START_WITHIN_S,
-            )
+            actor = await self._spawned(host)
             try:
-                await self._equip(host.name, actor)
+                recipe = await actor.found()
+                if recipe is not None and (reason := self._misfit(host.name, recipe)):
+                    print(f"host {host.name} starts anew: {reason}", flush=True)
+                    await self._runtime.kill(actor)
+                    actor, recipe = await self._spawned(host), None
+                await self._equip(host.name, actor, is_new=recipe is None)
             except BaseException as error:
                 error.add_note(f"while host {host.name!r} was brought up")
                 self._gone(host.name)
@@ -256,19 +294,70 @@ class HostRollout:
                 raise
         return actor
 
-    async def _equip(self, name: str, actor: RolloutHost) -> None:
+    async def _spawned(self, host: Host) -> RolloutHost:
+        """Start the actor on a host, or take over the one that waits there for this run."""
+        assert isinstance(host.placement, RemoteHost)
+        within_s = self._config.cluster.resume_within_s
+        return await self._runtime.spawn(
+            RolloutHost,
+            host.name,
+            int(self._config.cluster.depot_gib * 2**30),
+            name=f"rollout on {host.name}",
+            placement=replace(
+                host.placement,
+                env={**host.placement.env, "OMP_NUM_THREADS": str(self._config.run.torch_threads)},
+                takeover=Takeover(owner=self._owner, name=host.name, within_s=within_s)
+                if self._owner
+                else None,
+            ),
+            deadlines_s=DEADLINES_S,
+            # every running episode is a call without an answer; the rest: weights and arrays
+            mailbox=2 * self._config.num_envs + 16,
+            start_timeout_s=START_WITHIN_S,
+        )
+
+    def _misfit(self, name: str, recipe: str) -> str:
+        """Return why a process that waited for this run cannot go on; empty if it can."""
+        if not recipe:
+            return "its process was lost before it was ready, or has failed since"
+        if recipe != self._recipe_for(name).digest:
+            return "its process has other settings, or a policy with other frozen weights"
+        if not self.weights.has_newest:
+            return "no weights have been saved or published yet that its process could get"
+        return ""
+
+    def _recipe_for(self, name: str) -> HostRecipe:
+        return replace(self._recipe, num_envs=self._num_envs.get(name))
+
+    async def _equip(self, name: str, actor: RolloutHost, *, is_new: bool) -> None:
         """Send the policy, start the simulators, and join with the newest weights."""
-        pieces = pieces_of(self._policy)
-        while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-            await actor.put_file(*piece)
-        status = await actor.open(self._recipe)
+        if is_new:
+            pieces = pieces_of(self._policy)
+            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
+                await actor.put_file(*piece)
+            status = await actor.open(self._recipe_for(name))
+        else:
+            needed = [place.key for place in self._deposits() if place.host == name]
+            status = await actor.resume(needed)
         # under one lock with publications: a version published meanwhile would be missed
         async with self.weights.turn:
-            version = await self.weights.catch_up(actor)
+            version = await self.weights.catch_up(actor, status, is_new=is_new)
             self.weights.hosts[name] = actor
-            self.players.add(name, FarPlayer(actor, replace(status, weight_version=version)))
+            status = replace(status, weight_version=version)
+            self.players.add(name, FarPlayer(actor, status))
+            self.evaluators.add(name, FarPlayer(actor, status, evaluates=True))
+        if not is_new:
+            print(
+                f"host {name} was taken over: {status.num_slots} environments, its engine and "
+                f"{len(status.kept)} finished episodes",
+                flush=True,
+            )
         note_progress("hosts")
         self._came_or_went.set()
+
+    def _published(self, version: int) -> None:
+        self.players.published(version)
+        self.evaluators.published(version)
 
     def _drop(self, name: str, death: ActorDied) -> None:
         logger.warning("host %s did not take the newest weights: %s", name, death)
@@ -278,6 +367,7 @@ class HostRollout:
         """Run no episode there any more; those that run there end with the actor."""
         self.weights.hosts.pop(name, None)
         self.players.remove(name)
+        self.evaluators.remove(name)
         self._came_or_went.set()
 
     async def _require_hosts(self) -> None:
@@ -299,6 +389,10 @@ class HostRollout:
                     f"no host has run episodes for cluster.alone_s={limit_s:g} s; start one with "
                     "`vla-rl host`, and continue with --resume"
                 ) from None
+
+
+def _is_of(seat: str, host: str) -> bool:
+    return seat.partition(":")[0] == host
 
 
 def _leave_alone(host: Host, error: Exception) -> None:

@@ -1,5 +1,6 @@
 """Messages between the control process and a rollout host: plain values, never code."""
 
+import hashlib
 from typing import Final
 
 import msgspec
@@ -34,6 +35,19 @@ class HostRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     weight_version: int
     """Version of the weights in the policy's files."""
+
+    num_envs: int | None = None
+    """Environments, if the host has several engines that share them; None: those of the
+    configuration."""
+
+    fixed: str = ""
+    """Digest of all of the policy that no later version of the weights changes."""
+
+    @property
+    def digest(self) -> str:
+        """Digest of everything but the version: equal for a run and its resume."""
+        same = msgspec.json.encode(msgspec.structs.replace(self, weight_version=0))
+        return hashlib.blake2b(same, digest_size=16).hexdigest()
 
 
 class WeightHeading(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,3 +88,8 @@ class HostStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     num_slots: int
     weight_version: int
+    weights_digest: str = ""
+    """Digest of its weights; empty while they are those of the policy's files."""
+
+    kept: tuple[int, ...] = ()
+    """Keys of the arrays of finished episodes that were kept there."""

@@ -15,7 +15,7 @@ from torch import nn
 
 from vla_rl.errors import ActorDied
 from vla_rl.training.hosts.flat_weights import FlatWeights, flattened
-from vla_rl.training.hosts.messages import WeightHeading
+from vla_rl.training.hosts.messages import HostStatus, WeightHeading
 from vla_rl.training.hosts.rollout_host import RolloutHost
 
 
@@ -67,21 +67,39 @@ class HostWeights:
         last one.
         """
         if self._loop is None:
-            # a resume: hosts are brought up later, with the policy's files of these weights
-            self._weight_version = weight_version
+            # a resume: hosts are brought up later, with the policy's files of these weights; those
+            # that are taken over get them from here
+            self._newest, self._weight_version = flattened(network, weight_version), weight_version
             self._published(weight_version)
             return
         newest = flattened(network, weight_version)
         asyncio.run_coroutine_threadsafe(self._publish(newest), self._loop).result()
 
-    async def catch_up(self, host: RolloutHost) -> int:
+    @property
+    def has_newest(self) -> bool:
+        """Whether the newest version can be given to a host that has other weights."""
+        return self._newest is not None
+
+    async def catch_up(self, host: RolloutHost, status: HostStatus, *, is_new: bool) -> int:
         """Give a host that joins the newest version, unless it has it; return its version.
 
-        Hold `turn`. Raises: ActorDied; CheckpointError.
+        Hold `turn`.
+
+        Args:
+            host: the actor there.
+            status: what it offers.
+            is_new: whether it has read the policy's files of this run just now.
+
+        Raises: ActorDied; CheckpointError.
         """
-        if self._newest is None:
+        newest = self._newest
+        if newest is None or (is_new and status.weight_version == newest.version):
             return self._weight_version
-        await _stage(host, self._newest, await asyncio.to_thread(self._newest.heading))
+        heading = await asyncio.to_thread(newest.heading)
+        # the same number is not enough: an update that is repeated need not have the same weights
+        if (status.weight_version, status.weights_digest) == (heading.version, heading.digest):
+            return newest.version
+        await _stage(host, newest, heading)
         return await host.apply_weights()
 
     def metrics(self) -> dict[str, float]:

@@ -27,8 +27,8 @@ def recipe_of(
     """
     if len(team.members) > 1:
         raise ConfigError(
-            f"cluster.hosts is {config.cluster.hosts!r}, but the run has {len(team.members)} "
-            "policies; other hosts run the episodes of one policy, so leave cluster.hosts unset"
+            f"the run has {len(team.members)} policies, expected 1: other hosts run the episodes of "
+            "one policy, so leave cluster.hosts and cluster.ray.address unset"
         )
     config.run.require(
         config.run.record_to is None, "record_to", "none with cluster.hosts: only episodes that "

@@ -20,11 +20,13 @@ from vla_rl.actors import Actor, Runtime, actor_method
 from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError
+from vla_rl.evaluation.playing import within_range
 from vla_rl.pipelines.config import LearningConfig
-from vla_rl.rollout import EpisodeLost, LocalPlayer, TaskStart
+from vla_rl.rollout import EpisodeLost, LocalPlayer, TaskStart, embodied_agent
 from vla_rl.rollout.depot import Depot
 from vla_rl.training.agents import agent_of
 from vla_rl.training.devices import device_of
+from vla_rl.training.hosts.environments import with_environments
 from vla_rl.training.hosts.flat_weights import IncomingWeights
 from vla_rl.training.hosts.messages import HostRecipe, HostStatus, Loss, Played, WeightHeading
 from vla_rl.training.pools import pool_of
@@ -52,6 +54,8 @@ class RolloutHost(Actor):
         self._serving: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._incoming: IncomingWeights | None = None
+        self._weights_digest, self._recipe_digest = "", ""
+        self._is_new = True
 
     async def on_start(self) -> None:
         """Make a folder for the policy's files; remove those of processes that were killed."""
@@ -60,6 +64,7 @@ class RolloutHost(Actor):
 
     async def put_file(self, name: str, start: int, piece: np.ndarray) -> None:
         """Append a piece to a file of the policy. Raises: ValueError for a place outside of it."""
+        self._is_new = False
         await asyncio.to_thread(_append, self._folder.path, name, start, piece)
 
     async def open(self, recipe: HostRecipe) -> HostStatus:
@@ -67,15 +72,29 @@ class RolloutHost(Actor):
 
         Raises: what the policy, an environment or the configuration raises.
         """
+        self._is_new = False
         # one task enters and leaves what it opens: a group of tasks belongs to the task that entered
         ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._serving = asyncio.create_task(self._serve(recipe, ready), name="serve episodes")
         await asyncio.wait((ready, self._serving), return_when=asyncio.FIRST_COMPLETED)
         if not ready.done():
             self._serving.result()
-        return HostStatus(
-            num_slots=self._player.num_slots, weight_version=self._player.weight_version
-        )
+        self._recipe_digest = recipe.digest
+        return self._status()
+
+    async def found(self) -> str | None:
+        """Return the digest of the recipe by which this process runs episodes already.
+
+        None: it is new. Empty: an earlier client left it in a state in which it cannot.
+        """
+        if self._is_new:
+            return None
+        is_serving = self._serving is not None and not self._serving.done()
+        return self._recipe_digest if is_serving else ""
+
+    async def resume(self, keys: list[int]) -> HostStatus:
+        """Go on for another client, which needs the arrays of these episodes and no others."""
+        return self._status(self._depot.keep(keys))
 
     @actor_method(concurrent=True)
     async def stay(self) -> None:
@@ -85,7 +104,7 @@ class RolloutHost(Actor):
 
     @actor_method(concurrent=True)
     async def play(
-        self, episode: EpisodeSpec, timeout_s: float | None, dropped: list[int]
+        self, episode: EpisodeSpec, timeout_s: float | None, dropped: list[int], evaluates: bool
     ) -> Played:
         """Run an episode once; its large arrays stay here.
 
@@ -93,6 +112,7 @@ class RolloutHost(Actor):
             episode: the episode.
             timeout_s: as for `play_episode`.
             dropped: keys of arrays that nothing will use.
+            evaluates: run it as an evaluation does, and not by the run's agent.
 
         Raises: as `play_episode`, but a loss is returned.
         """
@@ -100,7 +120,8 @@ class RolloutHost(Actor):
             self._depot.drop(key)
         clock = asyncio.get_running_loop().time
         try:
-            trajectory = await self._player.play(episode, timeout_s=timeout_s)
+            player = self._evaluator if evaluates else self._player
+            trajectory = await player.play(episode, timeout_s=timeout_s)
         except EpisodeLost as loss:
             lost = Loss(kind=loss.kind, what=str(loss.__cause__ or loss))
             return Played(trajectory=None, loss=lost, counts=self._player.decisions(clock()))
@@ -141,13 +162,24 @@ class RolloutHost(Actor):
         else:
             await asyncio.wait((self._serving,))
 
+    def _status(self, kept: tuple[int, ...] = ()) -> HostStatus:
+        return HostStatus(
+            num_slots=self._player.num_slots,
+            weight_version=self._player.weight_version,
+            weights_digest=self._weights_digest,
+            kept=kept,
+        )
+
     def _adopt(self, incoming: IncomingWeights) -> None:
         incoming.apply()
+        self._weights_digest = incoming.heading.digest
         self._engine.adopt(self._model.network, incoming.heading.version)
 
     async def _serve(self, recipe: HostRecipe, ready: asyncio.Future[None]) -> None:
         config = msgspec.json.decode(recipe.config, type=_imported(recipe.config_class))
         assert isinstance(config, LearningConfig)
+        if recipe.num_envs is not None:
+            config = with_environments(config, recipe.num_envs)
         device = device_of(config.run)
         try:
             self._model = await asyncio.to_thread(_loaded, recipe, self._folder.path, device)
@@ -161,6 +193,7 @@ class RolloutHost(Actor):
             self._engine: OwnedEngine = engines.owned[SOLE_MEMBER]
             async with pool_of(config, runtime, starts) as pool, engines:
                 self._player = LocalPlayer(pool, engines, _agent(recipe, config))
+                self._evaluator = LocalPlayer(pool, engines, within_range(embodied_agent))
                 ready.set_result(None)
                 await self._stop.wait()
 

@@ -1,0 +1,93 @@
+"""The layout of a run on several hosts: what learns here, and what acts on each GPU elsewhere."""
+
+import pytest
+
+from vla_rl.actors import KeyPair, RemoteHost
+from vla_rl.cluster import Gpu, Host, HostResources, Needs, layout_table
+from vla_rl.cluster.run_layout import RunShape, layout_of_run, seats_of
+from vla_rl.errors import ConfigError
+
+GIB = 2**30
+
+
+def host(name: str, num_gpus: int, *, is_here: bool = False, gib: int = 80) -> Host:
+    gpus = tuple(Gpu(name="H100", memory_bytes=gib * GIB, device=str(k)) for k in range(num_gpus))
+    placement = RemoteHost(
+        address="tcp://10.0.0.2:7070",
+        server_public_key="",
+        client_keys=KeyPair(public="of ours", secret="of ours"),
+        env={"A": "1"},
+    )
+    return Host(
+        name=name,
+        resources=HostResources(num_cores=16, memory_bytes=64 * GIB, gpus=gpus),
+        placement=None if is_here else placement,
+    )
+
+
+HERE = host("this host", 8, is_here=True)
+
+
+def test_this_host_learns_and_every_gpu_of_the_others_acts() -> None:
+    shape = RunShape(num_envs=16, num_ranks=6)
+    layout = layout_of_run([HERE, host("gpu2", 4), host("cpu3", 0)], shape)
+    assert layout_table(layout).splitlines() == [
+        "layout apart: 6 learner ranks, 5 engines, 32 simulators on 3 hosts",
+        "  host       GPUs  learn      act          simulators",
+        "  this host  0-5   ranks 0-5  -            -",
+        "  gpu2       0-3   -          engines 0-3  16",
+        "  cpu3       CPU   -          engine 4     16",
+    ]
+
+
+def test_the_first_gpu_here_acts_too_if_this_host_runs_episodes() -> None:
+    shape = RunShape(num_envs=16, num_ranks=2, plays_here=True)
+    layout = layout_of_run([HERE, host("gpu2", 1)], shape)
+    assert layout_table(layout).splitlines() == [
+        "layout both: 2 learner ranks, 2 engines, 32 simulators on 2 hosts",
+        "  host       GPUs  learn   act       simulators",
+        "  this host  0     rank 0  engine 0  16",
+        "             1     rank 1  -",
+        "  gpu2       0     -       engine 1  16",
+    ]
+
+
+def test_a_run_on_cpus_has_one_engine_on_each_host() -> None:
+    layout = layout_of_run([HERE, host("gpu2", 4)], RunShape(num_envs=4, uses_gpus=False))
+    assert [(place.host, place.gpus) for place in layout.engines] == [("gpu2", ())]
+    assert [place.gpu for place in layout.ranks] == [None]
+
+
+def test_the_engines_of_a_host_share_its_environments() -> None:
+    seats = seats_of(host("gpu2", 3), RunShape(num_envs=8))
+    assert [(seat.host.name, seat.num_envs) for seat in seats] == [
+        ("gpu2:0", 3),
+        ("gpu2:1", 3),
+        ("gpu2:2", 2),
+    ]
+    placement = seats[1].host.placement
+    assert placement is not None
+    assert placement.env == {"A": "1", "CUDA_VISIBLE_DEVICES": "1"}
+
+
+def test_a_host_with_one_engine_keeps_its_name() -> None:
+    (alone,) = seats_of(host("gpu2", 1), RunShape(num_envs=8))
+    (several,) = seats_of(host("gpu2", 4), RunShape(num_envs=8, spans_gpus=True))
+    assert (alone.host.name, several.host.name) == ("gpu2", "gpu2")
+    assert several.host.placement is not None
+    assert several.host.placement.env["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
+
+
+def test_more_gpus_than_environments_are_refused_with_the_inequality() -> None:
+    with pytest.raises(ConfigError, match=r"num_envs=2 < 4 engines on host 'gpu2'.*gpus = \"0-1\""):
+        layout_of_run([HERE, host("gpu2", 4)], RunShape(num_envs=2))
+
+
+def test_a_gpu_or_a_host_that_is_too_small_is_refused_with_the_inequality() -> None:
+    small = host("gpu2", 1, gib=12)
+    with pytest.raises(
+        ConfigError, match=r"host 'gpu2' has 12\.0 GiB, expected >= 14\.0 for an eng"
+    ):
+        layout_of_run([HERE, small], RunShape(num_envs=4), Needs(acting_bytes=14 * GIB))
+    with pytest.raises(ConfigError, match=r"'gpu2' has 64\.0 GiB of memory, expected >= 80\.0: 40"):
+        layout_of_run([HERE, small], RunShape(num_envs=40), Needs(simulator_bytes=2 * GIB))

@@ -1,0 +1,153 @@
+"""A resume with members whose arrays are in the depots of other hosts: kept, fetched, or run again."""
+
+import asyncio
+from collections.abc import Callable
+
+from rollout_fakes import CountingEngine, LatencyPool, source
+
+from vla_rl.rollout import EpisodeScheduler, LocalPlayer, SchedulerConfig, embodied_agent
+from vla_rl.rollout.depot import Depot, made_whole
+from vla_rl.rollout.host_players import HostPlayers
+from vla_rl.rollout.policies import DecisionCounts
+from vla_rl.rollout.simulated_time import run_in_simulated_time
+from vla_rl.types import EpisodeSpec, Group, Trajectory
+
+
+class FarHost:
+    """A host with a pool of its own, in this loop, whose depot may outlive it.
+
+    Args:
+        kept: keys of the arrays that it was taken over with.
+    """
+
+    def __init__(
+        self, engine: CountingEngine, num_slots: int, depot: Depot, kept: tuple[int, ...] = ()
+    ) -> None:
+        self._player = LocalPlayer(
+            LatencyPool(num_slots, seed=num_slots, mean_s=0.01), engine, embodied_agent
+        )
+        self.depot, self._kept = depot, depot.keep(kept)
+        self.num_played = 0
+        self.is_slow_to_send, self.is_asked_for_arrays = False, asyncio.Event()
+
+    @property
+    def num_slots(self) -> int:
+        return self._player.num_slots
+
+    @property
+    def weight_version(self) -> int:
+        return self._player.weight_version
+
+    async def play(self, episode: EpisodeSpec, *, timeout_s: float | None = None) -> Trajectory:
+        trajectory = await self._player.play(episode, timeout_s=timeout_s)
+        self.num_played += 1
+        return self.depot.put(trajectory)
+
+    def holds(self, trajectory: Trajectory) -> bool:
+        return trajectory.deposit is None or trajectory.deposit.key in self._kept
+
+    async def whole(self, trajectory: Trajectory) -> Trajectory:
+        assert trajectory.deposit is not None
+        self.is_asked_for_arrays.set()
+        if self.is_slow_to_send:
+            await asyncio.Event().wait()
+        arrays = self.depot.take(trajectory.deposit.key)
+        assert arrays is not None
+        return made_whole(trajectory, arrays)
+
+    def drop(self, trajectory: Trajectory) -> None:
+        assert trajectory.deposit is not None
+        self.depot.drop(trajectory.deposit.key)
+
+    def decisions(self, now: float) -> DecisionCounts:
+        return self._player.decisions(now)
+
+    def when_slots_come(self, call: Callable[[], None]) -> None:
+        pass
+
+
+class Run:
+    """A synchronous scheduler of 4 groups of 4 per update over hosts that share an engine."""
+
+    def __init__(self) -> None:
+        self.engine = CountingEngine()
+        self.players = HostPlayers(0)
+        config = SchedulerConfig(groups_per_update=4, max_staleness=0)
+        self.scheduler = EpisodeScheduler(self.players, source(), config)
+
+    async def update(self) -> list[Group]:
+        version = self.scheduler.version
+        groups = [group async for group in self.scheduler.groups_for_update(version)]
+        self.engine.weight_version = version + 1
+        self.players.published(version + 1)
+        self.scheduler.trained(groups, version + 1)
+        return groups
+
+
+def resumed_with(depot_stays: bool) -> tuple[int, int]:
+    """Save with some members in a host's depot, and resume; return how many were kept and replayed."""
+
+    async def main() -> tuple[int, int]:
+        killed, depot = Run(), Depot("far", 1 << 20)
+        far = FarHost(killed.engine, 3, depot)
+        killed.players.add("far", far)
+        async with killed.engine.batcher, killed.scheduler:
+            while not killed.scheduler.deposits():  # noqa: ASYNC110 - in simulated time
+                await asyncio.sleep(0.001)
+        state = killed.scheduler.state()
+        light = [each for group in state.groups for each in group.trajectories]
+        keys = tuple(each.deposit.key for each in light if each.deposit is not None)
+        assert len(keys) == len(light) >= 1
+        resumed = Run()
+        left = depot if depot_stays else Depot("far", 1 << 20)
+        again = FarHost(resumed.engine, 3, left, kept=keys)
+        resumed.players.add("far", again)
+        resumed.scheduler.restore(state)
+        assert {place.key for place in resumed.scheduler.deposits()} == set(keys)
+        async with resumed.engine.batcher, resumed.scheduler:
+            groups = await resumed.update()
+            resumed.scheduler.check_conservation()
+            # none of them was lost by the run that resumes
+            assert resumed.scheduler.metrics().get("rollout/lost/died", 0.0) == 0
+        members = [each for group in groups for each in group.trajectories]
+        assert all(each.deposit is None for each in members)
+        kept = {each.episode.episode_id for each in light}
+        return len(kept), again.num_played - (len(members) - len(kept))
+
+    return run_in_simulated_time(main())
+
+
+def test_members_in_a_depot_that_stayed_are_not_run_again_after_a_resume() -> None:
+    num_kept, num_replayed = resumed_with(depot_stays=True)
+    assert num_kept >= 1
+    assert num_replayed == 0
+
+
+def test_members_whose_depot_is_gone_are_run_again_after_a_resume() -> None:
+    num_kept, num_replayed = resumed_with(depot_stays=False)
+    assert num_kept == num_replayed
+
+
+def test_a_group_that_was_on_its_way_here_is_fetched_after_a_resume() -> None:
+    async def main() -> None:
+        killed, depot = Run(), Depot("far", 1 << 20)
+        far = FarHost(killed.engine, 4, depot)
+        far.is_slow_to_send = True
+        killed.players.add("far", far)
+        async with killed.engine.batcher, killed.scheduler:
+            await far.is_asked_for_arrays.wait()
+        state = killed.scheduler.state()
+        complete = [group for group in state.groups if group.is_complete]
+        assert complete
+        assert all(each.deposit is not None for each in complete[0].trajectories)
+        resumed = Run()
+        keys = tuple(place.key for place in killed.scheduler.deposits())
+        again = FarHost(resumed.engine, 4, depot, kept=keys)
+        resumed.players.add("far", again)
+        resumed.scheduler.restore(state)
+        async with resumed.engine.batcher, resumed.scheduler:
+            groups = await resumed.update()
+        ids = [each.episode.episode_id for group in groups for each in group.trajectories]
+        assert len(set(ids)) == len(ids)
+
+    run_in_simulated_time(main())

@@ -1,0 +1,137 @@
+"""The layout of a run with other hosts: this host learns, and each GPU of the others has an engine.
+
+    this host   its first GPUs learn, one for each rank; the first one also acts, if it runs episodes
+    others      an engine on each GPU, or one on the CPU; the host's simulators are dealt to them
+
+Pure: no process is asked.
+"""
+
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Final
+
+import msgspec
+from msgspec.structs import replace
+
+from vla_rl.cluster.hosts import Host, HostResources
+from vla_rl.cluster.layout import EnginePlace, Layout, RankPlace, SimulatorsPlace, shares
+from vla_rl.cluster.layout_config import Needs
+from vla_rl.cluster.layout_needs import require_memory
+from vla_rl.cluster.roles import GpuRole
+from vla_rl.errors import ConfigError
+
+VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
+
+
+class RunShape(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a run that decide its layout."""
+
+    num_envs: int
+    """Environments on each host that runs episodes."""
+
+    num_ranks: int = 1
+    plays_here: bool = False
+    """Whether this host also runs episodes."""
+
+    uses_gpus: bool = True
+    """False if the run computes on CPUs alone."""
+
+    spans_gpus: bool = False
+    """Whether the engine of a host distributes itself over all of its GPUs, as vLLM's do."""
+
+
+class Seat(msgspec.Struct, frozen=True, kw_only=True):
+    """One engine on another host, with its share of the simulators there."""
+
+    host: Host
+    """The host with the GPUs of this engine alone; named `gpu2`, or `gpu2:3` if it has several."""
+
+    num_envs: int
+
+
+def usable(host: Host, shape: RunShape) -> Host:
+    """Return a host with what such a run uses of it."""
+    gpus = host.resources.gpus if shape.uses_gpus else ()
+    if host.placement is None:
+        gpus = gpus[: shape.num_ranks]
+    return replace(host, resources=replace(host.resources, gpus=gpus))
+
+
+def seats_of(host: Host, shape: RunShape) -> tuple[Seat, ...]:
+    """Return the engines of another host, each with its GPUs and simulators.
+
+    Raises: ConfigError with the inequality if they are more than the host's environments.
+    """
+    host, placement = usable(host, shape), host.placement
+    assert placement is not None
+    gpus = host.resources.gpus
+    if not gpus:
+        return (Seat(host=host, num_envs=shape.num_envs),)
+    parts = [gpus] if shape.spans_gpus else [(gpu,) for gpu in gpus]
+    if shape.num_envs < len(parts):
+        raise ConfigError(
+            f"num_envs={shape.num_envs} < {len(parts)} engines on host {host.name!r}, one for each "
+            f'GPU: one would have no environment; raise it, or list fewer GPUs (gpus = "0-'
+            f'{shape.num_envs - 1}")'
+        )
+    counts = shares([Fraction(1)] * len(parts), shape.num_envs)
+    return tuple(
+        Seat(
+            host=Host(
+                name=host.name if len(parts) == 1 else f"{host.name}:{number}",
+                resources=replace(host.resources, gpus=part),
+                placement=replace(
+                    placement,
+                    env={
+                        **placement.env,
+                        VISIBLE: ",".join(gpu.device or str(number) for gpu in part),
+                    },
+                ),
+            ),
+            num_envs=count,
+        )
+        for number, (part, count) in enumerate(zip(parts, counts, strict=True))
+    )
+
+
+def layout_of_run(hosts: Sequence[Host], shape: RunShape, needs: Needs | None = None) -> Layout:
+    """Return who does what on each host.
+
+    Args:
+        hosts: this host, then the others.
+        shape: settings of the run.
+        needs: memory that is compared with what the other hosts have; None for no comparison.
+
+    Raises: ConfigError with the inequality and the host, if it cannot be placed.
+    """
+    here, *others = (usable(host, shape) for host in hosts)
+    engines: list[EnginePlace] = []
+    roles: list[GpuRole] = []
+    if shape.plays_here:
+        first = (0,) if here.resources.gpus else ()
+        engines.append(EnginePlace(engine=0, host=here.name, gpus=first))
+    for host in others:
+        indices = range(len(host.resources.gpus))
+        roles += [GpuRole(host.name, index, learns=False, acts=True) for index in indices]
+        for number, _ in enumerate(seats_of(host, shape)):
+            gpus = tuple(indices) if shape.spans_gpus else tuple(indices[number : number + 1])
+            engines.append(EnginePlace(engine=len(engines), host=host.name, gpus=gpus))
+    if needs is not None:
+        require_memory(needs, others, roles, {host.name: shape.num_envs for host in others})
+    acting = [host for host in (here, *others) if host.placement or shape.plays_here]
+    return Layout(
+        mode="both" if shape.plays_here else "apart",
+        hosts=tuple(host.name for host in (here, *others)),
+        ranks=tuple(
+            RankPlace(rank=rank, host=here.name, gpu=_gpu_of(rank, here.resources))
+            for rank in range(shape.num_ranks)
+        ),
+        engines=tuple(engines),
+        simulators=tuple(
+            SimulatorsPlace(host=host.name, num_simulators=shape.num_envs) for host in acting
+        ),
+    )
+
+
+def _gpu_of(rank: int, here: HostResources) -> int | None:
+    return rank if rank < len(here.gpus) else None
