@@ -118,6 +118,9 @@ class HostPlayers:
         try:
             trajectory = await member.player.play(episode, timeout_s=timeout_s)
         except ActorDied as death:
+            # it stays dead: an episode that is run again must not use up its attempts there
+            if self._members.get(host) is member:
+                self.remove(host)
             kind = "frozen" if isinstance(death, ActorFrozen) else "died"
             raise EpisodeLost(episode, kind, f"host {host!r} is gone: {death.cause}") from death
         finally:
