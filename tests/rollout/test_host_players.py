@@ -3,7 +3,6 @@ one gets less.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -106,24 +105,73 @@ def test_without_hosts_a_run_waits_and_goes_on_with_the_one_that_joins() -> None
     run_in_simulated_time(main())
 
 
-def test_a_host_ten_times_as_slow_gets_a_tenth_of_the_work() -> None:
-    async def main() -> Counter[str]:
-        cluster = Cluster(groups_per_update=8)
-        hosts = {
-            name: FarHost(cluster.engine, 8, mean_s)
-            for name, mean_s in (("a", 0.1), ("b", 0.1), ("slow", 1.0))
-        }
-        for name, host in hosts.items():
-            cluster.players.add(name, host)
-        async with cluster.engine.batcher, cluster.scheduler:
-            for _ in range(12):
-                await cluster.update()
-            assert cluster.players.metrics()["hosts/slow/slots"] == 1
-        return Counter({name: host.num_played for name, host in hosts.items()})
+def seconds_of_updates(*slowness: float) -> tuple[float, Cluster]:
+    """Run ten updates over hosts of eight slots with this slowness each."""
 
-    played = run_in_simulated_time(main())
-    assert played["slow"] < 0.1 * played["a"]
-    assert played["slow"] > 0
+    async def main() -> tuple[float, Cluster]:
+        cluster = Cluster(groups_per_update=8)
+        for number, factor in enumerate(slowness):
+            host = FarHost(cluster.engine, 8, 0.1)
+            host.pool.slowness = factor
+            cluster.players.add(f"host{number}", host)
+        async with cluster.engine.batcher, cluster.scheduler:
+            for _ in range(10):
+                await cluster.update()
+            return asyncio.get_running_loop().time(), cluster
+
+    return run_in_simulated_time(main())
+
+
+def test_work_flows_around_a_host_that_is_ten_times_as_slow() -> None:
+    without, _ = seconds_of_updates(1.0, 1.0)
+    with_slow, cluster = seconds_of_updates(1.0, 1.0, 10.0)
+    assert with_slow < 1.1 * without
+    metrics = cluster.players.metrics()
+    assert metrics["hosts/host2/slots"] <= 2
+    assert metrics["hosts/host2/episodes_overtaken"] > 0
+    assert metrics["hosts/host0/slots"] == 8
+    cluster.scheduler.check_conservation()
+
+
+def test_a_host_that_is_slow_no_longer_gets_as_much_work_as_the_others() -> None:
+    async def main() -> None:
+        cluster = Cluster(groups_per_update=8)
+        steady, recovering = FarHost(cluster.engine, 8, 0.1), FarHost(cluster.engine, 8, 0.1)
+        recovering.pool.slowness = 10.0
+        cluster.players.add("steady", steady)
+        cluster.players.add("recovering", recovering)
+        async with cluster.engine.batcher, cluster.scheduler:
+            for _ in range(3):
+                await cluster.update()
+            assert cluster.players.metrics()["hosts/recovering/slots"] <= 2
+            recovering.pool.slowness = 1.0
+            for _ in range(6):
+                await cluster.update()
+            assert cluster.players.metrics()["hosts/recovering/slots"] == 8
+
+    run_in_simulated_time(main())
+
+
+def test_of_an_episode_on_two_hosts_one_end_counts_and_the_other_leaves_no_arrays() -> None:
+    async def main() -> None:
+        cluster = Cluster(groups_per_update=4)
+        hosts = [FarHost(cluster.engine, 4, 0.1, depot=Depot(name, 1 << 20)) for name in "ab"]
+        hosts[1].pool.slowness = 10.0
+        for name, host in zip("ab", hosts, strict=True):
+            cluster.players.add(name, host)
+        trained: list[int] = []
+        async with cluster.engine.batcher, cluster.scheduler:
+            for _ in range(6):
+                groups = await cluster.update()
+                trained += [each.episode.episode_id for g in groups for each in g.trajectories]
+            assert cluster.players.metrics()["hosts/b/episodes_overtaken"] > 0
+        assert len(trained) == len(set(trained)) == 6 * 16
+        # the rest is of groups that were not trained on
+        assert sum(host.depot.num_bytes for host in hosts) < 10_000
+        running = cluster.players.metrics()
+        assert running["hosts/a/episodes_playing"] == running["hosts/b/episodes_playing"] == 0
+
+    run_in_simulated_time(main())
 
 
 def test_a_host_with_old_weights_is_not_added() -> None:

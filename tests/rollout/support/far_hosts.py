@@ -23,8 +23,8 @@ class FarHost:
         depot: Depot | None = None,
     ) -> None:
         self.depot = depot if depot is not None else Depot("far", 0)
-        pool = LatencyPool(num_slots, seed=num_slots, mean_s=mean_s)
-        self._player = LocalPlayer(pool, engine, embodied_agent)
+        self.pool = LatencyPool(num_slots, seed=num_slots, mean_s=mean_s)
+        self._player = LocalPlayer(self.pool, engine, embodied_agent)
         self._cut = asyncio.Event()
         self.num_played = self.num_dropped = 0
         self.has_played = asyncio.Event()
