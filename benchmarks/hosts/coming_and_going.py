@@ -35,7 +35,7 @@ from benchmarks.hosts.sleeping_policy import FIRST_DECISION, sleeping_policy
 from benchmarks.hosts.updates import Updates
 from benchmarks.interleaved import print_json_line, print_table
 from vla_rl.actors.placement import LOST_AFTER_S
-from vla_rl.rollout import SchedulerConfig
+from vla_rl.rollout import EpisodeScheduler, SchedulerConfig
 from vla_rl.training.hosts.host_rollout import HostRollout
 from vla_rl.types import Trajectory
 
@@ -69,12 +69,15 @@ class Watched:
 
     async def loss(self, strike: Callable[[], None]) -> tuple[float, float]:
         """Strike; return the seconds until the host was lost, and until all its episodes run again."""
-        async with self._updates.running(_ONE_GROUP, self._ended.append):
-            await self._until(lambda: self._num_here >= 1 and self._num_running <= SLOTS)
-            lost, struck_s = self._num_here, time.monotonic()
+        async with self._updates.running(_ONE_GROUP, self._ended.append) as scheduler:
+            await self._until(lambda: self._num_here >= 2 and self._num_running <= SLOTS)
+            lost_before, struck_s = _num_lost(scheduler), time.monotonic()
             await asyncio.to_thread(strike)
             await self._until(lambda: not self._is_here)
             noticed_s = time.monotonic()
+            await self._until(lambda: _num_lost(scheduler) > lost_before)
+            # those whose arrays it had are missed later, when their group is complete
+            lost = _num_lost(scheduler) - lost_before
             await self._until(lambda: len(self._replays_since(struck_s)) >= lost)
         return noticed_s - struck_s, sorted(self._replays_since(struck_s))[lost - 1] - struck_s
 
@@ -123,6 +126,10 @@ class Watched:
         async with asyncio.timeout(_WITHIN_S):
             while not holds():  # noqa: ASYNC110 - metrics have no event
                 await asyncio.sleep(0.01)
+
+
+def _num_lost(scheduler: EpisodeScheduler) -> int:
+    return int(scheduler.metrics().get("rollout/lost/died", 0.0))
 
 
 async def measure(folder: Path, hosts: list[FarHost], rounds: int) -> dict[str, object]:

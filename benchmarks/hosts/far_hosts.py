@@ -71,7 +71,9 @@ class FarHost:
     def kill(self) -> None:
         """Kill its server, as `kill -9` does; what it has started dies with it."""
         self.server.kill()
-        self.server.communicate()
+        self.server.wait()
+        assert self.server.stdout is not None
+        self.server.stdout.close()
 
 
 @contextlib.contextmanager
@@ -82,21 +84,18 @@ def far_hosts(
     env: Mapping[str, str] = os.environ,
 ) -> Iterator[list[FarHost]]:
     """Serve on every namespace while the block is open; hosts are named `host1`, `host2`, ..."""
-    hosts = [
-        FarHost(f"host{number}", namespace, folder, lost_after_s, env)
-        for number, namespace in enumerate(namespaces, 1)
-    ]
     make_keys(folder / "keys")
-    try:
+    with contextlib.ExitStack() as begun:
+        hosts = []
         # at the same time: each imports for seconds
-        for host in hosts:
+        for number, namespace in enumerate(namespaces, 1):
+            host = FarHost(f"host{number}", namespace, folder, lost_after_s, env)
             host.begin()
+            begun.callback(host.kill)
+            hosts.append(host)
         for host in hosts:
             host.until_ready()
         yield hosts
-    finally:
-        for host in hosts:
-            host.kill()
 
 
 def write_list(folder: Path, hosts: Sequence[FarHost]) -> Path:

@@ -11,7 +11,7 @@
     machine_load               processes that wanted a core, from the kernel
 
 Network namespaces stand in for hosts, each with `vla-rl host`, an engine and simulators that sleep
-(`benchmarks.hosts.measured`). A host has the pace of an eighth of a GPU, because two cores share the
+(`benchmarks.hosts.measured`). A host has the pace of a sixteenth of a GPU, because two cores share the
 work of all hosts; so it sleeps nearly all of the time, and one that waits for the control process
 shows. One host is measured, then seven join, then they are killed and one is measured again. Each
 update, a group of eight episodes for each host, publishes the weights to all hosts.
@@ -23,6 +23,7 @@ import os
 import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -42,7 +43,7 @@ from vla_rl.types import Group, Trajectory
 
 NUM_HOSTS: Final = 8
 SLOTS: Final = 4
-"""Simulators of a host: with a chunk of 20 ms and a decision of 103 ms, its policy never waits."""
+"""Simulators of a host: with a chunk of 20 ms and a decision of 205 ms, its policy never waits."""
 
 IDEAL_PER_S: Final = ACTED_PER_S / HOSTS_PER_GPU
 """Decisions of one host in a second if its policy never waits."""
@@ -74,7 +75,8 @@ class Watched:
     def __init__(self, rollout: HostRollout, here: NamespaceHost) -> None:
         self._players, self._here = rollout.players, here
         self._updates = Updates(rollout)
-        self._ended: list[tuple[float, int]] = []
+        self._ended: defaultdict[str, list[tuple[float, int]]] = defaultdict(list)
+        self._num_decisions = 0
 
     async def until(self, num_hosts: int) -> None:
         """Wait until `num_hosts` hosts run episodes."""
@@ -92,10 +94,10 @@ class Watched:
             began = (self._here.carried_bytes()[0], time.process_time())
             await asyncio.sleep(seconds)
             ended = (self._here.carried_bytes()[0], time.process_time())
-            (first_s, first), *_, (last_s, last) = self._ended
-            num_episodes = len(self._ended)
+            num_episodes = sum(map(len, self._ended.values()))
+            rates = [_decisions_per_s(of_host) for of_host in self._ended.values()]
         found = Window(
-            (last - first) / (last_s - first_s) / num_hosts,
+            sum(rates) / num_hosts,
             (ended[0] - began[0]) / num_episodes,
             1000 * (ended[1] - began[1]) / num_episodes,
         )
@@ -103,9 +105,20 @@ class Watched:
         return found
 
     def _note(self, trajectory: Trajectory) -> None:
+        """Note what its host has decided since the last episode that ended there."""
         now = asyncio.get_running_loop().time()
-        # as of its last episode on each host, so the ends of a window are ends of episodes
-        self._ended.append((now, self._players.decisions(now).num_decisions))
+        before, self._num_decisions = (
+            self._num_decisions,
+            self._players.decisions(now).num_decisions,
+        )
+        assert trajectory.deposit is not None, "the depots have room"
+        self._ended[trajectory.deposit.host].append((now, self._num_decisions - before))
+
+
+def _decisions_per_s(ended: list[tuple[float, int]]) -> float:
+    """Return the rate of a host from its first end of an episode to the last one, which is exact."""
+    (began_s, _), *others = ended
+    return sum(number for _, number in others) / (others[-1][0] - began_s)
 
 
 async def measure(

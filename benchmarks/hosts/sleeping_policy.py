@@ -14,8 +14,8 @@ from vla_rl.models.mlp.policy import MlpPolicy
 from vla_rl.rollout import embodied_agent
 from vla_rl.types import ActionChunk, Env, Observation, Policy, Sampling, Trajectory
 
-HOSTS_PER_GPU: Final = 8
-"""Hosts that share the pace of one GPU: two cores cannot serve more decisions on eight of them."""
+HOSTS_PER_GPU: Final = 16
+"""Hosts that share the pace of one GPU: two shared cores cannot serve more on eight of them."""
 
 FIRST_DECISION: Final = "first_decision_at_s"
 """Key of an episode's info: when its first decision was there, by the clock of the machine."""

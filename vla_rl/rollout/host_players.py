@@ -9,6 +9,7 @@ No process, no socket: what a player of another host is, is the caller's busines
 
 import asyncio
 import statistics
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Final
 
@@ -22,11 +23,17 @@ from vla_rl.types import EpisodeSpec, Trajectory
 
 SLOW: Final = 3.0
 """A host gets fewer episodes if a decision takes this many times as long there as on the median host.
-Below it, a full host and an idle one of the same kind differ by as much. An episode that takes this
-many times as long as an average one begins on a second host too."""
+Below it, a full host and an idle one of the same kind differ by as much."""
+
+OVERDUE: Final = 1.5
+"""An episode begins on a second host too after this many times the longest of the last episodes. An
+average would not do: of lengths from 1 to 64 decisions, a third is twice as long as it."""
+
+_FEWEST, _MOST = 16, 100
+"""Episodes of which the longest is taken. The first to end are short ones."""
 
 _LOOK_EVERY_S: Final = 1.0
-"""Time between two looks whether any episode has ended, while none has."""
+"""Time between two looks at the ended episodes, while they are too few."""
 
 
 class HostPlayers:
@@ -42,6 +49,7 @@ class HostPlayers:
         self._changed = asyncio.Event()
         self._calls: list[Callable[[], None]] = []
         self._num_decisions, self._asked_s = 0, 0.0
+        self._ended_s: deque[float] = deque(maxlen=_MOST)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -142,7 +150,10 @@ class HostPlayers:
                 self.remove(host)
             kind = "frozen" if isinstance(death, ActorFrozen) else "died"
             raise EpisodeLost(episode, kind, f"host {host!r} is gone: {death.cause}") from death
-        member.note(clock() - began, len(trajectory.steps))
+        seconds = clock() - began
+        member.note(seconds, len(trajectory.steps))
+        if not self._is_slow(member):
+            self._ended_s.append(seconds)
         return trajectory
 
     async def _leave(
@@ -241,15 +252,13 @@ class HostPlayers:
     async def _until_overdue(
         self, original: "asyncio.Task[Trajectory]", member: PlayingHost
     ) -> None:
-        """Return when an episode has ended, or takes far longer than others, or is on a slow host."""
+        """Return when an episode has ended, or is overdue, or is on a slow host."""
         clock = asyncio.get_running_loop().time
         began = clock()
         while not (original.done() or self._is_slow(member)):
-            known = [e.episode_s for e in self._members.values() if e.episode_s is not None]
-            # of the first episodes nothing is known yet
-            left_s = (
-                began + SLOW * statistics.median_low(known) - clock() if known else _LOOK_EVERY_S
-            )
+            is_known = len(self._ended_s) >= _FEWEST
+            due_s = began + OVERDUE * max(self._ended_s) if is_known else clock() + _LOOK_EVERY_S
+            left_s = due_s - clock()
             if left_s <= 0.0:
                 return
             await asyncio.wait((original,), timeout=left_s)

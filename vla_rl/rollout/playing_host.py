@@ -6,7 +6,7 @@ from vla_rl.rollout.player import EpisodePlayer
 from vla_rl.rollout.policies import DecisionCounts
 
 _MEMORY: Final = 0.2
-"""Weight of the newest episode in a host's seconds for a decision, and for an episode."""
+"""Weight of the newest episode in a host's seconds for a decision."""
 
 
 class PlayingHost:
@@ -16,7 +16,7 @@ class PlayingHost:
         num_running: episodes that have a slot there.
         num_episodes: episodes that ended there.
         num_overtaken: episodes that a second host ended first.
-        decision_s, episode_s: seconds of a decision and of an episode; None before the first.
+        decision_s: seconds of a decision; None before the first episode has ended.
         counts: decisions, as of the last count.
     """
 
@@ -24,14 +24,14 @@ class PlayingHost:
         self.player = player
         self.num_running = self.num_episodes = self.num_overtaken = 0
         self.decision_s: float | None = None
-        self.episode_s: float | None = None
         self.counts = DecisionCounts(0, 0, 0.0)
 
     def note(self, seconds: float, num_decisions: int) -> None:
         """Note an episode that this host ran to its end."""
         self.num_episodes += 1
-        self.decision_s = _updated(self.decision_s, seconds / max(num_decisions, 1))
-        self.episode_s = _updated(self.episode_s, seconds)
+        newest = seconds / max(num_decisions, 1)
+        before = newest if self.decision_s is None else self.decision_s
+        self.decision_s = before + _MEMORY * (newest - before)
 
     def note_overtaken(self, seconds: float, num_decisions: int) -> None:
         """Note an episode that a second host ended first, after so long here."""
@@ -40,7 +40,3 @@ class PlayingHost:
         least = seconds / max(num_decisions, 1)
         if self.decision_s is None or least > self.decision_s:
             self.decision_s = least
-
-
-def _updated(mean: float | None, newest: float) -> float:
-    return newest if mean is None else mean + _MEMORY * (newest - mean)
