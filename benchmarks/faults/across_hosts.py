@@ -93,6 +93,8 @@ class _Strikes:
 
     def _kill_host(self, run: ToyRun) -> bool:
         """Kill `vla-rl host` on one host, and start it again after some seconds."""
+        # all hosts must answer when a run starts: one that is killed then ends it with one error
+        run.until_update(1)
         host = self._dice.choice(self._hosts)
         self._happened.append(f"SIGKILL of {host.name}")
         host.kill()
