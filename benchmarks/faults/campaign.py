@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+from benchmarks.faults.across_hosts import killed_across_hosts
 from benchmarks.faults.damage import DamagedRuns
 from benchmarks.faults.disks import full_disks
 from benchmarks.faults.findings import Skipped, Try
@@ -36,6 +37,7 @@ def kinds_of_faults(folder: Path) -> dict[str, Fault]:
         "killed_runs": killed_runs,
         "stopped_runs": stopped_runs,
         "paused_runs": paused_runs,
+        "killed_across_hosts": killed_across_hosts,
         "lost_fork_servers": lost_fork_servers,
         "full_disks": full_disks,
         "damaged_checkpoints": DamagedRuns(folder),

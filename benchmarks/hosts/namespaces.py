@@ -18,6 +18,7 @@ import shutil
 import subprocess
 import threading
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 _CLONE_NEWNET = 0x40000000
@@ -39,7 +40,9 @@ class NamespaceHost:
     def __init__(self, address: str) -> None:
         self.address = address
         self._fd = _new_namespace()
+        self._inode = os.fstat(self._fd).st_ino
         self._started: list[subprocess.Popen[Any]] = []
+        self._switch: tuple[NamespaceHost, str] | None = None
 
     @property
     def path(self) -> str:
@@ -95,6 +98,18 @@ class NamespaceHost:
         """Connect the namespace again."""
         self.run("ip", "link", "set", _INTERFACE, "up")
 
+    def limit_cable(self, mb_per_s: float) -> None:
+        """Let the cable carry at most so much in each direction.
+
+        Raises: NamespacesRefused if the kernel cannot; ValueError for the switch itself.
+        """
+        if self._switch is None:
+            raise ValueError("the switch has no cable of its own; limit those of the hosts")
+        switch, port = self._switch
+        rate = ["rate", f"{round(8000 * mb_per_s)}kbit", "burst", "256kb", "latency", "100ms"]
+        for end, device in ((self, _INTERFACE), (switch, port)):
+            end.run("tc", "qdisc", "replace", "dev", device, "root", "tbf", *rate)
+
     def carried_bytes(self) -> tuple[int, int]:
         """Return the bytes that its cable has carried so far: received and sent."""
         for line in self.run("cat", "/proc/net/dev").splitlines():
@@ -103,6 +118,16 @@ class NamespaceHost:
                 counts = numbers.split()
                 return int(counts[0]), int(counts[8])
         return 0, 0
+
+    def processes(self) -> list[int]:
+        """Return the processes in the namespace, also those that others started."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            # one that has ended, or ends as we look, is in no namespace
+            with contextlib.suppress(OSError):
+                if entry.name.isdecimal() and (entry / "ns/net").stat().st_ino == self._inode:
+                    found.append(int(entry.name))
+        return found
 
     def close(self) -> None:
         """Kill the programs that `popen` started, and let go of the namespace."""
@@ -144,6 +169,7 @@ def _plug(host: NamespaceHost, switch: NamespaceHost, port: str) -> None:
     host.run("ip", "address", "add", f"{host.address}/24", "dev", _INTERFACE)
     host.run("ip", "link", "set", "lo", "up")
     host.run("ip", "link", "set", _INTERFACE, "up")
+    host._switch = switch, port
 
 
 def _new_namespace() -> int:

@@ -2,9 +2,11 @@
 
 import os
 import select
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -18,6 +20,14 @@ with socket.create_server((sys.argv[1], 0)) as listening:
     while True:
         with listening.accept()[0] as caller:
             caller.sendall(b"welcome")
+"""
+
+SENDER = """
+import socket, sys
+with socket.create_server((sys.argv[1], 0)) as listening:
+    print(listening.getsockname()[1], flush=True)
+    with listening.accept()[0] as caller:
+        caller.sendall(bytes(2_000_000))
 """
 
 OWNER = """
@@ -77,3 +87,36 @@ def test_a_program_in_a_host_ends_when_its_owner_is_killed(
         assert select.select([program], [], [], 20)[0]
     finally:
         os.close(program)
+
+
+def test_a_limited_cable_carries_no_more_than_its_limit(hosts: tuple[NamespaceHost, ...]) -> None:
+    near, far = hosts
+    sender = far.popen([sys.executable, "-c", SENDER, far.address], stdout=subprocess.PIPE)
+    assert sender.stdout is not None
+    port = int(sender.stdout.readline())
+    far.limit_cable(4.0)
+    received, began = 0, time.monotonic()
+    with near.entered(), socket.create_connection((far.address, port), timeout=20) as caller:
+        while piece := caller.recv(1 << 16):
+            received += len(piece)
+    assert received == 2_000_000
+    # 256 KB pass at once
+    assert time.monotonic() - began > 1.7 / 4.0
+    sender.stdout.close()
+
+
+def test_a_host_lists_the_processes_in_it_until_they_end(hosts: tuple[NamespaceHost, ...]) -> None:
+    near, far = hosts
+    shell = far.popen(["sh", "-c", "sleep 600 & echo $!; wait"], stdout=subprocess.PIPE)
+    assert shell.stdout is not None
+    grandchild = int(shell.stdout.readline())
+    assert {shell.pid, grandchild} == set(far.processes())
+    assert near.processes() == []
+    watched = os.pidfd_open(grandchild)
+    shell.kill()
+    os.kill(grandchild, signal.SIGKILL)
+    shell.wait()
+    assert select.select([watched], [], [], 20)[0]
+    assert far.processes() == []
+    shell.stdout.close()
+    os.close(watched)

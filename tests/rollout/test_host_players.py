@@ -3,82 +3,17 @@ one gets less.
 """
 
 import asyncio
-from collections import Counter
 from collections.abc import Callable
 
 import pytest
-from rollout_fakes import CountingEngine, LatencyPool, fingerprint, source
+from far_hosts import FarHost
+from rollout_fakes import CountingEngine, fingerprint, source
 
-from vla_rl.errors import ActorDied
-from vla_rl.rollout import EpisodeScheduler, LocalPlayer, SchedulerConfig, embodied_agent
-from vla_rl.rollout.depot import Depot, made_whole
+from vla_rl.rollout import EpisodeScheduler, SchedulerConfig
+from vla_rl.rollout.depot import Depot
 from vla_rl.rollout.host_players import HostPlayers
-from vla_rl.rollout.policies import DecisionCounts
 from vla_rl.rollout.simulated_time import run_in_simulated_time
-from vla_rl.types import EpisodeSpec, Group, Trajectory
-
-
-class FarHost:
-    """A host with a pool of its own, which can be cut off; decisions take `mean_s`."""
-
-    def __init__(
-        self,
-        engine: CountingEngine,
-        num_slots: int = 2,
-        mean_s: float = 0.01,
-        depot: Depot | None = None,
-    ) -> None:
-        self.depot = depot if depot is not None else Depot("far", 0)
-        pool = LatencyPool(num_slots, seed=num_slots, mean_s=mean_s)
-        self._player = LocalPlayer(pool, engine, embodied_agent)
-        self._cut = asyncio.Event()
-        self.num_played = self.num_dropped = 0
-        self.has_played = asyncio.Event()
-
-    @property
-    def num_slots(self) -> int:
-        return self._player.num_slots
-
-    @property
-    def weight_version(self) -> int:
-        return self._player.weight_version
-
-    def cut(self) -> None:
-        self._cut.set()
-
-    async def play(self, episode: EpisodeSpec, *, timeout_s: float | None = None) -> Trajectory:
-        playing = asyncio.ensure_future(self._player.play(episode, timeout_s=timeout_s))
-        cut = asyncio.ensure_future(self._cut.wait())
-        try:
-            await asyncio.wait((playing, cut), return_when=asyncio.FIRST_COMPLETED)
-            if not playing.done():
-                raise ActorDied("far", 0, "host unreachable for 1.2 s")
-            self.num_played += 1
-            self.has_played.set()
-            return self.depot.put(playing.result())
-        finally:
-            for task in (playing, cut):
-                task.cancel()
-            await asyncio.wait((playing, cut))
-
-    async def whole(self, trajectory: Trajectory) -> Trajectory:
-        if self._cut.is_set():
-            raise ActorDied("far", 0, "host unreachable for 1.2 s")
-        assert trajectory.deposit is not None
-        arrays = self.depot.take(trajectory.deposit.key)
-        assert arrays is not None
-        return made_whole(trajectory, arrays)
-
-    def drop(self, trajectory: Trajectory) -> None:
-        assert trajectory.deposit is not None
-        self.depot.drop(trajectory.deposit.key)
-        self.num_dropped += 1
-
-    def decisions(self, now: float) -> DecisionCounts:
-        return self._player.decisions(now)
-
-    def when_slots_come(self, call: Callable[[], None]) -> None:
-        pass
+from vla_rl.types import Group
 
 
 class Cluster:
@@ -139,6 +74,23 @@ def test_a_lost_host_costs_its_running_episodes_which_run_again_elsewhere() -> N
     run_in_simulated_time(main())
 
 
+def test_a_host_that_has_died_is_not_tried_again_before_its_end_is_reported() -> None:
+    async def main() -> None:
+        cluster = Cluster(max_attempts=2)
+        lost, stays = FarHost(cluster.engine, 4), FarHost(cluster.engine, 4)
+        cluster.players.add("lost", lost)
+        cluster.players.add("stays", stays)
+        async with cluster.engine.batcher, cluster.scheduler:
+            await cluster.update()
+            lost.cut()
+            for _ in range(2):
+                await cluster.update()
+            assert cluster.players.hosts == ("stays",)
+            cluster.players.remove("lost")
+
+    run_in_simulated_time(main())
+
+
 def test_without_hosts_a_run_waits_and_goes_on_with_the_one_that_joins() -> None:
     async def main() -> None:
         cluster = Cluster()
@@ -153,24 +105,73 @@ def test_without_hosts_a_run_waits_and_goes_on_with_the_one_that_joins() -> None
     run_in_simulated_time(main())
 
 
-def test_a_host_ten_times_as_slow_gets_a_tenth_of_the_work() -> None:
-    async def main() -> Counter[str]:
-        cluster = Cluster(groups_per_update=8)
-        hosts = {
-            name: FarHost(cluster.engine, 8, mean_s)
-            for name, mean_s in (("a", 0.1), ("b", 0.1), ("slow", 1.0))
-        }
-        for name, host in hosts.items():
-            cluster.players.add(name, host)
-        async with cluster.engine.batcher, cluster.scheduler:
-            for _ in range(12):
-                await cluster.update()
-            assert cluster.players.metrics()["hosts/slow/slots"] == 1
-        return Counter({name: host.num_played for name, host in hosts.items()})
+def seconds_of_updates(*slowness: float) -> tuple[float, Cluster]:
+    """Run ten updates over hosts of eight slots with this slowness each."""
 
-    played = run_in_simulated_time(main())
-    assert played["slow"] < 0.1 * played["a"]
-    assert played["slow"] > 0
+    async def main() -> tuple[float, Cluster]:
+        cluster = Cluster(groups_per_update=8)
+        for number, factor in enumerate(slowness):
+            host = FarHost(cluster.engine, 8, 0.1)
+            host.pool.slowness = factor
+            cluster.players.add(f"host{number}", host)
+        async with cluster.engine.batcher, cluster.scheduler:
+            for _ in range(10):
+                await cluster.update()
+            return asyncio.get_running_loop().time(), cluster
+
+    return run_in_simulated_time(main())
+
+
+def test_work_flows_around_a_host_that_is_ten_times_as_slow() -> None:
+    without, _ = seconds_of_updates(1.0, 1.0)
+    with_slow, cluster = seconds_of_updates(1.0, 1.0, 10.0)
+    assert with_slow < 1.1 * without
+    metrics = cluster.players.metrics()
+    assert metrics["hosts/host2/slots"] <= 2
+    assert metrics["hosts/host2/episodes_overtaken"] > 0
+    assert metrics["hosts/host0/slots"] == 8
+    cluster.scheduler.check_conservation()
+
+
+def test_a_host_that_is_slow_no_longer_gets_as_much_work_as_the_others() -> None:
+    async def main() -> None:
+        cluster = Cluster(groups_per_update=8)
+        steady, recovering = FarHost(cluster.engine, 8, 0.1), FarHost(cluster.engine, 8, 0.1)
+        recovering.pool.slowness = 10.0
+        cluster.players.add("steady", steady)
+        cluster.players.add("recovering", recovering)
+        async with cluster.engine.batcher, cluster.scheduler:
+            for _ in range(3):
+                await cluster.update()
+            assert cluster.players.metrics()["hosts/recovering/slots"] <= 2
+            recovering.pool.slowness = 1.0
+            for _ in range(6):
+                await cluster.update()
+            assert cluster.players.metrics()["hosts/recovering/slots"] == 8
+
+    run_in_simulated_time(main())
+
+
+def test_of_an_episode_on_two_hosts_one_end_counts_and_the_other_leaves_no_arrays() -> None:
+    async def main() -> None:
+        cluster = Cluster(groups_per_update=4)
+        hosts = [FarHost(cluster.engine, 4, 0.1, depot=Depot(name, 1 << 20)) for name in "ab"]
+        hosts[1].pool.slowness = 10.0
+        for name, host in zip("ab", hosts, strict=True):
+            cluster.players.add(name, host)
+        trained: list[int] = []
+        async with cluster.engine.batcher, cluster.scheduler:
+            for _ in range(6):
+                groups = await cluster.update()
+                trained += [each.episode.episode_id for g in groups for each in g.trajectories]
+            assert cluster.players.metrics()["hosts/b/episodes_overtaken"] > 0
+        assert len(trained) == len(set(trained)) == 6 * 16
+        # the rest is of groups that were not trained on
+        assert sum(host.depot.num_bytes for host in hosts) < 10_000
+        running = cluster.players.metrics()
+        assert running["hosts/a/episodes_playing"] == running["hosts/b/episodes_playing"] == 0
+
+    run_in_simulated_time(main())
 
 
 def test_a_host_with_old_weights_is_not_added() -> None:

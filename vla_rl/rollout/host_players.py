@@ -1,20 +1,23 @@
 """Players on several hosts as one player: each episode goes to the host that is freest.
 
     play(episode) ──► freest host with a free slot ──► its player ──► Trajectory
-                           ▲ add, remove at any time      └ the host is gone: EpisodeLost, run again elsewhere
+                           ▲ add, remove at any time      ├ the host is gone: EpisodeLost, run again elsewhere
+                                                          └ it is slow: a copy elsewhere, the first end counts
 
 No process, no socket: what a player of another host is, is the caller's business.
 """
 
 import asyncio
 import statistics
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from vla_rl.actors.waits import waiting
 from vla_rl.errors import ActorDied, ActorFrozen
 from vla_rl.rollout.player import EpisodePlayer
 from vla_rl.rollout.playing import EpisodeLost
+from vla_rl.rollout.playing_host import PlayingHost
 from vla_rl.rollout.policies import DecisionCounts
 from vla_rl.types import EpisodeSpec, Trajectory
 
@@ -22,25 +25,15 @@ SLOW: Final = 3.0
 """A host gets fewer episodes if a decision takes this many times as long there as on the median host.
 Below it, a full host and an idle one of the same kind differ by as much."""
 
-_MEMORY: Final = 0.2
-"""Weight of the newest episode in a host's seconds for a decision."""
+OVERDUE: Final = 1.5
+"""An episode begins on a second host too after this many times the longest of the last episodes. An
+average would not do: of lengths from 1 to 64 decisions, a third is twice as long as it."""
 
+_FEWEST, _MOST = 16, 100
+"""Episodes of which the longest is taken. The first to end are short ones."""
 
-class _Member:
-    """One host: its player, and how fast it is."""
-
-    def __init__(self, player: EpisodePlayer) -> None:
-        self.player = player
-        self.num_running = self.num_episodes = 0
-        self.decision_s: float | None = None
-        self.counts = DecisionCounts(0, 0, 0.0)
-
-    def note(self, seconds: float, num_decisions: int) -> None:
-        """Note an episode that this host ran to its end."""
-        self.num_episodes += 1
-        newest = seconds / max(num_decisions, 1)
-        before = newest if self.decision_s is None else self.decision_s
-        self.decision_s = before + _MEMORY * (newest - before)
+_LOOK_EVERY_S: Final = 1.0
+"""Time between two looks at the ended episodes, while they are too few."""
 
 
 class HostPlayers:
@@ -52,10 +45,11 @@ class HostPlayers:
 
     def __init__(self, weight_version: int) -> None:
         self._weight_version = weight_version
-        self._members: dict[str, _Member] = {}
+        self._members: dict[str, PlayingHost] = {}
         self._changed = asyncio.Event()
         self._calls: list[Callable[[], None]] = []
         self._num_decisions, self._asked_s = 0, 0.0
+        self._ended_s: deque[float] = deque(maxlen=_MOST)
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -93,7 +87,7 @@ class HostPlayers:
                 f"host {host!r} serves weight version {player.weight_version}, expected at least "
                 f"{self._weight_version}; give it the newest weights first"
             )
-        self._members[host] = _Member(player)
+        self._members[host] = PlayingHost(player)
         player.when_slots_come(self._slots_came)
         self._slots_came()
 
@@ -109,22 +103,69 @@ class HostPlayers:
     async def play(self, episode: EpisodeSpec, *, timeout_s: float | None = None) -> Trajectory:
         """Run `episode` on the freest host; wait while no host has a free slot.
 
+        If it takes far too long there, it begins on a second host too, and the first end counts:
+        an update waits for its last episode, so that one slow host would slow down all.
+
         Raises: EpisodeLost if the host is gone; else as `play_episode`.
         """
         host, member = await self._freest(episode)
+        began = asyncio.get_running_loop().time()
+        original = asyncio.create_task(self._play_on(host, member, episode, timeout_s))
+        # not by the task itself, which may be cancelled before it begins
+        original.add_done_callback(lambda _: self._give_back(member))
+        copies = [original]
+        trajectory: Trajectory | None = None
+        try:
+            await self._until_overdue(original, member)
+            if not original.done():
+                copies.append(asyncio.create_task(self._play_beside(host, episode, timeout_s)))
+            trajectory = await _first_to_end(copies)
+        finally:
+            await self._leave(copies, trajectory)
+        if original.cancelled():
+            seconds = asyncio.get_running_loop().time() - began
+            member.note_overtaken(seconds, len(trajectory.steps))
+        return trajectory
+
+    async def _play_beside(
+        self, host: str, episode: EpisodeSpec, timeout_s: float | None
+    ) -> Trajectory:
+        """Run on any other host what `host` takes too long for."""
+        other, member = await self._freest(episode, besides=host)
+        try:
+            return await self._play_on(other, member, episode, timeout_s)
+        finally:
+            self._give_back(member)
+
+    async def _play_on(
+        self, host: str, member: PlayingHost, episode: EpisodeSpec, timeout_s: float | None
+    ) -> Trajectory:
         clock = asyncio.get_running_loop().time
         began = clock()
-        member.num_running += 1
         try:
             trajectory = await member.player.play(episode, timeout_s=timeout_s)
         except ActorDied as death:
+            # it stays dead: an episode that is run again must not use up its attempts there
+            if self._members.get(host) is member:
+                self.remove(host)
             kind = "frozen" if isinstance(death, ActorFrozen) else "died"
             raise EpisodeLost(episode, kind, f"host {host!r} is gone: {death.cause}") from death
-        finally:
-            member.num_running -= 1
-            self._wake()
-        member.note(clock() - began, len(trajectory.steps))
+        seconds = clock() - began
+        member.note(seconds, len(trajectory.steps))
+        if not self._is_slow(member):
+            self._ended_s.append(seconds)
         return trajectory
+
+    async def _leave(
+        self, copies: Sequence["asyncio.Task[Trajectory]"], chosen: Trajectory | None
+    ) -> None:
+        """Cancel the copies that still run, and drop what another one has left on its host."""
+        for copy in copies:
+            copy.cancel()
+        await asyncio.wait(copies)
+        for copy in copies:
+            if not copy.cancelled() and copy.exception() is None and copy.result() is not chosen:
+                self.drop(copy.result())
 
     async def whole(self, trajectory: Trajectory) -> Trajectory:
         """Return a light trajectory with all its arrays.
@@ -174,42 +215,67 @@ class HostPlayers:
             metrics[f"hosts/{host}/slots"] = float(self._slots(member))
             metrics[f"hosts/{host}/episodes_playing"] = float(member.num_running)
             metrics[f"hosts/{host}/episodes"] = float(member.num_episodes)
+            metrics[f"hosts/{host}/episodes_overtaken"] = float(member.num_overtaken)
             if member.decision_s is not None:
                 metrics[f"hosts/{host}/decision_s"] = member.decision_s
         return metrics
 
-    async def _freest(self, episode: EpisodeSpec) -> tuple[str, _Member]:
-        """Wait for a free slot; of the hosts that have one, return where an episode ends soonest."""
+    async def _freest(self, episode: EpisodeSpec, besides: str = "") -> tuple[str, PlayingHost]:
+        """Wait for a slot, and take it; of the hosts that have one, where an episode ends soonest."""
         while True:
             free = [
                 (host, member)
                 for host, member in self._members.items()
-                if member.num_running < self._slots(member)
+                if host != besides and member.num_running < self._slots(member)
             ]
             if free:
-                return min(free, key=lambda each: self._expected(each[1]))
-            with waiting(f"episode {episode.episode_id}", on="a host with a free slot"):
+                host, member = min(free, key=lambda each: self._expected(each[1]))
+                member.num_running += 1
+                return host, member
+            other = "another" if besides else "a"
+            with waiting(f"episode {episode.episode_id}", on=f"{other} host with a free slot"):
                 await self._changed.wait()
 
-    def _expected(self, member: _Member) -> float:
+    def _give_back(self, member: PlayingHost) -> None:
+        member.num_running -= 1
+        self._wake()
+
+    def _expected(self, member: PlayingHost) -> float:
         """Return how long an episode would take there, in comparison with other hosts."""
         pace = self._median_s() if member.decision_s is None else member.decision_s
         return pace * (member.num_running + 1) / self._slots(member)
 
-    def _slots(self, member: _Member) -> int:
+    def _slots(self, member: PlayingHost) -> int:
         """Return a host's slots: in proportion to its speed, if it is slow."""
-        num_slots, median = member.player.num_slots, self._median_s()
-        if member.decision_s is None or member.decision_s <= SLOW * median:
+        num_slots = member.player.num_slots
+        if member.decision_s is None or not self._is_slow(member):
             return num_slots
         # one stays, so that a host that recovers is noticed
-        return max(1, int(num_slots * median / member.decision_s))
+        return max(1, int(num_slots * self._median_s() / member.decision_s))
+
+    def _is_slow(self, member: PlayingHost) -> bool:
+        return member.decision_s is not None and member.decision_s > SLOW * self._median_s()
+
+    async def _until_overdue(
+        self, original: "asyncio.Task[Trajectory]", member: PlayingHost
+    ) -> None:
+        """Return when an episode has ended, or is overdue, or is on a slow host."""
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        while not (original.done() or self._is_slow(member)):
+            is_known = len(self._ended_s) >= _FEWEST
+            due_s = began + OVERDUE * max(self._ended_s) if is_known else clock() + _LOOK_EVERY_S
+            left_s = due_s - clock()
+            if left_s <= 0.0:
+                return
+            await asyncio.wait((original,), timeout=left_s)
 
     def _median_s(self) -> float:
         # the lower one of two: with two hosts, the fast one is the measure
         known = [each.decision_s for each in self._members.values() if each.decision_s is not None]
         return statistics.median_low(known) if known else 1.0
 
-    def _count(self, member: _Member, now: float) -> None:
+    def _count(self, member: PlayingHost, now: float) -> None:
         """Add what a host has decided since it was last counted, so that a lost one is not forgotten."""
         newest = member.player.decisions(now)
         self._num_decisions += newest.num_decisions - member.counts.num_decisions
@@ -224,3 +290,16 @@ class HostPlayers:
     def _wake(self) -> None:
         self._changed.set()
         self._changed = asyncio.Event()
+
+
+async def _first_to_end(copies: Sequence["asyncio.Task[Trajectory]"]) -> Trajectory:
+    """Return the first trajectory. Raises: the last EpisodeLost, or the first other error."""
+    running = set(copies)
+    while True:
+        done, running = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        for copy in done:
+            error = copy.exception()
+            if error is None:
+                return copy.result()
+            if not running or not isinstance(error, EpisodeLost):
+                raise error

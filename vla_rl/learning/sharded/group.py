@@ -13,7 +13,7 @@ from typing import Any, Final, NoReturn, TypeVar
 from msgspec.structs import replace
 
 from vla_rl.actors import ChildProcess, ForkServer, Runtime
-from vla_rl.actors.owned_folder import OwnedFolder
+from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.errors import ActorDied, RankFailed, RankNotStarted, RemoteError
 from vla_rl.learning.config import CriticConfig, LearnerConfig
 from vla_rl.learning.imitation_passes import Preparation
@@ -23,6 +23,9 @@ from vla_rl.learning.sharded.rank import LearnerRank
 from vla_rl.learning.sharded.rank_parts import PolicySource
 
 T = TypeVar("T")
+
+FOLDER_PREFIX: Final = "vla_rl-ranks-"
+"""Beginning of the name of the folder with the policy that the ranks begin with."""
 
 START_TIMEOUT_S: Final = 600.0
 """Longest start of a rank, in which it imports torch and the policy's code."""
@@ -114,7 +117,9 @@ class RankGroup:
 
         Raises: RankNotStarted if one dies or fails; else what a rank raises.
         """
-        self._folder = await asyncio.to_thread(OwnedFolder, "vla_rl-ranks-")
+        # it holds the whole policy: that of a run that was killed must not stay
+        await asyncio.to_thread(sweep, FOLDER_PREFIX)
+        self._folder = await asyncio.to_thread(OwnedFolder, FOLDER_PREFIX)
         try:
             await self._start(model)
         except RankFailed as failure:

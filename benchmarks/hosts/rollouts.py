@@ -1,0 +1,59 @@
+"""A rollout over hosts whose simulators and policies sleep, as a run opens it."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Final
+
+from benchmarks.hosts.measured import BATCH, GROUP_SIZE
+from benchmarks.hosts.sleepers import SLEEPER_ID
+from benchmarks.hosts.sleeping_policy import timed_agent
+from vla_rl.cluster.config import ClusterConfig
+from vla_rl.cluster.listed import ListedHosts
+from vla_rl.engines import DeviceLane, EngineConfig
+from vla_rl.models.mlp.policy import MlpPolicy
+from vla_rl.pipelines.config import RunConfig, TrainingConfig
+from vla_rl.rollout import SchedulerConfig, TaskStart
+from vla_rl.simulation import SimulatorConfig
+from vla_rl.training.hosts.host_rollout import HostRollout
+from vla_rl.training.hosts.recipe import recipe_of
+from vla_rl.training.team import Team
+from vla_rl.types import EnvSpec
+
+STARTS: Final = (TaskStart(env=EnvSpec(id=SLEEPER_ID), task="sleep"),)
+
+ANSWER_WITHIN_S: Final = 300.0
+"""Longest start of a process on a host: on two cores all of them start at the same time."""
+
+
+def config_for(hosts: Path, *, num_envs: int, scheduler: SchedulerConfig) -> TrainingConfig:
+    """Return the settings of a rollout over listed hosts, with `num_envs` simulators on each."""
+    return TrainingConfig(
+        run=RunConfig(device="cpu"),
+        group_size=GROUP_SIZE,
+        scheduler=scheduler,
+        engine=EngineConfig(max_batch=BATCH),
+        cluster=ClusterConfig(hosts=str(hosts)),
+        simulators=SimulatorConfig(num_envs=num_envs),
+    )
+
+
+@contextlib.asynccontextmanager
+async def rollout_over(
+    config: TrainingConfig, model: MlpPolicy, *, answer_within_s: float = ANSWER_WITHIN_S
+) -> AsyncIterator[HostRollout]:
+    """Bring up the hosts that a configuration lists."""
+    assert config.cluster.hosts is not None
+    async with (
+        DeviceLane(1) as lane,
+        HostRollout(
+            ListedHosts(Path(config.cluster.hosts), answer_within_s=answer_within_s),
+            config,
+            recipe_of(config, STARTS, Team.of(model), timed_agent),
+            model,
+            lane,
+            here=None,
+            weight_version=0,
+        ) as rollout,
+    ):
+        yield rollout

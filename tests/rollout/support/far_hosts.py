@@ -1,0 +1,76 @@
+"""A host with environments and a depot, in this loop, which can be cut off."""
+
+import asyncio
+from collections.abc import Callable
+
+from rollout_fakes import CountingEngine, LatencyPool
+
+from vla_rl.errors import ActorDied
+from vla_rl.rollout import EpisodeLost, LocalPlayer, embodied_agent
+from vla_rl.rollout.depot import Depot, made_whole
+from vla_rl.rollout.policies import DecisionCounts
+from vla_rl.types import EpisodeSpec, Trajectory
+
+
+class FarHost:
+    """A host with a pool of its own, which can be cut off; decisions take `mean_s`."""
+
+    def __init__(
+        self,
+        engine: CountingEngine,
+        num_slots: int = 2,
+        mean_s: float = 0.01,
+        depot: Depot | None = None,
+    ) -> None:
+        self.depot = depot if depot is not None else Depot("far", 0)
+        self.pool = LatencyPool(num_slots, seed=num_slots, mean_s=mean_s)
+        self._player = LocalPlayer(self.pool, engine, embodied_agent)
+        self._cut = asyncio.Event()
+        self.num_played = self.num_dropped = 0
+        self.has_played = asyncio.Event()
+
+    @property
+    def num_slots(self) -> int:
+        return self._player.num_slots
+
+    @property
+    def weight_version(self) -> int:
+        return self._player.weight_version
+
+    def cut(self) -> None:
+        self._cut.set()
+
+    async def play(self, episode: EpisodeSpec, *, timeout_s: float | None = None) -> Trajectory:
+        playing = asyncio.ensure_future(self._player.play(episode, timeout_s=timeout_s))
+        cut = asyncio.ensure_future(self._cut.wait())
+        try:
+            await asyncio.wait((playing, cut), return_when=asyncio.FIRST_COMPLETED)
+            if not playing.done():
+                raise ActorDied("far", 0, "host unreachable for 1.2 s")
+            self.num_played += 1
+            self.has_played.set()
+            return self.depot.put(playing.result())
+        finally:
+            for task in (playing, cut):
+                task.cancel()
+            await asyncio.wait((playing, cut))
+
+    async def whole(self, trajectory: Trajectory) -> Trajectory:
+        if self._cut.is_set():
+            raise ActorDied("far", 0, "host unreachable for 1.2 s")
+        assert trajectory.deposit is not None
+        arrays = self.depot.take(trajectory.deposit.key)
+        if arrays is None:
+            raise EpisodeLost(trajectory.episode, "died", "far was started again since")
+        return made_whole(trajectory, arrays)
+
+    def drop(self, trajectory: Trajectory) -> None:
+        assert trajectory.deposit is not None
+        self.depot.drop(trajectory.deposit.key)
+        self.num_dropped += 1
+
+    def decisions(self, now: float) -> DecisionCounts:
+        return self._player.decisions(now)
+
+    def when_slots_come(self, call: Callable[[], None]) -> None:
+        pass
