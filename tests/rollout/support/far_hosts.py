@@ -55,6 +55,9 @@ class FarHost:
                 task.cancel()
             await asyncio.wait((playing, cut))
 
+    def holds(self, trajectory: Trajectory) -> bool:
+        return trajectory.deposit is None  # it is never taken over: a new one has an empty depot
+
     async def whole(self, trajectory: Trajectory) -> Trajectory:
         if self._cut.is_set():
             raise ActorDied("far", 0, "host unreachable for 1.2 s")
