@@ -3,6 +3,7 @@
     python -m benchmarks.demo_result runs/<run>                                    one run
     python -m benchmarks.demo_result runs/<run> --keep docs/results/demo.jsonl     and keep it there
     python -m benchmarks.demo_result --table docs/results/demo.jsonl               those of a file
+    python -m benchmarks.demo_result --table docs/results/suite.jsonl --by-task    a row a task
 
 Compares the starts that both the first and the last evaluated weights were tried from. Runs
 nothing. `--keep` appends one line with every outcome, versions and machine; `--table` prints those
@@ -177,6 +178,32 @@ def markdown_table(lines: Sequence[dict[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
+def table_by_task(lines: Sequence[dict[str, Any]]) -> str:
+    """Return the kept runs as a Markdown table with a row a task: its starts of all seeds."""
+    tasks = sorted(lines[0]["outcomes_after"], key=_suite_and_number)
+    before, after = (
+        {task: "".join(line[f"outcomes_{when}"][task] for line in lines) for task in tasks}
+        for when in ("before", "after")
+    )
+    rows = [
+        ["task", "starts", "before, % (95 %)", "after, % (95 %)"],
+        ["---"] * 4,
+        *(_row(task, {task: before[task]}, {task: after[task]}) for task in tasks),
+        _row("**all**", before, after),
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+
+def _row(name: str, before: dict[str, str], after: dict[str, str]) -> list[str]:
+    starts = sum(len(outcomes) for outcomes in after.values())
+    return [name, f"{starts}", _rate(before), _rate(after)]
+
+
+def _suite_and_number(task: str) -> tuple[str, int]:
+    suite, number = task.rsplit("/", 1)
+    return suite, int(number)
+
+
 def _rate(outcomes: dict[str, str]) -> str:
     every = "".join(outcomes.values())
     low, high = wilson_interval(every.count("1"), len(every))
@@ -202,12 +229,12 @@ def print_run(run: RunDirectory) -> None:
     print_json_line(figures)
 
 
-def print_kept(path: Path) -> None:
+def print_kept(path: Path, *, is_by_task: bool) -> None:
     """Print the kept runs and their JSON line. Raises: ValueError if there are none."""
     lines = kept_lines(path)
     if not lines:
         raise ValueError(f"{path} has no runs; `--keep {path}` adds one")
-    print(markdown_table(lines))
+    print(table_by_task(lines) if is_by_task else markdown_table(lines))
     names = ("seed", "before", "after", "points_gained", "starts", "minutes", "assets")
     print_json_line({name: [line[name] for line in lines] for name in names})
 
@@ -221,12 +248,13 @@ def main() -> int:
     parser.add_argument("--keep", type=Path, help="append the run to this file")
     parser.add_argument("--note", default="", help="what else ran on the machine; kept too")
     parser.add_argument("--table", type=Path, help="print the runs of this file")
+    parser.add_argument("--by-task", action="store_true", help="a row a task, over all seeds")
     options = parser.parse_args()
     if (options.run is None) == (options.table is None):
         parser.error("expected the folder of a run, or --table and a file of kept runs")
     try:
         if options.table is not None:
-            print_kept(options.table)
+            print_kept(options.table, is_by_task=options.by_task)
             return 0
         run = RunDirectory.existing(options.run)
         if options.keep is not None:

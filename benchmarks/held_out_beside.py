@@ -1,14 +1,18 @@
 """Updates/s of a run with held-out episodes beside it, over those of the same run without them.
 
-    python -m benchmarks.held_out_beside [--rounds 5] [--seconds 10]
+    python -m benchmarks.held_out_beside [--rounds 6] [--updates 60]
 
-Both ways train the toy policy, one after the other in every round. Training and its simulator are
-pinned to the first core, in both ways; the evaluator and its simulator, which are busy all the
-time, to the second: a core of its own. With `--shared` nothing is pinned. On a machine that others
-use, or with one core, the figure is theirs and not ours.
+The toy policy is trained in three ways, in turn, with the same seed: `alone`; `beside` held-out
+episodes; and `neighbour`, next to another run that has nothing to do with it. Training and its
+simulator are pinned to the first core in all ways; the evaluator and its simulator, or the
+neighbour, which are busy all the time, to the last: a core of its own. What `neighbour` loses is
+lost to the machine (shared caches, memory and clock), not to us. With `--shared` nothing is pinned.
+On a machine that others use, or with one core, the figure is theirs and not ours.
 
-Keys of the last line: `updates_per_s_alone`, `updates_per_s_beside`, `loss_percent` (median over the
-rounds, goal 3 with a core of its own), `held_out_episodes_per_s`, `own_core`, `cores`.
+Keys of the last line: `updates_per_s_alone`, `updates_per_s_beside`; `loss_percent` (median over
+the rounds, goal 3 with a core of its own), `neighbour_loss_percent`, the same next to the neighbour;
+`cpu_loss_percent`, the rise of CPU seconds an update of the training process, which noise of the
+machine moves less; `held_out_episodes_per_s`, `own_core`, `cores`.
 """
 
 import argparse
@@ -19,7 +23,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -37,27 +44,58 @@ EVALUATOR: Final = "evaluator of we"
 DEADLINE_S: Final = 120.0
 
 
-def measure(seconds: float, *, beside: bool, pinned: bool, rates: list[float]) -> float:
-    """Return the updates/s of a run; adds the evaluator's episodes/s to `rates`."""
-    with tempfile.TemporaryDirectory() as root:
-        command = [*RECIPE, *(BESIDE if beside else []), "--run.root", root]
-        run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        try:
-            if pinned:
-                os.sched_setaffinity(run.pid, {cores()[0]})
-            if beside and pinned:
-                _pin_evaluator(run.pid, cores()[-1])
-            _until(lambda: _num_lines(root, "metrics.jsonl") > 20)
-            _until(lambda: not beside or _num_lines(root, "held_out.jsonl") > 0)
-            first, episodes = _updates(root), _num_lines(root, "held_out.jsonl")
-            time.sleep(seconds)
-            last = _updates(root)
-            if beside:
-                rates.append((_num_lines(root, "held_out.jsonl") - episodes) / seconds)
-        finally:
-            run.kill()
-            run.wait()
-    return (last[0] - first[0]) / (last[1] - first[1])
+@dataclass(frozen=True)
+class Sample:
+    """One measured stretch of a run."""
+
+    updates_per_s: float
+    cpu_s_per_update: float
+    held_out_per_s: float
+
+
+def measure(updates: int, way: str, *, pinned: bool) -> Sample:
+    """Train in one of the ways; measure the updates that follow the first twenty."""
+    with ExitStack() as stack:
+        root = stack.enter_context(tempfile.TemporaryDirectory())
+        if way == "neighbour":
+            other = stack.enter_context(_run(stack.enter_context(tempfile.TemporaryDirectory())))
+            _pin(other, cores()[-1], pinned=pinned)
+        run = stack.enter_context(_run(root, *(BESIDE if way == "beside" else [])))
+        _pin(run, cores()[0], pinned=pinned)
+        if way == "beside" and pinned:
+            _pin_evaluator(run.pid, cores()[-1])
+        _until(lambda: _num_lines(root, "metrics.jsonl") > 20)
+        _until(lambda: way != "beside" or _num_lines(root, "held_out.jsonl") > 0)
+        first, episodes, cpu = _updates(root), _num_lines(root, "held_out.jsonl"), _cpu_s(run.pid)
+        _until(lambda: _updates(root)[0] >= first[0] + updates)
+        last, cpu = _updates(root), _cpu_s(run.pid) - cpu
+        episodes = _num_lines(root, "held_out.jsonl") - episodes
+    seconds, count = last[1] - first[1], last[0] - first[0]
+    return Sample(count / seconds, cpu / count, episodes / seconds)
+
+
+@contextmanager
+def _run(root: str, *options: str) -> Iterator[subprocess.Popen[bytes]]:
+    """Start a training run that ends with the block."""
+    command = [*RECIPE, *options, "--run.root", root]
+    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        yield run
+    finally:
+        run.kill()
+        run.wait()
+
+
+def _pin(run: subprocess.Popen[bytes], core: int, *, pinned: bool) -> None:
+    """Pin a run that has just started, before it starts processes, which inherit that."""
+    if pinned:
+        os.sched_setaffinity(run.pid, {core})
+
+
+def _cpu_s(pid: int) -> float:
+    """Return the CPU seconds of a process, without its children's."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def cores() -> list[int]:
@@ -110,26 +148,32 @@ def _updates(root: str) -> tuple[float, float]:
 
 
 def main() -> None:
-    """Measure both ways in turn and print the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--seconds", type=float, default=10.0)
+    """Measure the three ways in turn and print the figures."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--updates", type=int, default=60, help="updates of a stretch")
     parser.add_argument("--shared", action="store_true", help="pin nothing to a core")
     args = parser.parse_args()
     pinned = not args.shared and len(cores()) > 1
-    rates: list[float] = []
-    samples = sample_in_turn(
-        {
-            "alone": lambda: measure(args.seconds, beside=False, pinned=pinned, rates=rates),
-            "beside": lambda: measure(args.seconds, beside=True, pinned=pinned, rates=rates),
-        },
-        args.rounds,
-    )
+    found: dict[str, list[Sample]] = {"alone": [], "beside": [], "neighbour": []}
+
+    def rate(way: str) -> float:
+        found[way].append(measure(args.updates, way, pinned=pinned))
+        return found[way][-1].updates_per_s
+
+    samples = sample_in_turn({way: partial(rate, way) for way in found}, args.rounds)
+    cpu = {way: [sample.cpu_s_per_update for sample in found[way]] for way in found}
     figures = {
         "updates_per_s_alone": statistics.median(samples["alone"]),
         "updates_per_s_beside": statistics.median(samples["beside"]),
         "loss_percent": 100.0 * (1.0 - ratio_of(samples, "beside", "alone")),
-        "held_out_episodes_per_s": statistics.median(rates),
+        "neighbour_loss_percent": 100.0 * (1.0 - ratio_of(samples, "neighbour", "alone")),
+        "cpu_loss_percent": 100.0 * (ratio_of(cpu, "beside", "alone") - 1.0),
+        "held_out_episodes_per_s": statistics.median(
+            each.held_out_per_s for each in found["beside"]
+        ),
         "own_core": pinned,
         "cores": len(cores()),
     }

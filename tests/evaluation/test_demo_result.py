@@ -131,3 +131,12 @@ def test_a_kept_run_is_in_the_table_with_every_outcome_once(
     output = capsys.readouterr().out
     assert "| None | 9 | 25 (5 to 70) | 75 (30 to 95) | 1 to 3 of 4 |" in output
     assert json.loads(output.splitlines()[-1])["points_gained"] == [50.0]
+
+    monkeypatch.setattr(sys, "argv", ["demo_result", "--table", str(data), "--by-task"])
+    assert demo_result.main() == 0
+    assert capsys.readouterr().out.splitlines()[:4] == [
+        "| task | starts | before, % (95 %) | after, % (95 %) |",
+        "| --- | --- | --- | --- |",
+        "| libero_goal/7 | 4 | 25 (5 to 70) | 75 (30 to 95) |",
+        "| **all** | 4 | 25 (5 to 70) | 75 (30 to 95) |",
+    ]
