@@ -65,4 +65,6 @@ def test_log_probs_and_gradients_are_those_of_the_whole_heads_action_rows(
     for ours, theirs in zip(*grads, strict=True):
         assert (ours is None) == (theirs is None)
         if ours is not None:
-            torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=1e-4)
+            # a float32 sum rounds by its largest terms, in another order on each CPU
+            atol = 3e-6 * max(float(theirs.abs().max()), 1e-3)
+            torch.testing.assert_close(ours, theirs, atol=atol, rtol=0)
