@@ -16,18 +16,16 @@ import os
 import time
 from asyncio.tasks import _enter_task, _leave_task  # public by asyncio's chapter on extending it
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-import msgspec
-
-from vla_rl.actors.actor import Actor, ActorMethod, MethodTable
+from vla_rl.actors.actor import Actor, MethodTable
 from vla_rl.actors.arrived import ArrivedCall
 from vla_rl.actors.begun import BegunCall
+from vla_rl.actors.call_runner import CallRunner
 from vla_rl.actors.codec import Codec
-from vla_rl.actors.in_flight import MeteredSocket, array_bytes
+from vla_rl.actors.in_flight import MeteredSocket
 from vla_rl.actors.loop_lag import LoopLag
-from vla_rl.actors.remote_errors import report_of
 from vla_rl.actors.wire import (
     ENVELOPE,
     ENVELOPE_SIZE,
@@ -91,8 +89,8 @@ class ActorServer:
             send,
         )
         self._lag, self._most_calls, self._outgoing = lag, mailbox, outgoing
-        self._functions = [getattr(actor, entry.name) for entry in table.methods]
-        self._args = [codec.decoder(entry.args_type) for entry in table.methods]
+        self._runner = CallRunner(actor, table, codec, actor_id, send, outgoing, self.reject)
+        self._functions, self._args = self._runner.functions, self._runner.decoders
         self._labels = [entry.label for entry in table.methods]
         self._short = frozenset(
             entry.index for entry in table.methods if at_once and entry.is_plain
@@ -121,7 +119,7 @@ class ActorServer:
         """
         if not is_started:
             await self._actor.on_start()
-        self._answer(Kind.READY, OWN_CALL, Birth(os.getpid()))
+        self._runner.answer(Kind.READY, OWN_CALL, Birth(os.getpid()))
         self._context = contextvars.copy_context()
         async with asyncio.TaskGroup() as self._group:
             self._task = self._group.create_task(
@@ -174,7 +172,7 @@ class ActorServer:
                 self._mailbox.append(None)
                 self._wake_up()
             elif kind == _LAG:
-                self._answer(Kind.RESULT, call, self._lag.report())
+                self._runner.answer(Kind.RESULT, call, self._lag.report())
             else:
                 raise MalformedMessage(f"message of kind {kind} is not for an actor.")
         except MalformedMessage as error:
@@ -323,76 +321,7 @@ class ActorServer:
             self._is_idle = False
 
     async def _run(self, work: ArrivedCall, begun: BegunCall | None = None) -> None:
-        """Run one call to its answer, or continue one that was begun.
-
-        Raises a cancellation only if the actor itself is being stopped.
-        """
-        method, call = work.method, work.call
         try:
-            if begun is not None:
-                self._send(
-                    self._codec.encode(_RESULT, 0, self._actor_id, call, await begun, method.label)
-                )
-                return
-            if work.cancelled:
-                self._codec.discard(work.frames)
-                self._answer(Kind.CANCELLED, call, None)
-                return
-            if self._outgoing is not None:
-                await self._outgoing.until_room()
-            args = self._codec.decode(self._args[method.index], work.frames)
-            work.frames = ()
-            function = self._functions[method.index]
-            if method.is_stream:
-                await self._stream(work, method.apply(function, args))
-                self._answer(Kind.END, call, None)
-            else:
-                result = await (
-                    function(*args) if method.num_plain_args >= 0 else method.apply(function, args)
-                )
-                self._send(
-                    self._codec.encode(_RESULT, 0, self._actor_id, call, result, method.label)
-                )
-        except asyncio.CancelledError as error:
-            if work.cancelled:
-                self._answer(Kind.CANCELLED, call, None)
-            elif (task := asyncio.current_task()) is not None and task.cancelling():
-                raise
-            else:  # the application's own, e.g. it awaited a cancelled future
-                self._answer(Kind.ERROR, call, report_of(error))
-        except msgspec.ValidationError as error:
-            self._answer(
-                Kind.ERROR,
-                call,
-                report_of(TypeError(f"{method.label} got wrong argument types: {error}")),
-            )
-        except MalformedMessage as error:
-            self.reject(error)
-            self._answer(Kind.ERROR, call, report_of(error))
-        except Exception as error:  # each exception of the actor is sent to the caller
-            self._answer(Kind.ERROR, call, report_of(error))
+            await self._runner.run(work, begun)
         finally:
-            del self._works[call]
-
-    async def _stream(self, work: ArrivedCall, items: AsyncIterator[Any]) -> None:
-        """Send items as long as the caller grants credit.
-
-        Close the generator however the stream ends.
-        """
-        try:
-            async for item in items:
-                if not work.has_credit:
-                    await work.until_credit()
-                if self._outgoing is not None:
-                    await self._outgoing.until_room()
-                frames = self._codec.encode(
-                    Kind.ITEM, 0, self._actor_id, work.call, item, work.method.label
-                )
-                work.note_item(array_bytes(frames))
-                self._send(frames)
-        finally:
-            await items.aclose()  # type: ignore[attr-defined]
-
-    def _answer(self, kind: Kind, call: int, value: Any, method: ActorMethod | None = None) -> None:
-        label = method.label if method is not None else type(self._actor).__name__
-        self._send(self._codec.encode(kind, 0, self._actor_id, call, value, label))
+            del self._works[work.call]
