@@ -136,6 +136,7 @@ class EpisodeScheduler:
                 "no episode is run for it; stop there, or make the scheduler with more num_updates"
             )
         for place in range(self._config.groups_per_update):
+            # looked at again after every wake: another update may have taken what completed
             while len(self._book.handover.groups_of(update)) <= place:
                 if not self._hand_over(update):
                     self._running.require_running()

@@ -70,6 +70,7 @@ class RestartBudget:
         Return False if it exceeds the budget.
         """
         self._times.append(now)
+        # a window and not a total: a long run may lose many, and only many at once mean a fault
         while self._times[0] <= now - self._window_s:
             self._times.popleft()
         return len(self._times) <= self._max_restarts
