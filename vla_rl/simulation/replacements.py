@@ -34,6 +34,12 @@ class Replacements:
             return "rss_limit_mb"
         return None
 
+    def metrics(self) -> dict[str, float]:
+        """Return the number of replaced processes by cause. Keys read like paths."""
+        return {
+            f"simulation/replaced/{cause}": float(count) for cause, count in self.counts.items()
+        }
+
     def note_worn_out(self, process: SimulatorProcess, cause: str) -> None:
         """Count a living process that reached its number of episodes or its memory limit."""
         self.counts[cause] += 1
