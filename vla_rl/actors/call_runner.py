@@ -24,6 +24,7 @@ class CallRunner:
         actor, table: the instance and its methods.
         send: queues frames for the caller.
         outgoing: bounds the bytes on the way to the caller; see `ActorServer`.
+        calls: calls that have no answer yet, by number; one leaves it here.
         reject: counts arguments that cannot be read.
 
     Attributes:
@@ -39,10 +40,11 @@ class CallRunner:
         actor_id: int,
         send: Callable[[Frames], Any],
         outgoing: MeteredSocket | None,
+        calls: dict[int, ArrivedCall],
         reject: Callable[[MalformedMessage], None],
     ) -> None:
         self._codec, self._actor_id, self._send = codec, actor_id, send
-        self._outgoing, self._reject = outgoing, reject
+        self._outgoing, self._calls, self._reject = outgoing, calls, reject
         self._actor_label = type(actor).__name__
         self.functions = [getattr(actor, entry.name) for entry in table.methods]
         self.decoders = [codec.decoder(entry.args_type) for entry in table.methods]
@@ -93,6 +95,8 @@ class CallRunner:
             self.answer(Kind.ERROR, call, report_of(error))
         except Exception as error:  # each exception of the actor is sent to the caller
             self.answer(Kind.ERROR, call, report_of(error))
+        finally:
+            del self._calls[call]
 
     def _send_result(self, work: ArrivedCall, result: Any) -> None:
         label = work.method.label

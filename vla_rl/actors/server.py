@@ -89,14 +89,16 @@ class ActorServer:
             send,
         )
         self._lag, self._most_calls, self._outgoing = lag, mailbox, outgoing
-        self._runner = CallRunner(actor, table, codec, actor_id, send, outgoing, self.reject)
+        self._works: dict[int, ArrivedCall] = {}
+        self._runner = CallRunner(
+            actor, table, codec, actor_id, send, outgoing, self._works, self.reject
+        )
         self._functions, self._args = self._runner.functions, self._runner.decoders
         self._labels = [entry.label for entry in table.methods]
         self._short = frozenset(
             entry.index for entry in table.methods if at_once and entry.is_plain
         )
         self._mailbox: deque[ArrivedCall | None] = deque()
-        self._works: dict[int, ArrivedCall] = {}
         self._wake: asyncio.Future[None] | None = None
         self._group: asyncio.TaskGroup | None = None
         self._loop = asyncio.get_running_loop()
@@ -201,7 +203,7 @@ class ActorServer:
         method = self._table.methods[index]
         work = self._works[call] = ArrivedCall(method, call, frames)
         if method.concurrent and self._group is not None:
-            work.task = self._group.create_task(self._run(work), name=method.label)
+            work.task = self._group.create_task(self._runner.run(work), name=method.label)
         else:
             self._is_idle = False
             self._mailbox.append(work)
@@ -286,7 +288,7 @@ class ActorServer:
                 turn_began = time.perf_counter()
             if self._begun is not None:
                 (work, begun), self._begun = self._begun, None
-                await self._run(work, begun)
+                await self._runner.run(work, begun)
                 if work.cancelled:
                     task.uncancel()
                 continue
@@ -296,10 +298,10 @@ class ActorServer:
             work = waiting
             # it came before the task group existed
             if work.method.concurrent and self._group is not None:
-                work.task = self._group.create_task(self._run(work), name=work.method.label)
+                work.task = self._group.create_task(self._runner.run(work), name=work.method.label)
                 continue
             work.task = task
-            await self._run(work)
+            await self._runner.run(work)
             if work.cancelled:
                 task.uncancel()
             if mailbox and time.perf_counter() - turn_began > _LONGEST_TURN_S:
@@ -319,9 +321,3 @@ class ActorServer:
             self._begun[1].cancellation = cancellation
         finally:
             self._is_idle = False
-
-    async def _run(self, work: ArrivedCall, begun: BegunCall | None = None) -> None:
-        try:
-            await self._runner.run(work, begun)
-        finally:
-            del self._works[work.call]
