@@ -56,9 +56,15 @@ LONGEST = (
 """Files and folders that take longest, in the order in which `make test` begins them: a worker that
 began with one of them last would end alone."""
 
-TOGETHER = ("tests/engines/vllm", "tests/learning/test_sharded")
-"""Beginnings of the paths of files that one worker runs: importing vLLM takes 8 s of CPU time in each
-process, and a server that ranks are forked from takes 3 s."""
+TOGETHER = (
+    "tests/engines/vllm",
+    "tests/learning/test_sharded",
+    "tests/envs/libero",
+    "tests/envs/metaworld",
+)
+"""Beginnings of the paths of files that one worker runs, because each process pays for what they share:
+8 s of CPU time for importing vLLM, 3 s for a server that ranks are forked from, and as long for
+importing a simulator, reading its compiled code and building the scenes that fixtures keep."""
 
 
 assert all(list(Path(__file__).parents[1].glob(f"{place}*")) for place in LONGEST + TOGETHER)
