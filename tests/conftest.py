@@ -56,11 +56,18 @@ LONGEST = (
 """Files and folders that take longest, in the order in which `make test` begins them: a worker that
 began with one of them last would end alone."""
 
-TOGETHER = ("tests/engines/vllm",)
-"""Folders whose files one worker runs: importing vLLM takes 8 s of CPU time in each process."""
+TOGETHER = (
+    "tests/engines/vllm",
+    "tests/learning/test_sharded",
+    "tests/envs/libero",
+    "tests/envs/metaworld",
+)
+"""Beginnings of the paths of files that one worker runs, because each process pays for what they share:
+8 s of CPU time for importing vLLM, 3 s for a server that ranks are forked from, and as long for
+importing a simulator, reading its compiled code and building the scenes that fixtures keep."""
 
 
-assert all((Path(__file__).parents[1] / place).exists() for place in LONGEST + TOGETHER)
+assert all(list(Path(__file__).parents[1].glob(f"{place}*")) for place in LONGEST + TOGETHER)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -73,11 +80,11 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadFil
 
 
 class FolderScheduling(LoadFileScheduling):
-    """One worker for each file, and one for all files of a folder of `TOGETHER`."""
+    """One worker for each file, and one for all files of a place of `TOGETHER`."""
 
     def _split_scope(self, nodeid: str) -> str:
-        folder = next((place for place in TOGETHER if nodeid.startswith(place)), None)
-        return folder or super()._split_scope(nodeid)
+        place = next((place for place in TOGETHER if nodeid.startswith(place)), None)
+        return place or super()._split_scope(nodeid)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

@@ -11,7 +11,7 @@ simulator.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from vla_rl import renamed, torchvision_operators
+from vla_rl import lazy_scipy, renamed, torchvision_operators
 
 if TYPE_CHECKING:
     from vla_rl.actors import Runtime
@@ -111,6 +111,7 @@ _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 __all__ = ["__version__", *sorted(_MODULE_OF)]
 
 torchvision_operators.install()
+lazy_scipy.install()
 renamed.install()
 
 

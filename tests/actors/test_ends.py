@@ -471,7 +471,7 @@ async def test_the_end_of_a_process_is_told_once_all_that_it_sent_was_read(
     monkeypatch.setattr(LoopSocket, "has_peer", property(lambda _: is_held_up))
     async with asyncio.timeout(60), Runtime() as runtime:
         counter = await runtime.spawn(Counter, placement=ChildProcess(), deadline_s=1.0)
-        channel = client_of(counter)._channel
+        channel = client_of(counter)._calls.channel
         assert channel is not None
         call = asyncio.create_task(counter.total())
         await asyncio.sleep(0)

@@ -95,7 +95,7 @@ async def test_a_caller_whose_own_loop_was_busy_does_not_call_the_actor_frozen()
         call = asyncio.create_task(counter.add(1))
         await asyncio.sleep(0)
         began = time.monotonic()
-        assert client_of(counter)._channel._socket._socket.poll(20_000)  # the answer has come
+        assert client_of(counter)._calls.channel._socket._socket.poll(20_000)  # the answer has come
         time.sleep(max(0.0, began + 0.5 - time.monotonic()))  # noqa: ASYNC251  a long update on this loop
         assert await call == 1
 

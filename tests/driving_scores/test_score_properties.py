@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from scipy.signal import savgol_filter
 
 from tests.driving_scores.drawn_scenes import draw_scene, moved
 from vla_rl.driving_scores import (
@@ -211,6 +210,8 @@ def test_second_stage_scenes_count_by_their_distance_and_uniformly_if_far() -> N
 
 
 def test_the_smoothing_matrix_equals_scipys_filter() -> None:
+    from scipy.signal import savgol_filter  # here: every worker collects this file
+
     series = np.random.default_rng(0).normal(size=41)
     for window, order, derivative in ((8, 2, 0), (15, 2, 1), (5, 3, 2), (41, 2, 0)):
         expected = savgol_filter(series, window, order, deriv=derivative, delta=0.1)

@@ -1,5 +1,19 @@
 """The fixtures that tests of engines and of learners share."""
 
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
 from engine_fixtures import lane, make_observation, play, policy
 
+from vla_rl.actors import Runtime
+
 __all__ = ["lane", "make_observation", "play", "policy"]
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def runtime() -> AsyncIterator[Runtime]:
+    """One runtime for all ranks of test_sharded*.py, so that they are forked from servers that have
+    imported torch and the policy once.
+    """
+    async with Runtime() as runtime:
+        yield runtime

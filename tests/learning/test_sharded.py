@@ -51,19 +51,12 @@ from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.models.prismatic.config import LoraConfig
 from vla_rl.types import SOLE_MEMBER, Trajectory
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 played = play_fixture._get_wrapped_function()()
 ADVANTAGES = (1.0, -0.5, 0.25)
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def runtime() -> AsyncIterator[Runtime]:
-    """One runtime, so that ranks are forked from servers that have imported torch once."""
-    async with Runtime() as runtime:
-        yield runtime
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
 async def lane() -> AsyncIterator[DeviceLane]:
     async with DeviceLane(num_threads=1) as lane:
         yield lane

@@ -68,12 +68,15 @@ def assert_close(found: Mapping[str, Tensor], network: nn.Module) -> None:
         assert found[name].numpy() == pytest.approx(each.numpy(), abs=1e-5)
 
 
-async def test_ranks_write_into_engines_and_the_model_of_this_process_follows_at_the_end() -> None:
+@pytest.mark.asyncio(loop_scope="session")
+async def test_ranks_write_into_engines_and_the_model_of_this_process_follows_at_the_end(
+    runtime: Runtime,
+) -> None:
     alone, shared = mlp(), mlp()
     trajectories, advantages = [walk(alone, 1, 3), walk(alone, 2, 4)], [1.0, -0.5]
     first = {name: each.clone() for name, each in tensors_of(shared.network).items()}
     engine = FarEngine(shared.network)
-    async with DeviceLane(1) as lane, Runtime() as runtime, asyncio.timeout(200):
+    async with DeviceLane(1) as lane, asyncio.timeout(200):
         one = Learner(alone, lane, settings())
         async with ShardedLearner(shared, runtime, lane, settings(ranks=2), [engine]) as two:
             for _ in range(2):
@@ -92,11 +95,14 @@ async def test_ranks_write_into_engines_and_the_model_of_this_process_follows_at
     engine.close()
 
 
-async def test_an_engine_that_ranks_cannot_write_to_gets_the_weights_from_this_process() -> None:
+@pytest.mark.asyncio(loop_scope="session")
+async def test_an_engine_that_ranks_cannot_write_to_gets_the_weights_from_this_process(
+    runtime: Runtime,
+) -> None:
     alone, shared = mlp(), mlp()
     engine = FarEngine(shared.network, is_open_to_ranks=False)
     trajectories = [walk(alone, 1, 3), walk(alone, 2, 4)]
-    async with DeviceLane(1) as lane, Runtime() as runtime, asyncio.timeout(200):
+    async with DeviceLane(1) as lane, asyncio.timeout(200):
         one = Learner(alone, lane, settings())
         async with ShardedLearner(shared, runtime, lane, settings(ranks=2), [engine]) as two:
             for learner in (one, two):

@@ -34,6 +34,8 @@ from vla_rl.learning.sharded import ShardedLearner
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.types import Trajectory
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 CRITIC = CriticConfig(optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0), epochs=1, micro_batch=2)
 ADVANTAGES = (1.0, -0.5)
 
@@ -62,11 +64,13 @@ def weights(of: Mapping[str, MlpPolicy]) -> torch.Tensor:
     )
 
 
-async def test_a_team_over_ranks_learns_what_it_learns_in_one_process(tmp_path: Path) -> None:
+async def test_a_team_over_ranks_learns_what_it_learns_in_one_process(
+    runtime: Runtime, tmp_path: Path
+) -> None:
     alone, shared = policies(), policies()
     trajectories = episodes(alone)
     returns = [np.linspace(-1.0, 1.0, len(each.steps)) for each in trajectories]
-    async with DeviceLane(1) as lane, Runtime() as runtime, asyncio.timeout(250):
+    async with DeviceLane(1) as lane, asyncio.timeout(250):
         ranks = {
             name: ShardedLearner(policy, runtime, lane, settings(ranks=2), member=name)
             for name, policy in shared.items()
@@ -109,11 +113,12 @@ async def test_a_team_over_ranks_learns_what_it_learns_in_one_process(tmp_path: 
 
 
 async def test_a_rank_that_dies_while_it_saves_costs_no_older_checkpoint_and_all_begin_anew(
+    runtime: Runtime,
     tmp_path: Path,
 ) -> None:
     shared, first = policies(), weights(policies())
     trajectories = episodes(shared)
-    async with DeviceLane(1) as lane, Runtime() as runtime, asyncio.timeout(250):
+    async with DeviceLane(1) as lane, asyncio.timeout(250):
         ranks = {
             name: ShardedLearner(policy, runtime, lane, settings(ranks=2), member=name)
             for name, policy in shared.items()

@@ -14,8 +14,8 @@ from rollout_fakes import CountingEngine, source
 
 from vla_rl.rollout import EpisodeScheduler, SchedulerConfig
 from vla_rl.rollout.depot import Depot
+from vla_rl.rollout.episode_book import SchedulerState
 from vla_rl.rollout.host_players import HostPlayers
-from vla_rl.rollout.scheduler import SchedulerState
 from vla_rl.rollout.simulated_time import run_in_simulated_time
 from vla_rl.types import Group
 

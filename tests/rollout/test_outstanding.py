@@ -1,25 +1,10 @@
 """Outstanding groups begin oldest first and are complete with their last member."""
 
 import msgspec
-import numpy as np
 import pytest
-from rollout_fakes import source
+from rollout_fakes import finished, source
 
 from vla_rl.rollout.outstanding import GroupState, OutstandingGroups
-from vla_rl.types import ActionChunk, EpisodeSpec, Step, StopReason, Trajectory
-
-
-def finished(episode: EpisodeSpec) -> Trajectory:
-    chunk = ActionChunk(
-        actions=np.zeros((1, 1), np.float32),
-        tokens=np.zeros(1, np.int64),
-        log_probs=np.zeros(1, np.float32),
-        weight_version=0,
-    )
-    step = Step(observation={}, chunk=chunk, rewards=np.zeros(1, np.float32))
-    return Trajectory(
-        episode=episode, steps=(step,), final_observation={}, stop_reason=StopReason.SUCCESS
-    )
 
 
 def test_a_lost_episode_begins_again_before_any_newer_one() -> None:

@@ -1,69 +1,15 @@
 """A resume with members whose arrays are in the depots of other hosts: kept, fetched, or run again."""
 
 import asyncio
-from collections.abc import Callable
 
-from rollout_fakes import CountingEngine, LatencyPool, source
+from far_hosts import FarHost
+from rollout_fakes import CountingEngine, source
 
-from vla_rl.rollout import EpisodeScheduler, LocalPlayer, SchedulerConfig, embodied_agent
-from vla_rl.rollout.depot import Depot, made_whole
+from vla_rl.rollout import EpisodeScheduler, SchedulerConfig
+from vla_rl.rollout.depot import Depot
 from vla_rl.rollout.host_players import HostPlayers
-from vla_rl.rollout.policies import DecisionCounts
 from vla_rl.rollout.simulated_time import run_in_simulated_time
-from vla_rl.types import EpisodeSpec, Group, Trajectory
-
-
-class FarHost:
-    """A host with a pool of its own, in this loop, whose depot may outlive it.
-
-    Args:
-        kept: keys of the arrays that it was taken over with.
-    """
-
-    def __init__(
-        self, engine: CountingEngine, num_slots: int, depot: Depot, kept: tuple[int, ...] = ()
-    ) -> None:
-        self._player = LocalPlayer(
-            LatencyPool(num_slots, seed=num_slots, mean_s=0.01), engine, embodied_agent
-        )
-        self.depot, self._kept = depot, depot.keep(kept)
-        self.num_played = 0
-        self.is_slow_to_send, self.is_asked_for_arrays = False, asyncio.Event()
-
-    @property
-    def num_slots(self) -> int:
-        return self._player.num_slots
-
-    @property
-    def weight_version(self) -> int:
-        return self._player.weight_version
-
-    async def play(self, episode: EpisodeSpec, *, timeout_s: float | None = None) -> Trajectory:
-        trajectory = await self._player.play(episode, timeout_s=timeout_s)
-        self.num_played += 1
-        return self.depot.put(trajectory)
-
-    def holds(self, trajectory: Trajectory) -> bool:
-        return trajectory.deposit is None or trajectory.deposit.key in self._kept
-
-    async def whole(self, trajectory: Trajectory) -> Trajectory:
-        assert trajectory.deposit is not None
-        self.is_asked_for_arrays.set()
-        if self.is_slow_to_send:
-            await asyncio.Event().wait()
-        arrays = self.depot.take(trajectory.deposit.key)
-        assert arrays is not None
-        return made_whole(trajectory, arrays)
-
-    def drop(self, trajectory: Trajectory) -> None:
-        assert trajectory.deposit is not None
-        self.depot.drop(trajectory.deposit.key)
-
-    def decisions(self, now: float) -> DecisionCounts:
-        return self._player.decisions(now)
-
-    def when_slots_come(self, call: Callable[[], None]) -> None:
-        pass
+from vla_rl.types import Group
 
 
 class Run:
@@ -89,7 +35,7 @@ def resumed_with(depot_stays: bool) -> tuple[int, int]:
 
     async def main() -> tuple[int, int]:
         killed, depot = Run(), Depot("far", 1 << 20)
-        far = FarHost(killed.engine, 3, depot)
+        far = FarHost(killed.engine, 3, depot=depot)
         killed.players.add("far", far)
         async with killed.engine.batcher, killed.scheduler:
             while not killed.scheduler.deposits():  # noqa: ASYNC110 - in simulated time
@@ -100,7 +46,7 @@ def resumed_with(depot_stays: bool) -> tuple[int, int]:
         assert len(keys) == len(light) >= 1
         resumed = Run()
         left = depot if depot_stays else Depot("far", 1 << 20)
-        again = FarHost(resumed.engine, 3, left, kept=keys)
+        again = FarHost(resumed.engine, 3, depot=left, kept=keys)
         resumed.players.add("far", again)
         resumed.scheduler.restore(state)
         assert {place.key for place in resumed.scheduler.deposits()} == set(keys)
@@ -131,7 +77,7 @@ def test_members_whose_depot_is_gone_are_run_again_after_a_resume() -> None:
 def test_a_group_that_was_on_its_way_here_is_fetched_after_a_resume() -> None:
     async def main() -> None:
         killed, depot = Run(), Depot("far", 1 << 20)
-        far = FarHost(killed.engine, 4, depot)
+        far = FarHost(killed.engine, 4, depot=depot)
         far.is_slow_to_send = True
         killed.players.add("far", far)
         async with killed.engine.batcher, killed.scheduler:
@@ -142,7 +88,7 @@ def test_a_group_that_was_on_its_way_here_is_fetched_after_a_resume() -> None:
         assert all(each.deposit is not None for each in complete[0].trajectories)
         resumed = Run()
         keys = tuple(place.key for place in killed.scheduler.deposits())
-        again = FarHost(resumed.engine, 4, depot, kept=keys)
+        again = FarHost(resumed.engine, 4, depot=depot, kept=keys)
         resumed.players.add("far", again)
         resumed.scheduler.restore(state)
         async with resumed.engine.batcher, resumed.scheduler:

@@ -1,17 +1,13 @@
 """The caller's end: sends the calls of one actor, and outlives its incarnations.
 
-    call, begin, tell, stream ─► Mailbox ─► Channel ─► actor ─► Answers
+    call, begin, tell, stream ─► OutgoingCalls ─► Channel ─► actor ─► Answers
                                  CallDeadlines watch the calls, Life holds the actor's state
 
-Invariant: each call that was sent leaves `_pending` by an answer or by the end of the incarnation,
-so no future outlives its peer. A place in the mailbox is held for exactly that long, also by a call
-whose caller was cancelled.
+Each call that was sent is answered, or fails as the incarnation ends: no future outlives its peer.
 """
 
 import asyncio
-import itertools
 import logging
-import time
 from collections.abc import AsyncIterator, Awaitable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -20,26 +16,21 @@ import msgspec
 
 from vla_rl.actors.actor import ActorMethod, MethodTable
 from vla_rl.actors.answers import Answers
-from vla_rl.actors.call_deadlines import CallDeadlines
 from vla_rl.actors.call_limit import CallLimit
 from vla_rl.actors.channel import Channel, Death
 from vla_rl.actors.lag_questions import LagQuestions
 from vla_rl.actors.life import Life, State
 from vla_rl.actors.mailbox import Mailbox
+from vla_rl.actors.outgoing_calls import OutgoingCalls
 from vla_rl.actors.pending import PendingBegun, PendingCall, PendingStream
 from vla_rl.actors.waits import Wait, note_death
-from vla_rl.actors.wire import OWN_CALL, Kind, LagReport
+from vla_rl.actors.wire import LagReport
 from vla_rl.errors import ActorDied, ActorFrozen
 
 logger = logging.getLogger(__name__)
 
-# plain numbers: access to an enum member costs a dictionary lookup for each message
-_CALL = int(Kind.CALL)
-
 STREAM_WINDOW = 16
 """Items of a stream that may be sent before the consumer has taken one."""
-
-_RUNNING = State.RUNNING
 
 
 class ActorClient:
@@ -68,28 +59,18 @@ class ActorClient:
         self.name, self.table, self.mailbox = name, table, Mailbox(mailbox)
         self._loop = asyncio.get_running_loop()
         self.life = Life(name)
-        self._channel: Channel | None = None
-        self._labels = [f"{name}.{entry.name}" for entry in table.methods]
         self._decoders: list[msgspec.msgpack.Decoder[Any]] = []
-        self._pending: dict[int, PendingCall] = {}
-        self._ids = itertools.count(OWN_CALL + 1)
-        self._lag = LagQuestions(name, self.life, lambda: self._channel, self._ids)
-        self._deadlines = CallDeadlines(
-            name,
-            self._pending,
-            lambda: self._channel,
-            deadlines_s,
-            limits,
-            freeze=self._freeze,
-            cancel=self._cancel,
+        calls = self._calls = OutgoingCalls(
+            name, table, self.life, self.mailbox, deadlines_s, limits, self._freeze
         )
+        self._lag = LagQuestions(name, self.life, lambda: calls.channel, calls.ids)
         self._answers = Answers(
             name,
-            self._pending,
+            calls.unanswered,
             self._lag.unanswered,
             self.mailbox,
-            self._deadlines,
-            self._cancel,
+            calls.deadlines,
+            calls.cancel,
         )
         self.on_message = self._answers.on_message  # without a call of ours in between
 
@@ -101,7 +82,8 @@ class ActorClient:
     @property
     def pid(self) -> int:
         """Process id of the current incarnation; 0 in this loop, or if there is none."""
-        return self._channel.pid if self._channel is not None else 0
+        channel = self._calls.channel
+        return channel.pid if channel is not None else 0
 
     @property
     def end(self) -> ActorDied | None:
@@ -116,19 +98,20 @@ class ActorClient:
     @property
     def num_pending(self) -> int:
         """Number of calls that wait for an answer."""
-        return len(self._pending)
+        return len(self._calls.unanswered)
 
     @property
     def num_slots_taken(self) -> int:
         """Number of our shared-memory slots that the actor still reads."""
-        return self._channel.codec.num_slots_taken if self._channel is not None else 0
+        channel = self._calls.channel
+        return channel.codec.num_slots_taken if channel is not None else 0
 
     def waits(self) -> Iterator[Wait]:
         """Yield the tasks that wait for an answer of this actor.
 
         Called on the watchdog's thread.
         """
-        for pending in (*self._pending.values(), *self._lag.unanswered.values()):
+        for pending in (*self._calls.unanswered.values(), *self._lag.unanswered.values()):
             if pending.task is not None and not pending.future.done():
                 yield Wait(
                     pending.task.get_name(), f"{self.name}.{pending.method_name}", pending.since
@@ -140,16 +123,16 @@ class ActorClient:
         """Send a call and wait for its answer; a cancellation is passed on to the actor."""
         if kwargs or len(args) != method.num_plain_args:
             args = method.bind(args, kwargs)
-        if not self._try_enter():
-            await self._enter()
+        if not self._calls.try_enter():
+            await self._calls.enter()
         pending = PendingCall(
             self._loop, method, self._decoders[method.index], asyncio.current_task(self._loop)
         )
-        call = self._send_call(method, args, pending)
+        call = self._calls.send(method, args, pending)
         try:
             return await pending.future
         except asyncio.CancelledError:
-            self._cancel(call)
+            self._calls.cancel(call)
             raise
 
     def begin(
@@ -160,12 +143,12 @@ class ActorClient:
         If it cannot be sent now, it is sent when awaited.
         """
         bound = method.bind(args, kwargs)
-        if not self._try_enter():
+        if not self._calls.try_enter():
             return self.call(method, args, kwargs)
         pending = PendingBegun(
             self._loop, method, self._decoders[method.index], asyncio.current_task(self._loop)
         )
-        self._send_call(method, bound, pending)
+        self._calls.send(method, bound, pending)
         return pending.future
 
     async def tell(
@@ -176,10 +159,10 @@ class ActorClient:
         An error is logged.
         """
         args = method.bind(args, kwargs)
-        if not self._try_enter():
-            await self._enter()
+        if not self._calls.try_enter():
+            await self._calls.enter()
         pending = PendingCall(self._loop, method, self._decoders[method.index], None)
-        self._send_call(method, args, pending)
+        self._calls.send(method, args, pending)
         pending.future.add_done_callback(self._log_untold_error)
 
     async def stream(
@@ -187,31 +170,31 @@ class ActorClient:
     ) -> AsyncIterator[Any]:
         """Iterate over a streaming method. Leaving the iteration stops the remote generator."""
         args = method.bind(args, kwargs)
-        if not self._try_enter():
-            await self._enter()
+        if not self._calls.try_enter():
+            await self._calls.enter()
         pending = PendingStream(
             self._loop, method, self._decoders[method.index], asyncio.current_task()
         )
-        call = self._send_call(method, args, pending)
+        call = self._calls.send(method, args, pending)
         try:
-            self._grant(call, pending, STREAM_WINDOW)
+            self._calls.grant(call, pending, STREAM_WINDOW)
             while await pending.has_item():
                 yield pending.items.popleft()
                 if num_read := pending.count_read(STREAM_WINDOW // 2):
-                    self._grant(call, pending, num_read)
+                    self._calls.grant(call, pending, num_read)
         except GeneratorExit:
-            self._cancel(call)
+            self._calls.cancel(call)
             await asyncio.wait([pending.future])
             raise
         finally:
             if not pending.future.done():
-                self._cancel(call)
+                self._calls.cancel(call)
             if not pending.future.cancel() and not pending.future.cancelled():
                 pending.future.exception()  # retrieved, or asyncio would log it
 
     def forgive(self, lost_s: float) -> None:
         """Exclude the last `lost_s` seconds, in which our loop did not run, from each deadline."""
-        self._deadlines.forgive(lost_s)
+        self._calls.deadlines.forgive(lost_s)
 
     async def loop_lag(self) -> LagReport:
         """Return the timer delays of the actor's loop.
@@ -231,8 +214,8 @@ class ActorClient:
         """
         self._decoders = [channel.codec.decoder(entry.result_type) for entry in self.table.methods]
         self._answers.connect(channel)
-        self._channel = channel
-        self._deadlines.start()
+        self._calls.channel = channel
+        self._calls.deadlines.start()
         self.life.settle(State.RUNNING, None)
 
     def disconnect(self, death: Death, state: State) -> None:
@@ -241,24 +224,19 @@ class ActorClient:
         Later calls wait (RESTARTING) or raise (DEAD, STOPPED).
         """
         # it was frozen, and its process has ended only now
-        if self._channel is None and self.life.error is not None:
+        if self._calls.channel is None and self.life.error is not None:
             self.life.settle(state, self.life.error)
             return
         kind = ActorFrozen if death.frozen else ActorDied
-        self._channel = None
+        self._calls.channel = None
         self._answers.disconnect()
         # settled before a call fails: its caller may call again at once, and has to wait then
         error = kind(self.name, death.pid, death.cause, death.last_words)
         if state is not State.STOPPED:
             note_death(str(error))
         self.life.settle(state, error)
-        unanswered = [*self._pending.values()]
-        self._pending.clear()
-        for entry in unanswered:
-            entry.fail(self.life.death())
-            self.mailbox.leave()
+        self._calls.fail()
         self._lag.fail()
-        self._deadlines.stop()
 
     def give_up(self, state: State, error: ActorDied) -> None:
         """Raise `error` in calls that wait for an incarnation, and in later ones."""
@@ -266,79 +244,10 @@ class ActorClient:
 
     def ask_to_stop(self) -> None:
         """Have the actor end after the calls that it has; later calls raise."""
-        channel = self._channel
-        if channel is not None:
-            channel.send(channel.codec.encode(Kind.STOP, 0, channel.actor_id, 0, None, self.name))
+        self._calls.ask_to_stop()
         self.give_up(State.STOPPED, ActorDied(self.name, self.pid, "stopped by its owner"))
 
     # ---- inside
-
-    def _try_enter(self) -> bool:
-        """Take a place in the mailbox if a call may be sent now; return whether it may."""
-        if self.life.state is not _RUNNING or not self.mailbox.try_enter():
-            return False
-        if self._channel is None or self._channel.has_room:
-            return True
-        self.mailbox.leave()
-        return False
-
-    async def _enter(self) -> None:
-        """Wait for a place in the mailbox of a running incarnation, and for room on the way to it.
-
-        Raises: ActorDied if there will be none.
-        """
-        await self.mailbox.enter()
-        try:
-            await self.life.until_running()
-            channel = None
-            while channel is not self._channel:  # another incarnation, if it died meanwhile
-                channel = self._channel
-                assert channel is not None
-                await channel.until_room()
-                await self.life.until_running()
-        except BaseException:
-            self.mailbox.leave()
-            raise
-
-    def _send_call(self, method: ActorMethod, args: tuple[Any, ...], pending: PendingCall) -> int:
-        channel = self._channel
-        assert channel is not None
-        call = next(self._ids)
-        try:
-            frames = channel.codec.encode(
-                _CALL, method.index, channel.actor_id, call, args, self._labels[method.index]
-            )
-        except TypeError:
-            self.mailbox.leave()
-            raise
-        self._pending[call] = pending
-        channel.send(frames)
-        self._deadlines.note_sent(pending, args)
-        return call
-
-    def _grant(self, call: int, pending: PendingStream, items: int) -> None:
-        if call in self._pending and self._channel is not None:
-            pending.num_granted += items
-            pending.since = time.monotonic()
-            self._deadlines.note_turn(pending)
-            channel = self._channel
-            channel.send(
-                channel.codec.encode(Kind.CREDIT, items, channel.actor_id, call, None, self.name)
-            )
-
-    def _cancel(self, call: int) -> None:
-        """Ask the actor to stop working on a call.
-
-        The call stays pending until the actor has answered.
-        """
-        pending, channel = self._pending.get(call), self._channel
-        if pending is not None and channel is not None:
-            if isinstance(pending, PendingStream):
-                pending.cancel()
-                self._deadlines.note_turn(pending)
-            channel.send(
-                channel.codec.encode(Kind.CANCEL, 0, channel.actor_id, call, None, self.name)
-            )
 
     def _log_untold_error(self, future: asyncio.Future[Any]) -> None:
         if not future.cancelled() and (error := future.exception()) is not None:
@@ -346,7 +255,7 @@ class ActorClient:
 
     def _freeze(self, cause: str) -> None:
         """Treat the actor as frozen: fail its calls, and end its process."""
-        channel = self._channel
+        channel = self._calls.channel
         assert channel is not None
         self.disconnect(Death(channel.pid, cause, frozen=True), State.RESTARTING)
         channel.kill()

@@ -185,6 +185,8 @@ class Codec:
         meta, num_bytes = _array_meta(array.dtype, array.shape)
         if num_bytes < INLINE_BELOW:
             return msgspec.msgpack.Ext(_INLINE, meta + array.tobytes())
+        # two camera images of 0.3 MB: read in place 8,000 steps/s, in copied frames 3,350, and in
+        # frames that ZeroMQ does not copy 2,340
         if num_bytes >= SLOT_FROM and self._slots_out is not None:
             place = self._slots_out.write(array)
             if place is not None:

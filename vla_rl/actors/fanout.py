@@ -42,6 +42,7 @@ async def call_any(
 
     An error counts only if all actors failed; then the last one is raised.
     """
+    # a task for each call: cancelling it is what tells the actor to stop working on it
     tasks = _start(actors, method, args, kwargs)
     waiting = set(tasks)
     try:

@@ -107,6 +107,7 @@ class Heartbeat:
             state: state of the process at that moment; ignored if the beat has changed.
         """
         counted_s = self._time.pass_time(now)
+        # whatever the kernel says of it: a beat can only come from a process that runs
         if beat != self._beat:
             self._beat, self.stopped_s, self.silent_s = beat, 0.0, 0.0
             return Verdict.ALIVE

@@ -54,6 +54,7 @@ def die_with_parent_only(parent_pid: int) -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    # the kernel sends nothing for a parent that was dead already
     if os.getppid() != parent_pid:
         os._exit(1)
 

@@ -16,18 +16,16 @@ import os
 import time
 from asyncio.tasks import _enter_task, _leave_task  # public by asyncio's chapter on extending it
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
-import msgspec
-
-from vla_rl.actors.actor import Actor, ActorMethod, MethodTable
+from vla_rl.actors.actor import Actor, MethodTable
 from vla_rl.actors.arrived import ArrivedCall
 from vla_rl.actors.begun import BegunCall
+from vla_rl.actors.call_runner import CallRunner
 from vla_rl.actors.codec import Codec
-from vla_rl.actors.in_flight import MeteredSocket, array_bytes
+from vla_rl.actors.in_flight import MeteredSocket
 from vla_rl.actors.loop_lag import LoopLag
-from vla_rl.actors.remote_errors import report_of
 from vla_rl.actors.wire import (
     ENVELOPE,
     ENVELOPE_SIZE,
@@ -91,14 +89,16 @@ class ActorServer:
             send,
         )
         self._lag, self._most_calls, self._outgoing = lag, mailbox, outgoing
-        self._functions = [getattr(actor, entry.name) for entry in table.methods]
-        self._args = [codec.decoder(entry.args_type) for entry in table.methods]
+        self._works: dict[int, ArrivedCall] = {}
+        self._runner = CallRunner(
+            actor, table, codec, actor_id, send, outgoing, self._works, self.reject
+        )
+        self._functions, self._args = self._runner.functions, self._runner.decoders
         self._labels = [entry.label for entry in table.methods]
         self._short = frozenset(
             entry.index for entry in table.methods if at_once and entry.is_plain
         )
         self._mailbox: deque[ArrivedCall | None] = deque()
-        self._works: dict[int, ArrivedCall] = {}
         self._wake: asyncio.Future[None] | None = None
         self._group: asyncio.TaskGroup | None = None
         self._loop = asyncio.get_running_loop()
@@ -121,7 +121,7 @@ class ActorServer:
         """
         if not is_started:
             await self._actor.on_start()
-        self._answer(Kind.READY, OWN_CALL, Birth(os.getpid()))
+        self._runner.answer(Kind.READY, OWN_CALL, Birth(os.getpid()))
         self._context = contextvars.copy_context()
         async with asyncio.TaskGroup() as self._group:
             self._task = self._group.create_task(
@@ -174,7 +174,7 @@ class ActorServer:
                 self._mailbox.append(None)
                 self._wake_up()
             elif kind == _LAG:
-                self._answer(Kind.RESULT, call, self._lag.report())
+                self._runner.answer(Kind.RESULT, call, self._lag.report())
             else:
                 raise MalformedMessage(f"message of kind {kind} is not for an actor.")
         except MalformedMessage as error:
@@ -203,7 +203,7 @@ class ActorServer:
         method = self._table.methods[index]
         work = self._works[call] = ArrivedCall(method, call, frames)
         if method.concurrent and self._group is not None:
-            work.task = self._group.create_task(self._run(work), name=method.label)
+            work.task = self._group.create_task(self._runner.run(work), name=method.label)
         else:
             self._is_idle = False
             self._mailbox.append(work)
@@ -288,7 +288,7 @@ class ActorServer:
                 turn_began = time.perf_counter()
             if self._begun is not None:
                 (work, begun), self._begun = self._begun, None
-                await self._run(work, begun)
+                await self._runner.run(work, begun)
                 if work.cancelled:
                     task.uncancel()
                 continue
@@ -298,10 +298,10 @@ class ActorServer:
             work = waiting
             # it came before the task group existed
             if work.method.concurrent and self._group is not None:
-                work.task = self._group.create_task(self._run(work), name=work.method.label)
+                work.task = self._group.create_task(self._runner.run(work), name=work.method.label)
                 continue
             work.task = task
-            await self._run(work)
+            await self._runner.run(work)
             if work.cancelled:
                 task.uncancel()
             if mailbox and time.perf_counter() - turn_began > _LONGEST_TURN_S:
@@ -321,78 +321,3 @@ class ActorServer:
             self._begun[1].cancellation = cancellation
         finally:
             self._is_idle = False
-
-    async def _run(self, work: ArrivedCall, begun: BegunCall | None = None) -> None:
-        """Run one call to its answer, or continue one that was begun.
-
-        Raises a cancellation only if the actor itself is being stopped.
-        """
-        method, call = work.method, work.call
-        try:
-            if begun is not None:
-                self._send(
-                    self._codec.encode(_RESULT, 0, self._actor_id, call, await begun, method.label)
-                )
-                return
-            if work.cancelled:
-                self._codec.discard(work.frames)
-                self._answer(Kind.CANCELLED, call, None)
-                return
-            if self._outgoing is not None:
-                await self._outgoing.until_room()
-            args = self._codec.decode(self._args[method.index], work.frames)
-            work.frames = ()
-            function = self._functions[method.index]
-            if method.is_stream:
-                await self._stream(work, method.apply(function, args))
-                self._answer(Kind.END, call, None)
-            else:
-                result = await (
-                    function(*args) if method.num_plain_args >= 0 else method.apply(function, args)
-                )
-                self._send(
-                    self._codec.encode(_RESULT, 0, self._actor_id, call, result, method.label)
-                )
-        except asyncio.CancelledError as error:
-            if work.cancelled:
-                self._answer(Kind.CANCELLED, call, None)
-            elif (task := asyncio.current_task()) is not None and task.cancelling():
-                raise
-            else:  # the application's own, e.g. it awaited a cancelled future
-                self._answer(Kind.ERROR, call, report_of(error))
-        except msgspec.ValidationError as error:
-            self._answer(
-                Kind.ERROR,
-                call,
-                report_of(TypeError(f"{method.label} got wrong argument types: {error}")),
-            )
-        except MalformedMessage as error:
-            self.reject(error)
-            self._answer(Kind.ERROR, call, report_of(error))
-        except Exception as error:  # each exception of the actor is sent to the caller
-            self._answer(Kind.ERROR, call, report_of(error))
-        finally:
-            del self._works[call]
-
-    async def _stream(self, work: ArrivedCall, items: AsyncIterator[Any]) -> None:
-        """Send items as long as the caller grants credit.
-
-        Close the generator however the stream ends.
-        """
-        try:
-            async for item in items:
-                if not work.has_credit:
-                    await work.until_credit()
-                if self._outgoing is not None:
-                    await self._outgoing.until_room()
-                frames = self._codec.encode(
-                    Kind.ITEM, 0, self._actor_id, work.call, item, work.method.label
-                )
-                work.note_item(array_bytes(frames))
-                self._send(frames)
-        finally:
-            await items.aclose()  # type: ignore[attr-defined]
-
-    def _answer(self, kind: Kind, call: int, value: Any, method: ActorMethod | None = None) -> None:
-        label = method.label if method is not None else type(self._actor).__name__
-        self._send(self._codec.encode(kind, 0, self._actor_id, call, value, label))

@@ -32,6 +32,7 @@ from vla_rl.actors.wire import (
     split_messages,
 )
 
+# a peer that floods the socket must not keep timers and other tasks of the loop from their turn
 _MESSAGES_A_TURN = 256
 _POLLIN, _POLLOUT, _NOBLOCK = int(zmq.POLLIN), int(zmq.POLLOUT), int(zmq.NOBLOCK)
 

@@ -90,6 +90,7 @@ class Supervisor:
                 await self._ready
         except BaseException as error:
             unanswered = channel.unanswered
+            # gone before this raises: the caller may start the next incarnation at once
             channel.kill()
             await channel.until_gone()
             if isinstance(error, TimeoutError) and limit.expired():  # else the actor raised it
@@ -128,6 +129,7 @@ class Supervisor:
         Return True once it is ready, False if the actor was stopped meanwhile.
         """
         cause: BaseException | None = None
+        # a restart that fails counts like a death: a machine without memory must not be tried for ever
         while not self.is_stopping and intensity.admit(time.monotonic()):
             self.num_restarts += 1
             logger.warning("actor %s: restart %d.", self.client.name, self.num_restarts)

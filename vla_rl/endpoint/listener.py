@@ -119,6 +119,7 @@ class Listener:
     async def _wait_for_room(self) -> None:
         while len(self._open) >= self._max:
             self._closed_one.clear()
+            # never a client with a key: two hundred silent connections once kept `spawn` from descriptors
             oldest = next(iter(self._strangers), None)
             if oldest is None:
                 await self._closed_one.wait()

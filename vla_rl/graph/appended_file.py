@@ -61,6 +61,7 @@ class AppendedFile:
             if self._is_torn:
                 self._take_back(descriptor)
             whole = record if self._size else self._opening + record
+            # before the write: its error does not tell how much of the record is in the file
             self._is_torn = True
             _write_all(descriptor, whole)
             if sync:
@@ -87,6 +88,7 @@ class AppendedFile:
 
     def _opened(self) -> int:
         if self._descriptor is not None:
+            # records for a file without a name would be lost without a word
             if _is_same_file(self.path, self._descriptor):
                 return self._descriptor
             self.close()

@@ -231,6 +231,7 @@ def critical_path(update: int, started: float, ended: float, last: Interval | No
 def _back_to_start(last: Interval | None, started: float) -> Iterator[Interval]:
     for interval in last.chain() if last is not None else ():
         yield interval
+        # what ran before this update was admitted bounded earlier ones
         if interval.start <= started:
             return
 

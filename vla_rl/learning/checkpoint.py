@@ -202,6 +202,7 @@ def _commit(
         folder = writer.commit()
     finally:
         writer.discard()
+    # last: a kill in between leaves a checkpoint too many, never one too few
     if keep_last is not None:
         prune(folder.parent, keep_last, keep)
     return folder

@@ -56,6 +56,7 @@ def plan_minibatches(sequence: Tensor, config: LearnerConfig, weight_version: in
     size = config.minibatch_trajectories or num_trajectories
     minibatches = []
     for epoch in range(config.epochs):
+        # from the version, not from a generator that runs on: a resumed run draws the same order
         seed = derive_seed(config.seed, "minibatches", weight_version, epoch)
         order = torch.arange(num_trajectories)
         if size < num_trajectories:
@@ -70,6 +71,7 @@ def has_gradient(rows: TokenColumns, config: LearnerConfig) -> bool:
 
     If every advantage is 0 and no term works without one, a step would only follow Adam's momentum.
     """
+    # GRPO groups with equal rewards have advantages of 0 in every row
     has_other_terms = config.entropy_coef > 0.0 or config.loss.has_terms_without_advantage
     return has_other_terms or bool(torch.where(rows.mask, rows.advantage, 0.0).any())
 

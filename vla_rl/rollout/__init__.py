@@ -20,6 +20,7 @@ from vla_rl.rollout.batching import BatchStats, DynamicBatcher
 from vla_rl.rollout.chat import ChatLimits, chat_agent
 from vla_rl.rollout.config import SchedulerConfig
 from vla_rl.rollout.engines import ActionEngine, ChatEngine
+from vla_rl.rollout.episode_book import SchedulerState
 from vla_rl.rollout.groups import GroupPlan, GroupSource, SourceState, TaskStart
 from vla_rl.rollout.ledger import EpisodeLedger, LedgerState
 from vla_rl.rollout.outstanding import GroupState
@@ -32,7 +33,7 @@ from vla_rl.rollout.policies import (
     EngineTeam,
     EpisodePolicy,
 )
-from vla_rl.rollout.scheduler import EpisodeScheduler, SchedulerState
+from vla_rl.rollout.scheduler import EpisodeScheduler
 from vla_rl.rollout.staleness import StalenessPolicy
 
 __all__ = [

@@ -174,6 +174,8 @@ class DynamicBatcher(Generic[Request, Response]):
     async def _run(self) -> None:
         while True:
             await self._arrived.wait()
+            # by default a free runner starts at once: with two episodes for each row, waiting up to
+            # 20 ms changed nothing, and waiting for a full batch cost 10 % of the episodes
             if self._max_wait_s > 0:
                 await self._wait_for_a_fuller_batch()
             batch = self._take()

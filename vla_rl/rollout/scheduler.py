@@ -12,7 +12,7 @@ holds:
     - at most `player.num_slots` episodes begin to run; a group is admitted only if a slot would otherwise be idle;
     - the buffer is bounded by the staleness policy: while it is full nothing is admitted, and slots are idle;
     - an episode lost to a dead or frozen process is run again from the same task, state and seed, in the same group;
-    - each dispatched episode is, at every update, in exactly one place (`EpisodeLedger`).
+    - each dispatched episode is, at every update, in exactly one place (`EpisodeBook`).
 """
 
 import asyncio
@@ -20,36 +20,18 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from types import TracebackType
 from typing import Self
 
-import msgspec
-
 from vla_rl.actors.waits import note_progress, waiting
 from vla_rl.errors import ConfigError
 from vla_rl.rollout.config import SchedulerConfig
+from vla_rl.rollout.episode_book import EpisodeBook, SchedulerState
 from vla_rl.rollout.filtering import GroupFilter
-from vla_rl.rollout.groups import GroupSource, SourceState
-from vla_rl.rollout.handover import Handover
-from vla_rl.rollout.ledger import EpisodeLedger, LedgerState
+from vla_rl.rollout.groups import GroupSource
 from vla_rl.rollout.meter import RolloutMeter
-from vla_rl.rollout.outstanding import GroupState, OutstandingGroups, has_deposits
+from vla_rl.rollout.outstanding import has_deposits
 from vla_rl.rollout.player import EpisodePlayer
 from vla_rl.rollout.playing import EpisodeLost
 from vla_rl.rollout.running import RunningEpisodes
-from vla_rl.rollout.staleness import StalenessPolicy
 from vla_rl.types import Deposit, EpisodeSpec, Group, Trajectory
-
-
-class SchedulerState(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a scheduler needs to continue, taken at one instant.
-
-    A resume loses no start and repeats none.
-    """
-
-    version: int
-    source: SourceState
-    ledger: LedgerState
-    groups: tuple[GroupState, ...]
-    """Outstanding groups: complete ones are buffered (or were in training), others continue with
-    the missing members."""
 
 
 class EpisodeScheduler:
@@ -82,14 +64,11 @@ class EpisodeScheduler:
         num_updates: int | None = None,
     ) -> None:
         config.require_feasible(num_envs=player.num_slots, group_size=source.group_size)
-        self._player, self._source, self._config = player, source, config
+        self._player, self._config = player, config
         self._on_episode, self._num_updates = on_episode, num_updates
         self._filter = GroupFilter(keep, config.max_filtered_in_a_row)
-        self._staleness = self._new_staleness_policy(0)
-        self._handover = Handover(self._staleness)
-        self._groups, self._ledger, self._meter = (
-            OutstandingGroups(),
-            EpisodeLedger(),
+        self._book, self._meter = (
+            EpisodeBook(source, config, num_updates),
             RolloutMeter(player.decisions),
         )
         self._running = RunningEpisodes()
@@ -131,7 +110,7 @@ class EpisodeScheduler:
     @property
     def version(self) -> int:
         """Updates trained so far; the weight version that episodes are dispatched at."""
-        return self._staleness.version
+        return self._book.version
 
     async def groups_for_update(self, update: int) -> AsyncIterator[Group]:
         """Yield the groups of an update, each as soon as it is complete and its turn has come.
@@ -157,12 +136,13 @@ class EpisodeScheduler:
                 "no episode is run for it; stop there, or make the scheduler with more num_updates"
             )
         for place in range(self._config.groups_per_update):
-            while len(self._handover.groups_of(update)) <= place:
+            # looked at again after every wake: another update may have taken what completed
+            while len(self._book.handover.groups_of(update)) <= place:
                 if not self._hand_over(update):
                     self._running.require_running()
                     with waiting(f"update {update}", on=self.describe_wait()):
                         await self._changed.wait()
-            yield self._handover.groups_of(update)[place]
+            yield self._book.handover.groups_of(update)[place]
 
     def trained(self, groups: Sequence[Group], new_version: int) -> None:
         """Report that the learner trained `new_version` on these groups and the engine has it.
@@ -172,7 +152,7 @@ class EpisodeScheduler:
         weights.
         """
         # all checks before any count: a rejected call must leave the ledger as it was
-        self._handover.require_groups(groups, new_version)
+        self._book.handover.require_groups(groups, new_version)
         if self._player.weight_version < new_version:
             raise ValueError(
                 f"the engine serves version {self._player.weight_version}, expected "
@@ -180,10 +160,8 @@ class EpisodeScheduler:
                 "on use them"
             )
         version = self.version
-        for group in self._handover.trained():
-            self._ledger.train(len(group.trajectories))
+        for group in self._book.trained():
             self._meter.trained(group, version)
-            self._groups.remove(group.group_id)
         note_progress("updates")
         # between counting and dispatching: every episode is in one place now, and none has begun
         self.check_conservation()
@@ -195,20 +173,12 @@ class EpisodeScheduler:
 
         Raises: ConservationError, with the table, if they differ.
         """
-        complete, partial = self._groups.num_played()
-        self._ledger.check(
-            in_flight=self._groups.num_to_begin + len(self._running) + partial, buffered=complete
-        )
+        self._book.check(len(self._running))
 
     def state(self) -> SchedulerState:
         """Return all that is needed to continue, as of now; also after the scheduler was closed."""
         self.check_conservation()
-        return SchedulerState(
-            version=self.version,
-            source=self._source.state(),
-            ledger=self._ledger.state(),
-            groups=self._groups.state(),
-        )
+        return self._book.state()
 
     def restore(self, state: SchedulerState) -> None:
         """Continue where `state` was taken; call it before `async with`.
@@ -220,26 +190,12 @@ class EpisodeScheduler:
         """
         if self._running.was_opened:
             raise RuntimeError("restore a scheduler before it is opened")
-        self._source.restore(state.source)
-        self._staleness = self._new_staleness_policy(state.version)
-        self._handover = Handover(self._staleness)
-        self._groups, self._ledger = OutstandingGroups(), EpisodeLedger(state.ledger)
-        for saved in state.groups:
-            group_id = saved.plan.group_id
-            self._staleness.admit(group_id, saved.dispatch_version)
-            group = self._groups.add_played(saved)
-            if group is not None and not has_deposits(group):
-                self._handover.add(group)
-        # only after all groups are back: which are too old depends on how many are before them
-        for group_id in self._handover.evict():
-            plan = self._groups.remove(group_id)
-            self._ledger.drop(len(plan.episodes), "stale")
-            self._source.give_back(plan)
+        self._book.restore(state)
         self.check_conservation()
 
     def deposits(self) -> tuple[Deposit, ...]:
         """Return the places on other hosts of all arrays that are needed still."""
-        return tuple(member.deposit for member in self._groups.light() if member.deposit)
+        return tuple(member.deposit for member in self._book.groups.light() if member.deposit)
 
     def metrics(self) -> dict[str, float]:
         """Return rates since the last call, queue depths, and losses since the run started.
@@ -249,32 +205,22 @@ class EpisodeScheduler:
         now = asyncio.get_running_loop().time()
         depths = {
             "episodes_playing": len(self._running),
-            "episodes_to_begin": self._groups.num_to_begin,
+            "episodes_to_begin": self._book.groups.num_to_begin,
             "decisions_waiting": self._player.decisions(now).num_waiting,
-            "groups_buffered": self._handover.num_buffered,
-            "groups_in_training": self._handover.num_in_training,
-            "groups_outstanding": self._staleness.num_outstanding,
+            "groups_buffered": self._book.handover.num_buffered,
+            "groups_in_training": self._book.handover.num_in_training,
+            "groups_outstanding": self._book.staleness.num_outstanding,
         }
-        return self._meter.report(now, depths, self._ledger.dropped)
+        return self._meter.report(now, depths, self._book.dropped)
 
     def describe_wait(self) -> str:
         """Describe in words what the update being filled waits for."""
-        return self._handover.describe_wait(self._groups.missing)
-
-    def _new_staleness_policy(self, version: int) -> StalenessPolicy:
-        return StalenessPolicy(
-            max_staleness=self._config.max_staleness,
-            groups_per_update=self._config.groups_per_update,
-            in_order=self._config.deterministic,
-            max_outstanding=self._config.max_outstanding_groups,
-            num_updates=self._num_updates,
-            version=version,
-        )
+        return self._book.handover.describe_wait(self._book.groups.missing)
 
     def _hand_over(self, update: int) -> bool:
         """Hand one more group to `update`, and wake the next update once this one is full."""
-        is_selected = self._handover.hand_over(update)
-        if is_selected and self._staleness.next_update != update:
+        is_selected = self._book.handover.hand_over(update)
+        if is_selected and self._book.staleness.next_update != update:
             self._wake()
         return is_selected
 
@@ -285,17 +231,10 @@ class EpisodeScheduler:
 
     def _fill(self) -> None:
         """Start episodes until every slot is in use or staleness allows no more."""
-        # a group is admitted only for an idle slot: one admitted earlier would be older when
-        # it is trained, and count against max_staleness while it waits
         while self._running.may_start and len(self._running) < self._player.num_slots:
-            episode = self._groups.next_episode()
+            episode = self._book.next_episode()
             if episode is None:
-                if not self._staleness.can_admit():
-                    return
-                plan = self._source.next_group()
-                self._groups.add(plan, self._staleness.admit(plan.group_id))
-                self._ledger.dispatch(len(plan.episodes))
-                continue
+                return
             self._running.start(episode.episode_id, self._play(episode))
 
     async def _play(self, episode: EpisodeSpec) -> None:
@@ -321,7 +260,7 @@ class EpisodeScheduler:
     def _finish(self, trajectory: Trajectory) -> None:
         """Record a finished episode and, with the last member, its group."""
         self._running.ended(trajectory.episode.episode_id)
-        group = self._groups.finish(trajectory)
+        group = self._book.groups.finish(trajectory)
         self._meter.episode(trajectory)
         if self._on_episode is not None:
             self._on_episode(trajectory)
@@ -333,14 +272,12 @@ class EpisodeScheduler:
         if is_kept and has_deposits(group):
             self._start_bringing(group)
         elif is_kept:
-            self._handover.add(group)
+            self._book.handover.add(group)
         else:
             for member in group.trajectories:
                 self._player.drop(member)
-            self._groups.remove(group.group_id)
-            self._ledger.filter(len(group.trajectories))
-            self._staleness.filtered(group.group_id)
-            self._filter.require_some_kept(self._staleness.next_update)
+            self._book.filtered(group)
+            self._filter.require_some_kept(self._book.staleness.next_update)
         self._wake()
 
     def _take_up_light(self) -> None:
@@ -348,10 +285,10 @@ class EpisodeScheduler:
 
         Those whose host is gone, or was started again, are run again.
         """
-        for member in self._groups.light():
+        for member in self._book.groups.light():
             if not self._player.holds(member):
-                self._groups.lose(member.episode)
-        for group in self._groups.complete_and_light():
+                self._book.groups.lose(member.episode)
+        for group in self._book.groups.complete_and_light():
             self._start_bringing(group)
 
     def _start_bringing(self, group: Group) -> None:
@@ -371,22 +308,20 @@ class EpisodeScheduler:
         for member, result in zip(light, found, strict=True):
             if isinstance(result, EpisodeLost):
                 self._meter.lost(result.kind)
-                again = member.episode.attempt + 1
-                self._groups.lose(msgspec.structs.replace(member.episode, attempt=again))
+                self._book.lose(member.episode)
             elif isinstance(result, BaseException):
                 if isinstance(result, Exception) and not self._running.fails_the_run(result):
                     return
                 raise result
             else:
-                complete = self._groups.finish(result)
+                complete = self._book.groups.finish(result)
         if complete is not None and all(each.deposit is None for each in complete.trajectories):
-            self._handover.add(complete)
+            self._book.handover.add(complete)
         self._wake()
         self._fill()
 
     def _play_again(self, loss: EpisodeLost) -> None:
         """Run the same episode again, before any newer one."""
-        episode = loss.episode
         self._meter.lost(loss.kind)
-        self._running.ended(episode.episode_id)
-        self._groups.begin_again(msgspec.structs.replace(episode, attempt=episode.attempt + 1))
+        self._running.ended(loss.episode.episode_id)
+        self._book.again(loss.episode)

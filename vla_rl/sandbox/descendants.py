@@ -65,6 +65,7 @@ def kill_all_below(pid: int) -> None:
             for child in living:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(child, number)
+        # at first without a pause, which a fork bomb would use; then the dying need the core
         if num_rounds >= _ROUNDS_WITHOUT_PAUSE:
             time.sleep(_PAUSE_S)
 

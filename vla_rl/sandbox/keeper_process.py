@@ -135,6 +135,7 @@ class KeeperProcess:
     def preload(self, module: str) -> None:
         """Import a module in the keeper before the next fork, unless that was tried before."""
         if module not in self._imported:
+            # until it has survived the import: the next keeper must not import what killed this one
             self._imported[module] = False
             self._import(module)
 
@@ -201,6 +202,7 @@ class KeeperProcess:
     async def _comes_in_time(self, future: asyncio.Future[Ended], allowed_s: float) -> bool:
         clock = asyncio.get_running_loop().time
         began, num_over = clock(), self._num_imports_over
+        # the keeper does one thing at a time: an import for another caller delays this call too
         while not future.done():
             num_imports = self._num_imports
             left_s = began + allowed_s + IMPORT_TIMEOUT_S * (num_imports - num_over) - clock()

@@ -61,6 +61,7 @@ def _keep(start: Start, owner: int) -> None:
     signal.set_wakeup_fd(signals[1])
     for number in _SIGNALS_TO_END_ON:
         signal.signal(number, lambda *_: None)
+    # three ways to end, one wait: the owner dies, the keeper dies, or somebody asks this process to
     select.select([owner, os.pidfd_open(keeper_pid), signals[0]], [], [])
     kill_all_below(reaper_pid)
 

@@ -251,6 +251,7 @@ class Sandbox:
         inherited = inherited_environment()
         ours: dict[str, str] = {name: inherited[name] for name in _INHERITED if name in inherited}
         search = os.pathsep.join(path for path in sys.path if path)
+        # calls are forked from the keeper: threads that an import starts there would be missing in them
         one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         return {**ours, **one_thread, **self._config.environment, "PYTHONPATH": search}
 

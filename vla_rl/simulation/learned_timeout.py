@@ -52,6 +52,7 @@ class Leniency:
 
     def note_overdue(self) -> None:
         """Make all timeouts longer: one has fired, and may have been wrong."""
+        # for all processes: what was slow for one, such as a new map, will be slow for the others
         self._times *= _LONGER
 
     def describe(self) -> str:

@@ -11,7 +11,6 @@ successor is up, and is replaced between two episodes.
 """
 
 import asyncio
-import contextlib
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -124,10 +123,6 @@ class SimulatorPool:
         Keys read like paths.
         """
         sizes = [each.process.private_mb() for each in self._processes if each.process is not None]
-        replaced = {
-            f"simulation/replaced/{cause}": float(count)
-            for cause, count in self._replacements.counts.items()
-        }
         return {
             "simulation/leases": float(self._num_leases),
             "simulation/lease_wait_s": self._wait_s,
@@ -135,7 +130,7 @@ class SimulatorPool:
             "simulation/idle": float(self._assignment.num_idle),
             "simulation/private_mb_mean": sum(sizes) / len(sizes) if sizes else 0.0,
             "simulation/private_mb_max": max(sizes, default=0.0),
-            **replaced,
+            **self._replacements.metrics(),
         }
 
     @asynccontextmanager
@@ -281,8 +276,7 @@ class SimulatorPool:
         """Start a process; return None if the pool has ended."""
         num_envs = len(owner.envs)
         while self._failure is None:
-            incarnation = next(owner.incarnations)
-            name = f"{self._name}-{owner.index}" + (f".{incarnation}" if incarnation else "")
+            name = owner.next_name(self._name)
             try:
                 async with self._starting:
                     process = await SimulatorProcess.start(
@@ -300,15 +294,7 @@ class SimulatorPool:
             except (ConfigError, EnvError) as error:  # another process would fail the same way
                 self._turn_away(error)
                 return None
-            try:
-                for remote, held in zip(process.envs, owner.held, strict=True):
-                    if held is not None:
-                        # the next lease reports the fault
-                        with contextlib.suppress(EnvError, ActorDied):
-                            await remote.open(held)
-            except BaseException:
-                await process.stop()
-                raise
+            await owner.open_held(process)
             return process
         return None
 

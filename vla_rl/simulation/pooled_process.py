@@ -4,9 +4,11 @@ Leases name these, and a process that dies is replaced behind them.
 """
 
 import asyncio
+import contextlib
 import enum
 import itertools
 
+from vla_rl.errors import ActorDied, EnvError
 from vla_rl.simulation.process import RemoteEnv, SimulatorProcess
 from vla_rl.types import EnvSpec
 
@@ -51,7 +53,7 @@ class PooledProcess:
     def __init__(self, index: int, num_envs: int) -> None:
         self.index = index
         self.envs = [PooledEnv(self, env) for env in range(num_envs)]
-        self.incarnations = itertools.count()
+        self._incarnations = itertools.count()
         self.process: SimulatorProcess | None = None
         """Process whose environments are leased."""
         self.leaving: list[SimulatorProcess] = []
@@ -65,6 +67,23 @@ class PooledProcess:
     def held(self) -> list[EnvSpec | None]:
         """Environments that the process holds, by place, or held when it left."""
         return self._held if self.process is None else self.process.held
+
+    def next_name(self, pool: str) -> str:
+        """Return the name of the next process of a pool of this name."""
+        incarnation = next(self._incarnations)
+        return f"{pool}-{self.index}" + (f".{incarnation}" if incarnation else "")
+
+    async def open_held(self, process: SimulatorProcess) -> None:
+        """Open in a new process what the last one held; stop it if that is cancelled."""
+        try:
+            for remote, held in zip(process.envs, self.held, strict=True):
+                if held is not None:
+                    # the next lease reports the fault
+                    with contextlib.suppress(EnvError, ActorDied):
+                        await remote.open(held)
+        except BaseException:
+            await process.stop()
+            raise
 
     def put(self, process: SimulatorProcess) -> None:
         """Use this process from now on."""

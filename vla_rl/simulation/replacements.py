@@ -34,6 +34,12 @@ class Replacements:
             return "rss_limit_mb"
         return None
 
+    def metrics(self) -> dict[str, float]:
+        """Return the number of replaced processes by cause. Keys read like paths."""
+        return {
+            f"simulation/replaced/{cause}": float(count) for cause, count in self.counts.items()
+        }
+
     def note_worn_out(self, process: SimulatorProcess, cause: str) -> None:
         """Count a living process that reached its number of episodes or its memory limit."""
         self.counts[cause] += 1
@@ -70,6 +76,7 @@ class RestartBudget:
         Return False if it exceeds the budget.
         """
         self._times.append(now)
+        # a window and not a total: a long run may lose many, and only many at once mean a fault
         while self._times[0] <= now - self._window_s:
             self._times.popleft()
         return len(self._times) <= self._max_restarts

@@ -159,6 +159,7 @@ class JudgingBeside:
         until all evaluations are done.
         """
         assert self._judging is not None
+        # training has ended, so nothing is slowed down any more
         self._settings = msgspec.structs.replace(self._settings, simulators=simulators, niceness=0)
         self.offer(last)
         if waited_for := sorted(self.kept()):

@@ -3,14 +3,20 @@
 import gc
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+import pytest_asyncio
 
 from vla_rl.engines.vllm.adapter import installed_build
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
+
+if TYPE_CHECKING:
+    from acting_team import OneEngine
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,3 +36,12 @@ def _vllm_leaves_nothing_for_others() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def one_engine() -> "AsyncIterator[OneEngine]":
+    """An engine of a policy that acts, for test_act_contract.py and then test_life.py."""
+    from acting_team import OneEngine  # here: it brings torch and vLLM's modules
+
+    async with AsyncExitStack() as stack:
+        yield OneEngine(stack)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import torch
+from acting_team import BEGINNING, OneEngine
 from small_policies import log_prob_gap, moved, observe, oft_policy, token_policy
 
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
@@ -23,16 +24,13 @@ from vla_rl.rollout.engines import require_chat_engine
 from vla_rl.types import ActionChunk, Sampling
 
 pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.needs_vllm,
     pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),
 ]
 
 TOLERANCE = 1e-5
 """Largest difference of a log-prob between an engine and the learner, natural logs, float32."""
-
-BEGINNING = 3
-"""Updates already applied to the weights that the engines begin with."""
 
 
 class Acting:
@@ -57,17 +55,22 @@ class Acting:
 
 @pytest_asyncio.fixture(
     scope="module",
-    loop_scope="module",
+    loop_scope="session",
     params=[
         *("torch oft", "torch tokens", "vllm tokens"),
-        # in the suite, test_life.py and test_recipes.py start engines of this policy
+        # in the suite, test_recipes.py starts an engine of this policy
         *(
             pytest.param(kind, marks=pytest.mark.proof)
             for kind in ("vllm oft", "vllm tokens keep", "vllm tokens restart")
         ),
     ],
 )
-async def acting(request: pytest.FixtureRequest) -> AsyncIterator[Acting]:
+async def acting(request: pytest.FixtureRequest, one_engine: OneEngine) -> AsyncIterator[Acting]:
+    if request.param == "vllm tokens":
+        team = await one_engine.opened()
+        yield Acting(team.engine, team.lane, team.newer)
+        await team.publish(team.newer, BEGINNING)
+        return
     kind, family, *update_mode = request.param.split()
     policy: Any = oft_policy() if family == "oft" else token_policy()
     config = EngineConfig(

@@ -5,35 +5,29 @@ old weights.
 import asyncio
 import contextlib
 import os
-import random
 import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 import psutil
 import pytest
 import pytest_asyncio
-import torch
+from acting_team import OneEngine, Team, opened_team
 from processes import all_end, is_gone, processes_of_session
-from small_policies import log_prob_gap, moved, observe, oft_policy
+from small_policies import log_prob_gap, moved, observe
 
-from vla_rl.engines import DeviceLane, EngineConfig
-from vla_rl.engines.vllm import VllmActionEngine, VllmConfig, adapter
+from vla_rl.engines.vllm import adapter
 from vla_rl.engines.vllm.engine_folder import engine_folder
 from vla_rl.engines.vllm.replica import Replica
 from vla_rl.errors import ActorDied, ConfigError
-from vla_rl.models.openvla_oft import OpenVlaOft
-from vla_rl.models.serving import serve
-from vla_rl.types import ActionChunk, Sampling
 
 pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
+    pytest.mark.asyncio(loop_scope="session"),
     pytest.mark.needs_vllm,
     pytest.mark.timeout(300),
     pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning"),
@@ -45,86 +39,16 @@ SUPPORT = Path(__file__).parent / "support"
 TWO_ENGINES = pytest.param(2, marks=pytest.mark.proof)
 needs_two_engines = pytest.mark.parametrize("team", [TWO_ENGINES], indirect=True)
 """A proof: the suite starts one engine, for 9 s of CPU time; test_routing.py and test_half_loaded.py
-have several, without vLLM's start-up."""
+have several, without vLLM's start-up. That one is the engine of test_act_contract.py, which ends here."""
 
 
-def state_of_this_process() -> dict[str, object]:
-    return {
-        "variables": dict(os.environ),
-        "random": random.getstate(),
-        "numpy": np.random.get_state()[1].tolist(),  # type: ignore[index]
-        "torch": torch.get_rng_state().tolist(),
-    }
-
-
-class Team:
-    """Engines behind one door, in an empty folder for temporary files; they begin with weights of
-    version 5.
-    """
-
-    def __init__(self, lane: DeviceLane, folder: Path, num_engines: int) -> None:
-        hour = 3600.0  # no deadline finds an engine that stands still
-        vllm = VllmConfig(
-            num_engines=num_engines,
-            update_mode="drain",
-            health_every_s=hour,
-            update_timeout_s=hour,
-        )
-        self.lane, self.folder, self.num_engines = lane, folder, num_engines
-        self.first, self.newer = oft_policy(), moved(oft_policy(), 3)
-        self.engine = VllmActionEngine(serve(self.first), lane, EngineConfig(vllm=vllm))
-        self.answers: list[tuple[int, ActionChunk]] = []
-        self.changed_by_start: list[str] = []
-
-    async def open(self) -> None:
-        await self.publish(self.newer, 5)
-        with pytest.raises(RuntimeError, match="not open"):
-            await self.engine.act(observe(0))
-        drawn = random.getstate()
-        assert adapter.AsyncLLM  # vLLM's first import sets variables
-        assert random.getstate() == drawn
-        before = state_of_this_process()
-        await self.engine.__aenter__()
-        after = state_of_this_process()
-        self.changed_by_start = [name for name in before if before[name] != after[name]]
-
-    async def close(self) -> None:
-        await self.engine.__aexit__(None, None, None)
-
-    def files(self) -> list[str]:
-        return sorted(path.name for path in self.folder.iterdir())
-
-    async def publish(self, policy: OpenVlaOft, version: int) -> None:
-        await self.lane.run(self.engine.adopt, policy.network, version)
-
-    async def ask(self, number: int) -> None:
-        self.answers.append((number, await self.engine.act(observe(number), Sampling(seed=number))))
-
-    async def ask_until(self, is_over: Callable[[], bool], num_callers: int = 4) -> None:
-        """Keep asking; every single question has to be answered."""
-
-        async def keep_asking(number: int) -> None:
-            while not is_over():
-                await self.ask(number)
-                await asyncio.sleep(0.25)  # leaves the cores to the engine that starts
-
-        async with asyncio.TaskGroup() as tasks:
-            for number in range(num_callers):
-                tasks.create_task(keep_asking(number))
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module", params=[1, TWO_ENGINES])
-async def team(request: pytest.FixtureRequest) -> AsyncIterator[Team]:
-    with tempfile.TemporaryDirectory(dir="/tmp") as own, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tempfile, "tempdir", own)  # a short path, as sockets need
-        async with DeviceLane(1) as lane:
-            team = Team(lane, Path(own), request.param)
-            await team.open()
-            try:
-                yield team
-            finally:
-                if team.files():
-                    await team.close()
+@pytest_asyncio.fixture(scope="module", loop_scope="session", params=[1, TWO_ENGINES])
+async def team(request: pytest.FixtureRequest, one_engine: OneEngine) -> AsyncIterator[Team]:
+    if request.param == 1:
+        yield await one_engine.opened()
+        return
+    async with opened_team(request.param) as team:
+        yield team
 
 
 async def test_starting_engines_draws_no_random_number_of_the_learner(team: Team) -> None:
@@ -168,7 +92,7 @@ async def test_requests_go_to_the_least_loaded_engine(
 
 @needs_two_engines
 async def test_every_engine_gets_new_weights_or_none_does(team: Team) -> None:
-    await team.publish(moved(oft_policy(), 1), 6)
+    await team.publish(moved(team.first, 1), 6)
     checksums = await team.engine.checksums()
     assert len(checksums) == 2
     assert len(set(checksums.values())) == 1
@@ -181,7 +105,7 @@ async def test_a_killed_engine_loses_nobodys_request_and_comes_back_with_the_wei
     victim, survivor = team.engine.pids
     restarts = team.engine.num_restarts
     os.kill(victim, signal.SIGKILL)
-    policy = moved(oft_policy(), 2)
+    policy = moved(team.first, 2)
     publishing = asyncio.create_task(team.publish(policy, 7))
     await team.ask_until(lambda: len(team.engine.pids) == 2 and victim not in team.engine.pids)
     await publishing
@@ -203,7 +127,7 @@ async def test_an_engine_that_is_stopped_in_an_update_is_replaced_and_loses_nobo
 ) -> None:
     frozen, other = team.engine.pids
     restarts = team.engine.num_restarts
-    policy = moved(oft_policy(), 3)
+    policy = moved(team.first, 3)
     os.kill(frozen, signal.SIGSTOP)
     publishing = asyncio.create_task(team.publish(policy, 8))
     await team.ask_until(lambda: len(team.engine.pids) == 2 and frozen not in team.engine.pids)
@@ -231,8 +155,8 @@ async def test_ctrl_c_and_a_closed_terminal_leave_engines_to_their_parent(team: 
 
 
 async def test_a_failed_update_leaves_no_engine_paused(team: Team) -> None:
-    broken = oft_policy()
-    del broken.network.projector.fc3
+    broken = team.first.copy()
+    del broken.network.projector.fc2
     with pytest.raises(Exception, match="2 missing"):
         await team.lane.run(team.engine.adopt, broken.network, 9)
     await asyncio.gather(*(team.ask(number) for number in range(4)))

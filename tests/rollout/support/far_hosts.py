@@ -13,7 +13,13 @@ from vla_rl.types import EpisodeSpec, Trajectory
 
 
 class FarHost:
-    """A host with a pool of its own, which can be cut off; decisions take `mean_s`."""
+    """A host with a pool of its own, which can be cut off, and whose depot may outlive it.
+
+    Args:
+        mean_s: how long decisions take.
+        depot: its arrays; None for a depot without room.
+        kept: keys of the arrays that it was taken over with; none for a new host.
+    """
 
     def __init__(
         self,
@@ -21,13 +27,16 @@ class FarHost:
         num_slots: int = 2,
         mean_s: float = 0.01,
         depot: Depot | None = None,
+        kept: tuple[int, ...] = (),
     ) -> None:
         self.depot = depot if depot is not None else Depot("far", 0)
+        self._kept = self.depot.keep(kept)
         self.pool = LatencyPool(num_slots, seed=num_slots, mean_s=mean_s)
         self._player = LocalPlayer(self.pool, engine, embodied_agent)
         self._cut = asyncio.Event()
         self.num_played = self.num_dropped = 0
-        self.has_played = asyncio.Event()
+        self.has_played, self.is_asked_for_arrays = asyncio.Event(), asyncio.Event()
+        self.is_slow_to_send = False
 
     @property
     def num_slots(self) -> int:
@@ -56,12 +65,15 @@ class FarHost:
             await asyncio.wait((playing, cut))
 
     def holds(self, trajectory: Trajectory) -> bool:
-        return trajectory.deposit is None  # it is never taken over: a new one has an empty depot
+        return trajectory.deposit is None or trajectory.deposit.key in self._kept
 
     async def whole(self, trajectory: Trajectory) -> Trajectory:
         if self._cut.is_set():
             raise ActorDied("far", 0, "host unreachable for 1.2 s")
         assert trajectory.deposit is not None
+        self.is_asked_for_arrays.set()
+        if self.is_slow_to_send:
+            await asyncio.Event().wait()
         arrays = self.depot.take(trajectory.deposit.key)
         if arrays is None:
             raise EpisodeLost(trajectory.episode, "died", "far was started again since")

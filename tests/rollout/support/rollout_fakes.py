@@ -31,6 +31,9 @@ from vla_rl.types import (
     Info,
     Observation,
     Sampling,
+    Step,
+    StopReason,
+    Trajectory,
     derive_seed,
 )
 
@@ -203,6 +206,20 @@ def starts(count: int) -> list[TaskStart]:
 
 def source(count: int = 10, group_size: int = 4, seed: int = 0) -> GroupSource:
     return GroupSource(starts(count), group_size, seed)
+
+
+def finished(episode: EpisodeSpec) -> Trajectory:
+    """A trajectory of one decision, for what looks at neither."""
+    chunk = ActionChunk(
+        actions=np.zeros((1, 1), np.float32),
+        tokens=np.zeros(1, np.int64),
+        log_probs=np.zeros(1, np.float32),
+        weight_version=0,
+    )
+    step = Step(observation={}, chunk=chunk, rewards=np.zeros(1, np.float32))
+    return Trajectory(
+        episode=episode, steps=(step,), final_observation={}, stop_reason=StopReason.SUCCESS
+    )
 
 
 def group_of(group_id: int) -> Group:

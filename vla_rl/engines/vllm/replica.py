@@ -7,11 +7,8 @@ Callers that wait for a stopped engine get it within seconds; its process is kil
 """
 
 import asyncio
-import contextlib
 import hashlib
 import itertools
-import os
-import signal
 import threading
 from collections.abc import Awaitable
 from pathlib import Path
@@ -24,6 +21,7 @@ from vla_rl.actors.waits import note_progress, waiting
 from vla_rl.engines.vllm import adapter
 from vla_rl.engines.vllm.adapter import engine_environment, require_vllm
 from vla_rl.engines.vllm.config import UpdateMode, VllmConfig
+from vla_rl.engines.vllm.engine_process import EngineProcess
 from vla_rl.engines.vllm.engine_thread import EngineThread
 from vla_rl.engines.vllm.layout import TRANSFER_BACKEND, engine_arguments
 from vla_rl.engines.vllm.requests import (
@@ -78,15 +76,20 @@ class Replica:
         self._sample = served.sample_request()
         self._folder = folder
         self._dtype = str(next(served.network.parameters()).dtype).removeprefix("torch.")
-        self.num_running = self.num_answers = self.pid = 0
+        self.num_running = self.num_answers = 0
         self.weight_version = -1
         self.is_ready = self.is_asleep = False
         self.died = asyncio.Event()
         self.cause = "not started"
         self._thread = EngineThread(name)
         self._watch = EngineWatch(self._processes, self._note_frozen)
-        self._pidfd: int | None = None
+        self._process = EngineProcess()
         self._llm: Any = None
+
+    @property
+    def pid(self) -> int:
+        """Process id; 0 before the process has reported it."""
+        return self._process.pid
 
     async def build(self) -> None:
         """Start the process, without weights. Raises: ActorDied for any error."""
@@ -95,8 +98,8 @@ class Replica:
             async with self._watch.limit(self._config.startup_s):
                 with waiting(f"engine {self.name!r}", on="its process to start"):
                     await self._thread.run(self._build)
-                (self.pid,) = await self._call("process_id")
-                self._watch_process()
+                (pid,) = await self._call("process_id")
+                self._process.watch(pid, self._note_end)
         except TimeoutError as error:
             raise self._overdue(
                 f"did not start within startup_s = {self._config.startup_s}"
@@ -146,7 +149,7 @@ class Replica:
                 async for output in ask(prompt, parameters, name):
                     last = output
         except adapter.EngineDeadError as error:
-            raise self.note_death(self._how_it_ended()) from error
+            raise self._note_end() from error
         except adapter.EngineGenerateError as error:
             raise self._fault(error.__cause__ or error) from error
         except TimeoutError as error:
@@ -269,40 +272,7 @@ class Replica:
             await run_to_its_end(llm.shutdown, SHUTDOWN_S)
         self._kill()
         await self._thread.close()
-        if self._pidfd is not None:
-            asyncio.get_running_loop().remove_reader(self._pidfd)
-            os.close(self._pidfd)
-            self._pidfd = None
-
-    def _watch_process(self) -> None:
-        """Report its end at once: the kernel makes the process's descriptor readable then."""
-        self._pidfd = os.pidfd_open(self.pid)
-
-        def ended() -> None:
-            assert self._pidfd is not None
-            asyncio.get_running_loop().remove_reader(self._pidfd)
-            self.note_death(self._how_it_ended())
-
-        asyncio.get_running_loop().add_reader(self._pidfd, ended)
-
-    def _how_it_ended(self) -> str:
-        """Describe how it ended, as far as the system still knows.
-
-        Only the first to reap a process gets its exit status.
-        """
-        try:
-            end = (
-                os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG)
-                if self.pid
-                else None
-            )
-        except ChildProcessError:
-            end = None
-        if end is None:
-            return "its process is gone"
-        if end.si_code == os.CLD_EXITED:
-            return f"its process ended with status {end.si_status}"
-        return f"its process was killed by {signal.Signals(end.si_status).name}"
+        self._process.close()
 
     def _build(self) -> None:
         build, _ = require_vllm()
@@ -349,7 +319,7 @@ class Replica:
             async with self._watch.limit(limit_s):
                 return await call
         except adapter.EngineDeadError as error:
-            raise self.note_death(self._how_it_ended()) from error
+            raise self._note_end() from error
         except TimeoutError as error:
             raise self._overdue(too_late or f"did not answer for {limit_s} s") from error
         except Exception as error:  # vLLM turns any error of the process into a plain Exception
@@ -361,6 +331,9 @@ class Replica:
         Otherwise it counts as frozen and is killed.
         """
         return self.death() if self.died.is_set() else self.note_death(cause, frozen=True)
+
+    def _note_end(self) -> ActorDied:
+        return self.note_death(self._process.how_it_ended())
 
     def _note_frozen(self, pid: int) -> None:
         self.note_death(f"its process {pid} was stopped by a signal such as SIGSTOP", frozen=True)
@@ -380,8 +353,5 @@ class Replica:
         return ActorDied(self.name, self.pid, self.cause)
 
     def _kill(self) -> None:
-        """Kill it through its descriptor, because another process may have its number by now."""
-        if self._pidfd is not None:
-            with contextlib.suppress(ProcessLookupError):
-                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self._process.kill()
         self._thread.kill()

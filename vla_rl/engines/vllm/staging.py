@@ -25,6 +25,7 @@ from vla_rl.engines.vllm.weight_memory import (
 )
 from vla_rl.errors import CheckpointError, ConfigError
 
+# any dtype may be viewed at such an offset, and no two tensors share a cache line
 ALIGNMENT: Final = 64
 
 
@@ -106,6 +107,7 @@ class Stage:
     ) -> StagedWeights:
         """Copy a version, but for the tensors at some offsets."""
         self._require_fit(tensors)
+        # an engine that starts at this moment may still be reading `current`
         self._last = 1 if self._written[0] is current else 0
         buffer = self._buffers[self._last]
         views = dict(tensors_of(buffer.whole, self._places))

@@ -7,7 +7,7 @@ to; a mask hides what lies beyond each end.
 """
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -106,3 +106,15 @@ def _grown(tensor: Tensor, needed: int) -> Tensor:
     grown = tensor.new_zeros(tensor.shape[0], tensor.shape[1], length, tensor.shape[3])
     grown[:, :, : tensor.shape[2]] = tensor
     return grown
+
+
+def bytes_of_token(config: Any, element_size: int) -> int:
+    """Return the bytes of one token's keys and values in all layers.
+
+    Args:
+        config: the text configuration of a transformers network.
+        element_size: bytes of a number.
+    """
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return int(2 * config.num_hidden_layers * heads * size * element_size)

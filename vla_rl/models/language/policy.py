@@ -12,7 +12,6 @@ the space of the longest, all are read end to end on one line, without padding.
 """
 
 import copy
-import dataclasses
 import functools
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -28,15 +27,16 @@ from vla_rl.engines.language_model import LanguageModel
 from vla_rl.engines.policy_model import NO_TOKEN
 from vla_rl.engines.transfers import to_device
 from vla_rl.engines.vocabulary import Vocabulary
-from vla_rl.errors import ConfigError
 from vla_rl.learning.tensor_plan import TensorPlan, without_plan
-from vla_rl.models.attention import PackedRows, use_given_masks
+from vla_rl.models.attention import use_given_masks
 from vla_rl.models.decoder_plan import decoder_plan
 from vla_rl.models.language import checkpoint
 from vla_rl.models.language.chat_format import ChatFormat, parse_reply
 from vla_rl.models.language.grammar_masks import tokens_forbidden_in
-from vla_rl.models.language.key_values import SlotKeyValues
+from vla_rl.models.language.key_values import SlotKeyValues, bytes_of_token
+from vla_rl.models.language.prompts import Prompts
 from vla_rl.models.language.reply_grammar import reply_grammar
+from vla_rl.models.language.row_reading import read_rows
 from vla_rl.models.language.token_scores import score_tokens
 from vla_rl.types import Message, Observation, ReplyOptions, ToolSpec
 
@@ -44,18 +44,6 @@ MARGIN_BYTES = 1 << 20
 
 TENSOR_PLANS = frozenset({"llama", "qwen2", "qwen3"})
 """Kinds of networks whose layers tensor parallelism cuts."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Prompts:
-    """Prompts of different lengths."""
-
-    tokens: tuple[np.ndarray, ...]
-    """Tokens of each prompt, int64 [P]."""
-
-    grammars: tuple[tuple[tuple[int, int, str], ...], ...] = ()
-    """Parts (start, stop, grammar) of each prompt's reply that were sampled under a grammar; empty
-    if no reply has any."""
 
 
 class CausalLanguageModel(LanguageModel[Prompts]):
@@ -171,10 +159,7 @@ class CausalLanguageModel(LanguageModel[Prompts]):
 
         Raises: ValueError if `prompt_tokens` is missing, empty, or has unknown tokens.
         """
-        return Prompts(
-            tokens=tuple(self._checked(observation) for observation in observations),
-            grammars=tuple(tuple(observation.get("grammars", ())) for observation in observations),
-        )
+        return Prompts.read(observations, self._text_config.vocab_size)
 
     def log_probs(
         self, batch: Prompts, tokens: Tensor, temperatures: Tensor
@@ -235,11 +220,8 @@ class CausalLanguageModel(LanguageModel[Prompts]):
 
     def key_value_bytes(self) -> int:
         """Return the bytes that the keys and values of one token take, in all layers."""
-        config = self._text_config
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         each = next(self._network.parameters()).element_size()
-        return int(2 * config.num_hidden_layers * heads * size * each)
+        return bytes_of_token(self._text_config, each)
 
     def features(self, batch: Prompts) -> Tensor:
         """Return the hidden state of each prompt's last token, [B, feature_size]."""
@@ -344,32 +326,8 @@ class CausalLanguageModel(LanguageModel[Prompts]):
 
     def _read(self, batch: Prompts, rows: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         """Return hidden states, [L, feature_size], and each row's offset in them, int64 [B]."""
-        lengths = [len(row) for row in rows]
-        if sum(sorted(lengths)[:2]) <= max(lengths) and len(rows) > 1:
-            return self._read_packed(batch, rows, lengths)
-        tokens = torch.zeros(len(rows), max(lengths), dtype=torch.long)
-        for line, row in zip(tokens, rows, strict=True):
-            line[: len(row)] = row
-        starts = torch.arange(len(rows)) * tokens.shape[1]
-        inputs = self._row_inputs(batch, rows, tokens, starts.tolist())
-        hidden: Tensor = self._trunk(**inputs, use_cache=False).last_hidden_state
-        return hidden.flatten(0, 1), starts
-
-    def _read_packed(
-        self, batch: Prompts, rows: Sequence[Tensor], lengths: list[int]
-    ) -> tuple[Tensor, Tensor]:
-        """Read rows end to end on one line, of which none sees another."""
-        packed = PackedRows.of(lengths, self._device)
-        starts = torch.tensor(lengths).cumsum(0) - torch.tensor(lengths)
-        inputs = self._row_inputs(batch, rows, torch.cat(list(rows))[None], starts.tolist())
-        hidden: Tensor = self._trunk(**inputs, use_cache=False, packed=packed).last_hidden_state
-        if not packed.are_read:
-            raise ConfigError(
-                f"{type(self._network).__name__} does not hand the rows of a line on to its "
-                "attention, so they would see each other; set no limit of tokens for its "
-                "micro-batches"
-            )
-        return hidden[0], starts
+        inputs = functools.partial(self._row_inputs, batch, rows)
+        return read_rows(self._trunk, rows, inputs, self._device)
 
     def _marker(self, name: str) -> str:
         """Return the terminal of a grammar for a text that delimits tool calls: special tokens by
@@ -382,21 +340,6 @@ class CausalLanguageModel(LanguageModel[Prompts]):
     def _head(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self._network.get_output_embeddings()(hidden)
         return logits
-
-    def _checked(self, observation: Observation) -> np.ndarray:
-        prompt = np.asarray(observation.get("prompt_tokens", ()))
-        if prompt.ndim != 1 or len(prompt) == 0 or prompt.dtype.kind != "i":
-            raise ValueError(
-                f"observation['prompt_tokens'] is {prompt.dtype} {list(prompt.shape)}, expected "
-                "int64 [P] with P >= 1; was the episode run by chat_agent?"
-            )
-        vocabulary = self._text_config.vocab_size
-        if prompt.min() < 0 or prompt.max() >= vocabulary:
-            raise ValueError(
-                f"observation['prompt_tokens'] holds token {prompt.max()}, expected 0 to "
-                f"{vocabulary - 1}."
-            )
-        return prompt
 
     @property
     def _device(self) -> torch.device:

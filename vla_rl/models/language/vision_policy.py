@@ -23,7 +23,8 @@ from vla_rl.engines.transfers import to_device
 from vla_rl.models.language import checkpoint
 from vla_rl.models.language.image_format import ImageChatFormat
 from vla_rl.models.language.key_values import SlotKeyValues
-from vla_rl.models.language.policy import CausalLanguageModel, Prompts
+from vla_rl.models.language.policy import CausalLanguageModel
+from vla_rl.models.language.prompts import Prompts
 from vla_rl.models.language.vision import ImageReader, SeenTokens, ShownImages
 from vla_rl.types import Observation, images_of
 

@@ -1,0 +1,91 @@
+"""The book has every dispatched episode in one place, whatever becomes of it."""
+
+import pytest
+from rollout_fakes import finished, source
+
+from vla_rl.errors import ConservationError
+from vla_rl.rollout import SchedulerConfig
+from vla_rl.rollout.episode_book import EpisodeBook
+from vla_rl.types import EpisodeSpec, Group
+
+
+def book_of(max_staleness: int = 0, num_updates: int | None = None) -> EpisodeBook:
+    """A book of groups of two, one for each update."""
+    config = SchedulerConfig(groups_per_update=1, max_staleness=max_staleness)
+    return EpisodeBook(source(group_size=2), config, num_updates)
+
+
+def next_group(book: EpisodeBook) -> Group:
+    """Run the next two episodes; return their group."""
+    episodes = [book.next_episode() for _ in range(2)]
+    assert all(each is not None for each in episodes)
+    groups = [book.groups.finish(finished(each)) for each in episodes if each is not None]
+    assert groups[0] is None
+    assert groups[1] is not None
+    return groups[1]
+
+
+def attempts(episodes: list[EpisodeSpec | None]) -> list[tuple[int, int] | None]:
+    return [None if each is None else (each.episode_id, each.attempt) for each in episodes]
+
+
+def test_a_group_is_admitted_for_an_idle_slot_and_not_beyond_the_bound_of_staleness() -> None:
+    book = book_of()
+    assert book.staleness.num_outstanding == 0
+    begun = [book.next_episode() for _ in range(3)]
+    assert attempts(begun) == [(0, 0), (1, 0), None]
+    book.check(num_running=2)
+
+
+def test_an_episode_that_is_lost_or_whose_arrays_are_begins_as_the_next_attempt() -> None:
+    book = book_of()
+    first, second = book.next_episode(), book.next_episode()
+    assert first is not None
+    assert second is not None
+    book.groups.finish(finished(second))
+    book.again(first)
+    book.lose(second)
+    assert attempts([book.next_episode(), book.next_episode()]) == [(0, 1), (1, 1)]
+    book.check(num_running=2)
+
+
+def test_a_group_that_is_filtered_makes_room_for_another_and_a_trained_one_raises_the_version() -> (
+    None
+):
+    book = book_of()
+    book.filtered(next_group(book))
+    kept = next_group(book)
+    book.handover.add(kept)
+    assert book.next_episode() is None
+    assert book.handover.hand_over(0)
+    assert [group.group_id for group in book.trained()] == [kept.group_id]
+    assert book.version == 1
+    book.check(num_running=0)
+    assert book.state().ledger.filtered == book.state().ledger.trained == 2
+
+
+def test_a_restored_book_goes_on_with_the_missing_members_and_drops_what_is_too_old() -> None:
+    book = book_of(max_staleness=1)
+    complete = next_group(book)
+    book.handover.add(complete)
+    began = book.next_episode()
+    assert began is not None
+    saved = book.state()
+    again = book_of(max_staleness=1)
+    again.restore(saved)
+    again.check(num_running=0)
+    assert again.handover.num_buffered == 1
+    assert attempts([again.next_episode(), again.next_episode()]) == [(2, 0), (3, 0)]
+
+    # with one group for each update and no staleness, only one of the two can still be trained
+    synchronous = book_of(max_staleness=0)
+    synchronous.restore(saved)
+    assert synchronous.dropped == {"stale": 2}
+    synchronous.check(num_running=0)
+
+
+def test_an_episode_that_is_nowhere_is_an_error_with_the_table() -> None:
+    book = book_of()
+    book.next_episode()
+    with pytest.raises(ConservationError, match="2 episodes were dispatched, 1 are accounted"):
+        book.check(num_running=0)
