@@ -32,13 +32,14 @@ from benchmarks.hosts.bare_copies import BareCopies
 from benchmarks.hosts.far_hosts import FarHost, far_hosts, write_list
 from benchmarks.hosts.namespaces import NamespaceHost, NamespacesRefused, network_namespaces
 from benchmarks.hosts.rollouts import config_for, rollout_over
-from benchmarks.hosts.sleeping_policy import SleepingPolicy, sleeping_policy
+from benchmarks.hosts.sleeping_policy import SleepingPolicy, learn, sleeping_policy
 from benchmarks.interleaved import print_json_line, print_table
 from vla_rl.errors import ActorDied
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.training.hosts.host_rollout import HostRollout
 from vla_rl.training.hosts.messages import PIECE_BYTES
 from vla_rl.training.hosts.publishing import HostWeights
+from vla_rl.types import SOLE_MEMBER, Roster
 
 NUM_HOSTS: Final = 4
 HIDDEN: Final = (512,) * 61
@@ -58,7 +59,7 @@ class Publication:
         self.num_bytes = sum(each.nbytes for each in self._network.parameters())
         self._weights: dict[int, HostWeights] = {}
         for number in (1, NUM_HOSTS):
-            weights = HostWeights(0, _must_not_be_lost, lambda version: None)
+            weights = HostWeights(Roster([SOLE_MEMBER]), 0, _must_not_be_lost, lambda version: None)
             weights.hosts.update(list(rollout.weights.hosts.items())[:number])
             weights.open()
             self._weights[number] = weights
@@ -66,8 +67,9 @@ class Publication:
     async def publish(self, num_hosts: int) -> None:
         """Publish the next version, as a learner does."""
         self._version += 1
+        learn(self._network)
         weights = self._weights[num_hosts]
-        await asyncio.to_thread(weights.adopt, self._network, self._version)
+        await asyncio.to_thread(weights.sinks[SOLE_MEMBER].adopt, self._network, self._version)
 
 
 class Times:

@@ -18,7 +18,7 @@ def network(seed: int, width: int = 3) -> nn.Module:
 
 
 def sent(weights: FlatWeights, to: nn.Module, size: int = 7) -> IncomingWeights:
-    incoming = IncomingWeights(weights.heading(), to)
+    incoming = IncomingWeights(weights.heading, to)
     for start, piece in weights.pieces(size):
         incoming.put(start, piece)
     return incoming
@@ -45,12 +45,12 @@ def test_nothing_acts_before_all_bytes_were_compared() -> None:
 
 def test_a_changed_byte_and_a_missing_piece_are_refused() -> None:
     weights = flattened(network(0), 1)
-    incoming = IncomingWeights(weights.heading(), network(1))
+    incoming = IncomingWeights(weights.heading, network(1))
     with pytest.raises(CheckpointError, match=r"expected byte 0 of"):
         incoming.put(5, np.zeros(3, np.uint8))
     with pytest.raises(CheckpointError, match="arrived with 0 of"):
         incoming.check()
-    heading = weights.heading()
+    heading = weights.heading
     weights.data[3] ^= 1
     changed = IncomingWeights(heading, network(1))
     for start, piece in weights.pieces():
@@ -60,7 +60,7 @@ def test_a_changed_byte_and_a_missing_piece_are_refused() -> None:
 
 
 def test_weights_of_another_policy_are_refused() -> None:
-    heading = flattened(network(0), 1).heading()
+    heading = flattened(network(0), 1).heading
     with pytest.raises(
         CheckpointError, match=r"'0\.weight' of weights 1 is torch\.bfloat16 \[3, 5\], and torch"
     ):

@@ -10,8 +10,9 @@ from torch import nn
 
 from vla_rl.errors import ActorDied, CheckpointError
 from vla_rl.training.hosts.flat_weights import IncomingWeights
-from vla_rl.training.hosts.messages import HostStatus, WeightHeading
+from vla_rl.training.hosts.messages import HeldVersion, HostStatus, WeightHeading
 from vla_rl.training.hosts.publishing import HostWeights
+from vla_rl.types import SOLE_MEMBER, Roster
 
 
 class Host:
@@ -27,19 +28,22 @@ class Host:
         self._note("begin")
         self._incoming = IncomingWeights(heading, self.network)
 
-    async def put_weights(self, start: int, piece: np.ndarray) -> None:
+    async def put_weights(self, member: str, start: int, piece: np.ndarray) -> None:
         self._incoming.put(start, piece)
 
-    async def check_weights(self) -> None:
+    async def check_weights(self, member: str) -> None:
         await asyncio.sleep(0)
         self._note("check")
         self._incoming.check()
 
-    async def apply_weights(self) -> int:
+    async def apply_weights(self, member: str) -> None:
         self._note("apply")
         self._incoming.apply()
         self.version, self.digest = self._incoming.heading.version, self._incoming.heading.digest
-        return self.version
+
+    async def renew_weights(self, member: str, version: int) -> None:
+        self._note("renew")
+        self.version = version
 
     def _note(self, call: str) -> None:
         if call == self._fails_in:
@@ -54,15 +58,23 @@ class Site:
         self.learner = nn.Linear(3, 2)
         self.lost: list[str] = []
         self.versions: list[int] = []
-        self.weights = HostWeights(0, lambda name, _: self.lost.append(name), self.versions.append)
+        self.weights = HostWeights(
+            Roster([SOLE_MEMBER]),
+            0,
+            lambda name, _: self.lost.append(name),
+            self.versions.append,
+        )
+        self.sink = self.weights.sinks[SOLE_MEMBER]
         self.weights.hosts.update({host.name: host for host in hosts})  # type: ignore[misc]
 
     async def publish(self, version: int) -> None:
-        await asyncio.to_thread(self.weights.adopt, self.learner, version)
+        await asyncio.to_thread(self.sink.adopt, self.learner, version)
 
     async def catch_up(self, host: Host, *, is_new: bool = False) -> int:
-        status = HostStatus(num_slots=1, weight_version=host.version, weights_digest=host.digest)
-        return await self.weights.catch_up(host, status, is_new=is_new)  # type: ignore[arg-type]
+        held = {SOLE_MEMBER: HeldVersion(version=host.version, digest=host.digest)}
+        status = HostStatus(num_slots=1, held=held)
+        found = await self.weights.catch_up(host, status, is_new=is_new)  # type: ignore[arg-type]
+        return found[SOLE_MEMBER].version
 
     def have(self, hosts: Sequence[Host]) -> list[bool]:
         return [torch.equal(host.network.weight, self.learner.weight) for host in hosts]
@@ -106,7 +118,7 @@ async def test_a_host_that_joins_gets_the_newest_version_first() -> None:
 async def test_weights_before_the_hosts_are_up_are_not_sent() -> None:
     host = Host("a", [])
     site = Site(host)
-    site.weights.adopt(site.learner, 7)
+    site.sink.adopt(site.learner, 7)
     assert (host.log, site.versions) == ([], [7])
     # it has read the policy's files, which are of this version
     host.version = 7
@@ -121,7 +133,7 @@ async def test_a_host_that_is_taken_over_gets_the_weights_of_the_resume_unless_i
     site = Site(host)
     # its last weights are of an update that the killed run did not save
     host.version, host.digest = 8, "of those"
-    site.weights.adopt(site.learner, 7)
+    site.sink.adopt(site.learner, 7)
     assert await site.catch_up(host) == 7
     assert site.have([host]) == [True]
     assert host.log == ["begin a", "check a", "apply a"]
@@ -143,3 +155,27 @@ async def test_a_host_with_another_policy_ends_the_publication() -> None:
     ):
         await site.publish(1)
     assert site.versions == []
+
+
+async def test_weights_that_an_update_did_not_change_are_not_sent_again() -> None:
+    log: list[str] = []
+    site = Site(Host("a", log))
+    site.weights.open()
+    await site.publish(1)
+    await site.publish(2)
+    assert log == ["begin a", "check a", "apply a", "renew a"]
+    with torch.no_grad():
+        site.learner.bias += 1.0
+    await site.publish(3)
+    assert log[4:] == ["begin a", "check a", "apply a"]
+    assert site.versions == [1, 2, 3]
+
+
+async def test_hosts_serve_a_version_once_they_have_it_of_every_policy() -> None:
+    versions: list[int] = []
+    roster = Roster(["left", "right"])
+    weights = HostWeights(roster, 0, lambda name, death: None, versions.append)
+    for version, name in ((1, "left"), (1, "right"), (2, "right"), (2, "left")):
+        weights.sinks[name].adopt(nn.Linear(3, 2), version)
+    assert versions == [0, 1, 1, 2]
+    assert weights.metrics().keys() == {"left/hosts/weights_s", "right/hosts/weights_s"}

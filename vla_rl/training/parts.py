@@ -97,7 +97,7 @@ class TrainingParts:
             self.engine,
             first_update,
             self.runtime,
-            others=() if self.hosts is None else (self.hosts.weights,),
+            others={} if self.hosts is None else self.hosts.weights.sinks,
             lost_gpus=lost_gpus,
         )
         self.progress = RunProgress(
@@ -265,13 +265,11 @@ def hosts_of(
     from vla_rl.training.hosts.host_rollout import HostRollout
     from vla_rl.training.hosts.recipe import recipe_of
 
-    recipe = recipe_of(config, starts, team, agent)
-    (member,) = team.members.values()
     return HostRollout(
         _found_hosts(config.cluster),
         config,
-        recipe,
-        member.model,
+        recipe_of(config, starts, team, agent),
+        team,
         lane,
         here=here if config.cluster.plays_here else None,
         weight_version=weight_version,

@@ -9,10 +9,10 @@ All members compute on the run's device lane and have the same weight version; g
 graph are the same as with one policy.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from vla_rl.actors import Runtime
@@ -216,10 +216,10 @@ def learners_of(
     weight_version: int,
     runtime: Runtime,
     *,
-    others: Sequence[WeightSink] = (),
+    others: Mapping[str, WeightSink] = MappingProxyType({}),
     lost_gpus: Collection[int] = (),
 ) -> LearnerTeam:
-    """Make the learners of a run; each publishes its weights to its policy's engine and to others.
+    """Make the learners of a run; each publishes to its policy's engine and to one of `others`.
 
     Raises: ConfigError if several ranks cannot train a policy, or if policies of a team have
         different numbers of ranks.
@@ -232,7 +232,10 @@ def learners_of(
         for name, member in team.members.items()
     }
     for name, member in team.members.items():
-        settings, sinks = each[name], [engines.owned[name], *others]
+        settings = each[name]
+        sinks: list[WeightSink] = [engines.owned[name]]
+        if name in others:
+            sinks.append(others[name])
         settings.require(
             settings.ranks == num_ranks, "ranks", f"{num_ranks}, as for the other policies"
         )

@@ -3,6 +3,7 @@
 import hashlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
@@ -11,6 +12,7 @@ from torch import Tensor, nn
 
 from vla_rl.errors import CheckpointError
 from vla_rl.training.hosts.messages import PIECE_BYTES, WeightHeading
+from vla_rl.types import SOLE_MEMBER
 
 ALIGNED: Final = 16
 """Bytes to which the place of each parameter is rounded up, so that any type can be read there."""
@@ -20,6 +22,9 @@ ALIGNED: Final = 16
 class FlatWeights:
     """One version of a policy's trained weights in the memory of this process."""
 
+    member: str
+    """The policy's member name."""
+
     version: int
     names: tuple[str, ...]
     forms: tuple[str, ...]
@@ -28,9 +33,11 @@ class FlatWeights:
     data: np.ndarray
     """uint8 [bytes]."""
 
+    @cached_property
     def heading(self) -> WeightHeading:
-        """Return the heading that a host gets before the bytes. Reads them all: call it in a thread."""
+        """The heading that a host gets before the bytes. Reads them all: call it in a thread."""
         return WeightHeading(
+            member=self.member,
             version=self.version,
             names=self.names,
             forms=self.forms,
@@ -38,13 +45,17 @@ class FlatWeights:
             digest=_digest(self.data),
         )
 
+    def equals(self, other: "FlatWeights") -> bool:
+        """Return whether the bytes are the same. Reads them all: call it in a thread."""
+        return self.names == other.names and np.array_equal(self.data, other.data)
+
     def pieces(self, size: int = PIECE_BYTES) -> Iterator[tuple[int, np.ndarray]]:
         """Yield the bytes in pieces, each with its place."""
         for start in range(0, len(self.data), size):
             yield start, self.data[start : start + size]
 
 
-def flattened(network: nn.Module, version: int) -> FlatWeights:
+def flattened(network: nn.Module, version: int, member: str = SOLE_MEMBER) -> FlatWeights:
     """Copy the trained weights of a network; frozen ones are the same everywhere.
 
     Call it on the device lane.
@@ -55,7 +66,7 @@ def flattened(network: nn.Module, version: int) -> FlatWeights:
     for start, each in zip(places, trained.values(), strict=True):
         _part(data, start, each).copy_(each.detach())
     forms = tuple(map(_form, trained.values()))
-    return FlatWeights(version, tuple(trained), forms, data.numpy())
+    return FlatWeights(member, version, tuple(trained), forms, data.numpy())
 
 
 class IncomingWeights:
