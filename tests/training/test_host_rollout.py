@@ -30,6 +30,7 @@ from vla_rl.training.hosts.environments import with_environments
 from vla_rl.training.hosts.host_rollout import HostRollout
 from vla_rl.training.hosts.messages import PIECE_BYTES
 from vla_rl.training.hosts.recipe import pieces_of, recipe_of
+from vla_rl.training.parts import TrainingParts
 from vla_rl.training.team import Team
 from vla_rl.types import SOLE_MEMBER
 
@@ -158,6 +159,26 @@ def test_conversations_and_simulators_cannot_share_a_host_with_several_gpus() ->
     )
     with pytest.raises(ConfigError, match="expected environments of one kind; list one GPU"):
         with_environments(mixed, 3)
+
+
+def test_the_machine_that_learns_has_engines_only_if_something_asks_them(tmp_path: Path) -> None:
+    path = str(listed(tmp_path))
+
+    def has_engines(plays_here: bool, evaluates_here: bool) -> bool:
+        config = config_with(tmp_path, hosts=path, plays_here=plays_here)
+        team = Team.of(policy_of(config))
+        parts = TrainingParts(
+            config,
+            starts_of(config),
+            team,
+            agent=embodied_agent,
+            evaluates_here=evaluates_here,
+        )
+        return parts.engine is not None
+
+    assert not has_engines(plays_here=False, evaluates_here=False)
+    assert has_engines(plays_here=True, evaluates_here=False)
+    assert has_engines(plays_here=False, evaluates_here=True)
 
 
 def test_options_of_hosts_are_unread_without_hosts() -> None:
