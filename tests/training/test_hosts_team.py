@@ -8,11 +8,11 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
+from loopback_hosts import loopback_hosts
 from toy_runs import deterministic
 from turn_agents import by_turns
 
-from vla_rl.actors import InLoop, Runtime, make_keys, read_keys
-from vla_rl.actors.host import HostServer
+from vla_rl.actors import InLoop, Runtime
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.envs.text import TextPoolConfig
@@ -81,21 +81,13 @@ async def test_two_policies_learn_on_another_host_what_they_learn_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
-    make_keys(tmp_path / "keys")
-    keys, client = (read_keys(tmp_path / f"keys/{name}.key") for name in ("server", "client"))
-    opened = HostServer("tcp://127.0.0.1:0", keys, [client.public], lost_after_s=20.0)
-    async with asyncio.timeout(250), opened as server:
-        listed = tmp_path / "hosts.toml"
-        listed.write_text(
-            f'client_key = "keys/client.key"\n[[host]]\nname = "far"\nlost_after_s = 20.0\n'
-            f'address = "{server.address}"\npublic_key = "keys/server.pub"\n'
-        )
+    async with asyncio.timeout(250), loopback_hosts(tmp_path) as listed:
         far = await learnt(config_of(tmp_path / "far", listed))
         here = await learnt(config_of(tmp_path / "here", None))
     assert all(torch.equal(*pair) for pair in zip(far, here, strict=True))
     (run,) = (tmp_path / "far").iterdir()
     newest = read_metrics(run / "metrics.jsonl")[-1]
-    assert newest["hosts/far/episodes"] == 3 * 2 * 2
+    assert newest["hosts/far1/episodes"] == 3 * 2 * 2
     assert {"left/hosts/weights_s", "right/hosts/weights_s"} <= newest.keys()
 
 

@@ -30,6 +30,7 @@ from vla_rl.training.hosts.far_player import FarPlayer
 from vla_rl.training.hosts.publishing import HostWeights
 from vla_rl.training.hosts.recipe import pieces_of, recipe_of
 from vla_rl.training.hosts.rollout_host import RolloutHost
+from vla_rl.training.hosts.spreading import WeightHost
 from vla_rl.training.team import Team
 from vla_rl.types import SOLE_MEMBER, EnvSpec, Roster, Trajectory
 
@@ -96,7 +97,7 @@ async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that
 
         roster = Roster([SOLE_MEMBER])
         weights = HostWeights(roster, 0, lambda name, death: None, lambda version: None)
-        weights.hosts["far"] = host
+        weights.hosts["far"] = WeightHost(host, "127.0.0.1")
         weights.open()
         await asyncio.to_thread(weights.sinks[SOLE_MEMBER].adopt, newer.network, 1)
         second = figures(await far.whole(await far.play(episode)))

@@ -16,7 +16,7 @@ from typing import Any, Final, Self, TypeVar
 
 from msgspec.structs import replace
 
-from vla_rl.actors import RestartPolicy, Runtime
+from vla_rl.actors import RemoteHost, RestartPolicy, Runtime
 from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.actors.placement import Intensity
 from vla_rl.actors.waits import note_progress, waiting
@@ -35,6 +35,7 @@ from vla_rl.training.hosts.messages import HostRecipe
 from vla_rl.training.hosts.publishing import HostWeights
 from vla_rl.training.hosts.rollout_host import RolloutHost
 from vla_rl.training.hosts.sameness import digest_of_fixed, run_key
+from vla_rl.training.hosts.spreading import WeightHost
 from vla_rl.training.hosts.starting import HostStarter, Started
 from vla_rl.training.team import Team
 from vla_rl.types import Deposit
@@ -113,7 +114,8 @@ class HostRollout:
             self._folder = await asyncio.to_thread(OwnedFolder, FILES_PREFIX)
             stack.push_async_callback(asyncio.to_thread, self._folder.remove)
             for name, member in self._team.members.items():
-                await self._lane.run(member.model.save, self._policies / name)
+                policy: Any = member.model  # its recipe has been made, so it can be saved
+                await self._lane.run(policy.save, self._policies / name)
             await stack.enter_async_context(self._hosts)
             await stack.enter_async_context(self._runtime)
             await self._bring_up_all()
@@ -281,7 +283,7 @@ class HostRollout:
             started: Started | None = None
             try:
                 started = await self._starter.start(host)
-                await self._join(host.name, started)
+                await self._join(host, started)
             except BaseException as error:
                 error.add_note(f"while host {host.name!r} was brought up")
                 self._gone(host.name)
@@ -290,13 +292,16 @@ class HostRollout:
                 raise
         return started.actor
 
-    async def _join(self, name: str, started: Started) -> None:
+    async def _join(self, host: Host, started: Started) -> None:
         """Let a host that was started run episodes, with the newest weights."""
-        actor, status = started.actor, started.status
+        name, actor, status = host.name, started.actor, started.status
+        assert isinstance(host.placement, RemoteHost)
+        address = host.placement.address.removeprefix("tcp://").rpartition(":")[0]
+        weight_host = WeightHost(actor, address)
         # under one lock with publications: a version published meanwhile would be missed
         async with self.weights.turn:
-            held = await self.weights.catch_up(actor, status, is_new=started.is_new)
-            self.weights.hosts[name] = actor
+            held = await self.weights.catch_up(name, weight_host, status, is_new=started.is_new)
+            self.weights.hosts[name] = weight_host
             status = replace(status, held=held)
             self.players.add(name, FarPlayer(actor, status))
             self.evaluators.add(name, FarPlayer(actor, status, evaluates=True))
@@ -319,7 +324,7 @@ class HostRollout:
 
     def _gone(self, name: str) -> None:
         """Run no episode there any more; those that run there end with the actor."""
-        self.weights.hosts.pop(name, None)
+        self.weights.leave(name)
         self.players.remove(name)
         self.evaluators.remove(name)
         self._came_or_went.set()

@@ -11,7 +11,11 @@ from vla_rl.training.hosts.agent_recipe import AgentRecipe
 from vla_rl.types import EnvSpec, Trajectory
 
 PIECE_BYTES: Final = 16 << 20
-"""Bytes of a policy's files or weights in one message."""
+"""Bytes of a policy's files in one message."""
+
+WEIGHT_PIECE_BYTES: Final = 2 << 20
+"""Bytes of weights in one message. A host passes a piece on once it has all of it, so that each host
+of a chain is later by one piece than the one before."""
 
 
 class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
@@ -75,8 +79,26 @@ class WeightHeading(msgspec.Struct, frozen=True, kw_only=True):
     """Type and shape of each, such as `torch.bfloat16 [32, 64]`."""
 
     num_bytes: int
-    digest: str
-    """BLAKE2b of all bytes, in hexadecimal digits."""
+
+
+class Door(msgspec.Struct, frozen=True, kw_only=True):
+    """The place at which a host gives its weights to one neighbour."""
+
+    port: int
+    public_key: str
+
+
+class Taken(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a host came with taking weights from a neighbour."""
+
+    num_bytes: int
+    """Bytes that it has, from the first one on."""
+
+    fault: str = ""
+    """Why the rest did not come from there; empty if all came."""
+
+    is_unreachable: bool = False
+    """Whether no connection could be made."""
 
 
 class Loss(msgspec.Struct, frozen=True, kw_only=True):

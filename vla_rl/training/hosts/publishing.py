@@ -3,20 +3,24 @@
     adopt (device lane) ─► copy ─► stage on each host, beside running episodes ─► apply on each
     a host that is away meanwhile gets the newest version before it runs episodes again
 
+The control process sends one copy, whatever the number of hosts: `spreading`.
+
 A host that fails is dropped, and the others go on. Publications and hosts that join take turns, so
 that no host can miss a version.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from torch import nn
 
 from vla_rl.errors import ActorDied
+from vla_rl.training.hosts.delivery_plan import Delivery, deliveries
 from vla_rl.training.hosts.flat_weights import FlatWeights, flattened
-from vla_rl.training.hosts.messages import HeldVersion, HostStatus, WeightHeading
+from vla_rl.training.hosts.messages import HeldVersion, HostStatus
 from vla_rl.training.hosts.rollout_host import RolloutHost
+from vla_rl.training.hosts.spreading import Spreading, WeightHost
 from vla_rl.types import Roster
 
 
@@ -40,8 +44,11 @@ class HostWeights:
         self.turn = asyncio.Lock()
         """Held by a publication, and by a host while it joins."""
 
-        self.hosts: dict[str, RolloutHost] = {}
+        self.hosts: dict[str, WeightHost] = {}
         """The hosts that get new versions, by name."""
+
+        self._stocked: dict[str, tuple[str, ...]] = {}
+        self._unreachable: set[tuple[str, str]] = set()
 
         self._roster, self._lost, self._published = roster, lost, published
         self._versions = dict.fromkeys(roster.names, weight_version)
@@ -52,6 +59,12 @@ class HostWeights:
             name: MemberWeights(self, name) for name in roster.names
         }
         """Receivers of the learners' weights, by member name."""
+
+    def leave(self, name: str) -> None:
+        """Note that a host is lost: it gets no versions, and its neighbours wait for it no longer."""
+        host = self.hosts.pop(name, None)
+        if host is not None:
+            host.gone.set()
 
     def open(self) -> None:
         """Publish every version from now on, in this loop."""
@@ -80,22 +93,23 @@ class HostWeights:
         return all(name in self._newest for name in self._roster.names)
 
     async def catch_up(
-        self, host: RolloutHost, status: HostStatus, *, is_new: bool
+        self, name: str, host: WeightHost, status: HostStatus, *, is_new: bool
     ) -> dict[str, HeldVersion]:
         """Give a host that joins the newest versions that it lacks; return what it has then.
 
-        Hold `turn`.
+        They come from another host that has them, if there is one. Hold `turn`.
 
         Args:
-            host: the actor there.
+            name: its name.
+            host: the process there.
             status: what it offers.
             is_new: whether it has read the policies' files of this run just now.
 
         Raises: ActorDied; CheckpointError.
         """
         return {
-            name: await self._caught_up(name, host, status.held[name], is_new=is_new)
-            for name in self._roster.names
+            member: await self._caught_up(member, name, host, status.held[member], is_new=is_new)
+            for member in self._roster.names
         }
 
     def metrics(self) -> dict[str, float]:
@@ -106,56 +120,67 @@ class HostWeights:
         }
 
     async def _caught_up(
-        self, name: str, host: RolloutHost, held: HeldVersion, *, is_new: bool
+        self, member: str, name: str, host: WeightHost, held: HeldVersion, *, is_new: bool
     ) -> HeldVersion:
-        newest = self._newest.get(name)
+        newest = self._newest.get(member)
         if newest is None:
-            return HeldVersion(version=self._versions[name])
+            return HeldVersion(version=self._versions[member])
         if is_new and held.version == newest.version:
             return held
-        heading = await asyncio.to_thread(lambda: newest.heading)
-        has = HeldVersion(version=newest.version, digest=heading.digest)
+        digest = await asyncio.to_thread(lambda: newest.digest)
+        has = HeldVersion(version=newest.version, digest=digest)
         # the same number is not enough: an update that is repeated need not have the same weights
-        if held != has:
-            await _stage(host, newest, heading)
-            await host.apply_weights(name)
+        if held == has:
+            return has
+        stocked = self._stocked.get(member, ())
+        having = [each for each in stocked if each in self.hosts and each != name]
+        planned = deliveries([name], having, self._unreachable)
+        spreading = Spreading(newest, {**self.hosts, name: host}, self._unreachable)
+        for error in (await spreading.stage(planned)).values():
+            raise error
+        await host.actor.apply_weights(member)
+        self._stocked[member] = (*having, *_with_rows(planned))
         return has
 
     async def _publish(self, newest: FlatWeights) -> None:
-        name, began = newest.member, time.perf_counter()
+        member, began = newest.member, time.perf_counter()
         async with self.turn:
-            before = self._newest.get(name)
+            before = self._newest.get(member)
             if before is not None and await asyncio.to_thread(newest.equals, before):
                 # a policy whose turn it is not, or an update that taught nothing
-                await self._each(
-                    self.hosts.items(), lambda host: host.renew_weights(name, newest.version)
-                )
+                version = newest.version
+                await self._each(lambda host: host.renew_weights(member, version))
             else:
-                heading = await asyncio.to_thread(lambda: newest.heading)
-                await self._each(self.hosts.items(), lambda host: _stage(host, newest, heading))
-                await self._each(self.hosts.items(), lambda host: host.apply_weights(name))
+                planned = deliveries(tuple(self.hosts), (), self._unreachable)
+                spreading = Spreading(newest, dict(self.hosts), self._unreachable)
+                self._drop(await spreading.stage(planned))
+                await self._each(lambda host: host.apply_weights(member))
+                self._stocked[member] = _with_rows(planned)
             self._note(newest)
-        self._update_s[name] = time.perf_counter() - began
+        self._update_s[member] = time.perf_counter() - began
 
     def _note(self, newest: FlatWeights) -> None:
         self._newest[newest.member] = newest
         self._versions[newest.member] = newest.version
         self._published(min(self._versions.values()))
 
-    async def _each(
-        self,
-        hosts: Iterable[tuple[str, RolloutHost]],
-        work: Callable[[RolloutHost], Awaitable[object]],
-    ) -> None:
+    async def _each(self, work: Callable[[RolloutHost], Awaitable[None]]) -> None:
         """Do the same on all hosts at once; drop those that are gone, and raise all else."""
-        named = list(hosts)
-        done = await asyncio.gather(*(work(host) for _, host in named), return_exceptions=True)
-        for (name, _), result in zip(named, done, strict=True):
-            if isinstance(result, ActorDied):
-                self.hosts.pop(name, None)
-                self._lost(name, result)
-            elif isinstance(result, BaseException):
-                raise result
+        named = dict(self.hosts)
+        done = await asyncio.gather(
+            *(work(host.actor) for host in named.values()), return_exceptions=True
+        )
+        self._drop(
+            {name: error for name, error in zip(named, done, strict=True) if error is not None}
+        )
+
+    def _drop(self, failed: Mapping[str, BaseException]) -> None:
+        """Drop hosts that are gone. Raises: any other error."""
+        for name, error in failed.items():
+            if not isinstance(error, ActorDied):
+                raise error
+            self.leave(name)
+            self._lost(name, error)
 
 
 class MemberWeights:
@@ -180,8 +205,6 @@ class MemberWeights:
         self._weights.adopt(flattened(network, weight_version, self._name))
 
 
-async def _stage(host: RolloutHost, weights: FlatWeights, heading: WeightHeading) -> None:
-    await host.begin_weights(heading)
-    for start, piece in weights.pieces():
-        await host.put_weights(heading.member, start, piece)
-    await host.check_weights(heading.member)
+def _with_rows(planned: Sequence[Delivery]) -> tuple[str, ...]:
+    """Return the hosts that have the bytes in memory of their own."""
+    return tuple(each.host for each in planned if not each.opens_memory)

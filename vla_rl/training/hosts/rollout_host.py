@@ -3,7 +3,7 @@
 files of the policies ─► load ─► engines ─┐
 recipe ─► simulators ─────────────────────┴─► play(episode) ─► light trajectory
                                                           └► depot ─► take(key) ─► its arrays
-begin, put, check ─► apply: the next version of a policy's weights, between two batches
+begin, put or take, check ─► apply: the next version of a policy's weights, between two batches
 """
 
 import asyncio
@@ -18,7 +18,9 @@ import torch
 
 from vla_rl.actors import Actor, Runtime, actor_method
 from vla_rl.actors.owned_folder import OwnedFolder, sweep
+from vla_rl.cluster.run_layout import VISIBLE
 from vla_rl.engines import DeviceLane
+from vla_rl.engines.vllm.weight_memory import HostMemory
 from vla_rl.evaluation.playing import within_range
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EpisodeLost, LocalPlayer, TaskStart, embodied_agent
@@ -26,16 +28,19 @@ from vla_rl.rollout.depot import Depot
 from vla_rl.training.devices import device_of
 from vla_rl.training.hosts.agent_recipe import imported, made_agent
 from vla_rl.training.hosts.environments import with_environments
-from vla_rl.training.hosts.flat_weights import IncomingWeights
+from vla_rl.training.hosts.flat_weights import IncomingWeights, OpenedWeights
 from vla_rl.training.hosts.messages import (
+    Door,
     HeldVersion,
     HostRecipe,
     HostStatus,
     Loss,
     MemberRecipe,
     Played,
+    Taken,
     WeightHeading,
 )
+from vla_rl.training.hosts.weight_shelf import WeightShelf
 from vla_rl.training.pools import pool_of
 from vla_rl.training.team import Member, OwnedEngine, RunModel, Team, engines_of
 from vla_rl.types import EpisodeSpec
@@ -48,8 +53,9 @@ class RolloutHost(Actor):
     """Runs the episodes that it is given, several at the same time.
 
     The policies' files come first (`put_file`), then `open`. Weights of a policy change by
-    `begin_weights`, `put_weights` and `check_weights`, beside running episodes, and `apply_weights`
-    between two batches, so that each decision is made with exactly the version that it names.
+    `begin_weights`, `put_weights` or `take_weights`, and `check_weights`, beside running episodes, and
+    by `apply_weights` between two batches, so that each decision is made with exactly the version
+    that it names.
 
     Args:
         host: name of this host.
@@ -60,7 +66,6 @@ class RolloutHost(Actor):
         self._depot = Depot(host, depot_bytes)
         self._serving: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
-        self._incoming: dict[str, IncomingWeights] = {}
         self._digests: dict[str, str] = {}
         self._recipe_digest = ""
         self._is_new = True
@@ -143,21 +148,60 @@ class RolloutHost(Actor):
 
     async def begin_weights(self, heading: WeightHeading) -> None:
         """Make room for a version of the weights. Raises: CheckpointError if it does not fit."""
-        network = self._models[heading.member].network
-        self._incoming[heading.member] = IncomingWeights(heading, network)
+        self._shelf.begin(heading)
 
     async def put_weights(self, member: str, start: int, piece: np.ndarray) -> None:
         """Add the next piece. Raises: CheckpointError if it is not the next one."""
-        self._incoming[member].put(start, piece)
+        await self._shelf.put(member, start, piece)
 
-    async def check_weights(self, member: str) -> None:
+    async def new_link(self) -> str:
+        """Return the public key with which this process will connect to a neighbour."""
+        return self._shelf.new_link()
+
+    async def give_weights(self, link_key: str) -> Door:
+        """Let the neighbour with this key take weights. Raises: OSError if no port is free."""
+        return self._shelf.give(link_key)
+
+    async def end_giving(self, link_key: str) -> None:
+        """Close the door to a neighbour."""
+        self._shelf.end_giving(link_key)
+
+    @actor_method(concurrent=True)
+    async def take_weights(self, member: str, link_key: str, host: str, door: Door) -> Taken:
+        """Take what is missing from a neighbour.
+
+        Args:
+            member: the policy.
+            link_key: what `new_link` returned.
+            host: address of the neighbour's host, without a port.
+            door: what the neighbour's `give_weights` returned.
+
+        Raises: CheckpointError for bytes that do not fit.
+        """
+        return await self._shelf.take(member, link_key, host, door)
+
+    async def num_received(self, member: str) -> int:
+        """Return the number of bytes that have come of the version that was begun last."""
+        return self._shelf.num_received(member)
+
+    async def check_weights(self, member: str, digest: str) -> None:
         """Compare what came with its digest. Raises: CheckpointError if they differ."""
-        await asyncio.to_thread(self._incoming[member].check)
+        await self._shelf.check(member, digest)
+
+    async def share_weights(self, member: str) -> HostMemory:
+        """Return where other processes of this machine find the bytes that were checked."""
+        return self._shelf.memory(member)
+
+    async def open_weights(self, heading: WeightHeading, memory: HostMemory, digest: str) -> None:
+        """Open a version that another process of this machine has checked.
+
+        Raises: CheckpointError if it does not fit, or is not on this machine.
+        """
+        await asyncio.to_thread(self._shelf.open, heading, memory, digest)
 
     async def apply_weights(self, member: str) -> None:
         """Let the engine of a policy act with its checked weights."""
-        incoming = self._incoming.pop(member)
-        await self._lane.run(self._adopt, incoming, work="publish")
+        await self._lane.run(self._adopt, self._shelf.to_apply(member), work="publish")
 
     async def renew_weights(self, member: str, version: int) -> None:
         """Let the engine of a policy act with the weights that it has, as a new version."""
@@ -179,10 +223,10 @@ class RolloutHost(Actor):
         }
         return HostStatus(num_slots=self._player.num_slots, held=held, kept=kept)
 
-    def _adopt(self, incoming: IncomingWeights) -> None:
-        incoming.apply()
-        heading = incoming.heading
-        self._digests[heading.member] = heading.digest
+    def _adopt(self, newest: IncomingWeights | OpenedWeights) -> None:
+        newest.apply()
+        heading = newest.heading
+        self._digests[heading.member] = newest.digest
         network = self._models[heading.member].network
         self._engines[heading.member].adopt(network, heading.version)
 
@@ -193,23 +237,28 @@ class RolloutHost(Actor):
             config = with_environments(config, recipe.num_envs)
         device = device_of(config.run)
         try:
-            team = await asyncio.to_thread(_loaded, recipe, self._folder.path, device)
+            team = await asyncio.to_thread(_loaded, recipe, config, self._folder.path, device)
         finally:
             # at once: a host that is killed leaves no copy of a policy on its disk
             await asyncio.to_thread(self._folder.remove)
         self._models: dict[str, RunModel] = {
             name: member.model for name, member in team.members.items()
         }
+        self._shelf = WeightShelf({name: model.network for name, model in self._models.items()})
         starts = [TaskStart(env=env, task=env.id) for env in recipe.envs]
         async with Runtime("rollout") as runtime, DeviceLane(config.run.torch_threads) as lane:
             self._lane = lane
-            engines = engines_of(config, team, lane, recipe.weight_version)
+            gpus = _visible_gpus() if device.type == "cuda" else ()
+            engines = engines_of(config, team, lane, recipe.weight_version, gpus)
             self._engines: Mapping[str, OwnedEngine] = engines.owned
             async with pool_of(config, runtime, starts) as pool, engines:
                 self._player = LocalPlayer(pool, engines, made_agent(recipe.agent))
                 self._evaluator = LocalPlayer(pool, engines, within_range(embodied_agent))
                 ready.set_result(None)
-                await self._stop.wait()
+                try:
+                    await self._stop.wait()
+                finally:
+                    self._shelf.close()
 
 
 def _append(folder: Path, name: str, start: int, piece: np.ndarray) -> None:
@@ -224,16 +273,25 @@ def _append(folder: Path, name: str, start: int, piece: np.ndarray) -> None:
         file.write(piece.data)
 
 
-def _loaded(recipe: HostRecipe, folder: Path, device: torch.device) -> Team:
-    return Team(
-        {
-            name: Member(_policy(member, folder / name, device), engine=member.engine)
-            for name, member in recipe.members.items()
-        }
-    )
+def _loaded(recipe: HostRecipe, config: LearningConfig, folder: Path, device: torch.device) -> Team:
+    members: dict[str, Member] = {}
+    for name, member in recipe.members.items():
+        # an engine in processes of its own reads the weights from the memory of the host
+        acts_here = (member.engine or config.engine).kind == "torch"
+        model = _policy(member, folder / name, device if acts_here else torch.device("cpu"))
+        members[name] = Member(model, engine=member.engine)
+    return Team(members)
 
 
 def _policy(member: MemberRecipe, folder: Path, device: torch.device) -> RunModel:
     model: RunModel = imported(member.policy_class).load(folder)
     model.network.to(device, getattr(torch, member.dtype))
     return model
+
+
+def _visible_gpus() -> tuple[str, ...]:
+    """Return the ids of the GPUs that this process may use, as in CUDA_VISIBLE_DEVICES."""
+    chosen = os.environ.get(VISIBLE)
+    if chosen is None:
+        return tuple(str(number) for number in range(torch.cuda.device_count()))
+    return tuple(filter(None, chosen.split(",")))

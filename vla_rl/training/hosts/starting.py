@@ -36,7 +36,13 @@ DEADLINES_S: Final = {
             "put_file",
             "begin_weights",
             "put_weights",
+            "new_link",
+            "give_weights",
+            "end_giving",
+            "num_received",
             "check_weights",
+            "share_weights",
+            "open_weights",
             "apply_weights",
             "renew_weights",
             "take",
@@ -44,7 +50,8 @@ DEADLINES_S: Final = {
         WEIGHTS_WITHIN_S,
     ),
 }
-"""Episodes have none of their own: simulators have theirs, and a lost host ends its calls."""
+"""Episodes have none of their own: simulators have theirs, and a lost host ends its calls. Weights
+that are taken from a neighbour end with its life and by its silence."""
 
 
 @dataclass(frozen=True)
