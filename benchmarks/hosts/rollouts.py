@@ -44,13 +44,14 @@ async def rollout_over(
 ) -> AsyncIterator[HostRollout]:
     """Bring up the hosts that a configuration lists."""
     assert config.cluster.hosts is not None
+    team = Team.of(model)
     async with (
         DeviceLane(1) as lane,
         HostRollout(
             ListedHosts(Path(config.cluster.hosts), answer_within_s=answer_within_s),
             config,
-            recipe_of(config, STARTS, Team.of(model), timed_agent),
-            model,
+            recipe_of(config, STARTS, team, timed_agent),
+            team,
             lane,
             here=None,
             weight_version=0,

@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import Final
 
 import msgspec
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 
 from benchmarks.hosts.measured import ACTED_PER_S
 from benchmarks.hosts.sleepers import ACTION_DIM, CHUNK_SIZE, STATE_SIZE
@@ -31,6 +32,12 @@ class SleepingPolicy(MlpPolicy):
         """Sleep, then sample."""
         time.sleep(len(samplings) * HOSTS_PER_GPU / ACTED_PER_S)
         return super().sample(batch, samplings)
+
+
+def learn(network: nn.Module) -> None:
+    """Change a weight: weights that are what they were are not sent again."""
+    with torch.no_grad():
+        next(network.parameters()).view(-1)[0] += 1.0
 
 
 def sleeping_policy(hidden: tuple[int, ...] = (64,)) -> SleepingPolicy:

@@ -6,11 +6,11 @@ from collections.abc import AsyncIterator, Callable
 
 from benchmarks.hosts.measured import GROUP_SIZE
 from benchmarks.hosts.rollouts import STARTS
-from benchmarks.hosts.sleeping_policy import sleeping_policy
+from benchmarks.hosts.sleeping_policy import learn, sleeping_policy
 from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerConfig
 from vla_rl.rollout.scheduler import SchedulerState
 from vla_rl.training.hosts.host_rollout import HostRollout
-from vla_rl.types import Group, Trajectory
+from vla_rl.types import SOLE_MEMBER, Group, Trajectory
 
 
 class Updates:
@@ -50,6 +50,8 @@ class Updates:
             groups = [group async for group in scheduler.groups_for_update(scheduler.version)]
             version = scheduler.version + 1
             async with self._publishing:
+                learn(self._network)
                 # as a learner calls it: its thread waits until all hosts have the weights
-                await asyncio.to_thread(self._rollout.weights.adopt, self._network, version)
+                sink = self._rollout.weights.sinks[SOLE_MEMBER]
+                await asyncio.to_thread(sink.adopt, self._network, version)
                 scheduler.trained(groups, version)

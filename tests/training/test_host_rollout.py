@@ -30,7 +30,9 @@ from vla_rl.training.hosts.environments import with_environments
 from vla_rl.training.hosts.host_rollout import HostRollout
 from vla_rl.training.hosts.messages import PIECE_BYTES
 from vla_rl.training.hosts.recipe import pieces_of, recipe_of
+from vla_rl.training.parts import TrainingParts
 from vla_rl.training.team import Team
+from vla_rl.types import SOLE_MEMBER
 
 
 def config_with(root: Path, **cluster: object) -> SrpoToyConfig:
@@ -55,8 +57,8 @@ def test_hosts_get_plain_settings_and_names(tmp_path: Path) -> None:
     assert recipe.config_class == "vla_rl.pipelines.config:EmbodiedConfig"
     decoded = msgspec.json.decode(recipe.config, type=EmbodiedConfig)
     assert (decoded.simulators, decoded.engine) == (config.simulators, config.engine)
-    assert recipe.agent == "slow_agents:hesitant_agent"
-    assert recipe.policy_class.endswith(":OpenVlaOft")
+    assert recipe.agent.function == "slow_agents:hesitant_agent"
+    assert recipe.members[SOLE_MEMBER].policy_class.endswith(":OpenVlaOft")
     # two starts of one environment
     assert len(recipe.envs) == 1
 
@@ -64,7 +66,7 @@ def test_hosts_get_plain_settings_and_names(tmp_path: Path) -> None:
 def test_an_agent_that_hosts_cannot_import_is_refused(tmp_path: Path) -> None:
     config = config_with(tmp_path)
     arguments = config, starts_of(config), Team.of(policy_of(config))
-    for agent in (partial(embodied_agent, frames_every=2), lambda env, policy: None):
+    for agent in (partial(embodied_agent, frames_every=[2].pop), lambda env, policy: None):
         with pytest.raises(ConfigError, match=r"cluster\.hosts needs parts that other hosts can"):
             recipe_of(*arguments, agent)  # type: ignore[arg-type]
 
@@ -101,15 +103,15 @@ async def test_a_run_without_any_host_ends_with_an_error_that_says_what_to_do(
     tmp_path: Path,
 ) -> None:
     config = config_with(tmp_path, hosts="hosts.toml", alone_s=0.05)
-    model = policy_of(config)
-    recipe = recipe_of(config, starts_of(config), Team.of(model), embodied_agent)
+    team = Team.of(policy_of(config))
+    recipe = recipe_of(config, starts_of(config), team, embodied_agent)
     with pytest.raises(
         ConfigError, match=r"cluster\.alone_s=0\.05 s; start one with `vla-rl host`"
     ):
         async with (
             asyncio.timeout(60),
             DeviceLane(1) as lane,
-            HostRollout(NoHosts(), config, recipe, model, lane, here=None, weight_version=0),
+            HostRollout(NoHosts(), config, recipe, team, lane, here=None, weight_version=0),
         ):
             await asyncio.get_running_loop().create_future()
 
@@ -132,19 +134,20 @@ async def test_a_dry_run_shows_the_layout_as_declared_if_hosts_do_not_answer(
     path = listed(tmp_path)
     path.write_text(path.read_text() + 'gpus = "0-1"\n')
     config = config_with(tmp_path, hosts=str(path))
+    team = Team.of(policy_of(config))
     footprint = EpisodeFootprint(
         what_runs="toys", simulator_mb=1, server_mb=1, chunk_bytes=1, num_chunks=1
     )
-    shown = await layout_plan(config, footprint, 1 << 30)
+    shown = await layout_plan(config, footprint, team)
     assert "layout apart: 1 learner rank, 3 engines, 4 simulators on 3 hosts" in shown
     assert "  far        0-1   -       engines 1-2  2" in shown
     assert f"not every host answered, so this is what {path} declares:" in shown
     many = msgspec.structs.replace(config.simulators, num_envs=4)
     with pytest.raises(ConfigError, match=r"= 4 < num_envs = 8: 4 environments would never be"):
-        await layout_plan(msgspec.structs.replace(config, simulators=many), footprint, 1 << 30)
+        await layout_plan(msgspec.structs.replace(config, simulators=many), footprint, team)
     path.write_text(path.read_text().replace("0-1", "0-7"))
     with pytest.raises(ConfigError, match=r"num_envs=2 < 8 engines on host 'far'"):
-        await layout_plan(config, footprint, 1 << 30)
+        await layout_plan(config, footprint, team)
 
 
 def test_conversations_and_simulators_cannot_share_a_host_with_several_gpus() -> None:
@@ -156,6 +159,26 @@ def test_conversations_and_simulators_cannot_share_a_host_with_several_gpus() ->
     )
     with pytest.raises(ConfigError, match="expected environments of one kind; list one GPU"):
         with_environments(mixed, 3)
+
+
+def test_the_machine_that_learns_has_engines_only_if_something_asks_them(tmp_path: Path) -> None:
+    path = str(listed(tmp_path))
+
+    def has_engines(plays_here: bool, evaluates_here: bool) -> bool:
+        config = config_with(tmp_path, hosts=path, plays_here=plays_here)
+        team = Team.of(policy_of(config))
+        parts = TrainingParts(
+            config,
+            starts_of(config),
+            team,
+            agent=embodied_agent,
+            evaluates_here=evaluates_here,
+        )
+        return parts.engine is not None
+
+    assert not has_engines(plays_here=False, evaluates_here=False)
+    assert has_engines(plays_here=True, evaluates_here=False)
+    assert has_engines(plays_here=False, evaluates_here=True)
 
 
 def test_options_of_hosts_are_unread_without_hosts() -> None:

@@ -8,6 +8,7 @@ import contextlib
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
@@ -28,8 +29,9 @@ from vla_rl.simulation import SimulatorConfig
 from vla_rl.training.hosts.host_rollout import HostRollout
 from vla_rl.training.hosts.recipe import recipe_of
 from vla_rl.training.hosts.sameness import digest_of_fixed, run_key
+from vla_rl.training.hosts.starting import HostStarter
 from vla_rl.training.team import Team
-from vla_rl.types import Deposit, EpisodeSpec, Trajectory
+from vla_rl.types import SOLE_MEMBER, Deposit, EpisodeSpec, Trajectory
 
 
 class OneHost(ThisHost):
@@ -95,7 +97,7 @@ class Site:
             OneHost(placement, self.num_gpus),
             config,
             recipe,
-            model,
+            Team.of(model),
             lane,
             here=None,
             weight_version=0,
@@ -110,6 +112,24 @@ def lose(rollout: HostRollout) -> None:
     assert rollout._runtime._launchers is not None
     for connection in rollout._runtime._launchers._connections.values():
         connection.close()
+
+
+def model_of(rollout: HostRollout) -> Any:
+    return rollout._team.members[SOLE_MEMBER].model
+
+
+def starter_of(rollout: HostRollout) -> HostStarter:
+    """Return what would start the hosts of a rollout, which is not open."""
+    return HostStarter(
+        rollout._runtime,
+        rollout._config,
+        rollout._recipe,
+        {},
+        Path(),
+        "",
+        tuple,
+        lambda: rollout.weights.has_newest,
+    )
 
 
 class Killed(Exception):
@@ -147,7 +167,7 @@ async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_nee
     async with asyncio.timeout(200), DeviceLane(1) as lane, site.served() as server:
         # the same run first loses its connection, as if a cable was pulled, then its life
         run = site.rollout(lane)
-        await lane.run(run.weights.adopt, run._model.network, 3)
+        await lane.run(run.weights.sinks[SOLE_MEMBER].adopt, model_of(run).network, 3)
         with contextlib.suppress(Killed):
             async with run:
                 before = run.weights.hosts["far"]
@@ -161,9 +181,9 @@ async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_nee
                 await until(lambda: server.num_waiting == 1)
                 raise Killed
         resumed = site.rollout(lane, deposits=[needed.deposit])
-        for parameter in resumed._model.network.parameters():
+        for parameter in model_of(resumed).network.parameters():
             parameter.data.mul_(1.1)  # update 3 was made again, and came out otherwise
-        await lane.run(resumed.weights.adopt, resumed._model.network, 3)
+        await lane.run(resumed.weights.sinks[SOLE_MEMBER].adopt, model_of(resumed).network, 3)
         async with resumed:
             assert (server.num_actors, server.num_waiting) == (1, 0)
             assert resumed.players.holds(needed)
@@ -177,7 +197,7 @@ async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_nee
             episodes = held_out_of(site)
             judge = HeldOutJudge(episodes)
             await judge.elsewhere(RunDirectory(site.folder), resumed.evaluators)
-            await lane.run(resumed._model.save, tmp_path / "policy")
+            await lane.run(model_of(resumed).save, tmp_path / "policy")
         lines = (site.folder / "held_out.jsonl").read_bytes().splitlines()
         assert sorted(lines) == sorted(await offline(tmp_path / "policy", episodes, version=3))
     shown = capsys.readouterr().out
@@ -225,14 +245,15 @@ def test_a_gpu_that_is_smaller_than_the_policy_is_refused_with_the_inequality(si
 def test_a_process_that_cannot_go_on_is_left_with_the_reason(
     site: Site, recipe: str, reason: str
 ) -> None:
-    assert reason in site.rollout(DeviceLane(1))._misfit("far", recipe)
+    assert reason in starter_of(site.rollout(DeviceLane(1))).misfit("far", recipe)
 
 
 def test_before_the_first_checkpoint_hosts_start_anew(site: Site) -> None:
     rollout = site.rollout(DeviceLane(1))
-    assert "no weights have been saved" in rollout._misfit("far", rollout._recipe.digest)
-    rollout.weights.adopt(rollout._model.network, 1)
-    assert rollout._misfit("far", rollout._recipe.digest) == ""
+    starter, digest = starter_of(rollout), rollout._recipe.digest
+    assert "no weights have been saved" in starter.misfit("far", digest)
+    rollout.weights.sinks[SOLE_MEMBER].adopt(model_of(rollout).network, 1)
+    assert starter.misfit("far", digest) == ""
 
 
 def test_a_run_has_one_key_for_ever(tmp_path: Path) -> None:

@@ -1,7 +1,8 @@
 """New weights reach all hosts in two phases; a host that fails is dropped, a late one catches up."""
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -9,60 +10,106 @@ import torch
 from torch import nn
 
 from vla_rl.errors import ActorDied, CheckpointError
-from vla_rl.training.hosts.flat_weights import IncomingWeights
-from vla_rl.training.hosts.messages import HostStatus, WeightHeading
+from vla_rl.training.hosts import neighbours
+from vla_rl.training.hosts.messages import Door, HeldVersion, HostStatus, Taken, WeightHeading
 from vla_rl.training.hosts.publishing import HostWeights
+from vla_rl.training.hosts.spreading import WeightHost
+from vla_rl.training.hosts.weight_shelf import WeightShelf
+from vla_rl.types import SOLE_MEMBER, Roster
 
 
 class Host:
-    """The side of a host, in this loop; it fails in one call, if wanted."""
+    """The side of a host, in this loop, with real links; it fails in one call, if wanted."""
 
-    def __init__(self, name: str, log: list[str], fails_in: str = "") -> None:
+    def __init__(
+        self, name: str, log: list[str], fails_in: str = "", shape: tuple[int, int] = (3, 2)
+    ) -> None:
         self.name, self.log, self._fails_in = name, log, fails_in
         torch.manual_seed(1)
-        self.network = nn.Linear(3, 2)
-        self.version, self.digest = 0, ""
+        self.network = nn.Linear(*shape)
+        self.shelf = WeightShelf({SOLE_MEMBER: self.network})
+        self.version, self.digest, self.num_put = 0, "", 0
+        self.new_link, self.give_weights, self.end_giving, self.num_received = map(
+            called, (self.shelf.new_link, self.shelf.give, self.shelf.end_giving, self.received)
+        )
+        self.share_weights, self.open_weights = map(called, (self.shelf.memory, self.shelf.open))
 
     async def begin_weights(self, heading: WeightHeading) -> None:
         self._note("begin")
-        self._incoming = IncomingWeights(heading, self.network)
+        self.shelf.begin(heading)
 
-    async def put_weights(self, start: int, piece: np.ndarray) -> None:
-        self._incoming.put(start, piece)
+    async def put_weights(self, member: str, start: int, piece: np.ndarray) -> None:
+        self.num_put += len(piece)
+        await self.shelf.put(member, start, piece)
 
-    async def check_weights(self) -> None:
-        await asyncio.sleep(0)
+    async def take_weights(self, member: str, link_key: str, host: str, door: Door) -> Taken:
+        self._note("take")
+        return await self.shelf.take(member, link_key, host, door)
+
+    def received(self, member: str) -> int:
+        return self.shelf.num_received(member)
+
+    async def check_weights(self, member: str, digest: str) -> None:
         self._note("check")
-        self._incoming.check()
+        await self.shelf.check(member, digest)
 
-    async def apply_weights(self) -> int:
+    async def apply_weights(self, member: str) -> None:
         self._note("apply")
-        self._incoming.apply()
-        self.version, self.digest = self._incoming.heading.version, self._incoming.heading.digest
-        return self.version
+        newest = self.shelf.to_apply(member)
+        newest.apply()
+        self.version, self.digest = newest.heading.version, newest.digest
+
+    async def renew_weights(self, member: str, version: int) -> None:
+        self._note("renew")
+        self.version = version
 
     def _note(self, call: str) -> None:
         if call == self._fails_in:
-            raise ActorDied(self.name, 1, "SIGKILL")
+            self.shelf.close()
+            raise self.death()
         self.log.append(f"{call} {self.name}")
+
+    def death(self) -> ActorDied:
+        return ActorDied(self.name, 1, "SIGKILL")
+
+
+def called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what a handle has of a method: a coroutine function."""
+
+    async def call(*args: Any) -> Any:
+        return function(*args)
+
+    return call
+
+
+def reached(host: Host) -> WeightHost:
+    return WeightHost(host, "127.0.0.1")  # type: ignore[arg-type]
 
 
 class Site:
     """Hosts, the learner's network, and what was reported."""
 
-    def __init__(self, *hosts: Host) -> None:
-        self.learner = nn.Linear(3, 2)
+    def __init__(self, *hosts: Host, shape: tuple[int, int] = (3, 2)) -> None:
+        self.learner = nn.Linear(*shape)
         self.lost: list[str] = []
         self.versions: list[int] = []
-        self.weights = HostWeights(0, lambda name, _: self.lost.append(name), self.versions.append)
-        self.weights.hosts.update({host.name: host for host in hosts})  # type: ignore[misc]
+        self.weights = HostWeights(
+            Roster([SOLE_MEMBER]),
+            0,
+            lambda name, _: self.lost.append(name),
+            self.versions.append,
+        )
+        self.sink = self.weights.sinks[SOLE_MEMBER]
+        self.weights.hosts.update({host.name: reached(host) for host in hosts})
 
     async def publish(self, version: int) -> None:
-        await asyncio.to_thread(self.weights.adopt, self.learner, version)
+        await asyncio.to_thread(self.sink.adopt, self.learner, version)
 
     async def catch_up(self, host: Host, *, is_new: bool = False) -> int:
-        status = HostStatus(num_slots=1, weight_version=host.version, weights_digest=host.digest)
-        return await self.weights.catch_up(host, status, is_new=is_new)  # type: ignore[arg-type]
+        held = {SOLE_MEMBER: HeldVersion(version=host.version, digest=host.digest)}
+        status = HostStatus(num_slots=1, held=held)
+        found = await self.weights.catch_up(host.name, reached(host), status, is_new=is_new)
+        return found[SOLE_MEMBER].version
 
     def have(self, hosts: Sequence[Host]) -> list[bool]:
         return [torch.equal(host.network.weight, self.learner.weight) for host in hosts]
@@ -75,7 +122,7 @@ async def test_every_host_has_a_version_before_any_acts_with_it() -> None:
     site.weights.open()
     await site.publish(1)
     assert sorted(log[-2:]) == ["apply a", "apply b"]
-    assert sorted(log[:-2]) == ["begin a", "begin b", "check a", "check b"]
+    assert sorted(log[:-2]) == ["begin a", "begin b", "check a", "check b", "take b"]
     assert site.have(hosts) == [True, True]
     assert site.versions == [1]
 
@@ -106,7 +153,7 @@ async def test_a_host_that_joins_gets_the_newest_version_first() -> None:
 async def test_weights_before_the_hosts_are_up_are_not_sent() -> None:
     host = Host("a", [])
     site = Site(host)
-    site.weights.adopt(site.learner, 7)
+    site.sink.adopt(site.learner, 7)
     assert (host.log, site.versions) == ([], [7])
     # it has read the policy's files, which are of this version
     host.version = 7
@@ -121,7 +168,7 @@ async def test_a_host_that_is_taken_over_gets_the_weights_of_the_resume_unless_i
     site = Site(host)
     # its last weights are of an update that the killed run did not save
     host.version, host.digest = 8, "of those"
-    site.weights.adopt(site.learner, 7)
+    site.sink.adopt(site.learner, 7)
     assert await site.catch_up(host) == 7
     assert site.have([host]) == [True]
     assert host.log == ["begin a", "check a", "apply a"]
@@ -134,8 +181,7 @@ async def test_a_host_that_is_taken_over_gets_the_weights_of_the_resume_unless_i
 
 
 async def test_a_host_with_another_policy_ends_the_publication() -> None:
-    host = Host("a", [])
-    host.network = nn.Linear(4, 2)
+    host = Host("a", [], shape=(4, 2))
     site = Site(host)
     site.weights.open()
     with pytest.raises(
@@ -143,3 +189,120 @@ async def test_a_host_with_another_policy_ends_the_publication() -> None:
     ):
         await site.publish(1)
     assert site.versions == []
+
+
+async def test_weights_that_an_update_did_not_change_are_not_sent_again() -> None:
+    log: list[str] = []
+    site = Site(Host("a", log))
+    site.weights.open()
+    await site.publish(1)
+    await site.publish(2)
+    assert log == ["begin a", "check a", "apply a", "renew a"]
+    with torch.no_grad():
+        site.learner.bias += 1.0
+    await site.publish(3)
+    assert log[4:] == ["begin a", "check a", "apply a"]
+    assert site.versions == [1, 2, 3]
+
+
+async def test_hosts_serve_a_version_once_they_have_it_of_every_policy() -> None:
+    versions: list[int] = []
+    roster = Roster(["left", "right"])
+    weights = HostWeights(roster, 0, lambda name, death: None, versions.append)
+    for version, name in ((1, "left"), (1, "right"), (2, "right"), (2, "left")):
+        weights.sinks[name].adopt(nn.Linear(3, 2), version)
+    assert versions == [0, 1, 1, 2]
+    assert weights.metrics().keys() == {"left/hosts/weights_s", "right/hosts/weights_s"}
+
+
+LARGE = (1024, 2048)
+"""Five pieces."""
+
+
+def large_hosts(log: list[str]) -> list[Host]:
+    return [Host(name, log, shape=LARGE) for name in "abc"]
+
+
+async def test_one_copy_leaves_the_learner_and_hosts_pass_it_on() -> None:
+    hosts = large_hosts([])
+    site = Site(*hosts, shape=LARGE)
+    site.weights.open()
+    await site.publish(1)
+    num_bytes = 4 * (1024 * 2048 + 2048)
+    assert [host.num_put for host in hosts] == [num_bytes, 0, 0]
+    assert site.have(hosts) == [True, True, True]
+    # a host that was away takes the version from one that has it
+    late = Host("late", [], shape=LARGE)
+    assert await site.catch_up(late) == 1
+    assert late.num_put == 0
+    assert site.have([late]) == [True]
+
+
+class Dying(Host):
+    """It dies once it has some of a version, like a process that is killed."""
+
+    async def take_weights(self, member: str, link_key: str, host: str, door: Door) -> Taken:
+        taking = asyncio.create_task(self.shelf.take(member, link_key, host, door))
+        while self.received(member) == 0:  # noqa: ASYNC110 - bytes have no event
+            await asyncio.sleep(0)
+        taking.cancel()
+        await asyncio.wait([taking])
+        self.shelf.close()
+        raise self.death()
+
+
+class Silent(Host):
+    """Its cable is pulled: it passes nothing on, and no connection is closed."""
+
+    async def take_weights(self, member: str, link_key: str, host: str, door: Door) -> Taken:
+        await asyncio.sleep(0.2)
+        raise self.death()
+
+
+@pytest.mark.parametrize("kind", [Dying, Silent])
+async def test_what_a_neighbour_that_is_lost_has_not_passed_on_comes_from_the_learner(
+    kind: type[Host],
+) -> None:
+    first, _, last = large_hosts([])
+    lost = kind("b", [], shape=LARGE)
+    site = Site(first, lost, last, shape=LARGE)
+    site.weights.open()
+    async with asyncio.timeout(20):
+        await site.publish(1)
+    assert (site.lost, list(site.weights.hosts)) == (["b"], ["a", "c"])
+    assert site.have([first, last]) == [True, True]
+    assert last.num_put > 0
+
+
+async def test_a_host_that_cannot_reach_its_neighbour_is_served_by_the_learner(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(neighbours, "LINK_WITHIN_S", 0.2)
+    hosts = large_hosts([])[:2]
+    site = Site(*hosts, shape=LARGE)
+    # an address that swallows what is sent there, as a firewall does
+    site.weights.hosts["a"] = WeightHost(hosts[0], "192.0.2.1")  # type: ignore[arg-type]
+    site.weights.open()
+    async with asyncio.timeout(20):
+        await site.publish(1)
+        num_put = hosts[1].num_put
+        assert num_put == hosts[0].num_put > 0
+        site.learner.bias.data.add_(1.0)
+        hosts[1].log.clear()
+        await site.publish(2)
+    # it is known now, and not tried again
+    assert "check b" in hosts[1].log
+    assert "take b" not in hosts[1].log
+    assert site.have(hosts) == [True, True]
+
+
+async def test_engines_of_one_machine_share_the_bytes_that_came_to_it() -> None:
+    log: list[str] = []
+    hosts = [Host(name, log, shape=LARGE) for name in ("a:0", "a:1")]
+    site = Site(*hosts, shape=LARGE)
+    site.weights.open()
+    await site.publish(1)
+    assert hosts[0].num_put > 0
+    assert hosts[1].num_put == 0
+    assert site.have(hosts) == [True, True]
+    assert log == ["begin a:0", "check a:0", "apply a:0", "apply a:1"]

@@ -23,6 +23,7 @@ from vla_rl.observe import RunDirectory, read_metrics
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
 from vla_rl.rollout import embodied_agent
 from vla_rl.training.run import TrainingRun
+from vla_rl.training.team import Team
 
 needs_ray = pytest.mark.skipif(
     # ray reads it when it is imported
@@ -60,7 +61,7 @@ async def test_a_dry_run_shows_what_is_reserved_and_joins_nothing(
         what_runs="toys", simulator_mb=1, server_mb=1, chunk_bytes=1, num_chunks=1
     )
     config = config_of(tmp_path, address="10.0.0.1:6379", num_hosts=2)
-    shown = await layout_plan(config, footprint, 1 << 30)
+    shown = await layout_plan(config, footprint, Team.of(policy_of(config)))
     assert "layout apart: 1 learner rank, 2 engines, 4 simulators on 3 hosts" in shown
     assert "the cluster itself is asked when the run starts" in shown
     print_plan(config, footprint, 0, 0)

@@ -30,8 +30,9 @@ from vla_rl.training.hosts.far_player import FarPlayer
 from vla_rl.training.hosts.publishing import HostWeights
 from vla_rl.training.hosts.recipe import pieces_of, recipe_of
 from vla_rl.training.hosts.rollout_host import RolloutHost
+from vla_rl.training.hosts.spreading import WeightHost
 from vla_rl.training.team import Team
-from vla_rl.types import EnvSpec, Trajectory
+from vla_rl.types import SOLE_MEMBER, EnvSpec, Roster, Trajectory
 
 SMALL = TinyConfig(
     hidden_size=32,
@@ -65,14 +66,14 @@ async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that
     model, newer, starts = policy_of(config), policy_of(config), starts_of(config)
     for parameter in newer.network.parameters():
         parameter.data.mul_(1.1)
-    model.save(tmp_path / "policy")
+    model.save(tmp_path / "policies" / SOLE_MEMBER)
     episode = GroupSource(starts, 1, seed=0).next_group().episodes[0]
     recipe = recipe_of(config, starts, Team.of(model), embodied_agent)
 
     async with asyncio.timeout(200), AsyncExitStack() as stack:
         runtime = await stack.enter_async_context(Runtime())
         host = await runtime.spawn(RolloutHost, "far", 1 << 24, placement=InLoop())
-        for piece in pieces_of(tmp_path / "policy"):
+        for piece in pieces_of(tmp_path / "policies"):
             await host.put_file(*piece)
         status = await host.open(recipe)
         assert (status.num_slots, status.weight_version) == (1, 0)
@@ -94,10 +95,11 @@ async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that
         first = figures(await far.whole(light))
         assert first == await played_here(model, 0)
 
-        weights = HostWeights(0, lambda name, death: None, lambda version: None)
-        weights.hosts["far"] = host
+        roster = Roster([SOLE_MEMBER])
+        weights = HostWeights(roster, 0, lambda name, death: None, lambda version: None)
+        weights.hosts["far"] = WeightHost(host, "127.0.0.1")
         weights.open()
-        await asyncio.to_thread(weights.adopt, newer.network, 1)
+        await asyncio.to_thread(weights.sinks[SOLE_MEMBER].adopt, newer.network, 1)
         second = figures(await far.whole(await far.play(episode)))
         assert second == await played_here(newer, 1)
         assert second != first
@@ -123,13 +125,13 @@ async def test_conversations_run_on_a_host_too(tmp_path: Path) -> None:
     )
     starts = [TaskStart(env=EnvSpec(id="digits_task:Digits"), task="digits", seed=3)]
     model = tiny(SMALL, ["go on"], seed=0)
-    model.save(tmp_path / "policy")
+    model.save(tmp_path / "policies" / SOLE_MEMBER)
     agent = agent_of(config)
     episode = GroupSource(starts, 1, seed=0).next_group().episodes[0]
     async with asyncio.timeout(200), AsyncExitStack() as stack:
         runtime = await stack.enter_async_context(Runtime())
         host = await runtime.spawn(RolloutHost, "far", 1 << 24, placement=InLoop())
-        for piece in pieces_of(tmp_path / "policy"):
+        for piece in pieces_of(tmp_path / "policies"):
             await host.put_file(*piece)
         status = await host.open(recipe_of(config, starts, Team.of(model), agent))
         far = FarPlayer(host, status)

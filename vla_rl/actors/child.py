@@ -25,7 +25,12 @@ from vla_rl.actors.codec import Codec
 from vla_rl.actors.fork_protocol import ChildSettings, ListenSettings
 from vla_rl.actors.host_pipe import HostPipe
 from vla_rl.actors.in_flight import MeteredSocket
-from vla_rl.actors.listening import Listening, keep_freed_memory
+from vla_rl.actors.listening import (
+    Listening,
+    ListenPlace,
+    keep_freed_memory,
+    note_own_place,
+)
 from vla_rl.actors.loop_lag import LoopLag
 from vla_rl.actors.parent_link import die_with_parent, leave_terminal_to_parent, name_process
 from vla_rl.actors.pulse import begin_beating
@@ -121,11 +126,15 @@ async def _live_far(
 ) -> int:
     """Serve one client of another host after the other; return the exit status."""
     host = HostPipe(parent, life.abandon)
+    note_own_place(ListenPlace(listens.interface, listens.ports))
     # one for all clients: ZeroMQ frees the name of its endpoint some time after it was closed
     gatekeeper = Gatekeeper(context, [])
     try:
         while True:
-            listening = Listening(context, listens, gatekeeper)
+            try:
+                listening = Listening(context, listens, gatekeeper)
+            except OSError as error:
+                sys.exit(str(error))
             birth = Birth(os.getpid(), listening.port, listening.public_key)
             life.say_hello(host.send, birth)
             if not listens.takes_over:

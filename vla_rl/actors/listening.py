@@ -9,7 +9,7 @@ import ctypes
 import errno
 import socket
 import struct
-import sys
+from typing import Final, NamedTuple
 
 import zmq
 
@@ -51,12 +51,36 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_MMAP_THRESHOLD, 32 << 20)
 
 
+class ListenPlace(NamedTuple):
+    """The interface and the ports at which processes of this host listen for others."""
+
+    interface: str
+    ports: tuple[int, int]
+
+
+_AT_HOME: Final = ListenPlace("127.0.0.1", (0, 0))
+_own_place = _AT_HOME
+
+
+def own_place() -> ListenPlace:
+    """Return where this process may listen: as its host serves; without a host, this machine only."""
+    return _own_place
+
+
+def note_own_place(place: ListenPlace) -> None:
+    """Set what `own_place` returns; the program of a process that a host has started calls it."""
+    global _own_place
+    _own_place = place
+
+
 class Listening:
     """A bound socket that accepts one peer, whose key it names to the context's gatekeeper.
 
     Attributes:
         socket: carries the messages.
         port, public_key: what the peer needs to connect.
+
+    Raises: OSError with an instruction if no port is free.
     """
 
     def __init__(
@@ -98,7 +122,7 @@ class Listening:
 
 
 def _bound(settings: ListenSettings) -> socket.socket:
-    """Return a listening socket at the first free port; the process ends if there is none."""
+    """Return a listening socket at the first free port. Raises: OSError if there is none."""
     first, last = settings.ports
     for port in range(first, last + 1):
         opened = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -113,7 +137,9 @@ def _bound(settings: ListenSettings) -> socket.socket:
         else:
             opened.setblocking(False)
             return opened
-    sys.exit(
+    raise OSError(
+        errno.EADDRINUSE,
         f"no port from {first} to {last} is free at {settings.interface}, expected one for each "
-        "actor of this host; give the host a wider range with --ports."
+        "actor of this host, and one more for each that passes weights on; give the host a wider "
+        "range with --ports",
     )

@@ -63,7 +63,7 @@ async def launch(
             # a run on one host imports nothing of several
             from vla_rl.commands.layout_plan import layout_plan
 
-            print(await layout_plan(config, footprint, team.num_bytes[0]))
+            print(await layout_plan(config, footprint, team))
         await rehearse_training(
             config, starts, model, judge=judge, resume=wanted.resume, resume_from=wanted.resume_from
         )

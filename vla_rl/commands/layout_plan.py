@@ -19,18 +19,19 @@ from vla_rl.commands.plan import MIB, EpisodeFootprint
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.training.hosts.environments import shape_of
+from vla_rl.training.team import Team
 
 ANSWER_WITHIN_S: Final = 5.0
 """Time in which hosts must answer a dry run; then it takes what the file declares."""
 
 
-async def layout_plan(config: LearningConfig, footprint: EpisodeFootprint, weights: int) -> str:
+async def layout_plan(config: LearningConfig, footprint: EpisodeFootprint, team: Team) -> str:
     """Return the layout as a table.
 
     Args:
         config: configuration of a run with other hosts.
         footprint: memory that its episodes need.
-        weights: bytes of the policy's weights, which every engine holds.
+        team: the policies, whose weights each host holds.
 
     Raises: ConfigError with the inequality if the run cannot be placed.
     """
@@ -38,8 +39,8 @@ async def layout_plan(config: LearningConfig, footprint: EpisodeFootprint, weigh
         name="this host", resources=replace(resources_of_this_host(), gpus=gpus_of_this_host())
     )
     others, note = await _others(config.cluster)
-    needs = Needs(acting_bytes=weights, simulator_bytes=footprint.simulator_mb * MIB)
-    layout = layout_of_run([here, *others], shape_of(config), needs)
+    needs = Needs(acting_bytes=team.num_bytes[0], simulator_bytes=footprint.simulator_mb * MIB)
+    layout = layout_of_run([here, *others], shape_of(config, team), needs)
     num_envs = sum(place.num_simulators for place in layout.simulators)
     config.scheduler.require_feasible(num_envs=num_envs, group_size=config.episodes_per_group)
     return layout_table(layout) + note

@@ -13,6 +13,7 @@ policies work too.
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 import msgspec
@@ -141,25 +142,27 @@ def play_either(limits: ChatLimits) -> Agent:
     raises ConfigError if there is no such policy.
     """
 
-    async def play(env: Any, policies: Any) -> Trajectory:
-        is_text = is_text_task(env.episode.env)
-        acting = DRIVER if env.episode.env.id == DRIVING else ROBOT
-        policies = by_member(policies)
-        is_shared = Roster(policies).acts_for_all
-        if is_shared or not (is_text or acting in policies):
-            names = "all environments" if is_shared else sorted(policies)
-            raise ConfigError(
-                f"{env.episode.env.id!r} needs the policy {acting!r}, but there is only one for "
-                f"{names}; train a Team with the members {acting!r} and {LANGUAGE!r}"
-            )
-        if not is_text:
-            return with_agent(await within_range(embodied_agent)(env, policies[acting]), acting)
-        speakers = dict(policies)
-        if LANGUAGE in policies:
-            speakers[DEFAULT_AGENT] = policies[LANGUAGE]
-        return with_agent(await chat_agent(env, speakers, limits=limits), LANGUAGE)
+    return partial(run_either, limits=limits)
 
-    return play
+
+async def run_either(env: Any, policies: Any, *, limits: ChatLimits) -> Trajectory:
+    """Run one episode with the policy that it needs: see `play_either`."""
+    is_text = is_text_task(env.episode.env)
+    acting = DRIVER if env.episode.env.id == DRIVING else ROBOT
+    policies = by_member(policies)
+    is_shared = Roster(policies).acts_for_all
+    if is_shared or not (is_text or acting in policies):
+        names = "all environments" if is_shared else sorted(policies)
+        raise ConfigError(
+            f"{env.episode.env.id!r} needs the policy {acting!r}, but there is only one for "
+            f"{names}; train a Team with the members {acting!r} and {LANGUAGE!r}"
+        )
+    if not is_text:
+        return with_agent(await within_range(embodied_agent)(env, policies[acting]), acting)
+    speakers = dict(policies)
+    if LANGUAGE in policies:
+        speakers[DEFAULT_AGENT] = policies[LANGUAGE]
+    return with_agent(await chat_agent(env, speakers, limits=limits), LANGUAGE)
 
 
 def with_agent(trajectory: Trajectory, name: str) -> Trajectory:

@@ -55,7 +55,8 @@ class TrainingParts:
     """All parts of a run, connected but not started.
 
     Args: those of `vla_rl.train`; `team`, the policies; `first_update`, the update that the run
-        begins with; `lost_gpus`, numbers of the GPUs that no rank may use.
+        begins with; `lost_gpus`, numbers of the GPUs that no rank may use; `evaluates_here`, whether
+        this host runs evaluations even if others run the episodes.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class TrainingParts:
         agent: Agent,
         first_update: int = 0,
         lost_gpus: Collection[int] = (),
+        evaluates_here: bool = False,
     ) -> None:
         self.config, self._team = config, team
         self.device = device = device_of(config.run)
@@ -76,15 +78,19 @@ class TrainingParts:
         self.runtime = Runtime(config.run.name)
         self.pool: RunPool = pool_of(config, self.runtime, starts)
         self.lane = DeviceLane(config.run.torch_threads)
-        self.engine = engines_of(config, team, self.lane, first_update)
-        here = LocalPlayer(self.pool, self.engine, agent)
+        cluster = config.cluster
+        acts_here = not cluster.has_hosts or cluster.plays_here or evaluates_here
+        self.engine = engines_of(config, team, self.lane, first_update) if acts_here else None
+        """Engines of this host; None if only others act."""
+
+        here = None if self.engine is None else LocalPlayer(self.pool, self.engine, agent)
         self.hosts = hosts_of(
             config,
             starts,
             team,
             agent,
             self.lane,
-            here,
+            here if cluster.plays_here else None,
             first_update,
             deposits=lambda: self.scheduler.deposits(),
         )
@@ -97,13 +103,15 @@ class TrainingParts:
             self.engine,
             first_update,
             self.runtime,
-            others=() if self.hosts is None else (self.hosts.weights,),
+            others={} if self.hosts is None else self.hosts.weights.sinks,
             lost_gpus=lost_gpus,
         )
+        players = self.hosts or self.engine
+        assert players is not None, "a run without other hosts acts here"
         self.progress = RunProgress(
             config.run.updates,
             first_update=first_update,
-            policy_busy_share=lambda: (self.hosts or self.engine).busy_share,
+            policy_busy_share=lambda: players.busy_share,
         )
         sampling = Sampling(temperature=config.temperature)
         seed = derive_seed(config.run.seed, "episodes")
@@ -117,8 +125,10 @@ class TrainingParts:
             num_greedy=num_greedy,
             kinds=kinds,
         )
+        player = here if self.hosts is None else self.hosts.players
+        assert player is not None
         self.scheduler = EpisodeScheduler(
-            here if self.hosts is None else self.hosts.players,
+            player,
             source,
             config.scheduler,
             keep=kept_groups(config.filter),
@@ -139,7 +149,6 @@ class TrainingParts:
         )
         self.save = Save(self.saver.prepare)
         self.show = Show()
-        self._uses_pool = False
         self._critic: CriticTeam | None = None
         self._reference: ReferenceTeam | None = None
         self._remembered: dict[str, tuple[Stateful, Any]] = {}
@@ -191,17 +200,15 @@ class TrainingParts:
             yield
 
     @asynccontextmanager
-    async def opened_players(self, run: Path, *, needs_pool: bool) -> AsyncIterator[None]:
-        """Start all that runs episodes: simulators and engine here, and other hosts.
+    async def opened_players(self, run: Path) -> AsyncIterator[None]:
+        """Start all that runs episodes: simulators and engines here, and other hosts.
 
-        Simulators of this host are started if they run episodes, or if `needs_pool`. Other hosts
-        that wait for a resume of the run in the folder `run` are taken over.
+        Other hosts that wait for a resume of the run in the folder `run` are taken over.
         """
         async with AsyncExitStack() as stack:
-            if self.hosts is None or self.config.cluster.plays_here or needs_pool:
+            if self.engine is not None:
                 await stack.enter_async_context(self.pool)
-                self._uses_pool = True
-            await stack.enter_async_context(self.engine)
+                await stack.enter_async_context(self.engine)
             if self.hosts is not None:
                 await asyncio.to_thread(self.hosts.belong_to, run)
                 await stack.enter_async_context(self.hosts)
@@ -212,8 +219,7 @@ class TrainingParts:
         """Return the metrics of everything that runs episodes."""
         return {
             **self.scheduler.metrics(),
-            **(self.pool.metrics() if self._uses_pool else {}),
-            **self.engine.metrics(),
+            **({} if self.engine is None else {**self.pool.metrics(), **self.engine.metrics()}),
             **({} if self.hosts is None else self.hosts.metrics()),
         }
 
@@ -251,7 +257,7 @@ def hosts_of(
     team: Team,
     agent: Agent,
     lane: DeviceLane,
-    here: LocalPlayer,
+    here: LocalPlayer | None,
     weight_version: int,
     deposits: Callable[[], Iterable[Deposit]],
 ) -> "HostRollout | None":
@@ -265,15 +271,13 @@ def hosts_of(
     from vla_rl.training.hosts.host_rollout import HostRollout
     from vla_rl.training.hosts.recipe import recipe_of
 
-    recipe = recipe_of(config, starts, team, agent)
-    (member,) = team.members.values()
     return HostRollout(
         _found_hosts(config.cluster),
         config,
-        recipe,
-        member.model,
+        recipe_of(config, starts, team, agent),
+        team,
         lane,
-        here=here if config.cluster.plays_here else None,
+        here=here,
         weight_version=weight_version,
         deposits=deposits,
     )

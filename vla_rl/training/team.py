@@ -12,7 +12,7 @@ graph are the same as with one policy.
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, replace
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 from vla_rl.actors import Runtime
@@ -194,15 +194,21 @@ class RunEngines(EngineTeam):
 
 
 def engines_of(
-    config: LearningConfig, team: Team, lane: DeviceLane, weight_version: int
+    config: LearningConfig,
+    team: Team,
+    lane: DeviceLane,
+    weight_version: int,
+    gpus: Sequence[str] = (),
 ) -> RunEngines:
     """Make the engines that a run acts with.
+
+    Args: `gpus`, ids of GPUs that engines of vLLM share out; empty: they see what this process sees.
 
     Raises: ConfigError if one cannot serve its policy.
     """
     return RunEngines(
         {
-            name: _engine_of(config, member, lane, weight_version)
+            name: _engine_of(config, member, lane, weight_version, gpus)
             for name, member in team.members.items()
         }
     )
@@ -212,14 +218,16 @@ def learners_of(
     config: LearningConfig,
     team: Team,
     lane: DeviceLane,
-    engines: RunEngines,
+    engines: RunEngines | None,
     weight_version: int,
     runtime: Runtime,
     *,
-    others: Sequence[WeightSink] = (),
+    others: Mapping[str, WeightSink] = MappingProxyType({}),
     lost_gpus: Collection[int] = (),
 ) -> LearnerTeam:
-    """Make the learners of a run; each publishes its weights to its policy's engine and to others.
+    """Make the learners of a run; each publishes to its policy's engine, and to one of `others`.
+
+    Args: `engines`, those of this host, if it has some; `others`, receivers by member name.
 
     Raises: ConfigError if several ranks cannot train a policy, or if policies of a team have
         different numbers of ranks.
@@ -232,7 +240,10 @@ def learners_of(
         for name, member in team.members.items()
     }
     for name, member in team.members.items():
-        settings, sinks = each[name], [engines.owned[name], *others]
+        settings = each[name]
+        sinks: list[WeightSink] = [] if engines is None else [engines.owned[name]]
+        if name in others:
+            sinks.append(others[name])
         settings.require(
             settings.ranks == num_ranks, "ranks", f"{num_ranks}, as for the other policies"
         )
@@ -300,7 +311,11 @@ def _sharded(learner: PolicyLearner, settings: LearnerConfig) -> "ShardedLearner
 
 
 def _engine_of(
-    config: LearningConfig, member: Member, lane: DeviceLane, weight_version: int
+    config: LearningConfig,
+    member: Member,
+    lane: DeviceLane,
+    weight_version: int,
+    gpus: Sequence[str],
 ) -> OwnedEngine:
     engine, learner = member.engine or config.engine, member.learner or config.learner
     engine.require(
@@ -313,15 +328,14 @@ def _engine_of(
         from vla_rl.engines.vllm import make_vllm_engine
         from vla_rl.models.serving import serve
 
-        return make_vllm_engine(
-            serve(member.model, max_context=engine.max_context), lane, engine, weight_version
-        )
+        served = serve(member.model, max_context=engine.max_context)
+        return make_vllm_engine(served, lane, engine, weight_version, gpus)
     if engine.kind == "remote":
         from vla_rl.engines.remote import RemoteChatEngine
         from vla_rl.models.serving import serve
 
-        served: Any = serve(member.model, max_context=engine.max_context)
-        return RemoteChatEngine(served, lane, engine, weight_version)
+        asked: Any = serve(member.model, max_context=engine.max_context)
+        return RemoteChatEngine(asked, lane, engine, weight_version)
     # in the middle of an update the learner's weights are no version to act with, so updates of
     # several steps need a copy; ranks have weights of their own
     shares = learner.steps_once_per_update or learner.ranks > 1

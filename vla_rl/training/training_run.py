@@ -83,10 +83,17 @@ class TrainingRun:
         self._config, self._judge, team = config, judge, Team.of(model)
         self._utilization: Utilization | None = None
         lost_gpus = restarts.lost_gpus if restarts is not None else frozenset()
-        self._parts = TrainingParts(
-            config, starts, team, agent=agent, first_update=first_update, lost_gpus=lost_gpus
-        )
         self._beside_settings = settings_beside(judge, config, team)
+        self._parts = TrainingParts(
+            config,
+            starts,
+            team,
+            agent=agent,
+            first_update=first_update,
+            lost_gpus=lost_gpus,
+            # held-out episodes run on the hosts
+            evaluates_here=judge is not None and not isinstance(judge, HeldOutJudge),
+        )
         self.graph: TaskGraph = customised(make_pipeline(self._parts), customise).build()
         peak = peak_of_run(config.run, device_name(self._parts.device))
         # ranks compute in processes of their own, whose arithmetic this lane does not see
@@ -246,8 +253,7 @@ class TrainingRun:
         seed = derive_seed(self._config.run.seed, "chaos")
         broken = chaos(lambda: self.simulator_pids, self._config.run.chaos_every_s, seed)
         # faults last in and first out: a simulator that closes must not be frozen meanwhile
-        needs_pool = judge is not None and not self._evaluates_elsewhere(judge)
-        async with parts.opened_players(run.path, needs_pool=needs_pool), broken:
+        async with parts.opened_players(run.path), broken:
             if parts.scheduler.version == 0:
                 if judge is not None:
                     await self._evaluate(run, judge)
@@ -258,9 +264,6 @@ class TrainingRun:
             if judge is not None and parts.scheduler.version == last:
                 await self._save_last()  # the evaluated weights have to be on disk
                 await self._evaluate(run, judge)
-
-    def _evaluates_elsewhere(self, judge: Judge) -> bool:
-        return self._parts.hosts is not None and isinstance(judge, HeldOutJudge)
 
     async def _evaluate(self, run: RunDirectory, judge: Judge) -> None:
         """Evaluate the current weights: on the hosts that run episodes, if there are any."""

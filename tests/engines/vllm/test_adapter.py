@@ -13,7 +13,7 @@ import pytest
 
 import vla_rl
 from vla_rl.actors.environment import inherited_environment
-from vla_rl.engines.vllm import adapter
+from vla_rl.engines.vllm import VllmConfig, adapter
 from vla_rl.errors import ConfigError
 
 PACKAGE = Path(vla_rl.__file__).parent
@@ -105,7 +105,8 @@ def test_the_environment_of_an_engine_is_put_back_and_no_child_gets_it(
     for unset in ("VLLM_PLUGINS", "LD_PRELOAD", "SET_BY_OTHERS"):
         monkeypatch.delenv(unset, raising=False)
     monkeypatch.setenv("TAKEN_BY_OTHERS", "1")
-    with adapter.engine_environment(tmp_path, num_threads=2, kv_cache_gib=3, startup_s=9.5):
+    config = VllmConfig(num_threads=2, kv_cache_gib=3)
+    with adapter.engine_environment(tmp_path, config):
         assert (os.environ["OMP_NUM_THREADS"], os.environ["VLLM_CPU_KVCACHE_SPACE"]) == ("2", "3")
         assert os.environ["PYTHONPATH"].split(os.pathsep)[0] == str(adapter.STARTUP_PATH)
         assert os.environ["VLLM_RPC_BASE_PATH"] == str(tmp_path)
@@ -117,6 +118,15 @@ def test_the_environment_of_an_engine_is_put_back_and_no_child_gets_it(
         assert variables["OMP_NUM_THREADS"] == "7"
         assert variables["SET_BY_OTHERS"] == "2"
         assert not {"VLLM_PLUGINS", "LD_PRELOAD", "TAKEN_BY_OTHERS"} & variables.keys()
+
+
+def test_an_engine_sees_its_own_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pretend(monkeypatch, vllm="0.32.0")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3")
+    with adapter.engine_environment(tmp_path, VllmConfig(), ("2", "3")):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
+    with adapter.engine_environment(tmp_path, VllmConfig()):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "0,1,2,3"
 
 
 def test_an_installation_without_the_plugin_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ transfer    the engine process's side of a weight update
 Importing the config does not import torch; the other names do, and opening an engine imports vLLM.
 """
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -41,10 +42,11 @@ def make_vllm_engine(
     lane: "DeviceLane",
     config: "EngineConfig",
     weight_version: int = 0,
+    gpus: Sequence[str] = (),
 ) -> "VllmActionEngine | VllmChatEngine":
     """Make the engine that suits a policy whose kind is not known before."""
     engine: VllmActionEngine | VllmChatEngine = engine_class(served)(
-        served, lane, config, weight_version
+        served, lane, config, weight_version, gpus
     )
     return engine
 

@@ -1,5 +1,7 @@
 """`VllmActionEngine`: action chunks from processes of vLLM."""
 
+from collections.abc import Sequence
+
 from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.vllm.engine import VllmEngine
@@ -12,9 +14,14 @@ class VllmActionEngine(VllmEngine):
     """The `ActionEngine` in processes of vLLM. Args: those of `VllmEngine`."""
 
     def __init__(
-        self, served: ServedActions, lane: DeviceLane, config: EngineConfig, weight_version: int = 0
+        self,
+        served: ServedActions,
+        lane: DeviceLane,
+        config: EngineConfig,
+        weight_version: int = 0,
+        gpus: Sequence[str] = (),
     ) -> None:
-        super().__init__(served, lane, config, weight_version)
+        super().__init__(served, lane, config, weight_version, gpus)
         assert served.layout.num_tokens is not None
         self._actions, self._num_tokens = served, served.layout.num_tokens
 

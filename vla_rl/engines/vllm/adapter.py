@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from vla_rl.actors.environment import borrowed_environment
+from vla_rl.engines.vllm.config import VllmConfig
 from vla_rl.engines.vllm.preload.sitecustomize import PARENT
 from vla_rl.errors import ConfigError
 from vla_rl.installing import pip_command
@@ -217,7 +218,7 @@ def require_plugin() -> None:
 
 
 def engine_environment(
-    folder: Path, num_threads: int, kv_cache_gib: int, startup_s: float
+    folder: Path, config: VllmConfig, gpus: tuple[str, ...] = ()
 ) -> AbstractContextManager[None]:
     """Set the environment variables of an engine, which its processes inherit.
 
@@ -229,21 +230,20 @@ def engine_environment(
 
     Args:
         folder: folder of the sockets through which vLLM's processes communicate.
-        num_threads: CPU threads of one engine; more threads than idle cores spin at barriers.
-        kv_cache_gib: memory for keys and values on a CPU, in GiB.
-        startup_s: seconds within which it has to become ready.
+        config: settings of the engine.
+        gpus: ids of its own GPUs; empty: those that this process sees.
     """
     build, _ = require_vllm()
     values = {
         "HF_HUB_OFFLINE": "1",
-        "OMP_NUM_THREADS": str(num_threads),
+        "OMP_NUM_THREADS": str(config.num_threads),
         "PYTHONPATH": os.pathsep.join(
             filter(None, [str(STARTUP_PATH), os.environ.get("PYTHONPATH", "")])
         ),
         "PYTHONWARNINGS": "ignore",
         "TORCH_CPP_LOG_LEVEL": "ERROR",
         PARENT: str(os.getpid()),
-        "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(startup_s)),
+        "VLLM_ENGINE_READY_TIMEOUT_S": str(math.ceil(config.startup_s)),
         "VLLM_LOGGING_LEVEL": os.environ.get("VLLM_LOGGING_LEVEL", "ERROR"),
         "VLLM_NO_USAGE_STATS": "1",
         "VLLM_PLUGINS": PLUGIN,
@@ -254,9 +254,12 @@ def engine_environment(
     if build == "cpu":
         values |= {
             "TORCHDYNAMO_DISABLE": "1",  # otherwise the first request waits seconds for a compiler
-            "VLLM_CPU_KVCACHE_SPACE": str(kv_cache_gib),
+            "VLLM_CPU_KVCACHE_SPACE": str(config.kv_cache_gib),
             "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
         }
+        if config.tensor_parallel_size > 1:
+            # otherwise vLLM wants a NUMA node for each worker
+            values["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     else:
         kernels = os.path.join(tempfile.gettempdir(), f"torchinductor_{os.getuid()}")
         values |= {
@@ -265,4 +268,6 @@ def engine_environment(
             "TORCHINDUCTOR_CACHE_DIR": os.environ.get("TORCHINDUCTOR_CACHE_DIR", kernels),
             "VLLM_USE_V2_MODEL_RUNNER": "0",
         }
+        if gpus:
+            values["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
     return borrowed_environment(values, _SETS)

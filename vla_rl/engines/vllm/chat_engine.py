@@ -1,5 +1,7 @@
 """`VllmChatEngine`: replies from processes of vLLM."""
 
+from collections.abc import Sequence
+
 from vla_rl.engines.chat_interface import Question, Sampled
 from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.device_lane import DeviceLane
@@ -20,8 +22,9 @@ class VllmChatEngine(VllmEngine, ReplyingEngine):
         lane: DeviceLane,
         config: EngineConfig,
         weight_version: int = 0,
+        gpus: Sequence[str] = (),
     ) -> None:
-        VllmEngine.__init__(self, served, lane, config, weight_version)
+        VllmEngine.__init__(self, served, lane, config, weight_version, gpus)
         ReplyingEngine.__init__(self, served.chat, lane, config, served.layout.context_size)
 
     async def _sample(self, asked: Question, sampling: Sampling, max_tokens: int) -> Sampled:

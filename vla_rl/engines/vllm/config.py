@@ -19,6 +19,10 @@ class VllmConfig(Config, frozen=True, kw_only=True):
     """Number of engine processes, each with a copy of the weights. New requests go to the least
     loaded engine; later turns of a conversation go to the engine that holds its keys and values."""
 
+    tensor_parallel_size: int = 1
+    """Number of GPUs that share each layer of one engine, for language policies that one GPU does not
+    hold. It must divide the attention heads and the heads of keys and values."""
+
     update_mode: UpdateMode | None = None
     """Handling of running requests when new weights arrive. `drain`: they finish with the old
     weights first. `keep`: they pause, their prompts and tokens are read again with the new weights,
@@ -87,6 +91,7 @@ class VllmConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for field in (
             "num_engines",
+            "tensor_parallel_size",
             "num_threads",
             "kv_cache_gib",
             "max_requests",

@@ -12,7 +12,9 @@ one lock.
 import asyncio
 import itertools
 import time
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -25,8 +27,13 @@ from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.shared_places import SharedPlaces
 from vla_rl.engines.vllm.adapter import require_plugin, require_vllm
 from vla_rl.engines.vllm.engine_folder import engine_folder
+from vla_rl.engines.vllm.engine_gpus import engine_gpus, spread_over
 from vla_rl.engines.vllm.keeper import Keeper
-from vla_rl.engines.vllm.layout import refuse_heads_without_kernel, write_folder
+from vla_rl.engines.vllm.layout import (
+    refuse_heads_without_kernel,
+    require_shareable,
+    write_folder,
+)
 from vla_rl.engines.vllm.publication import Publication, UpdateTimes, each_or_end
 from vla_rl.engines.vllm.replica import Replica
 from vla_rl.engines.vllm.routing import Router
@@ -48,6 +55,8 @@ class VllmEngine:
         lane: prepares observations, and calls `adopt`; shared with the learner.
         config: `config.vllm` for the engines, and the limits of replies.
         weight_version: number of updates already applied to the weights of `served.network`.
+        gpus: ids of the GPUs that the engines share out, as in CUDA_VISIBLE_DEVICES; each gets
+            `tensor_parallel_size` of its own. Empty: every engine sees what this process sees.
 
     Raises: ConfigError if vLLM is missing, has an unsupported version, or cannot do what the
     configuration requires.
@@ -69,9 +78,11 @@ class VllmEngine:
         lane: DeviceLane,
         config: EngineConfig,
         weight_version: int = 0,
+        gpus: Sequence[str] = (),
     ) -> None:
         build, _ = require_vllm()
         require_plugin()
+        require_shareable(served.layout, config.vllm.tensor_parallel_size)
         if config.vllm.can_sleep and build == "cpu":
             raise ConfigError(
                 "VllmConfig.can_sleep is True, but a CPU build of vLLM cannot "
@@ -83,7 +94,8 @@ class VllmEngine:
                 "computed together in an engine process depends on timing. Take engine 'torch' to "
                 "reproduce a run bit by bit."
             )
-        self._served, self._lane, self._config = served, lane, config
+        self._served, self._lane, self._config = served, lane, spread_over(config, gpus)
+        self._places = engine_gpus(self._config.vllm, gpus)
         self._layout = served.layout
         if build == "cpu":
             refuse_heads_without_kernel(self._layout)
@@ -119,9 +131,9 @@ class VllmEngine:
                 )
             self._loop, self._router.is_open = loop, True
             self._publication.awake.set()
-            for _ in range(self._config.vllm.num_engines):
+            for place in self._places:
                 keeper = Keeper(
-                    lambda: self._new_replica(folder),
+                    partial(self._new_replica, folder, place),
                     self._publication,
                     self._config.vllm,
                     self._router.wake_callers,
@@ -298,8 +310,9 @@ class VllmEngine:
         now = loop.time() if loop is not None else self._opened_at
         return self._router.stats(now, self._opened_at)
 
-    def _new_replica(self, folder: Path) -> Replica:
-        return Replica(f"vllm-{next(self._numbers)}", self._served, self._config.vllm, folder)
+    def _new_replica(self, folder: Path, gpus: tuple[str, ...]) -> Replica:
+        name = f"vllm-{next(self._numbers)}"
+        return Replica(name, self._served, self._config.vllm, folder, gpus)
 
     def _write(self, network: nn.Module, version: int) -> StagedWeights:
         return self._publication.write(self._served.tensors(network), version)

@@ -38,6 +38,28 @@ def refuse_heads_without_kernel(layout: EngineLayout) -> None:
         )
 
 
+def require_shareable(layout: EngineLayout, size: int) -> None:
+    """Raise ConfigError if several GPUs cannot share the layers of a policy's engine."""
+    if size == 1:
+        return
+    if layout.num_tokens is not None:
+        raise ConfigError(
+            f"engine.vllm.tensor_parallel_size is {size}, expected 1 for a policy over actions: its "
+            "engine reads whole rows of the output head; take more engines"
+        )
+    heads = {
+        name: layout.config[name]
+        for name in ("num_attention_heads", "num_key_value_heads")
+        if name in layout.config
+    }
+    for name, number in heads.items():
+        if number % size:
+            raise ConfigError(
+                f"engine.vllm.tensor_parallel_size is {size}, which does not divide the policy's "
+                f"{name} = {number}; expected a divisor of {' and '.join(map(str, heads.values()))}"
+            )
+
+
 def write_folder(folder: Path, layout: EngineLayout) -> None:
     """Write a checkpoint folder without weights, which come from the learner."""
     (folder / "config.json").write_bytes(msgspec.json.encode(layout.config))
@@ -85,9 +107,14 @@ def engine_arguments(
             "logprobs_mode": "processed_logprobs",
             "logits_processors": [LOGITS_PROCESSOR],
         }
-    if build == "cpu":
+    if config.tensor_parallel_size > 1:
+        arguments |= {
+            "tensor_parallel_size": config.tensor_parallel_size,
+            "distributed_executor_backend": "mp",
+        }
+    elif build == "cpu":
         arguments["distributed_executor_backend"] = "uni"
-    else:
+    if build != "cpu":
         arguments |= {
             "gpu_memory_utilization": config.gpu_memory_share,
             "enable_sleep_mode": config.can_sleep,

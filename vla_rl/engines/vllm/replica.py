@@ -60,6 +60,13 @@ class EngineFault(RuntimeError):
 class Replica:
     """An engine process and its client. `build` starts it, with a thread of its own.
 
+    Args:
+        name: its name in messages.
+        served: the policy.
+        config: settings of engines.
+        folder: checkpoint folder without weights, and place of its sockets.
+        gpus: ids of its own GPUs, as in CUDA_VISIBLE_DEVICES; empty: those that this process sees.
+
     Attributes:
         name: name in messages.
         num_running: number of requests without an answer yet.
@@ -71,10 +78,17 @@ class Replica:
         cause: cause of its death.
     """
 
-    def __init__(self, name: str, served: ServedPolicy, config: VllmConfig, folder: Path) -> None:
+    def __init__(
+        self,
+        name: str,
+        served: ServedPolicy,
+        config: VllmConfig,
+        folder: Path,
+        gpus: tuple[str, ...] = (),
+    ) -> None:
         self.name, self._layout, self._config = name, served.layout, config
         self._sample = served.sample_request()
-        self._folder = folder
+        self._folder, self._gpus = folder, gpus
         self._dtype = str(next(served.network.parameters()).dtype).removeprefix("torch.")
         self.num_running = self.num_answers = 0
         self.weight_version = -1
@@ -98,7 +112,7 @@ class Replica:
             async with self._watch.limit(self._config.startup_s):
                 with waiting(f"engine {self.name!r}", on="its process to start"):
                     await self._thread.run(self._build)
-                (pid,) = await self._call("process_id")
+                (pid,) = set(await self._call("process_id"))
                 self._process.watch(pid, self._note_end)
         except TimeoutError as error:
             raise self._overdue(
@@ -283,12 +297,7 @@ class Replica:
             # imported before the environment changes: what its import reads and sets is this process's
             llm, engine_args = adapter.AsyncLLM, adapter.AsyncEngineArgs
             transfer = adapter.WeightTransferConfig(backend=TRANSFER_BACKEND)
-            with engine_environment(
-                self._folder,
-                self._config.num_threads,
-                self._config.kv_cache_gib,
-                self._config.startup_s,
-            ):
+            with engine_environment(self._folder, self._config, self._gpus):
                 self._llm = llm.from_engine_args(
                     engine_args(**arguments, weight_transfer_config=transfer)
                 )

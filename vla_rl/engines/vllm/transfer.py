@@ -170,6 +170,7 @@ class WorkerExtension:
     """
 
     weight_transfer_engine: StagedTransfer
+    parallel_config: Any
     start_weight_update: Callable[[], None]
     update_weights: Callable[[dict[str, Any]], None]
     finish_weight_update: Callable[[], None]
@@ -194,5 +195,6 @@ class WorkerExtension:
         self.finish_weight_update()
 
     def process_id(self) -> int:
-        """Return the id of this process, with which the engine dies."""
-        return os.getpid()
+        """Return the id of the process with which the engine dies."""
+        # workers that share the layers are children of the engine's process
+        return os.getppid() if self.parallel_config.world_size > 1 else os.getpid()

@@ -1,8 +1,10 @@
 """Episodes of a run on other hosts.
 
 messages        between the control process and a rollout host
+agent_recipe    an agent by name, with plain arguments
 flat_weights    a policy's trained weights as one row of bytes, and back
-rollout_host    the actor on a host: simulators, engine, agent
+rollout_host    the actor on a host: simulators, engines, agent
+starting        that actor started by recipe and files, or taken over
 publishing      the newest weights to every host: all stage them, then all apply them
 host_rollout    which hosts run episodes now: brought up, dropped, brought up again
 """

@@ -10,16 +10,18 @@ from vla_rl.pipelines.config import (
     TextTrainingConfig,
     TrainingConfig,
 )
+from vla_rl.training.team import Team
 
 
-def shape_of(config: LearningConfig) -> RunShape:
+def shape_of(config: LearningConfig, team: Team) -> RunShape:
     """Return what decides the layout of a run on several hosts."""
+    kinds = {(member.engine or config.engine).kind for member in team.members.values()}
     return RunShape(
         num_envs=config.num_envs,
         num_ranks=config.learner.ranks,
         plays_here=config.cluster.plays_here,
-        uses_gpus=config.run.device != "cpu" and config.engine.kind != "remote",
-        spans_gpus=config.engine.kind != "torch",
+        uses_gpus=config.run.device != "cpu" and kinds != {"remote"},
+        spans_gpus=kinds != {"torch"},
     )
 
 

@@ -1,16 +1,21 @@
 """A policy's trained weights as one row of bytes, and back. No process and no socket."""
 
+import asyncio
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
+from vla_rl.actors.completion import run_to_its_end
+from vla_rl.engines.vllm.weight_memory import HostBuffer, HostMemory, opened
 from vla_rl.errors import CheckpointError
-from vla_rl.training.hosts.messages import PIECE_BYTES, WeightHeading
+from vla_rl.training.hosts.messages import WEIGHT_PIECE_BYTES, WeightHeading
+from vla_rl.types import SOLE_MEMBER
 
 ALIGNED: Final = 16
 """Bytes to which the place of each parameter is rounded up, so that any type can be read there."""
@@ -20,6 +25,9 @@ ALIGNED: Final = 16
 class FlatWeights:
     """One version of a policy's trained weights in the memory of this process."""
 
+    member: str
+    """The policy's member name."""
+
     version: int
     names: tuple[str, ...]
     forms: tuple[str, ...]
@@ -28,23 +36,35 @@ class FlatWeights:
     data: np.ndarray
     """uint8 [bytes]."""
 
+    @property
     def heading(self) -> WeightHeading:
-        """Return the heading that a host gets before the bytes. Reads them all: call it in a thread."""
+        """Heading that a host gets before the bytes."""
         return WeightHeading(
+            member=self.member,
             version=self.version,
             names=self.names,
             forms=self.forms,
             num_bytes=len(self.data),
-            digest=_digest(self.data),
         )
 
-    def pieces(self, size: int = PIECE_BYTES) -> Iterator[tuple[int, np.ndarray]]:
-        """Yield the bytes in pieces, each with its place."""
-        for start in range(0, len(self.data), size):
+    @cached_property
+    def digest(self) -> str:
+        """BLAKE2b of all bytes, in hexadecimal digits. Reads them all: call it in a thread."""
+        return hashlib.blake2b(self.data.data, digest_size=16).hexdigest()
+
+    def equals(self, other: "FlatWeights") -> bool:
+        """Return whether the bytes are the same. Reads them all: call it in a thread."""
+        return self.names == other.names and np.array_equal(self.data, other.data)
+
+    def pieces(
+        self, first: int = 0, size: int = WEIGHT_PIECE_BYTES
+    ) -> Iterator[tuple[int, np.ndarray]]:
+        """Yield the bytes from `first` on in pieces, each with its place."""
+        for start in range(first, len(self.data), size):
             yield start, self.data[start : start + size]
 
 
-def flattened(network: nn.Module, version: int) -> FlatWeights:
+def flattened(network: nn.Module, version: int, member: str = SOLE_MEMBER) -> FlatWeights:
     """Copy the trained weights of a network; frozen ones are the same everywhere.
 
     Call it on the device lane.
@@ -55,41 +75,64 @@ def flattened(network: nn.Module, version: int) -> FlatWeights:
     for start, each in zip(places, trained.values(), strict=True):
         _part(data, start, each).copy_(each.detach())
     forms = tuple(map(_form, trained.values()))
-    return FlatWeights(version, tuple(trained), forms, data.numpy())
+    return FlatWeights(member, version, tuple(trained), forms, data.numpy())
 
 
 class IncomingWeights:
     """One version of the weights on its way in: begun, filled piece by piece, checked, applied.
 
+    Its bytes are in memory that other processes of this host can open. They stay there until the
+    next version comes, for neighbours that want them later.
+
     Args:
         heading: what is to come.
         network: the network that they are for; only `apply` changes it.
+        memory: memory to use again, of an earlier version; None for new memory.
 
     Raises: CheckpointError if they are not weights of this network.
     """
 
-    def __init__(self, heading: WeightHeading, network: nn.Module) -> None:
+    def __init__(
+        self, heading: WeightHeading, network: nn.Module, memory: HostBuffer | None = None
+    ) -> None:
         self.heading = heading
         self._parameters = _parameters_of(heading, network)
-        self._data = np.empty(heading.num_bytes, np.uint8)
-        self._num_bytes = 0
+        if memory is None or len(memory.whole) != heading.num_bytes:
+            memory = HostBuffer(max(heading.num_bytes, 1))
+        self.memory = memory
+        self._data = memory.whole.numpy()[: heading.num_bytes]
+        self._digest, self._reading = hashlib.blake2b(digest_size=16), asyncio.Lock()
+        self.num_received = self._num_read = 0
+        """Bytes that have come, from the first one on."""
+
         self._is_checked = False
 
     def put(self, start: int, piece: np.ndarray) -> None:
         """Add the next piece. Raises: CheckpointError if it is not the next one."""
-        if start != self._num_bytes or start + len(piece) > len(self._data):
+        if start != self.num_received or start + len(piece) > len(self._data):
             raise CheckpointError(
                 f"piece {start} to {start + len(piece)} of weights {self.heading.version} came, "
-                f"expected byte {self._num_bytes} of {len(self._data)} next"
+                f"expected byte {self.num_received} of {len(self._data)} next"
             )
         self._data[start : start + len(piece)] = piece
-        self._num_bytes += len(piece)
+        self.num_received += len(piece)
 
-    def check(self) -> None:
-        """Compare all bytes with the digest. Raises: CheckpointError if they differ."""
-        if self._num_bytes != len(self._data) or _digest(self._data) != self.heading.digest:
+    def piece(self, start: int, num_bytes: int) -> np.ndarray:
+        """Return bytes that have come, uint8 [at most num_bytes]."""
+        return self._data[start : min(start + num_bytes, self.num_received)]
+
+    async def read_on(self) -> None:
+        """Compute the digest of what has come, in a thread, beside the pieces on their way."""
+        # one thread at a time, to its end: also that of a taker that is cancelled meanwhile
+        async with self._reading:
+            await run_to_its_end(self._read_on)
+
+    async def check(self, digest: str) -> None:
+        """Compare all bytes with their digest. Raises: CheckpointError if they differ."""
+        await self.read_on()
+        if self.num_received != len(self._data) or self._digest.hexdigest() != digest:
             raise CheckpointError(
-                f"weights {self.heading.version} arrived with {self._num_bytes} of "
+                f"weights {self.heading.version} arrived with {self.num_received} of "
                 f"{len(self._data)} bytes, or with other bytes than were sent"
             )
         self._is_checked = True
@@ -97,10 +140,45 @@ class IncomingWeights:
     def apply(self) -> None:
         """Write them into the network, on the device lane. Call it after `check`."""
         assert self._is_checked, "unchecked weights must not act"
-        data, (places, _) = torch.from_numpy(self._data), _places(self._parameters)
-        with torch.no_grad():
-            for start, parameter in zip(places, self._parameters, strict=True):
-                parameter.copy_(_part(data, start, parameter))
+        _write_into(self._parameters, self._data)
+
+    @property
+    def digest(self) -> str:
+        """Digest of the bytes that were read."""
+        return self._digest.hexdigest()
+
+    def _read_on(self) -> None:
+        end = self.num_received
+        self._digest.update(self._data[self._num_read : end].data)
+        self._num_read = end
+
+
+class OpenedWeights:
+    """One version in the memory of another process of this host, which has checked it.
+
+    Args: as for `IncomingWeights`; `memory`, where that process has them; `digest`, that of them.
+
+    Raises: CheckpointError if they are not weights of this network, or cannot be opened.
+    """
+
+    def __init__(
+        self, heading: WeightHeading, network: nn.Module, memory: HostMemory, digest: str
+    ) -> None:
+        self.heading, self.digest = heading, digest
+        self._parameters = _parameters_of(heading, network)
+        self._data = opened(memory).numpy()[: heading.num_bytes]
+
+    def apply(self) -> None:
+        """Write them into the network, on the device lane."""
+        _write_into(self._parameters, self._data)
+
+
+def _write_into(parameters: Sequence[Tensor], data: np.ndarray) -> None:
+    """Copy the bytes, uint8 [bytes], into parameters in their order."""
+    row, (places, _) = torch.from_numpy(data), _places(parameters)
+    with torch.no_grad():
+        for start, parameter in zip(places, parameters, strict=True):
+            parameter.copy_(_part(row, start, parameter))
 
 
 def _parameters_of(heading: WeightHeading, network: nn.Module) -> list[Tensor]:
@@ -136,7 +214,3 @@ def _places(parameters: Iterable[Tensor]) -> tuple[list[int], int]:
 def _part(data: Tensor, start: int, like: Tensor) -> Tensor:
     """Return a part of the bytes as a tensor of the type and shape of another one."""
     return data[start : start + like.nbytes].view(like.dtype).view(like.shape)
-
-
-def _digest(data: np.ndarray) -> str:
-    return hashlib.blake2b(data.data, digest_size=16).hexdigest()

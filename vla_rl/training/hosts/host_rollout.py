@@ -1,6 +1,6 @@
 """The hosts that run a run's episodes: brought up, dropped when they are gone, and brought up again.
 
-Hosts.changes ─► Joined: a keeper   bring up ─► policy's files, simulators, newest weights ─► play
+Hosts.changes ─► Joined: a keeper   bring up ─► policies, simulators, newest weights ─► play
                  Left: its end           ▲                                                      │
                                          └──── the process there died, the host did not ◄───────┘
 """
@@ -16,7 +16,7 @@ from typing import Any, Final, Self, TypeVar
 
 from msgspec.structs import replace
 
-from vla_rl.actors import RemoteHost, RestartPolicy, Runtime, Takeover
+from vla_rl.actors import RemoteHost, RestartPolicy, Runtime
 from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.actors.placement import Intensity
 from vla_rl.actors.waits import note_progress, waiting
@@ -33,9 +33,11 @@ from vla_rl.training.hosts.environments import shape_of, with_environments
 from vla_rl.training.hosts.far_player import FarPlayer
 from vla_rl.training.hosts.messages import HostRecipe
 from vla_rl.training.hosts.publishing import HostWeights
-from vla_rl.training.hosts.recipe import pieces_of
 from vla_rl.training.hosts.rollout_host import RolloutHost
 from vla_rl.training.hosts.sameness import digest_of_fixed, run_key
+from vla_rl.training.hosts.spreading import WeightHost
+from vla_rl.training.hosts.starting import HostStarter, Started
+from vla_rl.training.team import Team
 from vla_rl.types import Deposit
 
 T = TypeVar("T")
@@ -44,24 +46,6 @@ logger = logging.getLogger(__name__)
 
 FILES_PREFIX: Final = "vla_rl-hosts-"
 """Beginning of the name of the folder with the policy's files for the hosts."""
-
-START_WITHIN_S: Final = 300.0
-"""Longest start of the process on a host, which imports torch and the policies' code."""
-
-OPEN_WITHIN_S: Final = 1800.0
-"""Longest start of a host: reading the policy, and building all simulators."""
-
-WEIGHTS_WITHIN_S: Final = 300.0
-"""Longest time for one message of weights, and for their digest."""
-
-DEADLINES_S: Final = {
-    "open": OPEN_WITHIN_S,
-    **dict.fromkeys(
-        ("put_file", "begin_weights", "put_weights", "check_weights", "apply_weights", "take"),
-        WEIGHTS_WITHIN_S,
-    ),
-}
-"""Episodes have none of their own: simulators have theirs, and a lost host ends its calls."""
 
 RESTARTS: Final = RestartPolicy(max_restarts=3, within_s=120.0)
 """Deaths of the process on a host that stays, after which it is left alone until it rejoins."""
@@ -74,10 +58,10 @@ class HostRollout:
         hosts: who is there.
         config: settings of the run.
         recipe: what a host needs.
-        model: the policy; its files are saved when the block is entered.
-        lane: computes with the model.
+        team: the policies; their files are saved when the block is entered.
+        lane: computes with the policies.
         here: player of this host, if it runs episodes too.
-        weight_version: number of updates applied to the weights of `model`.
+        weight_version: number of updates applied to the policies' weights.
         deposits: returns the places of the arrays that the run still needs.
     """
 
@@ -86,7 +70,7 @@ class HostRollout:
         hosts: Hosts,
         config: LearningConfig,
         recipe: HostRecipe,
-        model: Any,
+        team: Team,
         lane: DeviceLane,
         *,
         here: EpisodePlayer | None,
@@ -94,9 +78,9 @@ class HostRollout:
         deposits: Callable[[], Iterable[Deposit]] = tuple,
     ) -> None:
         self._hosts, self._config, self._recipe = hosts, config, recipe
-        self._model, self._lane, self._here = model, lane, here
+        self._team, self._lane, self._here = team, lane, here
         self._deposits, self._owner = deposits, ""
-        self._shape = shape_of(config)
+        self._shape = shape_of(config, team)
         self._num_envs: dict[str, int | None] = {}
         self.players = HostPlayers(weight_version)
         """Runs episodes on the hosts that are there."""
@@ -104,8 +88,8 @@ class HostRollout:
         self.evaluators = HostPlayers(weight_version)
         """Runs held-out episodes on the same hosts."""
 
-        self.weights = HostWeights(weight_version, self._drop, self._published)
-        """Gets the learner's weights."""
+        self.weights = HostWeights(team.roster, weight_version, self._drop, self._published)
+        """Gets the learners' weights."""
 
         self._runtime = Runtime("rollout hosts")
         self._tasks = asyncio.TaskGroup()
@@ -129,7 +113,9 @@ class HostRollout:
             await asyncio.to_thread(sweep, FILES_PREFIX)
             self._folder = await asyncio.to_thread(OwnedFolder, FILES_PREFIX)
             stack.push_async_callback(asyncio.to_thread, self._folder.remove)
-            await self._lane.run(self._model.save, self._policy)
+            for name, member in self._team.members.items():
+                policy: Any = member.model  # its recipe has been made, so it can be saved
+                await self._lane.run(policy.save, self._policies / name)
             await stack.enter_async_context(self._hosts)
             await stack.enter_async_context(self._runtime)
             await self._bring_up_all()
@@ -164,14 +150,20 @@ class HostRollout:
         return self.players.asked_s / max(time.monotonic() - self._opened_at, 1e-9)
 
     @property
-    def _policy(self) -> Path:
-        return self._folder.path / "policy"
+    def _policies(self) -> Path:
+        return self._folder.path / "policies"
 
     async def _bring_up_all(self) -> None:
         far = [seat for host in self._hosts.hosts() if host.placement for seat in self._seats(host)]
-        fixed = await self._lane.run(digest_of_fixed, self._model) if self._owner else ""
-        self._recipe = replace(
-            self._recipe, weight_version=self.players.weight_version, fixed=fixed
+        self._starter = HostStarter(
+            self._runtime,
+            self._config,
+            await self._recipe_of_now(),
+            self._num_envs,
+            self._policies,
+            self._owner,
+            self._deposits,
+            lambda: self.weights.has_newest,
         )
         if self._here is not None:
             self.players.add(HERE, self._here)
@@ -190,13 +182,22 @@ class HostRollout:
             self._tasks.create_task(self._require_hosts(), name="require a host"),
         ]
 
+    async def _recipe_of_now(self) -> HostRecipe:
+        """Return the recipe with the version and the digests of the policies as they are now."""
+        members = dict(self._recipe.members)
+        for name, member in self._team.members.items() if self._owner else ():
+            fixed = await self._lane.run(digest_of_fixed, member.model)
+            members[name] = replace(members[name], fixed=fixed)
+        version = self.players.weight_version
+        return replace(self._recipe, members=members, weight_version=version)
+
     def _seats(self, host: Host) -> list[Host]:
         """Return a host once for each engine that it gets.
 
-        Raises: ConfigError with the inequality, if a GPU is smaller than the policy's weights or an
+        Raises: ConfigError with the inequality, if a GPU is smaller than the policies' weights or an
             engine would have no environment.
         """
-        weights = sum(each.nbytes for each in self._model.network.parameters())
+        weights, _ = self._team.num_bytes
         here = self._hosts.hosts()[0]
         layout_of_run([here, host], self._shape, Needs(acting_bytes=weights))
         seats = seats_of(host, self._shape)
@@ -279,74 +280,32 @@ class HostRollout:
     async def _bring_up(self, host: Host) -> RolloutHost:
         """Let the actor on a host run episodes. Raises: ActorDied, TimeoutError."""
         with waiting("the run", on=f"host {host.name!r} to start"):
-            actor = await self._spawned(host)
+            started: Started | None = None
             try:
-                recipe = await actor.found()
-                if recipe is not None and (reason := self._misfit(host.name, recipe)):
-                    print(f"host {host.name} starts anew: {reason}", flush=True)
-                    await self._runtime.kill(actor)
-                    actor, recipe = await self._spawned(host), None
-                await self._equip(host.name, actor, is_new=recipe is None)
+                started = await self._starter.start(host)
+                await self._join(host, started)
             except BaseException as error:
                 error.add_note(f"while host {host.name!r} was brought up")
                 self._gone(host.name)
-                await self._runtime.kill(actor)
+                if started is not None:
+                    await self._runtime.kill(started.actor)
                 raise
-        return actor
+        return started.actor
 
-    async def _spawned(self, host: Host) -> RolloutHost:
-        """Start the actor on a host, or take over the one that waits there for this run."""
+    async def _join(self, host: Host, started: Started) -> None:
+        """Let a host that was started run episodes, with the newest weights."""
+        name, actor, status = host.name, started.actor, started.status
         assert isinstance(host.placement, RemoteHost)
-        within_s = self._config.cluster.resume_within_s
-        return await self._runtime.spawn(
-            RolloutHost,
-            host.name,
-            int(self._config.cluster.depot_gib * 2**30),
-            name=f"rollout on {host.name}",
-            placement=replace(
-                host.placement,
-                env={**host.placement.env, "OMP_NUM_THREADS": str(self._config.run.torch_threads)},
-                takeover=Takeover(owner=self._owner, name=host.name, within_s=within_s)
-                if self._owner
-                else None,
-            ),
-            deadlines_s=DEADLINES_S,
-            # every running episode is a call without an answer; the rest: weights and arrays
-            mailbox=2 * self._config.num_envs + 16,
-            start_timeout_s=START_WITHIN_S,
-        )
-
-    def _misfit(self, name: str, recipe: str) -> str:
-        """Return why a process that waited for this run cannot go on; empty if it can."""
-        if not recipe:
-            return "its process was lost before it was ready, or has failed since"
-        if recipe != self._recipe_for(name).digest:
-            return "its process has other settings, or a policy with other frozen weights"
-        if not self.weights.has_newest:
-            return "no weights have been saved or published yet that its process could get"
-        return ""
-
-    def _recipe_for(self, name: str) -> HostRecipe:
-        return replace(self._recipe, num_envs=self._num_envs.get(name))
-
-    async def _equip(self, name: str, actor: RolloutHost, *, is_new: bool) -> None:
-        """Send the policy, start the simulators, and join with the newest weights."""
-        if is_new:
-            pieces = pieces_of(self._policy)
-            while (piece := await asyncio.to_thread(next, pieces, None)) is not None:
-                await actor.put_file(*piece)
-            status = await actor.open(self._recipe_for(name))
-        else:
-            needed = [place.key for place in self._deposits() if place.host == name]
-            status = await actor.resume(needed)
+        address = host.placement.address.removeprefix("tcp://").rpartition(":")[0]
+        weight_host = WeightHost(actor, address)
         # under one lock with publications: a version published meanwhile would be missed
         async with self.weights.turn:
-            version = await self.weights.catch_up(actor, status, is_new=is_new)
-            self.weights.hosts[name] = actor
-            status = replace(status, weight_version=version)
+            held = await self.weights.catch_up(name, weight_host, status, is_new=started.is_new)
+            self.weights.hosts[name] = weight_host
+            status = replace(status, held=held)
             self.players.add(name, FarPlayer(actor, status))
             self.evaluators.add(name, FarPlayer(actor, status, evaluates=True))
-        if not is_new:
+        if not started.is_new:
             print(
                 f"host {name} was taken over: {status.num_slots} environments, its engine and "
                 f"{len(status.kept)} finished episodes",
@@ -365,7 +324,7 @@ class HostRollout:
 
     def _gone(self, name: str) -> None:
         """Run no episode there any more; those that run there end with the actor."""
-        self.weights.hosts.pop(name, None)
+        self.weights.leave(name)
         self.players.remove(name)
         self.evaluators.remove(name)
         self._came_or_went.set()

@@ -1,7 +1,9 @@
-"""The newest weights to every host: all of them stage a version, then all of them apply it.
+"""The newest weights of each policy to every host: all of them stage a version, then all apply it.
 
     adopt (device lane) ─► copy ─► stage on each host, beside running episodes ─► apply on each
     a host that is away meanwhile gets the newest version before it runs episodes again
+
+The control process sends one copy, whatever the number of hosts: `spreading`.
 
 A host that fails is dropped, and the others go on. Publications and hosts that join take turns, so
 that no host can miss a version.
@@ -9,27 +11,32 @@ that no host can miss a version.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 
 from torch import nn
 
 from vla_rl.errors import ActorDied
+from vla_rl.training.hosts.delivery_plan import Delivery, deliveries
 from vla_rl.training.hosts.flat_weights import FlatWeights, flattened
-from vla_rl.training.hosts.messages import HostStatus, WeightHeading
+from vla_rl.training.hosts.messages import HeldVersion, HostStatus
 from vla_rl.training.hosts.rollout_host import RolloutHost
+from vla_rl.training.hosts.spreading import Spreading, WeightHost
+from vla_rl.types import Roster
 
 
 class HostWeights:
-    """A `WeightSink` whose weights act on other hosts.
+    """The weights of all policies of a run that act on other hosts.
 
     Args:
+        roster: names of the policies.
         weight_version: version that hosts are brought up with.
         lost: called with a host's name and the cause if it did not take a version.
-        published: called with the version that all hosts serve now.
+        published: called with the version that all hosts serve of every policy.
     """
 
     def __init__(
         self,
+        roster: Roster,
         weight_version: int,
         lost: Callable[[str, ActorDied], None],
         published: Callable[[int], None],
@@ -37,20 +44,27 @@ class HostWeights:
         self.turn = asyncio.Lock()
         """Held by a publication, and by a host while it joins."""
 
-        self.hosts: dict[str, RolloutHost] = {}
+        self.hosts: dict[str, WeightHost] = {}
         """The hosts that get new versions, by name."""
 
-        self._lost, self._published = lost, published
-        self._weight_version = weight_version
-        self._newest: FlatWeights | None = None
-        self._nothing = nn.Module()
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._update_s = 0.0
+        self._stocked: dict[str, tuple[str, ...]] = {}
+        self._unreachable: set[tuple[str, str]] = set()
 
-    @property
-    def network(self) -> nn.Module:
-        """None: the weights that act are on other hosts, and never the learner's own."""
-        return self._nothing
+        self._roster, self._lost, self._published = roster, lost, published
+        self._versions = dict.fromkeys(roster.names, weight_version)
+        self._newest: dict[str, FlatWeights] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._update_s = dict.fromkeys(roster.names, 0.0)
+        self.sinks: Mapping[str, MemberWeights] = {
+            name: MemberWeights(self, name) for name in roster.names
+        }
+        """Receivers of the learners' weights, by member name."""
+
+    def leave(self, name: str) -> None:
+        """Note that a host is lost: it gets no versions, and its neighbours wait for it no longer."""
+        host = self.hosts.pop(name, None)
+        if host is not None:
+            host.gone.set()
 
     def open(self) -> None:
         """Publish every version from now on, in this loop."""
@@ -60,8 +74,8 @@ class HostWeights:
         """Store later versions only."""
         self._loop = None
 
-    def adopt(self, network: nn.Module, weight_version: int) -> None:
-        """Apply weights and their version on every host. Call it on the device lane.
+    def adopt(self, newest: FlatWeights) -> None:
+        """Apply a version of one policy on every host. Blocks: call it on the device lane.
 
         The lane waits for it, so that no update begins before all hosts have the weights of the
         last one.
@@ -69,71 +83,128 @@ class HostWeights:
         if self._loop is None:
             # a resume: hosts are brought up later, with the policy's files of these weights; those
             # that are taken over get them from here
-            self._newest, self._weight_version = flattened(network, weight_version), weight_version
-            self._published(weight_version)
+            self._note(newest)
             return
-        newest = flattened(network, weight_version)
         asyncio.run_coroutine_threadsafe(self._publish(newest), self._loop).result()
 
     @property
     def has_newest(self) -> bool:
-        """Whether the newest version can be given to a host that has other weights."""
-        return self._newest is not None
+        """Whether the newest versions can be given to a host that has other weights."""
+        return all(name in self._newest for name in self._roster.names)
 
-    async def catch_up(self, host: RolloutHost, status: HostStatus, *, is_new: bool) -> int:
-        """Give a host that joins the newest version, unless it has it; return its version.
+    async def catch_up(
+        self, name: str, host: WeightHost, status: HostStatus, *, is_new: bool
+    ) -> dict[str, HeldVersion]:
+        """Give a host that joins the newest versions that it lacks; return what it has then.
 
-        Hold `turn`.
+        They come from another host that has them, if there is one. Hold `turn`.
 
         Args:
-            host: the actor there.
+            name: its name.
+            host: the process there.
             status: what it offers.
-            is_new: whether it has read the policy's files of this run just now.
+            is_new: whether it has read the policies' files of this run just now.
 
         Raises: ActorDied; CheckpointError.
         """
-        newest = self._newest
-        if newest is None or (is_new and status.weight_version == newest.version):
-            return self._weight_version
-        heading = await asyncio.to_thread(newest.heading)
-        # the same number is not enough: an update that is repeated need not have the same weights
-        if (status.weight_version, status.weights_digest) == (heading.version, heading.digest):
-            return newest.version
-        await _stage(host, newest, heading)
-        return await host.apply_weights()
+        return {
+            member: await self._caught_up(member, name, host, status.held[member], is_new=is_new)
+            for member in self._roster.names
+        }
 
     def metrics(self) -> dict[str, float]:
-        """Return the seconds that the newest version took to every host."""
-        return {"hosts/weights_s": self._update_s}
+        """Return the seconds that the newest version of each policy took to every host."""
+        return {
+            f"{self._roster.prefix(name)}hosts/weights_s": seconds
+            for name, seconds in self._update_s.items()
+        }
+
+    async def _caught_up(
+        self, member: str, name: str, host: WeightHost, held: HeldVersion, *, is_new: bool
+    ) -> HeldVersion:
+        newest = self._newest.get(member)
+        if newest is None:
+            return HeldVersion(version=self._versions[member])
+        if is_new and held.version == newest.version:
+            return held
+        digest = await asyncio.to_thread(lambda: newest.digest)
+        has = HeldVersion(version=newest.version, digest=digest)
+        # the same number is not enough: an update that is repeated need not have the same weights
+        if held == has:
+            return has
+        stocked = self._stocked.get(member, ())
+        having = [each for each in stocked if each in self.hosts and each != name]
+        planned = deliveries([name], having, self._unreachable)
+        spreading = Spreading(newest, {**self.hosts, name: host}, self._unreachable)
+        for error in (await spreading.stage(planned)).values():
+            raise error
+        await host.actor.apply_weights(member)
+        self._stocked[member] = (*having, *_with_rows(planned))
+        return has
 
     async def _publish(self, newest: FlatWeights) -> None:
-        began = time.perf_counter()
+        member, began = newest.member, time.perf_counter()
         async with self.turn:
-            heading = await asyncio.to_thread(newest.heading)
-            await self._each(self.hosts.items(), lambda host: _stage(host, newest, heading))
-            await self._each(self.hosts.items(), lambda host: host.apply_weights())
-            self._newest, self._weight_version = newest, newest.version
-            self._published(newest.version)
-        self._update_s = time.perf_counter() - began
+            before = self._newest.get(member)
+            if before is not None and await asyncio.to_thread(newest.equals, before):
+                # a policy whose turn it is not, or an update that taught nothing
+                version = newest.version
+                await self._each(lambda host: host.renew_weights(member, version))
+            else:
+                planned = deliveries(tuple(self.hosts), (), self._unreachable)
+                spreading = Spreading(newest, dict(self.hosts), self._unreachable)
+                self._drop(await spreading.stage(planned))
+                await self._each(lambda host: host.apply_weights(member))
+                self._stocked[member] = _with_rows(planned)
+            self._note(newest)
+        self._update_s[member] = time.perf_counter() - began
 
-    async def _each(
-        self,
-        hosts: Iterable[tuple[str, RolloutHost]],
-        work: Callable[[RolloutHost], Awaitable[object]],
-    ) -> None:
+    def _note(self, newest: FlatWeights) -> None:
+        self._newest[newest.member] = newest
+        self._versions[newest.member] = newest.version
+        self._published(min(self._versions.values()))
+
+    async def _each(self, work: Callable[[RolloutHost], Awaitable[None]]) -> None:
         """Do the same on all hosts at once; drop those that are gone, and raise all else."""
-        named = list(hosts)
-        done = await asyncio.gather(*(work(host) for _, host in named), return_exceptions=True)
-        for (name, _), result in zip(named, done, strict=True):
-            if isinstance(result, ActorDied):
-                self.hosts.pop(name, None)
-                self._lost(name, result)
-            elif isinstance(result, BaseException):
-                raise result
+        named = dict(self.hosts)
+        done = await asyncio.gather(
+            *(work(host.actor) for host in named.values()), return_exceptions=True
+        )
+        self._drop(
+            {name: error for name, error in zip(named, done, strict=True) if error is not None}
+        )
+
+    def _drop(self, failed: Mapping[str, BaseException]) -> None:
+        """Drop hosts that are gone. Raises: any other error."""
+        for name, error in failed.items():
+            if not isinstance(error, ActorDied):
+                raise error
+            self.leave(name)
+            self._lost(name, error)
 
 
-async def _stage(host: RolloutHost, weights: FlatWeights, heading: WeightHeading) -> None:
-    await host.begin_weights(heading)
-    for start, piece in weights.pieces():
-        await host.put_weights(start, piece)
-    await host.check_weights()
+class MemberWeights:
+    """A `WeightSink` for one policy, whose weights act on other hosts.
+
+    Args:
+        weights: those of all policies.
+        name: member name of this one.
+    """
+
+    def __init__(self, weights: HostWeights, name: str) -> None:
+        self._weights, self._name = weights, name
+        self._nothing = nn.Module()
+
+    @property
+    def network(self) -> nn.Module:
+        """None: the weights that act are on other hosts, and never the learner's own."""
+        return self._nothing
+
+    def adopt(self, network: nn.Module, weight_version: int) -> None:
+        """Apply weights and their version on every host. Call it on the device lane."""
+        self._weights.adopt(flattened(network, weight_version, self._name))
+
+
+def _with_rows(planned: Sequence[Delivery]) -> tuple[str, ...]:
+    """Return the hosts that have the bytes in memory of their own."""
+    return tuple(each.host for each in planned if not each.opens_memory)

@@ -1,7 +1,6 @@
-"""The recipe that hosts get of a run, and the policy's files for them."""
+"""The recipe that hosts get of a run, and the policies' files for them."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +11,10 @@ import vla_rl.pipelines.config
 from vla_rl.actors.importable import import_path
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import LearningConfig
-from vla_rl.rollout import TaskStart, chat_agent
-from vla_rl.training.hosts.messages import PIECE_BYTES, HostRecipe
-from vla_rl.training.team import Team
+from vla_rl.rollout import TaskStart
+from vla_rl.training.hosts.agent_recipe import agent_recipe
+from vla_rl.training.hosts.messages import PIECE_BYTES, HostRecipe, MemberRecipe
+from vla_rl.training.team import Member, Team
 from vla_rl.types import Agent
 
 
@@ -25,37 +25,38 @@ def recipe_of(
 
     Raises: ConfigError for a run that other hosts cannot play.
     """
-    if len(team.members) > 1:
-        raise ConfigError(
-            f"the run has {len(team.members)} policies, expected 1: other hosts run the episodes of "
-            "one policy, so leave cluster.hosts and cluster.ray.address unset"
-        )
     config.run.require(
         config.run.record_to is None, "record_to", "none with cluster.hosts: only episodes that "
         "run on this host can be recorded",
     )  # fmt: skip
-    (member,) = team.members.values()
-    policy = type(member.model)
-    if not callable(getattr(policy, "load", None)) or not callable(getattr(policy, "save", None)):
-        raise ConfigError(
-            f"{policy.__name__} has no save(folder) or no classmethod load(folder), by which "
-            "cluster.hosts brings it to other hosts; add them"
-        )
     plain = _plain(config)
     try:
         return HostRecipe(
             config_class=import_path(type(plain)),
             config=msgspec.json.encode(plain),
             envs=_unique([start.env for start in starts]),
-            agent=_path_of(agent, config),
-            policy_class=import_path(policy),
-            dtype=str(next(member.model.network.parameters()).dtype).removeprefix("torch."),
+            agent=agent_recipe(agent),
+            members={name: _member_recipe(member) for name, member in team.members.items()},
             weight_version=0,
         )
     except (TypeError, AttributeError) as error:
         raise ConfigError(
             f"cluster.hosts needs parts that other hosts can import: {error}"
         ) from error
+
+
+def _member_recipe(member: Member) -> MemberRecipe:
+    policy = type(member.model)
+    if not callable(getattr(policy, "load", None)) or not callable(getattr(policy, "save", None)):
+        raise ConfigError(
+            f"{policy.__name__} has no save(folder) or no classmethod load(folder), by which "
+            "cluster.hosts brings it to other hosts; add them"
+        )
+    return MemberRecipe(
+        policy_class=import_path(policy),
+        dtype=str(next(member.model.network.parameters()).dtype).removeprefix("torch."),
+        engine=member.engine,
+    )
 
 
 def _plain(config: LearningConfig) -> LearningConfig:
@@ -66,15 +67,6 @@ def _plain(config: LearningConfig) -> LearningConfig:
     )
     assert issubclass(kind, LearningConfig)
     return kind(**{name: getattr(config, name) for name in kind.__struct_fields__})
-
-
-def _path_of(agent: Agent, config: LearningConfig) -> str | None:
-    """Return the agent's path; None for the one that a configuration of conversations implies."""
-    if isinstance(agent, partial):
-        if agent.func is chat_agent:
-            return None
-        raise TypeError(f"{agent} binds arguments: put a function of its own in a module")
-    return import_path(agent)
 
 
 def _unique(envs: Sequence[Any]) -> tuple[Any, ...]:

@@ -1,16 +1,16 @@
-"""The actor that runs episodes on a host, with simulators and an engine of its own there.
+"""The actor that runs episodes on a host, with simulators and the policies' engines of its own there.
 
-files of the policy ─► load ─► engine ─┐
-recipe ─► simulators ──────────────────┴─► play(episode) ─► light trajectory
-                                                       └► depot ─► take(key) ─► its arrays
-begin, put, check ─► apply: the next version of the weights, between two batches
+files of the policies ─► load ─► engines ─┐
+recipe ─► simulators ─────────────────────┴─► play(episode) ─► light trajectory
+                                                          └► depot ─► take(key) ─► its arrays
+begin, put or take, check ─► apply: the next version of a policy's weights, between two batches
 """
 
 import asyncio
 import os
-from importlib import import_module
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -18,20 +18,32 @@ import torch
 
 from vla_rl.actors import Actor, Runtime, actor_method
 from vla_rl.actors.owned_folder import OwnedFolder, sweep
+from vla_rl.cluster.run_layout import VISIBLE
 from vla_rl.engines import DeviceLane
-from vla_rl.errors import ConfigError
+from vla_rl.engines.vllm.weight_memory import HostMemory
 from vla_rl.evaluation.playing import within_range
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EpisodeLost, LocalPlayer, TaskStart, embodied_agent
 from vla_rl.rollout.depot import Depot
-from vla_rl.training.agents import agent_of
 from vla_rl.training.devices import device_of
+from vla_rl.training.hosts.agent_recipe import imported, made_agent
 from vla_rl.training.hosts.environments import with_environments
-from vla_rl.training.hosts.flat_weights import IncomingWeights
-from vla_rl.training.hosts.messages import HostRecipe, HostStatus, Loss, Played, WeightHeading
+from vla_rl.training.hosts.flat_weights import IncomingWeights, OpenedWeights
+from vla_rl.training.hosts.messages import (
+    Door,
+    HeldVersion,
+    HostRecipe,
+    HostStatus,
+    Loss,
+    MemberRecipe,
+    Played,
+    Taken,
+    WeightHeading,
+)
+from vla_rl.training.hosts.weight_shelf import WeightShelf
 from vla_rl.training.pools import pool_of
-from vla_rl.training.team import OwnedEngine, Team, engines_of
-from vla_rl.types import SOLE_MEMBER, Agent, EpisodeSpec
+from vla_rl.training.team import Member, OwnedEngine, RunModel, Team, engines_of
+from vla_rl.types import EpisodeSpec
 
 POLICY_PREFIX: Final = "vla_rl-policy-"
 """Beginning of the names of folders for a policy's files."""
@@ -40,9 +52,10 @@ POLICY_PREFIX: Final = "vla_rl-policy-"
 class RolloutHost(Actor):
     """Runs the episodes that it is given, several at the same time.
 
-    The policy's files come first (`put_file`), then `open`. Weights change by `begin_weights`,
-    `put_weights` and `check_weights`, beside running episodes, and `apply_weights` between two
-    batches, so that each decision is made with exactly the version that it names.
+    The policies' files come first (`put_file`), then `open`. Weights of a policy change by
+    `begin_weights`, `put_weights` or `take_weights`, and `check_weights`, beside running episodes, and
+    by `apply_weights` between two batches, so that each decision is made with exactly the version
+    that it names.
 
     Args:
         host: name of this host.
@@ -53,24 +66,24 @@ class RolloutHost(Actor):
         self._depot = Depot(host, depot_bytes)
         self._serving: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
-        self._incoming: IncomingWeights | None = None
-        self._weights_digest, self._recipe_digest = "", ""
+        self._digests: dict[str, str] = {}
+        self._recipe_digest = ""
         self._is_new = True
 
     async def on_start(self) -> None:
-        """Make a folder for the policy's files; remove those of processes that were killed."""
+        """Make a folder for the policies' files; remove those of processes that were killed."""
         await asyncio.to_thread(sweep, POLICY_PREFIX)
         self._folder = await asyncio.to_thread(OwnedFolder, POLICY_PREFIX)
 
     async def put_file(self, name: str, start: int, piece: np.ndarray) -> None:
-        """Append a piece to a file of the policy. Raises: ValueError for a place outside of it."""
+        """Append a piece to a file of the policies. Raises: ValueError for a place outside of it."""
         self._is_new = False
         await asyncio.to_thread(_append, self._folder.path, name, start, piece)
 
     async def open(self, recipe: HostRecipe) -> HostStatus:
-        """Load the policy, and start the engine and all simulators.
+        """Load the policies, and start their engines and all simulators.
 
-        Raises: what the policy, an environment or the configuration raises.
+        Raises: what a policy, an environment or the configuration raises.
         """
         self._is_new = False
         # one task enters and leaves what it opens: a group of tasks belongs to the task that entered
@@ -98,7 +111,7 @@ class RolloutHost(Actor):
 
     @actor_method(concurrent=True)
     async def stay(self) -> None:
-        """Return never while episodes can run. Raises: what ended the simulators or the engine."""
+        """Return never while episodes can run. Raises: what ended the simulators or an engine."""
         assert self._serving is not None, "open comes first"
         await asyncio.shield(self._serving)
 
@@ -135,27 +148,68 @@ class RolloutHost(Actor):
 
     async def begin_weights(self, heading: WeightHeading) -> None:
         """Make room for a version of the weights. Raises: CheckpointError if it does not fit."""
-        self._incoming = IncomingWeights(heading, self._model.network)
+        self._shelf.begin(heading)
 
-    async def put_weights(self, start: int, piece: np.ndarray) -> None:
+    async def put_weights(self, member: str, start: int, piece: np.ndarray) -> None:
         """Add the next piece. Raises: CheckpointError if it is not the next one."""
-        assert self._incoming is not None, "begin_weights comes first"
-        self._incoming.put(start, piece)
+        await self._shelf.put(member, start, piece)
 
-    async def check_weights(self) -> None:
+    async def new_link(self) -> str:
+        """Return the public key with which this process will connect to a neighbour."""
+        return self._shelf.new_link()
+
+    async def give_weights(self, link_key: str) -> Door:
+        """Let the neighbour with this key take weights. Raises: OSError if no port is free."""
+        return self._shelf.give(link_key)
+
+    async def end_giving(self, link_key: str) -> None:
+        """Close the door to a neighbour."""
+        self._shelf.end_giving(link_key)
+
+    @actor_method(concurrent=True)
+    async def take_weights(self, member: str, link_key: str, host: str, door: Door) -> Taken:
+        """Take what is missing from a neighbour.
+
+        Args:
+            member: the policy.
+            link_key: what `new_link` returned.
+            host: address of the neighbour's host, without a port.
+            door: what the neighbour's `give_weights` returned.
+
+        Raises: CheckpointError for bytes that do not fit.
+        """
+        return await self._shelf.take(member, link_key, host, door)
+
+    async def num_received(self, member: str) -> int:
+        """Return the number of bytes that have come of the version that was begun last."""
+        return self._shelf.num_received(member)
+
+    async def check_weights(self, member: str, digest: str) -> None:
         """Compare what came with its digest. Raises: CheckpointError if they differ."""
-        assert self._incoming is not None, "begin_weights comes first"
-        await asyncio.to_thread(self._incoming.check)
+        await self._shelf.check(member, digest)
 
-    async def apply_weights(self) -> int:
-        """Let the engine act with the checked weights; return their version."""
-        assert self._incoming is not None, "begin_weights comes first"
-        incoming, self._incoming = self._incoming, None
-        await self._lane.run(self._adopt, incoming, work="publish")
-        return incoming.heading.version
+    async def share_weights(self, member: str) -> HostMemory:
+        """Return where other processes of this machine find the bytes that were checked."""
+        return self._shelf.memory(member)
+
+    async def open_weights(self, heading: WeightHeading, memory: HostMemory, digest: str) -> None:
+        """Open a version that another process of this machine has checked.
+
+        Raises: CheckpointError if it does not fit, or is not on this machine.
+        """
+        await asyncio.to_thread(self._shelf.open, heading, memory, digest)
+
+    async def apply_weights(self, member: str) -> None:
+        """Let the engine of a policy act with its checked weights."""
+        await self._lane.run(self._adopt, self._shelf.to_apply(member), work="publish")
+
+    async def renew_weights(self, member: str, version: int) -> None:
+        """Let the engine of a policy act with the weights that it has, as a new version."""
+        network = self._models[member].network
+        await self._lane.run(self._engines[member].adopt, network, version, work="publish")
 
     async def on_stop(self) -> None:
-        """Close simulators and engine, and remove the policy's files if they were not read."""
+        """Close simulators and engines, and remove the policies' files if they were not read."""
         self._stop.set()
         if self._serving is None:
             await asyncio.to_thread(self._folder.remove)
@@ -163,39 +217,48 @@ class RolloutHost(Actor):
             await asyncio.wait((self._serving,))
 
     def _status(self, kept: tuple[int, ...] = ()) -> HostStatus:
-        return HostStatus(
-            num_slots=self._player.num_slots,
-            weight_version=self._player.weight_version,
-            weights_digest=self._weights_digest,
-            kept=kept,
-        )
+        held = {
+            name: HeldVersion(version=engine.weight_version, digest=self._digests.get(name, ""))
+            for name, engine in self._engines.items()
+        }
+        return HostStatus(num_slots=self._player.num_slots, held=held, kept=kept)
 
-    def _adopt(self, incoming: IncomingWeights) -> None:
-        incoming.apply()
-        self._weights_digest = incoming.heading.digest
-        self._engine.adopt(self._model.network, incoming.heading.version)
+    def _adopt(self, newest: IncomingWeights | OpenedWeights) -> None:
+        newest.apply()
+        heading = newest.heading
+        self._digests[heading.member] = newest.digest
+        network = self._models[heading.member].network
+        self._engines[heading.member].adopt(network, heading.version)
 
     async def _serve(self, recipe: HostRecipe, ready: asyncio.Future[None]) -> None:
-        config = msgspec.json.decode(recipe.config, type=_imported(recipe.config_class))
+        config = msgspec.json.decode(recipe.config, type=imported(recipe.config_class))
         assert isinstance(config, LearningConfig)
         if recipe.num_envs is not None:
             config = with_environments(config, recipe.num_envs)
         device = device_of(config.run)
         try:
-            self._model = await asyncio.to_thread(_loaded, recipe, self._folder.path, device)
+            team = await asyncio.to_thread(_loaded, recipe, config, self._folder.path, device)
         finally:
-            # at once: a host that is killed leaves no copy of the policy on its disk
+            # at once: a host that is killed leaves no copy of a policy on its disk
             await asyncio.to_thread(self._folder.remove)
+        self._models: dict[str, RunModel] = {
+            name: member.model for name, member in team.members.items()
+        }
+        self._shelf = WeightShelf({name: model.network for name, model in self._models.items()})
         starts = [TaskStart(env=env, task=env.id) for env in recipe.envs]
         async with Runtime("rollout") as runtime, DeviceLane(config.run.torch_threads) as lane:
             self._lane = lane
-            engines = engines_of(config, Team.of(self._model), lane, recipe.weight_version)
-            self._engine: OwnedEngine = engines.owned[SOLE_MEMBER]
+            gpus = _visible_gpus() if device.type == "cuda" else ()
+            engines = engines_of(config, team, lane, recipe.weight_version, gpus)
+            self._engines: Mapping[str, OwnedEngine] = engines.owned
             async with pool_of(config, runtime, starts) as pool, engines:
-                self._player = LocalPlayer(pool, engines, _agent(recipe, config))
+                self._player = LocalPlayer(pool, engines, made_agent(recipe.agent))
                 self._evaluator = LocalPlayer(pool, engines, within_range(embodied_agent))
                 ready.set_result(None)
-                await self._stop.wait()
+                try:
+                    await self._stop.wait()
+                finally:
+                    self._shelf.close()
 
 
 def _append(folder: Path, name: str, start: int, piece: np.ndarray) -> None:
@@ -210,22 +273,25 @@ def _append(folder: Path, name: str, start: int, piece: np.ndarray) -> None:
         file.write(piece.data)
 
 
-def _loaded(recipe: HostRecipe, folder: Path, device: torch.device) -> Any:
-    model = _imported(recipe.policy_class).load(folder)
-    model.network.to(device, getattr(torch, recipe.dtype))
+def _loaded(recipe: HostRecipe, config: LearningConfig, folder: Path, device: torch.device) -> Team:
+    members: dict[str, Member] = {}
+    for name, member in recipe.members.items():
+        # an engine in processes of its own reads the weights from the memory of the host
+        acts_here = (member.engine or config.engine).kind == "torch"
+        model = _policy(member, folder / name, device if acts_here else torch.device("cpu"))
+        members[name] = Member(model, engine=member.engine)
+    return Team(members)
+
+
+def _policy(member: MemberRecipe, folder: Path, device: torch.device) -> RunModel:
+    model: RunModel = imported(member.policy_class).load(folder)
+    model.network.to(device, getattr(torch, member.dtype))
     return model
 
 
-def _agent(recipe: HostRecipe, config: LearningConfig) -> Agent:
-    return agent_of(config) if recipe.agent is None else _imported(recipe.agent)
-
-
-def _imported(path: str) -> Any:
-    module, _, name = path.partition(":")
-    try:
-        return getattr(import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(
-            f"this host cannot import {path}: {error}; expected the same modules as on the control "
-            "process's host, in a package that is installed, or on PYTHONPATH of `vla-rl host`"
-        ) from error
+def _visible_gpus() -> tuple[str, ...]:
+    """Return the ids of the GPUs that this process may use, as in CUDA_VISIBLE_DEVICES."""
+    chosen = os.environ.get(VISIBLE)
+    if chosen is None:
+        return tuple(str(number) for number in range(torch.cuda.device_count()))
+    return tuple(filter(None, chosen.split(",")))

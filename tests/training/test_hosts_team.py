@@ -1,0 +1,144 @@
+"""A run of several policies whose episodes run on another host learns what one host learns."""
+
+import asyncio
+from contextlib import AsyncExitStack
+from functools import partial
+from pathlib import Path
+
+import msgspec
+import pytest
+import torch
+from loopback_hosts import loopback_hosts
+from toy_runs import deterministic
+from turn_agents import by_turns
+
+from vla_rl.actors import InLoop, Runtime
+from vla_rl.cluster.config import ClusterConfig
+from vla_rl.engines import DeviceLane, EngineConfig
+from vla_rl.envs.text import TextPoolConfig
+from vla_rl.models.language import TinyConfig, tiny
+from vla_rl.observe import read_metrics
+from vla_rl.pipelines.config import MixedTrainingConfig, RunConfig
+from vla_rl.recipes.side_by_side import LANGUAGE, ROBOT, play_either
+from vla_rl.recipes.train_toy import REACH, TrainToyConfig, env_of, policy_of, starts_of
+from vla_rl.rollout import (
+    ChatLimits,
+    GroupSource,
+    LocalPlayer,
+    SchedulerConfig,
+    TaskStart,
+)
+from vla_rl.simulation import SimulatorConfig
+from vla_rl.training.hosts.far_player import FarPlayer
+from vla_rl.training.hosts.recipe import pieces_of, recipe_of
+from vla_rl.training.hosts.rollout_host import RolloutHost
+from vla_rl.training.pools import pool_of
+from vla_rl.training.run import train
+from vla_rl.training.team import Member, Team, engines_of
+from vla_rl.types import EnvSpec, Trajectory
+
+AGENT = partial(by_turns, first="left")
+SMALL = TinyConfig(
+    hidden_size=32,
+    num_layers=2,
+    num_heads=2,
+    intermediate_size=64,
+    vocab_size=300,
+    context_size=128,
+)
+
+
+def config_of(root: Path, hosts: Path | None) -> TrainToyConfig:
+    config = TrainToyConfig(
+        run=RunConfig(name="pair", root=str(root), updates=3, device="cpu"),
+        group_size=2,
+        scheduler=SchedulerConfig(groups_per_update=2, max_staleness=0),
+        cluster=ClusterConfig(hosts=None if hosts is None else str(hosts)),
+        step_limit=20,
+        num_starts=8,
+    )
+    return deterministic(config, num_envs=2)
+
+
+def with_seed(config: TrainToyConfig, name: str) -> TrainToyConfig:
+    seed = len(name)  # any, but not the same for both
+    return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, seed=seed))
+
+
+async def learnt(config: TrainToyConfig) -> list[torch.Tensor]:
+    """Train a pair, of which one learns in each update; return the weights of both."""
+    members = {name: Member(policy_of(with_seed(config, name))) for name in ("left", "right")}
+    await train(config, starts_of(config), Team(members, updates_per_turn=1), agent=AGENT)
+    return [
+        weight.clone()
+        for member in members.values()
+        for weight in member.model.network.state_dict().values()
+    ]
+
+
+@pytest.mark.timeout(300)
+async def test_two_policies_learn_on_another_host_what_they_learn_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
+    async with asyncio.timeout(250), loopback_hosts(tmp_path) as listed:
+        far = await learnt(config_of(tmp_path / "far", listed))
+        here = await learnt(config_of(tmp_path / "here", None))
+    assert all(torch.equal(*pair) for pair in zip(far, here, strict=True))
+    (run,) = (tmp_path / "far").iterdir()
+    newest = read_metrics(run / "metrics.jsonl")[-1]
+    assert newest["hosts/far1/episodes"] == 3 * 2 * 2
+    assert {"left/hosts/weights_s", "right/hosts/weights_s"} <= newest.keys()
+
+
+def decided(trajectory: Trajectory) -> list[tuple[str, bytes, bytes]]:
+    return [
+        (step.agent, step.chunk.tokens.tobytes(), step.chunk.log_probs.tobytes())
+        for step in trajectory.steps
+    ]
+
+
+async def test_a_host_asks_the_policy_of_each_kind_of_episode(tmp_path: Path) -> None:
+    toy = TrainToyConfig(env_id=REACH, step_limit=6)
+    config = MixedTrainingConfig(
+        run=RunConfig(device="cpu"),
+        scheduler=SchedulerConfig(groups_per_update=1, max_staleness=0, deterministic=True),
+        group_size=2,
+        simulators=SimulatorConfig(num_envs=1),
+        text=TextPoolConfig(num_envs=1),
+        chat=ChatLimits(max_turns=4, max_reply=6),
+        engine=EngineConfig(is_deterministic=True, max_reply=6),
+    )
+    team = Team(
+        {
+            ROBOT: Member(policy_of(toy)),
+            LANGUAGE: Member(tiny(SMALL, ["go on"], seed=0), engine=config.engine),
+        }
+    )
+    starts = [
+        TaskStart(env=env_of(toy), task="reach", options={"init_state_id": 1}),
+        TaskStart(env=EnvSpec(id="digits_task:Digits"), task="digits", seed=3),
+    ]
+    agent = play_either(config.chat)
+    episodes = [GroupSource([start], 1, seed=0).next_group().episodes[0] for start in starts]
+    async with asyncio.timeout(200), AsyncExitStack() as stack:
+        runtime = await stack.enter_async_context(Runtime())
+        host = await runtime.spawn(RolloutHost, "far", 1 << 24, placement=InLoop())
+        for name, member in team.members.items():
+            member.model.save(tmp_path / name)
+        for piece in pieces_of(tmp_path):
+            await host.put_file(*piece)
+        recipe = recipe_of(config, starts, team, agent)
+        # as it travels
+        sent = msgspec.msgpack.decode(msgspec.msgpack.encode(recipe), type=type(recipe))
+        status = await host.open(sent)
+        assert status.held.keys() == {ROBOT, LANGUAGE}
+        far = FarPlayer(host, status)
+        there = [decided(await far.whole(await far.play(episode))) for episode in episodes]
+
+        pool = await stack.enter_async_context(pool_of(config, runtime, starts))
+        lane = await stack.enter_async_context(DeviceLane(1))
+        engines = await stack.enter_async_context(engines_of(config, team, lane, 0))
+        here = LocalPlayer(pool, engines, agent)
+        assert there == [decided(await here.play(episode)) for episode in episodes]
+    assert [{agent for agent, _, _ in each} for each in there] == [{ROBOT}, {LANGUAGE}]
