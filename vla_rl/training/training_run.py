@@ -82,9 +82,8 @@ class TrainingRun:
     ) -> None:
         self._config, self._judge, team = config, judge, Team.of(model)
         self._utilization: Utilization | None = None
-        lost_gpus = restarts.lost_gpus if restarts is not None else frozenset()
         self._parts = TrainingParts(
-            config, starts, team, agent=agent, first_update=first_update, lost_gpus=lost_gpus
+            config, starts, team, agent=agent, first_update=first_update, restarts=restarts
         )
         self._beside_settings = settings_beside(judge, config, team)
         self.graph: TaskGraph = customised(make_pipeline(self._parts), customise).build()

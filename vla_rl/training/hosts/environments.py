@@ -20,6 +20,8 @@ def shape_of(config: LearningConfig) -> RunShape:
         plays_here=config.cluster.plays_here,
         uses_gpus=config.run.device != "cpu" and config.engine.kind != "remote",
         spans_gpus=config.engine.kind != "torch",
+        learners=config.cluster.learners,
+        group_size=config.learner.tensor_parallel,
     )
 
 
