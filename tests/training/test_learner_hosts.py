@@ -1,6 +1,7 @@
 """A run whose learner ranks are on several hosts is that of one process, also if a host is lost."""
 
 import asyncio
+import contextlib
 import json
 import re
 from pathlib import Path
@@ -8,8 +9,9 @@ from typing import Any
 
 import msgspec
 import pytest
-from served_hosts import listed, on_loopback
+from served_hosts import ServedHost, listed, on_loopback
 
+from benchmarks.hosts.namespaces import NamespacesRefused, network_namespaces
 from vla_rl.actors import make_keys
 from vla_rl.algorithms import PolicyLossConfig
 from vla_rl.cluster.config import ClusterConfig
@@ -110,6 +112,47 @@ async def test_a_run_with_ranks_on_two_hosts_is_that_of_one_process_and_continue
     assert out.count("2 learner ranks share the update") == 2
     assert numbers_of(shared) == pytest.approx(numbers_of(alone), rel=1e-4, abs=1e-6)
     assert await books_of(shared) == await books_of(alone)
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(580)
+def test_ranks_in_network_namespaces_talk_over_their_cable_and_continue_after_it_is_pulled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = asyncio.run(trained(config_of(tmp_path / "alone", ClusterConfig(), 1)))
+    with contextlib.ExitStack() as stack:
+        try:
+            opened = stack.enter_context(network_namespaces(3))
+        except NamespacesRefused as reason:
+            pytest.skip(str(reason))
+        control, *others = opened
+        far = [
+            ServedHost(name, f"{each.address}:7070", tmp_path / "keys", each.popen)
+            for name, each in zip(("learns", "acts"), others, strict=True)
+        ]
+        cluster = ClusterConfig(
+            hosts=str(listed(far, tmp_path)),
+            learners=("here", "learns"),
+            allow_unencrypted_ranks=True,
+        )
+
+        def strike(update: int) -> None:
+            if update == 2:
+                others[0].pull_cable()
+
+        with control.entered():
+            config = config_of(tmp_path / "shared", cluster, 2)
+            shared = asyncio.run(trained(config, strike))
+        for host in far:
+            host.kill()
+    out = capsys.readouterr().out
+    assert re.search(r"rank 1 of 2 on host 'learns' \(pid \d+\) is gone: .* update 1", out)
+    assert re.search(
+        r"the host 'learns', which has ranks, is away.* Restart 2 of .* update 1\n", out
+    )
+    assert "episodes run on acts" in out
+    assert numbers_of(shared) == pytest.approx(numbers_of(alone), rel=1e-4, abs=1e-6)
+    assert asyncio.run(books_of(shared)) == asyncio.run(books_of(alone))
 
 
 def test_gpus_of_a_lost_host_are_left_out_and_ranks_on_cpus_move() -> None:
