@@ -34,6 +34,7 @@ from vla_rl.learning.sharded.meeting import Doorway, Network, interface_of, meet
 from vla_rl.learning.sharded.rank_clock import RankTimes
 from vla_rl.learning.sharded.same_code import code_report, require_same_code
 from vla_rl.learning.sharded.seats import RankSeat, Seating
+from vla_rl.models.mlp import MlpPolicy
 from vla_rl.types import SOLE_MEMBER, Trajectory
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -163,6 +164,18 @@ async def test_a_port_in_use_and_a_missing_interface_are_refused_by_name(
     with pytest.raises(ConfigError, match="rank 1 on host 'a': the network interface 'ib7' does"):
         async with learner:
             pass
+
+
+async def test_a_host_without_the_policys_module_is_named(
+    far: RemoteHost, runtime: Runtime, lane: DeviceLane
+) -> None:
+    plain = mlp()
+    policy = type("Own", (MlpPolicy,), {"__module__": "nowhere"})(plain.config, plain.network)
+    learner = ShardedLearner(policy, runtime, lane, settings(ranks=2))
+    learner.sit(Seating((RankSeat("cpu", host="a", placement=far, address=LOOPBACK),) * 2))
+    told = r"rank \d on host 'a' cannot import nowhere:Own: .*PYTHONPATH"
+    with pytest.raises(ConfigError, match=told):
+        await learner.__aenter__()
 
 
 async def test_ranks_that_cannot_reach_rank_0_say_so(monkeypatch: pytest.MonkeyPatch) -> None:

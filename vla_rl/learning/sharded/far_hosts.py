@@ -5,9 +5,10 @@ it gets the bytes that its ranks read, at their places in a file with holes.
 """
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import Final, TypeAlias, TypeVar
 
 from vla_rl.learning.sharded.far_rank import in_pieces, merged, read_bytes
 from vla_rl.learning.sharded.in_order import in_order
@@ -21,17 +22,17 @@ T = TypeVar("T")
 Needed: TypeAlias = Callable[[LearnerRank, list[str]], Awaitable[list[list[tuple[int, int]]]]]
 """Asks a rank for the bytes that it reads of some files, given their paths there."""
 
-NUM_ROUND_TRIPS = 5
+NUM_ROUND_TRIPS: Final = 5
 """Questions for another host's clock, of which the quickest answer counts."""
 
 
 async def clock_offset_s(rank: LearnerRank) -> float:
     """Return what to add to times of a rank's host to have them on this host's clock."""
-    clock, found = asyncio.get_running_loop().time, []
+    found = []
     for _ in range(NUM_ROUND_TRIPS):
-        begun = clock()
+        begun = time.monotonic()
         there = await rank.now()
-        ended = clock()
+        ended = time.monotonic()
         found.append((ended - begun, (begun + ended) / 2 - there))
     return min(found)[1]
 

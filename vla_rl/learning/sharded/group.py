@@ -14,23 +14,19 @@ from msgspec.structs import replace
 
 from vla_rl.actors import Runtime
 from vla_rl.actors.owned_folder import OwnedFolder, sweep
-from vla_rl.errors import ActorDied, ConfigError, RankFailed, RankNotStarted, RemoteError
+from vla_rl.errors import ActorDied, RankFailed, RankNotStarted, RemoteError
 from vla_rl.learning.config import CriticConfig, LearnerConfig
 from vla_rl.learning.imitation_passes import Preparation
 from vla_rl.learning.optimizer import DivergedError
 from vla_rl.learning.sharded.far_hosts import FarHosts, Needed, clock_offset_s
-from vla_rl.learning.sharded.meeting import MEET_WITHIN_S, Meeting, Network
 from vla_rl.learning.sharded.rank import LearnerRank
-from vla_rl.learning.sharded.rank_parts import PolicySource
-from vla_rl.learning.sharded.seats import RankSeat, Seating, process_of, seated_here
+from vla_rl.learning.sharded.seats import Seating, seated_here
+from vla_rl.learning.sharded.starting import RankStart, saved
 
 T = TypeVar("T")
 
 FOLDER_PREFIX: Final = "vla_rl-ranks-"
 """Beginning of the name of the folder with the policy that the ranks begin with."""
-
-START_TIMEOUT_S: Final = 600.0
-"""Longest start of a rank, in which it imports torch and the policy's code."""
 
 NAMED_WITHIN_S: Final = 1.5
 """Time in which a dead rank is found after another one complained about its connection."""
@@ -238,74 +234,34 @@ class RankGroup:
             self._folder = None
 
     async def _start(self, model: Any) -> None:
-        on_gpus = next(model.network.parameters()).device.type == "cuda"
         if self._seating is None:
+            on_gpus = next(model.network.parameters()).device.type == "cuda"
             self._seating = seated_here(self._config.ranks, self._lost_gpus, on_gpus=on_gpus)
-        seats = self._seating.seats
         source = replace(
-            await asyncio.to_thread(_saved, model, self.policy_folder, seats),
+            await asyncio.to_thread(saved, model, self.policy_folder, self._seating),
             has_reference=self._has_reference,
             critic=self._critic,
             critic_seed=self._critic_seed,
             counts_flops=self._counts_flops,
             preparation=self._preparation,
         )
+        start = RankStart(self._runtime, self._config, self._seating, self.folder)
+        numbers = range(len(self._seating.seats))
         self.ranks = await self.together(
-            self._runtime.spawn(
-                LearnerRank,
-                rank,
-                source,
-                self._config,
-                name=self._names[rank],
-                placement=process_of(seat, model),
-                start_timeout_s=START_TIMEOUT_S,
-            )
-            for rank, seat in enumerate(seats)
+            start.spawned(rank, self._names[rank], source, model) for rank in numbers
         )
-        far, numbers = self.far, range(len(seats))
+        far = self.far
         await self.together(far.require_same_code(rank, source.policy_class) for rank in numbers)
-        await self._meet(self._seating)
+        meeting, *_ = await self.together(start.listening(rank, self.ranks[0]) for rank in numbers)
+        await self.together(start.met(rank, self.ranks[rank], meeting) for rank in numbers)
         found = await self.together(far.bring_folder(rank, self.policy_folder) for rank in numbers)
-        folders = far.of_each(found)
         await self.together(
-            rank.join(str(folder or self.policy_folder))
-            for rank, folder in zip(self.ranks, folders, strict=True)
+            rank.join(folder or str(self.policy_folder))
+            for rank, folder in zip(self.ranks, far.of_each(found), strict=True)
         )
         # at once: a host that is killed leaves no copy of the policy on its disk
         await self.together(far.remove(rank) for rank in numbers)
         self.clock_offsets_s = await self.together(self._clock_offset_s(rank) for rank in numbers)
-
-    async def _meet(self, seating: Seating) -> None:
-        """Let all ranks connect to each other. Raises: ConfigError naming a rank that cannot."""
-        seats, meeting = seating.seats, Meeting(file=str(self.folder / "meeting-point"))
-        networks: list[Network | None] = [None] * len(seats)
-        if seating.has_several_hosts:
-            networks = [Network(seat.address, seat.interface) for seat in seats]
-        elif seating.far_hosts:  # all on one: its loopback
-            networks = [Network("127.0.0.1")] * len(seats)
-
-        async def listen(rank: int) -> Meeting:
-            network = networks[rank]
-            if rank > 0 or network is None:
-                return meeting
-            return await self.ranks[0].listen(network, seating.port, len(seats))
-
-        async def meet(rank: int) -> None:
-            try:
-                # twice: those that wait for a host that is missing report it first
-                async with asyncio.timeout(2 * MEET_WITHIN_S):
-                    await self.ranks[rank].meet(meeting, networks[rank])
-            except TimeoutError:
-                raise TimeoutError(
-                    f"the ranks did not connect to each other within {2 * MEET_WITHIN_S:g} s; let "
-                    "the hosts that learn reach all of each other's ports, or name another "
-                    "`interface` in the list of hosts"
-                ) from None
-
-        (meeting, *_) = await self.together(
-            _located(listen(rank), rank, seats) for rank in range(len(seats))
-        )
-        await self.together(_located(meet(rank), rank, seats) for rank in range(len(seats)))
 
     async def _clock_offset_s(self, rank: int) -> float:
         return await clock_offset_s(self.ranks[rank]) if self.far.is_far(rank) else 0.0
@@ -354,25 +310,3 @@ def _failed(what: str, cause: BaseException) -> RankFailed:
 
 def _is_of_connection(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "onnection" in str(error)
-
-
-async def _located(call: Coroutine[Any, Any, T], rank: int, seats: Sequence[RankSeat]) -> T:
-    """Await a call; an error of settings names the rank's host."""
-    try:
-        return await call
-    except ConfigError as error:
-        raise ConfigError(f"rank {rank}{seats[rank].in_words}: {error}") from error
-
-
-def _saved(model: Any, folder: Path, seats: Sequence[RankSeat]) -> PolicySource:
-    """Save a policy for the ranks; the folder lasts as long as they do."""
-    model.save(folder)
-    kind, network = type(model), model.network
-    parameters = dict(network.named_parameters())
-    return PolicySource(
-        policy_class=f"{kind.__module__}:{kind.__qualname__}",
-        dtype=str(next(iter(parameters.values())).dtype).removeprefix("torch."),
-        trained=frozenset(name for name, each in parameters.items() if each.requires_grad),
-        recomputes=getattr(model, "recomputes_activations", False),
-        devices=tuple(seat.device for seat in seats),
-    )

@@ -22,7 +22,8 @@ def code_report(policy_class: str) -> dict[str, str]:
         policy_class: `module:Class` of the policy.
     """
     module = policy_class.partition(":")[0]
-    report = {"python": platform.python_version(), "vla_rl's sources": _digest_of_package()}
+    python = ".".join(platform.python_version_tuple()[:2])
+    report = {"python": python, "vla_rl's sources": _digest_of_package()}
     report |= {package: _version_of(package) for package in PACKAGES}
     if not module.startswith("vla_rl."):
         report[f"module {module}"] = _digest_of_module(module)

@@ -83,7 +83,7 @@ def process_of(seat: RankSeat, model: Any) -> ChildProcess | RemoteHost:
     # loopback, unless the ranks' meeting names another interface: neither gloo nor NCCL encrypts
     env = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     # AdamW imports torch._dynamo when it is made, a second of each rank's start
-    imports = ("vla_rl.learning.sharded.rank", type(model).__module__, "torch._dynamo")
+    imports = (type(model).__module__, "vla_rl.learning.sharded.rank", "torch._dynamo")
     far = seat.placement
     if far is not None:
         env |= far.env
