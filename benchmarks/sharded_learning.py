@@ -13,9 +13,10 @@ Keys of the last line:
                                        such pairs, worst of these and of Qwen3
     update_rel_diff_3       Adam's mean gradient after three updates on 2 ranks, worst of ppo, gspo
                             and clip_cov
-    resume_rel_diff         the same after two more updates: saved on 2 ranks, resumed on 1, 3 and 4;
-                            1 and 2 ranks differ as much without a resume
-    resume_rel_diff_same    the same, resumed on 2: what saving and reading alone change
+    resume_rel_diff         gradients of the next two updates: saved on 2 ranks, resumed on 1, 3 and 4
+    resume_rel_diff_moments   Adam's mean gradient after these updates, as it goes into the weights; 1
+                            and 2 ranks differ as much without a resume
+    resume_rel_diff_same    the larger of both, resumed on 2: what saving and reading alone change
     rows_imbalance          largest over mean load of 64 ranks, 512 episodes of 1 to 64 decisions
     cpu_overhead_2          CPU seconds of an update on 2 ranks over one process, 64 rows through
                             about 43 million parameters, after a first one
@@ -134,32 +135,58 @@ async def update_difference(loss: str, runtime: Runtime, lane: DeviceLane, folde
     return relative_difference(found, await moments(one, folder / "one"))
 
 
-async def resume_differences(runtime: Runtime, lane: DeviceLane, folder: Path) -> dict[str, float]:
-    """Compare two updates after resuming on 1 to 4 ranks with the uninterrupted ones on 2."""
-    policy = language()
-    played = episodes(policy)
+async def next_moments(learner: PolicyLearner, folder: Path) -> list[dict[str, Tensor]]:
+    """Make two updates; return Adam's mean gradients after each."""
+    found = []
+    for number in range(2):
+        await learner.update(episodes(language()), list(ADVANTAGES))
+        found.append(await moments(learner, folder / str(number)))
+    return found
 
-    async def go_on(learner: PolicyLearner) -> None:
-        for _ in range(2):
-            await learner.update(played, list(ADVANTAGES))
 
-    async with ShardedLearner(policy, runtime, lane, settings(ranks=2)) as two:
-        await go_on(two)
+async def resumed_differences(
+    decay: float, runtime: Runtime, lane: DeviceLane, folder: Path
+) -> dict[int, list[float]]:
+    """Compare the two updates after resuming on 1 to 4 ranks with the uninterrupted ones on 2.
+
+    Args:
+        decay: Adam's decay of the mean gradient; with 0, the mean is the last gradient itself.
+
+    Returns: the difference of the mean gradients after each update, by number of ranks.
+    """
+    optimizer = msgspec.structs.replace(settings().optimizer, betas=(decay, 0.999))
+
+    async with ShardedLearner(
+        language(), runtime, lane, settings(ranks=2, optimizer=optimizer)
+    ) as two:
+        await next_moments(two, folder / "first")
         state = await saved(two, folder / "saved")
-        await go_on(two)
-        expected = await moments(two, folder / "expected")
-    one = Learner(language(), lane, settings())
-    await one.restore(state)
-    await go_on(one)
-    differences = {1: relative_difference(await moments(one, folder / "one"), expected)}
+        expected = await next_moments(two, folder / "expected")
+
+    async def compared(learner: PolicyLearner, name: str) -> list[float]:
+        await learner.restore(state)
+        found = await next_moments(learner, folder / name)
+        return [relative_difference(*pair) for pair in zip(found, expected, strict=True)]
+
+    one = Learner(language(), lane, settings(optimizer=optimizer))
+    differences = {1: await compared(one, "one")}
     for num_ranks in (2, 3, 4):
-        async with ShardedLearner(language(), runtime, lane, settings(ranks=num_ranks)) as many:
-            await many.restore(state)
-            await go_on(many)
-            found = await moments(many, folder / f"many-{num_ranks}")
-        differences[num_ranks] = relative_difference(found, expected)
-    same = differences.pop(2)
-    return {"resume_rel_diff": max(differences.values()), "resume_rel_diff_same": same}
+        config = settings(ranks=num_ranks, optimizer=optimizer)
+        async with ShardedLearner(language(), runtime, lane, config) as many:
+            differences[num_ranks] = await compared(many, f"many-{num_ranks}")
+    return differences
+
+
+async def resume_differences(runtime: Runtime, lane: DeviceLane, folder: Path) -> dict[str, float]:
+    """Compare gradients, and Adam's mean gradients, after a resume with the uninterrupted ones."""
+    gradients_apart = await resumed_differences(0.0, runtime, lane, folder / "gradients")
+    means_apart = await resumed_differences(0.9, runtime, lane, folder / "means")
+    same = max(*gradients_apart.pop(2), *means_apart.pop(2))
+    return {
+        "resume_rel_diff": max(map(max, gradients_apart.values())),
+        "resume_rel_diff_moments": max(each[-1] for each in means_apart.values()),
+        "resume_rel_diff_same": same,
+    }
 
 
 async def cost(runtime: Runtime, lane: DeviceLane) -> dict[str, float]:

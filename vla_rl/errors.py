@@ -84,10 +84,24 @@ class RankNotStarted(RankFailed):
     Args:
         message: names the rank and the cause.
         rank: its number.
+        host: name of its host; empty for this one.
     """
 
-    def __init__(self, message: str, rank: int) -> None:
-        self.rank = rank
+    def __init__(self, message: str, rank: int, host: str = "") -> None:
+        self.rank, self.host = rank, host
+        super().__init__(message)
+
+
+class LearnerHostLost(RankFailed):
+    """A host on which ranks of a sharded learner were is gone.
+
+    Args:
+        message: names the host.
+        host: its name.
+    """
+
+    def __init__(self, message: str, host: str) -> None:
+        self.host = host
         super().__init__(message)
 
 

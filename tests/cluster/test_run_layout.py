@@ -1,6 +1,7 @@
 """The layout of a run on several hosts: what learns here, and what acts on each GPU elsewhere."""
 
 import pytest
+from msgspec.structs import replace
 
 from vla_rl.actors import KeyPair, RemoteHost
 from vla_rl.cluster import Gpu, Host, HostResources, Needs, layout_table
@@ -91,3 +92,55 @@ def test_a_gpu_or_a_host_that_is_too_small_is_refused_with_the_inequality() -> N
         layout_of_run([HERE, small], RunShape(num_envs=4), Needs(acting_bytes=14 * GIB))
     with pytest.raises(ConfigError, match=r"'gpu2' has 64\.0 GiB of memory, expected >= 80\.0: 40"):
         layout_of_run([HERE, small], RunShape(num_envs=40), Needs(simulator_bytes=2 * GIB))
+
+
+def test_named_gpus_learn_and_the_others_act() -> None:
+    shape = RunShape(num_envs=16, num_ranks=6, learners=("here:0-1", "gpu2:0-1", "gpu3"))
+    layout = layout_of_run([HERE, host("gpu2", 4), host("gpu3", 2)], shape)
+    assert layout_table(layout).splitlines() == [
+        "layout apart: 6 learner ranks, 2 engines, 16 simulators on 3 hosts",
+        "  host       GPUs  learn      act          simulators",
+        "  this host  0-1   ranks 0-1  -            -",
+        "  gpu2       0-1   ranks 2-3  -            16",
+        "             2-3   -          engines 0-1",
+        "  gpu3       0-1   ranks 4-5  -            -",
+    ]
+    seats = seats_of(host("gpu2", 4), shape)
+    assert [seat.host.placement.env["CUDA_VISIBLE_DEVICES"] for seat in seats] == ["2", "3"]  # type: ignore[union-attr]
+    lost = replace(shape, num_ranks=5, lost=(("here", 0),))
+    ranks = layout_of_run([HERE, host("gpu2", 4), host("gpu3", 2)], lost).ranks
+    assert [(rank.host, rank.gpu) for rank in ranks][:2] == [("this host", 1), ("gpu2", 0)]
+
+
+def test_ranks_on_cpus_are_dealt_evenly_and_tensor_groups_stay_together() -> None:
+    shape = RunShape(num_envs=4, num_ranks=6, learners=("here", "a"), uses_gpus=False, group_size=2)
+    layout = layout_of_run([HERE, host("a", 0), host("b", 0)], shape)
+    assert [rank.host for rank in layout.ranks] == ["this host"] * 4 + ["a"] * 2
+    assert layout_table(layout).splitlines()[2:] == [
+        "  this host  CPU   ranks 0-3  -         -",
+        "  a          CPU   ranks 4-5  -         -",
+        "  b          CPU   -          engine 0  4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("learners", "told"),
+    [
+        (("gpu3",), r"names the host 'gpu3', expected one of the 3 hosts .* such as 'gpu2'"),
+        (("gpu2:0-4",), r"names GPU 4 of host 'gpu2', which has GPUs 0 to 3"),
+        (("gpu2:0", "gpu2:1"), r"names the host 'gpu2' 2 times"),
+        (("gpu2", "cpu3"), r"names 'cpu3', which has no GPU, beside hosts that have some"),
+        (("gpu2:0-1",), r"learner.ranks is 4, but cluster.learners 'gpu2:0-1' names 2 GPUs"),
+        (("here:0", "gpu2:0-2"), r"tensor_parallel is 2, and ranks 0 to 1 would be on 'this host'"),
+    ],
+)
+def test_learners_that_cannot_be_placed_are_refused(learners: tuple[str, ...], told: str) -> None:
+    shape = RunShape(num_envs=8, num_ranks=4, learners=learners, group_size=2)
+    with pytest.raises(ConfigError, match=told):
+        layout_of_run([HERE, host("gpu2", 4), host("cpu3", 0)], shape)
+
+
+def test_learners_that_leave_nothing_to_act_are_refused() -> None:
+    shape = RunShape(num_envs=8, num_ranks=4, learners=("gpu2",))
+    with pytest.raises(ConfigError, match="leaves no GPU and no CPU of another host to act"):
+        layout_of_run([HERE, host("gpu2", 4)], shape)

@@ -1,10 +1,7 @@
 """A run learns the same if other hosts run its episodes, also if one of them is killed meanwhile."""
 
 import asyncio
-import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 import uvloop
+from served_hosts import ServedHost, listed, on_loopback
 from slow_agents import hesitant_agent
 from toy_runs import deterministic, small_run
 
@@ -43,54 +41,9 @@ def namespaces() -> Iterator[tuple[NamespaceHost, ...]]:
         pytest.skip(str(reason))
 
 
-class FarHost:
-    """`vla-rl host` at an address, `host:port`; `popen` starts it there."""
-
-    def __init__(
-        self,
-        name: str,
-        address: str,
-        keys: Path,
-        popen: Callable[..., "subprocess.Popen[Any]"] = subprocess.Popen,
-    ) -> None:
-        self.name, self._address, self._keys, self._popen = name, address, keys, popen
-        self.table = ""
-
-    def start(self) -> None:
-        """Start it, and keep the lines that it prints for the list of hosts."""
-        command = [sys.executable, "-m", "vla_rl.commands.host", "--keys", str(self._keys)]
-        bind = ["--bind", f"tcp://{self._address}", "--lost-after", "30"]
-        self.server = self._popen([*command, *bind], stdout=subprocess.PIPE, text=True)
-        assert self.server.stdout is not None
-        lines: list[str] = []
-        for line in self.server.stdout:
-            if line.startswith("serving"):
-                break
-            lines.append(line)
-        first = lines.index("[[host]]\n")
-        # a busy machine may hold up any thread for seconds; a closed connection is seen at once
-        self.table = "".join(lines[first:]) + "lost_after_s = 20.0\n"
-        self.table = self.table.replace(self._address.partition(":")[0], self.name, 1)
-
-    def kill(self) -> None:
-        """Kill it, as if the machine had lost its power."""
-        self.server.kill()
-        self.server.communicate()
-
-
 async def until(condition: Callable[[], bool]) -> None:
     while not condition():  # noqa: ASYNC110 - metrics have no event
         await asyncio.sleep(0.01)
-
-
-def listed(hosts: Sequence[FarHost], folder: Path) -> Path:
-    """Start these hosts, and write their list."""
-    for host in hosts:
-        host.start()
-    path = folder / "hosts.toml"
-    tables = "".join(host.table for host in hosts)
-    path.write_text(f'client_key = "{folder}/keys/client.key"\n{tables}')
-    return path
 
 
 def config_of(root: Path, hosts: Path | None, updates: int) -> SrpoToyConfig:
@@ -133,7 +86,7 @@ def weights_after(
 class Strikes:
     """Kills a host while it runs episodes, and starts it again later."""
 
-    def __init__(self, victim: FarHost) -> None:
+    def __init__(self, victim: ServedHost) -> None:
         self._victim, self._num_updates = victim, 0
         self._has_joined = asyncio.Event()
 
@@ -179,9 +132,7 @@ def metrics_below(root: Path) -> list[dict[str, Any]]:
 
 
 def test_a_run_whose_episodes_another_host_runs_learns_what_one_host_learns(tmp_path: Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
-    far = FarHost("a", address, tmp_path / "keys")
+    far = on_loopback("a", tmp_path / "keys")
     try:
         hosts = listed([far], tmp_path)
         learnt = weights_after(config_of(tmp_path / "far", hosts, 2), agent=embodied_agent)
@@ -202,7 +153,7 @@ def test_a_run_on_two_hosts_one_killed_and_started_again_learns_what_one_host_le
 ) -> None:
     control, *others = namespaces
     far = [
-        FarHost(name, f"{each.address}:7070", tmp_path / "keys", each.popen)
+        ServedHost(name, f"{each.address}:7070", tmp_path / "keys", each.popen)
         for name, each in zip("ab", others, strict=True)
     ]
     hosts = listed(far, tmp_path)

@@ -1,9 +1,13 @@
 """Settings for the hosts of a run."""
 
 from collections.abc import Mapping
+from typing import Final
 
+from vla_rl.cluster.gpu_ranges import parse_gpu_range
 from vla_rl.cluster.ray_config import RayConfig
 from vla_rl.types import Config
+
+HIGHEST_PORT: Final = 65535
 
 
 class ClusterConfig(Config, frozen=True, kw_only=True):
@@ -15,6 +19,20 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
 
     ray: RayConfig = RayConfig()
     """Hosts of a Ray cluster, instead of a list of hosts."""
+
+    learners: tuple[str, ...] = ()
+    """Hosts whose GPUs, or CPUs, share the update as learner ranks instead of running episodes: `here`
+    for this one, or names from the list of hosts, such as `here:0-3 gpu[2-4]:0-7`. One rank for each GPU,
+    in this order; ranks on CPUs are dealt evenly. Empty: all ranks are on this host."""
+
+    allow_unencrypted_ranks: bool = False
+    """With learners on several hosts: let gloo or NCCL carry their gradients and weights between the
+    hosts, without encryption and without a key. Set it if only machines that you trust reach that
+    network."""
+
+    ranks_port: int = 0
+    """With learners on several hosts: port at which the host of rank 0 waits for the others. Later
+    connections between ranks take any free ports. 0: any free port."""
 
     plays_here: bool = False
     """Also run episodes on this host, beside the learner."""
@@ -38,6 +56,20 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
             "hosts",
             "none beside ray.address: hosts are listed, or found by Ray",
         )
+        self.require(
+            not self.learners or self.hosts is not None,
+            "learners",
+            "none without a list of hosts (cluster.hosts)",
+        )
+        hosts = [part.host for word in self.learners for part in parse_gpu_range(word)]
+        self.require(
+            self.allow_unencrypted_ranks or len(set(hosts)) < 2,
+            "allow_unencrypted_ranks",
+            f"True with ranks on {', '.join(hosts)}: gloo and NCCL neither encrypt gradients nor ask for "
+            "a key, so set it if only machines that you trust reach the hosts' network, or let one host "
+            "learn",
+        )
+        self.require(0 <= self.ranks_port <= HIGHEST_PORT, "ranks_port", f"0 to {HIGHEST_PORT}")
         self.require(self.depot_gib >= 0, "depot_gib", "at least 0 GiB")
         self.require(self.alone_s > 0, "alone_s", "above 0 seconds")
         self.require(self.resume_within_s >= 0, "resume_within_s", "at least 0 seconds")
@@ -49,7 +81,9 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
 
     def unread(self) -> Mapping[str, str]:
         """Return the options that only matter with several hosts."""
+        of_learners = ("allow_unencrypted_ranks", "ranks_port")
         if self.has_hosts:
-            return {}
-        others = [name for name in self.__struct_fields__ if name not in ("hosts", "ray")]
+            return {} if self.learners else dict.fromkeys(of_learners, "cluster.learners is empty")
+        kept = ("hosts", "ray", "learners")
+        others = [name for name in self.__struct_fields__ if name not in kept]
         return dict.fromkeys(others, "cluster.hosts and cluster.ray.address are none")

@@ -1,6 +1,7 @@
 """The file that lists the hosts of a run, in TOML.
 
     client_key = "keys/client.key"        # our own keys; default: ~/.vla_rl/keys/client.key
+    interface = "ib0"                     # of our learner ranks; default: the one towards the others
 
     [[host]]
     name = "gpu2"
@@ -8,6 +9,7 @@
     public_key = "..."                    # or a file that ends in .pub
     cores = 16                            # optional limits; default: all that the host has
     memory_gib = 64
+    interface = "ib0"                     # of its learner ranks; default: the one of the address
     gpus = "0-5"                          # of those that the host reports; or with name and memory:
     gpus = [{ name = "H200", memory_gib = 139 }]
 
@@ -55,6 +57,8 @@ class ListedHost(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     memory_gib: float | None = None
     gpus: list[ListedGpu] | str | None = None
     lost_after_s: float = LOST_AFTER_S
+    interface: str = ""
+    """Network interface of its learner ranks; empty for the one that has the address."""
 
     def limited(self, there: HostResources) -> HostResources:
         """Return what a run may use of the resources that the host reports.
@@ -111,6 +115,7 @@ class HostFile(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     host: list[ListedHost]
     client_key: str = str(KEYS / "client.key")
+    interface: str = ""
 
 
 class KnownHost(msgspec.Struct, frozen=True):
@@ -125,6 +130,21 @@ def read_host_file(path: Path) -> tuple[KnownHost, ...]:
 
     Raises: ConfigError naming the file, and the key, the host or the key file that is wrong.
     """
+    file = _read(path)
+    keys = _client_keys(path, file.client_key)
+    return tuple(KnownHost(host, _placement(path, host, keys)) for host in file.host)
+
+
+def interfaces_of(path: Path) -> dict[str, str]:
+    """Return the network interface that the file names for each host, and for this one by "".
+
+    It is empty where the file names none. Raises: as `read_host_file`.
+    """
+    file = _read(path)
+    return {"": file.interface, **{host.name: host.interface for host in file.host}}
+
+
+def _read(path: Path) -> HostFile:
     try:
         content = path.read_bytes()
     except OSError as error:
@@ -156,8 +176,7 @@ def read_host_file(path: Path) -> tuple[KnownHost, ...]:
             ) from error
     _require_unique(path, [host.name for host in file.host], "name")
     _require_unique(path, [host.address for host in file.host], "address")
-    keys = _client_keys(path, file.client_key)
-    return tuple(KnownHost(host, _placement(path, host, keys)) for host in file.host)
+    return file
 
 
 def _placement(path: Path, host: ListedHost, keys: KeyPair) -> RemoteHost:

@@ -28,7 +28,9 @@ def layout_table(layout: Layout) -> str:
 
 
 def _rows_of(layout: Layout, host: str) -> list[tuple[str, str, str, str, str]]:
-    ranks = {place.gpu: place for place in layout.ranks_on(host)}
+    ranks: dict[int | None, list[RankPlace]] = {}
+    for place in layout.ranks_on(host):  # a CPU may have several
+        ranks.setdefault(place.gpu, []).append(place)
     engines = {gpu: place for place in layout.engines_on(host) for gpu in place.gpus or (None,)}
     simulators = str(layout.num_simulators_on(host) or "-")
     gpus = sorted({*ranks, *engines}, key=lambda gpu: -1 if gpu is None else gpu)
@@ -43,7 +45,7 @@ def _rows_of(layout: Layout, host: str) -> list[tuple[str, str, str, str, str]]:
         (
             host if number == 0 else "",
             spell_indices(tuple(gpu for gpu in part if gpu is not None)) or "CPU",
-            _ranks([ranks[gpu] for gpu in part if gpu in ranks]),
+            _ranks([place for gpu in part for place in ranks.get(gpu, [])]),
             _engines([engines[gpu] for gpu in part if gpu in engines]),
             simulators if number == 0 else "",
         )

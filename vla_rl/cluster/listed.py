@@ -33,17 +33,25 @@ class ListedHosts:
         path: the file, as `read_host_file` reads it.
         answer_within_s: time in which a host must answer; also the deadline of each later look.
         look_every_s: time between two looks for a host that has left.
+        may_be_away: whether a host that does not answer is looked for later, as after a restart of
+            a run, in which hosts were lost.
 
     Raises: ConfigError for a file, a key or a host that is wrong, by name.
     """
 
     def __init__(
-        self, path: Path, *, answer_within_s: float = 20.0, look_every_s: float = 1.0
+        self,
+        path: Path,
+        *,
+        answer_within_s: float = 20.0,
+        look_every_s: float = 1.0,
+        may_be_away: bool = False,
     ) -> None:
         # before the file is read: a change in between is then read once more, and not missed
         self._path, self._read_at = path, _changed_at(path)
         self._known = read_host_file(path)
         self._answer_within_s, self._look_every_s = answer_within_s, look_every_s
+        self._may_be_away = may_be_away
         self._here = Host(name="this host", resources=resources_of_this_host())
         self._there: dict[str, Host] = {}
         self._report = report_of_this_host()
@@ -60,7 +68,7 @@ class ListedHosts:
             found = await asyncio.gather(
                 *(self._connect(known) for known in self._known), return_exceptions=True
             )
-            monitors = _monitors(found)
+            monitors = _monitors(found, may_be_away=self._may_be_away)
         except BaseException as error:
             await self._runtime.__aexit__(type(error), error, error.__traceback__)
             raise
@@ -183,8 +191,10 @@ class ListedHosts:
         return monitor
 
 
-def _monitors(found: Sequence[HostMonitor | BaseException]) -> list[HostMonitor]:
-    """Return the monitors of all hosts.
+def _monitors(
+    found: Sequence[HostMonitor | BaseException], *, may_be_away: bool
+) -> list[HostMonitor | None]:
+    """Return the monitors of all hosts; None for one that may be away, and is.
 
     Raises: ConfigError about every host that cannot be used; else the first other error.
     """
@@ -192,9 +202,11 @@ def _monitors(found: Sequence[HostMonitor | BaseException]) -> list[HostMonitor]
     for error in errors:
         if not isinstance(error, ConfigError):
             raise error
-    if errors:
+        if may_be_away:
+            logger.warning("%s. It is asked again", error)
+    if errors and not may_be_away:
         raise ConfigError("\n".join(str(error) for error in errors)) from errors[0]
-    return [each for each in found if not isinstance(each, BaseException)]
+    return [None if isinstance(each, BaseException) else each for each in found]
 
 
 def _changed_at(path: Path) -> int | None:

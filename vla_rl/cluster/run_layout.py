@@ -2,6 +2,7 @@
 
     this host   its first GPUs learn, one for each rank; the first one also acts, if it runs episodes
     others      an engine on each GPU, or one on the CPU; the host's simulators are dealt to them
+    learners    if they are named, their GPUs or CPUs learn, and do not act
 
 Pure: no process is asked.
 """
@@ -17,6 +18,7 @@ from vla_rl.cluster.hosts import Host, HostResources
 from vla_rl.cluster.layout import EnginePlace, Layout, RankPlace, SimulatorsPlace, shares
 from vla_rl.cluster.layout_config import Needs
 from vla_rl.cluster.layout_needs import require_memory
+from vla_rl.cluster.rank_places import gpus_that_learn, rank_places
 from vla_rl.cluster.roles import GpuRole
 from vla_rl.errors import ConfigError
 
@@ -39,6 +41,15 @@ class RunShape(msgspec.Struct, frozen=True, kw_only=True):
     spans_gpus: bool = False
     """Whether the engine of a host distributes itself over all of its GPUs, as vLLM's do."""
 
+    learners: tuple[str, ...] = ()
+    """Hosts and GPUs that learn instead of acting; empty if all ranks are on this host."""
+
+    group_size: int = 1
+    """Ranks that share each layer, and have to be on one host."""
+
+    lost: tuple[tuple[str, int], ...] = ()
+    """GPUs that no rank may use."""
+
 
 class Seat(msgspec.Struct, frozen=True, kw_only=True):
     """One engine on another host, with its share of the simulators there."""
@@ -52,7 +63,7 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
 def usable(host: Host, shape: RunShape) -> Host:
     """Return a host with what such a run uses of it."""
     gpus = host.resources.gpus if shape.uses_gpus else ()
-    if host.placement is None:
+    if host.placement is None and not shape.learners:
         gpus = gpus[: shape.num_ranks]
     return replace(host, resources=replace(host.resources, gpus=gpus))
 
@@ -60,11 +71,17 @@ def usable(host: Host, shape: RunShape) -> Host:
 def seats_of(host: Host, shape: RunShape) -> tuple[Seat, ...]:
     """Return the engines of another host, each with its GPUs and simulators.
 
+    It has none if all of it learns.
+
     Raises: ConfigError with the inequality if they are more than the host's environments.
     """
     host, placement = usable(host, shape), host.placement
     assert placement is not None
-    gpus = host.resources.gpus
+    gpus, learning = host.resources.gpus, gpus_that_learn_of(host, shape)
+    if learning is not None:
+        gpus = tuple(gpu for index, gpu in enumerate(gpus) if index not in learning)
+        if not gpus:
+            return ()
     if not gpus:
         return (Seat(host=host, num_envs=shape.num_envs),)
     parts = [gpus] if shape.spans_gpus else [(gpu,) for gpu in gpus]
@@ -94,6 +111,24 @@ def seats_of(host: Host, shape: RunShape) -> tuple[Seat, ...]:
     )
 
 
+def gpus_that_learn_of(host: Host, shape: RunShape) -> frozenset[int] | None:
+    """Return the GPUs of another host that learn; None if it does not learn."""
+    return gpus_that_learn(host.name, len(host.resources.gpus), shape.learners)
+
+
+def require_fit(host: Host, shape: RunShape, needs: Needs) -> None:
+    """Raise ConfigError with the inequality if another host has too little memory to act."""
+    host = usable(host, shape)
+    learning = gpus_that_learn_of(host, shape)
+    num_envs = shape.num_envs if seats_of(host, shape) else 0
+    roles = [
+        GpuRole(host.name, index, learns=False, acts=True)
+        for index in range(len(host.resources.gpus))
+        if learning is None or index not in learning
+    ]
+    require_memory(needs, [host], roles, {host.name: num_envs})
+
+
 def layout_of_run(hosts: Sequence[Host], shape: RunShape, needs: Needs | None = None) -> Layout:
     """Return who does what on each host.
 
@@ -105,31 +140,50 @@ def layout_of_run(hosts: Sequence[Host], shape: RunShape, needs: Needs | None = 
     Raises: ConfigError with the inequality and the host, if it cannot be placed.
     """
     here, *others = (usable(host, shape) for host in hosts)
+    ranks = _ranks(here, others, shape)
     engines: list[EnginePlace] = []
-    roles: list[GpuRole] = []
     if shape.plays_here:
         first = (0,) if here.resources.gpus else ()
         engines.append(EnginePlace(engine=0, host=here.name, gpus=first))
     for host in others:
-        indices = range(len(host.resources.gpus))
-        roles += [GpuRole(host.name, index, learns=False, acts=True) for index in indices]
+        if needs is not None:
+            require_fit(host, shape, needs)
+        learning = gpus_that_learn_of(host, shape) or frozenset()
+        indices = [each for each in range(len(host.resources.gpus)) if each not in learning]
         for number, _ in enumerate(seats_of(host, shape)):
             gpus = tuple(indices) if shape.spans_gpus else tuple(indices[number : number + 1])
             engines.append(EnginePlace(engine=len(engines), host=host.name, gpus=gpus))
-    if needs is not None:
-        require_memory(needs, others, roles, {host.name: shape.num_envs for host in others})
-    acting = [host for host in (here, *others) if host.placement or shape.plays_here]
+    if not engines:
+        raise ConfigError(
+            f"cluster.learners {' '.join(shape.learners)!r} leaves no GPU and no CPU of another host "
+            "to act; let fewer learn, or set --cluster.plays-here"
+        )
+    acting = {engine.host for engine in engines}
     return Layout(
         mode="both" if shape.plays_here else "apart",
         hosts=tuple(host.name for host in (here, *others)),
-        ranks=tuple(
-            RankPlace(rank=rank, host=here.name, gpu=_gpu_of(rank, here.resources))
-            for rank in range(shape.num_ranks)
-        ),
+        ranks=ranks,
         engines=tuple(engines),
         simulators=tuple(
-            SimulatorsPlace(host=host.name, num_simulators=shape.num_envs) for host in acting
+            SimulatorsPlace(host=host.name, num_simulators=shape.num_envs)
+            for host in (here, *others)
+            if host.name in acting
         ),
+    )
+
+
+def _ranks(here: Host, others: Sequence[Host], shape: RunShape) -> tuple[RankPlace, ...]:
+    if shape.learners:
+        return rank_places(
+            shape.learners,
+            [here, *others],
+            shape.num_ranks,
+            group_size=shape.group_size,
+            lost=shape.lost,
+        )
+    return tuple(
+        RankPlace(rank=rank, host=here.name, gpu=_gpu_of(rank, here.resources))
+        for rank in range(shape.num_ranks)
     )
 
 

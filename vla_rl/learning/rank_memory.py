@@ -190,14 +190,18 @@ def require_layout(
     critic: CriticConfig | None = None,
     other_bytes: int = 0,
     lost_gpus: Collection[int] = (),
+    are_elsewhere: bool = False,
+    seats: Sequence[tuple[str, int]] = (),
 ) -> None:
-    """Raise ConfigError if the ranks cannot share this policy on this machine.
+    """Raise ConfigError if the ranks cannot share this policy on their GPUs.
 
     Arguments are those of `rank_memory`, and besides:
 
     Args:
         other_bytes: bytes that ranks of other policies hold on each GPU.
         lost_gpus: numbers of the GPUs that no rank may use.
+        are_elsewhere: whether the ranks are not simply on the first GPUs here.
+        seats: if so, the name and the memory of each rank's GPU, if that is known.
     """
     missing = [name for name in ("save", "load") if not hasattr(type(model), name)]
     if missing:
@@ -214,9 +218,13 @@ def require_layout(
             f"the trained parameters have the types {types}, expected one: ranks cannot share them "
             "otherwise; load the policy with one dtype"
         )
-    if next(network.parameters()).device.type == "cuda":
-        size = size_of_policy(model, config)
-        memory = rank_memory(size, config, has_reference=has_reference, critic=critic)
+    if not seats and (are_elsewhere or next(network.parameters()).device.type != "cuda"):
+        return
+    size = size_of_policy(model, config)
+    memory = rank_memory(size, config, has_reference=has_reference, critic=critic)
+    for name, has in seats:
+        _require_room(name, has, memory.total, 0, other_bytes)
+    if not are_elsewhere:
         require_gpus(config, gpu_bytes(), size, memory, other_bytes=other_bytes, lost=lost_gpus)
 
 
@@ -260,12 +268,15 @@ def require_gpus(
     for number in gpus_of(config.ranks, lost):
         has = found[number]
         acting = size.weight_bytes if number == 0 else 0
-        if needed + acting + other_bytes > has:
-            others = f" + {other_bytes / 2**30:.1f} for other policies" if other_bytes else ""
-            raise ConfigError(
-                f"GPU {number} has {has / 2**30:.1f} GiB, expected at least {needed / 2**30:.1f} "
-                f"for its rank + {acting / 2**30:.1f} for weights that act{others}, besides "
-                "activations; "
-                "take more ranks, --learner.shard weights, --learner.offload, or adapters "
-                "(--lora-rank)"
-            )
+        _require_room(f"GPU {number}", has, needed, acting, other_bytes)
+
+
+def _require_room(gpu: str, has: int, needed: int, acting: int, other_bytes: int) -> None:
+    if needed + acting + other_bytes <= has:
+        return
+    others = f" + {other_bytes / 2**30:.1f} for other policies" if other_bytes else ""
+    raise ConfigError(
+        f"{gpu} has {has / 2**30:.1f} GiB, expected at least {needed / 2**30:.1f} "
+        f"for its rank + {acting / 2**30:.1f} for weights that act{others}, besides activations; "
+        "take more ranks, --learner.shard weights, --learner.offload, or adapters (--lora-rank)"
+    )

@@ -146,7 +146,7 @@ def require_gpu_memory(config: LearningConfig, team: Team, device: torch.device)
     """Raise ConfigError with the inequality if a run's update does not fit what other programs leave
     of its GPU, before anything is allocated there.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or not _learns_here(config.cluster.learners):
         return
     estimate = estimate_run(config, team)
     if estimate is None:
@@ -163,6 +163,17 @@ def require_gpu_memory(config: LearningConfig, team: Team, device: torch.device)
         if is_in_the_way
         else "",
     )
+
+
+def _learns_here(learners: Sequence[str]) -> bool:
+    """Return whether the first GPU of this host learns."""
+    if not learners:
+        return True
+    # imported here, because one host pays nothing for what several need
+    from vla_rl.cluster.host_file import HERE
+    from vla_rl.cluster.rank_places import gpus_that_learn
+
+    return 0 in (gpus_that_learn(HERE, 1, learners) or ())
 
 
 def seconds_of_update(

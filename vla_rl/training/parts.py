@@ -13,11 +13,11 @@ a team, often of one.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from vla_rl.actors import Runtime
 from vla_rl.algorithms import has_equal_rewards, within_accuracy
@@ -36,6 +36,7 @@ from vla_rl.rollout import EpisodeScheduler, GroupSource, LocalPlayer, Scheduler
 from vla_rl.training.devices import device_of
 from vla_rl.training.estimates import require_gpu_memory
 from vla_rl.training.pools import RunPool, kinds_of, pool_of
+from vla_rl.training.restarting import Restarts
 from vla_rl.training.saving import CheckpointSaver, RunSnapshot
 from vla_rl.training.team import (
     RunModel,
@@ -44,19 +45,26 @@ from vla_rl.training.team import (
     engines_of,
     learners_of,
     references_of,
+    sharded_learners,
 )
 from vla_rl.types import Agent, Deposit, Group, Sampling, agents_of, derive_seed, parts_of
 
 if TYPE_CHECKING:
     from vla_rl.training.hosts.host_rollout import HostRollout
 
+START_ANSWER_S: Final = 20.0
+"""Time in which listed hosts must answer when a run starts."""
+
+RESTART_ANSWER_S: Final = 10.0
+"""The same at a restart, after which hosts that do not answer count as gone."""
+
 
 class TrainingParts:
     """All parts of a run, connected but not started.
 
     Args: those of `vla_rl.train`; `team`, the policies; `first_update`, the update that the run
-        begins with; `lost_gpus`, numbers of the GPUs that no rank may use; `evaluates_here`, whether
-        this host runs evaluations even if others run the episodes.
+        begins with; `restarts`, how often it was restarted before, and what was lost (None: never);
+        `evaluates_here`, whether this host runs evaluations even if others run the episodes.
     """
 
     def __init__(
@@ -67,10 +75,10 @@ class TrainingParts:
         *,
         agent: Agent,
         first_update: int = 0,
-        lost_gpus: Collection[int] = (),
+        restarts: Restarts | None = None,
         evaluates_here: bool = False,
     ) -> None:
-        self.config, self._team = config, team
+        self.config, self._team, self._restarts = config, team, restarts
         self.device = device = device_of(config.run)
         require_gpu_memory(config, team, device)
         for member in team.members.values():
@@ -84,8 +92,11 @@ class TrainingParts:
         """Engines of this host; None if only others act."""
 
         here = None if self.engine is None else LocalPlayer(self.pool, self.engine, agent)
+        is_restart = restarts is not None and restarts.num_restarts > 0
+        self._cluster = cluster_of(cluster, may_be_away=is_restart)
         self.hosts = hosts_of(
             config,
+            self._cluster,
             starts,
             team,
             agent,
@@ -104,7 +115,7 @@ class TrainingParts:
             first_update,
             self.runtime,
             others={} if self.hosts is None else self.hosts.weights.sinks,
-            lost_gpus=lost_gpus,
+            lost_gpus=restarts.lost_gpus if restarts is not None else (),
         )
         players = self.hosts or self.engine
         assert players is not None, "a run without other hosts acts here"
@@ -190,6 +201,9 @@ class TrainingParts:
     async def opened_learner(self) -> AsyncIterator[None]:
         """Start the processes of the learners that have some, and end them on leaving."""
         async with AsyncExitStack() as stack:
+            if self._cluster is not None:
+                await stack.enter_async_context(self._cluster)
+                await self._seat_ranks(self._cluster)
             for learner in self.learner.with_processes:
                 await stack.enter_async_context(learner)
             if self.learner.with_processes:
@@ -198,6 +212,22 @@ class TrainingParts:
                 ranks = self.config.learner.ranks
                 print(f"{ranks} learner ranks share the {' and the '.join(shared)}", flush=True)
             yield
+
+    async def _seat_ranks(self, cluster: Hosts) -> None:
+        """Let the ranks start on the hosts of `cluster.learners`, if it names any.
+
+        Raises: ConfigError if they cannot be placed; LearnerHostLost.
+        """
+        if not self.config.cluster.learners:
+            return
+        from vla_rl.training.rank_seats import seating_of
+
+        lost = self._restarts.lost_places if self._restarts is not None else ()
+        seating = await seating_of(self.config, self._team, cluster.hosts(), lost)
+        if self._restarts is not None:
+            self._restarts.sit(seating)
+        for learner in sharded_learners(self.learner, self._team):
+            learner.sit(seating)
 
     @asynccontextmanager
     async def opened_players(self, run: Path) -> AsyncIterator[None]:
@@ -251,8 +281,31 @@ class TrainingParts:
             what.restore(checkpoint.part(name, state_type))
 
 
+def cluster_of(config: ClusterConfig, *, may_be_away: bool) -> Hosts | None:
+    """Return what knows the hosts of a run; None if this is the only one.
+
+    Args:
+        config: its settings.
+        may_be_away: whether a listed host that does not answer is looked for later.
+
+    Raises: ConfigError for a list that is wrong.
+    """
+    if not config.has_hosts:
+        return None
+    # imported here, because one host pays nothing for what several need
+    if config.hosts is None:
+        from vla_rl.cluster.ray_hosts import RayHosts
+
+        return RayHosts(config.ray)
+    from vla_rl.cluster.listed import ListedHosts
+
+    answer_within_s = RESTART_ANSWER_S if may_be_away else START_ANSWER_S
+    return ListedHosts(Path(config.hosts), answer_within_s=answer_within_s, may_be_away=may_be_away)
+
+
 def hosts_of(
     config: LearningConfig,
+    cluster: Hosts | None,
     starts: Sequence[TaskStart],
     team: Team,
     agent: Agent,
@@ -265,14 +318,15 @@ def hosts_of(
 
     Raises: ConfigError for a list of hosts that is wrong, or a run that they cannot play.
     """
-    if not config.cluster.has_hosts:
+    if cluster is None:
         return None
     # imported here, because one host pays nothing for what several need
+    from vla_rl.cluster.lent import LentHosts
     from vla_rl.training.hosts.host_rollout import HostRollout
     from vla_rl.training.hosts.recipe import recipe_of
 
     return HostRollout(
-        _found_hosts(config.cluster),
+        LentHosts(cluster),
         config,
         recipe_of(config, starts, team, agent),
         team,
@@ -281,17 +335,6 @@ def hosts_of(
         weight_version=weight_version,
         deposits=deposits,
     )
-
-
-def _found_hosts(config: ClusterConfig) -> Hosts:
-    """Return what knows the hosts of a run. Raises: ConfigError for a list that is wrong."""
-    if config.hosts is None:
-        from vla_rl.cluster.ray_hosts import RayHosts
-
-        return RayHosts(config.ray)
-    from vla_rl.cluster.listed import ListedHosts
-
-    return ListedHosts(Path(config.hosts))
 
 
 def kept_groups(config: FilterConfig) -> Callable[[Group], bool] | None:

@@ -244,6 +244,11 @@ def learners_of(
         sinks: list[WeightSink] = [] if engines is None else [engines.owned[name]]
         if name in others:
             sinks.append(others[name])
+        config.cluster.require(
+            settings.ranks > 1 or not config.cluster.learners,
+            "learners",
+            "none with learner.ranks = 1, which learns in this process",
+        )
         settings.require(
             settings.ranks == num_ranks, "ranks", f"{num_ranks}, as for the other policies"
         )
@@ -261,6 +266,7 @@ def learners_of(
                 member="" if team.roster.acts_for_all else name,
                 other_bytes=sum(rank_bytes.values()) - rank_bytes[name],
                 lost_gpus=lost_gpus,
+                are_elsewhere=bool(config.cluster.learners),
             )
         else:
             learners[name] = Learner(
@@ -308,6 +314,14 @@ def _sharded(learner: PolicyLearner, settings: LearnerConfig) -> "ShardedLearner
 
     assert isinstance(learner, ShardedLearner)
     return learner
+
+
+def sharded_learners(learners: LearnerTeam, team: Team) -> "list[ShardedLearner]":
+    """Return the learners of a team that have several ranks."""
+    from vla_rl.learning.sharded import ShardedLearner
+
+    each = (learners.member(name) for name in team.members)
+    return [learner for learner in each if isinstance(learner, ShardedLearner)]
 
 
 def _engine_of(

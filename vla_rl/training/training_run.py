@@ -82,7 +82,6 @@ class TrainingRun:
     ) -> None:
         self._config, self._judge, team = config, judge, Team.of(model)
         self._utilization: Utilization | None = None
-        lost_gpus = restarts.lost_gpus if restarts is not None else frozenset()
         self._beside_settings = settings_beside(judge, config, team)
         self._parts = TrainingParts(
             config,
@@ -90,7 +89,7 @@ class TrainingRun:
             team,
             agent=agent,
             first_update=first_update,
-            lost_gpus=lost_gpus,
+            restarts=restarts,
             # held-out episodes run on the hosts
             evaluates_here=judge is not None and not isinstance(judge, HeldOutJudge),
         )

@@ -21,15 +21,17 @@ pytestmark = [
 ]
 
 
-async def test_engines_hold_the_bytes_of_the_ranks() -> None:
+@pytest.mark.parametrize("tensor_parallel", [1, 2])
+async def test_engines_hold_the_bytes_of_the_ranks(tensor_parallel: int) -> None:
     policy = speaking_policy()
+    config = settings(ranks=2, tensor_parallel=tensor_parallel)
     trajectories = [conversations.chat(policy, 0), conversations.broken(policy, 1)]
     async with (
         asyncio.timeout(280),
         DeviceLane(1) as lane,
         Runtime() as runtime,
         VllmChatEngine(serve(policy), lane, EngineConfig(kind="vllm")) as engine,
-        ShardedLearner(policy, runtime, lane, settings(ranks=2), [engine]) as learner,
+        ShardedLearner(policy, runtime, lane, config, [engine]) as learner,
     ):
         first = set((await engine.checksums()).values())
         await learner.update(trajectories, [1.0, -0.5])

@@ -7,7 +7,11 @@ ranks       `RankPasses`: gives each rank its rows, and takes weights and state 
 imitation   `ShardedImitator`: supervised learning, computed by ranks
 critic      `RankCriticPasses`: the same for a critic
 group       `RankGroup`: starts the ranks, and ends all if one fails
+starting    how the ranks of a group are started, and meet
 rank        `LearnerRank`: the actor of one rank
+seats       host and device of each rank
+far_hosts, far_rank   files, network and clock of ranks on other hosts
+meeting     how ranks find each other; same_code: whether hosts have the same code
 rank_parts  the networks of one rank: policy, critic, reference
 shared_training   a network that ranks train: passes, steps and state
 parallel    FSDP2 on a policy, by the rules that keep sums of gradients right

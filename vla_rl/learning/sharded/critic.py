@@ -70,9 +70,10 @@ class RankCriticPasses:
             file = self._group.folder / f"critic-{self._num_snapshots}.safetensors"
             await asyncio.to_thread(save_file, dict(tensors), file)
             prefix = ""
-        path = str(file)
-        reading = self._group.together(
-            rank.restore_critic(path, prefix) for rank in self._group.ranks
+        reading = self._group.restored(
+            (file,),
+            needed=lambda rank, paths: rank.needed_critic(paths[0], prefix),
+            restore=lambda rank, paths: rank.restore_critic(paths[0], prefix),
         )
         await to_its_end(asyncio.ensure_future(reading))
 

@@ -6,29 +6,27 @@ rank's own error, such as a ValueError about a row.
 """
 
 import asyncio
-from collections.abc import Collection, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from msgspec.structs import replace
 
-from vla_rl.actors import ChildProcess, ForkServer, Runtime
+from vla_rl.actors import Runtime
 from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.errors import ActorDied, RankFailed, RankNotStarted, RemoteError
 from vla_rl.learning.config import CriticConfig, LearnerConfig
 from vla_rl.learning.imitation_passes import Preparation
 from vla_rl.learning.optimizer import DivergedError
-from vla_rl.learning.rank_memory import gpus_of
+from vla_rl.learning.sharded.far_hosts import FarHosts, Needed, clock_offset_s
 from vla_rl.learning.sharded.rank import LearnerRank
-from vla_rl.learning.sharded.rank_parts import PolicySource
+from vla_rl.learning.sharded.seats import Seating, seated_here
+from vla_rl.learning.sharded.starting import RankStart, saved
 
 T = TypeVar("T")
 
 FOLDER_PREFIX: Final = "vla_rl-ranks-"
 """Beginning of the name of the folder with the policy that the ranks begin with."""
-
-START_TIMEOUT_S: Final = 600.0
-"""Longest start of a rank, in which it imports torch and the policy's code."""
 
 NAMED_WITHIN_S: Final = 1.5
 """Time in which a dead rank is found after another one complained about its connection."""
@@ -54,7 +52,11 @@ class RankGroup:
         self._runtime, self._config = runtime, config
         self._of_all = f"of {config.ranks}" + (f" of {member!r}" if member else "")
         self._names = [f"{member} rank {rank}".lstrip() for rank in range(config.ranks)]
-        self._gpus = gpus_of(config.ranks, lost_gpus)
+        self._lost_gpus = lost_gpus
+        self._seating: Seating | None = None
+        self.clock_offsets_s: list[float] = []
+        """Seconds to add to each rank's times, to have them on this host's clock."""
+
         self._has_reference = False
         self._critic: CriticConfig | None = None
         self._critic_seed = 0
@@ -82,6 +84,22 @@ class RankGroup:
     def policy_folder(self) -> Path:
         """The policy as the ranks began with it."""
         return self.folder / "policy"
+
+    @property
+    def seating(self) -> Seating:
+        """The seats of the ranks."""
+        assert self._seating is not None, "the ranks are not started; use `async with`"
+        return self._seating
+
+    @property
+    def far(self) -> FarHosts:
+        """The other hosts of the ranks."""
+        return FarHosts(self.ranks, self.seating)
+
+    def sit(self, seating: Seating) -> None:
+        """Start the ranks there, and not all on this host. Call it before `start`."""
+        self._require_not_started("other seats")
+        self._seating = seating
 
     def hold_reference(self) -> None:
         """Let every rank also score with the first weights. Call it before `start`."""
@@ -124,7 +142,10 @@ class RankGroup:
             await self._start(model)
         except RankFailed as failure:
             await self.close()
-            raise RankNotStarted(f"at its start, {failure}", self._failed_rank) from failure
+            seat = self.seating.seats[self._failed_rank]
+            raise RankNotStarted(
+                f"at its start, {failure}", self._failed_rank, seat.host
+            ) from failure
         except BaseException:
             await self.close()
             raise
@@ -161,6 +182,28 @@ class RankGroup:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
+    async def restored(
+        self,
+        files: Sequence[Path],
+        needed: Needed,
+        restore: Callable[[LearnerRank, Sequence[str]], Coroutine[Any, Any, None]],
+    ) -> None:
+        """Let every rank read its part of some files of this host. Raises: as `together`.
+
+        Args:
+            files: safetensors files.
+            needed: asks a rank which bytes it will read of them.
+            restore: lets a rank read them, given their paths on its host.
+        """
+        far, numbers = self.far, range(len(self.ranks))
+        found = await self.together(far.bring_needed(rank, files, needed) for rank in numbers)
+        here = [str(file) for file in files]
+        await self.together(
+            restore(rank, paths or here)
+            for rank, paths in zip(self.ranks, far.of_each(found), strict=True)
+        )
+        await self.together(far.remove(rank) for rank in numbers)
+
     async def each(self, calls: Iterable[Coroutine[Any, Any, T]]) -> None:
         """Await calls in which no rank waits for another.
 
@@ -191,29 +234,37 @@ class RankGroup:
             self._folder = None
 
     async def _start(self, model: Any) -> None:
+        if self._seating is None:
+            on_gpus = next(model.network.parameters()).device.type == "cuda"
+            self._seating = seated_here(self._config.ranks, self._lost_gpus, on_gpus=on_gpus)
         source = replace(
-            await asyncio.to_thread(_saved, model, self.policy_folder, self._gpus),
+            await asyncio.to_thread(saved, model, self.policy_folder, self._seating),
             has_reference=self._has_reference,
             critic=self._critic,
             critic_seed=self._critic_seed,
             counts_flops=self._counts_flops,
             preparation=self._preparation,
         )
-        placement = _placement(model)
+        start = RankStart(self._runtime, self._config, self._seating, self.folder)
+        numbers = range(len(self._seating.seats))
         self.ranks = await self.together(
-            self._runtime.spawn(
-                LearnerRank,
-                rank,
-                source,
-                self._config,
-                str(self.folder / "meeting-point"),
-                name=self._names[rank],
-                placement=placement,
-                start_timeout_s=START_TIMEOUT_S,
-            )
-            for rank in range(self._config.ranks)
+            start.spawned(rank, self._names[rank], source, model) for rank in numbers
         )
-        await self.together(rank.join() for rank in self.ranks)
+        far = self.far
+        await self.together(far.require_same_code(rank, source.policy_class) for rank in numbers)
+        meeting, *_ = await self.together(start.listening(rank, self.ranks[0]) for rank in numbers)
+        await self.together(start.met(rank, self.ranks[rank], meeting) for rank in numbers)
+        found = await self.together(far.bring_folder(rank, self.policy_folder) for rank in numbers)
+        await self.together(
+            rank.join(folder or str(self.policy_folder))
+            for rank, folder in zip(self.ranks, far.of_each(found), strict=True)
+        )
+        # at once: a host that is killed leaves no copy of the policy on its disk
+        await self.together(far.remove(rank) for rank in numbers)
+        self.clock_offsets_s = await self.together(self._clock_offset_s(rank) for rank in numbers)
+
+    async def _clock_offset_s(self, rank: int) -> float:
+        return await clock_offset_s(self.ranks[rank]) if self.far.is_far(rank) else 0.0
 
     def _require_not_started(self, what: str) -> None:
         if self.ranks:
@@ -225,7 +276,7 @@ class RankGroup:
         died = [error for error in found.values() if isinstance(error, ActorDied)]
         if died:
             self._failed_rank = self._names.index(died[0].name)
-            who = f"rank {self._failed_rank} {self._of_all} (pid {died[0].pid})"
+            who = f"{self._in_words(self._failed_rank)} (pid {died[0].pid})"
             return _failed(f"{who} is gone: {died[0].cause}", died[0])
         own = [rank for rank, error in found.items() if not _is_of_connection(error)]
         self._failed_rank = rank = (own or list(found))[0]
@@ -235,7 +286,11 @@ class RankGroup:
         if not isinstance(first, RuntimeError | OSError | MemoryError | RemoteError):
             return first  # a fault of what it was given, which a new start would meet again
         text = str(first) if isinstance(first, RemoteError) else f"{type(first).__name__}: {first}"
-        return _failed(f"rank {rank} {self._of_all} failed: {text}", first)
+        return _failed(f"{self._in_words(rank)} failed: {text}", first)
+
+    def _in_words(self, rank: int) -> str:
+        seat = self._seating.seats[rank] if self._seating is not None else None
+        return f"rank {rank} {self._of_all}{seat.in_words if seat is not None else ''}"
 
     async def _end_all(self) -> None:
         await asyncio.gather(
@@ -255,28 +310,3 @@ def _failed(what: str, cause: BaseException) -> RankFailed:
 
 def _is_of_connection(error: BaseException) -> bool:
     return isinstance(error, RuntimeError) and "onnection" in str(error)
-
-
-def _saved(model: Any, folder: Path, gpus: Sequence[int]) -> PolicySource:
-    """Save a policy for the ranks; the folder lasts as long as they do."""
-    model.save(folder)
-    kind, network = type(model), model.network
-    parameters = dict(network.named_parameters())
-    first = next(iter(parameters.values()))
-    return PolicySource(
-        policy_class=f"{kind.__module__}:{kind.__qualname__}",
-        folder=str(folder),
-        dtype=str(first.dtype).removeprefix("torch."),
-        trained=frozenset(name for name, each in parameters.items() if each.requires_grad),
-        recomputes=getattr(model, "recomputes_activations", False),
-        devices=tuple(f"cuda:{gpu}" if first.device.type == "cuda" else "cpu" for gpu in gpus),
-    )
-
-
-def _placement(model: object) -> ChildProcess:
-    """Return where ranks run: forked from one server that has imported torch and the policy."""
-    # loopback only: neither gloo nor NCCL encrypts, and ranks are on this host
-    env = {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
-    # AdamW imports torch._dynamo when it is made, a second of each rank's start
-    imports = ("vla_rl.learning.sharded.rank", type(model).__module__, "torch._dynamo")
-    return ChildProcess(env=env, fork_from=ForkServer(imports=imports, env=env))

@@ -19,6 +19,7 @@ from vla_rl.learning.scoring import PolicyReference
 from vla_rl.learning.sharded.critic import RankCriticPasses
 from vla_rl.learning.sharded.rank_metrics import rank_metrics, rank_slices, ranks_in_words
 from vla_rl.learning.sharded.ranks import RankPasses
+from vla_rl.learning.sharded.seats import Seating
 from vla_rl.learning.training import WeightSink
 from vla_rl.types import Trajectory
 
@@ -40,6 +41,7 @@ class ShardedLearner(PolicyLearner):
         member: name of the policy in a team of several; "" in a team of one.
         other_bytes: bytes that ranks of other policies hold on each GPU.
         lost_gpus: numbers of the GPUs that no rank may use.
+        are_elsewhere: whether `sit` will name the hosts and GPUs of the ranks.
 
     Raises: ConfigError if the ranks cannot share this policy on this machine.
     """
@@ -56,10 +58,16 @@ class ShardedLearner(PolicyLearner):
         member: str = "",
         other_bytes: int = 0,
         lost_gpus: Collection[int] = (),
+        are_elsewhere: bool = False,
     ) -> None:
         self._model, self._has_reference = model, False
         self._require_layout = partial(
-            require_layout, model, config, other_bytes=other_bytes, lost_gpus=lost_gpus
+            require_layout,
+            model,
+            config,
+            other_bytes=other_bytes,
+            lost_gpus=lost_gpus,
+            are_elsewhere=are_elsewhere,
         )
         self._critic_config: CriticConfig | None = None
         self._peak_flops: float | None = None
@@ -80,6 +88,19 @@ class ShardedLearner(PolicyLearner):
         traceback: TracebackType | None,
     ) -> None:
         await self._ranks.__aexit__(kind, error, traceback)
+
+    def sit(self, seating: Seating) -> None:
+        """Start the ranks on these hosts and GPUs. Call it before `async with`.
+
+        Raises: ConfigError if a GPU has too little memory.
+        """
+        gpu_bytes = [(seat.gpu_in_words, seat.gpu_bytes) for seat in seating.seats]
+        self._require_layout(
+            has_reference=self._has_reference,
+            critic=self._critic_config,
+            seats=[(name, size) for name, size in gpu_bytes if size is not None],
+        )
+        self._ranks.group.sit(seating)
 
     def count_flops(self, peak_flops: float) -> None:
         """Measure each rank's MFU, given its device's operations per second.

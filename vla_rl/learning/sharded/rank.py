@@ -7,7 +7,6 @@ from the norm over all ranks, so that no rank can wait for another in a differen
 
 import os
 from collections.abc import AsyncIterator
-from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -17,7 +16,7 @@ import torch
 import torch.distributed as dist
 from msgspec.structs import replace
 
-from vla_rl.actors import Actor, actor_method
+from vla_rl.actors import actor_method
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.flops import FlopMeter
 from vla_rl.engines.shared_places import SharedPlaces
@@ -25,46 +24,42 @@ from vla_rl.errors import CheckpointError
 from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.optimizer import StepReport
 from vla_rl.learning.sharded.cutting import LocalOperations
+from vla_rl.learning.sharded.far_rank import PIECE_BYTES, FarRank, FilePiece
+from vla_rl.learning.sharded.meeting import Meeting, Network, meet
 from vla_rl.learning.sharded.messages import Counts, Piece, Rows, Seen, Shown, Sums, unpack_counts
 from vla_rl.learning.sharded.rank_clock import RankClock, RankTimes
 from vla_rl.learning.sharded.rank_parts import PolicySource, RankParts
-from vla_rl.learning.sharded.state import Entry, Part, ShardReader, write_parts
+from vla_rl.learning.sharded.state import Entry, Part, ShardReader, pieces_of, write_parts
 from vla_rl.learning.value_passes import NETWORK, OPTIMIZER
 
 PASSES: Final = frozenset({"update", "log_probs", "reference", "values", "critic"})
 """Work on a rank's lane whose arithmetic is counted."""
 
-PIECE_BYTES: Final = 16 << 20
-"""Weights on their way to an engine at a time."""
 
-LAST_RESORT: Final = timedelta(hours=2)
-"""Longest wait of a collective. The learner ends all ranks seconds after one fails; this is for a
-learner that itself stands still."""
-
-
-class LearnerRank(Actor):
+class LearnerRank(FarRank):
     """A part of the rows, of the gradients and of the optimizer's state.
 
     Args:
         rank: number of this rank.
         source: the policy.
         config: loss, optimizer, and the number of ranks.
-        meeting_point: file in which the ranks find each other.
     """
 
-    def __init__(
-        self, rank: int, source: PolicySource, config: LearnerConfig, meeting_point: str
-    ) -> None:
+    def __init__(self, rank: int, source: PolicySource, config: LearnerConfig) -> None:
+        super().__init__()
         self._rank, self._source, self._config = rank, source, config
-        self._meeting_point = meeting_point
         self._lane = DeviceLane(num_threads())
         self._meter: FlopMeter | None = None
         self._flops = 0
         self._staged: dict[str, dict[int, dict[str, Part]]] = {}
 
-    async def join(self) -> None:
-        """Meet the other ranks, load the policy, and keep this rank's part of it."""
-        await self._lane.run(self._join, work="join")
+    async def meet(self, meeting: Meeting, network: Network | None) -> None:
+        """Meet the other ranks; `network` is what to use if they are on several hosts."""
+        await self._lane.run(self._meet, meeting, network, work="meet")
+
+    async def join(self, folder: str) -> None:
+        """Load the policy from a folder here, and keep this rank's part of it."""
+        await self._lane.run(self._join, Path(folder), work="join")
         if self._source.counts_flops:
             self._meter = FlopMeter(PASSES, LocalOperations)
             self._lane.observe(self._meter)
@@ -182,13 +177,30 @@ class LearnerRank(Actor):
     @actor_method(concurrent=True)
     async def write(self, number: int, file: str, path: str, begins: dict[str, int]) -> None:
         """Write a staged part of one file in place. Raises: CheckpointError."""
-        parts = self._staged.get(file, {}).pop(number, None)
-        if parts is None:
-            raise CheckpointError(
-                f"the state of snapshot {number} was replaced by newer ones before it was written"
-            )
+        parts = self._staged_part(number, file)
         # on the host's thread: the next update computes meanwhile
         await self._lane.prepare(_write, Path(path), parts, begins)
+
+    @actor_method(concurrent=True)
+    async def pieces(
+        self, number: int, file: str, begins: dict[str, int]
+    ) -> AsyncIterator[FilePiece]:
+        """Yield a staged part of one file, as `write` would write it."""
+        for name, part in self._staged_part(number, file).items():
+            for at, run, distance, data in pieces_of(part, begins[name], PIECE_BYTES):
+                yield FilePiece(at, run, distance, data)
+
+    async def needed(self, policy: str, optimizer: str) -> list[list[tuple[int, int]]]:
+        """Return the bytes that `restore` reads of each of the two files, as ranges."""
+        readers = ShardReader(Path(policy)), ShardReader(Path(optimizer))
+        return await self._lane.run(self._parts.policy.needed, *readers, work="checkpoint")
+
+    async def needed_critic(self, path: str, prefix: str) -> list[list[tuple[int, int]]]:
+        """Return the bytes that `restore_critic` reads of the file, as ranges."""
+        needed = self._parts.trained_critic.needed
+        readers = _critic_readers(path, prefix)
+        found = await self._lane.run(needed, *readers, work="checkpoint")
+        return [[each for ranges in found for each in ranges]]
 
     async def restore(self, policy: str, optimizer: str) -> None:
         """Read this rank's part of weights and optimizer. Raises: CheckpointError."""
@@ -197,16 +209,23 @@ class LearnerRank(Actor):
 
     async def restore_critic(self, path: str, prefix: str) -> None:
         """Read this rank's part of the critic; `prefix` begins its names. Raises: CheckpointError."""
-        network = ShardReader(Path(path), f"{prefix}{NETWORK}")
-        optimizer = ShardReader(Path(path), f"{prefix}{OPTIMIZER}")
         restore = self._parts.trained_critic.restore
-        await self._lane.run(restore, network, optimizer, work="checkpoint")
+        await self._lane.run(restore, *_critic_readers(path, prefix), work="checkpoint")
 
     async def on_stop(self) -> None:
         """Leave the group."""
         await self._lane.close()
         if dist.is_initialized():
             dist.destroy_process_group()
+        await super().on_stop()
+
+    def _staged_part(self, number: int, file: str) -> dict[str, Part]:
+        parts = self._staged.get(file, {}).pop(number, None)
+        if parts is None:
+            raise CheckpointError(
+                f"the state of snapshot {number} was replaced by newer ones before it was written"
+            )
+        return parts
 
     def _keep(self, number: int, files: dict[str, dict[str, Part]]) -> dict[str, dict[str, Entry]]:
         for file, parts in files.items():
@@ -219,25 +238,27 @@ class LearnerRank(Actor):
             for file, parts in files.items()
         }
 
-    def _join(self) -> None:
-        source, num_ranks = self._source, self._config.ranks
-        device = torch.device(source.devices[self._rank])
+    def _meet(self, meeting: Meeting, network: Network | None) -> None:
+        device = torch.device(self._source.devices[self._rank])
         if device.type == "cuda":
             torch.cuda.set_device(device)
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            init_method=f"file://{self._meeting_point}",
-            rank=self._rank,
-            world_size=num_ranks,
-            timeout=LAST_RESORT,
-        )
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        meet(meeting, network, self._rank, self._config.ranks, backend)
+
+    def _join(self, folder: Path) -> None:
+        device = torch.device(self._source.devices[self._rank])
         self._clock = RankClock(device)
-        self._parts = RankParts(source, device, self._config, self._clock)
+        self._parts = RankParts(self._source, folder, device, self._config, self._clock)
 
 
 def num_threads() -> int:
     """Return torch's threads of a rank: those of OMP_NUM_THREADS, else one."""
     return int(os.environ.get("OMP_NUM_THREADS") or 1)
+
+
+def _critic_readers(path: str, prefix: str) -> tuple[ShardReader, ShardReader]:
+    readers = [ShardReader(Path(path), f"{prefix}{part}") for part in (NETWORK, OPTIMIZER)]
+    return readers[0], readers[1]
 
 
 def _write(path: Path, parts: dict[str, Part], begins: dict[str, int]) -> None:

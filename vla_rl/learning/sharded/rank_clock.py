@@ -1,6 +1,7 @@
 """Times of one rank: the jobs of its lane, and its collectives.
 
-All ranks of a host share the clock (`time.monotonic`), so that their times are one timeline. On a
+All ranks of a host share the clock (`time.monotonic`), so that their times are one timeline; those
+of another host are shifted by the difference of both clocks, as measured at the start. On a
 GPU a collective's times are those of its stream, not of the host, which only submits it.
 """
 
@@ -37,6 +38,16 @@ class RankTimes(msgspec.Struct, frozen=True):
 
     flops: int = 0
     """Floating-point operations of the passes, if they are counted."""
+
+    def shifted(self, offset_s: float) -> "RankTimes":
+        """Return the same on a clock that is ahead by an offset."""
+        if offset_s == 0.0:
+            return self
+        jobs, collectives = (
+            [(name, begin + offset_s, end + offset_s) for name, begin, end in timed]
+            for timed in (self.jobs, self.collectives)
+        )
+        return RankTimes(jobs, collectives, self.flops)
 
 
 class RankClock:

@@ -60,7 +60,6 @@ class PolicySource(msgspec.Struct, frozen=True):
     policy_class: str
     """`module:Class`, with a classmethod `load(folder)`."""
 
-    folder: str
     dtype: str
     trained: frozenset[str]
     """Names of the parameters that are trained."""
@@ -91,16 +90,22 @@ class RankParts:
 
     Args:
         source: the policy.
+        folder: its files here.
         device: this rank's device.
         config: loss, optimizer, and the number of ranks.
         clock: times the collectives.
     """
 
     def __init__(
-        self, source: PolicySource, device: torch.device, config: LearnerConfig, clock: RankClock
+        self,
+        source: PolicySource,
+        folder: Path,
+        device: torch.device,
+        config: LearnerConfig,
+        clock: RankClock,
     ) -> None:
         self._clock = clock
-        self._model = _loaded(source, device)
+        self._model = _loaded(source, folder, device)
         network, self._shard, self._offload = self._model.network, config.shard, config.offload
         self._meshes = Meshes(config, device.type)
         self._plan = tensor_plan_of(self._model) if config.tensor_parallel > 1 else None
@@ -260,9 +265,9 @@ class RankParts:
         return module
 
 
-def _loaded(source: PolicySource, device: torch.device) -> Any:
+def _loaded(source: PolicySource, folder: Path, device: torch.device) -> Any:
     module, _, name = source.policy_class.partition(":")
-    model = getattr(import_module(module), name).load(Path(source.folder))
+    model = getattr(import_module(module), name).load(folder)
     dtype = getattr(torch, source.dtype)
     if next(model.network.parameters()).dtype != dtype:
         model.network.to(dtype)

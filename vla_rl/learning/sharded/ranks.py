@@ -35,6 +35,7 @@ from vla_rl.learning.sharded.messages import Piece, pack_counts, pack_rows, unpa
 from vla_rl.learning.sharded.rank import LearnerRank
 from vla_rl.learning.sharded.rank_clock import RankTimes
 from vla_rl.learning.sharded.staged import RankTensors
+from vla_rl.learning.sharded.state import write_runs
 from vla_rl.learning.sound_numbers import require_log_probs
 from vla_rl.learning.training import (
     StagedTensors,
@@ -121,9 +122,11 @@ class RankPasses:
 
     async def times(self) -> list[RankTimes]:
         """Return what each rank did since the last call."""
-        return await self._to_its_end(
+        times = await self._to_its_end(
             self.group.together(rank.times() for rank in self.group.ranks)
         )
+        offsets = self.group.clock_offsets_s
+        return [each.shifted(offset) for each, offset in zip(times, offsets, strict=True)]
 
     async def accumulate(
         self, minibatch: Decisions, plan: StepPlan, compare: int | None
@@ -227,9 +230,20 @@ class RankPasses:
         # into the memory of engines in other processes, which generate meanwhile; the model in this
         # process follows when it is needed
         for each in places:
-            await self.group.together(rank.write_weights(each) for rank in self.group.ranks)
+            await self.group.together(
+                self._write(number, rank, each) for number, rank in enumerate(self.group.ranks)
+            )
         self._is_model_old = True
         await self._lane.run(self._adopt_shared, version, work="publish")
+
+    async def _write(self, number: int, rank: LearnerRank, places: SharedPlaces) -> None:
+        """Have a rank's part of the weights in memory that engines open."""
+        if not self.group.far.is_far(number):
+            await rank.write_weights(places)
+            return
+        parameters = dict(self._model.network.named_parameters())
+        async for piece in rank.weights():
+            await asyncio.to_thread(_write_piece, piece, parameters[piece.name], places)
 
     def _share(self, version: int) -> list[SharedPlaces] | None:
         """Return where the ranks can write for each engine; None unless they can for all."""
@@ -307,7 +321,11 @@ class RankPasses:
             scratch = self.group.folder / f"state-{self._num_snapshots}"
             folder = await asyncio.to_thread(_written, state, scratch)
         files = folder / "policy" / "model.safetensors", folder / "optimizer.safetensors"
-        await self.group.together(rank.restore(*map(str, files)) for rank in self.group.ranks)
+        await self.group.restored(
+            files,
+            needed=lambda rank, paths: rank.needed(*paths),
+            restore=lambda rank, paths: rank.restore(*paths),
+        )
         tensors = await asyncio.to_thread(load_file, files[0])
         await self._lane.run(self._model.load_checkpoint_tensors, tensors, work="checkpoint")
         self._is_model_old = False
@@ -320,6 +338,16 @@ class RankPasses:
 
 async def _next(stream: AsyncIterator[Piece]) -> Piece | None:
     return await anext(stream, None)
+
+
+def _write_piece(piece: Piece, parameter: Tensor, places: SharedPlaces) -> None:
+    """Write a piece of a rank of another host into memory of this one. Raises: OSError."""
+    size, num_rows = parameter.element_size(), parameter.shape[0] if parameter.ndim else 1
+    row = parameter.nbytes // max(num_rows, 1)
+    with Path(places.path).open("r+b") as memory:
+        for begin in places.begins[piece.name]:
+            at = begin + piece.start * size
+            write_runs(memory.fileno(), piece.data, at, piece.run * size, row)
 
 
 def _put(piece: Piece, parameter: Tensor) -> None:

@@ -116,6 +116,17 @@ class SharedTraining:
             tensors[name] = saved.numbers(name) if is_whole else saved.read(name, trained[inner])
         self.optimizer.load_tensors(tensors)
 
+    def needed(self, weights: ShardReader, saved: ShardReader) -> list[list[tuple[int, int]]]:
+        """Return the bytes that `restore` reads of each file, as ranges."""
+        self.sharded.scatter()
+        state, trained = self._network.state_dict(), self.optimizer.parameters
+        of_weights = [weights.bytes_of(name, state[inner]) for name, inner in self._names.items()]
+        of_saved = []
+        for name in saved.names:
+            kind, _, inner = name.partition("/")
+            of_saved.append(saved.bytes_of(name, None if kind == "step" else trained.get(inner)))
+        return [of_weights, of_saved]
+
     def _dtype_of(self, name: str) -> torch.dtype:
         """Return the type in which one process holds a trained parameter."""
         return self.sharded.dtypes[f"network.{name}"]

@@ -4,8 +4,10 @@ import asyncio
 from collections.abc import Mapping
 from pathlib import Path
 
+from vla_rl.errors import CheckpointError
+from vla_rl.learning.sharded.far_rank import FilePiece
 from vla_rl.learning.sharded.group import RankGroup
-from vla_rl.learning.sharded.state import Entry, create_file, nbytes_of
+from vla_rl.learning.sharded.state import Entry, create_file, nbytes_of, write_runs
 from vla_rl.learning.training import StagedTensors
 
 
@@ -71,5 +73,24 @@ class JoinedTensors:
 async def write_staged(
     group: RankGroup, number: int, name: str, path: Path, begins: dict[str, int]
 ) -> None:
-    """Let every rank write its part of a staged file. Raises: CheckpointError, RankFailed."""
-    await group.each(rank.write(number, name, str(path), begins) for rank in group.ranks)
+    """Let every rank write its part of a staged file; write those of other hosts here.
+
+    Raises: CheckpointError, RankFailed.
+    """
+
+    async def write(rank: int) -> None:
+        if not group.far.is_far(rank):
+            await group.ranks[rank].write(number, name, str(path), begins)
+            return
+        async for piece in group.ranks[rank].pieces(number, name, begins):
+            await asyncio.to_thread(_write, path, piece)
+
+    await group.each(write(rank) for rank in range(len(group.ranks)))
+
+
+def _write(path: Path, piece: FilePiece) -> None:
+    try:
+        with path.open("r+b") as file:
+            write_runs(file.fileno(), piece.data, piece.at, piece.run, piece.distance)
+    except OSError as error:
+        raise CheckpointError(f"{path} could not be written: {error}") from error

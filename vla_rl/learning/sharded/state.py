@@ -145,6 +145,48 @@ def write_at(descriptor: int, data: np.ndarray, at: int) -> None:
         at, left = at + written, left[written:]
 
 
+def pieces_of(part: Part, begin: int, num_bytes: int) -> Iterator[tuple[int, int, int, np.ndarray]]:
+    """Yield what `write_parts` would write of a part, about `num_bytes` at a time.
+
+    For each piece: its place in the file, the bytes of a run, their distance, and the bytes.
+    """
+    if not part.is_ours or not part.data.numel():
+        return
+    data = part.data.contiguous().flatten().view(torch.uint8).numpy()
+    at, run = begin + part.first_byte, part.run_bytes
+    if run >= len(data):
+        for start in range(0, len(data), num_bytes):
+            piece = data[start : start + num_bytes]
+            yield at + start, len(piece), len(piece), piece
+        return
+    runs_at_once = max(num_bytes // run, 1)
+    for number in range(0, len(data) // run, runs_at_once):
+        piece = data[number * run : (number + runs_at_once) * run]
+        yield at + number * part.row_bytes, run, part.row_bytes, piece
+
+
+def read_header(path: Path) -> tuple[bytes, dict[str, tuple[int, int]]]:
+    """Return the header of a safetensors file, and where each tensor begins and ends in the file.
+
+    Raises: CheckpointError if it is none.
+    """
+    try:
+        with path.open("rb") as file:
+            length = file.read(8)
+            text = file.read(int.from_bytes(length, "little"))
+        offsets = {
+            name: each["data_offsets"]
+            for name, each in json.loads(text).items()
+            if name != "__metadata__"
+        }
+    except (OSError, ValueError, KeyError, TypeError, MemoryError) as error:
+        raise CheckpointError(f"{path} is no safetensors file: {error}") from error
+    header = length + text
+    return header, {
+        name: (len(header) + begin, len(header) + end) for name, (begin, end) in offsets.items()
+    }
+
+
 class ShardReader:
     """Reads a rank's parts of the tensors of a safetensors file, and nothing else of it.
 
@@ -155,6 +197,7 @@ class ShardReader:
 
     def __init__(self, path: Path, prefix: str = "") -> None:
         self.path, self._prefix = path, prefix
+        self._places: dict[str, tuple[int, int]] | None = None
         opened: Any = safe_open
         self._file = opened(path, "pt")
         found = [name for name in self._file.keys() if name.startswith(prefix)]  # noqa: SIM118
@@ -187,6 +230,20 @@ class ShardReader:
         return DTensor.from_local(
             local, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
         )
+
+    def bytes_of(self, name: str, like: Tensor | None) -> tuple[int, int]:
+        """Return where the file has what `read` would read like a tensor; None: all of it.
+
+        An empty range if the tensor is missing.
+        """
+        if self._places is None:
+            self._places = read_header(self.path)[1]
+        begin, end = self._places.get(self._prefix + name, (0, 0))
+        if not isinstance(like, DTensor) or not like.ndim or end == begin:
+            return begin, end
+        place, row_bytes = place_of(like), (end - begin) // like.shape[0]
+        first = begin + place.first_row * row_bytes
+        return first, first + place.num_rows * row_bytes
 
     def numbers(self, name: str) -> Tensor:
         """Return a small tensor whole."""

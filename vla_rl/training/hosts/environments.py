@@ -22,6 +22,8 @@ def shape_of(config: LearningConfig, team: Team) -> RunShape:
         plays_here=config.cluster.plays_here,
         uses_gpus=config.run.device != "cpu" and kinds != {"remote"},
         spans_gpus=kinds != {"torch"},
+        learners=config.cluster.learners,
+        group_size=config.learner.tensor_parallel,
     )
 
 

@@ -22,7 +22,7 @@ from vla_rl.actors.placement import Intensity
 from vla_rl.actors.waits import note_progress, waiting
 from vla_rl.cluster import Host, Hosts, Joined, Needs
 from vla_rl.cluster.host_file import HERE
-from vla_rl.cluster.run_layout import layout_of_run, seats_of
+from vla_rl.cluster.run_layout import require_fit, seats_of
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ActorDied, CheckpointError, ConfigError, EnvError, RemoteError
 from vla_rl.pipelines.config import LearningConfig
@@ -198,8 +198,7 @@ class HostRollout:
             engine would have no environment.
         """
         weights, _ = self._team.num_bytes
-        here = self._hosts.hosts()[0]
-        layout_of_run([here, host], self._shape, Needs(acting_bytes=weights))
+        require_fit(host, self._shape, Needs(acting_bytes=weights))
         seats = seats_of(host, self._shape)
         if len(seats) > 1:
             with_environments(self._config, seats[0].num_envs)  # which not every run can have

@@ -1,0 +1,59 @@
+"""`vla-rl host` at an address, as a machine of its own that can be killed."""
+
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+
+class ServedHost:
+    """`vla-rl host` at an address, `host:port`; `popen` starts it there."""
+
+    def __init__(
+        self,
+        name: str,
+        address: str,
+        keys: Path,
+        popen: Callable[..., "subprocess.Popen[Any]"] = subprocess.Popen,
+    ) -> None:
+        self.name, self._address, self._keys, self._popen = name, address, keys, popen
+        self.table = ""
+
+    def start(self) -> None:
+        """Start it, and keep the lines that it prints for the list of hosts."""
+        command = [sys.executable, "-m", "vla_rl.commands.host", "--keys", str(self._keys)]
+        bind = ["--bind", f"tcp://{self._address}", "--lost-after", "30"]
+        self.server = self._popen([*command, *bind], stdout=subprocess.PIPE, text=True)
+        assert self.server.stdout is not None
+        lines: list[str] = []
+        for line in self.server.stdout:
+            if line.startswith("serving"):
+                break
+            lines.append(line)
+        first = lines.index("[[host]]\n")
+        # a busy machine may hold up any thread for seconds; a closed connection is seen at once
+        self.table = "".join(lines[first:]) + "lost_after_s = 20.0\n"
+        self.table = self.table.replace(self._address.partition(":")[0], self.name, 1)
+
+    def kill(self) -> None:
+        """Kill it, as if the machine had lost its power."""
+        self.server.kill()
+        self.server.communicate()
+
+
+def on_loopback(name: str, keys: Path) -> ServedHost:
+    """A host at a free port of this machine, not started."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return ServedHost(name, f"127.0.0.1:{probe.getsockname()[1]}", keys)
+
+
+def listed(hosts: Sequence[ServedHost], folder: Path) -> Path:
+    """Start these hosts, and write their list."""
+    for host in hosts:
+        host.start()
+    path = folder / "hosts.toml"
+    tables = "".join(host.table for host in hosts)
+    path.write_text(f'client_key = "{folder}/keys/client.key"\n{tables}')
+    return path
