@@ -1,10 +1,11 @@
 """A run learns the same if other hosts run its episodes, also if one of them is killed meanwhile."""
 
 import asyncio
+import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,15 +53,19 @@ class FarHost:
         address: str,
         keys: Path,
         popen: Callable[..., "subprocess.Popen[Any]"] = subprocess.Popen,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self._address, self._keys, self._popen = name, address, keys, popen
+        self._env = env
         self.table = ""
 
     def start(self) -> None:
         """Start it, and keep the lines that it prints for the list of hosts."""
         command = [sys.executable, "-m", "vla_rl.commands.host", "--keys", str(self._keys)]
         bind = ["--bind", f"tcp://{self._address}", "--lost-after", "30"]
-        self.server = self._popen([*command, *bind], stdout=subprocess.PIPE, text=True)
+        self.server = self._popen(
+            [*command, *bind], stdout=subprocess.PIPE, text=True, env=self._env
+        )
         assert self.server.stdout is not None
         lines: list[str] = []
         for line in self.server.stdout:
@@ -178,10 +183,24 @@ def metrics_below(root: Path) -> list[dict[str, Any]]:
     return read_metrics(run / "metrics.jsonl")
 
 
-def test_a_run_whose_episodes_another_host_runs_learns_what_one_host_learns(tmp_path: Path) -> None:
+def clocks_apart(folder: Path) -> dict[str, str]:
+    """Return an environment in which Python's clocks are a week ahead, in all processes there."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import time\n"
+        "for name in ('time', 'monotonic'):\n"
+        "    here = getattr(time, name)\n"
+        "    setattr(time, name, lambda here=here: here() + 7 * 86400.0)\n"
+    )
+    return {**os.environ, "PYTHONPATH": f"{folder}:{os.environ['PYTHONPATH']}"}
+
+
+def test_a_run_whose_episodes_another_host_runs_learns_what_one_host_learns_whatever_its_clock(
+    tmp_path: Path,
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as probe:
         address = f"127.0.0.1:{probe.getsockname()[1]}"
-    far = FarHost("a", address, tmp_path / "keys")
+    far = FarHost("a", address, tmp_path / "keys", env=clocks_apart(tmp_path / "clocks"))
     try:
         hosts = listed([far], tmp_path)
         learnt = weights_after(config_of(tmp_path / "far", hosts, 2), agent=embodied_agent)
