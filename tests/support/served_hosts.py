@@ -3,7 +3,7 @@
 import socket
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,19 @@ class ServedHost:
         address: str,
         keys: Path,
         popen: Callable[..., "subprocess.Popen[Any]"] = subprocess.Popen,
+        env: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self._address, self._keys, self._popen = name, address, keys, popen
+        self._env = env
         self.table = ""
 
     def start(self) -> None:
         """Start it, and keep the lines that it prints for the list of hosts."""
         command = [sys.executable, "-m", "vla_rl.commands.host", "--keys", str(self._keys)]
         bind = ["--bind", f"tcp://{self._address}", "--lost-after", "30"]
-        self.server = self._popen([*command, *bind], stdout=subprocess.PIPE, text=True)
+        self.server = self._popen(
+            [*command, *bind], stdout=subprocess.PIPE, text=True, env=self._env
+        )
         assert self.server.stdout is not None
         lines: list[str] = []
         for line in self.server.stdout:
@@ -43,10 +47,10 @@ class ServedHost:
         self.server.communicate()
 
 
-def on_loopback(name: str, keys: Path) -> ServedHost:
-    """A host at a free port of this machine, not started."""
+def on_loopback(name: str, keys: Path, env: Mapping[str, str] | None = None) -> ServedHost:
+    """A host at a free port of this machine, not started; `env` is its environment."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
-        return ServedHost(name, f"127.0.0.1:{probe.getsockname()[1]}", keys)
+        return ServedHost(name, f"127.0.0.1:{probe.getsockname()[1]}", keys, env=env)
 
 
 def listed(hosts: Sequence[ServedHost], folder: Path) -> Path:

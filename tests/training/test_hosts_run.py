@@ -1,6 +1,7 @@
 """A run learns the same if other hosts run its episodes, also if one of them is killed meanwhile."""
 
 import asyncio
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -131,8 +132,22 @@ def metrics_below(root: Path) -> list[dict[str, Any]]:
     return read_metrics(run / "metrics.jsonl")
 
 
-def test_a_run_whose_episodes_another_host_runs_learns_what_one_host_learns(tmp_path: Path) -> None:
-    far = on_loopback("a", tmp_path / "keys")
+def clocks_apart(folder: Path) -> dict[str, str]:
+    """Return an environment in which Python's clocks are a week ahead, in all processes there."""
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(
+        "import time\n"
+        "for name in ('time', 'monotonic'):\n"
+        "    here = getattr(time, name)\n"
+        "    setattr(time, name, lambda here=here: here() + 7 * 86400.0)\n"
+    )
+    return {**os.environ, "PYTHONPATH": f"{folder}:{os.environ['PYTHONPATH']}"}
+
+
+def test_a_run_whose_episodes_another_host_runs_learns_what_one_host_learns_whatever_its_clock(
+    tmp_path: Path,
+) -> None:
+    far = on_loopback("a", tmp_path / "keys", env=clocks_apart(tmp_path / "clocks"))
     try:
         hosts = listed([far], tmp_path)
         learnt = weights_after(config_of(tmp_path / "far", hosts, 2), agent=embodied_agent)

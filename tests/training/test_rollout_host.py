@@ -3,18 +3,25 @@ that this process would run.
 """
 
 import asyncio
+import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
+from disks import tmpfs
 from toy_runs import deterministic, small_run
 
 from vla_rl.actors import InLoop, Runtime
+from vla_rl.algorithms import EmbeddingConfig
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine, make_torch_engine
 from vla_rl.envs.text import TextEnvPool, TextPoolConfig
+from vla_rl.errors import ConfigError
 from vla_rl.models.language import TinyConfig, tiny
+from vla_rl.models.trajectory_encoders import trajectory_encoder
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
+from vla_rl.pipelines.embodied_srpo import embed_group
 from vla_rl.recipes.srpo_toy import policy_of, starts_of
 from vla_rl.rollout import (
     ChatLimits,
@@ -26,13 +33,14 @@ from vla_rl.rollout import (
 )
 from vla_rl.simulation import SimulatorPool
 from vla_rl.training.agents import agent_of
+from vla_rl.training.hosts.embedding import save_encoder
 from vla_rl.training.hosts.far_player import FarPlayer
 from vla_rl.training.hosts.publishing import HostWeights
 from vla_rl.training.hosts.recipe import pieces_of, recipe_of
 from vla_rl.training.hosts.rollout_host import RolloutHost
 from vla_rl.training.hosts.spreading import WeightHost
 from vla_rl.training.team import Team
-from vla_rl.types import SOLE_MEMBER, EnvSpec, Roster, Trajectory
+from vla_rl.types import SOLE_MEMBER, EnvSpec, Group, Roster, Trajectory
 
 SMALL = TinyConfig(
     hidden_size=32,
@@ -69,9 +77,18 @@ async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that
     model.save(tmp_path / "policies" / SOLE_MEMBER)
     episode = GroupSource(starts, 1, seed=0).next_group().episodes[0]
     recipe = recipe_of(config, starts, Team.of(model), embodied_agent)
+    # the run began with another tower than the policy's files have
+    began_with = policy_of(config)
+    for parameter in began_with.network.parameters():
+        parameter.data.mul_(0.9)
+    embedding = EmbeddingConfig(encoder="policy", num_frames=3)
+    recipe = msgspec.structs.replace(recipe, embedding=embedding)
 
     async with asyncio.timeout(200), AsyncExitStack() as stack:
         runtime = await stack.enter_async_context(Runtime())
+        lane = await stack.enter_async_context(DeviceLane(1))
+        encoder = trajectory_encoder(embedding, began_with, lane)
+        await lane.run(save_encoder, encoder, tmp_path / "policies")
         host = await runtime.spawn(RolloutHost, "far", 1 << 24, placement=InLoop())
         for piece in pieces_of(tmp_path / "policies"):
             await host.put_file(*piece)
@@ -82,7 +99,6 @@ async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that
         pool = await stack.enter_async_context(
             SimulatorPool(runtime, config.simulators, specs=[episode.env])
         )
-        lane = await stack.enter_async_context(DeviceLane(1))
 
         async def played_here(policy: object, version: int) -> list[bytes]:
             settings = EngineConfig(is_deterministic=True)
@@ -92,10 +108,20 @@ async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that
         light = await far.play(episode)
         assert light.deposit is not None
         assert light.steps[0].observation["image"] is None
-        first = figures(await far.whole(light))
+        whole = await far.whole(light)
+        first = figures(whole)
         assert first == await played_here(model, 0)
 
         roster = Roster([SOLE_MEMBER])
+        # a host embeds what it hands over, with the encoder of the run
+        group = Group(group_id=0, trajectories=(whole,), dispatch_version=0)
+        assert whole.embedding is not None
+        (there,) = await embed_group(group, encoder)
+        assert np.array_equal(whole.embedding, there)
+        bare = msgspec.structs.replace(whole, embedding=None)
+        (here,) = await encoder.embed([bare])
+        assert np.array_equal(there, here)
+
         weights = HostWeights(roster, 0, lambda name, death: None, lambda version: None)
         weights.hosts["far"] = WeightHost(host, "127.0.0.1")
         weights.open()
@@ -113,6 +139,17 @@ async def test_a_file_outside_of_the_policys_folder_is_refused() -> None:
             await host.put_file("../other", 0, np.zeros(3, np.uint8))
         with pytest.raises(ValueError, match="has 0 bytes, and the piece begins at 5"):
             await host.put_file("model", 5, np.zeros(3, np.uint8))
+
+
+async def test_a_host_whose_disk_is_full_is_named_with_what_to_do(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with tmpfs("1m") as disk:
+        monkeypatch.setattr(tempfile, "tempdir", str(disk))
+        async with asyncio.timeout(60), Runtime() as runtime:
+            host = await runtime.spawn(RolloutHost, "far", 0, placement=InLoop())
+            with pytest.raises(ConfigError, match=r"host 'far' has no room .* TMPDIR on a larger"):
+                await host.put_file("policy/model", 0, np.zeros(2 << 20, np.uint8))
 
 
 async def test_conversations_run_on_a_host_too(tmp_path: Path) -> None:

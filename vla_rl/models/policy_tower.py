@@ -5,18 +5,20 @@ run.
 import copy
 from collections.abc import Sequence
 from contextlib import aclosing
+from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from safetensors.torch import load_file, save_file
 from torch import nn
 
 from vla_rl.algorithms import EmbeddingConfig
 from vla_rl.algorithms.srpo.moments import cannot_embed, evenly_spaced, stacked
 from vla_rl.engines import DeviceLane, PolicyModel
 from vla_rl.engines.transfers import to_device
-from vla_rl.errors import ConfigError
+from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.types import Trajectory
 
 FRAMES_PER_BATCH: Final = 32
@@ -58,6 +60,23 @@ class PolicyTowerEncoder:
                 ]
                 rows.append(np.concatenate(vectors))
         return stacked(trajectories, rows)
+
+    def save(self, file: Path) -> None:
+        """Write the copy of the tower, as safetensors, on the device lane."""
+        tower = {name: each.contiguous() for name, each in self._tower.state_dict().items()}
+        save_file(tower, file)
+
+    def load(self, file: Path) -> None:
+        """Compute with the tower that another process has saved.
+
+        Raises: CheckpointError if it is not of this policy.
+        """
+        try:
+            self._tower.load_state_dict(load_file(file))
+        except RuntimeError as error:
+            raise CheckpointError(
+                f"{file} is not the vision tower of this policy: {error}"
+            ) from error
 
     def _images(self, trajectory: Trajectory) -> torch.Tensor:
         """Return the images as the policy's own processor makes them, uint8 [T, cameras,

@@ -23,7 +23,6 @@ from vla_rl import engines
 from vla_rl.algorithms import BankedTask, ReferenceBank, SrpoConfig, TrajectoryEncoder, srpo_rewards
 from vla_rl.errors import ConfigError
 from vla_rl.graph import NodeOutput, Pipeline
-from vla_rl.models.trajectory_encoders import trajectory_encoder
 from vla_rl.nodes.advantages import members_of
 from vla_rl.nodes.rewards import RewardConfig, require_known_success, rewards_by_group
 from vla_rl.pipelines.config import EmbodiedConfig
@@ -64,7 +63,7 @@ def embodied_srpo(parts: Parts) -> Pipeline:
             f"{config.reward.manager!r}, but pipeline 'embodied_srpo' makes its own reward of "
             "successes and distances; leave them unset, or use embodied_grpo."
         )
-    encoder = trajectory_encoder(config.embedding, parts.model, parts.lane)
+    encoder = parts.trajectory_encoder(config.embedding)
     bank = ReferenceBank(config.srpo.carry_over)
     parts.remember("references", bank, dict[str, BankedTask])
     return (
@@ -88,8 +87,14 @@ def embodied_srpo(parts: Parts) -> Pipeline:
 
 
 async def embed_group(group: Group, encoder: TrajectoryEncoder) -> np.ndarray:
-    """Embed each trajectory by its frames or states: float32 [G, T, D]."""
-    return await encoder.embed(group.trajectories)
+    """Embed each trajectory by its frames or states: float32 [G, T, D].
+
+    Those that a host has embedded stay as they are.
+    """
+    members = group.trajectories
+    missing = [member for member in members if member.embedding is None]
+    made = iter(await encoder.embed(missing) if missing else ())
+    return np.stack([next(made) if each.embedding is None else each.embedding for each in members])
 
 
 async def reward_by_progress(

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from vla_rl.pipelines.config import LearningConfig
 
 if TYPE_CHECKING:  # they import torch
+    from vla_rl.algorithms import EmbeddingConfig, TrajectoryEncoder
     from vla_rl.engines import DeviceLane, LanguageModel, PolicyModel
     from vla_rl.learning import CriticTeam, ReferenceTeam
 
@@ -71,6 +72,10 @@ class Parts(Protocol):
     @property
     def show(self) -> Callable[..., Any]:
         """Node function `Show`."""
+        ...
+
+    def trajectory_encoder(self, config: "EmbeddingConfig") -> "TrajectoryEncoder":
+        """Make the encoder of trajectories; hosts that run the episodes compute with it too."""
         ...
 
     def remember(self, name: str, what: Stateful, state_type: Any) -> None:

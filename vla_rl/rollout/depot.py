@@ -18,6 +18,9 @@ from vla_rl.types import Deposit, Observation, Step, Trajectory
 HEAVY_BYTES: Final = 512
 """Arrays from this size on are kept; a smaller one costs less in place than its entry."""
 
+EMBEDDING: Final = "embedding"
+"""Place of an array that is not part of an episode: what an encoder has made of it."""
+
 _IN_CHUNK: Final = ("actions", "tokens", "log_probs", "weight_versions")
 _EMPTY: Final = np.zeros((0,), np.float32)
 
@@ -35,7 +38,7 @@ class Depot:
 
     def __init__(self, host: str, max_bytes: int) -> None:
         self._host, self._max_bytes = host, max_bytes
-        self._kept: dict[int, tuple[int, dict[str, np.ndarray]]] = {}
+        self._kept: dict[int, tuple[Trajectory, int, dict[str, np.ndarray]]] = {}
         self._num_bytes = 0
         # at random: the process that follows this one must not answer for its keys
         self._next_key = secrets.randbits(60)
@@ -52,16 +55,20 @@ class Depot:
         if not arrays or self._num_bytes + num_bytes > self._max_bytes:
             return trajectory
         key, self._next_key = self._next_key, self._next_key + 1
-        self._kept[key] = num_bytes, arrays
+        self._kept[key] = trajectory, num_bytes, arrays
         self._num_bytes += num_bytes
         deposit = Deposit(host=self._host, key=key, num_bytes=num_bytes)
         return msgspec.structs.replace(light, deposit=deposit)
+
+    def trajectory(self, key: int) -> Trajectory | None:
+        """Return a trajectory whose arrays are kept, with all of them; None if they are not here."""
+        return self._kept[key][0] if key in self._kept else None
 
     def take(self, key: int) -> dict[str, np.ndarray] | None:
         """Hand over the arrays of a trajectory, and keep them no longer; None if it has none."""
         if key not in self._kept:
             return None
-        num_bytes, arrays = self._kept.pop(key)
+        _, num_bytes, arrays = self._kept.pop(key)
         self._num_bytes -= num_bytes
         return arrays
 
@@ -106,7 +113,13 @@ def made_whole(light: Trajectory, arrays: dict[str, np.ndarray]) -> Trajectory:
     steps = tuple(_whole_step(step, str(k), observations) for k, step in enumerate(light.steps))
     # in the order of the light one, whose places were kept
     final = {**light.final_observation, **observations.get("final", {})}
-    return msgspec.structs.replace(light, steps=steps, final_observation=final, deposit=None)
+    return msgspec.structs.replace(
+        light,
+        steps=steps,
+        final_observation=final,
+        deposit=None,
+        embedding=arrays.get(EMBEDDING, light.embedding),
+    )
 
 
 def _whole_step(step: Step, number: str, arrays: dict[str, dict[str, np.ndarray]]) -> Step:

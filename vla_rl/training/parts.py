@@ -20,12 +20,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from vla_rl.actors import Runtime
-from vla_rl.algorithms import has_equal_rewards, within_accuracy
+from vla_rl.algorithms import (
+    EmbeddingConfig,
+    TrajectoryEncoder,
+    has_equal_rewards,
+    within_accuracy,
+)
 from vla_rl.cluster import Hosts
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError
 from vla_rl.learning import Checkpoint, CriticTeam, ReferenceTeam
+from vla_rl.models.trajectory_encoders import trajectory_encoder
 from vla_rl.nodes.ends import Collect, Learn, Save, Show
 from vla_rl.nodes.rewards import require_known_success
 from vla_rl.nodes.selection import is_cut_short
@@ -252,6 +258,13 @@ class TrainingParts:
             **({} if self.engine is None else {**self.pool.metrics(), **self.engine.metrics()}),
             **({} if self.hosts is None else self.hosts.metrics()),
         }
+
+    def trajectory_encoder(self, config: EmbeddingConfig) -> TrajectoryEncoder:
+        """Make the encoder of trajectories; hosts that run the episodes compute with it too."""
+        encoder = trajectory_encoder(config, self.model, self.lane)
+        if self.hosts is not None:
+            self.hosts.embed_with(config, encoder)
+        return encoder
 
     def remember(self, name: str, what: Stateful, state_type: Any) -> None:
         """Save the state of `what` in every checkpoint as `state_type`; restore it on a resume."""

@@ -177,6 +177,10 @@ class Trajectory(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
     """Place of its observations, tokens and actions, if it is light: then rewards, versions, infos
     and small values alone are here. None: all is here, as for every trajectory of an update."""
 
+    embedding: np.ndarray | None = None
+    """float32 [T, D], the trajectory as the run's encoder sees it, computed on the host that ran the
+    episode. None: computed when it is needed."""
+
     @property
     def is_success(self) -> bool:
         """Whether the task was solved."""

@@ -20,6 +20,7 @@ from vla_rl.actors import RemoteHost, RestartPolicy, Runtime
 from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.actors.placement import Intensity
 from vla_rl.actors.waits import note_progress, waiting
+from vla_rl.algorithms import EmbeddingConfig, TrajectoryEncoder
 from vla_rl.cluster import Host, Hosts, Joined, Needs
 from vla_rl.cluster.host_file import HERE
 from vla_rl.cluster.run_layout import require_fit, seats_of
@@ -29,6 +30,7 @@ from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EpisodePlayer
 from vla_rl.rollout.host_players import HostPlayers
 from vla_rl.rollout.owned_tasks import leave
+from vla_rl.training.hosts.embedding import save_encoder
 from vla_rl.training.hosts.environments import shape_of, with_environments
 from vla_rl.training.hosts.far_player import FarPlayer
 from vla_rl.training.hosts.messages import HostRecipe
@@ -81,6 +83,7 @@ class HostRollout:
         self._team, self._lane, self._here = team, lane, here
         self._deposits, self._owner = deposits, ""
         self._shape = shape_of(config, team)
+        self._encoder: TrajectoryEncoder | None = None
         self._num_envs: dict[str, int | None] = {}
         self.players = HostPlayers(weight_version)
         """Runs episodes on the hosts that are there."""
@@ -103,6 +106,14 @@ class HostRollout:
         if self._config.cluster.resume_within_s > 0:
             self._owner = run_key(run)
 
+    def embed_with(self, config: EmbeddingConfig, encoder: TrajectoryEncoder) -> None:
+        """Let hosts embed the episodes that are fetched. Call it before `async with`."""
+        # an engine in processes of its own leaves the host's process without a GPU to compute on
+        if self._shape.spans_gpus:
+            return
+        self._encoder = encoder
+        self._recipe = replace(self._recipe, embedding=config)
+
     async def __aenter__(self) -> Self:
         """Bring up all hosts that are there.
 
@@ -116,6 +127,8 @@ class HostRollout:
             for name, member in self._team.members.items():
                 policy: Any = member.model  # its recipe has been made, so it can be saved
                 await self._lane.run(policy.save, self._policies / name)
+            if self._encoder is not None:
+                await self._lane.run(save_encoder, self._encoder, self._policies)
             await stack.enter_async_context(self._hosts)
             await stack.enter_async_context(self._runtime)
             await self._bring_up_all()

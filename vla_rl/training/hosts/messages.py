@@ -5,6 +5,7 @@ from typing import Final
 
 import msgspec
 
+from vla_rl.algorithms import EmbeddingConfig
 from vla_rl.engines import EngineConfig
 from vla_rl.rollout import DecisionCounts
 from vla_rl.training.hosts.agent_recipe import AgentRecipe
@@ -53,6 +54,9 @@ class HostRecipe(msgspec.Struct, frozen=True, kw_only=True):
 
     weight_version: int
     """Version of the weights in the policies' files."""
+
+    embedding: EmbeddingConfig | None = None
+    """Encoder of the episodes that are fetched; None: the control process embeds them, if any."""
 
     num_envs: int | None = None
     """Environments, if the host has several engines that share them; None: those of the

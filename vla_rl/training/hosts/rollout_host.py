@@ -7,6 +7,7 @@ begin, put or take, check ─► apply: the next version of a policy's weights, 
 """
 
 import asyncio
+import errno
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,15 +19,18 @@ import torch
 
 from vla_rl.actors import Actor, Runtime, actor_method
 from vla_rl.actors.owned_folder import OwnedFolder, sweep
+from vla_rl.algorithms import TrajectoryEncoder
 from vla_rl.cluster.run_layout import VISIBLE
 from vla_rl.engines import DeviceLane
 from vla_rl.engines.vllm.weight_memory import HostMemory
+from vla_rl.errors import ConfigError
 from vla_rl.evaluation.playing import within_range
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EpisodeLost, LocalPlayer, TaskStart, embodied_agent
 from vla_rl.rollout.depot import Depot
 from vla_rl.training.devices import device_of
 from vla_rl.training.hosts.agent_recipe import imported, made_agent
+from vla_rl.training.hosts.embedding import embedded_arrays, load_encoder
 from vla_rl.training.hosts.environments import with_environments
 from vla_rl.training.hosts.flat_weights import IncomingWeights, OpenedWeights
 from vla_rl.training.hosts.messages import (
@@ -63,10 +67,11 @@ class RolloutHost(Actor):
     """
 
     def __init__(self, host: str, depot_bytes: int) -> None:
-        self._depot = Depot(host, depot_bytes)
+        self._name, self._depot = host, Depot(host, depot_bytes)
         self._serving: asyncio.Task[None] | None = None
         self._stop = asyncio.Event()
         self._digests: dict[str, str] = {}
+        self._encoder: TrajectoryEncoder | None = None
         self._recipe_digest = ""
         self._is_new = True
 
@@ -76,9 +81,21 @@ class RolloutHost(Actor):
         self._folder = await asyncio.to_thread(OwnedFolder, POLICY_PREFIX)
 
     async def put_file(self, name: str, start: int, piece: np.ndarray) -> None:
-        """Append a piece to a file of the policies. Raises: ValueError for a place outside of it."""
+        """Append a piece to a file of the policies.
+
+        Raises: ValueError for a place outside of it; ConfigError if the disk is full.
+        """
         self._is_new = False
-        await asyncio.to_thread(_append, self._folder.path, name, start, piece)
+        try:
+            await asyncio.to_thread(_append, self._folder.path, name, start, piece)
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            raise ConfigError(
+                f"host {self._name!r} has no room for the policies' files: its disk is full after "
+                f"{start} bytes of {name}, at {self._folder.path}; expected room for all of them, so "
+                "free some, or start `vla-rl host` there with TMPDIR on a larger disk"
+            ) from error
 
     async def open(self, recipe: HostRecipe) -> HostStatus:
         """Load the policies, and start their engines and all simulators.
@@ -143,8 +160,13 @@ class RolloutHost(Actor):
 
     @actor_method(concurrent=True)
     async def take(self, key: int) -> dict[str, np.ndarray] | None:
-        """Hand over the arrays of an episode; None if they are not here."""
-        return self._depot.take(key)
+        """Hand over the arrays of an episode, with its embedding if the run has an encoder.
+
+        None if they are not here. Raises: ValueError if it cannot be embedded.
+        """
+        if self._encoder is None:
+            return self._depot.take(key)
+        return await embedded_arrays(self._depot, key, self._encoder)
 
     async def begin_weights(self, heading: WeightHeading) -> None:
         """Make room for a version of the weights. Raises: CheckpointError if it does not fit."""
@@ -235,19 +257,24 @@ class RolloutHost(Actor):
         assert isinstance(config, LearningConfig)
         if recipe.num_envs is not None:
             config = with_environments(config, recipe.num_envs)
-        device = device_of(config.run)
+        device, folder = device_of(config.run), self._folder
+        self._lane = DeviceLane(config.run.torch_threads)
         try:
-            team = await asyncio.to_thread(_loaded, recipe, config, self._folder.path, device)
+            team = await asyncio.to_thread(_loaded, recipe, config, folder.path, device)
+            if recipe.embedding is not None:
+                (member,) = team.members.values()
+                self._encoder = await asyncio.to_thread(
+                    load_encoder, recipe.embedding, member.model, self._lane, folder.path
+                )
         finally:
             # at once: a host that is killed leaves no copy of a policy on its disk
-            await asyncio.to_thread(self._folder.remove)
+            await asyncio.to_thread(folder.remove)
         self._models: dict[str, RunModel] = {
             name: member.model for name, member in team.members.items()
         }
         self._shelf = WeightShelf({name: model.network for name, model in self._models.items()})
         starts = [TaskStart(env=env, task=env.id) for env in recipe.envs]
-        async with Runtime("rollout") as runtime, DeviceLane(config.run.torch_threads) as lane:
-            self._lane = lane
+        async with Runtime("rollout") as runtime, self._lane as lane:
             gpus = _visible_gpus() if device.type == "cuda" else ()
             engines = engines_of(config, team, lane, recipe.weight_version, gpus)
             self._engines: Mapping[str, OwnedEngine] = engines.owned
