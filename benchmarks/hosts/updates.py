@@ -8,7 +8,7 @@ from benchmarks.hosts.measured import GROUP_SIZE
 from benchmarks.hosts.rollouts import STARTS
 from benchmarks.hosts.sleeping_policy import sleeping_policy
 from vla_rl.rollout import EpisodeScheduler, GroupSource, SchedulerConfig
-from vla_rl.rollout.scheduler import SchedulerState
+from vla_rl.rollout.episode_book import SchedulerState
 from vla_rl.training.hosts.host_rollout import HostRollout
 from vla_rl.types import Group, Trajectory
 
