@@ -159,9 +159,11 @@ def test_conversations_and_simulators_cannot_share_a_host_with_several_gpus() ->
 
 
 def test_options_of_hosts_are_unread_without_hosts() -> None:
-    options = {"plays_here", "depot_gib", "alone_s", "resume_within_s"}
+    of_learners = {"allow_unencrypted_ranks", "ranks_port"}
+    options = {"plays_here", "depot_gib", "alone_s", "resume_within_s"} | of_learners
     assert set(ClusterConfig().unread()) == options
-    assert ClusterConfig(hosts="hosts.toml").unread() == {}
+    assert set(ClusterConfig(hosts="hosts.toml").unread()) == of_learners
+    assert ClusterConfig(hosts="hosts.toml", learners=("a",)).unread() == {}
 
 
 def test_a_run_on_one_host_imports_nothing_of_several() -> None:
