@@ -126,7 +126,7 @@ async def measure(
                 await bare.round()
         before = here.carried_bytes()[1]
         await publication.publish(NUM_HOSTS)
-        copies_sent = (here.carried_bytes()[1] - before) / publication.num_bytes
+        num_copies = (here.carried_bytes()[1] - before) / publication.num_bytes
         limited = Times("limited cables", publication.publish)
         for machine in (here, *machines):
             machine.limit_cable(CABLE_MB_PER_S)
@@ -137,7 +137,7 @@ async def measure(
         "bare_4_hosts_vs_1": bare.ratio,
         "publish_vs_bare": ours.ratio / bare.ratio,
         "limited_4_hosts_vs_1": limited.ratio,
-        "copies_sent": copies_sent,
+        "copies_sent": num_copies,
         "seconds": {each.name: each.medians for each in (ours, bare, limited)},
         "sizes": f"{publication.num_bytes / 1e6:.0f} MB, limited cables {CABLE_MB_PER_S:g} MB/s",
     }

@@ -28,7 +28,7 @@ from vla_rl.algorithms import (
 )
 from vla_rl.cluster import Hosts
 from vla_rl.cluster.config import ClusterConfig
-from vla_rl.engines import DeviceLane
+from vla_rl.engines import DeviceLane, LanguageModel
 from vla_rl.errors import ConfigError
 from vla_rl.learning import Checkpoint, CriticTeam, ReferenceTeam
 from vla_rl.models.trajectory_encoders import trajectory_encoder
@@ -260,8 +260,17 @@ class TrainingParts:
         }
 
     def trajectory_encoder(self, config: EmbeddingConfig) -> TrajectoryEncoder:
-        """Make the encoder of trajectories; hosts that run the episodes compute with it too."""
-        encoder = trajectory_encoder(config, self.model, self.lane)
+        """Make the encoder of trajectories; hosts that run the episodes compute with it too.
+
+        Raises: ConfigError for a language policy, which sees no trajectory of images.
+        """
+        model = self.model
+        if isinstance(model, LanguageModel):
+            raise ConfigError(
+                f"{type(model).__name__} is a language policy, expected one over actions: "
+                "trajectories are embedded by their images or states"
+            )
+        encoder = trajectory_encoder(config, model, self.lane)
         if self.hosts is not None:
             self.hosts.embed_with(config, encoder)
         return encoder

@@ -24,12 +24,12 @@ STARTS = [
 
 @pytest.mark.proof
 @pytest.mark.needs_vllm
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(1200)
 async def test_a_host_starts_engine_processes_and_gives_them_every_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2] / "support"))
-    async with asyncio.timeout(380), loopback_hosts(tmp_path) as listed:
+    async with asyncio.timeout(1100), loopback_hosts(tmp_path) as listed:
         config = TextTrainingConfig(
             run=RunConfig(name="far", root=str(tmp_path / "runs"), updates=3, device="cpu"),
             group_size=4,

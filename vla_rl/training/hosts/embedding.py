@@ -34,7 +34,7 @@ def load_encoder(
 ) -> TrajectoryEncoder:
     """Return the run's encoder. Raises: ConfigError, CheckpointError if it cannot be made here."""
     assert not hasattr(model, "render"), "an encoder is of a policy that sees images"
-    encoder = trajectory_encoder(config, model, lane)  # type: ignore[arg-type]
+    encoder = trajectory_encoder(config, model, lane)
     if isinstance(encoder, PolicyTowerEncoder):
         encoder.load(folder / TOWER_FILE)
     return encoder

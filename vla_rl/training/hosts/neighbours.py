@@ -60,6 +60,7 @@ class WeightGiver:
     def __init__(self, taker_key: str, row_of: Callable[[str], IncomingWeights | None]) -> None:
         self._row_of, self._codec = row_of, Codec()
         self._wanted: list[Wanted] = []
+        self._is_met = False
         # a context of its own: it has one gatekeeper, and threads beside those of the episodes
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._gatekeeper = Gatekeeper(self._context, [])
@@ -101,7 +102,10 @@ class WeightGiver:
             wanted = self._codec.decode(self._codec.decoder(Wanted), frames)
         except (MalformedMessage, msgspec.ValidationError):
             return
-        self._listening.close_door()
+        if not self._is_met:
+            # the neighbour has shown its key: the port answers to no one else
+            self._listening.close_door()
+            self._is_met = True
         self._wanted.append(wanted)
         self.give()
 
