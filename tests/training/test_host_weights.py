@@ -1,6 +1,7 @@
 """New weights reach all hosts in two phases; a host that fails is dropped, a late one catches up."""
 
 import asyncio
+import socket
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 from torch import nn
 
+from vla_rl.actors.listening import ListenPlace
 from vla_rl.errors import ActorDied, CheckpointError
 from vla_rl.training.hosts import neighbours
 from vla_rl.training.hosts.messages import Door, HeldVersion, HostStatus, Taken, WeightHeading
@@ -293,6 +295,23 @@ async def test_a_host_that_cannot_reach_its_neighbour_is_served_by_the_learner(
     # it is known now, and not tried again
     assert "check b" in hosts[1].log
     assert "take b" not in hosts[1].log
+    assert site.have(hosts) == [True, True]
+
+
+async def test_a_host_without_a_free_port_passes_nothing_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    hosts = large_hosts([])[:2]
+    site = Site(*hosts, shape=LARGE)
+    site.weights.open()
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        place = ListenPlace("127.0.0.1", (port, port))
+        monkeypatch.setattr(neighbours, "own_place", lambda: place)
+        with pytest.raises(OSError, match=r"no port from .* wider range with --ports"):
+            hosts[0].shelf.give(hosts[1].shelf.new_link())
+        await site.publish(1)
+    assert hosts[1].num_put == hosts[0].num_put
     assert site.have(hosts) == [True, True]
 
 
