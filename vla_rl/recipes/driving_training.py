@@ -15,6 +15,7 @@ from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.driving_scores import Version
 from vla_rl.driving_scores.rewards import reward_weights
+from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import within_range
 from vla_rl.evaluation.driving_strips import write_drive_strip
@@ -105,6 +106,10 @@ class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     such as ego_progress=5,time_to_collision_within_bound=5. The held-out scenes report all of
     them either way."""
 
+    action: PlanAction = "profiles"
+    """Meaning of the policy's 8 rows of 3 numbers: `profiles`, as the shipped policy was taught, or
+    `moves` from waypoint to waypoint."""
+
     policy: str = str(DRIVING_BASE)
     """Folder of the OpenVLA-OFT checkpoint to start from."""
 
@@ -160,6 +165,7 @@ class DrivingConfig(SceneTrainingConfig, frozen=True, kw_only=True):
             "split": split,
             "version": self.version,
             "reward": self.reward_of,
+            "action": self.action,
             "image_size": IMAGE_SIZE,
             "crop": CROP,
         }

@@ -17,12 +17,17 @@ from vla_rl.envs.driving.world import World
 
 SPEED_SHARES: Final = (0.2, 0.4, 0.6, 0.8, 1.0)
 OFFSETS: Final = (0.0, -1.0, 1.0)
+NUM_PROPOSALS: Final = len(SPEED_SHARES) * len(OFFSETS)
 MIN_GAP: Final = 1.0
 HEADWAY_S: Final = 1.5
 ACCEL: Final = 1.5
 BRAKE: Final = 3.0
 BLEND_S: Final = 3.0
 """Time in which a proposal moves to its offset."""
+
+MIN_STEP: Final = 0.3
+SEEN: Final = 60
+"""Points of the route, one every metre, that continue a path."""
 
 
 def proposals(world: World) -> Floats:
@@ -71,6 +76,25 @@ def proposals(world: World) -> Floats:
         s, v = s + (v + after) / 2 * INTERVAL_S, after
     back = first[0] - first[1]
     return _poses(route, np.array(positions).T - back, side_now, offset)
+
+
+def path_of(poses: Floats, route: Floats) -> Floats:
+    """Return the path of a proposal [41, 3] and its continuation beside the route: [K, 3].
+
+    No two poses are nearer to each other than 0.3 m. The path is the same whether the proposal
+    drives it fast or slowly, or waits.
+    """
+    kept = [poses[0]]
+    for pose in poses[1:]:
+        if np.hypot(*(pose[:2] - kept[-1][:2])) > MIN_STEP:
+            kept.append(pose)
+    along, _ = project_to_polyline(poses[-1:, :2], route)
+    side = float(_side(poses[-1:, :2], route)[0])
+    first = int(along[0]) + 2  # a point that is ahead of the last pose
+    ahead, way = route[first : first + SEEN], ways(route)[first : first + SEEN]
+    left = np.stack([-way[:, 1], way[:, 0]], -1)
+    heading = np.arctan2(way[:, 1], way[:, 0])[:, None]
+    return np.concatenate([kept, np.concatenate([ahead + side * left, heading], -1)])
 
 
 def best_proposal(world: World, version: Version) -> tuple[Floats, Scene]:

@@ -1,0 +1,111 @@
+"""A plan as profiles: speeds along a path, and what one number of it changes."""
+
+import gymnasium
+import numpy as np
+
+import vla_rl.envs  # noqa: F401  # registers ours
+from vla_rl.driving_scores import score_poses, score_waypoints
+from vla_rl.driving_scores.vehicle import VX
+from vla_rl.envs.driving.planner import best_proposal, path_of
+from vla_rl.envs.driving.profiles import (
+    AHEAD,
+    COSINES,
+    CURVATURE,
+    NODES,
+    profiles_of_poses,
+    waypoints_of_profiles,
+)
+from vla_rl.envs.driving.world import draw_world
+
+
+def plan(ahead: float = 0.0, turn: float = 0.0) -> np.ndarray:
+    """A steady pull along a path of steady curvature."""
+    rows = np.zeros((8, 3))
+    rows[0, 0], rows[:, 2] = ahead, turn
+    return rows
+
+
+def test_the_cosines_are_orthonormal_and_the_first_is_constant() -> None:
+    assert np.allclose(COSINES @ COSINES.T, np.eye(8))
+    assert np.allclose(COSINES[0], 8**-0.5)
+
+
+def test_a_plan_of_zeros_keeps_the_speed_straight_on() -> None:
+    waypoints = waypoints_of_profiles(plan(), speed=6.0)
+    assert np.allclose(waypoints[:, 0], 3.0 * np.arange(1, 9))
+    assert np.allclose(waypoints[:, 1:], 0.0)
+
+
+def test_the_first_number_is_a_steady_pull_or_brake() -> None:
+    pull = 0.25 * AHEAD[0] / 8**0.5  # m/s^2
+    time_s = 0.5 * np.arange(1, 9)
+    faster = waypoints_of_profiles(plan(ahead=0.25), speed=6.0)[:, 0]
+    assert np.allclose(faster, 6.0 * time_s + pull / 2 * time_s**2)
+    stops = waypoints_of_profiles(plan(ahead=-1.0), speed=6.0)[:, 0]
+    assert np.isclose(stops[-1], 6.0**2 / (2 * AHEAD[0] / 8**0.5), atol=0.3)
+
+
+def test_the_curvature_grows_with_the_square_of_the_action() -> None:
+    waypoints = waypoints_of_profiles(plan(turn=-0.4), speed=8.0)
+    turned = -CURVATURE * 0.4**2 * 4.0 * np.arange(1, 9)
+    assert np.allclose(waypoints[:, 2], turned)
+
+
+def test_faster_is_farther_along_the_same_path() -> None:
+    rows = np.random.default_rng(0).uniform(-0.5, 0.5, (8, 3))
+    rows[:, :2] = 0.0
+    slow, fast = waypoints_of_profiles(rows, 3.0), waypoints_of_profiles(rows, 6.0)
+    # twice as fast: the place after k spans is the slow one's after 2 k
+    assert np.allclose(fast[:4], slow[1::2])
+
+
+def test_the_mirrored_plan_is_the_mirrored_motion() -> None:
+    rows = np.random.default_rng(1).uniform(-0.5, 0.5, (8, 3))
+    mirrored = waypoints_of_profiles(rows * [1.0, -1.0, -1.0], 5.0)
+    assert np.allclose(mirrored, waypoints_of_profiles(rows, 5.0) * [1.0, -1.0, -1.0])
+
+
+def test_a_plan_never_reverses() -> None:
+    for seed in range(20):
+        rows = np.random.default_rng(seed).uniform(-1.0, 1.0, (8, 3))
+        rows[:, 1:] = 0.0
+        assert (np.diff(waypoints_of_profiles(rows, 2.0)[:, 0], prepend=0.0) >= 0.0).all()
+
+
+def test_the_path_of_a_plan_is_known_beyond_its_end() -> None:
+    radius = 40.0
+    angles = np.arange(0.0, 60.0) / radius
+    path = np.stack([radius * np.sin(angles), radius * (1 - np.cos(angles)), angles], -1)
+    waits = profiles_of_poses(np.zeros((9, 3)), path, 0.0)
+    drives = profiles_of_poses(path[:45:5], path, 10.0)
+    assert np.allclose(waits[:, 2], drives[:, 2])
+    assert np.allclose(CURVATURE * drives[:, 2] ** 2, 1 / radius, rtol=0.02)
+    assert np.allclose([waits[:, 0], drives[:, 0]], 0.0, atol=0.01)  # neither changes its speed
+    assert NODES[-1] == 50.0
+
+
+def test_the_planners_trajectories_score_as_profiles_what_they_score_as_poses() -> None:
+    given, planned = [], []
+    for number in range(12):
+        world = draw_world(number, "held_out")
+        reference, _ = best_proposal(world, "epdms_v2")
+        scene = world.scene(reference)
+        path, speed = path_of(reference, world.roads.route), float(world.start[VX])
+        rows = profiles_of_poses(reference[::5], path, speed)
+        assert np.abs(rows).max() <= 1.0
+        waypoints = waypoints_of_profiles(rows, speed)
+        given.append(score_poses(scene, reference[None], "epdms_v2").total[0])
+        planned.append(score_waypoints(scene, waypoints[None], "epdms_v2").total[0])
+    assert np.mean(planned) > np.mean(given) - 0.02
+
+
+def test_the_planner_drives_by_profiles_in_the_environment() -> None:
+    env = gymnasium.make("vla_rl/driving-v0", action="profiles", image_size=32).unwrapped
+    env.reset(options={"init_state_id": 3})
+    best, slowest = env.expert_actions(), env.proposed_actions(0)
+    assert best.shape == slowest.shape == (8, 3)
+    assert slowest[0, 0] < best[0, 0]
+    for row in best:
+        *_, terminated, _, info = env.step(row)
+    assert terminated
+    assert info["score"]["total"] > 0.9
