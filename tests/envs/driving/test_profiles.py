@@ -10,18 +10,18 @@ from vla_rl.envs.driving.planner import best_proposal, path_of
 from vla_rl.envs.driving.profiles import (
     AHEAD,
     COSINES,
-    CURVATURE,
-    NODES,
+    RADII,
+    TURN,
     profiles_of_poses,
     waypoints_of_profiles,
 )
 from vla_rl.envs.driving.world import draw_world
 
 
-def plan(ahead: float = 0.0, turn: float = 0.0) -> np.ndarray:
-    """A steady pull along a path of steady curvature."""
+def plan(ahead: float = 0.0) -> np.ndarray:
+    """A steady pull straight on."""
     rows = np.zeros((8, 3))
-    rows[0, 0], rows[:, 2] = ahead, turn
+    rows[0, 0] = ahead
     return rows
 
 
@@ -45,10 +45,15 @@ def test_the_first_number_is_a_steady_pull_or_brake() -> None:
     assert np.isclose(stops[-1], 6.0**2 / (2 * AHEAD[0] / 8**0.5), atol=0.3)
 
 
-def test_the_curvature_grows_with_the_square_of_the_action() -> None:
-    waypoints = waypoints_of_profiles(plan(turn=-0.4), speed=8.0)
-    turned = -CURVATURE * 0.4**2 * 4.0 * np.arange(1, 9)
-    assert np.allclose(waypoints[:, 2], turned)
+def test_a_turn_is_the_bearing_of_the_path_at_its_radius() -> None:
+    rows = plan()
+    radius = 30.0
+    rows[:, 2] = (np.arcsin(RADII / (2 * radius)) / TURN) ** (1 / 1.5)  # an arc from the car on
+    waypoints = waypoints_of_profiles(rows, speed=8.0)
+    turned = 4.0 * np.arange(1, 9) / radius
+    assert np.allclose(waypoints[:, 2], turned, atol=0.02)
+    assert np.allclose(waypoints[:, 0], radius * np.sin(turned), atol=0.1)
+    assert np.allclose(waypoints[:, 1], radius * (1 - np.cos(turned)), atol=0.1)
 
 
 def test_faster_is_farther_along_the_same_path() -> None:
@@ -79,9 +84,11 @@ def test_the_path_of_a_plan_is_known_beyond_its_end() -> None:
     waits = profiles_of_poses(np.zeros((9, 3)), path, 0.0)
     drives = profiles_of_poses(path[:45:5], path, 10.0)
     assert np.allclose(waits[:, 2], drives[:, 2])
-    assert np.allclose(CURVATURE * drives[:, 2] ** 2, 1 / radius, rtol=0.02)
+    near = RADII < 50.0  # the path ends 52 m away
+    assert np.allclose(
+        TURN[near] * drives[near, 2] ** 1.5, np.arcsin(RADII[near] / (2 * radius)), atol=0.01
+    )
     assert np.allclose([waits[:, 0], drives[:, 0]], 0.0, atol=0.01)  # neither changes its speed
-    assert NODES[-1] == 50.0
 
 
 def test_the_planners_trajectories_score_as_profiles_what_they_score_as_poses() -> None:

@@ -120,6 +120,16 @@ class OpenVlaOft(OftPolicy):
         # log_probs are logits too: their softmax is the same distribution
         return log_probs.gather(-1, index[..., None])[..., 0], entropy(log_probs)
 
+    def near_log_probs(self, batch: PrismaticBatch, tokens: Tensor, width: float) -> Tensor:
+        """Return the mean log-prob of the bins around each given token id, float32 [B, T], weighed
+        by a Gaussian whose standard deviation is `width` bins.
+        """
+        log_probs = batch.spread(self._network(batch)).float().log_softmax(-1)
+        index = to_device(tokens, self._device) - self._action_tokenizer.first_id
+        away = torch.arange(log_probs.shape[-1], device=self._device) - index[..., None]
+        weights = (-0.5 * (away / width) ** 2).softmax(-1)
+        return (weights * log_probs).sum(-1)
+
     def encode(self, actions: np.ndarray) -> np.ndarray:
         """Map actions float32 [B, H, D] to token ids int64 [B, T], step by step and dimension by
         dimension.
