@@ -66,7 +66,6 @@ def tiny(
     proprio: ProprioConfig | None = LIBERO_PROPRIO,
     chunk_size: int = 8,
     action_dim: int = 7,
-    num_bins: int = 256,
     head: Head = "tokens",
     has_film: bool = False,
 ) -> OpenVlaOftConfig:
@@ -92,7 +91,6 @@ def tiny(
         ),
         tokenizer_file=str(TINY_TOKENIZER),
         chunk_size=chunk_size,
-        num_bins=num_bins,
         action_bounds=unit_bounds(action_dim),
         head=head,
         has_film=has_film,
