@@ -39,17 +39,13 @@ DRIVING_STATE: Final = ProprioConfig(
 )
 """Velocity [m/s], acceleration [m/s^2], yaw rate [rad/s], steering angle [rad], and the command."""
 
-NUM_BINS: Final = 128
-"""Action tokens. Half as many as OpenVLA's are learnt sooner, and the planner's trajectories score
-within 0.01 of what they do with 256."""
-
 Demonstrator = Literal["any_proposal", "best_proposal"]
 
 
 class SftDrivingConfig(Config, frozen=True, kw_only=True):
     """Supervised learning of a small driving policy."""
 
-    scenes: int = 4000
+    scenes: int = 8000
     """Training scenes, from number 0 on, with one demonstration each."""
 
     demonstrator: Demonstrator = "any_proposal"
@@ -66,14 +62,14 @@ class SftDrivingConfig(Config, frozen=True, kw_only=True):
     updates: int = 1500
     """Optimizer steps. Fewer leave more to learn for reinforcement learning."""
 
-    batch: int = 16
+    batch: int = 32
     """Demonstrations in one optimizer step."""
 
     save_every: int | None = None
     """Updates between saves on the way, into <out>-000500 and so on. None: only at the end."""
 
     imitation: ImitationConfig = ImitationConfig(
-        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=50, decay_steps=3000), micro_batch=16
+        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=50, decay_steps=1500), label_width=4.0
     )
 
     torch_threads: int = 1
@@ -96,7 +92,6 @@ def new_policy(seed: int) -> "openvla_oft.OpenVlaOft":
         proprio=DRIVING_STATE,
         chunk_size=NUM_WAYPOINTS,
         action_dim=3,
-        num_bins=NUM_BINS,
     )
     return openvla_oft.OpenVlaOft.create(shape, seed)
 
