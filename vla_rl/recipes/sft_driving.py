@@ -1,9 +1,9 @@
 """Train a small driving policy from a planner: `python -m vla_rl.recipes.sft_driving --out base`.
 
-The demonstrations are made on the way, in drawn training scenes: one of the planner's 15 proposals
-each, at five speeds and three offsets from the middle of the lane, or the best of them. The policy
-is a small OpenVLA-OFT with the front camera, the command as text, and the car's state; it answers
-with 8 x 3 tokens in one pass. `grpo_driving --policy base` continues from it.
+The demonstrations are made on the way: the best of 15 IDM proposals in drawn training scenes, or
+another driver's (`--demonstrator`). The policy is a small OpenVLA-OFT with the front camera, the
+command as text, and the car's state; it answers with 8 x 3 tokens in one pass.
+`grpo_driving --policy base` continues from it.
 """
 
 import asyncio
@@ -20,7 +20,7 @@ from vla_rl import engines, learning
 from vla_rl.commands.command_line import Command, Launch, run_recipe
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.plan_actions import PlanAction
-from vla_rl.envs.driving.planner import NUM_PROPOSALS
+from vla_rl.envs.driving.planner import FULL_SPEED, IMPATIENT, NUM_PROPOSALS
 from vla_rl.learning import ImitationConfig, OptimizerConfig
 from vla_rl.models import openvla_oft
 from vla_rl.models.loading import require_new
@@ -39,22 +39,22 @@ DRIVING_STATE: Final = ProprioConfig(
 )
 """Velocity [m/s], acceleration [m/s^2], yaw rate [rad/s], steering angle [rad], and the command."""
 
-Demonstrator = Literal["any_proposal", "best_proposal"]
+Demonstrator = Literal["best_proposal", "any_proposal", "impatient"]
 
 
 class SftDrivingConfig(Config, frozen=True, kw_only=True):
     """Supervised learning of a small driving policy."""
 
-    scenes: int = 8000
+    scenes: int = 4000
     """Training scenes, from number 0 on, with one demonstration each."""
 
-    demonstrator: Demonstrator = "any_proposal"
-    """Trajectory of a scene. any_proposal: one of the planner's 15, drawn, so that the policy knows
-    all speeds and sees where roads go, but not which proposal is good. best_proposal: the one that
-    scores best."""
+    demonstrator: Demonstrator = "best_proposal"
+    """Driver that is imitated. best_proposal: the best of the planner's 15 proposals. any_proposal: one
+    of them, drawn. impatient: in the middle of the lane, up to 1.5 times the speed limit, 0.3 s behind
+    the one in front."""
 
-    action: PlanAction = "profiles"
-    """Meaning of the 8 rows of 3 numbers: profiles, or moves from waypoint to waypoint."""
+    action: PlanAction = "moves"
+    """Meaning of the 8 rows of 3 numbers: moves from waypoint to waypoint, or profiles."""
 
     out: str = "driving_base"
     """Folder that the checkpoint is written to. It must not exist yet."""
@@ -62,14 +62,14 @@ class SftDrivingConfig(Config, frozen=True, kw_only=True):
     updates: int = 1500
     """Optimizer steps. Fewer leave more to learn for reinforcement learning."""
 
-    batch: int = 32
+    batch: int = 16
     """Demonstrations in one optimizer step."""
 
     save_every: int | None = None
     """Updates between saves on the way, into <out>-000500 and so on. None: only at the end."""
 
     imitation: ImitationConfig = ImitationConfig(
-        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=50, decay_steps=1500), label_width=4.0
+        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=50, decay_steps=3000), micro_batch=16
     )
 
     torch_threads: int = 1
@@ -106,11 +106,14 @@ def demonstrate(
     made = []
     for number in scenes:
         observation, _ = env.reset(options={"init_state_id": number})
+        drawn = random.Random(derive_seed(seed, "proposal", number)).randrange(NUM_PROPOSALS)
+        actions: np.ndarray
         if demonstrator == "best_proposal":
-            actions: np.ndarray = env.expert_actions()
-        else:
-            drawn = random.Random(derive_seed(seed, "proposal", number)).randrange(NUM_PROPOSALS)
+            actions = env.expert_actions()
+        elif demonstrator == "any_proposal":
             actions = env.proposed_actions(drawn)
+        else:
+            actions = env.proposed_actions(FULL_SPEED, IMPATIENT)
         made.append(
             learning.Demonstration(observation=observation, actions=actions, num_valid=len(actions))
         )

@@ -1,6 +1,5 @@
 """One decision a scene: a 4 s trajectory that NavSim's score grades against recorded traffic."""
 
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ from vla_rl.envs.driving.observing import (
 from vla_rl.envs.driving.one_decision import OneDecisionEnv
 from vla_rl.envs.driving.paths import Floats
 from vla_rl.envs.driving.plan_actions import PlanAction, plan_of_poses
-from vla_rl.envs.driving.planner import best_proposal, path_of, proposals
+from vla_rl.envs.driving.planner import CAREFUL, Manner, best_proposal, path_of, proposals
 from vla_rl.envs.driving.world import NUM_SCENES, Split, World, draw_world
 
 
@@ -99,9 +98,12 @@ class OpenLoopDrivingEnv(OneDecisionEnv["_Prepared"]):
         assert reference is not None
         return self._plan_of(reference)
 
-    def proposed_actions(self, number: int) -> np.ndarray:
-        """Return one of the 15 trajectories that the planner chooses from as 8 actions."""
-        return self._plan_of(self._scene.proposals[number])
+    def proposed_actions(self, number: int, manner: Manner = CAREFUL) -> np.ndarray:
+        """Return one of the 15 trajectories that the planner proposes, as 8 actions.
+
+        It chooses from the careful ones.
+        """
+        return self._plan_of(proposals(self._scene.world, manner)[number])
 
     def _plan_of(self, poses: Floats) -> np.ndarray:
         path = path_of(poses, self._scene.world.roads.route)
@@ -135,8 +137,3 @@ class _Prepared:
         if version not in self._scenes:
             self._scenes[version] = self.world.scene(best_proposal(self.world, version)[0])
         return self._scenes[version]
-
-    @cached_property
-    def proposals(self) -> Floats:
-        """The poses of the planner's 15 proposals: [15, 41, 3]."""
-        return proposals(self.world)
