@@ -127,7 +127,7 @@ def table_of_scores(lines: Sequence[dict[str, Any]]) -> str:
         f"seed {line['seed']}: {line['updates']} updates, {line['minutes']:.0f} min"
         for line in lines
     ]
-    names = [name for name in TOTALS if name in shown[0]]
+    names: list[str] = [name for name in TOTALS if name in shown[0]]
     names += [name for name in shown[0] if name not in TOTALS]
     rows = [[name.replace("_", " "), *(_cell(means[name]) for means in shown)] for name in names]
     return _markdown([heads, *rows])

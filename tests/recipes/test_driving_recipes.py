@@ -58,7 +58,7 @@ async def test_a_policy_is_taught_by_the_planner_and_trained_on_its_scores(
     assert sorted((line["weights"], line["start"]) for line in lines) == [
         (version, scene) for version in (0, 1) for scene in range(3)
     ]
-    assert all({"total", "ego_progress", "lane_keeping"} <= set(line) for line in lines)
+    assert all({"total", "ego_progress", "lane_keeping", "pdms_v1"} <= set(line) for line in lines)
     assert "score/ego_progress" in metrics
     assert "total " in capsys.readouterr().out
     strips, report = strips_in(tmp_path)
@@ -66,6 +66,22 @@ async def test_a_policy_is_taught_by_the_planner_and_trained_on_its_scores(
     assert len(strips) == 2 * len(kinds)  # the first scene of each layout, before and after
     assert "Drives from above, before and after" in report
     assert "lane_keeping" in report
+
+
+@pytest.mark.proof
+async def test_forty_updates_raise_the_held_out_score_of_the_shipped_policy(tmp_path: Path) -> None:
+    config = GrpoDrivingConfig(
+        run=RunConfig(name="driving", root=str(tmp_path), updates=40, device="cpu"),
+        held_out=HeldOutScenesConfig(scenes=150),
+        simulators=SimulatorConfig(num_envs=2),
+    )
+    assert await driving_training.main(Command(launch=TrainingLaunch(), config=config)) == 0
+    lines, _ = results_in(tmp_path)
+    before, after = (
+        [line["total"] for line in lines if line["weights"] == version] for version in (0, 40)
+    )
+    assert len(before) == len(after) == 150
+    assert sum(after) / 150 > sum(before) / 150 + 0.05
 
 
 @pytest.mark.parametrize(

@@ -57,8 +57,8 @@ class EvalBench2DriveConfig(CheckpointConfig, frozen=True, kw_only=True):
     image_size: int = IMAGE_SIZE
     """Side of the pictures in pixels, as in the agent's configuration."""
 
-    action: PlanAction = "profiles"
-    """Meaning of the policy's 8 rows of 3 numbers, as it was taught: `profiles` or `moves`."""
+    action: PlanAction = "moves"
+    """Meaning of the policy's 8 rows of 3 numbers, as it was taught: `moves` or `profiles`."""
 
     max_batch: int = 16
     """Most routes that are answered in one batch."""

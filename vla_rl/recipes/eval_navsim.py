@@ -67,8 +67,8 @@ class EvalNavsimConfig(CheckpointConfig, frozen=True, kw_only=True):
     image_size: int = IMAGE_SIZE
     """Side in pixels that pictures are resized to: what the policy was trained with."""
 
-    action: PlanAction = "profiles"
-    """Meaning of the policy's 8 rows of 3 numbers, as it was taught: `profiles` or `moves`."""
+    action: PlanAction = "moves"
+    """Meaning of the policy's 8 rows of 3 numbers, as it was taught: `moves` or `profiles`."""
 
     num_envs: int = max(os.cpu_count() or 1, 1)
     """Processes that read scenes for the policy."""

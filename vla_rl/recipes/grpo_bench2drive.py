@@ -58,9 +58,9 @@ class GrpoBench2DriveConfig(EmbodiedConfig, frozen=True, kw_only=True):
     image_size: int = IMAGE_SIZE
     """Side of the pictures in pixels, which CARLA renders."""
 
-    action: PlanAction = "profiles"
-    """Meaning of the policy's 8 rows of 3 numbers: `profiles`, as the shipped policy was taught, or
-    `moves` from waypoint to waypoint."""
+    action: PlanAction = "moves"
+    """Meaning of the policy's 8 rows of 3 numbers: `moves` from waypoint to waypoint, as the shipped
+    policy was taught, or `profiles`."""
 
     policy: str = str(DRIVING_BASE)
     """Folder of the OpenVLA-OFT checkpoint to start from."""

@@ -59,9 +59,9 @@ class SrpoDrivingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     scenes: int = 200
     """Training scenes of each layout, from number 0 on."""
 
-    action: PlanAction = "profiles"
-    """Meaning of the policy's 8 rows of 3 numbers: `profiles`, as the shipped policy was taught, or
-    `moves` from waypoint to waypoint."""
+    action: PlanAction = "moves"
+    """Meaning of the policy's 8 rows of 3 numbers: `moves` from waypoint to waypoint, as the shipped
+    policy was taught, or `profiles`."""
 
     policy: str = str(DRIVING_BASE)
     """Folder of the OpenVLA-OFT checkpoint to start from."""

@@ -2,6 +2,7 @@
 
 import gymnasium
 import numpy as np
+import pytest
 
 import vla_rl.envs  # noqa: F401  # registers ours
 from vla_rl.driving_scores import score_poses, score_waypoints
@@ -116,3 +117,39 @@ def test_the_planner_drives_by_profiles_in_the_environment() -> None:
         *_, terminated, _, info = env.step(row)
     assert terminated
     assert info["score"]["total"] > 0.9
+
+
+def test_the_total_of_another_version_is_reported_beside() -> None:
+    totals = {}
+    for version, other in (("pdms_v1", "epdms_v2"), ("epdms_v2", "pdms_v1")):
+        env = gymnasium.make(
+            "vla_rl/driving-v0", version=version, also=(other,), action="profiles", image_size=32
+        ).unwrapped
+        env.reset(options={"init_state_id": 5})
+        for row in np.zeros((8, 3), np.float32):
+            *_, info = env.step(row)
+        totals[version] = (info["score"]["total"], info["score"][other])
+    assert totals["pdms_v1"] == totals["epdms_v2"][::-1]
+    with pytest.raises(ValueError, match="version is 'pdms_v3'"):
+        gymnasium.make("vla_rl/driving-v0", also=("pdms_v3",))
+
+
+def test_profiles_drive_in_closed_loop_from_the_speed_of_each_decision() -> None:
+    env = gymnasium.make(
+        "vla_rl/driving_waypoints-v0", action="profiles", kind="straight", image_size=32
+    ).unwrapped
+    seen, _ = env.reset(options={"init_state_id": 3})
+    stop = np.zeros((8, 3), np.float32)
+    stop[0, 0] = -1.0
+    speeds = [float(seen["state"][0])]
+    for _ in range(6):
+        for row in stop:
+            seen, *_ = env.step(row)
+        speeds.append(float(seen["state"][0]))
+    assert speeds == sorted(speeds, reverse=True)
+    assert speeds[0] - speeds[-1] > 4.0
+
+
+def test_an_unknown_way_of_planning_is_refused() -> None:
+    with pytest.raises(ValueError, match="action is 'modes', expected moves or profiles"):
+        gymnasium.make("vla_rl/driving-v0", action="modes")

@@ -90,7 +90,7 @@ def _bearings(path: Floats) -> Floats:
         return np.zeros(len(RADII))
     bearing = np.unwrap(np.arctan2(offset[kept, 1], offset[kept, 0]) - path[0, 2])
     bearing -= 2 * np.pi * np.round(bearing[0] / (2 * np.pi))
-    return np.interp(RADII, np.append(0.0, radius[kept]), np.append(0.0, bearing))
+    return np.asarray(np.interp(RADII, np.append(0.0, radius[kept]), np.append(0.0, bearing)))
 
 
 def _power(values: Floats, power: float) -> Floats:

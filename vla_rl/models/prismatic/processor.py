@@ -85,7 +85,8 @@ def distinct(
 ) -> tuple[list[Observation], list[int]]:
     """Return the observations that differ in a key, and the index of each one's among them."""
     found: dict[tuple[object, ...], int] = {}
-    chosen, rows = [], []
+    chosen: list[Observation] = []
+    rows: list[int] = []
     for observation in observations:
         values = [observation.get(key) for key in keys]
         seen = tuple(
