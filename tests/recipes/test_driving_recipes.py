@@ -12,7 +12,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation.scored import score_table
 from vla_rl.pipelines import with_pipeline
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
-from vla_rl.recipes import driving_training, sft_driving, srpo_driving
+from vla_rl.recipes import driving_training, grpo_bench2drive, sft_driving, srpo_driving
 from vla_rl.recipes.driving_training import HeldOutScenesConfig, starts_of
 from vla_rl.recipes.grpo_bench2drive import GrpoBench2DriveConfig
 from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
@@ -136,6 +136,18 @@ def test_srpo_drives_each_layout_in_turn_and_refuses_unknown_ones() -> None:
     assert {episode.env.kwargs["split"] for episode in episodes} == {"held_out"}
     with pytest.raises(ConfigError, match="kinds is"):
         SrpoDrivingConfig(kinds=("motorway",))
+
+
+def test_every_recipe_hands_the_meaning_of_the_rows_to_its_environment() -> None:
+    envs = [
+        GrpoDrivingConfig(action="profiles").env_of("train"),
+        GrpoDrivingConfig(action="profiles").env_of("held_out"),
+        GrpoNavsimConfig(action="profiles").env_of("train"),
+        srpo_driving.starts_of(SrpoDrivingConfig(action="profiles", scenes=1))[0].env,
+        grpo_bench2drive.starts_of(GrpoBench2DriveConfig(action="profiles"))[0].env,
+    ]
+    assert [env.kwargs["action"] for env in envs] == ["profiles"] * 5
+    assert GrpoDrivingConfig().env_of("train").kwargs["action"] == "moves"
 
 
 def test_training_scenes_and_held_out_scenes_are_of_other_splits() -> None:

@@ -3,6 +3,7 @@
 import gymnasium
 import numpy as np
 import pytest
+from gymnasium.utils.env_checker import check_env
 
 import vla_rl.envs  # noqa: F401  # registers ours
 from vla_rl.driving_scores import score_poses, score_waypoints
@@ -153,3 +154,9 @@ def test_profiles_drive_in_closed_loop_from_the_speed_of_each_decision() -> None
 def test_an_unknown_way_of_planning_is_refused() -> None:
     with pytest.raises(ValueError, match="action is 'modes', expected moves or profiles"):
         gymnasium.make("vla_rl/driving-v0", action="modes")
+
+
+def test_gymnasium_accepts_environments_that_are_driven_by_profiles() -> None:
+    for env_id in ("driving-v0", "driving_waypoints-v0"):
+        env = gymnasium.make(f"vla_rl/{env_id}", action="profiles", image_size=32).unwrapped
+        check_env(env, skip_render_check=True)

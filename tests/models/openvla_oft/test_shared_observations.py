@@ -22,16 +22,17 @@ def seen(number: int, instruction: str = "turn left") -> Observation:
 
 
 def test_copies_of_an_observation_are_one_row_of_the_batch(policy: OpenVlaOft) -> None:
-    batch = policy.prepare([seen(0), seen(1), seen(0), seen(1), seen(0, "turn right")])
+    batch = policy.prepare([seen(0), seen(1), seen(0), seen(1), seen(0, "turn right"), seen(0)])
     assert batch.images.shape[0] == 3
     assert batch.rows is not None
-    assert batch.rows.tolist() == [0, 1, 0, 1, 2]
+    assert batch.rows.tolist() == [0, 1, 0, 1, 2, 0]
+    assert policy.prepare([seen(0), seen(1), seen(0)]).rows is None
 
 
 def test_log_probs_and_gradients_are_those_of_one_row_each(policy: OpenVlaOft) -> None:
-    observations = [seen(0), seen(1), seen(0)]
-    tokens = torch.from_numpy(policy.encode(np.linspace(-1, 1, 18).reshape(3, 2, 3)))
-    ones = torch.ones(3)
+    observations = [seen(0), seen(1), seen(0), seen(0)]
+    tokens = torch.from_numpy(policy.encode(np.linspace(-1, 1, 24).reshape(4, 2, 3)))
+    ones = torch.ones(4)
     network = policy.network
 
     def gradient() -> torch.Tensor:

@@ -89,18 +89,17 @@ class OpenVlaOft(OftPolicy):
         return cls(config, network, tokenizer, origin)
 
     def prepare(self, observations: Sequence[Observation]) -> PrismaticBatch:
-        """Prepare the observations that differ, on the network's device, and say which row has
-        which.
+        """Prepare the observations, on the network's device; if at most half of them differ, only
+        those, and the row of each.
 
         The members of a group that decides once, such as on a driving scene, share one observation:
         the network sees it once, whatever their number.
         """
         proprio = () if self.config.proprio is None else (self.config.proprio.key,)
         chosen, rows = distinct(observations, (*self.config.cameras, "instruction", *proprio))
-        batch = super().prepare(chosen)
-        if len(chosen) == len(observations):
-            return batch
-        return replace(batch, rows=to_device(torch.tensor(rows), self._device))
+        if 2 * len(chosen) > len(observations):
+            return super().prepare(observations)
+        return replace(super().prepare(chosen), rows=to_device(torch.tensor(rows), self._device))
 
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
         """Sample token ids int64 [B, T]; return them and their log-probs float32 [B, T]."""
