@@ -12,7 +12,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation.scored import score_table
 from vla_rl.pipelines import with_pipeline
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
-from vla_rl.recipes import driving_training, sft_driving, srpo_driving
+from vla_rl.recipes import driving_training, grpo_bench2drive, sft_driving, srpo_driving
 from vla_rl.recipes.driving_training import HeldOutScenesConfig, starts_of
 from vla_rl.recipes.grpo_bench2drive import GrpoBench2DriveConfig
 from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
@@ -58,7 +58,7 @@ async def test_a_policy_is_taught_by_the_planner_and_trained_on_its_scores(
     assert sorted((line["weights"], line["start"]) for line in lines) == [
         (version, scene) for version in (0, 1) for scene in range(3)
     ]
-    assert all({"total", "ego_progress", "lane_keeping"} <= set(line) for line in lines)
+    assert all({"total", "ego_progress", "lane_keeping", "pdms_v1"} <= set(line) for line in lines)
     assert "score/ego_progress" in metrics
     assert "total " in capsys.readouterr().out
     strips, report = strips_in(tmp_path)
@@ -66,6 +66,22 @@ async def test_a_policy_is_taught_by_the_planner_and_trained_on_its_scores(
     assert len(strips) == 2 * len(kinds)  # the first scene of each layout, before and after
     assert "Drives from above, before and after" in report
     assert "lane_keeping" in report
+
+
+@pytest.mark.proof
+async def test_forty_updates_raise_the_held_out_score_of_the_shipped_policy(tmp_path: Path) -> None:
+    config = GrpoDrivingConfig(
+        run=RunConfig(name="driving", root=str(tmp_path), updates=40, device="cpu"),
+        held_out=HeldOutScenesConfig(scenes=150),
+        simulators=SimulatorConfig(num_envs=2),
+    )
+    assert await driving_training.main(Command(launch=TrainingLaunch(), config=config)) == 0
+    lines, _ = results_in(tmp_path)
+    before, after = (
+        [line["total"] for line in lines if line["weights"] == version] for version in (0, 40)
+    )
+    assert len(before) == len(after) == 150
+    assert sum(after) / 150 > sum(before) / 150 + 0.05
 
 
 @pytest.mark.parametrize(
@@ -120,6 +136,18 @@ def test_srpo_drives_each_layout_in_turn_and_refuses_unknown_ones() -> None:
     assert {episode.env.kwargs["split"] for episode in episodes} == {"held_out"}
     with pytest.raises(ConfigError, match="kinds is"):
         SrpoDrivingConfig(kinds=("motorway",))
+
+
+def test_every_recipe_hands_the_meaning_of_the_rows_to_its_environment() -> None:
+    envs = [
+        GrpoDrivingConfig(action="profiles").env_of("train"),
+        GrpoDrivingConfig(action="profiles").env_of("held_out"),
+        GrpoNavsimConfig(action="profiles").env_of("train"),
+        srpo_driving.starts_of(SrpoDrivingConfig(action="profiles", scenes=1))[0].env,
+        grpo_bench2drive.starts_of(GrpoBench2DriveConfig(action="profiles"))[0].env,
+    ]
+    assert [env.kwargs["action"] for env in envs] == ["profiles"] * 5
+    assert GrpoDrivingConfig().env_of("train").kwargs["action"] == "moves"
 
 
 def test_training_scenes_and_held_out_scenes_are_of_other_splits() -> None:

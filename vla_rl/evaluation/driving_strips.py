@@ -17,6 +17,7 @@ from vla_rl.types import Trajectory
 MOST_LOOKED_AT: Final = 60
 """Held-out scenes among which one of each layout is looked for."""
 
+OPEN_LOOP: Final = "vla_rl/driving-v0"
 _NAME: Final = re.compile(r"drive-(\w+)_scene-(\d+)_weights-(\d+)\.jpg")
 
 
@@ -73,8 +74,7 @@ def _write(path: Path, trajectory: Trajectory) -> None:
     episode = trajectory.episode
     rows = [step.chunk.actions[: step.num_executed] for step in trajectory.steps]
     actions: np.ndarray[Any, Any] = np.clip(np.concatenate(rows), -1.0, 1.0)
-    is_closed = episode.env.kwargs.get("action") == "moves"
-    pictures_of = pictures_of_drive if is_closed else pictures_of_plan
+    pictures_of = pictures_of_plan if episode.env.id == OPEN_LOOP else pictures_of_drive
     pictures = pictures_of(episode.env.kwargs, episode.options["init_state_id"], actions)
     path.parent.mkdir(exist_ok=True)
     apart = [np.pad(each, ((0, 0), (0, 4), (0, 0)), constant_values=255) for each in pictures]

@@ -256,6 +256,12 @@ class ImitationConfig(Config, frozen=True, kw_only=True):
     """Language policies only: maximum tokens per pass, padding included, in addition to
     `micro_batch`; none sets no limit."""
 
+    label_width: float = 0.0
+    """Standard deviation, in bins, of the Gaussian over neighbouring bins that is learnt instead of
+    each demonstrated action token alone, because the next bin is nearly right (HL-Gauss, Imani and
+    White 2018, arXiv:1806.04613). Fine bins are learnt from far fewer demonstrations. 0: the token
+    alone. For OpenVLA-OFT with the tokens head, in one process."""
+
     ranks: int = 1
     """Processes that share the update, each with its part of the demonstrations and of the
     optimizer's state: one for each GPU, or on the CPU one for each core. 1 computes in this
@@ -270,6 +276,9 @@ class ImitationConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         self.require(self.micro_batch >= 1, "micro_batch", "at least 1 chunk")
         self.require(self.ranks >= 1, "ranks", "at least 1 process")
+        self.require(self.label_width >= 0.0, "label_width", "at least 0 bins")
+        is_possible = self.label_width == 0.0 or self.ranks == 1
+        self.require(is_possible, "label_width", "0 with several ranks")
         is_used = self.shard == "gradients" or self.ranks > 1
         self.require(is_used, "shard", "gradients with one rank, which has nothing to share")
         self.require(not self.offload or self.ranks > 1, "offload", "False with one rank")

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
 from vla_rl.engines.transfers import to_device
+from vla_rl.errors import ConfigError
 from vla_rl.learning.config import ImitationConfig
 from vla_rl.learning.micro_batches import micro_batches
 from vla_rl.learning.optimizer import StepReport
@@ -19,6 +20,38 @@ from vla_rl.learning.training import Training, TrainingState, WeightSink
 from vla_rl.types import Observation
 
 LogProbs = Callable[[Any, Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@runtime_checkable
+class NearTokens(Protocol):
+    """A policy whose neighbouring tokens mean nearly the same."""
+
+    def near_log_probs(self, batch: Any, tokens: Tensor, width: float) -> Tensor:
+        """Return the mean log-prob, float32 [B, T], of the tokens around each token, weighed by a
+        Gaussian of `width` tokens.
+        """
+        ...
+
+
+def imitated_log_probs(model: TokenModel[Any], width: float) -> LogProbs:
+    """Return what computes the log-probs to raise: those of tokens, or around them.
+
+    Raises: ConfigError if the policy's tokens have no neighbours.
+    """
+    if width == 0.0:
+        return model.log_probs
+    if not isinstance(model, NearTokens):
+        raise ConfigError(
+            f"imitation.label_width is {width}, but the tokens of {type(model).__name__} have no "
+            "neighbours, expected 0 for this policy"
+        )
+    near = model.near_log_probs
+
+    def log_probs(batch: Any, tokens: Tensor, _: Tensor) -> tuple[Tensor, Tensor]:
+        found = near(batch, tokens, width)
+        return found, torch.zeros_like(found)
+
+    return log_probs
 
 
 class Preparation(msgspec.Struct, frozen=True):
@@ -131,6 +164,7 @@ class LocalImitationPasses:
     ) -> None:
         self._model, self._lane, self._config, self._prepare = model, lane, config, prepare
         self._training = Training(model, config.optimizer, publish_to, weight_version)
+        self._log_probs = imitated_log_probs(model, config.label_width)
 
     @property
     def weight_version(self) -> int:
@@ -145,7 +179,7 @@ class LocalImitationPasses:
         num_tokens, losses = int(lessons.mask.sum()), []
         async with aclosing(self._lane.prepared_ahead(self._prepared, parts)) as prepared:
             async for part, batch in prepared:
-                arguments = (self._model, self._model.log_probs, batch, part, num_tokens)
+                arguments = (self._model, self._log_probs, batch, part, num_tokens)
                 losses.append(await self._lane.run(imitate, *arguments, work="update"))
         return losses
 

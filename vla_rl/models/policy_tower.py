@@ -90,9 +90,10 @@ class PolicyTowerEncoder:
             observations[int(index)] for index in evenly_spaced(len(observations), self._num_frames)
         ]
         try:
-            images: torch.Tensor = self._model.prepare(chosen).images
+            batch = self._model.prepare(chosen)
         except ValueError as error:
             raise cannot_embed(trajectory, str(error)) from error
+        images: torch.Tensor = batch.spread(batch.images)
         return images
 
     @torch.inference_mode()

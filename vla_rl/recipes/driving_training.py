@@ -7,7 +7,7 @@ and held-out scenes, training.
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeVar, get_args
 
 from vla_rl.algorithms import AdvantageConfig
 from vla_rl.commands.command_line import Command, TrainingLaunch
@@ -15,6 +15,7 @@ from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.driving_scores import Version
 from vla_rl.driving_scores.rewards import reward_weights
+from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import within_range
 from vla_rl.evaluation.driving_strips import write_drive_strip
@@ -98,12 +99,17 @@ class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     reward: RewardConfig = RewardConfig(function="environment")
 
     version: Version = "epdms_v2"
-    """Version of the score that trajectories are graded by."""
+    """Version of the score that trajectories are graded by. On the driving world, the held-out scenes
+    report the other one's total too."""
 
     reward_of: str = "total"
     """Reward of a trajectory: total, one sub-score, such as ego_progress, or several with weights,
     such as ego_progress=5,time_to_collision_within_bound=5. The held-out scenes report all of
     them either way."""
+
+    action: PlanAction = "moves"
+    """Meaning of the policy's 8 rows of 3 numbers: `moves` from waypoint to waypoint, as the shipped
+    policy was taught, or `profiles`."""
 
     policy: str = str(DRIVING_BASE)
     """Folder of the OpenVLA-OFT checkpoint to start from."""
@@ -160,9 +166,12 @@ class DrivingConfig(SceneTrainingConfig, frozen=True, kw_only=True):
             "split": split,
             "version": self.version,
             "reward": self.reward_of,
+            "action": self.action,
             "image_size": IMAGE_SIZE,
             "crop": CROP,
         }
+        if split == "held_out":
+            kwargs["also"] = [each for each in get_args(Version) if each != self.version]
         return EnvSpec(id=DRIVING, kwargs=kwargs)
 
     def num_scenes(self, split: str) -> int:

@@ -20,6 +20,7 @@ from vla_rl.driving_scores.bench2drive import BenchmarkTable, RouteSet, table_of
 from vla_rl.driving_scores.leaderboard_files import read_records, require_route_set, route_ids
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.bench2drive.policy_host import PolicyHost, cameras_of
+from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.errors import ConfigError
 from vla_rl.models.loading import CheckpointConfig, described, load_policy
 from vla_rl.recipes.driving_training import IMAGE_SIZE
@@ -55,6 +56,9 @@ class EvalBench2DriveConfig(CheckpointConfig, frozen=True, kw_only=True):
 
     image_size: int = IMAGE_SIZE
     """Side of the pictures in pixels, as in the agent's configuration."""
+
+    action: PlanAction = "moves"
+    """Meaning of the policy's 8 rows of 3 numbers, as it was taught: `moves` or `profiles`."""
 
     max_batch: int = 16
     """Most routes that are answered in one batch."""
@@ -116,7 +120,9 @@ async def main(command: Command[Launch, EvalBench2DriveConfig]) -> int:
             return (await engine.act(observation, Sampling(greedy=True))).actions
 
         address = (config.host, config.port)
-        host = PolicyHost(decide, address, cameras, config.image_size, config.timeout_s)
+        host = PolicyHost(
+            decide, address, cameras, config.image_size, config.timeout_s, config.action
+        )
         with StopSignal("losing the routes that are being driven") as stop:
             async with host:
                 print(f"serving {config.policy} at {config.host}:{host.port}; stop with Ctrl-C")

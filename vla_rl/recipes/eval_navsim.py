@@ -27,7 +27,7 @@ from vla_rl.driving_scores.navsim_table import NavsimTable, grade, table_of
 from vla_rl.driving_scores.plans import read_plans
 from vla_rl.driving_scores.recorded import read_recorded, read_two_stages, recorded_scenes
 from vla_rl.engines import EngineConfig
-from vla_rl.envs.driving.moves import waypoints_of_actions
+from vla_rl.envs.driving.plan_actions import PlanAction, waypoints_of_plan
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import play_each, within_range
 from vla_rl.models.loading import CheckpointConfig, described, load_policy
@@ -66,6 +66,9 @@ class EvalNavsimConfig(CheckpointConfig, frozen=True, kw_only=True):
 
     image_size: int = IMAGE_SIZE
     """Side in pixels that pictures are resized to: what the policy was trained with."""
+
+    action: PlanAction = "moves"
+    """Meaning of the policy's 8 rows of 3 numbers, as it was taught: `moves` or `profiles`."""
 
     num_envs: int = max(os.cpu_count() or 1, 1)
     """Processes that read scenes for the policy."""
@@ -143,7 +146,8 @@ async def _planned(config: EvalNavsimConfig, files: list[Path]) -> "dict[str, Fl
     async def done(trajectory: Trajectory) -> None:
         number = trajectory.episode.options["init_state_id"]
         actions = trajectory.steps[0].chunk.actions
-        plans[files[number].stem] = waypoints_of_actions(actions[:8])
+        speed = float(trajectory.steps[0].observation["state"][0])
+        plans[files[number].stem] = waypoints_of_plan(actions[:8], config.action, speed)
 
     async with (
         Runtime("eval_navsim") as runtime,
@@ -174,6 +178,7 @@ def _env(config: EvalNavsimConfig) -> EnvSpec:
     kwargs = {
         "folder": str(Path(config.scenes).resolve()),
         "version": config.version,
+        "action": config.action,
         "image_size": config.image_size,
         "cameras": [
             "cam_f0" if key == "image" else key.removeprefix("image_") for key in config.cameras

@@ -17,6 +17,7 @@ from vla_rl.algorithms import AdvantageConfig
 from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
+from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.evaluation import within_range
 from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import CheckpointFormat, described, load_policy
@@ -57,6 +58,10 @@ class GrpoBench2DriveConfig(EmbodiedConfig, frozen=True, kw_only=True):
     image_size: int = IMAGE_SIZE
     """Side of the pictures in pixels, which CARLA renders."""
 
+    action: PlanAction = "moves"
+    """Meaning of the policy's 8 rows of 3 numbers: `moves` from waypoint to waypoint, as the shipped
+    policy was taught, or `profiles`."""
+
     policy: str = str(DRIVING_BASE)
     """Folder of the OpenVLA-OFT checkpoint to start from."""
 
@@ -84,6 +89,7 @@ def starts_of(config: GrpoBench2DriveConfig) -> list[TaskStart]:
             "servers": list(config.servers),
             "routes": list(config.routes),
             "image_size": config.image_size,
+            "action": config.action,
             "start_s": START_S,
         },
     )

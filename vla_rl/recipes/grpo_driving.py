@@ -1,9 +1,10 @@
 """GRPO on the driving world: `python -m vla_rl.recipes.grpo_driving`.
 
-One decision a scene: 8 waypoints over 4 s, graded by EPDMS. Trajectories of a group share a scene,
-and each one's score is compared with the group's mean. Before the first update and after the last,
-500 held-out scenes are driven greedily, and every sub-score is printed. `--reward-of ego_progress`
-rewards progress alone, as a control; `--reward-of ego_progress=5,lane_keeping=2` weighs sub-scores.
+One decision a scene: a plan of 4 s, graded by EPDMS (`--version pdms_v1`: by PDMS). Trajectories of
+a group share a scene, and each one's score is compared with the group's mean. Before the first
+update and after the last, 500 held-out scenes are driven greedily, and every sub-score is printed.
+`--reward-of ego_progress` rewards progress alone, as a control;
+`--reward-of ego_progress=5,lane_keeping=2` weighs sub-scores.
 """
 
 import sys

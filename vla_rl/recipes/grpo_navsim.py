@@ -45,6 +45,7 @@ class GrpoNavsimConfig(SceneTrainingConfig, frozen=True, kw_only=True):
             "folder": str(self._folder_of(split)),
             "version": self.version,
             "reward": self.reward_of,
+            "action": self.action,
             "image_size": self.image_size,
         }
         return EnvSpec(id="vla_rl/navsim-v0", kwargs=kwargs)

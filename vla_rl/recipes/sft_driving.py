@@ -1,15 +1,16 @@
 """Train a small driving policy from a planner: `python -m vla_rl.recipes.sft_driving --out base`.
 
-The demonstrations are made on the way: the best of 15 IDM proposals in drawn training scenes. The
-policy is a small OpenVLA-OFT with the front camera, the command as text, and the car's state; it
-answers with 8 waypoints of 3 tokens in one pass. `grpo_driving --policy base` continues from it.
+The demonstrations are made on the way: the best of 15 IDM proposals in drawn training scenes, or
+another driver's (`--demonstrator`). The policy is a small OpenVLA-OFT with the front camera, the
+command as text, and the car's state; it answers with 8 x 3 tokens in one pass.
+`grpo_driving --policy base` continues from it.
 """
 
 import asyncio
 import random
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import gymnasium
 import numpy as np
@@ -17,6 +18,9 @@ import numpy as np
 import vla_rl.envs  # noqa: F401  # registers ours
 from vla_rl import engines, learning
 from vla_rl.commands.command_line import Command, Launch, run_recipe
+from vla_rl.envs.driving.moves import NUM_WAYPOINTS
+from vla_rl.envs.driving.plan_actions import PlanAction
+from vla_rl.envs.driving.planner import FULL_SPEED, IMPATIENT, NUM_PROPOSALS
 from vla_rl.learning import ImitationConfig, OptimizerConfig
 from vla_rl.models import openvla_oft
 from vla_rl.models.loading import require_new
@@ -35,12 +39,22 @@ DRIVING_STATE: Final = ProprioConfig(
 )
 """Velocity [m/s], acceleration [m/s^2], yaw rate [rad/s], steering angle [rad], and the command."""
 
+Demonstrator = Literal["best_proposal", "any_proposal", "impatient"]
+
 
 class SftDrivingConfig(Config, frozen=True, kw_only=True):
     """Supervised learning of a small driving policy."""
 
     scenes: int = 4000
     """Training scenes, from number 0 on, with one demonstration each."""
+
+    demonstrator: Demonstrator = "best_proposal"
+    """Driver that is imitated. best_proposal: the best of the planner's 15 proposals. any_proposal: one
+    of them, drawn. impatient: in the middle of the lane, up to 1.5 times the speed limit, 0.3 s behind
+    the one in front."""
+
+    action: PlanAction = "moves"
+    """Meaning of the 8 rows of 3 numbers: moves from waypoint to waypoint, or profiles."""
 
     out: str = "driving_base"
     """Folder that the checkpoint is written to. It must not exist yet."""
@@ -73,20 +87,33 @@ class SftDrivingConfig(Config, frozen=True, kw_only=True):
 def new_policy(seed: int) -> "openvla_oft.OpenVlaOft":
     """Create the small policy with random weights."""
     shape = tiny(
-        image_size=IMAGE_SIZE, cameras=("image",), proprio=DRIVING_STATE, chunk_size=8, action_dim=3
+        image_size=IMAGE_SIZE,
+        cameras=("image",),
+        proprio=DRIVING_STATE,
+        chunk_size=NUM_WAYPOINTS,
+        action_dim=3,
     )
     return openvla_oft.OpenVlaOft.create(shape, seed)
 
 
-def demonstrate(scenes: range) -> "list[Demonstration]":
-    """Ask the planner for a trajectory in each training scene."""
-    env = gymnasium.make(
-        "vla_rl/driving-v0", image_size=IMAGE_SIZE, crop=CROP, split="train"
+def demonstrate(
+    scenes: range, demonstrator: Demonstrator, action: PlanAction, seed: int
+) -> "list[Demonstration]":
+    """Ask the planner for a trajectory in each training scene; `seed` draws among its proposals."""
+    env: Any = gymnasium.make(
+        "vla_rl/driving-v0", image_size=IMAGE_SIZE, crop=CROP, split="train", action=action
     ).unwrapped
     made = []
     for number in scenes:
         observation, _ = env.reset(options={"init_state_id": number})
-        actions: np.ndarray = env.expert_actions()  # type: ignore[attr-defined]
+        drawn = random.Random(derive_seed(seed, "proposal", number)).randrange(NUM_PROPOSALS)
+        actions: np.ndarray
+        if demonstrator == "best_proposal":
+            actions = env.expert_actions()
+        elif demonstrator == "any_proposal":
+            actions = env.proposed_actions(drawn)
+        else:
+            actions = env.proposed_actions(FULL_SPEED, IMPATIENT)
         made.append(
             learning.Demonstration(observation=observation, actions=actions, num_valid=len(actions))
         )
@@ -99,10 +126,12 @@ async def main(command: Command[Launch, SftDrivingConfig]) -> int:
     require_new(Path(config.out), intermediate_folder(Path(config.out), config.updates))
     policy = await asyncio.to_thread(new_policy, derive_seed(config.seed, "policy"))
     if command.launch.dry_run:
-        await asyncio.to_thread(demonstrate, range(1))
+        await asyncio.to_thread(demonstrate, range(1), config.demonstrator, config.action, 0)
         print("everything that the command would read was found")
         return 0
-    demonstrations = await asyncio.to_thread(demonstrate, range(config.scenes))
+    demonstrations = await asyncio.to_thread(
+        demonstrate, range(config.scenes), config.demonstrator, config.action, config.seed
+    )
     print(f"{len(demonstrations)} demonstrations; {config.updates} updates of {config.batch}")
     order = random.Random(derive_seed(config.seed, "samples"))
     # torch takes seconds to import: `--help` and errors in options must not wait for it

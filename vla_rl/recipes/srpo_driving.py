@@ -16,6 +16,7 @@ from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.envs.driving.closed_loop import STEP_LIMITS
 from vla_rl.envs.driving.layouts import LAYOUTS
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS
+from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.evaluation.driving_strips import write_drive_strip
 from vla_rl.evaluation.first_results import POLICY_DIGEST
 from vla_rl.evaluation.scored import ScoreJudge
@@ -58,6 +59,10 @@ class SrpoDrivingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     scenes: int = 200
     """Training scenes of each layout, from number 0 on."""
 
+    action: PlanAction = "moves"
+    """Meaning of the policy's 8 rows of 3 numbers: `moves` from waypoint to waypoint, as the shipped
+    policy was taught, or `profiles`."""
+
     policy: str = str(DRIVING_BASE)
     """Folder of the OpenVLA-OFT checkpoint to start from."""
 
@@ -77,10 +82,10 @@ class SrpoDrivingConfig(EmbodiedConfig, frozen=True, kw_only=True):
         )
 
 
-def env_of(kind: str, split: str) -> EnvSpec:
+def env_of(kind: str, split: str, action: PlanAction) -> EnvSpec:
     """Return the environment of one layout over one split."""
     kwargs = {
-        "action": "moves",
+        "action": action,
         "kind": kind,
         "split": split,
         "image_size": IMAGE_SIZE,
@@ -92,7 +97,9 @@ def env_of(kind: str, split: str) -> EnvSpec:
 def starts_of(config: SrpoDrivingConfig) -> list[TaskStart]:
     """Return the training scenes, the layouts in turn."""
     return [
-        TaskStart(env=env_of(kind, "train"), task=kind, options={"init_state_id": number})
+        TaskStart(
+            env=env_of(kind, "train", config.action), task=kind, options={"init_state_id": number}
+        )
         for number in range(config.scenes)
         for kind in config.kinds
     ]
@@ -105,7 +112,7 @@ def held_out_episodes(config: SrpoDrivingConfig) -> list[EpisodeSpec]:
             episode_id=number,
             group_id=number,
             member=0,
-            env=env_of(config.kinds[number % len(config.kinds)], "held_out"),
+            env=env_of(config.kinds[number % len(config.kinds)], "held_out", config.action),
             task=config.kinds[number % len(config.kinds)],
             options={"init_state_id": number},
             sampling=Sampling(greedy=True, temperature=config.temperature),
@@ -131,7 +138,7 @@ async def main(command: Command[TrainingLaunch, SrpoDrivingConfig]) -> int:
             "score": "driving score",
             POLICY_DIGEST: digest,
         },
-        num_chunks=STEP_LIMITS["moves"] // NUM_WAYPOINTS,
+        num_chunks=STEP_LIMITS[config.action] // NUM_WAYPOINTS,
     )
 
 

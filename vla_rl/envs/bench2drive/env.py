@@ -11,8 +11,9 @@ from vla_rl.driving_scores.bench2drive import RouteRecord
 from vla_rl.envs.bench2drive.carla_side.vla_rl_wire import WireError
 from vla_rl.envs.bench2drive.route_client import ServedRoute
 from vla_rl.envs.bench2drive.sensing import CAMERAS, FRONT, key_of
-from vla_rl.envs.driving.moves import NUM_WAYPOINTS, waypoints_of_actions
+from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.observing import INSTRUCTION_LETTERS, ROUTE_POINTS, STATE_SIZE
+from vla_rl.envs.driving.plan_actions import PlanAction, checked_action, waypoints_of_plan
 from vla_rl.envs.driving.roads import COMMANDS
 from vla_rl.envs.driving.starts import scene_number
 from vla_rl.envs.words import Words
@@ -24,8 +25,8 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
     """Drive a route of Bench2Drive, and be graded by the leaderboard that runs it.
 
     Observation: as `OpenLoopDrivingEnv`'s, with CARLA's cameras.
-    Action: float32 [3] in [-1, 1], the move to one waypoint, as `OneDecisionEnv`'s. The eighth row
-        of a chunk completes a plan, which is followed for 0.5 s; the rows before it only collect.
+    Action: float32 [3] in [-1, 1], one row of a plan, as `OneDecisionEnv`'s. The eighth row of a
+        chunk completes the plan, which is followed for 0.5 s; the rows before it only collect.
     Reward: 0 until the route ends, then the driving score in [0, 1].
     Ends: `terminated` when the leaderboard ends the route; `truncated` after `step_limit`.
     Info: with the end, `score` with driving_score and completion (0 to 100) and the number of
@@ -42,6 +43,7 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
         step_limit: rows before the episode is truncated.
         timeout_s: longest wait for one message of the server.
         start_s: longest wait for a route to start, CARLA included.
+        action: moves or profiles.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # as gymnasium declares it
@@ -55,6 +57,7 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
         step_limit: int = NUM_WAYPOINTS * 400,
         timeout_s: float = 60.0,
         start_s: float = 600.0,
+        action: PlanAction = "moves",
     ) -> None:
         unknown = sorted(set(cameras) - set(CAMERAS))
         if unknown or FRONT not in cameras:
@@ -72,6 +75,7 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
         self._server, self._routes = servers[index], tuple(routes)
         self._cameras = (FRONT, *(name for name in cameras if name != FRONT))
         self._size, self._step_limit = image_size, step_limit
+        self._action = checked_action(action)
         self._timeouts = (timeout_s, start_s)
         self.observation_space = _space_of(self._cameras, image_size)
         self.action_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -95,20 +99,23 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
         return self._copied(), {"is_success": False}
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
-        """Add one waypoint; the eighth completes the plan, which is driven for 0.5 s."""
+        """Add one row; the eighth completes the plan, which is driven for 0.5 s."""
         if self._route is None:
             raise gymnasium.error.ResetNeeded(
                 "the episode is over or has not begun; call reset() first."
             )
         row = np.asarray(action, np.float64)
         if row.shape != (3,) or not np.isfinite(row).all():
-            raise ValueError(f"the waypoint is {action}, expected 3 finite numbers.")
+            raise ValueError(f"the row is {action}, expected 3 finite numbers.")
         self._rows.append(np.clip(row, -1.0, 1.0))
         self._num_steps += 1
         info: Info = {"is_success": False}
         reward, terminated = 0.0, False
         if len(self._rows) == NUM_WAYPOINTS:
-            outcome = self._route.drive(waypoints_of_actions(np.array(self._rows)).tolist())
+            speed = float(self._seen["state"][0])
+            outcome = self._route.drive(
+                waypoints_of_plan(np.array(self._rows), self._action, speed).tolist()
+            )
             self._rows = []
             if isinstance(outcome, RouteRecord):
                 terminated, reward = True, outcome.driving_score / 100.0

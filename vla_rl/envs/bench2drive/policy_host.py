@@ -19,7 +19,8 @@ from vla_rl.envs.bench2drive.carla_side.vla_rl_wire import (
 from vla_rl.envs.bench2drive.sensing import CAMERAS, RouteView, control_message, key_of
 from vla_rl.envs.driving.closed_loop import DECISION_STEPS
 from vla_rl.envs.driving.control import Control, WaypointFollower
-from vla_rl.envs.driving.moves import NUM_WAYPOINTS, waypoints_of_actions
+from vla_rl.envs.driving.moves import NUM_WAYPOINTS
+from vla_rl.envs.driving.plan_actions import PlanAction, waypoints_of_plan
 from vla_rl.types import Observation
 
 logger = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class PolicyHost:
         cameras: names of the cameras that the policy reads, the front one first.
         image_size: side of the pictures in pixels.
         timeout_s: longest wait for one message of an agent.
+        action: meaning of the policy's rows, moves or profiles.
     """
 
     def __init__(
@@ -52,8 +54,10 @@ class PolicyHost:
         cameras: tuple[str, ...],
         image_size: int,
         timeout_s: float = 600.0,
+        action: PlanAction = "moves",
     ) -> None:
         self._decide, self._address, self._timeout_s = decide, address, timeout_s
+        self._action = action
         self._cameras, self._size = cameras, image_size
         self.num_routes = 0
         self._server: asyncio.Server | None = None
@@ -113,7 +117,9 @@ class PolicyHost:
         view.note(message, None)
         while True:
             actions = await self._decide(view.observe(message, body))
-            waypoints = waypoints_of_actions(np.asarray(actions)[:NUM_WAYPOINTS])
+            waypoints = waypoints_of_plan(
+                np.asarray(actions)[:NUM_WAYPOINTS], self._action, view.car.speed
+            )
             follower = WaypointFollower(waypoints.tolist(), view.car)
             for step in range(DECISION_STEPS):
                 control: Control = follower.control(view.car)

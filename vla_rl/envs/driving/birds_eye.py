@@ -8,8 +8,9 @@ from vla_rl.driving_scores import score_waypoints
 from vla_rl.driving_scores.vehicle import AX, HEADING, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.closed_loop import ClosedLoopDrivingEnv
 from vla_rl.envs.driving.control import Car
-from vla_rl.envs.driving.moves import NUM_WAYPOINTS, waypoints_of_actions
+from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.observing import FRONT, Observer
+from vla_rl.envs.driving.plan_actions import waypoints_of_plan
 from vla_rl.envs.driving.planner import best_proposal
 from vla_rl.envs.driving.world import draw_world
 
@@ -33,7 +34,8 @@ def pictures_of_plan(kwargs: dict[str, Any], number: int, rows: np.ndarray) -> l
     """
     world = draw_world(number, kwargs["split"], kwargs.get("kind"))
     version = kwargs.get("version", "epdms_v2")
-    waypoints = waypoints_of_actions(rows[:NUM_WAYPOINTS])
+    action, speed = kwargs.get("action", "moves"), float(world.start[VX])
+    waypoints = waypoints_of_plan(rows[:NUM_WAYPOINTS], action, speed)
     reference, _ = best_proposal(world, version)
     (states,) = score_waypoints(world.scene(reference), waypoints[None], version).states
     observer = Observer(world, (FRONT,), 32, (0.0, 1.0))
@@ -49,7 +51,7 @@ def pictures_of_drive(kwargs: dict[str, Any], number: int, rows: np.ndarray) -> 
     """Return moments of a closed-loop drive, which is driven once more with the same actions.
 
     Args:
-        kwargs: keywords of `ClosedLoopDrivingEnv` with the action `moves`.
+        kwargs: keywords of `ClosedLoopDrivingEnv` with the action `moves` or `profiles`.
         rows: [K, 3], all actions of the episode.
     """
     env = ClosedLoopDrivingEnv(**{**kwargs, "image_size": 32, "render_mode": "rgb_array"})

@@ -11,7 +11,7 @@ from vla_rl.driving_scores.bench2drive import RouteRecord
 from vla_rl.driving_scores.geometry import boxes_meet, directions, project_to_polyline
 from vla_rl.driving_scores.vehicle import AX, HEADING, PACIFICA, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.control import CONTROL_S, Car, Control, WaypointFollower, drive
-from vla_rl.envs.driving.moves import NUM_WAYPOINTS, waypoints_of_actions
+from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.observing import (
     FRONT,
     Observer,
@@ -21,6 +21,7 @@ from vla_rl.envs.driving.observing import (
     space_of,
 )
 from vla_rl.envs.driving.paths import Floats
+from vla_rl.envs.driving.plan_actions import PlanAction, waypoints_of_plan
 from vla_rl.envs.driving.starts import scene_number
 from vla_rl.envs.driving.traffic import CONE, WALKER
 from vla_rl.envs.driving.world import Split, draw_world
@@ -35,7 +36,12 @@ GOAL: Final = 60.0
 LOST: Final = 30.0
 """Metres from the route at which the car has deviated from it, as in Bench2Drive."""
 
-STEP_LIMITS: Final = {"waypoints": 40, "moves": 40 * NUM_WAYPOINTS, "control": 400}
+STEP_LIMITS: Final = {
+    "waypoints": 40,
+    "moves": 40 * NUM_WAYPOINTS,
+    "profiles": 40 * NUM_WAYPOINTS,
+    "control": 400,
+}
 """Steps of 20 s, by action."""
 
 EVENTS: Final = ("collisions_pedestrian", "collisions_layout", "collisions_vehicle", "red_light")
@@ -53,6 +59,8 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
             `OpenLoopDrivingEnv`'s rows. One step follows it for 0.5 s.
         moves: float32 [3] in [-1, 1], one waypoint of such a trajectory. The eighth completes it,
             and it is followed for 0.5 s; a chunk of 8 rows is one decision.
+        profiles: float32 [3] in [-1, 1], one row of such a trajectory's profiles, otherwise as
+            `moves`.
         control: float32 [3] in [-1, 1]: throttle, steer (left positive) and brake; pedals below 0
             are released. One step is 0.05 s; 10 rows make a chunk of 0.5 s.
     Reward: 0 until the end, then the driving score in [0, 1].
@@ -63,7 +71,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
     Randomness: `reset(seed=...)` draws a scene; `options={"init_state_id": k}` takes scene k.
 
     Args:
-        action: waypoints, moves or control.
+        action: waypoints, moves, profiles or control.
         split, kind, cameras, image_size, crop, render_mode: as `OpenLoopDrivingEnv`'s.
         step_limit: steps before the episode is truncated; None: 20 s.
     """
@@ -72,7 +80,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
 
     def __init__(
         self,
-        action: Literal["waypoints", "moves", "control"] = "waypoints",
+        action: Literal["waypoints", "moves", "profiles", "control"] = "waypoints",
         split: Split = "train",
         kind: str | None = None,
         cameras: tuple[str, ...] = (FRONT,),
@@ -86,6 +94,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         self.render_mode = render_mode
         self.render_every_step = True
         self._action = action
+        self._plan: PlanAction = "profiles" if action == "profiles" else "moves"
         self._split, self._kind, self._size = split, kind, image_size
         self._cameras, self._crop = checked_cameras(tuple(cameras)), checked_crop(crop)
         self._step_limit = step_limit or STEP_LIMITS[action]
@@ -135,7 +144,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
             )
         if self._action == "waypoints":
             self._follow(given)
-        elif self._action == "moves":
+        elif self._action != "control":
             self._rows.append(given.tolist())
             if len(self._rows) == NUM_WAYPOINTS:
                 self._follow(np.array(self._rows))
@@ -209,7 +218,9 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
 
     def _follow(self, actions: Floats) -> None:
         """Follow a trajectory for 0.5 s."""
-        follower = WaypointFollower(waypoints_of_actions(actions).tolist(), self._car)
+        follower = WaypointFollower(
+            waypoints_of_plan(actions, self._plan, self._car.speed).tolist(), self._car
+        )
         for _ in range(DECISION_STEPS):
             self._tick(follower.control(self._car))
 

@@ -12,7 +12,8 @@ from gymnasium import spaces
 from vla_rl.driving_scores import Scene, Version, score_waypoints
 from vla_rl.driving_scores.plans import backward_metres
 from vla_rl.driving_scores.rewards import reward_weights, weighted_reward
-from vla_rl.envs.driving.moves import NUM_WAYPOINTS, waypoints_of_actions
+from vla_rl.envs.driving.moves import NUM_WAYPOINTS
+from vla_rl.envs.driving.plan_actions import PlanAction, checked_action, waypoints_of_plan
 from vla_rl.envs.driving.starts import scene_number
 from vla_rl.types import Info, Observation
 
@@ -23,8 +24,7 @@ KEPT_SCENES: Final = 32
 class Prepared(Protocol):
     """A scene to drive in, and what is seen in it."""
 
-    @property
-    def scene(self) -> Scene: ...
+    def scene_of(self, version: Version) -> Scene: ...
     @property
     def seen(self) -> Observation: ...
 
@@ -35,11 +35,13 @@ P = TypeVar("P", bound=Prepared)
 class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
     """Plan 4 s of driving at once, and be graded by PDMS or EPDMS.
 
-    Action: float32 [3] in [-1, 1], the move to one waypoint from the one 0.5 s before it, in that
-        one's frame: -1 to 8 m ahead, -1.5 to 1.5 m and -0.6 to 0.6 rad to the left. A chunk of 8
-        rows is a trajectory of 4 s; `moves` converts trajectories in metres.
-    Reward: 0 until the eighth waypoint, then the weighted sum of what `reward` names.
-    Ends: `terminated` with the eighth waypoint; `truncated` after `step_limit`.
+    Action: float32 [3] in [-1, 1], one of the 8 rows of a plan of 4 s.
+        moves: the move to one waypoint from the one 0.5 s before it, in that one's frame: -1 to 8 m
+            ahead, -1.5 to 1.5 m and -0.6 to 0.6 rad to the left; see `moves`.
+        profiles: row k has coefficient k of the speeds, of the sideways shifts and of the path's
+            curvatures; see `profiles`.
+    Reward: 0 until the eighth row, then the weighted sum of what `reward` names.
+    Ends: `terminated` with the eighth row; `truncated` after `step_limit`.
     Info: with the end, `score` with the total, every sub-score and backward_m, the longest way that
         a waypoint lies behind the one before it; and `is_success`.
     Randomness: `reset(seed=...)` draws a scene; `options={"init_state_id": k}` takes scene k.
@@ -51,7 +53,9 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
         reward: total, a sub-score such as ego_progress, or several with weights, such as
             "total=1,lane_keeping=0.5".
         success_score: smallest total that counts as a success.
-        step_limit: waypoints before the episode is truncated.
+        step_limit: rows before the episode is truncated.
+        action: moves or profiles.
+        also: versions whose totals are reported beside, as `score["pdms_v1"]`.
     """
 
     def __init__(
@@ -62,11 +66,15 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
         reward: str,
         success_score: float,
         step_limit: int,
+        action: PlanAction,
+        also: tuple[Version, ...],
     ) -> None:
-        if version not in get_args(Version):
-            raise ValueError(f"version is {version!r}, expected one of {get_args(Version)}.")
+        for named in (version, *also):
+            if named not in get_args(Version):
+                raise ValueError(f"version is {named!r}, expected one of {get_args(Version)}.")
+        self._also = tuple(also)
         self._version, self._weights = version, reward_weights(reward, version)
-        self._num_scenes = num_scenes
+        self._num_scenes, self._action = num_scenes, checked_action(action)
         self._success_score, self._step_limit = success_score, step_limit
         self.observation_space = observation_space
         self.action_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
@@ -89,14 +97,14 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
         return self._observe(), {"is_success": False}
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
-        """Add one waypoint; the eighth ends the episode and is rewarded."""
+        """Add one row; the eighth ends the episode and is rewarded."""
         if self._is_over:
             raise gymnasium.error.ResetNeeded(
                 "the episode is over or has not begun; call reset() first."
             )
         row = np.asarray(action, np.float64)
         if row.shape != (3,) or not np.isfinite(row).all():
-            raise ValueError(f"the waypoint is {action}, expected 3 finite numbers.")
+            raise ValueError(f"the row is {action}, expected 3 finite numbers.")
         self._rows.append(np.clip(row, -1.0, 1.0).tolist())
         terminated = len(self._rows) == NUM_WAYPOINTS
         truncated = not terminated and len(self._rows) >= self._step_limit
@@ -104,10 +112,7 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
         info: Info = {"is_success": False}
         reward = 0.0
         if terminated:
-            scores = score_waypoints(self._scene.scene, self._waypoints()[None], self._version)
-            score = {"total": float(scores.total[0])}
-            score |= {name: float(values[0]) for name, values in scores.sub.items()}
-            score["backward_m"] = float(backward_metres(self._waypoints()[None]).max())
+            score = self._graded(self._waypoints()[None])
             reward = weighted_reward(self._weights, score)
             info = {"is_success": score["total"] >= self._success_score, "score": score}
         return self._observe(), reward, terminated, truncated, info
@@ -128,6 +133,16 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
         self.np_random.bit_generator.state = json.loads(state["rng"])
         return self._observe()
 
+    def _graded(self, waypoints: np.ndarray) -> dict[str, float]:
+        scores = score_waypoints(self._scene.scene_of(self._version), waypoints, self._version)
+        score = {"total": float(scores.total[0])}
+        score |= {name: float(values[0]) for name, values in scores.sub.items()}
+        score["backward_m"] = float(backward_metres(waypoints).max())
+        for version in self._also:
+            other = score_waypoints(self._scene.scene_of(version), waypoints, version)
+            score[version] = float(other.total[0])
+        return score
+
     @property
     def _scene(self) -> P:
         if self._number not in self._kept:
@@ -143,4 +158,6 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
         }
 
     def _waypoints(self) -> np.ndarray:
-        return waypoints_of_actions(np.array(self._rows))
+        return waypoints_of_plan(
+            np.array(self._rows), self._action, float(self._scene.seen["state"][0])
+        )

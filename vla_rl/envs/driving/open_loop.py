@@ -7,7 +7,7 @@ import numpy as np
 from vla_rl.driving_scores import Scene, Version
 from vla_rl.driving_scores.vehicle import AX, HEADING, STEER, VX, YAW_RATE, X, Y
 from vla_rl.envs.driving.control import Car
-from vla_rl.envs.driving.moves import NUM_WAYPOINTS, actions_of_poses
+from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.observing import (
     FRONT,
     Observer,
@@ -16,7 +16,9 @@ from vla_rl.envs.driving.observing import (
     space_of,
 )
 from vla_rl.envs.driving.one_decision import OneDecisionEnv
-from vla_rl.envs.driving.planner import best_proposal
+from vla_rl.envs.driving.paths import Floats
+from vla_rl.envs.driving.plan_actions import PlanAction, plan_of_poses
+from vla_rl.envs.driving.planner import CAREFUL, Manner, best_proposal, path_of, proposals
 from vla_rl.envs.driving.world import NUM_SCENES, Split, World, draw_world
 
 
@@ -35,7 +37,7 @@ class OpenLoopDrivingEnv(OneDecisionEnv["_Prepared"]):
     Args:
         split: train or held_out; no scene is in both.
         kind: layout of every scene, such as four_way; None: drawn.
-        version, reward, success_score, step_limit: as `OneDecisionEnv`'s.
+        version, reward, success_score, step_limit, action, also: as `OneDecisionEnv`'s.
         cameras: NavSim's names; cam_f0 is always among them.
         image_size: side of the pictures in pixels.
         crop: upper and lower edge of the part of the cameras' height that is kept and stretched to
@@ -57,6 +59,8 @@ class OpenLoopDrivingEnv(OneDecisionEnv["_Prepared"]):
         step_limit: int = NUM_WAYPOINTS,
         render_mode: str | None = None,
         crop: tuple[float, float] = (0.0, 1.0),
+        action: PlanAction = "moves",
+        also: tuple[Version, ...] = (),
     ) -> None:
         self.render_mode = render_mode
         self.render_every_step = True
@@ -70,44 +74,66 @@ class OpenLoopDrivingEnv(OneDecisionEnv["_Prepared"]):
             reward,
             success_score,
             step_limit,
+            action,
+            also,
         )
 
     def render(self) -> np.ndarray | None:
-        """Return the scene from above with the waypoints so far; None without a render mode."""
+        """Return the scene from above with the waypoints so far; None without a render mode.
+
+        Profiles have no waypoints before the eighth row.
+        """
         if self.render_mode is None:
             return None
         scene = self._scene
-        points = self._waypoints()[:, :2] if self._rows else np.zeros((0, 2))
+        is_known = self._rows and (self._action == "moves" or len(self._rows) == NUM_WAYPOINTS)
+        points = self._waypoints()[:, :2] if is_known else np.zeros((0, 2))
         cos, sin = np.cos(scene.car.heading), np.sin(scene.car.heading)
         trail = points @ np.array([[cos, sin], [-sin, cos]]) + [scene.car.x, scene.car.y]
         return scene.observer.from_above(scene.car, scene.others, trail)
 
     def expert_actions(self) -> np.ndarray:
         """Return the planner's trajectory as 8 actions: float32 [8, 3]."""
-        reference = self._scene.scene.reference
+        reference = self._scene.scene_of(self._version).reference
         assert reference is not None
-        return actions_of_poses(reference[::5])
+        return self._plan_of(reference)
+
+    def proposed_actions(self, number: int, manner: Manner = CAREFUL) -> np.ndarray:
+        """Return one of the 15 trajectories that the planner proposes, as 8 actions.
+
+        It chooses from the careful ones.
+        """
+        return self._plan_of(proposals(self._scene.world, manner)[number])
+
+    def _plan_of(self, poses: Floats) -> np.ndarray:
+        path = path_of(poses, self._scene.world.roads.route)
+        return plan_of_poses(poses[::5], path, self._action, self._scene.car.speed)
 
     def _prepare(self, number: int) -> "_Prepared":
         world = draw_world(number, self._split, self._kind)
-        return _Prepared(world, self._version, self._cameras, self._size, self._crop)
+        return _Prepared(world, self._cameras, self._size, self._crop)
 
 
 class _Prepared:
-    """A scene with its reference, its first observation and the means to draw it."""
+    """A scene with its references, its first observation and the means to draw it."""
 
     def __init__(
         self,
         world: World,
-        version: Version,
         cameras: tuple[str, ...],
         size: int,
         crop: tuple[float, float],
     ) -> None:
-        reference, _ = best_proposal(world, version)
-        self.scene: Scene = world.scene(reference)
+        self.world = world
+        self._scenes: dict[Version, Scene] = {}
         s = world.start
         self.car = Car(*(float(s[i]) for i in (X, Y, HEADING, VX, AX, STEER, YAW_RATE)))
         self.others = world.tracks.poses[:, 0]
         self.observer = Observer(world, cameras, size, crop)
         self.seen = self.observer.look(self.car, self.others, 0.0)
+
+    def scene_of(self, version: Version) -> Scene:
+        """Return the scene with the proposal that this version of the score likes best."""
+        if version not in self._scenes:
+            self._scenes[version] = self.world.scene(best_proposal(self.world, version)[0])
+        return self._scenes[version]

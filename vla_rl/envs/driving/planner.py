@@ -4,7 +4,7 @@ Five speeds, as shares of the limit, times three offsets from the centre line, a
 PDM-Closed (metric_cache_processor.py:56-69 at 0a380a9), here over the recorded future.
 """
 
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 
@@ -15,20 +15,50 @@ from vla_rl.envs.driving.paths import Floats, curvatures, ways
 from vla_rl.envs.driving.traffic import CORNER_ACCEL
 from vla_rl.envs.driving.world import World
 
-SPEED_SHARES: Final = (0.2, 0.4, 0.6, 0.8, 1.0)
 OFFSETS: Final = (0.0, -1.0, 1.0)
-MIN_GAP: Final = 1.0
-HEADWAY_S: Final = 1.5
-ACCEL: Final = 1.5
-BRAKE: Final = 3.0
 BLEND_S: Final = 3.0
 """Time in which a proposal moves to its offset."""
 
+MIN_STEP: Final = 0.3
+SEEN: Final = 60
+"""Points of the route, one every metre, that continue a path."""
 
-def proposals(world: World) -> Floats:
+
+class Manner(NamedTuple):
+    """How a driver follows IDM.
+
+    Attributes:
+        speed_shares: five speeds, as shares of the limit.
+        min_gap: metres to the one in front when standing.
+        headway_s: time to the one in front.
+        accel: comfortable acceleration, m/s^2.
+        brake: comfortable and hardest braking, m/s^2.
+    """
+
+    speed_shares: tuple[float, ...] = (0.2, 0.4, 0.6, 0.8, 1.0)
+    min_gap: float = 1.0
+    headway_s: float = 1.5
+    accel: float = 1.5
+    brake: float = 3.0
+
+
+CAREFUL: Final = Manner()
+"""NavSim's proposals."""
+
+IMPATIENT: Final = Manner((0.7, 0.9, 1.1, 1.3, 1.5), min_gap=0.5, headway_s=0.3, accel=2.0)
+"""A driver who speeds and tailgates."""
+
+NUM_PROPOSALS: Final = len(CAREFUL.speed_shares) * len(OFFSETS)
+FULL_SPEED: Final = NUM_PROPOSALS - len(OFFSETS)
+"""Number of the fastest proposal in the middle of the lane."""
+
+
+def proposals(world: World, manner: Manner = CAREFUL) -> Floats:
     """Return the poses of 15 proposals at 10 Hz: [15, 41, 3]."""
     route, start = world.roads.route, world.start
-    share, offset = (part.ravel() for part in np.meshgrid(SPEED_SHARES, OFFSETS, indexing="ij"))
+    share, offset = (
+        part.ravel() for part in np.meshgrid(manner.speed_shares, OFFSETS, indexing="ij")
+    )
     tracks = world.tracks
     heading = np.array([np.cos(start[HEADING]), np.sin(start[HEADING])])
     centre = start[:2] + PACIFICA.rear_axle_to_centre * heading
@@ -64,13 +94,32 @@ def proposals(world: World) -> Floats:
         place = np.minimum(s.astype(int), len(route) - 1)
         ahead_limit = limits[np.minimum(place + 7, len(route) - 1)]
         wanted = np.maximum(share * np.minimum(limits[place], ahead_limit), 0.3)
-        closing = v * (v - front) / (2 * np.sqrt(ACCEL * BRAKE))
-        wished = MIN_GAP + np.maximum(v * HEADWAY_S + closing, 0.0)
-        pull = ACCEL * (1 - (v / wanted) ** 4 - (wished / gap) ** 2)
-        after = np.maximum(v + np.clip(pull, -BRAKE, ACCEL) * INTERVAL_S, 0.0)
+        closing = v * (v - front) / (2 * np.sqrt(manner.accel * manner.brake))
+        wished = manner.min_gap + np.maximum(v * manner.headway_s + closing, 0.0)
+        pull = manner.accel * (1 - (v / wanted) ** 4 - (wished / gap) ** 2)
+        after = np.maximum(v + np.clip(pull, -manner.brake, manner.accel) * INTERVAL_S, 0.0)
         s, v = s + (v + after) / 2 * INTERVAL_S, after
     back = first[0] - first[1]
     return _poses(route, np.array(positions).T - back, side_now, offset)
+
+
+def path_of(poses: Floats, route: Floats) -> Floats:
+    """Return the path of a proposal [41, 3] and its continuation beside the route: [K, 3].
+
+    No two poses are nearer to each other than 0.3 m. The path is the same whether the proposal
+    drives it fast or slowly, or waits.
+    """
+    kept = [poses[0]]
+    for pose in poses[1:]:
+        if np.hypot(*(pose[:2] - kept[-1][:2])) > MIN_STEP:
+            kept.append(pose)
+    along, _ = project_to_polyline(poses[-1:, :2], route)
+    side = float(_side(poses[-1:, :2], route)[0])
+    first = int(along[0]) + 2  # a point that is ahead of the last pose
+    ahead, way = route[first : first + SEEN], ways(route)[first : first + SEEN]
+    left = np.stack([-way[:, 1], way[:, 0]], -1)
+    heading = np.arctan2(way[:, 1], way[:, 0])[:, None]
+    return np.concatenate([kept, np.concatenate([ahead + side * left, heading], -1)])
 
 
 def best_proposal(world: World, version: Version) -> tuple[Floats, Scene]:

@@ -25,6 +25,7 @@ from vla_rl.envs.driving.observing import (
     key_of,
 )
 from vla_rl.envs.driving.one_decision import OneDecisionEnv
+from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.envs.driving.roads import COMMANDS
 from vla_rl.envs.words import Words
 from vla_rl.types import Observation
@@ -38,6 +39,10 @@ class PreparedScene(NamedTuple):
     scene: Scene
     seen: Observation
 
+    def scene_of(self, version: Version) -> Scene:
+        """Return the scene; every version grades the same one."""
+        return self.scene
+
 
 class NavsimEnv(OneDecisionEnv[PreparedScene]):
     """Plan 4 s of driving in a recorded scene, and be graded by PDMS or EPDMS.
@@ -47,7 +52,7 @@ class NavsimEnv(OneDecisionEnv[PreparedScene]):
 
     Args:
         folder: scenes that `export_scenes.py` wrote; scene k is its k-th file by name.
-        version, reward, success_score, step_limit: as `OneDecisionEnv`'s.
+        version, reward, success_score, step_limit, action, also: as `OneDecisionEnv`'s.
         cameras: NavSim's names; cam_f0 is always among them. The export must have their pictures.
         image_size: side in pixels that pictures are resized to.
     """
@@ -63,11 +68,15 @@ class NavsimEnv(OneDecisionEnv[PreparedScene]):
         cameras: tuple[str, ...] = (FRONT,),
         image_size: int = 224,
         step_limit: int = NUM_WAYPOINTS,
+        action: PlanAction = "moves",
+        also: tuple[Version, ...] = (),
     ) -> None:
         self._files = recorded_scenes(Path(folder))
         self._cameras, self._size = checked_cameras(tuple(cameras)), image_size
         space = _space_of(self._cameras, image_size)
-        super().__init__(len(self._files), space, version, reward, success_score, step_limit)
+        super().__init__(
+            len(self._files), space, version, reward, success_score, step_limit, action, also
+        )
 
     def _prepare(self, number: int) -> PreparedScene:
         recorded = read_recorded(self._files[number])

@@ -3,6 +3,7 @@ and learners.
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ from vla_rl.models.prismatic.action_tokens import ActionTokenizer
 from vla_rl.models.prismatic.checkpoint_format import FILES_SAY, CheckpointFormat, refuse_unused
 from vla_rl.models.prismatic.folder import PublicFolder, open_folder
 from vla_rl.models.prismatic.policy import require_chunks
-from vla_rl.models.prismatic.processor import PrismaticBatch
+from vla_rl.models.prismatic.processor import PrismaticBatch, distinct
 from vla_rl.models.prismatic.saving import read_tokenizer
-from vla_rl.types import Sampling
+from vla_rl.types import Observation, Sampling
 
 
 class OpenVlaOft(OftPolicy):
@@ -87,10 +88,23 @@ class OpenVlaOft(OftPolicy):
         network = checkpoint.load_network(config, origin, dtype, device, new_parts, seed)
         return cls(config, network, tokenizer, origin)
 
+    def prepare(self, observations: Sequence[Observation]) -> PrismaticBatch:
+        """Prepare the observations, on the network's device; if at most half of them differ, only
+        those, and the row of each.
+
+        The members of a group that decides once, such as on a driving scene, share one observation:
+        the network sees it once, whatever their number.
+        """
+        proprio = () if self.config.proprio is None else (self.config.proprio.key,)
+        chosen, rows = distinct(observations, (*self.config.cameras, "instruction", *proprio))
+        if 2 * len(chosen) > len(observations):
+            return super().prepare(observations)
+        return replace(super().prepare(chosen), rows=to_device(torch.tensor(rows), self._device))
+
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:
         """Sample token ids int64 [B, T]; return them and their log-probs float32 [B, T]."""
         (logits,) = self._acting(self._logits, batch)
-        chosen, log_probs = choose_tokens(logits, samplings)
+        chosen, log_probs = choose_tokens(batch.spread(logits), samplings)
         return chosen + self._action_tokenizer.first_id, log_probs
 
     def log_probs(
@@ -99,11 +113,21 @@ class OpenVlaOft(OftPolicy):
         """Return log-probs and entropies of the given token ids, float32 [B, T] each, over the
         action tokens only.
         """
-        logits = self._network(batch)
+        logits = batch.spread(self._network(batch))
         index = to_device(tokens, self._device) - self._action_tokenizer.first_id
         log_probs = tempered_log_probs(logits, to_device(temperatures, self._device))
         # log_probs are logits too: their softmax is the same distribution
         return log_probs.gather(-1, index[..., None])[..., 0], entropy(log_probs)
+
+    def near_log_probs(self, batch: PrismaticBatch, tokens: Tensor, width: float) -> Tensor:
+        """Return the mean log-prob of the bins around each given token id, float32 [B, T], weighed
+        by a Gaussian whose standard deviation is `width` bins.
+        """
+        log_probs = batch.spread(self._network(batch)).float().log_softmax(-1)
+        index = to_device(tokens, self._device) - self._action_tokenizer.first_id
+        away = torch.arange(log_probs.shape[-1], device=self._device) - index[..., None]
+        weights = (-0.5 * (away / width) ** 2).softmax(-1)
+        return (weights * log_probs).sum(-1)
 
     def encode(self, actions: np.ndarray) -> np.ndarray:
         """Map actions float32 [B, H, D] to token ids int64 [B, T], step by step and dimension by

@@ -29,7 +29,7 @@ PROMPT_CACHE_SIZE = 1024
 
 @dataclass(frozen=True)
 class PrismaticBatch:
-    """Observations of B decisions, ready for the network.
+    """B observations, ready for the network.
 
     Attributes:
         images: uint8 [B, cameras, 3, S, S].
@@ -38,6 +38,8 @@ class PrismaticBatch:
         proprio: float32 [B, D] in [-1, 1], or None if the policy does not use it.
         is_padded: False if all prompts are equally long, so that attention needs no mask for
             padding; the host knows it without a look at the device.
+        rows: int64 [N], the observation of each of N decisions, if some share one; None: B
+            decisions, one each.
     """
 
     images: Tensor
@@ -45,6 +47,7 @@ class PrismaticBatch:
     prompt_lengths: Tensor
     proprio: Tensor | None = None
     is_padded: bool = field(default=True, kw_only=True)
+    rows: Tensor | None = field(default=None, kw_only=True)
 
     def to(self, device: torch.device) -> "PrismaticBatch":
         """Return the same batch on `device`."""
@@ -54,7 +57,12 @@ class PrismaticBatch:
             prompts=to_device(self.prompts, device),
             prompt_lengths=to_device(self.prompt_lengths, device),
             proprio=None if self.proprio is None else to_device(self.proprio, device),
+            rows=None if self.rows is None else to_device(self.rows, device),
         )
+
+    def spread(self, values: Tensor) -> Tensor:
+        """Return values of observations, [B, ...], for each decision: [N, ...]."""
+        return values if self.rows is None else values[self.rows]
 
     @property
     def columns(self) -> tuple[Tensor, ...]:
@@ -70,6 +78,26 @@ class PrismaticBatch:
             self.prompts, (0, -self.prompts.shape[1] % multiple), value=pad_id
         )
         return replace(self, prompts=prompts, is_padded=True)
+
+
+def distinct(
+    observations: Sequence[Observation], keys: Sequence[str]
+) -> tuple[list[Observation], list[int]]:
+    """Return the observations that differ in a key, and the index of each one's among them."""
+    found: dict[tuple[object, ...], int] = {}
+    chosen: list[Observation] = []
+    rows: list[int] = []
+    for observation in observations:
+        values = [observation.get(key) for key in keys]
+        seen = tuple(
+            (value.tobytes(), value.shape) if isinstance(value, np.ndarray) else value
+            for value in values
+        )
+        if seen not in found:
+            found[seen] = len(chosen)
+            chosen.append(observation)
+        rows.append(found[seen])
+    return chosen, rows
 
 
 def prompt_of(instruction: str) -> str:

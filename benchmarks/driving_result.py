@@ -1,0 +1,226 @@
+"""The result of finished driving runs on held-out scenes.
+
+    python -m benchmarks.driving_result runs/<run> --keep docs/results/driving.jsonl   keep a run there
+    python -m benchmarks.driving_result --table docs/results/driving.jsonl             those of a file
+
+Compares the scenes that both the first and the last evaluated weights drove. Runs nothing. `--keep`
+appends one line with the totals of every scene, the mean of every sub-score, versions and machine;
+`--table` prints the lines as the tables of docs/driving.md: every sub-score, and the total by
+layout of roads. Intervals are 95 % ones of a mean over scenes.
+
+Keys of the last line of `--table`, lists by run: `seed`; `reward`; `before` and `after`, the mean
+totals by the version that trained; `gain`, the mean difference of a scene, and `gain_half`, half of
+its interval; `scenes`; `updates`; `minutes`, from the start of the command to its last held-out
+scene.
+"""
+
+import argparse
+import datetime
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+
+from benchmarks.interleaved import print_json_line
+from benchmarks.provenance import PACKAGES, machine
+from vla_rl.envs.driving.world import draw_world
+from vla_rl.errors import VlaRlError
+from vla_rl.evaluation.results import whole_lines
+from vla_rl.evaluation.scored import SCORES, read_scores
+from vla_rl.graph import AppendedFile
+from vla_rl.observe import RunDirectory
+
+TOTALS: Final = ("total", "pdms_v1", "epdms_v2")
+"""Parts of the score that are kept for every scene."""
+
+
+def kept_line(run: RunDirectory, note: str) -> dict[str, Any]:
+    """Return everything of a run that the tables and their reader need.
+
+    Raises: ValueError if fewer than two weight versions were evaluated; OSError.
+    """
+    by_version: dict[int, dict[int, dict[str, float]]] = {}
+    for line in read_scores(run.path / SCORES.file):
+        by_version.setdefault(int(line["weights"]), {})[int(line["start"])] = line
+    if len(by_version) < 2:
+        raise ValueError(
+            f"{len(by_version)} weight versions were evaluated, expected the first and the last: "
+            "the run has not ended, or had no held-out scenes (--held-out.scenes)"
+        )
+    first, last = by_version[min(by_version)], by_version[max(by_version)]
+    scenes = sorted(first.keys() & last.keys())
+    config, versions = _json(run.config), _json(run.path / "versions.json")
+    packages = {name.replace("_", "-"): each for name, each in versions["packages"].items()}
+    began = datetime.datetime.fromisoformat(versions["started_at"]).timestamp()
+    ended = (run.path / SCORES.file).stat().st_mtime
+    return {
+        "seed": config["run"]["seed"],
+        "reward": config["reward_of"],
+        "version": config["version"],
+        "updates": max(by_version),
+        "scenes": len(scenes),
+        "minutes": round((ended - began) / 60, 2),
+        "before": _parts([first[scene] for scene in scenes]),
+        "after": _parts([last[scene] for scene in scenes]),
+        "kinds": [draw_world(scene, "held_out").kind for scene in scenes],
+        "note": note,
+        "machine": machine(),
+        "started_at": versions["started_at"],
+        "command": versions["command"][1:],
+        "versions": {
+            "python": versions["python"].split()[0],
+            **{name: packages.get(name) for name in PACKAGES},
+            "commit": versions["commit"],
+        },
+    }
+
+
+def _parts(lines: Sequence[Mapping[str, float]]) -> dict[str, Any]:
+    """Return each total of every scene, and the mean and half interval of each sub-score."""
+    names = [name for name in lines[0] if name not in ("weights", "start")]
+    found: dict[str, Any] = {}
+    for name in names:
+        values = [line[name] for line in lines]
+        found[name] = [round(value, 4) for value in values] if name in TOTALS else mean_of(values)
+    return found
+
+
+def mean_of(values: Sequence[float]) -> list[float]:
+    """Return the mean and half of its 95 % interval."""
+    half = 1.96 * float(np.std(values, ddof=1)) / len(values) ** 0.5 if len(values) > 1 else 0.0
+    return [round(float(np.mean(values)), 4), round(half, 4)]
+
+
+def keep(path: Path, line: dict[str, Any]) -> None:
+    """Append the line of a run.
+
+    Raises: ValueError if there is one of its seed and reward already; OSError.
+    """
+    same = [each for each in kept_lines(path) if _identity(each) == _identity(line)]
+    if same:
+        raise ValueError(
+            f"{path} has a run with seed {line['seed']}, reward {line['reward']} and version "
+            f"{line['version']} already, expected each once: a repeated seed is no new evidence"
+        )
+    with closing(AppendedFile(path, lines=True)) as file:
+        file.write(json.dumps(line).encode() + b"\n", sync=True)
+
+
+def _identity(line: dict[str, Any]) -> tuple[Any, ...]:
+    return line["seed"], line["reward"], line["version"], line["updates"]
+
+
+def kept_lines(path: Path) -> list[dict[str, Any]]:
+    """Read the kept runs."""
+    return [json.loads(line) for line in whole_lines(path).splitlines()]
+
+
+def table_of_scores(lines: Sequence[dict[str, Any]]) -> str:
+    """Return a row a part of the score, and the first weights and each run's last as columns."""
+    shown = [_means(lines[0]["before"]), *(_means(line["after"]) for line in lines)]
+    heads = ["", f"before ({lines[0]['scenes']} scenes)"]
+    heads += [
+        f"seed {line['seed']}: {line['updates']} updates, {line['minutes']:.0f} min"
+        for line in lines
+    ]
+    names: list[str] = [name for name in TOTALS if name in shown[0]]
+    names += [name for name in shown[0] if name not in TOTALS]
+    rows = [[name.replace("_", " "), *(_cell(means[name]) for means in shown)] for name in names]
+    return _markdown([heads, *rows])
+
+
+def table_of_kinds(lines: Sequence[dict[str, Any]]) -> str:
+    """Return a row a layout of roads: the total before, and after each run."""
+    rows = [["layout", "scenes", "before", *(f"seed {line['seed']}" for line in lines)]]
+    kinds = lines[0]["kinds"]
+    for kind in sorted(set(kinds)):
+        here = [number for number, each in enumerate(kinds) if each == kind]
+        columns = [lines[0]["before"], *(line["after"] for line in lines)]
+        cells = [_cell(mean_of([column["total"][at] for at in here])) for column in columns]
+        rows.append([kind.replace("_", " "), f"{len(here)}", *cells])
+    return _markdown(rows)
+
+
+def _means(parts: Mapping[str, Any]) -> dict[str, list[float]]:
+    return {name: mean_of(each) if name in TOTALS else each for name, each in parts.items()}
+
+
+def _cell(mean: Sequence[float]) -> str:
+    return f"{mean[0]:.3f} ± {mean[1]:.3f}"
+
+
+def _markdown(rows: Sequence[Sequence[str]]) -> str:
+    heads, *others = rows
+    return "\n".join(f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *others))
+
+
+def figures_of(line: dict[str, Any]) -> dict[str, Any]:
+    """Return what the last JSON line has of a run."""
+    before, after = (np.array(line[when]["total"]) for when in ("before", "after"))
+    gain = mean_of((after - before).tolist())
+    return {
+        "seed": line["seed"],
+        "reward": line["reward"],
+        "before": round(float(before.mean()), 4),
+        "after": round(float(after.mean()), 4),
+        "gain": gain[0],
+        "gain_half": gain[1],
+        "scenes": line["scenes"],
+        "updates": line["updates"],
+        "minutes": line["minutes"],
+    }
+
+
+def print_kept(path: Path) -> None:
+    """Print the tables of the kept runs, by reward, and their JSON line.
+
+    Raises: ValueError if there are none.
+    """
+    lines = kept_lines(path)
+    if not lines:
+        raise ValueError(f"{path} has no runs; `--keep {path}` adds one")
+    for reward in dict.fromkeys(line["reward"] for line in lines):
+        same = [line for line in lines if line["reward"] == reward]
+        print(f"reward: {reward}\n\n{table_of_scores(same)}\n\n{table_of_kinds(same)}\n")
+    figures = [figures_of(line) for line in lines]
+    print_json_line({name: [each[name] for each in figures] for name in figures[0]})
+
+
+def _json(path: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(path.read_text())
+    return found
+
+
+def main() -> int:
+    """Keep a run or print the kept ones, as the command line says; return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", type=Path, nargs="?", help="folder of a finished run")
+    parser.add_argument("--keep", type=Path, help="append the run to this file")
+    parser.add_argument("--note", default="", help="what else ran on the machine; kept too")
+    parser.add_argument("--table", type=Path, help="print the runs of this file")
+    options = parser.parse_args()
+    if (options.run is None) == (options.table is None):
+        parser.error("expected the folder of a run, or --table and a file of kept runs")
+    try:
+        if options.table is not None:
+            print_kept(options.table)
+            return 0
+        line = kept_line(RunDirectory.existing(options.run), options.note)
+        if options.keep is not None:
+            keep(options.keep, line)
+        print(f"{table_of_scores([line])}\n\n{table_of_kinds([line])}\n")
+        print_json_line(figures_of(line))
+    except (VlaRlError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

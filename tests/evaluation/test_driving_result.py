@@ -1,0 +1,68 @@
+"""What `benchmarks.driving_result` says of a finished driving run."""
+
+import json
+import os
+import sys
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from benchmarks import driving_result
+from vla_rl.envs.driving.world import draw_world
+from vla_rl.observe import RunDirectory
+from vla_rl.pipelines.config import RunConfig
+from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
+
+
+def a_finished_run(root: Path, seed: int = 0, versions: tuple[int, ...] = (0, 60)) -> Path:
+    """Six held-out scenes; the last one ended nine minutes after the start."""
+    config = GrpoDrivingConfig(run=RunConfig(name="driving", seed=seed))
+    run = RunDirectory.create(root, f"driving{seed}", config, {})
+    lines = [
+        {"weights": version, "start": scene, "total": 0.5 + 0.25 * (version > 0),
+         "ego_progress": 0.4, "epdms_v2": 0.3}
+        for version in versions
+        for scene in range(6)
+    ]  # fmt: skip
+    scores = run.path / "held_out_scores.jsonl"
+    scores.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    began = datetime.fromisoformat(
+        json.loads((run.path / "versions.json").read_text())["started_at"]
+    )
+    os.utime(scores, (began.timestamp() + 540,) * 2)
+    return run.path
+
+
+def test_a_kept_run_is_a_row_for_each_score_and_each_layout(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = tmp_path / "driving.jsonl"
+    for seed in (0, 1):
+        run = str(a_finished_run(tmp_path, seed))
+        monkeypatch.setattr(sys, "argv", ["driving_result", run, "--keep", str(kept)])
+        assert driving_result.main() == 0
+    monkeypatch.setattr(sys, "argv", ["driving_result", "--table", str(kept)])
+    capsys.readouterr()
+    assert driving_result.main() == 0
+    *lines, figures = capsys.readouterr().out.splitlines()
+    assert "| total | 0.500 ± 0.000 | 0.750 ± 0.000 | 0.750 ± 0.000 |" in lines
+    assert "| ego progress | 0.400 ± 0.000 | 0.400 ± 0.000 | 0.400 ± 0.000 |" in lines
+    for kind in {draw_world(scene, "held_out").kind for scene in range(6)}:
+        assert any(line.startswith(f"| {kind.replace('_', ' ')} |") for line in lines)
+    found = json.loads(figures)
+    assert (found["seed"], found["gain"], found["minutes"]) == ([0, 1], [0.25] * 2, [9.0] * 2)
+
+
+def test_a_repeated_seed_and_an_unfinished_run_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, kept = str(a_finished_run(tmp_path)), str(tmp_path / "driving.jsonl")
+    monkeypatch.setattr(sys, "argv", ["driving_result", run, "--keep", kept])
+    assert driving_result.main() == 0
+    assert driving_result.main() == 2
+    assert "a run with seed 0, reward total" in capsys.readouterr().err
+    unfinished = str(a_finished_run(tmp_path, seed=1, versions=(0,)))
+    monkeypatch.setattr(sys, "argv", ["driving_result", unfinished])
+    assert driving_result.main() == 2
+    assert "expected the first and the last" in capsys.readouterr().err

@@ -1,0 +1,44 @@
+"""The two ways in which eight rows of three numbers are a plan of 4 s: `moves` and `profiles`."""
+
+from typing import Literal, get_args
+
+import numpy as np
+
+from vla_rl.envs.driving import moves, profiles
+from vla_rl.envs.driving.paths import Floats
+
+PlanAction = Literal["moves", "profiles"]
+"""`moves`: row k is the move from waypoint k to the next. `profiles`: row k is the k-th coefficient
+of the speeds, of sideways shifts and of the path's curvatures."""
+
+
+def checked_action(action: PlanAction) -> PlanAction:
+    """Return the way of planning. Raises: ValueError for another word."""
+    if action not in get_args(PlanAction):
+        raise ValueError(f"action is {action!r}, expected {' or '.join(get_args(PlanAction))}.")
+    return action
+
+
+def waypoints_of_plan(rows: np.ndarray, action: PlanAction, speed: float) -> Floats:
+    """Return x, y and heading of each waypoint in the car's frame: float64 [8, 3].
+
+    Args:
+        rows: [8, 3] in [-1, 1].
+        speed: present speed in m/s, the first number of an observation's `state`.
+    """
+    if action == "moves":
+        return moves.waypoints_of_actions(rows)
+    return profiles.waypoints_of_profiles(rows, speed)
+
+
+def plan_of_poses(poses: Floats, path: Floats, action: PlanAction, speed: float) -> np.ndarray:
+    """Return the rows that follow poses: float32 [8, 3].
+
+    Args:
+        poses: [9, 3], now and at 0.5 to 4.0 s, of any frame.
+        path: [K, 3], as `profiles_of_poses`'s.
+        speed: present speed in m/s.
+    """
+    if action == "moves":
+        return moves.actions_of_poses(poses)
+    return profiles.profiles_of_poses(poses, path, speed)
