@@ -371,10 +371,11 @@ async def test_every_adapter_has_a_gradient_and_frozen_weights_stay(
     assert moved <= trained < before.keys()
     if make is adapted:
         assert all("lora_" in name for name in trained)
-        # the towers' last blocks never run, so all adapters but theirs have a gradient
+        # the towers' last blocks and their pooling never run; all other adapters have a gradient
         *towers, _ = policy.network.block_stacks()
         unused = {id(each) for tower in towers for each in tower[-1].parameters()}
         idle = {name for name, each in policy.network.named_parameters() if id(each) in unused}
+        idle |= {name for name in trained if ".attn_pool." in name}
         assert trained - moved <= idle
     assert apart(weights(policy), expected) <= 1e-5
 
