@@ -34,6 +34,15 @@ def forked(*hooks: PrepareHook, env: dict[str, str] | None = None, **server: flo
     return ChildProcess(env=env or {}, fork_from=ForkServer(prepare=hooks, **server))  # type: ignore[arg-type]
 
 
+_there_before: set[int] = set()
+
+
+@pytest.fixture(autouse=True)
+def _servers_of_other_files() -> None:
+    _there_before.clear()
+    _there_before.update(all_servers())
+
+
 @pytest.fixture
 async def runtime() -> AsyncIterator[Runtime]:
     async with asyncio.timeout(100), Runtime(name="test", stop_grace_s=2.0) as opened:
@@ -353,6 +362,11 @@ def test_kill_9_of_the_parent_leaves_no_server_no_child_no_socket_and_no_shared_
 
 
 def servers_of_this_process() -> list[int]:
+    """Fork servers among our children that began in this test; other files keep theirs open."""
+    return [pid for pid in all_servers() if pid not in _there_before]
+
+
+def all_servers() -> list[int]:
     """Fork servers among our children."""
     found = []
     for pid in children_of(os.getpid()):

@@ -564,14 +564,16 @@ def test_augmented_batches_change_frames_and_nothing_else() -> None:
     changed = augmented_batches(policy, AugmentationConfig(), torch.Generator().manual_seed(0))(
         seen
     )
-    assert changed.images.shape == plain.images.shape
+    # the same observation twice is read once; augmented, it is two
+    assert plain.images.shape[0] == 1
+    assert changed.images.shape == (2, *plain.images.shape[1:])
     assert changed.images.dtype == torch.uint8
     # draws of their own, for the same frame
     assert not torch.equal(changed.images[0], changed.images[1])
-    assert torch.equal(changed.prompts, plain.prompts)
+    assert torch.equal(changed.prompts, plain.prompts.expand_as(changed.prompts))
     assert plain.proprio is not None
     assert changed.proprio is not None
-    assert torch.equal(changed.proprio, plain.proprio)
+    assert torch.equal(changed.proprio, plain.proprio.expand_as(changed.proprio))
 
 
 async def test_what_cannot_be_taught_is_refused_before_anything_is_trained(tmp_path: Path) -> None:
