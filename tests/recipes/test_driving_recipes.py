@@ -2,18 +2,26 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import pytest
 
 from vla_rl.commands.command_line import Command, Launch, TrainingLaunch, parse_command
+from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.envs.driving.world import draw_world
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.scored import score_table
 from vla_rl.pipelines import with_pipeline
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.recipes import driving_training, grpo_bench2drive, sft_driving, srpo_driving
-from vla_rl.recipes.driving_training import HeldOutScenesConfig, starts_of
+from vla_rl.recipes.driving_training import (
+    DRIVING_BASE,
+    FORMAT,
+    HeldOutScenesConfig,
+    load_driver,
+    starts_of,
+)
 from vla_rl.recipes.grpo_bench2drive import GrpoBench2DriveConfig
 from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
 from vla_rl.recipes.grpo_navsim import GrpoNavsimConfig
@@ -82,6 +90,18 @@ async def test_forty_updates_raise_the_held_out_score_of_the_shipped_policy(tmp_
     )
     assert len(before) == len(after) == 150
     assert sum(after) / 150 > sum(before) / 150 + 0.05
+
+
+def test_a_policy_that_was_taught_other_rows_is_refused(tmp_path: Path) -> None:
+    sft_driving.new_policy(0, "profiles").save(tmp_path / "profiles")
+    folders = {"profiles": str(tmp_path / "profiles"), "moves": str(DRIVING_BASE)}
+    for taught, folder in folders.items():
+        for action in get_args(PlanAction):
+            if action == taught:
+                load_driver(folder, FORMAT, "cpu", action)
+                continue
+            with pytest.raises(ConfigError, match=f"was taught '{taught}'.*--action {taught}"):
+                load_driver(folder, FORMAT, "cpu", action)
 
 
 @pytest.mark.parametrize(

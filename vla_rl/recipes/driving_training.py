@@ -7,7 +7,7 @@ and held-out scenes, training.
 import asyncio
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Final, TypeVar, get_args
+from typing import TYPE_CHECKING, Any, Final, TypeVar, get_args
 
 from vla_rl.algorithms import AdvantageConfig
 from vla_rl.commands.command_line import Command, TrainingLaunch
@@ -30,7 +30,13 @@ from vla_rl.rollout import SchedulerConfig, TaskStart, embodied_agent
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 
+if TYPE_CHECKING:
+    from vla_rl.models.loading import VlaPolicy
+
 ConfigT = TypeVar("ConfigT", bound=EmbodiedConfig)
+
+TAUGHT: Final[Mapping[str, PlanAction]] = {"default": "moves", "profiles": "profiles"}
+"""Meaning of a policy's rows by the name of its action statistics, as `sft_driving` saves it."""
 
 BY_GROUP_MEAN: Final = AdvantageConfig(name="dr_grpo")
 """Advantage of graded trajectories. `grpo` divides by the group's standard deviation, which makes a
@@ -220,6 +226,23 @@ async def main(command: Command[TrainingLaunch, SceneTrainingConfig]) -> int:
     return await train_driver(command, config.policy, starts, judge, about)
 
 
+def load_driver(
+    checkpoint: str, format: CheckpointFormat, device: str, action: PlanAction
+) -> "VlaPolicy":
+    """Load a driving policy.
+
+    Raises: as `load_policy`; ConfigError if it was taught that its rows mean something else.
+    """
+    model = load_policy(checkpoint, format, device)
+    taught = TAUGHT.get(model.config.norm_key, action)
+    if taught != action:
+        raise ConfigError(
+            f"action is {action!r}, but the policy in {checkpoint} was taught {taught!r}: its numbers "
+            f"would be read as another trajectory; set --action {taught}, or give another --policy"
+        )
+    return model
+
+
 async def train_driver(
     command: Command[TrainingLaunch, ConfigT],
     policy: str,
@@ -235,7 +258,8 @@ async def train_driver(
         num_chunks: most decisions of an episode.
     """
     config = command.config
-    model = await asyncio.to_thread(load_policy, policy, FORMAT, config.run.device)
+    action: PlanAction = starts[0].env.kwargs["action"]
+    model = await asyncio.to_thread(load_driver, policy, FORMAT, config.run.device, action)
     print(f"starting from the policy in {policy}; {described(model)}", flush=True)
     return await launch(
         command,

@@ -22,8 +22,8 @@ from vla_rl.engines import EngineConfig
 from vla_rl.envs.bench2drive.policy_host import PolicyHost, cameras_of
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.errors import ConfigError
-from vla_rl.models.loading import CheckpointConfig, described, load_policy
-from vla_rl.recipes.driving_training import IMAGE_SIZE
+from vla_rl.models.loading import CheckpointConfig, described
+from vla_rl.recipes.driving_training import IMAGE_SIZE, load_driver
 from vla_rl.training.stopping import StopSignal
 from vla_rl.types import Observation, Sampling
 
@@ -105,7 +105,9 @@ async def main(command: Command[Launch, EvalBench2DriveConfig]) -> int:
         cameras = cameras_of(config.cameras)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    model = await asyncio.to_thread(load_policy, config.policy, config, config.device)
+    model = await asyncio.to_thread(
+        load_driver, config.policy, config, config.device, config.action
+    )
     print(described(model))
     if command.launch.dry_run:
         print("everything that the command would read was found")

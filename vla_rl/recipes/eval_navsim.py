@@ -30,9 +30,9 @@ from vla_rl.engines import EngineConfig
 from vla_rl.envs.driving.plan_actions import PlanAction, waypoints_of_plan
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import play_each, within_range
-from vla_rl.models.loading import CheckpointConfig, described, load_policy
+from vla_rl.models.loading import CheckpointConfig, described
 from vla_rl.observe.whole_file import write_whole
-from vla_rl.recipes.driving_training import IMAGE_SIZE
+from vla_rl.recipes.driving_training import IMAGE_SIZE, load_driver
 from vla_rl.rollout import embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, Trajectory
@@ -139,7 +139,9 @@ def graded_table(
 async def _planned(config: EvalNavsimConfig, files: list[Path]) -> "dict[str, Floats]":
     """Return the policy's greedy trajectory in each scene."""
     assert config.policy is not None
-    model = await asyncio.to_thread(load_policy, config.policy, config, config.device)
+    model = await asyncio.to_thread(
+        load_driver, config.policy, config, config.device, config.action
+    )
     print(described(model))
     plans: dict[str, Floats] = {}
 
@@ -168,7 +170,7 @@ async def _rehearse(config: EvalNavsimConfig, files: list[Path]) -> int:
         read_plans(Path(config.plans))
     else:
         assert config.policy is not None
-        await asyncio.to_thread(load_policy, config.policy, config, config.device)
+        await asyncio.to_thread(load_driver, config.policy, config, config.device, config.action)
         await open_each([_env(config)], SimulatorConfig())
     print(f"{len(files)} scenes; everything that the command would read was found")
     return 0

@@ -20,13 +20,15 @@ from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.evaluation import within_range
 from vla_rl.learning import LearnerConfig, OptimizerConfig
-from vla_rl.models.loading import CheckpointFormat, described, load_policy
+from vla_rl.models.loading import described
 from vla_rl.nodes.rewards import RewardConfig
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.recipes.driving_training import (
     BY_GROUP_MEAN,
     DRIVING_BASE,
+    FORMAT,
     IMAGE_SIZE,
+    load_driver,
     settings_of_scores,
 )
 from vla_rl.rollout import SchedulerConfig, TaskStart, embodied_agent
@@ -107,7 +109,7 @@ async def main(command: Command[TrainingLaunch, GrpoBench2DriveConfig]) -> int:
     config = msgspec.structs.replace(given, simulators=simulators)
     command = Command(launch=command.launch, config=config)
     model = await asyncio.to_thread(
-        load_policy, config.policy, CheckpointFormat(cameras=("image",)), config.run.device
+        load_driver, config.policy, FORMAT, config.run.device, config.action
     )
     print(f"starting from the policy in {config.policy}; {described(model)}", flush=True)
     return await launch(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import gymnasium
 import numpy as np
+from msgspec.structs import replace
 
 import vla_rl.envs  # noqa: F401  # registers ours
 from vla_rl import engines, learning
@@ -26,7 +27,7 @@ from vla_rl.models import openvla_oft
 from vla_rl.models.loading import require_new
 from vla_rl.models.openvla_oft.config import tiny
 from vla_rl.models.prismatic.config import ProprioConfig
-from vla_rl.recipes.driving_training import CROP, IMAGE_SIZE
+from vla_rl.recipes.driving_training import CROP, IMAGE_SIZE, TAUGHT
 from vla_rl.training.supervised import intermediate_folder, teach
 from vla_rl.types import Config, derive_seed
 
@@ -84,16 +85,17 @@ class SftDrivingConfig(Config, frozen=True, kw_only=True):
         self.require(self.save_every is None or self.save_every >= 1, "save_every", "at least 1")
 
 
-def new_policy(seed: int) -> "openvla_oft.OpenVlaOft":
-    """Create the small policy with random weights."""
-    shape = tiny(
+def new_policy(seed: int, action: PlanAction) -> "openvla_oft.OpenVlaOft":
+    """Create the small policy with random weights; its folder says what its rows mean."""
+    small = tiny(
         image_size=IMAGE_SIZE,
         cameras=("image",),
         proprio=DRIVING_STATE,
         chunk_size=NUM_WAYPOINTS,
         action_dim=3,
     )
-    return openvla_oft.OpenVlaOft.create(shape, seed)
+    names = [name for name, taught in TAUGHT.items() if taught == action]
+    return openvla_oft.OpenVlaOft.create(replace(small, norm_key=names[0]), seed)
 
 
 def demonstrate(
@@ -106,11 +108,11 @@ def demonstrate(
     made = []
     for number in scenes:
         observation, _ = env.reset(options={"init_state_id": number})
-        drawn = random.Random(derive_seed(seed, "proposal", number)).randrange(NUM_PROPOSALS)
         actions: np.ndarray
         if demonstrator == "best_proposal":
             actions = env.expert_actions()
         elif demonstrator == "any_proposal":
+            drawn = random.Random(derive_seed(seed, "proposal", number)).randrange(NUM_PROPOSALS)
             actions = env.proposed_actions(drawn)
         else:
             actions = env.proposed_actions(FULL_SPEED, IMPATIENT)
@@ -124,7 +126,7 @@ async def main(command: Command[Launch, SftDrivingConfig]) -> int:
     """Make demonstrations, train the policy and save it; return the exit status."""
     config = command.config
     require_new(Path(config.out), intermediate_folder(Path(config.out), config.updates))
-    policy = await asyncio.to_thread(new_policy, derive_seed(config.seed, "policy"))
+    policy = await asyncio.to_thread(new_policy, derive_seed(config.seed, "policy"), config.action)
     if command.launch.dry_run:
         await asyncio.to_thread(demonstrate, range(1), config.demonstrator, config.action, 0)
         print("everything that the command would read was found")

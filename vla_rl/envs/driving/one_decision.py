@@ -38,8 +38,8 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
     Action: float32 [3] in [-1, 1], one of the 8 rows of a plan of 4 s.
         moves: the move to one waypoint from the one 0.5 s before it, in that one's frame: -1 to 8 m
             ahead, -1.5 to 1.5 m and -0.6 to 0.6 rad to the left; see `moves`.
-        profiles: row k has coefficient k of the speeds, of the sideways shifts and of the path's
-            curvatures; see `profiles`.
+        profiles: row k has coefficient k of the accelerations and of the sideways shifts, and the
+            path's bearing at the k-th distance; see `profiles`.
     Reward: 0 until the eighth row, then the weighted sum of what `reward` names.
     Ends: `terminated` with the eighth row; `truncated` after `step_limit`.
     Info: with the end, `score` with the total, every sub-score and backward_m, the longest way that

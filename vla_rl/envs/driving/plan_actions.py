@@ -8,8 +8,8 @@ from vla_rl.envs.driving import moves, profiles
 from vla_rl.envs.driving.paths import Floats
 
 PlanAction = Literal["moves", "profiles"]
-"""`moves`: row k is the move from waypoint k to the next. `profiles`: row k is the k-th coefficient
-of the speeds, of sideways shifts and of the path's curvatures."""
+"""`moves`: row k is the move from waypoint k to the next. `profiles`: row k has the k-th coefficient of
+the accelerations and of the sideways shifts, and the bearing of the path at the k-th distance."""
 
 
 def checked_action(action: PlanAction) -> PlanAction:
