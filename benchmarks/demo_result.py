@@ -18,19 +18,16 @@ held-out episodes; `seed`. The last line of `--table` has lists of them by run.
 """
 
 import argparse
-import datetime
-import json
 import sys
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 
 from benchmarks.interleaved import print_json_line
+from benchmarks.kept_runs import about_run, keep, kept_lines, minutes_until, read_json
 from benchmarks.pipeline_curves import lines_of
-from benchmarks.provenance import PACKAGES, machine
 from vla_rl.errors import VlaRlError
 from vla_rl.evaluation.held_out import (
     HeldOutResult,
@@ -40,8 +37,7 @@ from vla_rl.evaluation.held_out import (
     read_held_out,
     results_path,
 )
-from vla_rl.evaluation.results import EpisodeResult, by_task, whole_lines, wilson_interval
-from vla_rl.graph import AppendedFile
+from vla_rl.evaluation.results import EpisodeResult, by_task, wilson_interval
 from vla_rl.observe import RunDirectory
 
 PACKAGED: Final = ("package", "wheels")
@@ -76,7 +72,7 @@ def compared(
 def figures_of(run: RunDirectory) -> dict[str, Any]:
     """Return the figures of a run. Raises: ValueError if it was not evaluated twice; OSError."""
     version, before, after = compared(read_held_out(results_path(run)))
-    conditions, about = _json(conditions_path(run)), _json(run.path / "about.json")
+    conditions, about = read_json(conditions_path(run)), read_json(run.path / "about.json")
     source = about.get("assets", "unknown")
     rates = [100 * sum(each.is_success for each in found) / len(found) for found in (before, after)]
     return {
@@ -85,27 +81,17 @@ def figures_of(run: RunDirectory) -> dict[str, Any]:
         "points_gained": round(rates[1] - rates[0], 2),
         "starts": len(after),
         "updates": version,
-        "minutes": _minutes(run),
+        "minutes": minutes_until(run, results_path(run)),
         "assets": "package" if source in PACKAGED else source,
         "quality": conditions.get("quality"),
         "physics": conditions.get("physics"),
-        "seed": _json(run.config).get("run", {}).get("seed"),
+        "seed": read_json(run.config).get("run", {}).get("seed"),
     }
-
-
-def _minutes(run: RunDirectory) -> float | None:
-    """Return the minutes from the start to the last held-out episode; None for a resumed run."""
-    if (run.path / "versions-2.json").exists():
-        return None
-    began = datetime.datetime.fromisoformat(_json(run.path / "versions.json")["started_at"])
-    return round((results_path(run).stat().st_mtime - began.timestamp()) / 60, 2)
 
 
 def kept_line(run: RunDirectory, note: str) -> dict[str, Any]:
     """Return everything of a run that the table and its reader need. Raises: as `figures_of`."""
     found, (_, before, after) = figures_of(run), compared(read_held_out(results_path(run)))
-    versions = _json(run.path / "versions.json")
-    packages = {name.replace("_", "-"): each for name, each in versions["packages"].items()}
     updates = lines_of(run.path, found["seed"])
     return {
         **found,
@@ -114,15 +100,7 @@ def kept_line(run: RunDirectory, note: str) -> dict[str, Any]:
         "episodes": [line["episodes"] for line in updates],
         "outcomes_before": outcomes_by_task(before),
         "outcomes_after": outcomes_by_task(after),
-        "note": note,
-        "machine": machine(),
-        "started_at": versions["started_at"],
-        "command": versions["command"][1:],
-        "versions": {
-            "python": versions["python"].split()[0],
-            **{name: packages.get(name) for name in PACKAGES},
-            "commit": versions["commit"],
-        },
+        **about_run(run, note),
     }
 
 
@@ -134,23 +112,6 @@ def outcomes_by_task(results: Sequence[EpisodeResult]) -> dict[str, str]:
         )
         for task, found in by_task(results).items()
     }
-
-
-def keep(path: Path, line: dict[str, Any]) -> None:
-    """Append the line of a run. Raises: ValueError if its seed is there already; OSError."""
-    seeds = [each["seed"] for each in kept_lines(path)]
-    if line["seed"] in seeds:
-        raise ValueError(
-            f"{path} has a run with seed {line['seed']} already, expected each seed once: a "
-            "repeated seed is no new evidence"
-        )
-    with closing(AppendedFile(path, lines=True)) as file:
-        file.write(json.dumps(line).encode() + b"\n", sync=True)
-
-
-def kept_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the kept runs."""
-    return [json.loads(line) for line in whole_lines(path).splitlines()]
 
 
 def markdown_table(lines: Sequence[dict[str, Any]]) -> str:
@@ -210,11 +171,6 @@ def _rate(outcomes: dict[str, str]) -> str:
     return f"{100 * every.count('1') / len(every):.0f} ({100 * low:.0f} to {100 * high:.0f})"
 
 
-def _json(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
-
-
 def print_run(run: RunDirectory) -> None:
     """Print the table of a run, what its size allows to conclude, and the JSON line."""
     figures = figures_of(run)
@@ -258,7 +214,7 @@ def main() -> int:
             return 0
         run = RunDirectory.existing(options.run)
         if options.keep is not None:
-            keep(options.keep, kept_line(run, options.note))
+            keep(options.keep, kept_line(run, options.note), lambda line: f"seed {line['seed']}")
         print_run(run)
     except (VlaRlError, OSError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

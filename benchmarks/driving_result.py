@@ -15,23 +15,18 @@ scene.
 """
 
 import argparse
-import datetime
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
 
 from benchmarks.interleaved import print_json_line
-from benchmarks.provenance import PACKAGES, machine
+from benchmarks.kept_runs import about_run, keep, kept_lines, minutes_until, read_json
 from vla_rl.envs.driving.world import draw_world
 from vla_rl.errors import VlaRlError
-from vla_rl.evaluation.results import whole_lines
 from vla_rl.evaluation.scored import SCORES, read_scores
-from vla_rl.graph import AppendedFile
 from vla_rl.observe import RunDirectory
 
 TOTALS: Final = ("total", "pdms_v1", "epdms_v2")
@@ -53,29 +48,18 @@ def kept_line(run: RunDirectory, note: str) -> dict[str, Any]:
         )
     first, last = by_version[min(by_version)], by_version[max(by_version)]
     scenes = sorted(first.keys() & last.keys())
-    config, versions = _json(run.config), _json(run.path / "versions.json")
-    packages = {name.replace("_", "-"): each for name, each in versions["packages"].items()}
-    began = datetime.datetime.fromisoformat(versions["started_at"]).timestamp()
-    ended = (run.path / SCORES.file).stat().st_mtime
+    config = read_json(run.config)
     return {
         "seed": config["run"]["seed"],
         "reward": config["reward_of"],
         "version": config["version"],
         "updates": max(by_version),
         "scenes": len(scenes),
-        "minutes": round((ended - began) / 60, 2),
+        "minutes": minutes_until(run, run.path / SCORES.file),
         "before": _parts([first[scene] for scene in scenes]),
         "after": _parts([last[scene] for scene in scenes]),
         "kinds": [draw_world(scene, "held_out").kind for scene in scenes],
-        "note": note,
-        "machine": machine(),
-        "started_at": versions["started_at"],
-        "command": versions["command"][1:],
-        "versions": {
-            "python": versions["python"].split()[0],
-            **{name: packages.get(name) for name in PACKAGES},
-            "commit": versions["commit"],
-        },
+        **about_run(run, note),
     }
 
 
@@ -95,28 +79,12 @@ def mean_of(values: Sequence[float]) -> list[float]:
     return [round(float(np.mean(values)), 4), round(half, 4)]
 
 
-def keep(path: Path, line: dict[str, Any]) -> None:
-    """Append the line of a run.
-
-    Raises: ValueError if there is one of its seed and reward already; OSError.
-    """
-    same = [each for each in kept_lines(path) if _identity(each) == _identity(line)]
-    if same:
-        raise ValueError(
-            f"{path} has a run with seed {line['seed']}, reward {line['reward']} and version "
-            f"{line['version']} already, expected each once: a repeated seed is no new evidence"
-        )
-    with closing(AppendedFile(path, lines=True)) as file:
-        file.write(json.dumps(line).encode() + b"\n", sync=True)
-
-
-def _identity(line: dict[str, Any]) -> tuple[Any, ...]:
-    return line["seed"], line["reward"], line["version"], line["updates"]
-
-
-def kept_lines(path: Path) -> list[dict[str, Any]]:
-    """Read the kept runs."""
-    return [json.loads(line) for line in whole_lines(path).splitlines()]
+def identity(line: dict[str, Any]) -> str:
+    """Return what no two kept runs have in common, in words."""
+    return (
+        f"seed {line['seed']}, reward {line['reward']}, version {line['version']} and "
+        f"{line['updates']} updates"
+    )
 
 
 def table_of_scores(lines: Sequence[dict[str, Any]]) -> str:
@@ -124,7 +92,8 @@ def table_of_scores(lines: Sequence[dict[str, Any]]) -> str:
     shown = [_means(lines[0]["before"]), *(_means(line["after"]) for line in lines)]
     heads = ["", f"before ({lines[0]['scenes']} scenes)"]
     heads += [
-        f"seed {line['seed']}: {line['updates']} updates, {line['minutes']:.0f} min"
+        f"seed {line['seed']}: {line['updates']} updates"
+        + ("" if line["minutes"] is None else f", {line['minutes']:.0f} min")
         for line in lines
     ]
     names: list[str] = [name for name in TOTALS if name in shown[0]]
@@ -190,11 +159,6 @@ def print_kept(path: Path) -> None:
     print_json_line({name: [each[name] for each in figures] for name in figures[0]})
 
 
-def _json(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
-
-
 def main() -> int:
     """Keep a run or print the kept ones, as the command line says; return the exit status."""
     parser = argparse.ArgumentParser(
@@ -213,7 +177,7 @@ def main() -> int:
             return 0
         line = kept_line(RunDirectory.existing(options.run), options.note)
         if options.keep is not None:
-            keep(options.keep, line)
+            keep(options.keep, line, identity)
         print(f"{table_of_scores([line])}\n\n{table_of_kinds([line])}\n")
         print_json_line(figures_of(line))
     except (VlaRlError, OSError, ValueError) as error:

@@ -38,7 +38,14 @@ from vla_rl.nodes.selection import is_cut_short
 from vla_rl.observe import RunDirectory, RunProgress, VideoRecorder
 from vla_rl.pipelines.config import FilterConfig, LearningConfig, MixedTrainingConfig
 from vla_rl.pipelines.parts import Stateful
-from vla_rl.rollout import EpisodeScheduler, GroupSource, LocalPlayer, SchedulerState, TaskStart
+from vla_rl.rollout import (
+    EpisodePlayer,
+    EpisodeScheduler,
+    GroupSource,
+    LocalPlayer,
+    SchedulerState,
+    TaskStart,
+)
 from vla_rl.training.devices import device_of
 from vla_rl.training.estimates import require_gpu_memory
 from vla_rl.training.pools import RunPool, kinds_of, pool_of
@@ -130,28 +137,9 @@ class TrainingParts:
             first_update=first_update,
             policy_busy_share=lambda: players.busy_share,
         )
-        sampling = Sampling(temperature=config.temperature)
-        seed = derive_seed(config.run.seed, "episodes")
-        num_greedy = 1 if config.needs_greedy_baseline else 0
-        kinds = kinds_of(starts) if isinstance(config, MixedTrainingConfig) else None
-        source = GroupSource(
-            starts,
-            config.episodes_per_group,
-            seed,
-            sampling=sampling,
-            num_greedy=num_greedy,
-            kinds=kinds,
-        )
         player = here if self.hosts is None else self.hosts.players
         assert player is not None
-        self.scheduler = EpisodeScheduler(
-            player,
-            source,
-            config.scheduler,
-            keep=kept_groups(config.filter),
-            on_episode=self.progress.episode_done,
-            num_updates=config.run.updates,
-        )
+        self.scheduler = scheduler_of(config, starts, player, self.progress)
         self.saver = CheckpointSaver(
             config.run.checkpoint_every, config.run.keep_checkpoints, first_update
         )
@@ -301,6 +289,31 @@ class TrainingParts:
         self.scheduler.restore(checkpoint.part("scheduler", SchedulerState))
         for name, (what, state_type) in self._remembered.items():
             what.restore(checkpoint.part(name, state_type))
+
+
+def scheduler_of(
+    config: LearningConfig,
+    starts: Sequence[TaskStart],
+    player: EpisodePlayer,
+    progress: RunProgress,
+) -> EpisodeScheduler:
+    """Make what runs the episodes of a run on a player, and reports each to its progress."""
+    source = GroupSource(
+        starts,
+        config.episodes_per_group,
+        derive_seed(config.run.seed, "episodes"),
+        sampling=Sampling(temperature=config.temperature),
+        num_greedy=1 if config.needs_greedy_baseline else 0,
+        kinds=kinds_of(starts) if isinstance(config, MixedTrainingConfig) else None,
+    )
+    return EpisodeScheduler(
+        player,
+        source,
+        config.scheduler,
+        keep=kept_groups(config.filter),
+        on_episode=progress.episode_done,
+        num_updates=config.run.updates,
+    )
 
 
 def cluster_of(config: ClusterConfig, *, may_be_away: bool) -> Hosts | None:

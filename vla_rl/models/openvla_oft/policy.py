@@ -96,9 +96,12 @@ class OpenVlaOft(OftPolicy):
         the network sees it once, whatever their number.
         """
         proprio = () if self.config.proprio is None else (self.config.proprio.key,)
-        chosen, rows = distinct(observations, (*self.config.cameras, "instruction", *proprio))
-        if 2 * len(chosen) > len(observations):
-            return super().prepare(observations)
+        small = ("instruction", *proprio)
+        # the state of a robot tells most observations apart, before any picture is read
+        for keys in (small, (*self.config.cameras, *small)):
+            chosen, rows = distinct(observations, keys)
+            if 2 * len(chosen) > len(observations):
+                return super().prepare(observations)
         return replace(super().prepare(chosen), rows=to_device(torch.tensor(rows), self._device))
 
     def sample(self, batch: PrismaticBatch, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:

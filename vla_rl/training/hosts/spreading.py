@@ -63,20 +63,18 @@ class Spreading:
         Hosts that stay have all bytes then, and have compared them with the digest.
         """
         digest = asyncio.create_task(asyncio.to_thread(lambda: self._weights.digest))
-        # all begin before a neighbour asks one of them
-        received = [each for each in planned if not each.opens_memory]
-        begun = await asyncio.gather(*map(self._begin, received), return_exceptions=True)
-        failed = {
-            each.host: error
-            for each, error in zip(received, begun, strict=True)
-            if error is not None
-        }
-        for host in failed:
-            self._hosts[host].gone.set()
-        for each in planned:
-            if each.host not in failed:
-                self._staged[each.host] = asyncio.create_task(self._deliver(each, digest))
+        failed: dict[str, BaseException] = {}
         try:
+            # all begin before a neighbour asks one of them
+            received = [each for each in planned if not each.opens_memory]
+            begun = await asyncio.gather(*map(self._begin, received), return_exceptions=True)
+            for each, error in zip(received, begun, strict=True):
+                if error is not None:
+                    failed[each.host] = error
+                    self._hosts[each.host].gone.set()
+            for each in planned:
+                if each.host not in failed:
+                    self._staged[each.host] = asyncio.create_task(self._deliver(each, digest))
             await asyncio.gather(*self._staged.values(), return_exceptions=True)
         finally:
             for task in (digest, *self._staged.values()):
