@@ -3,11 +3,15 @@
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from vla_rl.envs.libero.assets import ASSETS_VARIABLE
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.shipped import other_pictures, resolve_checkpoint
 from vla_rl.models.loading import BASE_POLICY, SHIPPED, STAND_INS_BASE_POLICY
+from vla_rl.models.openvla_oft import OpenVlaOft
+from vla_rl.models.openvla_oft.config import tiny
+from vla_rl.models.prismatic.config import TaughtPictures
 
 
 @pytest.fixture
@@ -60,6 +64,21 @@ def test_one_line_says_that_a_shipped_policy_sees_other_images_than_it_was_taugh
     assert line is not None
     assert expected in line
     assert "\n" not in line
+
+
+def test_one_line_says_it_of_a_policy_that_was_trained_here_too(tmp_path: Path) -> None:
+    shape = tiny(image_size=28, cameras=("image",), proprio=None, chunk_size=1, action_dim=7)
+    pictures = TaughtPictures(image_size=84, quality="fast", assets="own")
+    OpenVlaOft.create(replace(shape, pictures=pictures), seed=0).save(tmp_path / "mine")
+    mine = str(tmp_path / "mine")
+    line = other_pictures(mine, "stand-ins", 256, "exact")
+    assert line == (
+        f"{mine} was trained on LIBERO's own assets, not on stand-ins; in the quality fast, not exact; "
+        "at 84 pixels, not 256: it does worse on these images"
+    )
+    assert other_pictures(mine, "wheels", 84, "fast") is None
+    OpenVlaOft.load(mine).save(tmp_path / "again")
+    assert other_pictures(str(tmp_path / "again"), "wheels", 84, "exact") is not None
 
 
 def test_images_as_a_policy_was_taught_them_need_no_line() -> None:

@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 
 from vla_rl.commands.command_line import Command, Launch
 from vla_rl.data import LeRobotWriter, RecordedEpisode, statistics_of
+from vla_rl.envs.libero.assets import STAND_INS, find_assets
 from vla_rl.errors import CheckpointError, ConfigError, DataError
 from vla_rl.evaluation.libero import require_for_libero
 from vla_rl.learning import ImitationConfig, OptimizerConfig
@@ -32,7 +33,7 @@ from vla_rl.models.loading import (
 from vla_rl.models.openvla import OpenVla
 from vla_rl.models.openvla_oft import DIALECTS, ContinuousOpenVlaOft, OpenVlaOft, tiny
 from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
-from vla_rl.models.prismatic.config import ProprioConfig
+from vla_rl.models.prismatic.config import ProprioConfig, TaughtPictures
 from vla_rl.recipes.sft_libero import SftLiberoConfig, main
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.training.imitation import Samples, augmented_batches, tiny_policy
@@ -97,6 +98,19 @@ async def test_a_policy_is_taught_from_each_layout(
     assert f"{num_samples} samples of 2 episodes" in capsys.readouterr().out
     assert family_of(str(folder)) == "openvla_oft"
     assert OpenVlaOft.load(folder).config.chunk_size == 8
+
+
+async def test_a_policy_says_what_pictures_it_was_taught_and_those_of_two_kinds_are_refused(
+    tmp_path: Path,
+) -> None:
+    demos = written("npz", tmp_path / "demos")
+    settings = {"image_size": 84, "quality": "fast", "assets": str(find_assets(STAND_INS).path)}
+    (demos / "libero_goal/5.settings.json").write_text(json.dumps({**settings, "noise": 0.25}))
+    taught = OpenVlaOft.load(await sft(tmp_path)).config.pictures
+    assert taught == TaughtPictures(image_size=84, quality="fast", assets=STAND_INS)
+    (demos / "libero_goal/6.settings.json").write_text(json.dumps({**settings, "quality": "exact"}))
+    with pytest.raises(ConfigError, match=r"6.settings.json says .*'exact'.* one kind"):
+        await sft(tmp_path, out=str(tmp_path / "more"))
 
 
 @pytest.mark.parametrize("head", ["tokens", "l1", "diffusion"])

@@ -2,52 +2,26 @@
 
 import asyncio
 import contextlib
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from ranked_runs import books_of, numbers_of, ranked_run
 from served_hosts import ServedHost, listed, on_loopback
 
 from benchmarks.hosts.namespaces import NamespacesRefused, network_namespaces
 from vla_rl.actors import make_keys
-from vla_rl.algorithms import PolicyLossConfig
 from vla_rl.cluster.config import ClusterConfig
-from vla_rl.engines import EngineConfig
 from vla_rl.errors import ConfigError, LearnerHostLost, RankNotStarted
 from vla_rl.graph import Node, NodeOutput, Pipeline
-from vla_rl.learning import LearnerConfig, OptimizerConfig, load_checkpoint
 from vla_rl.learning.sharded.seats import RankSeat, Seating
 from vla_rl.observe import RunDirectory
-from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
-from vla_rl.rollout import SchedulerConfig, SchedulerState
-from vla_rl.simulation import SimulatorConfig
 from vla_rl.training.restarting import Restarts
 from vla_rl.training.run import train
 from vla_rl.training.training_run import TrainingRun
-
-
-def config_of(root: Path, cluster: ClusterConfig, num_ranks: int) -> TrainToyConfig:
-    """Three updates of an MLP, the same on any number of ranks and hosts."""
-    return TrainToyConfig(
-        run=RunConfig(root=str(root), updates=3, checkpoint_every=1, device="cpu"),
-        group_size=2,
-        step_limit=16,
-        num_starts=4,
-        simulators=SimulatorConfig(num_envs=2),
-        scheduler=SchedulerConfig(groups_per_update=2, max_staleness=0, deterministic=True),
-        engine=EngineConfig(is_deterministic=True),
-        learner=LearnerConfig(
-            optimizer=OptimizerConfig(lr=3e-3, warmup_steps=0),
-            micro_batch=512,
-            ranks=num_ranks,
-            loss=PolicyLossConfig(name="ppo"),
-        ),
-        cluster=cluster,
-    )
 
 
 async def trained(config: TrainToyConfig, strike: Any = None) -> RunDirectory:
@@ -70,24 +44,12 @@ async def trained(config: TrainToyConfig, strike: Any = None) -> RunDirectory:
     return outcome.run
 
 
-def numbers_of(run: RunDirectory) -> list[float]:
-    kept = ("update", "update/loss", "update/grad_norm", "update/tokens")
-    lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-    return [line[name] for line in lines for name in kept]
-
-
-async def books_of(run: RunDirectory) -> Any:
-    checkpoint = await load_checkpoint(run.checkpoints / "update-000003")
-    state = checkpoint.part("scheduler", SchedulerState)
-    return state.ledger, state.source
-
-
 # tests/learning/test_ranks_on_hosts.py has the ranks, and the tests below the choice of hosts
 @pytest.mark.proof
 async def test_a_run_with_ranks_on_two_hosts_is_that_of_one_process_and_continues_without_a_lost_one(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    alone = await trained(config_of(tmp_path / "alone", ClusterConfig(), 1))
+    alone = await trained(ranked_run(tmp_path / "alone", 1, updates=3))
     learning, lost = (on_loopback(name, tmp_path / "keys") for name in ("a", "b"))
     try:
         cluster = ClusterConfig(
@@ -101,7 +63,9 @@ async def test_a_run_with_ranks_on_two_hosts_is_that_of_one_process_and_continue
             if update == 2:
                 lost.kill()
 
-        shared = await trained(config_of(tmp_path / "shared", cluster, 2), strike)
+        shared = await trained(
+            ranked_run(tmp_path / "shared", 2, updates=3, cluster=cluster), strike
+        )
     finally:
         learning.kill()
     out = capsys.readouterr().out
@@ -111,7 +75,7 @@ async def test_a_run_with_ranks_on_two_hosts_is_that_of_one_process_and_continue
     assert re.search(r"the host 'b', which has ranks, is away.* Restart 2 of .* update 1\n", out)
     assert out.count("2 learner ranks share the update") == 2
     assert numbers_of(shared) == pytest.approx(numbers_of(alone), rel=1e-4, abs=1e-6)
-    assert await books_of(shared) == await books_of(alone)
+    assert await books_of(shared, 3) == await books_of(alone, 3)
 
 
 @pytest.mark.proof
@@ -140,13 +104,13 @@ def test_ranks_in_network_namespaces_talk_over_their_cable_and_continue_after_it
                 others[0].pull_cable()
 
         with control.entered():
-            config = config_of(tmp_path / "shared", cluster, 2)
+            config = ranked_run(tmp_path / "shared", 2, updates=3, cluster=cluster)
             shared = asyncio.run(trained(config, strike))
-            books = asyncio.run(books_of(shared))
+            books = asyncio.run(books_of(shared, 3))
         for host in far:
             host.kill()
     # later: threads of ZeroMQ stay in the namespace in which they began
-    alone = asyncio.run(trained(config_of(tmp_path / "alone", ClusterConfig(), 1)))
+    alone = asyncio.run(trained(ranked_run(tmp_path / "alone", 1, updates=3)))
     out = capsys.readouterr().out
     assert re.search(r"rank 1 of 2 on host 'learns' \(pid \d+\) is gone: .* update 1", out)
     assert re.search(
@@ -154,14 +118,14 @@ def test_ranks_in_network_namespaces_talk_over_their_cable_and_continue_after_it
     )
     assert "episodes run on acts" in out
     assert numbers_of(shared) == pytest.approx(numbers_of(alone), rel=1e-4, abs=1e-6)
-    assert books == asyncio.run(books_of(alone))
+    assert books == asyncio.run(books_of(alone, 3))
 
 
 def test_gpus_of_a_lost_host_are_left_out_and_ranks_on_cpus_move() -> None:
     cluster = ClusterConfig(
         hosts="hosts.toml", learners=("here", "a:0-1", "b"), allow_unencrypted_ranks=True
     )
-    config = config_of(Path(), cluster, 6)
+    config = ranked_run(Path(), 6, updates=3, cluster=cluster)
     far: Any = object()
     gpus = [("", 0), ("", 1), ("a", 0), ("a", 1), ("b", 0), ("b", 1)]
     restarts = Restarts(9, num_ranks=6, group_size=2)
@@ -205,6 +169,6 @@ def test_hosts_that_learn_need_several_ranks(tmp_path: Path) -> None:
     table = f'[[host]]\nname = "a"\naddress = "tcp://127.0.0.1:9"\npublic_key = "{key}"\n'
     (tmp_path / "hosts.toml").write_text(f'client_key = "client.key"\n{table}')
     cluster = ClusterConfig(hosts=str(tmp_path / "hosts.toml"), learners=("a",))
-    config = config_of(tmp_path, cluster, 1)
+    config = ranked_run(tmp_path, 1, updates=3, cluster=cluster)
     with pytest.raises(ConfigError, match=r"learners is .* expected none with learner.ranks = 1"):
         TrainingRun(config, starts_of(config), policy_of(config))

@@ -8,42 +8,24 @@ from pathlib import Path
 import msgspec
 import pytest
 from own_policies import StartsAsTheFileSays
+from ranked_runs import books_of, numbers_of, ranked_run
 from small_worlds import mlp
 
 from vla_rl.actors import Runtime
-from vla_rl.algorithms import PolicyLossConfig
-from vla_rl.engines import DeviceLane, EngineConfig
+from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError, RankFailed, RankNotStarted
-from vla_rl.learning import LearnerConfig, OptimizerConfig, load_checkpoint
+from vla_rl.learning import LearnerConfig
 from vla_rl.learning.rank_memory import PolicySize, require_gpus
 from vla_rl.learning.sharded import ShardedLearner
 from vla_rl.observe import RunDirectory
-from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
-from vla_rl.rollout import SchedulerConfig, SchedulerState
-from vla_rl.simulation import SimulatorConfig
 from vla_rl.training.restarting import Restarts
 from vla_rl.training.run import train
 from vla_rl.training.team import Member, Team
 
 
 def with_ranks(root: Path, num_ranks: int) -> TrainToyConfig:
-    """Two updates of an MLP, the same on any number of ranks."""
-    return TrainToyConfig(
-        run=RunConfig(root=str(root), updates=2, checkpoint_every=1),
-        group_size=2,
-        step_limit=16,
-        num_starts=4,
-        simulators=SimulatorConfig(num_envs=2),
-        scheduler=SchedulerConfig(groups_per_update=2, max_staleness=0, deterministic=True),
-        engine=EngineConfig(is_deterministic=True),
-        learner=LearnerConfig(
-            optimizer=OptimizerConfig(lr=3e-3, warmup_steps=0),
-            micro_batch=512,
-            ranks=num_ranks,
-            loss=PolicyLossConfig(name="own_losses:fails_as_the_file_says"),
-        ),
-    )
+    return ranked_run(root, num_ranks, updates=2, loss="own_losses:fails_as_the_file_says")
 
 
 async def trained(config: TrainToyConfig) -> RunDirectory:
@@ -55,16 +37,8 @@ async def trained(config: TrainToyConfig) -> RunDirectory:
 
 async def require_same(found: RunDirectory, expected: RunDirectory) -> None:
     """Compare the updates, and the books after the last: counts and data cursor."""
-    kept = ("update", "update/loss", "update/grad_norm", "update/tokens")
-    numbers, books = [], []
-    for run in (found, expected):
-        lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
-        numbers.append([line[name] for line in lines for name in kept])
-        checkpoint = await load_checkpoint(run.checkpoints / "update-000002")
-        state = checkpoint.part("scheduler", SchedulerState)
-        books.append((state.ledger, state.source))
-    assert numbers[0] == pytest.approx(numbers[1], rel=1e-4, abs=1e-6)
-    assert books[0] == books[1]
+    assert numbers_of(found) == pytest.approx(numbers_of(expected), rel=1e-4, abs=1e-6)
+    assert await books_of(found, 2) == await books_of(expected, 2)
 
 
 async def without_rank_1(

@@ -1,8 +1,10 @@
 """Our own recordings: one `.npz` an episode, as `record_demonstrations` writes them."""
 
+import json
 import zipfile
 import zlib
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -10,6 +12,29 @@ from vla_rl.data.episode import RecordedEpisode
 from vla_rl.errors import DataError
 
 _FRAMES = ("image", "wrist_image")
+
+
+def settings_of_pictures(folder: Path) -> dict[str, Any] | None:
+    """Return image size, quality and, for LIBERO, the folder of assets of all recordings in a
+    folder; None if it has none of ours.
+
+    Raises: DataError if a file cannot be read, or if recordings differ.
+    """
+    found: dict[Path, dict[str, Any]] = {}
+    for path in sorted(folder.rglob("*.settings.json")):
+        try:
+            settings = json.loads(path.read_bytes())
+            found[path] = {name: settings.get(name) for name in ("image_size", "quality", "assets")}
+        except (OSError, ValueError, AttributeError) as error:
+            raise DataError(f"{path} is not the settings of a recording: {error}") from error
+    for path, settings in found.items():
+        first = next(iter(found))
+        if settings != found[first]:
+            raise DataError(
+                f"{path} says {settings}, and {first} says {found[first]}; expected pictures of one "
+                "kind in a data set: record one of them again"
+            )
+    return next(iter(found.values()), None)
 
 
 def read_recording(path: Path) -> RecordedEpisode:

@@ -23,7 +23,14 @@ from vla_rl.evaluation.first_results import POLICY_DIGEST
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.scored import ScoreJudge
 from vla_rl.learning import LearnerConfig, OptimizerConfig
-from vla_rl.models.loading import ASSETS, CheckpointFormat, described, digest_as_read, load_policy
+from vla_rl.models.loading import (
+    ASSETS,
+    CheckpointFormat,
+    Device,
+    described,
+    digest_as_read,
+    load_policy,
+)
 from vla_rl.nodes.rewards import RewardConfig
 from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart, embodied_agent
@@ -227,7 +234,7 @@ async def main(command: Command[TrainingLaunch, SceneTrainingConfig]) -> int:
 
 
 def load_driver(
-    checkpoint: str, format: CheckpointFormat, device: str, action: PlanAction
+    checkpoint: str, format: CheckpointFormat, device: Device, action: PlanAction
 ) -> "VlaPolicy":
     """Load a driving policy.
 

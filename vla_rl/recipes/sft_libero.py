@@ -27,6 +27,8 @@ import tyro
 from vla_rl import engines
 from vla_rl.commands.command_line import Command, Launch, run_recipe
 from vla_rl.data import DatasetOptions, RecordedEpisode, open_dataset, statistics_of
+from vla_rl.data.recordings import settings_of_pictures
+from vla_rl.envs.libero.assets import STAND_INS, are_stand_ins
 from vla_rl.errors import ConfigError, DataError
 from vla_rl.learning import ImitationConfig, OptimizerConfig
 from vla_rl.models.images.config import AugmentationConfig
@@ -45,6 +47,7 @@ from vla_rl.types import derive_seed
 if TYPE_CHECKING:
     from vla_rl.learning import Demonstration
     from vla_rl.models.loading import VlaPolicy
+    from vla_rl.models.prismatic.config import TaughtPictures
 
 
 _NOTHING_SAID: Final = CheckpointFormat()
@@ -184,6 +187,30 @@ def starting_policy(config: SftLiberoConfig, episodes: list[RecordedEpisode]) ->
     return policy.adapted(lora, seed=derive_seed(config.seed, "adapters"))
 
 
+def taught_pictures(config: SftLiberoConfig) -> "TaughtPictures | None":
+    """Return what the demonstrations show; None for data sets that were not recorded here.
+
+    Raises: ConfigError if they show pictures of several kinds.
+    """
+    from vla_rl.models.prismatic.config import TaughtPictures
+
+    try:
+        settings = settings_of_pictures(Path(config.demonstrations))
+    except DataError as error:
+        raise ConfigError(str(error)) from error
+    if settings is None:
+        return None
+    assets = Path(settings["assets"] or "")
+    # recordings of another machine name a folder that is not here
+    is_known = bool(settings["assets"]) and assets.is_dir()
+    kind = STAND_INS if are_stand_ins(assets) else "own"
+    return TaughtPictures(
+        image_size=settings["image_size"],
+        quality=settings["quality"],
+        assets=kind if is_known else None,
+    )
+
+
 def read_demonstrations(config: SftLiberoConfig) -> list[RecordedEpisode]:
     """Open the data set. Raises: ConfigError if it cannot be read."""
     try:
@@ -213,7 +240,9 @@ async def main(command: Command[Launch, SftLiberoConfig]) -> int:
     config = command.config
     require_new(*folders_of(config).values())
     episodes = await asyncio.to_thread(read_demonstrations, config)
+    pictures = await asyncio.to_thread(taught_pictures, config)
     policy = await asyncio.to_thread(starting_policy, config, episodes)
+    policy.config = msgspec.structs.replace(policy.config, pictures=pictures)
     if config.recompute_activations:
         policy.recompute_activations()
     print(described(policy))

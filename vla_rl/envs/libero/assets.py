@@ -68,15 +68,18 @@ def find_assets(folder: str | os.PathLike[str] | None = None) -> Assets:
             raise FileNotFoundError(
                 f"LIBERO's assets were not found in {path} ({_lacks(path)}). {HOW_TO_GET_ASSETS}"
             )
-        assets = Assets(
-            path.resolve(), STAND_INS if (path / STAND_INS_MARK).is_file() else "configured"
-        )
+        assets = Assets(path.resolve(), STAND_INS if are_stand_ins(path) else "configured")
     else:
         found = _installed() if asked is None else None
         assets = found or Assets(_shipped(), STAND_INS)
     if assets.source == STAND_INS:
         _announce_once(assets, was_asked_for=asked is not None)
     return assets
+
+
+def are_stand_ins(folder: Path) -> bool:
+    """Return whether a folder of assets holds stand-ins."""
+    return (folder / STAND_INS_MARK).is_file()
 
 
 def missing_asset(assets: Path, detail: str, task: Task | None = None) -> AssetError:

@@ -147,6 +147,7 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
             epsilon=self.config.action_bounds.epsilon,
             vocabulary=self.config.vocabulary,
             lora=self.config.lora,
+            pictures=self.config.pictures,
             rope_inv_freq_dtype=self.config.llm.rope_inv_freq_dtype,
             featurizer_overrides=self.config.featurizer.overrides,
             fused_featurizer_overrides=self.config.fused_featurizer.overrides,

@@ -171,6 +171,7 @@ def files_of(
         has_film=config.has_film,
         has_stop_token=config.has_stop_token,
         lora=config.lora,
+        pictures=config.pictures,
         rope_inv_freq_dtype=config.llm.rope_inv_freq_dtype,
         featurizer_overrides=config.featurizer.overrides,
         fused_featurizer_overrides=config.fused_featurizer.overrides,

@@ -186,6 +186,19 @@ Normalization: TypeAlias = Literal["bounds_q99", "bounds"]
 (ALOHA)."""
 
 
+class TaughtPictures(Config, frozen=True, kw_only=True):
+    """Conditions of the simulated pictures that a policy was trained on."""
+
+    image_size: int
+    """Side of the camera images in pixels, before they are resized for the towers."""
+
+    quality: str
+    """Rendering quality, exact or fast."""
+
+    assets: str | None = None
+    """`stand-ins`, or `own` for the benchmark's own meshes and textures; None: there is one kind."""
+
+
 class PrismaticConfig(Config, frozen=True, kw_only=True):
     """Configuration of a policy of either family.
 
@@ -224,6 +237,9 @@ class PrismaticConfig(Config, frozen=True, kw_only=True):
     action_bounds: ActionBounds
     """Range of the bins in the environment's units; its length is the number of action
     dimensions."""
+
+    pictures: TaughtPictures | None = None
+    """Pictures that it was trained on here, so that others are named. None: not known."""
 
     norm_key: str = "default"
     """Name of the action statistics in the public layout's `norm_stats`."""

@@ -22,6 +22,7 @@ from vla_rl.models.prismatic.config import (
     PixelScaling,
     PrismaticConfig,
     ProprioConfig,
+    TaughtPictures,
     VisionTowerConfig,
 )
 from vla_rl.models.prismatic.dialects import Conventions, Vocabulary
@@ -70,6 +71,7 @@ class Extension(msgspec.Struct, kw_only=True, omit_defaults=True, forbid_unknown
     vocabulary: Vocabulary = "all"
     rope_inv_freq_dtype: Literal["float32", "bfloat16"] = "float32"
     lora: LoraConfig | None = None
+    pictures: TaughtPictures | None = None
     featurizer_overrides: dict[str, int | float] = {}
     fused_featurizer_overrides: dict[str, int | float] = {}
 
@@ -172,6 +174,7 @@ def shared_config(
         "tokenizer_file": str(tokenizer_file),
         "num_bins": public.n_action_bins,
         "lora": extension.lora,
+        "pictures": extension.pictures,
     }
 
 

@@ -1,0 +1,55 @@
+"""A run of an MLP that learns the same on any number of ranks and hosts, and what is compared of it."""
+
+from pathlib import Path
+from typing import Any, Final
+
+from vla_rl.algorithms import PolicyLossConfig
+from vla_rl.cluster.config import ClusterConfig
+from vla_rl.engines import EngineConfig
+from vla_rl.learning import LearnerConfig, OptimizerConfig, load_checkpoint
+from vla_rl.observe import RunDirectory, read_metrics
+from vla_rl.pipelines.config import RunConfig
+from vla_rl.recipes.train_toy import TrainToyConfig
+from vla_rl.rollout import SchedulerConfig, SchedulerState
+from vla_rl.simulation import SimulatorConfig
+
+ONE_HOST: Final = ClusterConfig()
+
+
+def ranked_run(
+    root: Path,
+    num_ranks: int,
+    *,
+    updates: int,
+    loss: str = "ppo",
+    cluster: ClusterConfig = ONE_HOST,
+) -> TrainToyConfig:
+    return TrainToyConfig(
+        run=RunConfig(root=str(root), updates=updates, checkpoint_every=1, device="cpu"),
+        group_size=2,
+        step_limit=16,
+        num_starts=4,
+        simulators=SimulatorConfig(num_envs=2),
+        scheduler=SchedulerConfig(groups_per_update=2, max_staleness=0, deterministic=True),
+        engine=EngineConfig(is_deterministic=True),
+        learner=LearnerConfig(
+            optimizer=OptimizerConfig(lr=3e-3, warmup_steps=0),
+            micro_batch=512,
+            ranks=num_ranks,
+            loss=PolicyLossConfig(name=loss),
+        ),
+        cluster=cluster,
+    )
+
+
+def numbers_of(run: RunDirectory) -> list[float]:
+    """Losses, norms and tokens of all updates, in their order."""
+    kept = ("update", "update/loss", "update/grad_norm", "update/tokens")
+    return [line[name] for line in read_metrics(run.metrics) for name in kept]
+
+
+async def books_of(run: RunDirectory, updates: int) -> Any:
+    """Counts of episodes and the data cursor after the last update."""
+    checkpoint = await load_checkpoint(run.checkpoints / f"update-{updates:06d}")
+    state = checkpoint.part("scheduler", SchedulerState)
+    return state.ledger, state.source
