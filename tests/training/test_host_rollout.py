@@ -19,6 +19,7 @@ from vla_rl.cluster import HostChange, ThisHost
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.commands.layout_plan import layout_plan
 from vla_rl.commands.plan import EpisodeFootprint, print_plan
+from vla_rl.commands.rehearsal import rehearse_training
 from vla_rl.engines import DeviceLane
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.errors import ConfigError
@@ -69,6 +70,17 @@ def test_an_agent_that_hosts_cannot_import_is_refused(tmp_path: Path) -> None:
     for agent in (partial(embodied_agent, frames_every=[2].pop), lambda env, policy: None):
         with pytest.raises(ConfigError, match=r"cluster\.hosts needs parts that other hosts can"):
             recipe_of(*arguments, agent)  # type: ignore[arg-type]
+
+
+async def test_a_dry_run_refuses_the_agent_that_the_run_would(tmp_path: Path) -> None:
+    config = config_with(tmp_path, hosts=str(listed(tmp_path)))
+    with pytest.raises(ConfigError, match=r"cluster\.hosts needs parts that other hosts can"):
+        await rehearse_training(
+            config,
+            starts_of(config),
+            policy_of(config),
+            agent=lambda env, policy: None,  # type: ignore[arg-type, return-value]
+        )
 
 
 def test_recording_is_refused_with_hosts(tmp_path: Path) -> None:

@@ -65,7 +65,13 @@ async def launch(
 
             print(await layout_plan(config, footprint, team))
         await rehearse_training(
-            config, starts, model, judge=judge, resume=wanted.resume, resume_from=wanted.resume_from
+            config,
+            starts,
+            model,
+            agent=agent,
+            judge=judge,
+            resume=wanted.resume,
+            resume_from=wanted.resume_from,
         )
         print("everything that the run would read was found")
         return 0

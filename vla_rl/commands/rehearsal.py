@@ -17,10 +17,11 @@ from vla_rl.observe.sinks import import_wandb
 from vla_rl.pipelines.config import LearningConfig, TrainingConfig
 from vla_rl.rollout import TaskStart
 from vla_rl.simulation import SimulatorConfig
-from vla_rl.training.agents import check_recording
+from vla_rl.training.agents import agent_of, check_recording
 from vla_rl.training.resuming import checkpoint_to_resume
 from vla_rl.training.run import TrainingRun
 from vla_rl.training.team import Trainable
+from vla_rl.types import Agent
 
 
 async def rehearse_training(
@@ -28,6 +29,7 @@ async def rehearse_training(
     starts: Sequence[TaskStart],
     model: Trainable,
     *,
+    agent: Agent | None = None,
     judge: Judge | None = None,
     resume: Path | None = None,
     resume_from: str | None = None,
@@ -50,6 +52,7 @@ async def rehearse_training(
         first_update = 0 if found is None else found[1]
         if judge is not None:
             judge.check(run)
-    TrainingRun(config, starts, model, judge=judge, first_update=first_update)
+    acting = agent or agent_of(config)
+    TrainingRun(config, starts, model, agent=acting, judge=judge, first_update=first_update)
     simulators = config.simulators if isinstance(config, TrainingConfig) else SimulatorConfig()
     await open_each(envs, simulators)

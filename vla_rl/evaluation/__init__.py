@@ -11,7 +11,7 @@ from typing import Any
 from vla_rl.evaluation.held_out import HeldOutJudge, HeldOutResult, held_out_table, read_held_out
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
 from vla_rl.evaluation.libero import check_starts, libero_episode, parse_numbers, parse_tasks
-from vla_rl.evaluation.playing import play_each, within_range
+from vla_rl.evaluation.playing import embodied_agent_within_range, play_each, within_range
 from vla_rl.evaluation.results import (
     EpisodeResult,
     ResultFile,
@@ -32,6 +32,7 @@ __all__ = [
     "MetaworldScene",
     "ResultFile",
     "check_starts",
+    "embodied_agent_within_range",
     "held_out_table",
     "libero_env",
     "libero_episode",

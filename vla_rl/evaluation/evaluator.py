@@ -22,10 +22,9 @@ import msgspec
 from vla_rl.actors import Actor, ChildProcess, Runtime
 from vla_rl.actors.importable import import_path
 from vla_rl.errors import ActorDied, ConfigError
-from vla_rl.evaluation.playing import play_each, within_range
+from vla_rl.evaluation.playing import embodied_agent_within_range, play_each
 from vla_rl.observe import RunDirectory
 from vla_rl.observe.outlet import FailureStreak
-from vla_rl.rollout import embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import EpisodeSpec, Trajectory
 
@@ -128,7 +127,7 @@ class Evaluator(Actor):
             SimulatorPool(runtime, simulators, specs=[each.env for each in episodes]) as pool,
             TorchActionEngine(model, lane, EngineConfig(is_deterministic=True), version) as engine,
         ):
-            await play_each(pool, engine, within_range(embodied_agent), episodes, done)
+            await play_each(pool, engine, embodied_agent_within_range, episodes, done)
 
     async def _make_film(self, run: RunDirectory, version: int, trajectory: Trajectory) -> None:
         if self._settings.film is None:

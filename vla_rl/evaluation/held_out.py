@@ -29,11 +29,11 @@ from vla_rl.evaluation.held_out_results import (
     results_path,
 )
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
-from vla_rl.evaluation.playing import play_each, play_each_elsewhere, within_range
+from vla_rl.evaluation.playing import embodied_agent_within_range, play_each, play_each_elsewhere
 from vla_rl.observe import RunDirectory
 from vla_rl.observe.outlet import FailureStreak
 from vla_rl.observe.whole_file import write_whole
-from vla_rl.rollout import ActionEngine, EpisodePlayer, embodied_agent
+from vla_rl.rollout import ActionEngine, EpisodePlayer
 from vla_rl.types import EnvPool, EpisodeSpec, Trajectory
 
 __all__ = [
@@ -165,7 +165,7 @@ class HeldOutJudge:
         """
 
         async def play(missing: Sequence[EpisodeSpec], done: Done) -> None:
-            await play_each(pool, engine, within_range(embodied_agent), missing, done)
+            await play_each(pool, engine, embodied_agent_within_range, missing, done)
 
         await self._evaluate(run, engine.weight_version, play)
 

@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 import msgspec
 import numpy as np
 
-from vla_rl.rollout import AnyEngine, EpisodeLost, EpisodePlayer, play_episode
+from vla_rl.rollout import AnyEngine, EpisodeLost, EpisodePlayer, embodied_agent, play_episode
 from vla_rl.rollout.owned_tasks import leave
 from vla_rl.types import (
     ActionChunk,
@@ -115,6 +115,11 @@ def within_range(agent: Agent) -> Agent:
         return await agent(env, _WithinRange(policy))
 
     return play
+
+
+async def embodied_agent_within_range(env: Env, policy: Policy) -> Trajectory:
+    """Run `embodied_agent` within that range: an agent that another host imports by its name."""
+    return await within_range(embodied_agent)(env, policy)
 
 
 class _WithinRange:

@@ -17,7 +17,7 @@ from vla_rl.driving_scores import Version
 from vla_rl.driving_scores.rewards import reward_weights
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation import within_range
+from vla_rl.evaluation import embodied_agent_within_range
 from vla_rl.evaluation.driving_strips import write_drive_strip
 from vla_rl.evaluation.first_results import POLICY_DIGEST
 from vla_rl.evaluation.held_out_schedule import HeldOutSchedule
@@ -33,7 +33,7 @@ from vla_rl.models.loading import (
 )
 from vla_rl.nodes.rewards import RewardConfig
 from vla_rl.pipelines.config import EmbodiedConfig
-from vla_rl.rollout import SchedulerConfig, TaskStart, embodied_agent
+from vla_rl.rollout import SchedulerConfig, TaskStart
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 
@@ -281,5 +281,5 @@ async def train_driver(
         ),
         about,
         judge if judge.episodes else None,
-        within_range(embodied_agent),
+        embodied_agent_within_range,
     )

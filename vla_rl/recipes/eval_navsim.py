@@ -29,11 +29,10 @@ from vla_rl.driving_scores.recorded import read_recorded, read_two_stages, recor
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.driving.plan_actions import PlanAction, waypoints_of_plan
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation import play_each, within_range
+from vla_rl.evaluation import embodied_agent_within_range, play_each
 from vla_rl.models.loading import CheckpointConfig, described
 from vla_rl.observe.whole_file import write_whole
 from vla_rl.recipes.driving_training import IMAGE_SIZE, load_driver
-from vla_rl.rollout import embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, Trajectory
 
@@ -158,7 +157,7 @@ async def _planned(config: EvalNavsimConfig, files: list[Path]) -> "dict[str, Fl
         engines.TorchActionEngine(model, lane, EngineConfig(max_batch=pool.num_envs)) as engine,
     ):
         episodes = [_episode(config, number) for number in range(len(files))]
-        await play_each(pool, engine, within_range(embodied_agent), episodes, done)
+        await play_each(pool, engine, embodied_agent_within_range, episodes, done)
     return plans
 
 

@@ -18,7 +18,7 @@ from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.envs.driving.plan_actions import PlanAction
-from vla_rl.evaluation import within_range
+from vla_rl.evaluation import embodied_agent_within_range
 from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import described
 from vla_rl.nodes.rewards import RewardConfig
@@ -31,7 +31,7 @@ from vla_rl.recipes.driving_training import (
     load_driver,
     settings_of_scores,
 )
-from vla_rl.rollout import SchedulerConfig, TaskStart, embodied_agent
+from vla_rl.rollout import SchedulerConfig, TaskStart
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import EnvSpec
 
@@ -125,7 +125,7 @@ async def main(command: Command[TrainingLaunch, GrpoBench2DriveConfig]) -> int:
         ),
         {"routes": ", ".join(config.routes)},
         None,
-        within_range(embodied_agent),
+        embodied_agent_within_range,
     )
 
 

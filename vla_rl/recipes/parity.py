@@ -26,13 +26,12 @@ from vla_rl.actors import Runtime
 from vla_rl.commands.command_line import Command, Launch, run_recipe
 from vla_rl.engines import EngineConfig
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation import play_each, within_range
+from vla_rl.evaluation import embodied_agent_within_range, play_each
 from vla_rl.evaluation.libero import check_starts, libero_episode, require_for_libero
 from vla_rl.evaluation.scenes import LiberoScene, Physics, Quality, Scenes
 from vla_rl.evaluation.shipped import resolve_checkpoint
 from vla_rl.models.loading import SHIPPED, CheckpointConfig, described, load_policy
 from vla_rl.parity import BOUNDARIES, Comparison, Trace, compare, read_trace, write_trace
-from vla_rl.rollout import embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import Config, Sampling, Trajectory
 
@@ -239,7 +238,7 @@ async def _recorded(config: ParityConfig, policy: "VlaPolicy", way: Way, side: s
         SimulatorPool(runtime, simulator, specs=[env]) as pool,
         engines.TorchActionEngine(policy, lane, EngineConfig(max_batch=1)) as engine,
     ):
-        await play_each(pool, engine, within_range(embodied_agent), [episode], keep)
+        await play_each(pool, engine, embodied_agent_within_range, [episode], keep)
     return await asyncio.to_thread(trace_of, played[0], policy, f"vla_rl, {side}")
 
 

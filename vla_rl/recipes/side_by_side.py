@@ -26,7 +26,7 @@ from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig, is_text_task
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.benchmark import LIBERO
-from vla_rl.evaluation.playing import within_range
+from vla_rl.evaluation.playing import embodied_agent_within_range
 from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models import language
 from vla_rl.models.loading import CheckpointFormat, load_policy
@@ -38,7 +38,7 @@ from vla_rl.recipes.driving_training import starts_of as driving_starts
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.recipes.suite_training import starting_policy
 from vla_rl.recipes.suite_training import starts_of as libero_starts
-from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent, embodied_agent
+from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import DEFAULT_AGENT, Agent, Roster, Trajectory, by_member
 
@@ -158,7 +158,7 @@ async def run_either(env: Any, policies: Any, *, limits: ChatLimits) -> Trajecto
             f"{names}; train a Team with the members {acting!r} and {LANGUAGE!r}"
         )
     if not is_text:
-        return with_agent(await within_range(embodied_agent)(env, policies[acting]), acting)
+        return with_agent(await embodied_agent_within_range(env, policies[acting]), acting)
     speakers = dict(policies)
     if LANGUAGE in policies:
         speakers[DEFAULT_AGENT] = policies[LANGUAGE]

@@ -18,10 +18,10 @@ from vla_rl.envs.picture_env import NUM_STARTS
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import (
     HeldOutJudge,
+    embodied_agent_within_range,
     libero_episode,
     parse_numbers,
     parse_tasks,
-    within_range,
     write_strip,
 )
 from vla_rl.evaluation.benchmark import (
@@ -37,7 +37,7 @@ from vla_rl.evaluation.scenes import Quality, Scene
 from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import CheckpointFormat, described, digest_as_read, load_policy
 from vla_rl.pipelines.config import EmbodiedConfig
-from vla_rl.rollout import SchedulerConfig, TaskStart, embodied_agent
+from vla_rl.rollout import SchedulerConfig, TaskStart
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
 
@@ -310,7 +310,7 @@ async def main(
         )
         if held_out
         else None,
-        within_range(embodied_agent),
+        embodied_agent_within_range,
     )
 
 

@@ -24,9 +24,9 @@ from vla_rl.cluster.run_layout import VISIBLE
 from vla_rl.engines import DeviceLane
 from vla_rl.engines.vllm.weight_memory import HostMemory
 from vla_rl.errors import ConfigError
-from vla_rl.evaluation.playing import within_range
+from vla_rl.evaluation.playing import embodied_agent_within_range
 from vla_rl.pipelines.config import LearningConfig
-from vla_rl.rollout import EpisodeLost, LocalPlayer, TaskStart, embodied_agent
+from vla_rl.rollout import EpisodeLost, LocalPlayer, TaskStart
 from vla_rl.rollout.depot import Depot
 from vla_rl.training.devices import device_of
 from vla_rl.training.hosts.agent_recipe import imported, made_agent
@@ -280,7 +280,7 @@ class RolloutHost(Actor):
             self._engines: Mapping[str, OwnedEngine] = engines.owned
             async with pool_of(config, runtime, starts) as pool, engines:
                 self._player = LocalPlayer(pool, engines, made_agent(recipe.agent))
-                self._evaluator = LocalPlayer(pool, engines, within_range(embodied_agent))
+                self._evaluator = LocalPlayer(pool, engines, embodied_agent_within_range)
                 ready.set_result(None)
                 try:
                     await self._stop.wait()
