@@ -217,6 +217,21 @@ async def test_an_engine_that_cannot_begin_says_so_as_a_death(
     assert keeper.replica is None
 
 
+@pytest.mark.parametrize("step", ["pause", "resume", "checksum", "sleep", "wake"])
+async def test_an_engine_that_was_closed_meanwhile_is_dead_to_whoever_still_holds_it(
+    publication: Publication, start: Start, step: str
+) -> None:
+    closed, healthy = await start(), await start()
+    staged = publication.write(weights(2), 2)
+    publishing = asyncio.create_task(publication.publish(staged, [closed, healthy], began=0.0))
+    closing = asyncio.create_task(closed.close())  # runs after publish saw that it is ready
+    await publishing
+    await closing
+    assert (healthy.is_ready, healthy.weight_version) == (True, 2)
+    with pytest.raises(ActorDied, match="closed"):
+        await (closed.pause("keep") if step == "pause" else getattr(closed, step)())
+
+
 async def test_an_engine_that_is_given_up_is_logged_as_an_error(
     publication: Publication, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -105,6 +105,16 @@ class Replica:
         """Process id; 0 before the process has reported it."""
         return self._process.pid
 
+    @property
+    def _client(self) -> Any:
+        """vLLM's client of the running engine.
+
+        Raises: ActorDied; a keeper may have closed a dead engine since its caller saw it ready.
+        """
+        if self.died.is_set():
+            raise self.death()
+        return self._llm
+
     async def build(self) -> None:
         """Start the process, without weights. Raises: ActorDied for any error."""
         self._watch.start()
@@ -153,9 +163,7 @@ class Replica:
         prompt = engine_input(request, self._layout.features, name)
         parameters = engine_parameters(self._layout, sampling, max_tokens, rules)
         is_pooling = self._layout.runner == "pooling"
-        if self.died.is_set():
-            raise self.death()
-        ask = self._llm.encode if is_pooling else self._llm.generate
+        ask = self._client.encode if is_pooling else self._client.generate
         self.num_running += 1
         given_up: asyncio.Timeout | None = None
         try:
@@ -214,10 +222,10 @@ class Replica:
             await self._drain()
             return
         vllm_mode = {"keep": "keep", "restart": "abort"}[mode]
-        await self._await(self._llm.pause_generation(mode=vllm_mode, clear_cache=mode != "keep"))
+        await self._await(self._client.pause_generation(mode=vllm_mode, clear_cache=mode != "keep"))
         if mode == "keep":  # vLLM has to be told to read the frozen requests again
-            await self._await(self._llm.reset_prefix_cache(reset_running_requests=True))
-            await self._await(self._llm.reset_encoder_cache())
+            await self._await(self._client.reset_prefix_cache(reset_running_requests=True))
+            await self._await(self._client.reset_encoder_cache())
 
     async def apply(self, staged: StagedWeights) -> None:
         """Load staged weights.
@@ -227,19 +235,19 @@ class Replica:
         Raises: ActorDied; EngineFault, and then the weights may be half loaded.
         """
         await self._call("apply_weights", (staged.version,))
-        await self._await(self._llm.update_weight_version(str(staged.version)))
+        await self._await(self._client.update_weight_version(str(staged.version)))
         self.weight_version = staged.version
 
     async def resume(self) -> None:
         """Continue with waiting requests. Raises: ActorDied; EngineFault."""
-        await self._await(self._llm.resume_generation())
+        await self._await(self._client.resume_generation())
 
     async def checksum(self) -> str:
         """Return a digest of its weights, in the layout of its kernels.
 
         Raises: ActorDied; EngineFault.
         """
-        parts = await self._await(self._llm.compute_weight_checksums())
+        parts = await self._await(self._client.compute_weight_checksums())
         text = "\n".join(
             f"{name} {value}" for part in parts for name, value in sorted(part.items())
         )
@@ -252,14 +260,14 @@ class Replica:
         """
         self.is_ready, self.is_asleep = False, True
         try:
-            await self._await(self._llm.sleep(level=2))
+            await self._await(self._client.sleep(level=2))
         except EngineFault as error:
             raise self.note_death(f"could not go to sleep: {error}", frozen=True) from error
 
     async def wake(self) -> None:
         """Allocate memory again; call `join` next. Raises: ActorDied for any error."""
         try:
-            await self._await(self._llm.wake_up())
+            await self._await(self._client.wake_up())
         except EngineFault as error:
             raise self.note_death(f"could not wake up: {error}", frozen=True) from error
         self.is_asleep = False
@@ -303,7 +311,7 @@ class Replica:
                 )
 
     async def _call(self, method: str, args: tuple[Any, ...] = ()) -> Any:
-        return await self._await(self._llm.collective_rpc(method, args=args))
+        return await self._await(self._client.collective_rpc(method, args=args))
 
     async def _drain(self) -> None:
         """Wait for running requests to be answered, which may take long."""
@@ -312,7 +320,9 @@ class Replica:
             f"running requests did not end within drain_timeout_s = {limit_s:g} s; raise it, "
             "or use 'keep'"
         )
-        await self._await(self._llm.pause_generation(mode="wait", clear_cache=True), limit_s, what)
+        await self._await(
+            self._client.pause_generation(mode="wait", clear_cache=True), limit_s, what
+        )
 
     async def _await(
         self, call: Awaitable[T], limit_s: float | None = None, too_late: str = ""
