@@ -126,7 +126,7 @@ async def test_an_episode_that_is_always_lost_ends_it(tmp_path: Path) -> None:
     )
     with pytest.raises(EpisodeLost) as caught:
         await played(embodied_agent, toy_episodes(1, env), num_envs=1, max_attempts=2)
-    assert caught.value.__notes__ == ["that was the last of 2 attempts"]
+    assert caught.value.__notes__ == ["that was the last of max_attempts=2"]
 
 
 async def test_an_environment_that_breaks_its_contract_ends_it_with_its_own_error() -> None:

@@ -9,7 +9,8 @@ import pytest
 from far_hosts import FarHost
 from rollout_fakes import CountingEngine, fingerprint, source
 
-from vla_rl.rollout import EpisodeScheduler, SchedulerConfig
+from vla_rl.rollout import EpisodeLost, EpisodeScheduler, SchedulerConfig
+from vla_rl.rollout.attempts import MOST_HOST_LOSSES
 from vla_rl.rollout.depot import Depot
 from vla_rl.rollout.host_players import HostPlayers
 from vla_rl.rollout.simulated_time import run_in_simulated_time
@@ -72,6 +73,38 @@ def test_a_lost_host_costs_its_running_episodes_which_run_again_elsewhere() -> N
             assert cluster.scheduler.state().ledger.trained == 4 * 16
 
     run_in_simulated_time(main())
+
+
+def run_over_hosts_that_die(num_deaths: int) -> None:
+    """Run an update while one host after another joins and is lost with all that it runs."""
+
+    async def main() -> None:
+        cluster = Cluster(max_attempts=2)
+        async with cluster.engine.batcher, cluster.scheduler:
+            updating = asyncio.create_task(cluster.update())
+            for number in range(num_deaths):
+                lost = FarHost(cluster.engine, 4, mean_s=1000.0)
+                cluster.players.add(f"lost-{number}", lost)
+                await asyncio.sleep(0.001)  # its episodes have begun, and none has ended
+                assert lost.num_played == 0
+                lost.cut()
+                await asyncio.sleep(0.001)
+            cluster.players.add("stays", FarHost(cluster.engine, 4))
+            await updating
+
+    run_in_simulated_time(main())
+
+
+def test_an_episode_does_not_use_up_its_attempts_on_hosts_that_are_lost() -> None:
+    run_over_hosts_that_die(num_deaths=MOST_HOST_LOSSES - 1)
+
+
+def test_an_episode_that_may_be_what_ends_hosts_ends_the_run() -> None:
+    with pytest.raises(EpisodeLost, match=r"host 'lost-9' is gone") as caught:
+        run_over_hosts_that_die(num_deaths=MOST_HOST_LOSSES)
+    assert caught.value.__notes__[0] == (
+        "10 hosts were lost while they ran it, so it may be what ends them"
+    )
 
 
 def test_a_host_that_has_died_is_not_tried_again_before_its_end_is_reported() -> None:

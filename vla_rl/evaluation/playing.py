@@ -6,7 +6,14 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator
 import msgspec
 import numpy as np
 
-from vla_rl.rollout import AnyEngine, EpisodeLost, EpisodePlayer, embodied_agent, play_episode
+from vla_rl.rollout import (
+    AnyEngine,
+    Attempts,
+    EpisodeLost,
+    EpisodePlayer,
+    embodied_agent,
+    play_episode,
+)
 from vla_rl.rollout.owned_tasks import leave
 from vla_rl.types import (
     ActionChunk,
@@ -43,7 +50,7 @@ async def play_each(
     async def play(episode: EpisodeSpec) -> Trajectory:
         return await play_episode(pool, engine, agent, episode)
 
-    await _play_all(play, pool.num_envs, episodes, done, max_attempts)
+    await _play_all(play, pool.num_envs, episodes, done, Attempts(max_attempts))
 
 
 async def play_each_elsewhere(
@@ -58,7 +65,7 @@ async def play_each_elsewhere(
     async def play(episode: EpisodeSpec) -> Trajectory:
         return await player.whole(await player.play(episode))
 
-    await _play_all(play, player.num_slots, episodes, done, max_attempts)
+    await _play_all(play, player.num_slots, episodes, done, Attempts(max_attempts))
 
 
 async def _play_all(
@@ -66,13 +73,13 @@ async def _play_all(
     num_slots: int,
     episodes: Iterable[EpisodeSpec],
     done: Callable[[Trajectory], Awaitable[None]],
-    max_attempts: int,
+    attempts: Attempts,
 ) -> None:
     waiting = iter(episodes)
     tasks = asyncio.TaskGroup()
     await tasks.__aenter__()
     for number in range(num_slots):
-        tasks.create_task(_play_on(play, waiting, done, max_attempts), name=f"player {number}")
+        tasks.create_task(_play_on(play, waiting, done, attempts), name=f"player {number}")
     first: Exception | None = None
     try:
         await leave(tasks, None, None, None)
@@ -88,21 +95,21 @@ async def _play_on(
     play: Callable[[EpisodeSpec], Awaitable[Trajectory]],
     waiting: Iterator[EpisodeSpec],
     done: Callable[[Trajectory], Awaitable[None]],
-    max_attempts: int,
+    attempts: Attempts,
 ) -> None:
     for episode in waiting:
-        await done(await _played(play, episode, max_attempts))
+        await done(await _played(play, episode, attempts))
+        attempts.ended(episode.episode_id)
 
 
 async def _played(
-    play: Callable[[EpisodeSpec], Awaitable[Trajectory]], episode: EpisodeSpec, max_attempts: int
+    play: Callable[[EpisodeSpec], Awaitable[Trajectory]], episode: EpisodeSpec, attempts: Attempts
 ) -> Trajectory:
     while True:
         try:
             return await play(episode)
         except EpisodeLost as loss:
-            if episode.attempt + 1 >= max_attempts:
-                loss.add_note(f"that was the last of {max_attempts} attempts")
+            if not attempts.allow(loss):
                 raise
             episode = msgspec.structs.replace(episode, attempt=episode.attempt + 1)
 

@@ -5,6 +5,7 @@ Generation runs as far ahead of the learner as staleness allows.
 agents        `async def agent(env, policy) -> Trajectory`, and the embodied one
 chat          `chat_agent`, which acts in any text environment
 engines       `ActionEngine` and `ChatEngine`: the two kinds of engine that episodes ask
+attempts      `Attempts`: how often an episode that is lost is run again
 batching      `DynamicBatcher`: batches the requests that wait, for engines
 groups        `GroupSource`: an endless, shuffled, resumable source of starts
 staleness     `StalenessPolicy`: when a group may begin, and which one an update takes
@@ -16,6 +17,7 @@ from typing import Any
 
 from vla_rl.renamed import renamed_attribute
 from vla_rl.rollout.agents import embodied_agent, owned_chunk, owned_copy, stop_reason
+from vla_rl.rollout.attempts import Attempts
 from vla_rl.rollout.batching import BatchStats, DynamicBatcher
 from vla_rl.rollout.chat import ChatLimits, chat_agent
 from vla_rl.rollout.config import SchedulerConfig
@@ -39,6 +41,7 @@ from vla_rl.rollout.staleness import StalenessPolicy
 __all__ = [
     "ActionEngine",
     "AnyEngine",
+    "Attempts",
     "BatchStats",
     "ChatEngine",
     "ChatLimits",

@@ -27,7 +27,7 @@ class SchedulerConfig(Config, frozen=True, kw_only=True):
 
     max_attempts: int = 3
     """Times an episode is started, at most. If the last attempt too is lost to a dead or frozen
-    process, the run fails."""
+    process, the run fails. Losses of whole hosts do not count."""
 
     episode_timeout_s: float | None = None
     """Most seconds from the lease of an environment to the end of its episode; an episode that

@@ -145,11 +145,12 @@ class HostPlayers:
         try:
             trajectory = await member.player.play(episode, timeout_s=timeout_s)
         except ActorDied as death:
-            # it stays dead: an episode that is run again must not use up its attempts there
+            # it stays dead: an episode that is run again must not go there once more
             if self._members.get(host) is member:
                 self.remove(host)
             kind = "frozen" if isinstance(death, ActorFrozen) else "died"
-            raise EpisodeLost(episode, kind, f"host {host!r} is gone: {death.cause}") from death
+            what = f"host {host!r} is gone: {death.cause}"
+            raise EpisodeLost(episode, kind, what, with_host=True) from death
         seconds = clock() - began
         member.note(seconds, len(trajectory.steps))
         if not self._is_slow(member):

@@ -17,10 +17,13 @@ class EpisodeLost(VlaRlError):
         episode: the episode that was running.
         kind: `"died"`, `"frozen"` or `"timed_out"`; losses are counted under it.
         what: what happened, in words.
+        with_host: whether all episodes of a host were lost with it.
     """
 
-    def __init__(self, episode: EpisodeSpec, kind: str, what: str) -> None:
-        self.episode, self.kind, self.what = episode, kind, what
+    def __init__(
+        self, episode: EpisodeSpec, kind: str, what: str, *, with_host: bool = False
+    ) -> None:
+        self.episode, self.kind, self.what, self.with_host = episode, kind, what, with_host
         super().__init__(f"{describe(episode)} was lost: {what}")
 
 

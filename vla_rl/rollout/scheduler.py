@@ -22,6 +22,7 @@ from typing import Self
 
 from vla_rl.actors.waits import note_progress, waiting
 from vla_rl.errors import ConfigError
+from vla_rl.rollout.attempts import Attempts
 from vla_rl.rollout.config import SchedulerConfig
 from vla_rl.rollout.episode_book import EpisodeBook, SchedulerState
 from vla_rl.rollout.filtering import GroupFilter
@@ -71,7 +72,7 @@ class EpisodeScheduler:
             EpisodeBook(source, config, num_updates),
             RolloutMeter(player.decisions),
         )
-        self._running = RunningEpisodes()
+        self._running, self._attempts = RunningEpisodes(), Attempts(config.max_attempts)
         self._changed = asyncio.Event()
         player.when_slots_come(self._fill)
 
@@ -247,10 +248,9 @@ class EpisodeScheduler:
             self._finish(trajectory)
         except EpisodeLost as loss:
             # a lost process is no fault of the episode; an error of the agent would come back
-            if loss.episode.attempt + 1 < self._config.max_attempts:
+            if self._attempts.allow(loss):
                 self._play_again(loss)
             elif self._running.fails_the_run(loss):
-                loss.add_note(f"that was the last of max_attempts={self._config.max_attempts}")
                 raise
         except Exception as error:
             if self._running.fails_the_run(error):
@@ -260,6 +260,7 @@ class EpisodeScheduler:
     def _finish(self, trajectory: Trajectory) -> None:
         """Record a finished episode and, with the last member, its group."""
         self._running.ended(trajectory.episode.episode_id)
+        self._attempts.ended(trajectory.episode.episode_id)
         group = self._book.groups.finish(trajectory)
         self._meter.episode(trajectory)
         if self._on_episode is not None:
