@@ -7,6 +7,7 @@ callers. A lost connection is not resumed: a restart makes a new one.
 
 import asyncio
 import itertools
+from typing import Final
 
 import msgspec
 import zmq
@@ -22,6 +23,10 @@ from vla_rl.actors.sockets import LoopSocket, lift_high_water_mark
 from vla_rl.actors.wire import Frames, Kind, MalformedMessage, PrepareRequest, unpack_envelope
 from vla_rl.errors import ActorDied
 
+CONNECT_AGAIN_MS: Final = 2000
+"""Time after which a connection that is not accepted is tried anew. TCP itself asks again after 1, 3, 7
+and 15 s, so that a host whose cable is plugged in was found up to 20 s later."""
+
 
 def set_tcp_options(socket: zmq.Socket[bytes], lost_after_s: float) -> None:
     """Set the TCP options of both ends.
@@ -36,6 +41,7 @@ def set_tcp_options(socket: zmq.Socket[bytes], lost_after_s: float) -> None:
     socket.setsockopt(zmq.MAXMSGSIZE, MAX_WIRE_FRAME_BYTES)
     socket.setsockopt(zmq.HEARTBEAT_IVL, lost_after_ms // 3)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, lost_after_ms)
+    socket.setsockopt(zmq.CONNECT_TIMEOUT, CONNECT_AGAIN_MS)
 
 
 class HostConnection:

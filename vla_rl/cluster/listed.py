@@ -151,7 +151,7 @@ class ListedHosts:
                 monitor = None
                 if str(error) != last_error:
                     last_error = str(error)
-                    logger.warning("%s. It is asked every %g s", error, self._look_every_s)
+                    logger.warning("%s. It is tried again every %g s", error, self._look_every_s)
             else:
                 last_error = ""
                 await self._note(Joined(host=self._there[name]))
@@ -178,7 +178,7 @@ class ListedHosts:
             # the last three: another version of vla_rl there has another monitor, or none
             cause = error.cause if isinstance(error, ActorDied) else str(error)
             raise ConfigError(
-                f"host {name!r} at {address} of {self._path} cannot be used: {cause}. Start "
+                f"host {name!r} at {address} of {self._path} cannot be used: {cause.rstrip('.')}. Start "
                 f"`vla-rl host` there with our public key allowed, and compare its two printed "
                 "lines with the file"
             ) from error
@@ -203,7 +203,7 @@ def _monitors(
         if not isinstance(error, ConfigError):
             raise error
         if may_be_away:
-            logger.warning("%s. It is asked again", error)
+            logger.warning("%s. It is tried again", error)
     if errors and not may_be_away:
         raise ConfigError("\n".join(str(error) for error in errors)) from errors[0]
     return [None if isinstance(each, BaseException) else each for each in found]
