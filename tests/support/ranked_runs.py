@@ -1,17 +1,20 @@
 """A run of an MLP that learns the same on any number of ranks and hosts, and what is compared of it."""
 
+import asyncio
 from pathlib import Path
 from typing import Any, Final
 
 from vla_rl.algorithms import PolicyLossConfig
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.engines import EngineConfig
+from vla_rl.graph import Node, NodeOutput, Pipeline
 from vla_rl.learning import LearnerConfig, OptimizerConfig, load_checkpoint
 from vla_rl.observe import RunDirectory, read_metrics
 from vla_rl.pipelines.config import RunConfig
-from vla_rl.recipes.train_toy import TrainToyConfig
+from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
 from vla_rl.rollout import SchedulerConfig, SchedulerState
 from vla_rl.simulation import SimulatorConfig
+from vla_rl.training.run import train
 
 ONE_HOST: Final = ClusterConfig()
 
@@ -53,3 +56,23 @@ async def books_of(run: RunDirectory, updates: int) -> Any:
     checkpoint = await load_checkpoint(run.checkpoints / f"update-{updates:06d}")
     state = checkpoint.part("scheduler", SchedulerState)
     return state.ledger, state.source
+
+
+async def trained(config: TrainToyConfig, strike: Any = None) -> RunDirectory:
+    """Run it; `strike` is called before the learning of each update with its number."""
+    num_updates = 0
+
+    async def hold(rewards: Any) -> NodeOutput:
+        nonlocal num_updates
+        num_updates += 1
+        if strike is not None:
+            await asyncio.to_thread(strike, num_updates)
+        return NodeOutput(values={})
+
+    def customise(pipeline: Pipeline) -> Pipeline:
+        node = Node.declare("hold", hold, reads="rewards")
+        return pipeline.insert_after("reward", node)
+
+    async with asyncio.timeout(250):
+        outcome = await train(config, starts_of(config), policy_of(config), customise=customise)
+    return outcome.run

@@ -8,40 +8,17 @@ from typing import Any
 
 import msgspec
 import pytest
-from ranked_runs import books_of, numbers_of, ranked_run
+from ranked_runs import books_of, numbers_of, ranked_run, trained
 from served_hosts import ServedHost, listed, on_loopback
 
 from benchmarks.hosts.namespaces import NamespacesRefused, network_namespaces
 from vla_rl.actors import make_keys
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.errors import ConfigError, LearnerHostLost, RankNotStarted
-from vla_rl.graph import Node, NodeOutput, Pipeline
 from vla_rl.learning.sharded.seats import RankSeat, Seating
-from vla_rl.observe import RunDirectory
-from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
+from vla_rl.recipes.train_toy import policy_of, starts_of
 from vla_rl.training.restarting import Restarts
-from vla_rl.training.run import train
 from vla_rl.training.training_run import TrainingRun
-
-
-async def trained(config: TrainToyConfig, strike: Any = None) -> RunDirectory:
-    """Run it; `strike` is called before the learning of each update with its number."""
-    num_updates = 0
-
-    async def hold(rewards: Any) -> NodeOutput:
-        nonlocal num_updates
-        num_updates += 1
-        if strike is not None:
-            await asyncio.to_thread(strike, num_updates)
-        return NodeOutput(values={})
-
-    def customise(pipeline: Pipeline) -> Pipeline:
-        node = Node.declare("hold", hold, reads="rewards")
-        return pipeline.insert_after("reward", node)
-
-    async with asyncio.timeout(250):
-        outcome = await train(config, starts_of(config), policy_of(config), customise=customise)
-    return outcome.run
 
 
 # tests/learning/test_ranks_on_hosts.py has the ranks, and the tests below the choice of hosts
@@ -159,7 +136,7 @@ def test_ranks_on_several_hosts_need_a_network_that_is_declared_as_trusted() -> 
     ):
         ClusterConfig(hosts="hosts.toml", learners=("here", "a"))
     ClusterConfig(hosts="hosts.toml", learners=("a:0-7",))
-    with pytest.raises(ConfigError, match=r"learners is .* expected none without a list of hosts"):
+    with pytest.raises(ConfigError, match=r"learners is .* expected none without other hosts"):
         ClusterConfig(learners=("a",))
 
 

@@ -5,13 +5,17 @@ Needs ray, which is no part of the ordinary environment: `make test-ray`.
 
 import asyncio
 import os
+import re
 import sys
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
 import uvloop
+from ranked_runs import books_of, numbers_of, ranked_run, trained
 from toy_runs import small_run
 
 from vla_rl.cluster.config import ClusterConfig
@@ -51,6 +55,65 @@ def test_a_run_starts_a_cluster_and_runs_its_episodes_there(tmp_path: Path) -> N
         key for key in lines[-1] if key.startswith("hosts/") and key.endswith("/episodes")
     )
     assert lines[-1][episodes] >= 8
+
+
+@pytest.fixture
+def nodes() -> Iterator[tuple[Any, Any]]:
+    """A cluster, and its last node: a head without cores and two nodes with addresses of their own."""
+    from ray.cluster_utils import Cluster
+
+    node = {"include_dashboard": False, "object_store_memory": 80 * 2**20}
+    cluster = Cluster(initialize_head=True, head_node_args={**node, "num_cpus": 0})
+    try:
+        cluster.add_node(**node, num_cpus=2, node_ip_address="127.0.0.2")
+        yield cluster, cluster.add_node(**node, num_cpus=2, node_ip_address="127.0.0.3")
+    finally:
+        cluster.shutdown()
+
+
+@needs_ray
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.timeout(500)
+async def test_ranks_on_two_nodes_learn_what_one_process_learns_and_continue_without_a_lost_one(
+    tmp_path: Path, nodes: tuple[Any, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    ray_cluster, last = nodes
+    alone = await trained(ranked_run(tmp_path / "alone", 1, updates=3))
+    cluster = ClusterConfig(
+        ray=RayConfig(address=ray_cluster.address, num_hosts=2, interface="lo", look_every_s=None),
+        learners=("127.0.0.2", "127.0.0.3"),
+        plays_here=True,
+        allow_unencrypted_ranks=True,
+    )
+
+    def strike(update: int) -> None:
+        if update == 2:
+            ray_cluster.remove_node(last, allow_graceful=False)
+
+    shared = await trained(ranked_run(tmp_path / "shared", 2, updates=3, cluster=cluster), strike)
+    out = capsys.readouterr().out
+    assert re.search(r"rank 1 of 2 on host '127.0.0.3' \(pid \d+\) is gone: .* update 1", out)
+    assert re.search(
+        r"the host '127.0.0.3', which has ranks, is away.* Restart 2 of .* update 1\n", out
+    )
+    assert numbers_of(shared) == pytest.approx(numbers_of(alone), rel=1e-4, abs=1e-6)
+    assert await books_of(shared, 3) == await books_of(alone, 3)
+
+
+async def test_a_dry_run_places_ranks_on_named_nodes(tmp_path: Path) -> None:
+    footprint = EpisodeFootprint(
+        what_runs="toys", simulator_mb=1, server_mb=1, chunk_bytes=1, num_chunks=1
+    )
+    config = config_of(tmp_path, address="10.0.0.1:6379", num_hosts=3, gpus_per_host=2)
+    config = msgspec.structs.replace(
+        config,
+        cluster=msgspec.structs.replace(config.cluster, learners=("10.0.0.2:0-1",)),
+        learner=msgspec.structs.replace(config.learner, ranks=2),
+        run=msgspec.structs.replace(config.run, device="cuda"),
+    )
+    shown = await layout_plan(config, footprint, Team.of(policy_of(config)))
+    assert re.search(r"10\.0\.0\.2 +0-1 +ranks 0-1 +- ", shown), shown
+    assert re.search(r"node 0 +0-1 +- +engines 0-1", shown)
 
 
 async def test_a_dry_run_shows_what_is_reserved_and_joins_nothing(

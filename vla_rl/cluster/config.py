@@ -22,8 +22,9 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
 
     learners: tuple[str, ...] = ()
     """Hosts whose GPUs, or CPUs, share the update as learner ranks instead of running episodes: `here`
-    for this one, or names from the list of hosts, such as `here:0-3 gpu[2-4]:0-7`. One rank for each GPU,
-    in this order; ranks on CPUs are dealt evenly. Empty: all ranks are on this host."""
+    for this one, names from the list of hosts, or addresses of Ray's nodes, such as `here:0-3
+    gpu[2-4]:0-7` or `10.0.0.[2-5]:0-7`. One rank for each GPU, in this order; ranks on CPUs are dealt
+    evenly. Empty: all ranks are on this host."""
 
     allow_unencrypted_ranks: bool = False
     """With learners on several hosts: let gloo or NCCL carry their gradients and weights between the
@@ -57,9 +58,9 @@ class ClusterConfig(Config, frozen=True, kw_only=True):
             "none beside ray.address: hosts are listed, or found by Ray",
         )
         self.require(
-            not self.learners or self.hosts is not None,
+            not self.learners or self.has_hosts,
             "learners",
-            "none without a list of hosts (cluster.hosts)",
+            "none without other hosts (cluster.hosts or cluster.ray.address)",
         )
         hosts = [part.host for word in self.learners for part in parse_gpu_range(word)]
         self.require(

@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +46,15 @@ class RayNode:
     cores: int
     gpus: int
     memory_bytes: int
+
+
+def name_of(node: RayNode, nodes: Sequence[RayNode]) -> str:
+    """Return the name of a node's host: its address, by which a user starts it and names it.
+
+    With a part of its id if several of the nodes are on one machine, which have one address.
+    """
+    is_alone = sum(each.address == node.address for each in nodes) == 1
+    return node.address if is_alone else f"{node.address}-{node.node_id[:8]}"
 
 
 @dataclass(frozen=True)
@@ -138,7 +148,7 @@ class RayCluster:
     def require_resources(self) -> list[RayNode]:
         """Return the fitting nodes.
 
-        Raises: ConfigError with the inequality if they are too few. Ray itself would wait for ever.
+        Raises: ConfigError with the inequality if they are fewer than `num_hosts`. Ray itself would wait for ever.
         """
         config, fitting, total = self._config, self.fitting(), self._ray.cluster_resources()
         for name, each in (("CPU", config.cores_per_host), ("GPU", config.gpus_per_host)):
@@ -235,9 +245,7 @@ class RayCluster:
             memory_bytes=node.memory_bytes,
             gpus=tuple(gpus[: self._config.gpus_per_host]),
         )
-        # several nodes of one machine share its address, so the id is part of the name
-        name = f"{node.address}-{node.node_id[:8]}"
-        host = Host(name=name, resources=resources, placement=placement)
+        host = Host(name=name_of(node, self.nodes()), resources=resources, placement=placement)
         return PlacedHost(node, host, group, starter)
 
 

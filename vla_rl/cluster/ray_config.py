@@ -22,6 +22,10 @@ class RayConfig(Config, frozen=True, kw_only=True):
     """GPUs that are reserved on each, all of the node's or none: which of several a run has is not
     known before it starts."""
 
+    interface: str | None = None
+    """Network interface of learner ranks, here and on the nodes, such as `eth1`. None: that of the
+    address by which Ray knows a node."""
+
     allow_open_cluster: bool = False
     """Also use a cluster without authentication. Anyone who reaches such a cluster can run programs on
     all of its machines, and in this run."""

@@ -9,7 +9,7 @@ after 65 s, our monitor after 2.4 s. This is the only module that imports ray, w
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from types import TracebackType
 from typing import Any, Final, Self
 
@@ -20,7 +20,7 @@ from vla_rl.actors.placement import LOST_AFTER_S
 from vla_rl.actors.waits import waiting
 from vla_rl.cluster.hosts import Host, HostChange, Joined, Left, resources_of_this_host
 from vla_rl.cluster.monitor import HostMonitor, report_of_this_host, require_same_versions
-from vla_rl.cluster.ray_cluster import PlacedHost, RayCluster, RayNode
+from vla_rl.cluster.ray_cluster import PlacedHost, RayCluster, RayNode, name_of
 from vla_rl.cluster.ray_config import RayConfig
 from vla_rl.errors import ActorDied, ConfigError
 
@@ -38,12 +38,23 @@ class RayHosts:
 
     Args:
         config: which cluster, and how much of it.
+        wanted: names of hosts that are taken before all others.
+        may_be_away: whether fewer than `num_hosts` will do, as after a restart of the run; the others
+            are looked for.
         lost_after_s: silence after which a host is lost (s).
     """
 
-    def __init__(self, config: RayConfig, *, lost_after_s: float = LOST_AFTER_S) -> None:
+    def __init__(
+        self,
+        config: RayConfig,
+        *,
+        wanted: Collection[str] = (),
+        may_be_away: bool = False,
+        lost_after_s: float = LOST_AFTER_S,
+    ) -> None:
         config.require(config.address is not None, "address", "an address, 'auto' or 'local'")
         self._config, self._lost_after_s = config, lost_after_s
+        self._wanted, self._may_be_away = wanted, may_be_away
         self._here = Host(name="this host", resources=resources_of_this_host())
         self._placed: dict[str, PlacedHost] = {}
         self._runtime = Runtime("hosts of Ray")
@@ -66,7 +77,7 @@ class RayHosts:
             self._cluster = RayCluster(self._ray, self._config, keys, self._lost_after_s)
             if not self._config.allow_open_cluster:
                 await asyncio.to_thread(self._cluster.require_authentication)
-            await self._take_first(await asyncio.to_thread(self._cluster.require_resources))
+            await self._take_first(await asyncio.to_thread(self._nodes_to_take))
         except BaseException as error:
             await self._leave(type(error), error, error.__traceback__)
             raise
@@ -97,6 +108,12 @@ class RayHosts:
         if self._failure is not None:
             raise self._failure
 
+    def _nodes_to_take(self) -> list[RayNode]:
+        """Return the fitting nodes, those that are wanted first. Raises: ConfigError for too few."""
+        cluster, nodes = self._cluster, self._cluster.nodes()
+        fitting = cluster.fitting() if self._may_be_away else cluster.require_resources()
+        return sorted(fitting, key=lambda node: name_of(node, nodes) not in self._wanted)
+
     async def _take_first(self, nodes: list[RayNode]) -> None:
         """Take nodes until there are enough. Raises: ConfigError of the last one that is held."""
         refusal: ConfigError | None = None
@@ -108,6 +125,9 @@ class RayHosts:
             except ConfigError as error:
                 refusal = error
         if len(self._placed) < self._config.num_hosts and refusal is not None:
+            if self._may_be_away:
+                logger.warning("a node of Ray does not join yet: %s", refusal)
+                return
             raise ConfigError(
                 f"{len(self._placed)} hosts of Ray, expected num_hosts={self._config.num_hosts}: "
                 f"{refusal}"

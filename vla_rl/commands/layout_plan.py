@@ -10,10 +10,10 @@ from vla_rl.actors import KeyPair, RemoteHost
 from vla_rl.cluster import Gpu, Host, HostResources, Needs, layout_table
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.cluster.gpus import gpus_of_this_host
-from vla_rl.cluster.host_file import read_host_file
+from vla_rl.cluster.host_file import HERE, read_host_file
 from vla_rl.cluster.hosts import resources_of_this_host
 from vla_rl.cluster.listed import ListedHosts
-from vla_rl.cluster.ray_config import RayConfig
+from vla_rl.cluster.rank_places import learner_ranges
 from vla_rl.cluster.run_layout import layout_of_run
 from vla_rl.commands.plan import MIB, EpisodeFootprint
 from vla_rl.errors import ConfigError
@@ -49,7 +49,7 @@ async def layout_plan(config: LearningConfig, footprint: EpisodeFootprint, team:
 async def _others(config: ClusterConfig) -> tuple[list[Host], str]:
     """Return the other hosts, and a note if they are not as they say themselves."""
     if config.hosts is None:
-        return _of_ray(config.ray), "\nas reserved; the cluster itself is asked when the run starts"
+        return _of_ray(config), "\nas reserved; the cluster itself is asked when the run starts"
     path = Path(config.hosts)
     try:
         async with ListedHosts(path, answer_within_s=ANSWER_WITHIN_S) as listed:
@@ -59,14 +59,18 @@ async def _others(config: ClusterConfig) -> tuple[list[Host], str]:
         return _declared(path), note
 
 
-def _of_ray(config: RayConfig) -> list[Host]:
+def _of_ray(cluster: ClusterConfig) -> list[Host]:
+    """Return the nodes that are reserved; of their names, those that learn are known."""
+    config = cluster.ray
+    named = [part.host for part in learner_ranges(cluster.learners) if part.host != HERE]
+    names = [*named, *(f"node {number}" for number in range(config.num_hosts))]
     gpus = tuple(Gpu(name="a GPU", memory_bytes=sys.maxsize) for _ in range(config.gpus_per_host))
     resources = HostResources(num_cores=config.cores_per_host, memory_bytes=sys.maxsize, gpus=gpus)
     nobody = KeyPair(public="", secret="")
     placement = RemoteHost(address="tcp://", server_public_key="", client_keys=nobody)
     return [
-        Host(name=f"node {number}", resources=resources, placement=placement)
-        for number in range(config.num_hosts)
+        Host(name=name, resources=resources, placement=placement)
+        for name in names[: config.num_hosts]
     ]
 
 

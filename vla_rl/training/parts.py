@@ -105,8 +105,8 @@ class TrainingParts:
         """Engines of this host; None if only others act."""
 
         here = None if self.engine is None else LocalPlayer(self.pool, self.engine, agent)
-        is_restart = restarts is not None and restarts.num_restarts > 0
-        self._cluster = cluster_of(cluster, may_be_away=is_restart)
+        self._is_restart = restarts is not None and restarts.num_restarts > 0
+        self._cluster = cluster_of(cluster, may_be_away=self._is_restart)
         self.hosts = hosts_of(
             config,
             self._cluster,
@@ -217,7 +217,9 @@ class TrainingParts:
         from vla_rl.training.rank_seats import seating_of
 
         lost = self._restarts.lost_places if self._restarts is not None else ()
-        seating = await seating_of(self.config, self._team, cluster.hosts(), lost)
+        seating = await seating_of(
+            self.config, self._team, cluster.hosts(), lost, is_restart=self._is_restart
+        )
         if self._restarts is not None:
             self._restarts.sit(seating)
         for learner in sharded_learners(self.learner, self._team):
@@ -321,7 +323,7 @@ def cluster_of(config: ClusterConfig, *, may_be_away: bool) -> Hosts | None:
 
     Args:
         config: its settings.
-        may_be_away: whether a listed host that does not answer is looked for later.
+        may_be_away: whether a host that does not answer is looked for later.
 
     Raises: ConfigError for a list that is wrong.
     """
@@ -329,9 +331,11 @@ def cluster_of(config: ClusterConfig, *, may_be_away: bool) -> Hosts | None:
         return None
     # imported here, because one host pays nothing for what several need
     if config.hosts is None:
+        from vla_rl.cluster.rank_places import learner_ranges
         from vla_rl.cluster.ray_hosts import RayHosts
 
-        return RayHosts(config.ray)
+        wanted = {part.host for part in learner_ranges(config.learners)}
+        return RayHosts(config.ray, wanted=wanted, may_be_away=may_be_away)
     from vla_rl.cluster.listed import ListedHosts
 
     answer_within_s = RESTART_ANSWER_S if may_be_away else START_ANSWER_S

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from vla_rl.cluster import Host, RankPlace
 from vla_rl.cluster.gpus import gpus_of_this_host
-from vla_rl.cluster.host_file import interfaces_of
+from vla_rl.cluster.host_file import HERE, interfaces_of
 from vla_rl.cluster.rank_places import learner_ranges
 from vla_rl.cluster.run_layout import VISIBLE, RunShape, layout_of_run, usable
 from vla_rl.errors import LearnerHostLost
@@ -25,6 +25,8 @@ async def seating_of(
     team: Team,
     hosts: Sequence[Host],
     lost: Sequence[tuple[str, int]] = (),
+    *,
+    is_restart: bool = False,
 ) -> Seating:
     """Return where the ranks of a run with `cluster.learners` are.
 
@@ -33,17 +35,21 @@ async def seating_of(
         team: the policies.
         hosts: this host, then the others that are there.
         lost: GPUs that no rank may use: the host's name in `cluster.learners`, and its index.
+        is_restart: whether all of these hosts were there before.
 
-    Raises: ConfigError if the ranks cannot be placed; LearnerHostLost if a host that should learn is
+    Raises: ConfigError if the ranks cannot be placed; LearnerHostLost if a host that has had ranks is
         away.
     """
     cluster = config.cluster
-    assert cluster.hosts is not None
-    interfaces = await asyncio.to_thread(interfaces_of, Path(cluster.hosts))
-    there = {host.name for host in hosts}
+    if cluster.hosts is None:
+        interfaces = dict.fromkeys(
+            ["", *(host.name for host in hosts)], cluster.ray.interface or ""
+        )
+    else:
+        interfaces = await asyncio.to_thread(interfaces_of, Path(cluster.hosts))
+    there = {HERE, *(host.name for host in hosts)}
     for part in learner_ranges(cluster.learners):
-        # a host of the file that did not answer; a name that the file lacks is the layout's business
-        if part.host in interfaces and part.host not in there:
+        if is_restart and part.host not in there:
             raise LearnerHostLost(f"the host {part.host!r}, which has ranks, is away", part.host)
     gpus = await asyncio.to_thread(gpus_of_this_host)
     here = replace(hosts[0], resources=replace(hosts[0].resources, gpus=gpus))

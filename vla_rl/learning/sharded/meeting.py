@@ -128,7 +128,8 @@ def meet(
         raise ConfigError(
             f"rank {rank} cannot reach rank 0 at {meeting.address}, port {meeting.port}, over the "
             f"interface {interface!r} within {MEET_WITHIN_S:g} s; let the hosts that learn reach all "
-            "of each other's ports, or name another `interface` in the list of hosts"
+            "of each other's ports, or name another `interface` in the list of hosts (or "
+            "--cluster.ray.interface)"
         ) from error
     dist.init_process_group(
         backend, store=store, rank=rank, world_size=num_ranks, timeout=LAST_RESORT
@@ -142,7 +143,7 @@ def interface_of(network: Network) -> str:
         if network.interface not in there:
             raise ConfigError(
                 f"the network interface {network.interface!r} does not exist here; there are "
-                f"{_in_words(there)}. Correct `interface` in the list of hosts"
+                f"{_in_words(there)}. Correct `interface` in the list of hosts (or --cluster.ray.interface)"
             )
         return network.interface
     try:
@@ -150,14 +151,15 @@ def interface_of(network: Network) -> str:
     except OSError as error:
         raise ConfigError(
             f"the address {network.address!r} of this host cannot be looked up here: {error}; name "
-            "its `interface` in the list of hosts"
+            "its `interface` in the list of hosts (or --cluster.ray.interface)"
         ) from error
     for name, addresses in there.items():
         if address in addresses:
             return name
     raise ConfigError(
         f"no network interface here has the address {address}, by which the other hosts know this "
-        f"one; there are {_in_words(there)}. Name the `interface` in the list of hosts"
+        f"one; there are {_in_words(there)}. Name the `interface` in the list of hosts (or "
+        "--cluster.ray.interface)"
     )
 
 
@@ -167,7 +169,7 @@ def address_on(interface: str, network: Network) -> str:
     if not addresses:
         raise ConfigError(
             f"the network interface {interface!r} has no IPv4 address, expected one that the other "
-            "hosts reach; name another `interface` in the list of hosts"
+            "hosts reach; name another `interface` in the list of hosts (or --cluster.ray.interface)"
         )
     try:
         known = socket.gethostbyname(network.address)
