@@ -150,7 +150,7 @@ async def test_a_dry_run_shows_the_layout_as_declared_if_hosts_do_not_answer(
     footprint = EpisodeFootprint(
         what_runs="toys", simulator_mb=1, server_mb=1, chunk_bytes=1, num_chunks=1
     )
-    shown = await layout_plan(config, footprint, team)
+    _, shown = await layout_plan(config, footprint, team)
     assert "layout apart: 1 learner rank, 3 engines, 4 simulators on 3 hosts" in shown
     assert "  far        0-1   -       engines 1-2  2" in shown
     assert f"not every host answered, so this is what {path} declares:" in shown

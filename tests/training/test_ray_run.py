@@ -111,7 +111,7 @@ async def test_a_dry_run_places_ranks_on_named_nodes(tmp_path: Path) -> None:
         learner=msgspec.structs.replace(config.learner, ranks=2),
         run=msgspec.structs.replace(config.run, device="cuda"),
     )
-    shown = await layout_plan(config, footprint, Team.of(policy_of(config)))
+    _, shown = await layout_plan(config, footprint, Team.of(policy_of(config)))
     assert re.search(r"10\.0\.0\.2 +0-1 +ranks 0-1 +- ", shown), shown
     assert re.search(r"node 0 +0-1 +- +engines 0-1", shown)
 
@@ -124,7 +124,7 @@ async def test_a_dry_run_shows_what_is_reserved_and_joins_nothing(
         what_runs="toys", simulator_mb=1, server_mb=1, chunk_bytes=1, num_chunks=1
     )
     config = config_of(tmp_path, address="10.0.0.1:6379", num_hosts=2)
-    shown = await layout_plan(config, footprint, Team.of(policy_of(config)))
+    _, shown = await layout_plan(config, footprint, Team.of(policy_of(config)))
     assert "layout apart: 1 learner rank, 2 engines, 4 simulators on 3 hosts" in shown
     assert "the cluster itself is asked when the run starts" in shown
     print_plan(config, footprint, 0, 0)

@@ -189,6 +189,11 @@ async def test_a_dry_run_prints_the_memory_of_each_rank(tmp_path: Path) -> None:
     assert re.search(r"gradients, float32 +│ 28\.093", text)
     assert re.search(r"the reference policy +│ 14\.047", text)
     assert re.search(r"each rank +│ 66\.722", text)
+    assert re.search(r"learner ranks +│ [0-9.]+ +│ +8 ", text)
+    for ranks_here, row in ((3, r"learner ranks +│ [0-9.]+ +│ +3 "), (0, None)):
+        print_plan(config, footprint, size.weight_bytes, 0, out, size, ranks_here=ranks_here)
+        memory = out.export_text().partition("Memory estimate")[2].partition("8 ranks")[0]
+        assert re.search(row, memory) if row else "learner ranks" not in memory
     pairs = msgspec.structs.replace(config.learner, tensor_parallel=2)
     in_pairs = msgspec.structs.replace(config, learner=pairs)
     print_plan(in_pairs, footprint, size.weight_bytes, 0, out, replace(size, num_cut=6_476_005_376))

@@ -58,12 +58,23 @@ async def launch(
         estimate = None
         if shown:
             estimate = await asyncio.to_thread(estimate_run, config, team, footprint.heard_tokens)
-        print_plan(config, footprint, *team.num_bytes, size=size, judge=judge, estimate=estimate)
+        layout = None
         if config.cluster.has_hosts:
             # a run on one host imports nothing of several
             from vla_rl.commands.layout_plan import layout_plan
 
-            print(await layout_plan(config, footprint, team))
+            layout, table = await layout_plan(config, footprint, team)
+        print_plan(
+            config,
+            footprint,
+            *team.num_bytes,
+            size=size,
+            judge=judge,
+            estimate=estimate,
+            ranks_here=None if layout is None else len(layout.ranks_on(layout.hosts[0])),
+        )
+        if layout is not None:
+            print(table)
         await rehearse_training(
             config,
             starts,

@@ -12,6 +12,7 @@ from vla_rl.cluster.config import ClusterConfig
 from vla_rl.cluster.gpus import gpus_of_this_host
 from vla_rl.cluster.host_file import HERE, read_host_file
 from vla_rl.cluster.hosts import resources_of_this_host
+from vla_rl.cluster.layout import Layout
 from vla_rl.cluster.listed import ListedHosts
 from vla_rl.cluster.rank_places import learner_ranges
 from vla_rl.cluster.run_layout import layout_of_run
@@ -25,8 +26,10 @@ ANSWER_WITHIN_S: Final = 5.0
 """Time in which hosts must answer a dry run; then it takes what the file declares."""
 
 
-async def layout_plan(config: LearningConfig, footprint: EpisodeFootprint, team: Team) -> str:
-    """Return the layout as a table.
+async def layout_plan(
+    config: LearningConfig, footprint: EpisodeFootprint, team: Team
+) -> tuple[Layout, str]:
+    """Return the layout, and as a table.
 
     Args:
         config: configuration of a run with other hosts.
@@ -43,7 +46,7 @@ async def layout_plan(config: LearningConfig, footprint: EpisodeFootprint, team:
     layout = layout_of_run([here, *others], shape_of(config, team), needs)
     num_envs = sum(place.num_simulators for place in layout.simulators)
     config.scheduler.require_feasible(num_envs=num_envs, group_size=config.episodes_per_group)
-    return layout_table(layout) + note
+    return layout, layout_table(layout) + note
 
 
 async def _others(config: ClusterConfig) -> tuple[list[Host], str]:

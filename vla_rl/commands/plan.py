@@ -72,6 +72,7 @@ def print_plan(
     size: "PolicySize | None" = None,
     judge: Judge | None = None,
     estimate: "RunEstimate | None" = None,
+    ranks_here: int | None = None,
 ) -> None:
     """Print the plan of a run.
 
@@ -86,6 +87,7 @@ def print_plan(
         judge: what evaluates the policy; its evaluations beside training have a process and
             simulators of their own.
         estimate: memory and arithmetic of the policy's update; None if they are not known.
+        ranks_here: learner ranks on this host, if others have some; None: all.
     """
     out = console if console is not None else Console()
     ranks = None
@@ -105,7 +107,7 @@ def print_plan(
     out.print(_episodes(config))
     items = [
         MemoryItem("Python, torch and the rest of this process", 700 * MIB),
-        *_learner_items(config, weight_bytes, training_bytes, ranks),
+        *_learner_items(config, weight_bytes, training_bytes, ranks, ranks_here),
         *_copies_of_weights(config, weight_bytes),
     ]
     plays_here = not config.cluster.has_hosts or config.cluster.plays_here
@@ -117,7 +119,8 @@ def print_plan(
     if beside is not None:
         out.print(_evaluations(config.run.updates, beside))
         items += _evaluator_items(beside, footprint, weight_bytes)
-    out.print(memory_table("Memory estimate", items, available_bytes()))
+    title = "Memory estimate" + (" of this host" if config.cluster.has_hosts else "")
+    out.print(memory_table(title, items, available_bytes()))
     if size is not None and ranks is not None:
         out.print(_rank_table(config.learner, size, ranks))
     if estimate is not None:
@@ -194,16 +197,18 @@ def _episodes(config: LearningConfig) -> str:
 
 
 def _learner_items(
-    config: LearningConfig, weights: int, training: int, ranks: "RankMemory | None"
+    config: LearningConfig,
+    weights: int,
+    training: int,
+    ranks: "RankMemory | None",
+    ranks_here: int | None,
 ) -> list[MemoryItem]:
     if ranks is None:
         return [MemoryItem("weights, gradients and optimizer", weights + training)]
-    return [
-        MemoryItem("weights that act", weights),
-        MemoryItem(
-            "learner ranks", RANK_BYTES + ranks.total + ranks.offloaded, config.learner.ranks
-        ),
-    ]
+    each = RANK_BYTES + ranks.total + ranks.offloaded
+    num_here = config.learner.ranks if ranks_here is None else ranks_here
+    acting = MemoryItem("the policy's weights in this process", weights)
+    return [acting, MemoryItem("learner ranks", each, num_here)] if num_here else [acting]
 
 
 def _evaluations(num_updates: int, judge: HeldOutJudge) -> str:
