@@ -220,8 +220,12 @@ class TrainingParts:
         seating = await seating_of(self.config, self._team, cluster.hosts(), lost)
         if self._restarts is not None:
             self._restarts.sit(seating)
+        pictures = None if self.hosts is None else self.hosts.pictures
+        if pictures is not None:
+            pictures.sit(seating)
         for learner in sharded_learners(self.learner, self._team):
             learner.sit(seating)
+            learner.ranks.group.lender = pictures
 
     @asynccontextmanager
     async def opened_players(self, run: Path) -> AsyncIterator[None]:
@@ -236,7 +240,11 @@ class TrainingParts:
             if self.hosts is not None:
                 await asyncio.to_thread(self.hosts.belong_to, run)
                 await stack.enter_async_context(self.hosts)
-                print(f"episodes run on {', '.join(self.hosts.players.hosts)}", flush=True)
+                ways = (
+                    f"episodes run on {', '.join(self.hosts.players.hosts)}",
+                    self.hosts.picture_way,
+                )
+                print("; ".join(filter(None, ways)), flush=True)
             yield
 
     def metrics(self) -> dict[str, float]:
@@ -269,7 +277,9 @@ class TrainingParts:
 
     def write_videos(self, run: RunDirectory) -> VideoRecorder:
         """Make the node `show` write videos into `run`; the caller closes the recorder."""
-        videos = VideoRecorder(run.videos, self.config.run.videos_every)
+        pictures = None if self.hosts is None else self.hosts.pictures
+        film = None if pictures is None else pictures.film
+        videos = VideoRecorder(run.videos, self.config.run.videos_every, film=film)
         self.show.offer = videos.offer
         return videos
 

@@ -34,13 +34,14 @@ from vla_rl.training.hosts.embedding import save_encoder
 from vla_rl.training.hosts.environments import shape_of, with_environments
 from vla_rl.training.hosts.far_player import FarPlayer
 from vla_rl.training.hosts.messages import HostRecipe
+from vla_rl.training.hosts.picture_routes import PictureRoutes
 from vla_rl.training.hosts.publishing import HostWeights
 from vla_rl.training.hosts.rollout_host import RolloutHost
 from vla_rl.training.hosts.sameness import digest_of_fixed, run_key
 from vla_rl.training.hosts.spreading import WeightHost
 from vla_rl.training.hosts.starting import HostStarter, Started
 from vla_rl.training.team import Team
-from vla_rl.types import Deposit
+from vla_rl.types import Deposit, Shelved
 
 T = TypeVar("T")
 
@@ -85,7 +86,13 @@ class HostRollout:
         self._shape = shape_of(config, team)
         self._encoder: TrajectoryEncoder | None = None
         self._num_envs: dict[str, int | None] = {}
-        self.players = HostPlayers(weight_version)
+        self.pictures: PictureRoutes | None = None
+        """The ways of pictures past this process; None if they come here."""
+
+        self.picture_way = ""
+        """The way that pictures go, in words; empty if one process learns."""
+
+        self.players = HostPlayers(weight_version, self._drop_shelved)
         """Runs episodes on the hosts that are there."""
 
         self.evaluators = HostPlayers(weight_version)
@@ -114,6 +121,11 @@ class HostRollout:
         self._encoder = encoder
         self._recipe = replace(self._recipe, embedding=config)
 
+    @property
+    def embeds(self) -> bool:
+        """Whether the hosts embed the episodes that are fetched."""
+        return self._encoder is not None
+
     async def __aenter__(self) -> Self:
         """Bring up all hosts that are there.
 
@@ -131,6 +143,8 @@ class HostRollout:
                 await self._lane.run(save_encoder, self._encoder, self._policies)
             await stack.enter_async_context(self._hosts)
             await stack.enter_async_context(self._runtime)
+            if self.pictures is not None:
+                await stack.enter_async_context(self.pictures)
             await self._bring_up_all()
             self._resources = stack.pop_all()
         return self
@@ -194,6 +208,9 @@ class HostRollout:
             self._tasks.create_task(self._follow(), name="follow the hosts"),
             self._tasks.create_task(self._require_hosts(), name="require a host"),
         ]
+        if self.pictures is not None:
+            holding = self._tasks.create_task(self.pictures.stay(), name="hold pictures")
+            self._watching.append(holding)
 
     async def _recipe_of_now(self) -> HostRecipe:
         """Return the recipe with the version and the digests of the policies as they are now."""
@@ -310,12 +327,13 @@ class HostRollout:
         assert isinstance(host.placement, RemoteHost)
         address = host.placement.address.removeprefix("tcp://").rpartition(":")[0]
         weight_host = WeightHost(actor, address)
+        route = None if self.pictures is None else await self.pictures.to(name, actor, address)
         # under one lock with publications: a version published meanwhile would be missed
         async with self.weights.turn:
             held = await self.weights.catch_up(name, weight_host, status, is_new=started.is_new)
             self.weights.hosts[name] = weight_host
             status = replace(status, held=held)
-            self.players.add(name, FarPlayer(actor, status))
+            self.players.add(name, FarPlayer(actor, status, route=route))
             self.evaluators.add(name, FarPlayer(actor, status, evaluates=True))
         if not started.is_new:
             print(
@@ -329,6 +347,10 @@ class HostRollout:
     def _published(self, version: int) -> None:
         self.players.published(version)
         self.evaluators.published(version)
+
+    def _drop_shelved(self, shelved: Shelved) -> None:
+        assert self.pictures is not None, "pictures are on a shelf"
+        self.pictures.drop(shelved)
 
     def _drop(self, name: str, death: ActorDied) -> None:
         logger.warning("host %s did not take the newest weights: %s", name, death)
