@@ -53,14 +53,18 @@ def _reader(graph: TaskGraph, team: Team, hosts: HostRollout) -> str:
     """Return what reads pictures here, in words; empty if nothing does."""
     if any(isinstance(member.model, LanguageModel) for member in team.members.values()):
         return "those of conversations are compared here"
-    for node in graph.nodes.values():
-        if "groups" in node.reads.values() and not _is_blind(node.func, hosts):
+    nodes = graph.nodes.values()
+    collected = {name for node in nodes if isinstance(node.func, Collect) for name in node.writes}
+    if not collected:
+        return "the pipeline collects episodes in a way of its own"
+    for node in nodes:
+        if collected & set(node.reads.values()) and not _is_blind(node.func, hosts):
             return f"the node {node.id!r} may read them"
     return ""
 
 
 def _is_blind(function: Callable[..., Any] | str, hosts: HostRollout) -> bool:
-    if isinstance(function, GroupReward):
+    if type(function) is GroupReward:
         return not function.may_read_pictures
     if function is embed_group:
         return hosts.embeds
