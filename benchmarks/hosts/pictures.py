@@ -54,7 +54,7 @@ class Window(NamedTuple):
 
 
 async def window(rollout: HostRollout, here: NamespaceHost, seconds: float) -> Window:
-    """Measure whole updates of one group, for at least so many seconds."""
+    """Measure whole updates of one group, for `seconds` or a little longer."""
     updates, players = Updates(rollout), rollout.players
     async with updates.running(SchedulerConfig(groups_per_update=1), lambda _: None) as scheduler:
         await _next_update(scheduler)

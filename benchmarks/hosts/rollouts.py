@@ -60,6 +60,7 @@ async def rollout_over(
             here=None,
             weight_version=0,
         )
-        rollout.pictures = pictures
+        if pictures is not None:
+            rollout.pictures = pictures
         async with rollout:
             yield rollout

@@ -56,7 +56,7 @@ def way_of(
 def way(training: TrainingRun) -> str:
     rollout = training._parts.hosts
     assert rollout is not None
-    assert (rollout.pictures is not None) == (rollout.picture_way == DIRECTLY)
+    assert rollout.pictures.has_shelves == (rollout.picture_way == DIRECTLY)
     return rollout.picture_way
 
 

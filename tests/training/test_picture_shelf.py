@@ -1,7 +1,7 @@
 """A shelf fetches the pictures of episodes from a depot, and other processes read them there."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
 import cv2
@@ -15,7 +15,9 @@ from vla_rl.training.hosts.picture_links import (
     WantedPictures,
     in_a_row,
 )
+from vla_rl.training.hosts.picture_routes import PictureRoute, PictureRoutes
 from vla_rl.training.hosts.picture_shelf import Fetched, PictureShelf
+from vla_rl.types import Deposit
 
 RANDOM = np.random.default_rng(0)
 EPISODES = {
@@ -154,3 +156,26 @@ async def test_ranks_of_another_host_borrow_what_they_read_for_a_while() -> None
         with pytest.raises(OSError, match="has dropped the pictures of an episode"):
             await other.borrow("home", wanted)
         await other.on_stop()
+
+
+class SilentRoutes(PictureRoutes):
+    """Ways over a shelf that hears nothing of a host, as behind a cable that was pulled."""
+
+    async def fetch(self, home: str, name: str, deposit: Deposit) -> Fetched:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def emptiest(self, homes: Collection[str]) -> str:
+        return next(iter(homes))
+
+
+async def test_pictures_of_a_host_that_is_gone_are_not_waited_for() -> None:
+    async with asyncio.timeout(60):
+        route = PictureRoute(SilentRoutes(1 << 20), "far", [""])
+        deposit = Deposit(host="far", key=7, num_bytes=NUM_BYTES)
+        fetching = asyncio.create_task(route.fetch(deposit))
+        await asyncio.sleep(0)
+        assert not fetching.done()
+        route.end()
+        assert await fetching is None
+        assert await route.fetch(deposit) is None

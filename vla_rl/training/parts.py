@@ -220,12 +220,11 @@ class TrainingParts:
         seating = await seating_of(self.config, self._team, cluster.hosts(), lost)
         if self._restarts is not None:
             self._restarts.sit(seating)
-        pictures = None if self.hosts is None else self.hosts.pictures
-        if pictures is not None:
-            pictures.sit(seating)
+        assert self.hosts is not None, "hosts that learn are listed"
+        self.hosts.pictures.sit(seating)
         for learner in sharded_learners(self.learner, self._team):
             learner.sit(seating)
-            learner.ranks.group.lender = pictures
+            learner.ranks.group.lender = self.hosts.pictures
 
     @asynccontextmanager
     async def opened_players(self, run: Path) -> AsyncIterator[None]:
@@ -277,8 +276,7 @@ class TrainingParts:
 
     def write_videos(self, run: RunDirectory) -> VideoRecorder:
         """Make the node `show` write videos into `run`; the caller closes the recorder."""
-        pictures = None if self.hosts is None else self.hosts.pictures
-        film = None if pictures is None else pictures.film
+        film = None if self.hosts is None else self.hosts.pictures.film
         videos = VideoRecorder(run.videos, self.config.run.videos_every, film=film)
         self.show.offer = videos.offer
         return videos

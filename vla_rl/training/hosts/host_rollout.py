@@ -41,7 +41,7 @@ from vla_rl.training.hosts.sameness import digest_of_fixed, run_key
 from vla_rl.training.hosts.spreading import WeightHost
 from vla_rl.training.hosts.starting import HostStarter, Started
 from vla_rl.training.team import Team
-from vla_rl.types import Deposit, Shelved
+from vla_rl.types import Deposit
 
 T = TypeVar("T")
 
@@ -86,13 +86,13 @@ class HostRollout:
         self._shape = shape_of(config, team)
         self._encoder: TrajectoryEncoder | None = None
         self._num_envs: dict[str, int | None] = {}
-        self.pictures: PictureRoutes | None = None
-        """The ways of pictures past this process; None if they come here."""
+        self.pictures = PictureRoutes(0)
+        """The ways of pictures past this process. Set others before `async with`."""
 
         self.picture_way = ""
         """The way that pictures go, in words; empty if one process learns."""
 
-        self.players = HostPlayers(weight_version, self._drop_shelved)
+        self.players = HostPlayers(weight_version, lambda shelved: self.pictures.drop(shelved))
         """Runs episodes on the hosts that are there."""
 
         self.evaluators = HostPlayers(weight_version)
@@ -143,8 +143,7 @@ class HostRollout:
                 await self._lane.run(save_encoder, self._encoder, self._policies)
             await stack.enter_async_context(self._hosts)
             await stack.enter_async_context(self._runtime)
-            if self.pictures is not None:
-                await stack.enter_async_context(self.pictures)
+            await stack.enter_async_context(self.pictures)
             await self._bring_up_all()
             self._resources = stack.pop_all()
         return self
@@ -207,10 +206,8 @@ class HostRollout:
         self._watching = [
             self._tasks.create_task(self._follow(), name="follow the hosts"),
             self._tasks.create_task(self._require_hosts(), name="require a host"),
+            self._tasks.create_task(self.pictures.stay(), name="hold pictures"),
         ]
-        if self.pictures is not None:
-            holding = self._tasks.create_task(self.pictures.stay(), name="hold pictures")
-            self._watching.append(holding)
 
     async def _recipe_of_now(self) -> HostRecipe:
         """Return the recipe with the version and the digests of the policies as they are now."""
@@ -327,7 +324,7 @@ class HostRollout:
         assert isinstance(host.placement, RemoteHost)
         address = host.placement.address.removeprefix("tcp://").rpartition(":")[0]
         weight_host = WeightHost(actor, address)
-        route = None if self.pictures is None else await self.pictures.to(name, actor, address)
+        route = await self.pictures.to(name, actor, address)
         # under one lock with publications: a version published meanwhile would be missed
         async with self.weights.turn:
             held = await self.weights.catch_up(name, weight_host, status, is_new=started.is_new)
@@ -348,10 +345,6 @@ class HostRollout:
         self.players.published(version)
         self.evaluators.published(version)
 
-    def _drop_shelved(self, shelved: Shelved) -> None:
-        assert self.pictures is not None, "pictures are on a shelf"
-        self.pictures.drop(shelved)
-
     def _drop(self, name: str, death: ActorDied) -> None:
         logger.warning("host %s did not take the newest weights: %s", name, death)
         self._gone(name)
@@ -359,6 +352,7 @@ class HostRollout:
     def _gone(self, name: str) -> None:
         """Run no episode there any more; those that run there end with the actor."""
         self.weights.leave(name)
+        self.pictures.leave(name)
         self.players.remove(name)
         self.evaluators.remove(name)
         self._came_or_went.set()

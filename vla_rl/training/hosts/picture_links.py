@@ -23,8 +23,8 @@ from vla_rl.training.hosts.doors import OpenDoor, linked
 from vla_rl.training.hosts.messages import Door
 
 SILENT_S: Final = 30.0
-"""Time for the arrays of one episode, after which a giver counts as lost. Its death is noticed
-sooner: its connection closes."""
+"""Silence after which a giver that was asked counts as lost. Its death is noticed sooner: its
+connection closes, or the control process misses its host."""
 
 AHEAD: Final = 4
 """Episodes that a shelf asks one giver for before one has come; this bounds what is on the way."""
@@ -111,6 +111,7 @@ class PictureTaker:
         self._codec, self._stack = Codec(), ExitStack()
         self._asked: deque[asyncio.Future[GivenPictures]] = deque()
         self._room, self._fault = asyncio.Semaphore(AHEAD), ""
+        self._clock, self._heard_s = asyncio.get_running_loop().time, 0.0
         self._link = self._stack.enter_context(
             linked(host, door, keys, self._on_message, self._on_lost)
         )
@@ -138,15 +139,21 @@ class PictureTaker:
         answer: asyncio.Future[GivenPictures] = asyncio.get_running_loop().create_future()
         self._asked.append(answer)
         self._link.send(self._codec.encode(Kind.CALL, 0, 0, 0, wanted, "pictures"))
-        try:
-            async with asyncio.timeout(within_s):
-                # shielded: answers come in the order of the questions, also of those given up
-                return await asyncio.shield(answer)
-        except TimeoutError:
-            self._fail(f"{self._link.address} does not answer within {within_s:g} s")
-            raise ConnectionError(self._fault) from None
+        begun_s = self._clock()
+        while True:
+            # what came meanwhile was asked for before: the giver is slow, and not silent
+            until_s = max(begun_s, self._heard_s) + within_s
+            try:
+                async with asyncio.timeout_at(until_s):
+                    # shielded: answers come in the order of the questions, also of those given up
+                    return await asyncio.shield(answer)
+            except TimeoutError:
+                if self._heard_s + within_s <= until_s:
+                    self._fail(f"{self._link.address} does not answer within {within_s:g} s")
+                    raise ConnectionError(self._fault) from None
 
     def _on_message(self, frames: Frames) -> None:
+        self._heard_s = self._clock()
         if not self._asked:
             return
         answer = self._asked.popleft()

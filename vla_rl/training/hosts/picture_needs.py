@@ -42,6 +42,8 @@ def choose_picture_way(
     if all(learner.ranks == 1 for learner in learners):
         return
     reader = _reader(graph, team, hosts)
+    if config.cluster.depot_gib == 0:
+        reader = "with cluster.depot_gib = 0, whole episodes come here"
     if reader:
         hosts.picture_way = f"pictures go through this process: {reader}"
         return

@@ -11,12 +11,12 @@ dies, the run continues from its newest checkpoint, as after the death of a rank
 
 import asyncio
 import logging
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Coroutine, Sequence
 from concurrent.futures import Future
 from contextlib import AsyncExitStack
 from functools import partial
 from types import TracebackType
-from typing import Final, Self
+from typing import Any, Final, Self
 
 import numpy as np
 
@@ -39,16 +39,22 @@ class PictureRoutes:
     """All ways, over the shelves of a run; open it with `async with`.
 
     Args:
-        max_bytes: most bytes of pictures on a shelf.
+        max_bytes: most bytes of pictures on a shelf; 0 without shelves: all come to this process.
     """
 
     def __init__(self, max_bytes: int) -> None:
         self._max_bytes, self._shelves = max_bytes, Shelves(max_bytes)
         self._homes: tuple[str, ...] = ()
+        self._routes: dict[str, PictureRoute] = {}
         self._said: set[str] = set()
         self._held: dict[str, int] = {}
         self._dropped: dict[str, list[int]] = {}
         self._films: set[asyncio.Task[np.ndarray]] = set()
+
+    @property
+    def has_shelves(self) -> bool:
+        """Whether pictures go past this process."""
+        return self._max_bytes > 0
 
     def sit(self, seating: Seating) -> None:
         """Let each host of these ranks have a shelf. Call it before `async with`."""
@@ -58,11 +64,12 @@ class PictureRoutes:
         """Start the shelves, or say why pictures go through this process. Raises: RankFailed."""
         async with AsyncExitStack() as stack:
             try:
-                await stack.enter_async_context(self._shelves)
+                if self.has_shelves:
+                    await stack.enter_async_context(self._shelves)
             except OSError as error:
                 logger.warning("pictures go through this process: %s", error)
             else:
-                self._homes = self._shelves.homes
+                self._homes = self._shelves.homes if self.has_shelves else ()
             self._held = dict.fromkeys(self._homes, 0)
             self._dropped = {home: [] for home in self._homes}
             self._open = stack.pop_all()
@@ -103,16 +110,29 @@ class PictureRoutes:
                 self.say_why(name, fault)
             else:
                 homes.append(home)
-        return PictureRoute(self, name, homes) if homes else None
+        if not homes:
+            return None
+        route = self._routes[name] = PictureRoute(self, name, homes)
+        return route
+
+    def leave(self, name: str) -> None:
+        """Wait no longer for pictures of a host that is gone; an unknown name is ignored."""
+        route = self._routes.pop(name, None)
+        if route is not None:
+            route.end()
 
     async def fetch(self, home: str, name: str, deposit: Deposit) -> Fetched:
         """Put the observations of an episode on a shelf. Raises: RankFailed if the shelf is gone."""
         dropped, self._dropped[home] = self._dropped[home], []
         self._held[home] += deposit.num_bytes
-        fetched = await self._shelves.ask(
-            home, lambda shelf: shelf.fetch(name, deposit.key, deposit.num_bytes, dropped)
-        )
-        self._held[home] += fetched.num_bytes - deposit.num_bytes
+        num_bytes = 0
+        try:
+            fetched = await self._shelves.ask(
+                home, lambda shelf: shelf.fetch(name, deposit.key, deposit.num_bytes, dropped)
+            )
+            num_bytes = fetched.num_bytes
+        finally:
+            self._held[home] += num_bytes - deposit.num_bytes
         return fetched
 
     def emptiest(self, homes: Collection[str]) -> str:
@@ -221,16 +241,19 @@ class PictureRoute:
     def __init__(self, routes: PictureRoutes, name: str, homes: Collection[str]) -> None:
         self._routes, self._name = routes, name
         self._homes, self._fault = list(homes), ""
+        self._ended = asyncio.Event()
 
     async def fetch(self, deposit: Deposit) -> tuple[Shelved, dict[str, ShelvedArray]] | None:
         """Put the observations of an episode on a shelf; return what stands for them, by place.
 
         None if they have to come here. Raises: RankFailed if the shelf is gone.
         """
-        if not self._homes:
+        if not self._homes or self._ended.is_set():
             return None
         home = self._routes.emptiest(self._homes)
-        fetched = await self._routes.fetch(home, self._name, deposit)
+        fetched = await self._unless_ended(self._routes.fetch(home, self._name, deposit))
+        if fetched is None:
+            return None
         if fetched.fault:
             self._fault = fetched.fault
             if home in self._homes:
@@ -240,6 +263,10 @@ class PictureRoute:
         shelved = Shelved(host=home, key=deposit.key, num_bytes=fetched.num_bytes)
         return shelved, fetched.arrays(deposit.key, home)
 
+    def end(self) -> None:
+        """Wait no longer for pictures: the host is gone."""
+        self._ended.set()
+
     def came_here(self) -> None:
         """Note that the pictures of an episode came here, and say why, once."""
         self._routes.say_why(self._name, self._fault)
@@ -247,3 +274,17 @@ class PictureRoute:
     def drop(self, shelved: Shelved) -> None:
         """Let the pictures of an episode be dropped."""
         self._routes.drop(shelved)
+
+    async def _unless_ended(self, fetching: Coroutine[Any, Any, Fetched]) -> Fetched | None:
+        """Await what a shelf fetches; return None at once if the host is gone meanwhile.
+
+        The shelf itself may notice it later: a pulled cable closes no connection.
+        """
+        fetch, end = asyncio.create_task(fetching), asyncio.create_task(self._ended.wait())
+        try:
+            await asyncio.wait((fetch, end), return_when=asyncio.FIRST_COMPLETED)
+            return fetch.result() if fetch.done() else None
+        finally:
+            for task in (fetch, end):
+                task.cancel()
+            await asyncio.wait((fetch, end))
