@@ -1,6 +1,8 @@
 """A shelf fetches the pictures of episodes from a depot, and other processes read them there."""
 
 import asyncio
+import subprocess
+import sys
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 
@@ -179,3 +181,8 @@ async def test_pictures_of_a_host_that_is_gone_are_not_waited_for() -> None:
         route.end()
         assert await fetching is None
         assert await route.fetch(deposit) is None
+
+
+def test_the_process_of_a_shelf_imports_no_torch() -> None:
+    program = "import sys, vla_rl.training.hosts.picture_shelf; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
