@@ -19,6 +19,7 @@ from toy_runs import deterministic, small_run
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.graph import Node, NodeOutput, Pipeline
 from vla_rl.observe import RunDirectory, read_metrics
+from vla_rl.pipelines import with_pipeline
 from vla_rl.recipes import train_toy
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
 from vla_rl.recipes.train_toy import TrainToyConfig
@@ -26,8 +27,10 @@ from vla_rl.training.run import train
 from vla_rl.training.training_run import TrainingRun
 
 
-def config_of(root: Path, hosts: Path, learners: tuple[str, ...] = ()) -> SrpoToyConfig:
-    config = deterministic(small_run(root), num_envs=2)
+def config_of(
+    root: Path, hosts: Path, learners: tuple[str, ...] = (), pipeline: str = "embodied_srpo"
+) -> SrpoToyConfig:
+    config = with_pipeline(deterministic(small_run(root), num_envs=2), pipeline)
     return msgspec.structs.replace(
         config,
         run=msgspec.structs.replace(config.run, device="cpu"),
@@ -60,13 +63,13 @@ def trained(
 
 
 def require_same_either_way(
-    folder: Path, hosts: Path, capsys: pytest.CaptureFixture[str], learners: tuple[str, ...] = ()
+    folder: Path, hosts: Path, capsys: pytest.CaptureFixture[str], **settings: Any
 ) -> None:
     """Run with pictures past this process, and through it, and compare."""
-    direct, run = trained(config_of(folder / "direct", hosts, learners))
+    direct, run = trained(config_of(folder / "direct", hosts, **settings))
     out = capsys.readouterr().out
     assert "episodes run on a; pictures go from the hosts to the learner ranks directly" in out
-    here, run_here = trained(config_of(folder / "here", hosts, learners), looked_at)
+    here, run_here = trained(config_of(folder / "here", hosts, **settings), looked_at)
     assert "through this process: the node 'look' may read them" in capsys.readouterr().out
     assert all(torch.equal(direct[name], here[name]) for name in here)
     last, last_here = read_metrics(run.metrics)[-1], read_metrics(run_here.metrics)[-1]
@@ -100,6 +103,18 @@ def test_ranks_on_two_hosts_read_pictures_of_a_third_and_learn_what_they_learn_w
     finally:
         for host in far:
             host.kill()
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(580)
+def test_a_critic_on_ranks_judges_pictures_that_pass_this_process_by_as_it_judges_them_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    far = on_loopback("a", tmp_path / "keys")
+    try:
+        require_same_either_way(tmp_path, listed([far], tmp_path), capsys, pipeline="embodied_ppo")
+    finally:
+        far.kill()
 
 
 def reaching(root: Path, num_ranks: int, cluster: ClusterConfig = ONE_HOST) -> TrainToyConfig:

@@ -171,8 +171,9 @@ class PictureRoutes:
         try:
             found = await self._shelves.ask(host, lambda shelf: shelf.borrow(home, wanted))
         except OSError as error:
+            where = f"host {host!r}" if host else "this host"
             raise RankFailed(
-                f"pictures of host {home!r} did not come to {host!r}: {error}"
+                f"pictures of host {home!r} did not come to {where}: {error}"
             ) from error
         return found.key, found.places(
             host, [each for arrays in by_key.values() for each in arrays]

@@ -7,16 +7,18 @@ ranks on several hosts     the shelves of the other hosts have them: hosts can c
 import asyncio
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Final, Self, TypeVar
 
 from vla_rl.actors import ChildProcess, Runtime
 from vla_rl.errors import ActorDied, RankFailed
-from vla_rl.learning.sharded.group import NAMED_WITHIN_S
 from vla_rl.learning.sharded.seats import RankSeat, Seating
 from vla_rl.training.hosts.picture_shelf import PictureShelf
 from vla_rl.training.hosts.rollout_host import RolloutHost
 
 T = TypeVar("T")
+
+NOTICED_WITHIN_S: Final = 10.0
+"""Time in which a failed call to a rank of the same host, or of one that reads, explains the loss."""
 
 
 class Shelves:
@@ -71,8 +73,7 @@ class Shelves:
         stays = [asyncio.ensure_future(self.ask(name, _stay)) for name in self._shelves]
         try:
             await asyncio.wait(stays, return_when=asyncio.FIRST_COMPLETED)
-            # the ranks of a host that is lost are named instead
-            await asyncio.sleep(NAMED_WITHIN_S)
+            await asyncio.sleep(NOTICED_WITHIN_S)
             for each in stays:
                 if each.done():
                     each.result()
