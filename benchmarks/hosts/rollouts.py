@@ -16,6 +16,7 @@ from vla_rl.pipelines.config import RunConfig, TrainingConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.training.hosts.host_rollout import HostRollout
+from vla_rl.training.hosts.picture_routes import PictureRoutes
 from vla_rl.training.hosts.recipe import recipe_of
 from vla_rl.training.team import Team
 from vla_rl.types import EnvSpec
@@ -40,14 +41,17 @@ def config_for(hosts: Path, *, num_envs: int, scheduler: SchedulerConfig) -> Tra
 
 @contextlib.asynccontextmanager
 async def rollout_over(
-    config: TrainingConfig, model: MlpPolicy, *, answer_within_s: float = ANSWER_WITHIN_S
+    config: TrainingConfig,
+    model: MlpPolicy,
+    *,
+    answer_within_s: float = ANSWER_WITHIN_S,
+    pictures: PictureRoutes | None = None,
 ) -> AsyncIterator[HostRollout]:
-    """Bring up the hosts that a configuration lists."""
+    """Bring up the hosts that a configuration lists; pictures go by `pictures`, if given."""
     assert config.cluster.hosts is not None
     team = Team.of(model)
-    async with (
-        DeviceLane(1) as lane,
-        HostRollout(
+    async with DeviceLane(1) as lane:
+        rollout = HostRollout(
             ListedHosts(Path(config.cluster.hosts), answer_within_s=answer_within_s),
             config,
             recipe_of(config, STARTS, team, timed_agent),
@@ -55,6 +59,8 @@ async def rollout_over(
             lane,
             here=None,
             weight_version=0,
-        ) as rollout,
-    ):
-        yield rollout
+        )
+        if pictures is not None:
+            rollout.pictures = pictures
+        async with rollout:
+            yield rollout

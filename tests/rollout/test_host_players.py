@@ -5,6 +5,7 @@ one gets less.
 import asyncio
 from collections.abc import Callable
 
+import msgspec
 import pytest
 from far_hosts import FarHost
 from rollout_fakes import CountingEngine, fingerprint, source
@@ -14,15 +15,20 @@ from vla_rl.rollout.attempts import MOST_HOST_LOSSES
 from vla_rl.rollout.depot import Depot
 from vla_rl.rollout.host_players import HostPlayers
 from vla_rl.rollout.simulated_time import run_in_simulated_time
-from vla_rl.types import Group
+from vla_rl.types import Group, Shelved, Trajectory
 
 
 class Cluster:
     """A scheduler of 4 groups of 4 per update over hosts that share an engine."""
 
-    def __init__(self, keep: Callable[[Group], bool] | None = None, **settings: object) -> None:
+    def __init__(
+        self,
+        keep: Callable[[Group], bool] | None = None,
+        drop_shelved: Callable[[Shelved], None] | None = None,
+        **settings: object,
+    ) -> None:
         self.engine = CountingEngine()
-        self.players = HostPlayers(0)
+        self.players = HostPlayers(0, drop_shelved)
         config = SchedulerConfig(**{"groups_per_update": 4, "max_staleness": 1, **settings})
         self.scheduler = EpisodeScheduler(self.players, source(), config, keep=keep)
 
@@ -285,5 +291,33 @@ def test_arrays_that_are_lost_with_their_host_cost_a_replay_and_no_episode() -> 
             assert cluster.scheduler.metrics()["rollout/lost/died"] >= 3
             await cluster.update()
             cluster.scheduler.check_conservation()
+
+    run_in_simulated_time(main())
+
+
+class ShelvingHost(FarHost):
+    """A host whose pictures go to a shelf once their group is kept."""
+
+    async def whole(self, trajectory: Trajectory) -> Trajectory:
+        whole = await super().whole(trajectory)
+        assert trajectory.deposit is not None
+        shelved = Shelved(host="", key=trajectory.deposit.key, num_bytes=10)
+        return msgspec.structs.replace(whole, shelved=shelved)
+
+
+def test_pictures_on_a_shelf_are_dropped_once_their_group_was_trained() -> None:
+    async def main() -> None:
+        dropped: list[Shelved] = []
+        cluster = Cluster(drop_shelved=dropped.append)
+        cluster.players.add("far", ShelvingHost(cluster.engine, 4, depot=Depot("far", 1 << 20)))
+        trained: list[Shelved | None] = []
+        async with cluster.engine.batcher, cluster.scheduler:
+            for _ in range(3):
+                groups = await cluster.update()
+                trained += [member.shelved for group in groups for member in group.trajectories]
+                assert dropped == trained
+                assert None not in trained
+            shelved = cluster.players.metrics()["hosts/picture_bytes_shelved"]
+            assert shelved >= 10 * len(trained) == 10 * 3 * 16
 
     run_in_simulated_time(main())

@@ -5,6 +5,7 @@ import pytest
 from rollout_fakes import finished, source
 
 from vla_rl.rollout.outstanding import GroupState, OutstandingGroups
+from vla_rl.types import Shelved
 
 
 def test_a_lost_episode_begins_again_before_any_newer_one() -> None:
@@ -54,3 +55,18 @@ def test_a_saved_group_goes_on_with_the_members_that_it_lacks() -> None:
     assert groups.next_episode() == plan.episodes[1]
     (saved,) = groups.state()
     assert (saved.plan, saved.dispatch_version, saved.is_complete) == (plan, 1, False)
+
+
+def test_a_member_whose_pictures_end_with_the_run_is_run_again_after_a_resume() -> None:
+    groups, plan = OutstandingGroups(), source(group_size=2).next_group()
+    groups.add(plan, dispatch_version=3)
+    beside = Shelved(host="", key=1, num_bytes=10)
+    groups.finish(msgspec.structs.replace(finished(plan.episodes[0]), shelved=beside))
+    groups.finish(finished(plan.episodes[1]))
+    assert groups.num_played() == (2, 0)
+    (saved,) = groups.state()
+    assert [each.episode.member for each in saved.trajectories] == [1]
+    resumed = OutstandingGroups()
+    assert resumed.add_played(saved) is None
+    assert resumed.next_episode() == plan.episodes[0]
+    assert resumed.num_played() == (0, 1)

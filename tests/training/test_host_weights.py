@@ -12,7 +12,7 @@ from torch import nn
 
 from vla_rl.actors.listening import ListenPlace
 from vla_rl.errors import ActorDied, CheckpointError
-from vla_rl.training.hosts import neighbours
+from vla_rl.training.hosts import doors, neighbours
 from vla_rl.training.hosts.messages import Door, HeldVersion, HostStatus, Taken, WeightHeading
 from vla_rl.training.hosts.publishing import HostWeights
 from vla_rl.training.hosts.spreading import WeightHost
@@ -307,7 +307,7 @@ async def test_a_host_without_a_free_port_passes_nothing_on(
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
         place = ListenPlace("127.0.0.1", (port, port))
-        monkeypatch.setattr(neighbours, "own_place", lambda: place)
+        monkeypatch.setattr(doors, "own_place", lambda: place)
         with pytest.raises(OSError, match=r"no port from .* wider range with --ports"):
             hosts[0].shelf.give(hosts[1].shelf.new_link())
         await site.publish(1)

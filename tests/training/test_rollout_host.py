@@ -18,6 +18,7 @@ from vla_rl.algorithms import EmbeddingConfig
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine, make_torch_engine
 from vla_rl.envs.text import TextEnvPool, TextPoolConfig
 from vla_rl.errors import ConfigError
+from vla_rl.learning.sharded.messages import pack_observed, unpack_observed
 from vla_rl.models.language import TinyConfig, tiny
 from vla_rl.models.trajectory_encoders import trajectory_encoder
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
@@ -31,16 +32,19 @@ from vla_rl.rollout import (
     TaskStart,
     embodied_agent,
 )
+from vla_rl.rollout.depot import observed_bytes
 from vla_rl.simulation import SimulatorPool
 from vla_rl.training.agents import agent_of
 from vla_rl.training.hosts.embedding import save_encoder
 from vla_rl.training.hosts.far_player import FarPlayer
+from vla_rl.training.hosts.messages import HostStatus
+from vla_rl.training.hosts.picture_routes import PictureRoutes
 from vla_rl.training.hosts.publishing import HostWeights
 from vla_rl.training.hosts.recipe import pieces_of, recipe_of
 from vla_rl.training.hosts.rollout_host import RolloutHost
 from vla_rl.training.hosts.spreading import WeightHost
 from vla_rl.training.team import Team
-from vla_rl.types import SOLE_MEMBER, EnvSpec, Group, Roster, Trajectory
+from vla_rl.types import SOLE_MEMBER, EnvSpec, EpisodeSpec, Group, Roster, ShelvedArray, Trajectory
 
 SMALL = TinyConfig(
     hidden_size=32,
@@ -65,6 +69,34 @@ def figures(trajectory: Trajectory) -> list[bytes]:
             np.array(step.chunk.weight_version),
         )
     ]
+
+
+async def require_same_beside(
+    host: RolloutHost, status: HostStatus, episode: EpisodeSpec, whole: Trajectory
+) -> None:
+    """Run an episode again, whose pictures go to a shelf, and compare it with the whole one."""
+    async with PictureRoutes(1 << 24) as routes:
+        far = FarPlayer(host, status, route=await routes.to("far", host, "127.0.0.1"))
+        beside = await far.whole(await far.play(episode))
+        assert beside.shelved is not None
+        assert beside.embedding is not None
+        assert whole.embedding is not None
+        assert np.array_equal(beside.embedding, whole.embedding)
+        places = [step.observation["image"] for step in beside.steps]
+        assert all(isinstance(place, ShelvedArray) for place in places)
+        assert observed_bytes(beside) == 0
+        assert beside.shelved.num_bytes == observed_bytes(whole)
+        read = unpack_observed(pack_observed([step.observation for step in beside.steps]))
+        steps = tuple(
+            msgspec.structs.replace(step, observation=seen)
+            for step, seen in zip(beside.steps, read, strict=True)
+        )
+        assert [list(seen) for seen in read] == [list(step.observation) for step in whole.steps]
+        assert figures(msgspec.structs.replace(beside, steps=steps)) == figures(whole)
+        routes.drop(beside.shelved)
+        await far.whole(await far.play(episode))  # which takes the message along
+        with pytest.raises(OSError, match="the process that held them has dropped them"):
+            places[0].read()
 
 
 async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that_were_sent(
@@ -111,6 +143,8 @@ async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that
         whole = await far.whole(light)
         first = figures(whole)
         assert first == await played_here(model, 0)
+
+        await require_same_beside(host, status, episode, whole)
 
         roster = Roster([SOLE_MEMBER])
         # a host embeds what it hands over, with the encoder of the run

@@ -123,6 +123,10 @@ class GroupReward:
     def __init__(self, config: RewardConfig) -> None:
         self._reward = named(REWARDS, config.function, "reward")
         self._manager = named(MANAGERS, config.manager, "reward manager")
+        self.may_read_pictures = not (
+            self._reward in REWARDS.values() and self._manager in MANAGERS.values()
+        )
+        """Whether the reward or its manager is a function of the user's."""
 
     async def __call__(self, group: Group) -> NodeOutput:
         """Return `DecisionRewards` for each episode.

@@ -15,7 +15,7 @@ from vla_rl.observe.run_directory import RunDirectory
 from vla_rl.observe.sinks import JsonlSink, TensorBoardSink, WandbSink
 from vla_rl.observe.summary import print_summary, summary_tables
 from vla_rl.observe.versions import versions
-from vla_rl.observe.videos import VideoChoice, VideoRecorder, video_name, write_video
+from vla_rl.observe.videos import VideoChoice, VideoRecorder, filmed, video_name, write_video
 
 __all__ = [
     "GpuMemory",
@@ -33,6 +33,7 @@ __all__ = [
     "VideoRecorder",
     "WandbSink",
     "available_bytes",
+    "filmed",
     "gpu_memory",
     "memory_table",
     "print_summary",

@@ -1,15 +1,19 @@
 """Videos of chosen episodes: the policy's frames, with the instruction and the outcome below them.
 
 trajectories ─► VideoChoice: first success and first failure of a task every k updates ─► VideoRecorder's thread ─► mp4
+                                                            pictures on a shelf: Film there ─► its bytes ─┘
 """
 
 import os
 import re
+import tempfile
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +21,7 @@ from numpy.typing import NDArray
 from vla_rl.observe.captions import with_caption
 from vla_rl.observe.mp4 import encode_mp4
 from vla_rl.observe.outlet import FailureStreak
-from vla_rl.types import Trajectory
+from vla_rl.types import Observation, ShelvedArray, Trajectory
 
 
 class VideoChoice:
@@ -51,6 +55,12 @@ class VideoChoice:
         self._taken.discard((trajectory.episode.task, trajectory.is_success))
 
 
+Film: TypeAlias = Callable[
+    [Sequence[ShelvedArray], Sequence[tuple[str, str]], float], "Future[NDArray[np.uint8]]"
+]
+"""Begins a video where its pictures are, as `filmed` makes it. Called in the event loop."""
+
+
 class VideoRecorder:
     """Writes chosen trajectories in a thread of its own.
 
@@ -60,6 +70,14 @@ class VideoRecorder:
     counted in `num_left_out`, and later episodes of their kind replace them. A video that cannot be
     written is counted in `num_failed`, the first of several in a row is reported, and a later
     episode of its kind is tried.
+
+    Args:
+        folder: the place of the videos.
+        every_updates: updates of a window.
+        image_key: name of the image in an observation.
+        frames_per_s: decisions in a second.
+        max_pending: most videos that are not written yet.
+        film: makes videos of pictures that are on a shelf; None if all pictures are here.
     """
 
     def __init__(
@@ -70,9 +88,10 @@ class VideoRecorder:
         image_key: str = "image",
         frames_per_s: float = 5.0,
         max_pending: int = 8,
+        film: Film | None = None,
     ) -> None:
         self._folder, self._image_key, self._frames_per_s = folder, image_key, frames_per_s
-        self._choice = VideoChoice(every_updates)
+        self._choice, self._film = VideoChoice(every_updates), film
         self._room = threading.BoundedSemaphore(max_pending)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="videos")
         self._failures = FailureStreak(
@@ -99,14 +118,28 @@ class VideoRecorder:
                 self._choice.give_back(trajectory)
                 continue
             path = self._folder / video_name(update, trajectory)
-            job = self._thread.submit(
-                write_video, path, trajectory, self._image_key, self._frames_per_s
-            )
+            job = self._begin(path, trajectory)
             job.add_done_callback(partial(self._done, path.name, trajectory))
 
     def close(self) -> None:
         """Wait until every accepted video is written."""
         self._thread.shutdown(wait=True)
+
+    def _begin(self, path: Path, trajectory: Trajectory) -> Future[None]:
+        if trajectory.shelved is None or self._film is None:
+            return self._thread.submit(
+                write_video, path, trajectory, self._image_key, self._frames_per_s
+            )
+        try:
+            images = images_of_video(trajectory, self._image_key)
+        except ValueError as error:
+            failed: Future[None] = Future()
+            failed.set_exception(error)
+            return failed
+        shelved = [image for image in images if isinstance(image, ShelvedArray)]
+        # begun here and now: the pictures are dropped after the update
+        film = self._film(shelved, captions_of(trajectory), self._frames_per_s)
+        return self._thread.submit(_write_filmed, path, film)
 
     def _done(self, name: str, trajectory: Trajectory, job: Future[None]) -> None:
         self._room.release()
@@ -140,40 +173,89 @@ def write_video(
     Raises: ValueError, naming the episode, if its observations have no images or change their size;
     OSError if ffmpeg cannot write.
     """
+    images = (_here(image) for image in images_of_video(trajectory, image_key))
+    with _appearing(path) as part:
+        encode_mp4(part, captioned(images, captions_of(trajectory), frames_per_s), frames_per_s)
+
+
+def filmed(
+    images: Sequence[NDArray[np.uint8]], captions: Sequence[tuple[str, str]], frames_per_s: float
+) -> NDArray[np.uint8]:
+    """Return the bytes of a video as `write_video` writes it; blocks meanwhile."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "video.mp4"
+        encode_mp4(path, captioned(images, captions, frames_per_s), frames_per_s)
+        return np.fromfile(path, np.uint8)
+
+
+def captioned(
+    images: Iterable[NDArray[np.uint8]], captions: Sequence[tuple[str, str]], frames_per_s: float
+) -> Iterator[NDArray[np.uint8]]:
+    """Yield each image as a frame with its two lines; the final one for a second more."""
+    for number, (image, lines) in enumerate(zip(images, captions, strict=True), start=1):
+        frame = with_caption(image, *lines)
+        is_last = number == len(captions)
+        yield from [frame] * (1 + max(1, round(frames_per_s)) if is_last else 1)
+
+
+def captions_of(trajectory: Trajectory) -> list[tuple[str, str]]:
+    """Return the two lines below each image of a video."""
+    episode, num_steps = trajectory.episode, len(trajectory.steps)
+    moments = [f"{number}/{num_steps}" for number in range(1, num_steps + 1)]
+    return [
+        (
+            str(observation.get("instruction", "")),
+            f"{moment}  {episode.task}  episode {episode.episode_id}",
+        )
+        for observation, moment in zip(
+            _seen(trajectory), [*moments, trajectory.stop_reason.value], strict=True
+        )
+    ]
+
+
+def images_of_video(
+    trajectory: Trajectory, image_key: str
+) -> list[NDArray[np.uint8] | ShelvedArray]:
+    """Return the image of each observation, the final one included.
+
+    Raises: ValueError, naming the episode, if one has none.
+    """
+    images: list[NDArray[np.uint8] | ShelvedArray] = []
+    for index, observation in enumerate(_seen(trajectory)):
+        image = observation.get(image_key)
+        if (
+            not isinstance(image, np.ndarray | ShelvedArray)
+            or np.dtype(image.dtype) != np.uint8
+            or image.shape[2:] != (3,)
+        ):
+            raise ValueError(
+                f"episode {trajectory.episode.episode_id} has no uint8 [H, W, 3] {image_key!r} in "
+                f"observation {index}, only {sorted(observation)}; a video needs these frames."
+            )
+        images.append(image)
+    return images
+
+
+def _seen(trajectory: Trajectory) -> list[Observation]:
+    return [*(step.observation for step in trajectory.steps), trajectory.final_observation]
+
+
+def _here(image: NDArray[np.uint8] | ShelvedArray) -> NDArray[np.uint8]:
+    assert isinstance(image, np.ndarray), "pictures on a shelf are filmed there"
+    return image
+
+
+@contextmanager
+def _appearing(path: Path) -> Iterator[Path]:
+    """Yield the path to write to; the file gets its name when it is complete."""
     part = path.with_suffix(".part.mp4")
     try:
-        encode_mp4(
-            part,
-            _captioned_frames(trajectory, image_key, hold=max(1, round(frames_per_s))),
-            frames_per_s,
-        )
+        yield part
         os.replace(part, path)
     finally:
         part.unlink(missing_ok=True)
 
 
-def _captioned_frames(
-    trajectory: Trajectory, image_key: str, hold: int
-) -> Iterator[NDArray[np.uint8]]:
-    """Yield each observation as a frame; the final one `hold` times more."""
-    observations = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
-    episode = trajectory.episode
-    for index, observation in enumerate(observations):
-        image = observation.get(image_key)
-        if (
-            not isinstance(image, np.ndarray)
-            or image.dtype != np.uint8
-            or image.ndim != 3
-            or image.shape[2] != 3
-        ):
-            raise ValueError(
-                f"episode {episode.episode_id} has no uint8 [H, W, 3] {image_key!r} in observation "
-                f"{index}, only {sorted(observation)}; a video needs these frames."
-            )
-        is_last = index == len(observations) - 1
-        moment = trajectory.stop_reason.value if is_last else f"{index + 1}/{len(trajectory.steps)}"
-        instruction = str(observation.get("instruction", ""))
-        frame = with_caption(
-            image, instruction, f"{moment}  {episode.task}  episode {episode.episode_id}"
-        )
-        yield from [frame] * (1 + hold if is_last else 1)
+def _write_filmed(path: Path, film: Future[NDArray[np.uint8]]) -> None:
+    with _appearing(path) as part:
+        film.result().tofile(part)

@@ -2,18 +2,19 @@
 
     trajectory ──► lighten ──► light trajectory (rewards, versions, infos) ──► scheduler: filters, counts
                        └──► arrays ──► Depot ── take, once the group is to be trained on ──► made_whole
+                                             └─ observed: to a shelf beside the learner's ranks
 
 A group that is filtered never travels: its arrays are dropped where they are.
 """
 
 import secrets
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any, Final
 
 import msgspec
 import numpy as np
 
-from vla_rl.types import Deposit, Observation, Step, Trajectory
+from vla_rl.types import Deposit, Observation, ShelvedArray, Step, Trajectory
 
 HEAVY_BYTES: Final = 512
 """Arrays from this size on are kept; a smaller one costs less in place than its entry."""
@@ -22,6 +23,7 @@ EMBEDDING: Final = "embedding"
 """Place of an array that is not part of an episode: what an encoder has made of it."""
 
 _IN_CHUNK: Final = ("actions", "tokens", "log_probs", "weight_versions")
+_FINAL: Final = "final"
 _EMPTY: Final = np.zeros((0,), np.float32)
 
 
@@ -72,6 +74,12 @@ class Depot:
         self._num_bytes -= num_bytes
         return arrays
 
+    def observed(self, key: int) -> dict[str, np.ndarray] | None:
+        """Return the arrays of a trajectory's observations, and keep them; None if it has none."""
+        if key not in self._kept:
+            return None
+        return {place: array for place, array in self._kept[key][2].items() if is_observed(place)}
+
     def keep(self, keys: Collection[int]) -> tuple[int, ...]:
         """Keep the arrays of these trajectories alone; return which of them are here."""
         for key in self._kept.keys() - set(keys):
@@ -81,6 +89,36 @@ class Depot:
     def drop(self, key: int) -> None:
         """Drop the arrays of a trajectory that nothing will use; an unknown key is ignored."""
         self.take(key)
+
+
+def is_observed(place: str) -> bool:
+    """Return whether the array at this place is part of an observation."""
+    return place.startswith(f"{_FINAL}/") or place.partition("/")[2].startswith("observation/")
+
+
+def besides_observed(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the arrays that a learner needs of an episode whose observations have another way.
+
+    Frames between two decisions are for encoders alone, so they are left out.
+    """
+    return {
+        place: array
+        for place, array in arrays.items()
+        if not is_observed(place) and not place.endswith("/frames")
+    }
+
+
+def lacks_observed(light: Trajectory) -> bool:
+    """Return whether observations of a trajectory have arrays in a depot."""
+    seen = [*(step.observation for step in light.steps), light.final_observation]
+    return any(value is None for one in seen for value in one.values())
+
+
+def observed_bytes(trajectory: Trajectory) -> int:
+    """Return the bytes of the large arrays of a trajectory's observations that are in it."""
+    seen = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
+    arrays = (each for one in seen for each in one.values() if isinstance(each, np.ndarray))
+    return sum(array.nbytes for array in arrays if array.nbytes >= HEAVY_BYTES)
 
 
 def lightened(trajectory: Trajectory) -> tuple[Trajectory, dict[str, np.ndarray]]:
@@ -99,20 +137,20 @@ def lightened(trajectory: Trajectory) -> tuple[Trajectory, dict[str, np.ndarray]
             arrays[f"{number}/frames"], changed["frames"] = step.frames, None
         changed["observation"] = _without(step.observation, f"{number}/observation", arrays)
         steps.append(msgspec.structs.replace(step, **changed))
-    final = _without(trajectory.final_observation, "final", arrays)
+    final = _without(trajectory.final_observation, _FINAL, arrays)
     light = msgspec.structs.replace(trajectory, steps=tuple(steps), final_observation=final)
     return light, arrays
 
 
-def made_whole(light: Trajectory, arrays: dict[str, np.ndarray]) -> Trajectory:
-    """Put the arrays back into a trajectory that was lightened."""
-    observations: dict[str, dict[str, np.ndarray]] = {}
+def made_whole(light: Trajectory, arrays: Mapping[str, np.ndarray | ShelvedArray]) -> Trajectory:
+    """Put the arrays back into a trajectory that was lightened, or what stands for them."""
+    observations: dict[str, dict[str, Any]] = {}
     for place, array in arrays.items():
         owner, _, name = place.rpartition("/")
         observations.setdefault(owner, {})[name] = array
     steps = tuple(_whole_step(step, str(k), observations) for k, step in enumerate(light.steps))
     # in the order of the light one, whose places were kept
-    final = {**light.final_observation, **observations.get("final", {})}
+    final = {**light.final_observation, **observations.get(_FINAL, {})}
     return msgspec.structs.replace(
         light,
         steps=steps,
@@ -122,7 +160,7 @@ def made_whole(light: Trajectory, arrays: dict[str, np.ndarray]) -> Trajectory:
     )
 
 
-def _whole_step(step: Step, number: str, arrays: dict[str, dict[str, np.ndarray]]) -> Step:
+def _whole_step(step: Step, number: str, arrays: dict[str, dict[str, Any]]) -> Step:
     frames = arrays.get(number, {}).get("frames")
     return msgspec.structs.replace(
         step,

@@ -15,11 +15,12 @@ from typing import Final
 
 from vla_rl.actors.waits import waiting
 from vla_rl.errors import ActorDied, ActorFrozen
+from vla_rl.rollout.depot import observed_bytes
 from vla_rl.rollout.player import EpisodePlayer
 from vla_rl.rollout.playing import EpisodeLost
 from vla_rl.rollout.playing_host import PlayingHost
 from vla_rl.rollout.policies import DecisionCounts
-from vla_rl.types import EpisodeSpec, Trajectory
+from vla_rl.types import EpisodeSpec, Shelved, Trajectory
 
 SLOW: Final = 3.0
 """A host gets fewer episodes if a decision takes this many times as long there as on the median host.
@@ -41,10 +42,14 @@ class HostPlayers:
 
     Args:
         weight_version: version that every host serves that is added.
+        drop_shelved: lets pictures on a shelf be dropped; None if there is no shelf.
     """
 
-    def __init__(self, weight_version: int) -> None:
-        self._weight_version = weight_version
+    def __init__(
+        self, weight_version: int, drop_shelved: Callable[[Shelved], None] | None = None
+    ) -> None:
+        self._weight_version, self._drop_shelved = weight_version, drop_shelved
+        self._picture_bytes = {"here": 0, "shelved": 0}
         self._members: dict[str, PlayingHost] = {}
         self._changed = asyncio.Event()
         self._calls: list[Callable[[], None]] = []
@@ -180,12 +185,17 @@ class HostPlayers:
         if member is None:
             raise EpisodeLost(episode, "died", f"host {host!r}, which had its arrays, is gone")
         try:
-            return await member.player.whole(trajectory)
+            whole = await member.player.whole(trajectory)
         except ActorDied as death:
             raise EpisodeLost(episode, "died", f"host {host!r} is gone: {death.cause}") from death
+        self._picture_bytes["here"] += observed_bytes(whole)
+        self._picture_bytes["shelved"] += 0 if whole.shelved is None else whole.shelved.num_bytes
+        return whole
 
     def drop(self, trajectory: Trajectory) -> None:
-        """Let the arrays of a light trajectory be dropped where they are."""
+        """Let the arrays of a trajectory be dropped where they are, if they are not here."""
+        if trajectory.shelved is not None and self._drop_shelved is not None:
+            self._drop_shelved(trajectory.shelved)
         if trajectory.deposit is not None:
             member = self._members.get(trajectory.deposit.host)
             if member is not None:
@@ -210,8 +220,14 @@ class HostPlayers:
         self._calls.append(call)
 
     def metrics(self) -> dict[str, float]:
-        """Return the number of hosts, and slots, episodes and speed of each."""
+        """Return the number of hosts; slots, episodes and speed of each; the ways of pictures.
+
+        `hosts/picture_bytes_here` came to this process, since the start of the run.
+        `hosts/picture_bytes_shelved` went past it, to a shelf beside the learner's ranks.
+        """
         metrics = {"hosts/num_playing": float(len(self._members))}
+        for way, num_bytes in self._picture_bytes.items():
+            metrics[f"hosts/picture_bytes_{way}"] = float(num_bytes)
         for host, member in sorted(self._members.items()):
             metrics[f"hosts/{host}/slots"] = float(self._slots(member))
             metrics[f"hosts/{host}/episodes_playing"] = float(member.num_running)

@@ -141,12 +141,16 @@ class OutstandingGroups:
         return tuple(group for group in groups if has_deposits(group))
 
     def state(self) -> tuple[GroupState, ...]:
-        """Return all outstanding groups, in order of dispatch."""
+        """Return all outstanding groups, in order of dispatch.
+
+        Members whose pictures are on a shelf are left out, and run again after a resume: a shelf ends
+        with its run.
+        """
         return tuple(
             GroupState(
                 plan=record.plan,
                 dispatch_version=record.dispatch_version,
-                trajectories=record.in_order(),
+                trajectories=tuple(each for each in record.in_order() if each.shelved is None),
             )
             for record in self._records.values()
         )

@@ -37,14 +37,14 @@ class EpisodePlayer(Protocol):
         ...
 
     async def whole(self, trajectory: Trajectory) -> Trajectory:
-        """Return a light trajectory of this player with all its arrays.
+        """Return a light trajectory of this player with all its arrays, or what stands for them.
 
         Call it once. Raises: EpisodeLost if they are gone with their host.
         """
         ...
 
     def drop(self, trajectory: Trajectory) -> None:
-        """Let the arrays of a light trajectory be dropped where they are."""
+        """Let the arrays of a trajectory be dropped where they are, if they are not here."""
         ...
 
     def decisions(self, now: float) -> DecisionCounts:

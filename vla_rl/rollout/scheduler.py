@@ -163,6 +163,8 @@ class EpisodeScheduler:
         version = self.version
         for group in self._book.trained():
             self._meter.trained(group, version)
+            for member in group.trajectories:
+                self._player.drop(member)
         note_progress("updates")
         # between counting and dispatching: every episode is in one place now, and none has begun
         self.check_conservation()

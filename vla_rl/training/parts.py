@@ -222,8 +222,11 @@ class TrainingParts:
         )
         if self._restarts is not None:
             self._restarts.sit(seating)
+        assert self.hosts is not None, "hosts that learn are listed"
+        self.hosts.pictures.sit(seating)
         for learner in sharded_learners(self.learner, self._team):
             learner.sit(seating)
+            learner.ranks.group.lender = self.hosts.pictures
 
     @asynccontextmanager
     async def opened_players(self, run: Path) -> AsyncIterator[None]:
@@ -238,7 +241,11 @@ class TrainingParts:
             if self.hosts is not None:
                 await asyncio.to_thread(self.hosts.belong_to, run)
                 await stack.enter_async_context(self.hosts)
-                print(f"episodes run on {', '.join(self.hosts.players.hosts)}", flush=True)
+                ways = (
+                    f"episodes run on {', '.join(self.hosts.players.hosts)}",
+                    self.hosts.picture_way,
+                )
+                print("; ".join(filter(None, ways)), flush=True)
             yield
 
     def metrics(self) -> dict[str, float]:
@@ -271,7 +278,8 @@ class TrainingParts:
 
     def write_videos(self, run: RunDirectory) -> VideoRecorder:
         """Make the node `show` write videos into `run`; the caller closes the recorder."""
-        videos = VideoRecorder(run.videos, self.config.run.videos_every)
+        film = None if self.hosts is None else self.hosts.pictures.film
+        videos = VideoRecorder(run.videos, self.config.run.videos_every, film=film)
         self.show.offer = videos.offer
         return videos
 

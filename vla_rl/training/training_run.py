@@ -94,6 +94,11 @@ class TrainingRun:
             evaluates_here=judge is not None and not isinstance(judge, HeldOutJudge),
         )
         self.graph: TaskGraph = customised(make_pipeline(self._parts), customise).build()
+        if self._parts.hosts is not None:
+            # imported here, because one host pays nothing for what several need
+            from vla_rl.training.hosts.picture_needs import choose_picture_way
+
+            choose_picture_way(config, self.graph, team, self._parts.hosts)
         peak = peak_of_run(config.run, device_name(self._parts.device))
         # ranks compute in processes of their own, whose arithmetic this lane does not see
         if peak is not None and config.learner.ranks == 1:

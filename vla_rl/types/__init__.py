@@ -38,6 +38,7 @@ from vla_rl.types.reply_options import (
 )
 from vla_rl.types.roster import SOLE_MEMBER, Roster, by_member
 from vla_rl.types.seeds import derive_seed
+from vla_rl.types.shelved import Shelved, ShelvedArray
 from vla_rl.types.struct import ExplainsFields
 from vla_rl.types.trajectory import (
     ActionChunk,
@@ -85,6 +86,8 @@ __all__ = [
     "ReplyOptions",
     "Roster",
     "Sampling",
+    "Shelved",
+    "ShelvedArray",
     "Step",
     "StopReason",
     "TextEnv",

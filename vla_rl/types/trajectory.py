@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from vla_rl.types.episode import EpisodeSpec
 from vla_rl.types.language import DEFAULT_AGENT
 from vla_rl.types.observation import Info, Observation
+from vla_rl.types.shelved import Shelved
 from vla_rl.types.struct import ExplainsFields
 
 
@@ -175,7 +176,11 @@ class Trajectory(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=
 
     deposit: Deposit | None = None
     """Place of its observations, tokens and actions, if it is light: then rewards, versions, infos
-    and small values alone are here. None: all is here, as for every trajectory of an update."""
+    and small values alone are here. None for every trajectory of an update."""
+
+    shelved: Shelved | None = None
+    """Place of its large observations, if they are beside the ranks that will read them: then each is
+    a `ShelvedArray` here. None: all is here, or with the deposit."""
 
     embedding: np.ndarray | None = None
     """float32 [T, D], the trajectory as the run's encoder sees it, computed on the host that ran the

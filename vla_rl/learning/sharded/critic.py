@@ -15,7 +15,7 @@ from vla_rl.learning.optimizer import StepReport
 from vla_rl.learning.plan import plan_passes
 from vla_rl.learning.sharded.group import RankGroup
 from vla_rl.learning.sharded.in_order import idle_row, in_order
-from vla_rl.learning.sharded.messages import pack_seen
+from vla_rl.learning.sharded.messages import pack_observed, pack_seen
 from vla_rl.learning.sharded.rank import LearnerRank
 from vla_rl.learning.sharded.staged import RankTensors
 from vla_rl.learning.value_passes import ValueRows, ValueSums, num_read, summed_values
@@ -87,9 +87,10 @@ class RankCriticPasses:
             padded = [*parts, *[idle] * (num_passes - len(parts))]
 
             def call(index: Tensor) -> Awaitable[Any]:
-                return rank.judge([dict(observations[row]) for row in index.tolist()])
+                return rank.judge(pack_observed([beside[row] for row in index.tolist()]))
 
-            found = await in_order(call, padded)
+            async with self._group.at_hand(rank, observations, padded) as beside:
+                found = await in_order(call, padded)
             for index, result in zip(parts, found, strict=False):
                 values[index] = torch.tensor(result)
             await rank.end_critic()
@@ -108,11 +109,14 @@ class RankCriticPasses:
 
             def call(number: int) -> Awaitable[Any]:
                 is_masked = number >= len(parts)
-                part = rows.rows(idle if is_masked else parts[number])
+                part = beside.rows(idle if is_masked else parts[number])
                 seen = pack_seen(part, is_masked=is_masked)
                 return rank.fit(seen, num_rows, number == num_passes - 1)
 
-            found: list[tuple[float, float]] = await in_order(call, range(num_passes))
+            seen, needed = rows.observations, [*parts, idle]
+            async with self._group.at_hand(rank, seen, needed) as observations:
+                beside = rows._replace(observations=observations)
+                found: list[tuple[float, float]] = await in_order(call, range(num_passes))
             return found[: len(parts)]
 
         sums = await self._group.together(fit(*pair) for pair in self._group.dealt(dealt))

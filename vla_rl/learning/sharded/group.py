@@ -7,10 +7,12 @@ rank's own error, such as a ValueError about a row.
 
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
 from msgspec.structs import replace
+from torch import Tensor
 
 from vla_rl.actors import Runtime
 from vla_rl.actors.owned_folder import OwnedFolder, sweep
@@ -19,9 +21,11 @@ from vla_rl.learning.config import CriticConfig, LearnerConfig
 from vla_rl.learning.imitation_passes import Preparation
 from vla_rl.learning.optimizer import DivergedError
 from vla_rl.learning.sharded.far_hosts import FarHosts, Needed, clock_offset_s
+from vla_rl.learning.sharded.pictures import PictureLender, at_hand
 from vla_rl.learning.sharded.rank import LearnerRank
 from vla_rl.learning.sharded.seats import Seating, seated_here
 from vla_rl.learning.sharded.starting import RankStart, saved
+from vla_rl.types import Observation
 
 T = TypeVar("T")
 
@@ -56,6 +60,9 @@ class RankGroup:
         self._seating: Seating | None = None
         self.clock_offsets_s: list[float] = []
         """Seconds to add to each rank's times, to have them on this host's clock."""
+
+        self.lender: PictureLender | None = None
+        """Copies pictures that are beside ranks of other hosts; None if none are."""
 
         self._has_reference = False
         self._critic: CriticConfig | None = None
@@ -125,6 +132,13 @@ class RankGroup:
         """Yield each rank with its part; the ranks of a tensor group have the same one."""
         size = self._config.tensor_parallel
         return ((rank, parts[number // size]) for number, rank in enumerate(self.ranks))
+
+    def at_hand(
+        self, rank: LearnerRank, observations: Sequence[Observation], indices: Iterable[Tensor]
+    ) -> AbstractAsyncContextManager[tuple[Observation, ...]]:
+        """Return observations for a rank, which will read the rows of `indices`: see `at_hand`."""
+        number = next(number for number, each in enumerate(self.ranks) if each is rank)
+        return at_hand(self.lender, self.seating.seats[number].host, observations, indices)
 
     def counted(self, found: Sequence[T]) -> Sequence[T]:
         """Return the results of all ranks, once for each tensor group."""

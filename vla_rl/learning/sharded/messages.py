@@ -1,6 +1,6 @@
 """Rows, sums and weights on their way between the learner and its ranks: plain values and arrays."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -15,12 +15,20 @@ from vla_rl.learning.decisions import Decisions
 from vla_rl.learning.imitation_passes import Lessons
 from vla_rl.learning.update_metrics import MicroBatchSums, on_host
 from vla_rl.learning.value_passes import ValueRows
+from vla_rl.types import Observation, ShelvedArray
+
+
+class Observed(msgspec.Struct, frozen=True):
+    """Observations of some rows. What lies on a shelf beside the rank is named, and None here."""
+
+    here: list[dict[str, Any]]
+    shelved: list[dict[str, ShelvedArray]]
 
 
 class Rows(msgspec.Struct, frozen=True):
     """A micro-batch: what was observed, and its columns by name."""
 
-    observations: list[dict[str, Any]]
+    observations: Observed
     columns: dict[str, np.ndarray]
     action_tokens: int
 
@@ -28,7 +36,7 @@ class Rows(msgspec.Struct, frozen=True):
 class Seen(msgspec.Struct, frozen=True):
     """A micro-batch of a critic: observations, and the values to fit."""
 
-    observations: list[dict[str, Any]]
+    observations: Observed
     target: np.ndarray
     old: np.ndarray
     is_masked: bool = False
@@ -38,7 +46,7 @@ class Seen(msgspec.Struct, frozen=True):
 class Shown(msgspec.Struct, frozen=True):
     """A micro-batch of supervised learning."""
 
-    observations: list[dict[str, Any]]
+    observations: Observed
     tokens: np.ndarray
     mask: np.ndarray
 
@@ -80,7 +88,7 @@ class Piece(msgspec.Struct, frozen=True):
 def pack_rows(rows: Decisions) -> Rows:
     """Return the message of some rows."""
     columns = {name: column.numpy() for name, column in rows.tensors().items()}
-    return Rows([dict(each) for each in rows.observations], columns, rows.action_tokens)
+    return Rows(pack_observed(rows.observations), columns, rows.action_tokens)
 
 
 def unpack_rows(message: Rows) -> Decisions:
@@ -89,40 +97,57 @@ def unpack_rows(message: Rows) -> Decisions:
     They have no places: errors are located where the rows came from.
     """
     columns: Any = {name: torch.tensor(column) for name, column in message.columns.items()}
-    observations = copied_observations(message.observations)
+    observations = unpack_observed(message.observations)
     places = ((),) * len(observations)
     return Decisions(
         observations=observations, places=places, action_tokens=message.action_tokens, **columns
     )
 
 
-def copied_observations(observations: Sequence[Mapping[str, Any]]) -> tuple[dict[str, Any], ...]:
-    """Return observations of a message with arrays of their own."""
-    # copies: what arrives is read-only, which torch warns about, and its shared memory is needed
-    return tuple(
-        {
-            name: value.copy() if isinstance(value, np.ndarray) else value
-            for name, value in each.items()
-        }
+def pack_observed(observations: Sequence[Observation]) -> Observed:
+    """Return the message of some observations."""
+    shelved = [
+        {name: value for name, value in each.items() if isinstance(value, ShelvedArray)}
         for each in observations
+    ]
+    # None keeps the place: a policy may read its images in their order
+    here = [
+        {**each, **dict.fromkeys(away)} for each, away in zip(observations, shelved, strict=True)
+    ]
+    return Observed(here, shelved)
+
+
+def unpack_observed(message: Observed) -> tuple[Observation, ...]:
+    """Return the observations of a message with arrays of their own.
+
+    Raises: OSError for an array on a shelf that is gone.
+    """
+    return tuple(
+        {name: away[name].read() if name in away else _own(value) for name, value in each.items()}
+        for each, away in zip(message.here, message.shelved, strict=True)
     )
+
+
+def _own(value: Any) -> Any:
+    # what arrives is read-only, which torch warns about, and its shared memory is needed
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def pack_seen(rows: ValueRows, *, is_masked: bool = False) -> Seen:
     """Return the message of a critic's rows."""
-    observations = [dict(each) for each in rows.observations]
+    observations = pack_observed(rows.observations)
     return Seen(observations, rows.target.numpy(), rows.old.numpy(), is_masked)
 
 
 def unpack_seen(message: Seen) -> ValueRows:
     """Return the critic's rows of a message."""
-    observations = copied_observations(message.observations)
+    observations = unpack_observed(message.observations)
     return ValueRows(observations, torch.tensor(message.target), torch.tensor(message.old))
 
 
 def pack_lessons(lessons: Lessons, seed: int) -> Shown:
     """Return the message of lessons."""
-    observations = [dict(each) for each in lessons.observations]
+    observations = pack_observed(lessons.observations)
     return Shown(observations, lessons.tokens.numpy(), lessons.mask.numpy(), seed)
 
 

@@ -9,7 +9,7 @@ import os
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
@@ -26,7 +26,16 @@ from vla_rl.learning.optimizer import StepReport
 from vla_rl.learning.sharded.cutting import LocalOperations
 from vla_rl.learning.sharded.far_rank import PIECE_BYTES, FarRank, FilePiece
 from vla_rl.learning.sharded.meeting import Meeting, Network, meet
-from vla_rl.learning.sharded.messages import Counts, Piece, Rows, Seen, Shown, Sums, unpack_counts
+from vla_rl.learning.sharded.messages import (
+    Counts,
+    Observed,
+    Piece,
+    Rows,
+    Seen,
+    Shown,
+    Sums,
+    unpack_counts,
+)
 from vla_rl.learning.sharded.rank_clock import RankClock, RankTimes
 from vla_rl.learning.sharded.rank_parts import PolicySource, RankParts
 from vla_rl.learning.sharded.state import Entry, Part, ShardReader, pieces_of, write_parts
@@ -114,7 +123,7 @@ class LearnerRank(FarRank):
         await self._lane.run(self._parts.begin_critic, clear, work="gather")
 
     @actor_method(concurrent=True)
-    async def judge(self, observations: list[dict[str, Any]]) -> np.ndarray:
+    async def judge(self, observations: Observed) -> np.ndarray:
         """Return the critic's values of some observations, float32 [M]."""
         batch = await self._lane.prepare(self._parts.prepare_seen, observations)
         return await self._lane.run(self._parts.judge, batch, work="values")

@@ -25,13 +25,14 @@ from vla_rl.learning.scoring import place_choices
 from vla_rl.learning.sharded.cutting import cut
 from vla_rl.learning.sharded.meshes import Meshes
 from vla_rl.learning.sharded.messages import (
+    Observed,
     Rows,
     Seen,
     Shown,
     Sums,
-    copied_observations,
     pack_sums,
     unpack_lessons,
+    unpack_observed,
     unpack_rows,
     unpack_seen,
 )
@@ -143,13 +144,13 @@ class RankParts:
         decisions = unpack_rows(rows)
         return decisions, self._model.prepare(decisions.observations)
 
-    def prepare_seen(self, observations: list[dict[str, Any]]) -> Any:
+    def prepare_seen(self, observations: Observed) -> Any:
         """Prepare a critic's observations on the host."""
-        return self._model.prepare(copied_observations(observations))
+        return self._model.prepare(unpack_observed(observations))
 
     def prepare_shown(self, shown: Shown) -> Any:
         """Prepare the observations of a micro-batch of supervised learning on the host."""
-        return self._prepare_shown(copied_observations(shown.observations), shown.seed)
+        return self._prepare_shown(unpack_observed(shown.observations), shown.seed)
 
     def imitate(self, batch: Any, shown: Shown, num_tokens: int, is_last: bool) -> float:
         """Add the gradient of a micro-batch of supervised learning; return its part of the loss."""

@@ -172,9 +172,11 @@ class RankPasses:
             if not of_reference:
                 await rank.begin(False)
             padded = [*parts, *[idle] * (num_passes - len(parts))]
-            found = await in_order(
-                lambda index: rank.score(pack_rows(decisions.rows(index)), of_reference), padded
-            )
+            async with self.group.at_hand(rank, decisions.observations, padded) as observations:
+                rows = replace(decisions, observations=observations)
+                found = await in_order(
+                    lambda index: rank.score(pack_rows(rows.rows(index)), of_reference), padded
+                )
             for index, result in zip(parts, found, strict=False):
                 scores[index, : result.shape[1]] = torch.tensor(result)
             if not of_reference:
@@ -195,13 +197,12 @@ class RankPasses:
         idle = idle_row(minibatch.num_read)
 
         async def compute(rank: LearnerRank, parts: Sequence[Tensor]) -> list[MicroBatchSums]:
-            await rank.begin(True)
             num_passes = max(len(parts), least)
 
             def call(number: int) -> Awaitable[Any]:
                 is_idle = number >= len(parts)
                 index = idle if is_idle else parts[number]
-                rows = minibatch.rows(index)
+                rows = beside.rows(index)
                 if is_idle:  # a masked row adds exact zeros to every gradient
                     rows = replace(rows, mask=torch.zeros_like(rows.mask))
                 counts = pack_counts(plan.denominators.rows(index))
@@ -209,7 +210,11 @@ class RankPasses:
                 sums: Awaitable[Any] = rank.accumulate(pack_rows(rows), counts, compare, is_last)
                 return sums
 
-            found = await in_order(call, range(num_passes))
+            seen = minibatch.observations
+            async with self.group.at_hand(rank, seen, [*parts, idle]) as observations:
+                beside = replace(minibatch, observations=observations)
+                await rank.begin(True)
+                found = await in_order(call, range(num_passes))
             return [unpack_sums(each) for each in found[: len(parts)]]
 
         sums = await self.group.together(compute(*pair) for pair in self.group.dealt(plan.ranks))

@@ -6,5 +6,7 @@ flat_weights    a policy's trained weights as one row of bytes, and back
 rollout_host    the actor on a host: simulators, engines, agent
 starting        that actor started by recipe and files, or taken over
 publishing      the newest weights to every host: all stage them, then all apply them
+picture_needs   which way pictures go: to the learner's ranks directly, or through this process
+picture_routes  that way: depots, shelves beside the ranks, and the connections between them
 host_rollout    which hosts run episodes now: brought up, dropped, brought up again
 """

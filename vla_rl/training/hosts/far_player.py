@@ -5,8 +5,9 @@ from collections.abc import Callable
 import msgspec
 
 from vla_rl.rollout import DecisionCounts, EpisodeLost, owned_copy
-from vla_rl.rollout.depot import made_whole
+from vla_rl.rollout.depot import lacks_observed, made_whole
 from vla_rl.training.hosts.messages import HostStatus
+from vla_rl.training.hosts.picture_routes import PictureRoute
 from vla_rl.training.hosts.rollout_host import RolloutHost
 from vla_rl.types import EpisodeSpec, Trajectory
 
@@ -18,10 +19,18 @@ class FarPlayer:
         host: the actor there, open.
         status: what it offers.
         evaluates: run episodes as evaluations do, with clipped actions, and not by the run's agent.
+        route: the way of its pictures past this process; None if they come here.
     """
 
-    def __init__(self, host: RolloutHost, status: HostStatus, *, evaluates: bool = False) -> None:
-        self._host, self._status, self._evaluates = host, status, evaluates
+    def __init__(
+        self,
+        host: RolloutHost,
+        status: HostStatus,
+        *,
+        evaluates: bool = False,
+        route: PictureRoute | None = None,
+    ) -> None:
+        self._host, self._status, self._evaluates, self._route = host, status, evaluates, route
         self._counts = DecisionCounts(0, 0, 0.0)
         self._dropped: list[int] = []
 
@@ -51,15 +60,30 @@ class FarPlayer:
         return deposit is None or deposit.key in self._status.kept
 
     async def whole(self, trajectory: Trajectory) -> Trajectory:
-        """Return a light trajectory with all its arrays. Raises: ActorDied; EpisodeLost."""
+        """Return a light trajectory with all its arrays, or with places on a shelf for its pictures.
+
+        Raises: ActorDied; EpisodeLost; RankFailed if the shelf is gone.
+        """
         deposit = trajectory.deposit
         if deposit is None:
             return trajectory
-        arrays = await self._host.take(deposit.key)
+        route = self._route if lacks_observed(trajectory) else None
+        # the pictures first: what is taken from the host is no longer there
+        found = None if route is None else await route.fetch(deposit)
+        arrays = None
+        try:
+            arrays = await self._host.take(deposit.key, found is not None)
+        finally:
+            if arrays is None and route is not None and found is not None:
+                route.drop(found[0])
         if arrays is None:
             what = f"host {deposit.host!r} was started again since, and lacks its arrays"
             raise EpisodeLost(trajectory.episode, "died", what)
-        return made_whole(trajectory, owned_copy(arrays))
+        if route is not None and found is None:
+            route.came_here()
+        shelved, pictures = (None, {}) if found is None else found
+        whole = made_whole(trajectory, {**owned_copy(arrays), **pictures})
+        return msgspec.structs.replace(whole, shelved=shelved)
 
     def drop(self, trajectory: Trajectory) -> None:
         """Let the arrays be dropped there, with the next episode's message."""

@@ -34,6 +34,7 @@ from vla_rl.training.hosts.embedding import save_encoder
 from vla_rl.training.hosts.environments import shape_of, with_environments
 from vla_rl.training.hosts.far_player import FarPlayer
 from vla_rl.training.hosts.messages import HostRecipe
+from vla_rl.training.hosts.picture_routes import PictureRoutes
 from vla_rl.training.hosts.publishing import HostWeights
 from vla_rl.training.hosts.rollout_host import RolloutHost
 from vla_rl.training.hosts.sameness import digest_of_fixed, run_key
@@ -85,7 +86,13 @@ class HostRollout:
         self._shape = shape_of(config, team)
         self._encoder: TrajectoryEncoder | None = None
         self._num_envs: dict[str, int | None] = {}
-        self.players = HostPlayers(weight_version)
+        self.pictures = PictureRoutes(0)
+        """The ways of pictures past this process. Set others before `async with`."""
+
+        self.picture_way = ""
+        """The way that pictures go, in words; empty if one process learns."""
+
+        self.players = HostPlayers(weight_version, lambda shelved: self.pictures.drop(shelved))
         """Runs episodes on the hosts that are there."""
 
         self.evaluators = HostPlayers(weight_version)
@@ -114,6 +121,11 @@ class HostRollout:
         self._encoder = encoder
         self._recipe = replace(self._recipe, embedding=config)
 
+    @property
+    def embeds(self) -> bool:
+        """Whether the hosts embed the episodes that are fetched."""
+        return self._encoder is not None
+
     async def __aenter__(self) -> Self:
         """Bring up all hosts that are there.
 
@@ -131,6 +143,7 @@ class HostRollout:
                 await self._lane.run(save_encoder, self._encoder, self._policies)
             await stack.enter_async_context(self._hosts)
             await stack.enter_async_context(self._runtime)
+            await stack.enter_async_context(self.pictures)
             await self._bring_up_all()
             self._resources = stack.pop_all()
         return self
@@ -193,6 +206,7 @@ class HostRollout:
         self._watching = [
             self._tasks.create_task(self._follow(), name="follow the hosts"),
             self._tasks.create_task(self._require_hosts(), name="require a host"),
+            self._tasks.create_task(self.pictures.stay(), name="hold pictures"),
         ]
 
     async def _recipe_of_now(self) -> HostRecipe:
@@ -310,12 +324,13 @@ class HostRollout:
         assert isinstance(host.placement, RemoteHost)
         address = host.placement.address.removeprefix("tcp://").rpartition(":")[0]
         weight_host = WeightHost(actor, address)
+        route = await self.pictures.to(name, actor, address)
         # under one lock with publications: a version published meanwhile would be missed
         async with self.weights.turn:
             held = await self.weights.catch_up(name, weight_host, status, is_new=started.is_new)
             self.weights.hosts[name] = weight_host
             status = replace(status, held=held)
-            self.players.add(name, FarPlayer(actor, status))
+            self.players.add(name, FarPlayer(actor, status, route=route))
             self.evaluators.add(name, FarPlayer(actor, status, evaluates=True))
         if not started.is_new:
             print(
@@ -337,6 +352,7 @@ class HostRollout:
     def _gone(self, name: str) -> None:
         """Run no episode there any more; those that run there end with the actor."""
         self.weights.leave(name)
+        self.pictures.leave(name)
         self.players.remove(name)
         self.evaluators.remove(name)
         self._came_or_went.set()

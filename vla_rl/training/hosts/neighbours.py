@@ -1,6 +1,5 @@
-"""Weights from one host to the next, on an encrypted connection between the two.
+"""Weights from one host to the next, on an encrypted connection between the two (`doors`).
 
-    taker: link_keys ──► giver: listens for that key alone ──► port and key ──► taker connects
     taker: Wanted(start) ──► giver: the bytes, as soon as it has them ──► taker
 
 A giver passes bytes on while they come in. The taker asks for a few pieces ahead, which bounds what
@@ -9,24 +8,18 @@ is on the way.
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Final
 
 import msgspec
 import numpy as np
-import zmq
 
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.direct_link import DirectLink
-from vla_rl.actors.fork_protocol import ListenSettings
-from vla_rl.actors.in_flight import MeteredSocket
-from vla_rl.actors.listening import Listening, own_place
 from vla_rl.actors.placement import KeyPair
 from vla_rl.actors.remote_channel import LINK_WITHIN_S
-from vla_rl.actors.sockets import LoopSocket
 from vla_rl.actors.wire import Frames, Kind, MalformedMessage, unpack_envelope
-from vla_rl.actors.zap import Gatekeeper
+from vla_rl.training.hosts.doors import OpenDoor, linked
 from vla_rl.training.hosts.flat_weights import IncomingWeights
 from vla_rl.training.hosts.messages import WEIGHT_PIECE_BYTES, Door, Taken
 
@@ -60,20 +53,8 @@ class WeightGiver:
     def __init__(self, taker_key: str, row_of: Callable[[str], IncomingWeights | None]) -> None:
         self._row_of, self._codec = row_of, Codec()
         self._wanted: list[Wanted] = []
-        self._is_met = False
-        # a context of its own: it has one gatekeeper, and threads beside those of the episodes
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._gatekeeper = Gatekeeper(self._context, [])
-        settings = ListenSettings(*own_place(), taker_key)
-        try:
-            self._listening = Listening(self._context, settings, self._gatekeeper)
-        except BaseException:
-            self._gatekeeper.close()
-            self._context.term()
-            raise
-        self._socket = LoopSocket(self._listening.socket, self._on_message, in_place=True)
-        self._metered = MeteredSocket(self._socket, self._on_message)
-        self.door = Door(port=self._listening.port, public_key=self._listening.public_key)
+        self._open = OpenDoor(taker_key, self._on_message)
+        self.door = self._open.door
         """Place at which the neighbour connects."""
 
     def give(self) -> None:
@@ -91,26 +72,18 @@ class WeightGiver:
 
     def close(self) -> None:
         """Close the connection."""
-        self._metered.close()
-        self._socket.close()
-        self._listening.close()
-        self._gatekeeper.close()
-        self._context.term()
+        self._open.close()
 
     def _on_message(self, frames: Frames) -> None:
         try:
             wanted = self._codec.decode(self._codec.decoder(Wanted), frames)
         except (MalformedMessage, msgspec.ValidationError):
             return
-        if not self._is_met:
-            # the neighbour has shown its key: the port answers to no one else
-            self._listening.close_door()
-            self._is_met = True
         self._wanted.append(wanted)
         self.give()
 
     def _send(self, kind: Kind, value: np.ndarray | str) -> None:
-        self._metered.send(self._codec.encode(kind, 0, 0, 0, value, "weights"))
+        self._open.send(self._codec.encode(kind, 0, 0, 0, value, "weights"))
 
 
 class WeightTaker:
@@ -136,22 +109,12 @@ class WeightTaker:
 
         Raises: CheckpointError for bytes that do not fit.
         """
-        with self._linked(f"tcp://{host}:{door.port}", door.public_key) as link:
+        put = self._news.put_nowait
+        with linked(host, door, self._keys, put, lambda: put(None)) as link:
             fault, is_unreachable = await self._take_all(link)
         return Taken(
             num_bytes=self._incoming.num_received, fault=fault, is_unreachable=is_unreachable
         )
-
-    @contextmanager
-    def _linked(self, address: str, public_key: str) -> Iterator[DirectLink]:
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        put = self._news.put_nowait
-        link = DirectLink(context, address, public_key, self._keys, put, lambda: put(None))
-        try:
-            yield link
-        finally:
-            link.close()
-            context.term()
 
     async def _take_all(self, link: DirectLink) -> tuple[str, bool]:
         """Return what is wrong with the neighbour, and whether it was never reached."""

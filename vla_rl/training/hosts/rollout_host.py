@@ -3,6 +3,7 @@
 files of the policies ─► load ─► engines ─┐
 recipe ─► simulators ─────────────────────┴─► play(episode) ─► light trajectory
                                                           └► depot ─► take(key) ─► its arrays
+                                                                 └──► a shelf: its observations
 begin, put or take, check ─► apply: the next version of a policy's weights, between two batches
 """
 
@@ -27,7 +28,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.evaluation.playing import embodied_agent_within_range
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EpisodeLost, LocalPlayer, TaskStart
-from vla_rl.rollout.depot import Depot
+from vla_rl.rollout.depot import Depot, besides_observed
 from vla_rl.training.devices import device_of
 from vla_rl.training.hosts.agent_recipe import imported, made_agent
 from vla_rl.training.hosts.embedding import embedded_arrays, load_encoder
@@ -43,6 +44,12 @@ from vla_rl.training.hosts.messages import (
     Played,
     Taken,
     WeightHeading,
+)
+from vla_rl.training.hosts.picture_links import (
+    GivenPictures,
+    PictureGiver,
+    WantedPictures,
+    in_a_row,
 )
 from vla_rl.training.hosts.weight_shelf import WeightShelf
 from vla_rl.training.pools import pool_of
@@ -74,6 +81,7 @@ class RolloutHost(Actor):
         self._encoder: TrajectoryEncoder | None = None
         self._recipe_digest = ""
         self._is_new = True
+        self._givers: list[PictureGiver] = []
 
     async def on_start(self) -> None:
         """Make a folder for the policies' files; remove those of processes that were killed."""
@@ -124,6 +132,7 @@ class RolloutHost(Actor):
 
     async def resume(self, keys: list[int]) -> HostStatus:
         """Go on for another client, which needs the arrays of these episodes and no others."""
+        self._end_giving()
         return self._status(self._depot.keep(keys))
 
     @actor_method(concurrent=True)
@@ -159,14 +168,27 @@ class RolloutHost(Actor):
         return Played(trajectory=light, counts=self._player.decisions(clock()))
 
     @actor_method(concurrent=True)
-    async def take(self, key: int) -> dict[str, np.ndarray] | None:
+    async def take(self, key: int, is_shelved: bool) -> dict[str, np.ndarray] | None:
         """Hand over the arrays of an episode, with its embedding if the run has an encoder.
 
-        None if they are not here. Raises: ValueError if it cannot be embedded.
+        Args:
+            key: of the episode.
+            is_shelved: whether the shelf has its observations, which are left out then.
+
+        Returns: arrays by place; None if they are not here. Raises: ValueError if it cannot be
+        embedded.
         """
         if self._encoder is None:
-            return self._depot.take(key)
-        return await embedded_arrays(self._depot, key, self._encoder)
+            arrays = self._depot.take(key)
+        else:
+            arrays = await embedded_arrays(self._depot, key, self._encoder)
+        return besides_observed(arrays) if is_shelved and arrays is not None else arrays
+
+    async def give_pictures(self, shelf_key: str) -> Door:
+        """Let the shelf with this key fetch observations. Raises: OSError if no port is free."""
+        giver = PictureGiver(shelf_key, self._find_pictures)
+        self._givers.append(giver)
+        return giver.door
 
     async def begin_weights(self, heading: WeightHeading) -> None:
         """Make room for a version of the weights. Raises: CheckpointError if it does not fit."""
@@ -233,10 +255,19 @@ class RolloutHost(Actor):
     async def on_stop(self) -> None:
         """Close simulators and engines, and remove the policies' files if they were not read."""
         self._stop.set()
+        self._end_giving()
         if self._serving is None:
             await asyncio.to_thread(self._folder.remove)
         else:
             await asyncio.wait((self._serving,))
+
+    def _find_pictures(self, wanted: WantedPictures) -> GivenPictures | None:
+        arrays = None if wanted.key is None else self._depot.observed(wanted.key)
+        return None if arrays is None else in_a_row(arrays)
+
+    def _end_giving(self) -> None:
+        while self._givers:
+            self._givers.pop().close()
 
     def _status(self, kept: tuple[int, ...] = ()) -> HostStatus:
         held = {

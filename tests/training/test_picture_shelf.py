@@ -1,0 +1,188 @@
+"""A shelf fetches the pictures of episodes from a depot, and other processes read them there."""
+
+import asyncio
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Collection
+from contextlib import asynccontextmanager
+
+import cv2
+import numpy as np
+import pytest
+
+from vla_rl.actors.direct_link import make_link_keys
+from vla_rl.training.hosts.picture_links import (
+    GivenPictures,
+    PictureGiver,
+    WantedPictures,
+    in_a_row,
+)
+from vla_rl.training.hosts.picture_routes import PictureRoute, PictureRoutes
+from vla_rl.training.hosts.picture_shelf import Fetched, PictureShelf
+from vla_rl.types import Deposit
+
+RANDOM = np.random.default_rng(0)
+EPISODES = {
+    key: {
+        "0/observation/image": RANDOM.integers(0, 255, (64, 64, 3), np.uint8),
+        "0/observation/depth": RANDOM.random((16, 16), np.float32)[::2],
+        "final/image": RANDOM.integers(0, 255, (64, 64, 3), np.uint8),
+    }
+    for key in (7, 1 << 60)
+}
+NUM_BYTES = sum(array.nbytes for array in EPISODES[7].values())
+
+
+def given(wanted: WantedPictures) -> GivenPictures | None:
+    return in_a_row(EPISODES[wanted.key]) if wanted.key in EPISODES else None
+
+
+@asynccontextmanager
+async def shelf_and_giver(max_bytes: int) -> AsyncIterator[tuple[PictureShelf, PictureGiver]]:
+    shelf = PictureShelf(max_bytes)
+    key = await shelf.new_link()
+    giver = PictureGiver(key, given)
+    try:
+        assert await shelf.connect("far", key, "127.0.0.1", giver.door) == ""
+        yield shelf, giver
+    finally:
+        await shelf.on_stop()
+        giver.close()
+
+
+def read(fetched: Fetched, key: int) -> dict[str, np.ndarray]:
+    return {place: array.read() for place, array in fetched.arrays(key).items()}
+
+
+async def test_pictures_are_read_from_a_shelf_as_they_were_in_the_depot() -> None:
+    async with asyncio.timeout(60), shelf_and_giver(1 << 20) as (shelf, _):
+        found = await asyncio.gather(*(shelf.fetch("far", key, NUM_BYTES, []) for key in EPISODES))
+        for key, fetched in zip(EPISODES, found, strict=True):
+            arrays = read(fetched, key)
+            assert arrays.keys() == EPISODES[key].keys()
+            for place, array in arrays.items():
+                expected = EPISODES[key][place]
+                assert array.dtype == expected.dtype
+                assert np.array_equal(array, expected)
+
+
+async def test_a_place_whose_pictures_were_dropped_is_not_read_as_another_episode() -> None:
+    async with asyncio.timeout(60), shelf_and_giver(1 << 20) as (shelf, _):
+        first = await shelf.fetch("far", 7, NUM_BYTES, [])
+        await shelf.fetch("far", 99, NUM_BYTES, [7])
+        with pytest.raises(FileNotFoundError):
+            read(first, 7)
+        second = await shelf.fetch("far", 1 << 60, NUM_BYTES, [])
+        assert second.path == first.path
+        with pytest.raises(OSError, match="the process that held them has dropped them"):
+            read(first, 7)
+
+
+async def test_a_full_shelf_takes_no_episode_until_one_is_dropped() -> None:
+    async with asyncio.timeout(60), shelf_and_giver(NUM_BYTES + 8) as (shelf, _):
+        assert (await shelf.fetch("far", 7, NUM_BYTES, [])).is_here
+        refused = await shelf.fetch("far", 1 << 60, NUM_BYTES, [])
+        assert (refused.is_here, refused.fault) == (False, "")
+        assert (await shelf.fetch("far", 1 << 60, NUM_BYTES, [7])).is_here
+
+
+async def test_an_episode_that_the_host_does_not_have_takes_no_room() -> None:
+    async with asyncio.timeout(60), shelf_and_giver(NUM_BYTES + 8) as (shelf, _):
+        missing = await shelf.fetch("far", 99, NUM_BYTES, [])
+        assert (missing.is_here, missing.fault) == (False, "")
+        assert (await shelf.fetch("far", 7, NUM_BYTES, [])).is_here
+
+
+async def test_a_host_that_is_lost_is_reported_at_once_and_not_asked_again() -> None:
+    async with asyncio.timeout(60), shelf_and_giver(1 << 20) as (shelf, giver):
+        giver.close()
+        lost = await shelf.fetch("far", 7, NUM_BYTES, [])
+        assert not lost.is_here
+        assert "was lost" in lost.fault
+        assert await shelf.fetch("far", 7, NUM_BYTES, []) == lost
+
+
+async def test_a_stranger_gets_no_pictures() -> None:
+    async with asyncio.timeout(60):
+        shelf = PictureShelf(1 << 20)
+        giver = PictureGiver(make_link_keys().public, given)
+        try:
+            key = await shelf.new_link()
+            assert await shelf.connect("far", key, "127.0.0.1", giver.door) != ""
+            assert not (await shelf.fetch("far", 7, NUM_BYTES, [])).is_here
+        finally:
+            await shelf.on_stop()
+            giver.close()
+
+
+async def test_a_video_is_made_of_pictures_that_are_dropped_meanwhile(tmp_path) -> None:
+    async with asyncio.timeout(60), shelf_and_giver(1 << 20) as (shelf, _):
+        fetched = await shelf.fetch("far", 7, NUM_BYTES, [])
+        arrays = fetched.arrays(7)
+        images = [arrays["0/observation/image"], arrays["final/image"]]
+        filming = asyncio.create_task(shelf.film(images, [("go", "1/1"), ("go", "success")], 5.0))
+        await asyncio.sleep(0)
+        await shelf.fetch("far", 99, NUM_BYTES, [7])
+        (await filming).tofile(tmp_path / "video.mp4")
+    video, num_frames = cv2.VideoCapture(str(tmp_path / "video.mp4")), 0
+    while video.read()[0]:
+        num_frames += 1
+    video.release()
+    assert num_frames == 1 + 1 + 5
+
+
+async def test_ranks_of_another_host_borrow_what_they_read_for_a_while() -> None:
+    async with asyncio.timeout(60), shelf_and_giver(1 << 20) as (home, _):
+        other = PictureShelf(0)
+        key = await other.new_link()
+        door = await home.give_pictures(key)
+        assert await other.connect("home", key, "127.0.0.1", door) == ""
+        read_there = []
+        for episode in EPISODES:
+            arrays = (await home.fetch("far", episode, NUM_BYTES, [])).arrays(episode, "home")
+            read_there += [arrays["final/image"], arrays["0/observation/depth"]]
+        spans = [(each.start, each.start + each.num_bytes) for each in read_there]
+        wanted = [
+            WantedPictures(episode, tuple(spans[2 * number : 2 * number + 2]))
+            for number, episode in enumerate(EPISODES)
+        ]
+        borrowed = await other.borrow("home", wanted)
+        places = borrowed.places("other", read_there)
+        for original, copy in places.items():
+            assert copy.host == "other"
+            assert np.array_equal(copy.read(), original.read())
+        await other.give_back([borrowed.key])
+        with pytest.raises(FileNotFoundError):
+            places[read_there[0]].read()
+        await home.fetch("far", 99, NUM_BYTES, [7])
+        with pytest.raises(OSError, match="has dropped the pictures of an episode"):
+            await other.borrow("home", wanted)
+        await other.on_stop()
+
+
+class SilentRoutes(PictureRoutes):
+    """Ways over a shelf that hears nothing of a host, as behind a cable that was pulled."""
+
+    async def fetch(self, home: str, name: str, deposit: Deposit) -> Fetched:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    def emptiest(self, homes: Collection[str]) -> str:
+        return next(iter(homes))
+
+
+async def test_pictures_of_a_host_that_is_gone_are_not_waited_for() -> None:
+    async with asyncio.timeout(60):
+        route = PictureRoute(SilentRoutes(1 << 20), "far", [""])
+        deposit = Deposit(host="far", key=7, num_bytes=NUM_BYTES)
+        fetching = asyncio.create_task(route.fetch(deposit))
+        await asyncio.sleep(0)
+        assert not fetching.done()
+        route.end()
+        assert await fetching is None
+        assert await route.fetch(deposit) is None
+
+
+def test_the_process_of_a_shelf_imports_no_torch() -> None:
+    program = "import sys, vla_rl.training.hosts.picture_shelf; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
