@@ -204,8 +204,8 @@ class RankGroup:
         )
         await self.together(far.remove(rank) for rank in numbers)
 
-    async def each(self, calls: Iterable[Coroutine[Any, Any, T]]) -> None:
-        """Await calls in which no rank waits for another.
+    async def each(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        """Await calls in which no rank waits for another; return their results.
 
         A full disk ends no rank; only a rank that is gone does. Raises: as `together`.
         """
@@ -216,6 +216,11 @@ class RankGroup:
         for error in errors:
             if error is not None:
                 raise error
+        return [result for result in found if not isinstance(result, BaseException)]
+
+    async def fail(self, death: ActorDied) -> NoReturn:
+        """End all ranks because one is gone. Raises: RankFailed that names it."""
+        await self._fail([death])
 
     async def _fail(self, errors: Sequence[BaseException | None]) -> NoReturn:
         """End all ranks, and raise the first failure; later ones only follow from it."""
