@@ -19,11 +19,13 @@ from benchmarks import conversations
 from benchmarks.sharded_learning import episodes as family_episodes
 from benchmarks.sharded_learning import small_oft
 from benchmarks.shared_updates import saved, settings
-from vla_rl.actors import Runtime
+from vla_rl.actors import RemoteHost, Runtime, make_keys, read_keys
+from vla_rl.actors.host import HostServer
 from vla_rl.engines import DeviceLane
 from vla_rl.engines.weight_shares import WeightShare
 from vla_rl.errors import ActorDied, RankFailed, WeightsNotGiven
 from vla_rl.learning.sharded import ShardedLearner
+from vla_rl.learning.sharded.seats import RankSeat, Seating
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.models.prismatic.config import LoraConfig
 from vla_rl.training.hosts.flat_weights import digest_of, flattened
@@ -80,6 +82,30 @@ async def test_hosts_get_from_the_ranks_the_bytes_that_this_process_would_have_s
     assert site.versions == [1, 2]
     assert hosts[0].log.count("take shares a") == 2
     assert "take shares b" not in hosts[0].log
+
+
+async def test_ranks_on_another_host_give_their_weights_too(
+    lane: DeviceLane, runtime: Runtime, tmp_path: Path
+) -> None:
+    policy = mlp()
+    hosts, site = acting("a", "b")
+    make_keys(tmp_path)
+    ours, theirs = (read_keys(tmp_path / f"{name}.key") for name in ("client", "server"))
+    opened = HostServer("tcp://127.0.0.1:0", theirs, [ours.public], lost_after_s=20.0)
+    async with asyncio.timeout(120), opened as server:
+        there = RemoteHost(
+            address=server.address,
+            server_public_key=theirs.public,
+            client_keys=ours,
+            lost_after_s=20.0,
+        )
+        far = RankSeat("cpu", host="far", placement=there, address="127.0.0.1")
+        two = ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink])
+        two.sit(Seating((RankSeat("cpu", address="127.0.0.1"), far)))
+        async with two:
+            await two.update(episodes(policy), ADVANTAGES)
+    assert [host.digest for host in hosts] == [digest_of(policy.network)] * 2
+    assert [host.num_put for host in hosts] == [0, 0]
 
 
 async def test_an_update_that_changed_nothing_sends_no_bytes(
