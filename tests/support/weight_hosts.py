@@ -94,6 +94,11 @@ def called(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
+def status_of(host: Host) -> HostStatus:
+    held = {SOLE_MEMBER: HeldVersion(version=host.version, digest=host.digest)}
+    return HostStatus(num_slots=1, held=held)
+
+
 def reached(host: Host) -> WeightHost:
     return WeightHost(host, "127.0.0.1")  # type: ignore[arg-type]
 
@@ -117,9 +122,15 @@ class Site:
     async def publish(self, version: int) -> None:
         await asyncio.to_thread(self.sink.adopt, self.learner, version)
 
+    async def join(self, host: Host) -> int:
+        admitted: list[HostStatus] = []
+        await self.weights.join(
+            host.name, reached(host), status_of(host), is_new=False, admit=admitted.append
+        )
+        return admitted[0].weight_version
+
     async def catch_up(self, host: Host, *, is_new: bool = False) -> int:
-        held = {SOLE_MEMBER: HeldVersion(version=host.version, digest=host.digest)}
-        status = HostStatus(num_slots=1, held=held)
+        status = status_of(host)
         found = await self.weights.catch_up(host.name, reached(host), status, is_new=is_new)
         return found[SOLE_MEMBER].version
 

@@ -216,7 +216,13 @@ async def test_a_host_that_joins_gets_the_newest_version_from_a_host_or_else_fro
             # the ranks have made a step since, and its version is not published yet
             await two.ranks.step(publish=False)
             with pytest.raises(WeightsNotGiven, match="newer weights by now"):
-                await site.catch_up(Host("never", [], network=mlp(7).network))
+                await site.catch_up(Host("early", [], network=mlp(7).network))
+            waiting = Host("waits", [], network=mlp(7).network)
+            async with asyncio.TaskGroup() as tasks:
+                joining = tasks.create_task(site.join(waiting))
+                await asyncio.sleep(0)
+                await two.ranks.step(publish=True)
+            assert joining.result() == waiting.version == 2
     assert first.digest == late.digest == last.digest != ""
 
 

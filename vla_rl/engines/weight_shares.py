@@ -8,6 +8,7 @@ A share is sent in pieces, in rising order of their places, so that the beginnin
 long before its end. Both sides compute the digest of a share from its pieces.
 """
 
+import asyncio
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Protocol, TypeAlias, runtime_checkable
@@ -76,7 +77,14 @@ class ShareDoor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ShareHolders(Protocol):
-    """The processes that hold the newest weights of a policy."""
+    """The processes that hold the newest weights of a policy.
+
+    Attributes:
+        turn: lock; hold it from `new_links` until `give` has returned, so that no host waits at open
+            doors for processes that compute something else.
+    """
+
+    turn: asyncio.Lock
 
     async def shares(self, begins: Mapping[str, int], row_bytes: int) -> list[WeightShare]:
         """Return what each process holds now, without those that hold nothing.

@@ -62,7 +62,9 @@ class RankGroup:
         self._critic_seed = 0
         self._counts_flops = False
         self._preparation: Preparation | None = None
-        self._turn = asyncio.Lock()
+        self.turn = asyncio.Lock()
+        """Held while the ranks compute something together, or give their weights to a host."""
+
         self._failure: BaseException | None = None
         self._failed_rank = 0
         self._folder: OwnedFolder | None = None
@@ -158,7 +160,7 @@ class RankGroup:
 
         Raises: RankFailed naming the rank that died or failed; else what a rank raised.
         """
-        async with self._turn:
+        async with self.turn:
             return await self._together(calls)
 
     async def _together(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:

@@ -17,7 +17,7 @@ class RankShares:
     """
 
     def __init__(self, group: RankGroup) -> None:
-        self._group = group
+        self._group, self.turn = group, group.turn
 
     async def shares(self, begins: Mapping[str, int], row_bytes: int) -> list[WeightShare]:
         """Return what each rank holds. Raises: RankFailed."""

@@ -1,17 +1,16 @@
-"""Where a version of the weights comes from before any host has it.
+"""The origin of a version of the weights: what has it before any host does.
 
 HeldHere      one process learns: the control process has a copy, and sends it
 HeldByRanks   several learn: each gives its share, and no process has a copy
 """
 
 import asyncio
-import contextlib
 from collections import deque
 from collections.abc import Sequence
 from typing import Final, Protocol
 
 from vla_rl.engines.weight_shares import ShareDoor, ShareHolders, WeightShare
-from vla_rl.errors import CheckpointError, WeightsNotGiven
+from vla_rl.errors import CheckpointError, HostNotReached, WeightsNotGiven
 from vla_rl.training.hosts.flat_weights import FlatWeights
 from vla_rl.training.hosts.messages import WeightHeading
 from vla_rl.training.hosts.weight_host import WeightHost
@@ -151,25 +150,27 @@ class HeldByRanks:
 
     async def _taken(self, host: WeightHost) -> str:
         """Let a host take all shares; return the digest of the row."""
-        links = await self._holders.new_links(self._shares)
-        doors = await host.actor.open_doors(self.heading.member, links)
-        places = [
-            ShareDoor(address=f"tcp://{host.address}:{door.port}", public_key=door.public_key)
-            for door in doors
-        ]
-        taking = asyncio.create_task(
-            host.actor.take_shares(self.heading.member, list(self._shares))
-        )
-        giving = asyncio.create_task(self._holders.give(self._shares, links, places))
-        try:
-            await asyncio.wait((taking, giving), return_when=asyncio.FIRST_COMPLETED)
-            if giving.done() and not taking.done():
-                await self._explain(giving, taking)
-            return await taking
-        finally:
-            for task in (taking, giving):
-                task.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
+        member = self.heading.member
+        async with self._holders.turn:
+            links = await self._holders.new_links(self._shares)
+            try:
+                doors = await host.actor.open_doors(member, links)
+            except OSError as error:
+                raise HostNotReached(str(error)) from error
+            places = [
+                ShareDoor(address=f"tcp://{host.address}:{door.port}", public_key=door.public_key)
+                for door in doors
+            ]
+            taking = asyncio.create_task(host.actor.take_shares(member, list(self._shares)))
+            giving = asyncio.create_task(self._holders.give(self._shares, links, places))
+            try:
+                await asyncio.wait((taking, giving), return_when=asyncio.FIRST_COMPLETED)
+                if not taking.done():
+                    await self._explain(giving, taking)
+                return await taking
+            finally:
+                for task in (taking, giving):
+                    task.cancel()
                 await asyncio.gather(taking, giving, return_exceptions=True)
 
     async def _explain(self, giving: "asyncio.Task[None]", taking: "asyncio.Task[str]") -> None:
