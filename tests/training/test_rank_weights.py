@@ -88,7 +88,7 @@ async def test_ranks_on_another_host_give_their_weights_too(
     lane: DeviceLane, runtime: Runtime, tmp_path: Path
 ) -> None:
     policy = mlp()
-    hosts, site = acting("a", "b")
+    hosts, site = acting("a", "far")
     make_keys(tmp_path)
     ours, theirs = (read_keys(tmp_path / f"{name}.key") for name in ("client", "server"))
     opened = HostServer("tcp://127.0.0.1:0", theirs, [ours.public], lost_after_s=20.0)
@@ -106,6 +106,9 @@ async def test_ranks_on_another_host_give_their_weights_too(
             await two.update(episodes(policy), ADVANTAGES)
     assert [host.digest for host in hosts] == [digest_of(policy.network)] * 2
     assert [host.num_put for host in hosts] == [0, 0]
+    # the host that has one of the ranks is the first: this share uses no cable
+    assert "take shares far" in hosts[0].log
+    assert "take shares a" not in hosts[0].log
 
 
 async def test_an_update_that_changed_nothing_sends_no_bytes(

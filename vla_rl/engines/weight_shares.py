@@ -60,6 +60,9 @@ class WeightShare(msgspec.Struct, frozen=True, kw_only=True):
     holder: int
     """Number of the process."""
 
+    host: str = ""
+    """Name of its host; empty for that of the control process."""
+
     state: int
     """Number of changes of its weights up to this version."""
 

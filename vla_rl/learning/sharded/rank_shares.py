@@ -3,6 +3,8 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from vla_rl.engines.weight_shares import ShareDoor, WeightShare
 from vla_rl.errors import ActorDied
 from vla_rl.learning.sharded.group import RankGroup
@@ -24,7 +26,8 @@ class RankShares:
         found = await self._group.together(
             rank.share(dict(begins), row_bytes) for rank in self._group.ranks
         )
-        return [share for share in found if share.num_bytes]
+        seats = self._group.seating.seats
+        return [replace(share, host=seats[share.holder].host) for share in found if share.num_bytes]
 
     async def new_links(self, shares: Sequence[WeightShare]) -> list[str]:
         """Return the ranks' public keys. Raises: RankFailed."""

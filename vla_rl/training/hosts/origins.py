@@ -27,6 +27,11 @@ class Origin(Protocol):
         """Heading that a host gets before the bytes."""
         ...
 
+    @property
+    def machines(self) -> frozenset[str]:
+        """Names of the hosts that have a part of it."""
+        ...
+
     async def is_same_as(self, other: "Origin") -> bool:
         """Return whether the bytes are known to be the same."""
         ...
@@ -45,6 +50,9 @@ class Origin(Protocol):
 
 class HeldHere:
     """A version that this process has. Args: `weights`, the version."""
+
+    machines: frozenset[str] = frozenset()
+    """None but the machine of the control process."""
 
     def __init__(self, weights: FlatWeights) -> None:
         self._weights, self._reading = weights, asyncio.Lock()
@@ -106,6 +114,11 @@ class HeldByRanks:
         self.heading = heading
         self._holders, self._shares, self._digest = holders, shares, digest
         self._taking: list[asyncio.Task[None]] = []
+
+    @property
+    def machines(self) -> frozenset[str]:
+        """Names of the hosts that have a part of it."""
+        return frozenset(share.host for share in self._shares)
 
     async def is_same_as(self, other: Origin) -> bool:
         """Return whether the bytes are known to be the same."""

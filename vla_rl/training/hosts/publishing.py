@@ -21,7 +21,7 @@ from torch import nn
 
 from vla_rl.engines.weight_shares import ShareHolders
 from vla_rl.errors import ActorDied, WeightsNotGiven
-from vla_rl.training.hosts.delivery_plan import Delivery, deliveries
+from vla_rl.training.hosts.delivery_plan import Delivery, deliveries, machine_of
 from vla_rl.training.hosts.flat_weights import digest_of, flattened, heading_of, row_of
 from vla_rl.training.hosts.messages import HeldVersion, HostStatus
 from vla_rl.training.hosts.origins import HeldByRanks, HeldHere, Origin
@@ -208,7 +208,9 @@ class HostWeights:
             # a policy whose turn it is not, or an update that taught nothing
             await self._each(lambda host: host.renew_weights(member, version))
         else:
-            planned = deliveries(tuple(self.hosts), (), self._unreachable)
+            # a host that has a part of it first: that part uses no cable
+            wanting = sorted(self.hosts, key=lambda name: machine_of(name) not in newest.machines)
+            planned = deliveries(wanting, (), self._unreachable)
             spreading = Spreading(newest, dict(self.hosts), self._unreachable)
             self._drop(await spreading.stage(planned))
             await self._each(lambda host: host.apply_weights(member))
