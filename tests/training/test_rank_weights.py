@@ -28,6 +28,7 @@ from vla_rl.learning.sharded import ShardedLearner
 from vla_rl.learning.sharded.seats import RankSeat, Seating
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.training.hosts import neighbours
 from vla_rl.training.hosts.flat_weights import digest_of, flattened
 from vla_rl.training.hosts.weight_host import WeightHost
 
@@ -243,6 +244,29 @@ async def test_hosts_that_the_ranks_cannot_reach_are_served_by_this_process_with
                 assert host.digest == digest_of(policy.network)
     assert caplog.text.count("go to other hosts through this process") == 1
     assert (host.version, host.log.count("open doors a")) == (2, 1)
+
+
+@pytest.mark.proof
+async def test_a_host_that_the_ranks_cannot_reach_takes_weights_from_one_that_they_can(
+    lane: DeviceLane,
+    runtime: Runtime,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(neighbours, "LINK_WITHIN_S", 0.2)
+    policy = mlp()
+    (shut, other), site = acting("shut", "open")
+    site.weights.hosts["shut"] = WeightHost(shut, "127.0.0.2")  # type: ignore[arg-type]
+    async with asyncio.timeout(120):
+        async with ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink]) as two:
+            await two.update(episodes(policy), ADVANTAGES)
+            num_bytes = other.num_put
+            assert num_bytes > 0
+            for _ in range(2):
+                await two.update(episodes(policy), ADVANTAGES)
+    assert (shut.num_put, other.num_put) == (0, num_bytes)
+    assert caplog.text.count("go to other hosts through this process") == 1
+    assert shut.digest == other.digest == digest_of(policy.network)
 
 
 async def test_a_resume_gives_weights_to_a_host_unless_it_has_them(

@@ -114,6 +114,7 @@ class HeldByRanks:
         self.heading = heading
         self._holders, self._shares, self._digest = holders, shares, digest
         self._taking: list[asyncio.Task[None]] = []
+        self._fault = ""
 
     @property
     def machines(self) -> frozenset[str]:
@@ -153,7 +154,11 @@ class HeldByRanks:
 
     async def _take(self, host: WeightHost) -> None:
         """Let a host take all shares; note the digest of the row."""
-        digest = await self._taken(host)
+        try:
+            digest = await self._taken(host)
+        except HostNotReached as fault:
+            self._fault = str(fault)
+            raise
         if self._digest not in (None, digest):
             raise CheckpointError(
                 f"weights {self.heading.version} of {self.heading.member!r} have the digest {digest} "
@@ -165,6 +170,8 @@ class HeldByRanks:
         """Let a host take all shares; return the digest of the row."""
         member = self.heading.member
         async with self._holders.turn:
+            if self._fault:  # it goes another way now, and other hosts need not try
+                raise WeightsNotGiven(self._fault)
             links = await self._holders.new_links(self._shares)
             try:
                 doors = await host.actor.open_doors(member, links)

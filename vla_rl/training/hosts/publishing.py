@@ -20,7 +20,7 @@ from msgspec.structs import replace
 from torch import nn
 
 from vla_rl.engines.weight_shares import ShareHolders
-from vla_rl.errors import ActorDied, WeightsNotGiven
+from vla_rl.errors import ActorDied, HostNotReached, WeightsNotGiven
 from vla_rl.training.hosts.delivery_plan import Delivery, deliveries, machine_of
 from vla_rl.training.hosts.flat_weights import digest_of, flattened, heading_of, row_of
 from vla_rl.training.hosts.messages import HeldVersion, HostStatus
@@ -61,6 +61,7 @@ class HostWeights:
 
         self._stocked: dict[str, tuple[str, ...]] = {}
         self._unreachable: set[tuple[str, str]] = set()
+        self._not_reached: set[str] = set()
 
         self._roster, self._lost, self._published = roster, lost, published
         self._versions = dict.fromkeys(roster.names, weight_version)
@@ -208,14 +209,37 @@ class HostWeights:
             # a policy whose turn it is not, or an update that taught nothing
             await self._each(lambda host: host.renew_weights(member, version))
         else:
-            # a host that has a part of it first: that part uses no cable
-            wanting = sorted(self.hosts, key=lambda name: machine_of(name) not in newest.machines)
-            planned = deliveries(wanting, (), self._unreachable)
+            planned = deliveries(self._in_order(newest), (), self._unreachable)
             spreading = Spreading(newest, dict(self.hosts), self._unreachable)
-            self._drop(await spreading.stage(planned))
+            failed = await spreading.stage(planned)
+            self._require_reached(failed)
+            self._drop(failed)
             await self._each(lambda host: host.apply_weights(member))
             self._stocked[member] = _with_rows(planned)
         self._note(newest)
+
+    def _in_order(self, newest: Origin) -> list[str]:
+        """Return the hosts, the one that takes a version from its origin first."""
+
+        def rank(name: str) -> tuple[bool, bool]:
+            # a part that is on the machine already uses no cable
+            machine = machine_of(name)
+            return machine in self._not_reached, machine not in newest.machines
+
+        return sorted(self.hosts, key=rank)
+
+    def _require_reached(self, failed: Mapping[str, BaseException]) -> None:
+        """Note hosts that no rank can reach: another one takes the next version first.
+
+        Raises: HostNotReached if there is no other.
+        """
+        faults = {
+            name: error for name, error in failed.items() if isinstance(error, HostNotReached)
+        }
+        self._not_reached |= {machine_of(name) for name in faults}
+        for error in faults.values():
+            is_hopeless = {machine_of(name) for name in self.hosts} <= self._not_reached
+            raise error if is_hopeless else WeightsNotGiven(str(error))
 
     def _note(self, newest: Origin) -> None:
         heading = newest.heading

@@ -59,14 +59,13 @@ class Spreading:
 
         Hosts that stay have all bytes then, and have compared them with the digest.
         """
-        failed: dict[str, BaseException] = {}
-        # all begin before a neighbour asks one of them
         received = [each for each in planned if not each.opens_memory]
-        failed |= await self._each(received, self._begin)
-        # before the first bytes: behind those of a slow cable a question waits for its answer
         linked = [each for each in received if each.source is not None]
-        failed |= await self._each(linked, self._link)
         try:
+            # all begin before a neighbour asks one of them
+            failed = await self._each(received, self._begin)
+            # before the first bytes: behind those of a slow cable a question waits for its answer
+            failed |= await self._each(linked, self._link)
             for each in reversed(planned):  # who takes is ready before who gives
                 if each.host not in failed:
                     self._staged[each.host] = asyncio.create_task(self._deliver(each))
