@@ -33,10 +33,12 @@ class Host:
         self.network = nn.Linear(*shape) if network is None else network
         self.shelf = WeightShelf({SOLE_MEMBER: self.network})
         self.version, self.digest, self.num_put = 0, "", 0
-        self.new_link, self.give_weights, self.end_giving, self.num_received = map(
-            called, (self.shelf.new_link, self.shelf.give, self.shelf.end_giving, self.received)
-        )
-        self.share_weights, self.open_weights = map(called, (self.shelf.memory, self.shelf.open))
+        self.new_link = called(self.shelf.new_link)
+        self.give_weights = called(self.shelf.give)
+        self.end_giving = called(self.shelf.end_giving)
+        self.num_received = called(self.received)
+        self.share_weights = called(self.shelf.memory)
+        self.open_weights = called(self.shelf.open)
 
     async def begin_weights(self, heading: WeightHeading) -> None:
         self._note("begin")

@@ -26,6 +26,7 @@ from vla_rl.engines.weight_shares import WeightShare
 from vla_rl.errors import ActorDied, RankFailed, WeightsNotGiven
 from vla_rl.learning.sharded import ShardedLearner
 from vla_rl.learning.sharded.seats import RankSeat, Seating
+from vla_rl.learning.training import WeightSink
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.models.prismatic.config import LoraConfig
 from vla_rl.training.hosts import neighbours
@@ -307,7 +308,7 @@ async def test_an_engine_here_and_hosts_elsewhere_act_with_the_same_weights(
 ) -> None:
     policy, near = mlp(), Near()
     (host,), site = acting("a")
-    sinks = [near, site.sink]
+    sinks: list[WeightSink] = [near, site.sink]
     async with asyncio.timeout(120):
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), sinks) as two:
             await two.update(episodes(policy), ADVANTAGES)

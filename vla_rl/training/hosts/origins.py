@@ -15,7 +15,7 @@ from vla_rl.training.hosts.flat_weights import FlatWeights
 from vla_rl.training.hosts.messages import WeightHeading
 from vla_rl.training.hosts.weight_host import WeightHost
 
-_IN_FLIGHT: Final = 4
+_IN_FLIGHT: Final = 8
 """Pieces that were sent to a host and are not in its memory yet."""
 
 
