@@ -3,7 +3,7 @@
 learner ──► plan ──► rank 0: micro-batch, micro-batch, ...  ─┐ sums      gradients meet in the
                      rank 1: micro-batch, ...               ─┘           last backward pass
         ◄── weights, piece by piece, from every rank's own part
-engines in other processes ◄── weights, from the ranks, through memory of the host
+engines in other processes ◄── weights, from the ranks: `publication`
 """
 
 import asyncio
