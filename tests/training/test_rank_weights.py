@@ -69,7 +69,7 @@ async def test_hosts_get_from_the_ranks_the_bytes_that_this_process_would_have_s
     policy = mlp()
     first = digest_of(policy.network)
     hosts, site = acting("a", "b", "c")
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink]) as two:
             for _ in range(2):
                 await two.update(episodes(policy), ADVANTAGES)
@@ -94,7 +94,7 @@ async def test_ranks_on_another_host_give_their_weights_too(
     make_keys(tmp_path)
     ours, theirs = (read_keys(tmp_path / f"{name}.key") for name in ("client", "server"))
     opened = HostServer("tcp://127.0.0.1:0", theirs, [ours.public], lost_after_s=20.0)
-    async with asyncio.timeout(120), opened as server:
+    async with asyncio.timeout(200), opened as server:
         there = RemoteHost(
             address=server.address,
             server_public_key=theirs.public,
@@ -118,7 +118,7 @@ async def test_an_update_that_changed_nothing_sends_no_bytes(
 ) -> None:
     policy = mlp()
     (host,), site = acting("a")
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink]) as two:
             await two.update(episodes(policy), ADVANTAGES)
             host.log.clear()
@@ -164,21 +164,25 @@ async def test_a_rank_that_dies_in_the_middle_ends_all_and_no_host_applies(
 ) -> None:
     policy, hosts, site = large("a", "b", struck="a")
     before = [digest_of(host.network) for host in hosts]
-    began = 0.0
+    struck_s = 0.0
 
     async def learn() -> None:
-        nonlocal began
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink]) as two:
             pid = runtime.info(two.ranks.ranks[1]).pid
-            hosts[0].strike = lambda: os.kill(pid, signal.SIGKILL)  # type: ignore[attr-defined]
-            began = time.monotonic()
+
+            def strike() -> None:
+                nonlocal struck_s
+                struck_s = time.monotonic()
+                os.kill(pid, signal.SIGKILL)
+
+            hosts[0].strike = strike  # type: ignore[attr-defined]
             await two.update(episodes(policy), ADVANTAGES)
 
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         with pytest.raises(RankFailed, match=r"rank 1 of 2 .* is gone: SIGKILL"):
             await learn()
     # no neighbour waits for the silence of another
-    assert time.monotonic() - began < 15.0
+    assert time.monotonic() - struck_s < 20.0
     assert [digest_of(host.network) for host in hosts] == before
     assert (site.versions, site.lost) == ([], [])
 
@@ -193,7 +197,7 @@ async def test_a_host_that_dies_in_the_middle_is_dropped_and_the_others_take_fro
         raise hosts[0].death()
 
     hosts[0].strike = die  # type: ignore[attr-defined]
-    async with asyncio.timeout(60):
+    async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink]) as two:
             await two.update(episodes(policy), ADVANTAGES)
     assert (site.lost, list(site.weights.hosts), site.versions) == (["lost"], ["b", "c"], [1])
@@ -207,7 +211,7 @@ async def test_a_host_that_joins_gets_the_newest_version_from_a_host_or_else_fro
     policy = mlp()
     (first,), site = acting("first")
     late, last = (Host(name, first.log, network=mlp(7).network) for name in ("late", "last"))
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink]) as two:
             await two.update(episodes(policy), ADVANTAGES)
             first.log.clear()
@@ -238,7 +242,7 @@ async def test_hosts_that_the_ranks_cannot_reach_are_served_by_this_process_with
     (host,), site = acting("a")
     # an address at which no one listens
     site.weights.hosts["a"] = WeightHost(host, "127.0.0.2")  # type: ignore[arg-type]
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink]) as two:
             for _ in range(2):
                 await two.update(episodes(policy), ADVANTAGES)
@@ -258,7 +262,7 @@ async def test_a_host_that_the_ranks_cannot_reach_takes_weights_from_one_that_th
     policy = mlp()
     (shut, other), site = acting("shut", "open")
     site.weights.hosts["shut"] = WeightHost(shut, "127.0.0.2")  # type: ignore[arg-type]
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink]) as two:
             await two.update(episodes(policy), ADVANTAGES)
             num_bytes = other.num_put
@@ -275,7 +279,7 @@ async def test_a_resume_gives_weights_to_a_host_unless_it_has_them(
 ) -> None:
     policy = mlp()
     _, before = acting("a")
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), [before.sink]) as two:
             await two.update(episodes(policy), ADVANTAGES)
             state = await saved(two, tmp_path)
@@ -309,7 +313,7 @@ async def test_an_engine_here_and_hosts_elsewhere_act_with_the_same_weights(
     policy, near = mlp(), Near()
     (host,), site = acting("a")
     sinks: list[WeightSink] = [near, site.sink]
-    async with asyncio.timeout(120):
+    async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), sinks) as two:
             await two.update(episodes(policy), ADVANTAGES)
     assert near.digests == [host.digest]

@@ -67,7 +67,10 @@ class RankShare:
 
         async def next_piece() -> SharePiece | None:
             read = partial(self._next, pieces, state)
-            return await self._lane.run(read, work="publish")
+            is_current, piece = await self._lane.run(read, work="publish")
+            if not is_current:
+                raise WeightsNotGiven("the ranks have newer weights by now")
+            return piece
 
         await ShareGiver(self._keys.pop(link_key), door, next_piece).give()
 
@@ -75,8 +78,9 @@ class RankShare:
         parts = self._training.parts(self._begins, PIECE_BYTES)
         return share_pieces(parts, PIECE_BYTES, self._row_bytes)
 
-    def _next(self, pieces: Iterator[SharePiece], state: int) -> SharePiece | None:
-        # here, where no step can come in between
+    def _next(self, pieces: Iterator[SharePiece], state: int) -> tuple[bool, SharePiece | None]:
+        """Return whether the weights are still those of the share, and the next piece if so."""
+        # on the lane, where no step can come in between
         if self._training.num_changes != state:
-            raise WeightsNotGiven("the ranks have newer weights by now")
-        return next(pieces, None)
+            return False, None
+        return True, next(pieces, None)
