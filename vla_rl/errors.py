@@ -9,6 +9,8 @@ The errors and their causes:
                                  the remote traceback
     `RankFailed`                 a process of a sharded learner is gone or failed; the run starts
                                  again from its newest checkpoint
+    `WeightsNotGiven`            weights that a host could not take from the processes that hold
+                                 them; they go through the control process instead
     `EnvError`                   an environment that breaks its contract; never retried, the run
                                  ends with this error
     `AssetError`                 a mesh, a texture or a scene that an environment needs and that is
@@ -103,6 +105,14 @@ class LearnerHostLost(RankFailed):
     def __init__(self, message: str, host: str) -> None:
         self.host = host
         super().__init__(message)
+
+
+class WeightsNotGiven(VlaRlError):
+    """A host could not take weights from the processes that hold them."""
+
+
+class HostNotReached(WeightsNotGiven):
+    """A process that holds weights cannot connect to a host, and a second attempt would not help."""
 
 
 class RemoteError(VlaRlError):

@@ -45,8 +45,8 @@ NUM_HOSTS: Final = 4
 HIDDEN: Final = (512,) * 61
 """Layers of a policy of 67 MB."""
 
-CABLE_MB_PER_S: Final = 20.0
-"""Limit of a cable: the encryption of what four of them carry takes an eighth of a core."""
+CABLE_MB_PER_S: Final = 10.0
+"""Limit of a cable: the encryption of what four of them carry takes a sixteenth of a core."""
 
 _LOST_AFTER_S: Final = 60.0
 

@@ -2,119 +2,19 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
-from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
+from weight_hosts import Host, Site
 
 from vla_rl.actors.listening import ListenPlace
-from vla_rl.errors import ActorDied, CheckpointError
+from vla_rl.errors import CheckpointError
 from vla_rl.training.hosts import doors, neighbours
-from vla_rl.training.hosts.messages import Door, HeldVersion, HostStatus, Taken, WeightHeading
+from vla_rl.training.hosts.messages import Door, Taken
 from vla_rl.training.hosts.publishing import HostWeights
-from vla_rl.training.hosts.spreading import WeightHost
-from vla_rl.training.hosts.weight_shelf import WeightShelf
-from vla_rl.types import SOLE_MEMBER, Roster
-
-
-class Host:
-    """The side of a host, in this loop, with real links; it fails in one call, if wanted."""
-
-    def __init__(
-        self, name: str, log: list[str], fails_in: str = "", shape: tuple[int, int] = (3, 2)
-    ) -> None:
-        self.name, self.log, self._fails_in = name, log, fails_in
-        torch.manual_seed(1)
-        self.network = nn.Linear(*shape)
-        self.shelf = WeightShelf({SOLE_MEMBER: self.network})
-        self.version, self.digest, self.num_put = 0, "", 0
-        self.new_link, self.give_weights, self.end_giving, self.num_received = map(
-            called, (self.shelf.new_link, self.shelf.give, self.shelf.end_giving, self.received)
-        )
-        self.share_weights, self.open_weights = map(called, (self.shelf.memory, self.shelf.open))
-
-    async def begin_weights(self, heading: WeightHeading) -> None:
-        self._note("begin")
-        self.shelf.begin(heading)
-
-    async def put_weights(self, member: str, start: int, piece: np.ndarray) -> None:
-        self.num_put += len(piece)
-        await self.shelf.put(member, start, piece)
-
-    async def take_weights(self, member: str, link_key: str, host: str, door: Door) -> Taken:
-        self._note("take")
-        return await self.shelf.take(member, link_key, host, door)
-
-    def received(self, member: str) -> int:
-        return self.shelf.num_received(member)
-
-    async def check_weights(self, member: str, digest: str) -> None:
-        self._note("check")
-        await self.shelf.check(member, digest)
-
-    async def apply_weights(self, member: str) -> None:
-        self._note("apply")
-        newest = self.shelf.to_apply(member)
-        newest.apply()
-        self.version, self.digest = newest.heading.version, newest.digest
-
-    async def renew_weights(self, member: str, version: int) -> None:
-        self._note("renew")
-        self.version = version
-
-    def _note(self, call: str) -> None:
-        if call == self._fails_in:
-            self.shelf.close()
-            raise self.death()
-        self.log.append(f"{call} {self.name}")
-
-    def death(self) -> ActorDied:
-        return ActorDied(self.name, 1, "SIGKILL")
-
-
-def called(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return what a handle has of a method: a coroutine function."""
-
-    async def call(*args: Any) -> Any:
-        return function(*args)
-
-    return call
-
-
-def reached(host: Host) -> WeightHost:
-    return WeightHost(host, "127.0.0.1")  # type: ignore[arg-type]
-
-
-class Site:
-    """Hosts, the learner's network, and what was reported."""
-
-    def __init__(self, *hosts: Host, shape: tuple[int, int] = (3, 2)) -> None:
-        self.learner = nn.Linear(*shape)
-        self.lost: list[str] = []
-        self.versions: list[int] = []
-        self.weights = HostWeights(
-            Roster([SOLE_MEMBER]),
-            0,
-            lambda name, _: self.lost.append(name),
-            self.versions.append,
-        )
-        self.sink = self.weights.sinks[SOLE_MEMBER]
-        self.weights.hosts.update({host.name: reached(host) for host in hosts})
-
-    async def publish(self, version: int) -> None:
-        await asyncio.to_thread(self.sink.adopt, self.learner, version)
-
-    async def catch_up(self, host: Host, *, is_new: bool = False) -> int:
-        held = {SOLE_MEMBER: HeldVersion(version=host.version, digest=host.digest)}
-        status = HostStatus(num_slots=1, held=held)
-        found = await self.weights.catch_up(host.name, reached(host), status, is_new=is_new)
-        return found[SOLE_MEMBER].version
-
-    def have(self, hosts: Sequence[Host]) -> list[bool]:
-        return [torch.equal(host.network.weight, self.learner.weight) for host in hosts]
+from vla_rl.training.hosts.weight_host import WeightHost
+from vla_rl.types import Roster
 
 
 async def test_every_host_has_a_version_before_any_acts_with_it() -> None:

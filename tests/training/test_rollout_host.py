@@ -42,7 +42,7 @@ from vla_rl.training.hosts.picture_routes import PictureRoutes
 from vla_rl.training.hosts.publishing import HostWeights
 from vla_rl.training.hosts.recipe import pieces_of, recipe_of
 from vla_rl.training.hosts.rollout_host import RolloutHost
-from vla_rl.training.hosts.spreading import WeightHost
+from vla_rl.training.hosts.weight_host import WeightHost
 from vla_rl.training.team import Team
 from vla_rl.types import SOLE_MEMBER, EnvSpec, EpisodeSpec, Group, Roster, ShelvedArray, Trajectory
 

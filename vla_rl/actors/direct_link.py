@@ -102,8 +102,10 @@ class DirectLink:
     def close(self) -> None:
         """Close the link, and report nothing more."""
         if not self._monitor.is_closed:
-            self._monitor.close()
+            # in this order: ZeroMQ's thread reports an event to an open monitor or to none. To one that
+            # is closed it waits without end, and whoever disables the monitor waits for it
             self._zmq_socket.disable_monitor()
+            self._monitor.close()
             self._socket.close()
             self._metered.close()
 

@@ -145,8 +145,8 @@ class HostConnection:
         if self.is_lost:
             return
         self.is_lost = True
+        self._zmq_socket.disable_monitor()  # before its reader closes, as in `DirectLink.close`
         self._monitor.close()
-        self._zmq_socket.disable_monitor()
         self._socket.close()
         error = ActorDied(f"fork server of {self.address}", 0, cause)
         for waiting in (self._connected, *self._preparations.values()):

@@ -4,6 +4,8 @@ Each has a part of the rows, the gradients and the optimizer's state.
 
 learner     `ShardedLearner`: the methods of `Learner`, computed by ranks
 ranks       `RankPasses`: gives each rank its rows, and takes weights and state back
+publication   the ranks' weights to every engine, and to the model of this process
+rank_shares, rank_share, share_giver   all ranks' shares of the weights for other hosts; one rank's; its link
 imitation   `ShardedImitator`: supervised learning, computed by ranks
 critic      `RankCriticPasses`: the same for a critic
 group       `RankGroup`: starts the ranks, and ends all if one fails

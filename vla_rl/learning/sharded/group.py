@@ -69,7 +69,9 @@ class RankGroup:
         self._critic_seed = 0
         self._counts_flops = False
         self._preparation: Preparation | None = None
-        self._turn = asyncio.Lock()
+        self.turn = asyncio.Lock()
+        """Held while the ranks compute something together, or give their weights to a host."""
+
         self._failure: BaseException | None = None
         self._failed_rank = 0
         self._folder: OwnedFolder | None = None
@@ -172,7 +174,7 @@ class RankGroup:
 
         Raises: RankFailed naming the rank that died or failed; else what a rank raised.
         """
-        async with self._turn:
+        async with self.turn:
             return await self._together(calls)
 
     async def _together(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
@@ -218,8 +220,8 @@ class RankGroup:
         )
         await self.together(far.remove(rank) for rank in numbers)
 
-    async def each(self, calls: Iterable[Coroutine[Any, Any, T]]) -> None:
-        """Await calls in which no rank waits for another.
+    async def each(self, calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+        """Await calls in which no rank waits for another; return their results.
 
         A full disk ends no rank; only a rank that is gone does. Raises: as `together`.
         """
@@ -230,6 +232,11 @@ class RankGroup:
         for error in errors:
             if error is not None:
                 raise error
+        return [result for result in found if not isinstance(result, BaseException)]
+
+    async def fail(self, death: ActorDied) -> NoReturn:
+        """End all ranks because one is gone. Raises: RankFailed that names it."""
+        await self._fail([death])
 
     async def _fail(self, errors: Sequence[BaseException | None]) -> NoReturn:
         """End all ranks, and raise the first failure; later ones only follow from it."""

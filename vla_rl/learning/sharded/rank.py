@@ -20,6 +20,7 @@ from vla_rl.actors import actor_method
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.flops import FlopMeter
 from vla_rl.engines.shared_places import SharedPlaces
+from vla_rl.engines.weight_shares import ShareDoor, WeightShare
 from vla_rl.errors import CheckpointError
 from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.optimizer import StepReport
@@ -38,6 +39,7 @@ from vla_rl.learning.sharded.messages import (
 )
 from vla_rl.learning.sharded.rank_clock import RankClock, RankTimes
 from vla_rl.learning.sharded.rank_parts import PolicySource, RankParts
+from vla_rl.learning.sharded.rank_share import RankShare
 from vla_rl.learning.sharded.state import Entry, Part, ShardReader, pieces_of, write_parts
 from vla_rl.learning.value_passes import NETWORK, OPTIMIZER
 
@@ -69,6 +71,7 @@ class LearnerRank(FarRank):
     async def join(self, folder: str) -> None:
         """Load the policy from a folder here, and keep this rank's part of it."""
         await self._lane.run(self._join, Path(folder), work="join")
+        self._shares = RankShare(self._rank, self._parts.policy, self._lane)
         if self._source.counts_flops:
             self._meter = FlopMeter(PASSES, LocalOperations)
             self._lane.observe(self._meter)
@@ -157,6 +160,30 @@ class LearnerRank(FarRank):
     async def write_weights(self, places: SharedPlaces) -> None:
         """Write this rank's part of the trained weights into memory that engines open."""
         await self._lane.run(self._parts.policy.write_pieces, places, PIECE_BYTES, work="publish")
+
+    async def share(self, begins: dict[str, int], row_bytes: int) -> WeightShare:
+        """Return what this rank holds of the newest weights, with its digest.
+
+        Args: those of `ShareHolders.shares`.
+        """
+        return await self._lane.run(self._shares.share, begins, row_bytes, work="publish")
+
+    async def new_link(self) -> str:
+        """Return the public key with which this rank will connect to a host."""
+        return self._shares.new_link()
+
+    @actor_method(concurrent=True)
+    async def give(self, link_key: str, door: ShareDoor, state: int) -> None:
+        """Send the share of which `share` told the state to a host, until it closes its door.
+
+        Args:
+            link_key: what `new_link` returned.
+            door: where the host takes it.
+            state: that of the share.
+
+        Raises: WeightsNotGiven if the weights have changed, or the host cannot be reached.
+        """
+        await self._shares.give(link_key, door, state)
 
     async def times(self) -> RankTimes:
         """Return what this rank did since the last call."""

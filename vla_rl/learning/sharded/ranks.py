@@ -3,11 +3,11 @@
 learner ──► plan ──► rank 0: micro-batch, micro-batch, ...  ─┐ sums      gradients meet in the
                      rank 1: micro-batch, ...               ─┘           last backward pass
         ◄── weights, piece by piece, from every rank's own part
-engines in other processes ◄── weights, from the ranks, through memory of the host
+engines in other processes ◄── weights, from the ranks: `publication`
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -22,7 +22,6 @@ from vla_rl.actors.completion import to_its_end
 from vla_rl.engines.atomic_folder import writing_folder
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.policy_model import TokenModel
-from vla_rl.engines.shared_places import SharedPlaces, SharedSink
 from vla_rl.errors import RankFailed
 from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.decisions import Decisions
@@ -31,11 +30,11 @@ from vla_rl.learning.plan import StepPlan, plan_passes
 from vla_rl.learning.scoring import DISAGREES, REFERENCES
 from vla_rl.learning.sharded.group import RankGroup
 from vla_rl.learning.sharded.in_order import idle_row, in_order
-from vla_rl.learning.sharded.messages import Piece, pack_counts, pack_rows, unpack_sums
+from vla_rl.learning.sharded.messages import pack_counts, pack_rows, unpack_sums
+from vla_rl.learning.sharded.publication import RankPublication
 from vla_rl.learning.sharded.rank import LearnerRank
 from vla_rl.learning.sharded.rank_clock import RankTimes
 from vla_rl.learning.sharded.staged import RankTensors
-from vla_rl.learning.sharded.state import write_runs
 from vla_rl.learning.sound_numbers import require_log_probs
 from vla_rl.learning.training import (
     StagedTensors,
@@ -76,11 +75,11 @@ class RankPasses:
         lost_gpus: Collection[int] = (),
     ) -> None:
         self._model, self._lane, self._config = model, lane, config
-        self._sinks, self._weight_version = tuple(publish_to), weight_version
+        self._weight_version = weight_version
         self.group = RankGroup(runtime, config, member, lost_gpus)
         """The processes."""
+        self._publication = RankPublication(model, self.group, lane, publish_to)
         self._num_snapshots = 0
-        self._is_model_old = False
 
     async def __aenter__(self) -> Self:
         await self.group.start(self._model)
@@ -97,7 +96,7 @@ class RankPasses:
                 # a new start from the beginning, and a reference, need the first weights of all
                 # policies of a team, also of those whose ranks did not fail
                 await self._lane.run(self._take_first_weights)
-            elif error is None and self._is_model_old:
+            elif error is None and self._publication.is_model_old:
                 await self.fetch()
         finally:
             await self.group.close()
@@ -143,14 +142,13 @@ class RankPasses:
 
     async def stand_still(self) -> None:
         """Publish the same weights as a new version."""
-        if self._is_model_old:
-            await self._to_its_end(self._publish(self._weight_version + 1))
-        else:
-            await self._lane.run(self._adopted, self._weight_version + 1, work="update")
+        publication = self._publication
+        publish = publication.publish if publication.is_model_old else publication.publish_model
+        await self._to_its_end(self._published(publish))
 
     async def fetch(self) -> None:
         """Replace the model's weights by the ranks'; nothing is published."""
-        await self._to_its_end(self._received(None))
+        await self._to_its_end(self._publication.receive())
 
     async def snapshot(self) -> TrainingState:
         """Copy the state on every rank; its files are written from there."""
@@ -223,85 +221,19 @@ class RankPasses:
     async def _step(self, publish: bool) -> StepReport:
         reports = await self.group.together(rank.step() for rank in self.group.ranks)
         if publish:
-            await self._publish(self._weight_version + 1)
+            await self._published(self._publication.publish)
         report: StepReport = reports[0]
         return report
-
-    async def _publish(self, version: int) -> None:
-        places = await self._lane.run(self._share, version, work="publish")
-        if places is None:
-            await self._received(version)
-            return
-        # into the memory of engines in other processes, which generate meanwhile; the model in this
-        # process follows when it is needed
-        for each in places:
-            await self.group.together(
-                self._write(number, rank, each) for number, rank in enumerate(self.group.ranks)
-            )
-        self._is_model_old = True
-        await self._lane.run(self._adopt_shared, version, work="publish")
-
-    async def _write(self, number: int, rank: LearnerRank, places: SharedPlaces) -> None:
-        """Have a rank's part of the weights in memory that engines open."""
-        if not self.group.far.is_far(number):
-            await rank.write_weights(places)
-            return
-        parameters = dict(self._model.network.named_parameters())
-        async for piece in rank.weights():
-            await asyncio.to_thread(_write_piece, piece, parameters[piece.name], places)
-
-    def _share(self, version: int) -> list[SharedPlaces] | None:
-        """Return where the ranks can write for each engine; None unless they can for all."""
-        found: list[SharedPlaces] = []
-        for sink in self._sinks:
-            places = (
-                sink.share(self._model.network, version) if isinstance(sink, SharedSink) else None
-            )
-            if places is None:
-                return None
-            found.append(places)
-        return found or None
-
-    def _adopt_shared(self, version: int) -> None:
-        for sink in self._sinks:
-            assert isinstance(sink, SharedSink)
-            sink.adopt_shared(version)
-        self._weight_version = version
-
-    async def _received(self, version: int | None) -> None:
-        """Replace the model's weights; with a version, publish them."""
-        loop = asyncio.get_running_loop()
-        await self.group.together([self._lane.run(self._receive, version, loop, work="publish")])
-
-    def _receive(self, version: int | None, loop: asyncio.AbstractEventLoop) -> None:
-        """Replace the weights by the ranks', on the device lane.
-
-        The lane is held meanwhile: no batch sees two versions, and no second copy is needed.
-        """
-        parameters = dict(self._model.network.named_parameters())
-        with torch.no_grad():
-            for rank in self.group.ranks:
-                stream = rank.weights()
-                while True:
-                    asked = asyncio.run_coroutine_threadsafe(_next(stream), loop)
-                    piece = asked.result()
-                    if piece is None:
-                        break
-                    _put(piece, parameters[piece.name])
-        self._is_model_old = False
-        if version is not None:
-            self._adopted(version)
 
     def _take_first_weights(self) -> None:
         """Set the weights to those that the ranks began with."""
         first = type(self._model).load(self.group.policy_folder)  # type: ignore[attr-defined]
         self._model.network.load_state_dict(first.network.state_dict())
-        self._is_model_old = False
+        self._publication.is_model_old = False
 
-    def _adopted(self, version: int) -> None:
-        for sink in self._sinks:
-            sink.adopt(self._model.network, version)
-        self._weight_version = version
+    async def _published(self, publish: Callable[[int], Awaitable[None]]) -> None:
+        await publish(self._weight_version + 1)
+        self._weight_version += 1
 
     async def _snapshot(self) -> TrainingState:
         self._num_snapshots += 1
@@ -333,34 +265,13 @@ class RankPasses:
         )
         tensors = await asyncio.to_thread(load_file, files[0])
         await self._lane.run(self._model.load_checkpoint_tensors, tensors, work="checkpoint")
-        self._is_model_old = False
+        self._publication.is_model_old = False
         set_random_state(state.rng)
-        await self._lane.run(self._adopted, state.weight_version, work="checkpoint")
+        await self._publication.publish_model(state.weight_version)
+        self._weight_version = state.weight_version
 
     async def _to_its_end(self, work: Coroutine[Any, Any, T]) -> T:
         return await to_its_end(asyncio.ensure_future(work))
-
-
-async def _next(stream: AsyncIterator[Piece]) -> Piece | None:
-    return await anext(stream, None)
-
-
-def _write_piece(piece: Piece, parameter: Tensor, places: SharedPlaces) -> None:
-    """Write a piece of a rank of another host into memory of this one. Raises: OSError."""
-    size, num_rows = parameter.element_size(), parameter.shape[0] if parameter.ndim else 1
-    row = parameter.nbytes // max(num_rows, 1)
-    with Path(places.path).open("r+b") as memory:
-        for begin in places.begins[piece.name]:
-            at = begin + piece.start * size
-            write_runs(memory.fileno(), piece.data, at, piece.run * size, row)
-
-
-def _put(piece: Piece, parameter: Tensor) -> None:
-    # copied: what arrives is read-only, and its place in shared memory is needed for the next
-    numbers = torch.from_numpy(piece.data.copy()).view(parameter.dtype).view(-1, piece.run)
-    row_size = parameter.numel() // max(parameter.shape[0] if parameter.ndim else 1, 1)
-    place = parameter.data.view(-1)[piece.start :].as_strided(numbers.shape, (row_size, 1))
-    place.copy_(numbers)
 
 
 def _written(state: TrainingState, folder: Path) -> Path:

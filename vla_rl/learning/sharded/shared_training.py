@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from vla_rl.engines.shared_places import SharedPlaces
+from vla_rl.engines.weight_shares import RowPart
 from vla_rl.errors import CheckpointError
 from vla_rl.learning.config import OptimizerConfig
 from vla_rl.learning.optimizer import MASTER, PolicyOptimizer, StepReport
@@ -46,6 +47,8 @@ class SharedTraining:
         # right after sharding: while weights are gathered, a network lists other parameters
         self.optimizer = PolicyOptimizer(network, config, sharded.norm_of)
         self._names = names or {name: name for name in network.state_dict()}
+        self.num_changes = 0
+        """Number of times that the weights were changed, by a step or by a restore."""
 
     def begin(self, clear: bool) -> None:
         """Gather the weights for the passes that follow; with `clear`, drop gradients first."""
@@ -56,6 +59,7 @@ class SharedTraining:
     def step(self) -> StepReport:
         """Clip by the norm over all ranks, and update this rank's part of the weights."""
         self.sharded.scatter()
+        self.num_changes += 1
         return self.optimizer.step()
 
     def pieces(self, num_bytes: int) -> Iterator[tuple[str, int, int, Tensor]]:
@@ -70,12 +74,21 @@ class SharedTraining:
         Raises: OSError.
         """
         with Path(places.path).open("r+b") as memory:
-            for name, start, run, data in self.pieces(num_bytes):
-                shape, size = self.optimizer.parameters[name].shape, self._dtype_of(name).itemsize
-                row = size * math.prod(shape[1:])
-                for begin in places.begins[name]:
-                    at = begin + start * size
-                    write_runs(memory.fileno(), data.numpy(), at, run * size, row)
+            for name in self.optimizer.parameters:
+                for start, run, distance, data in self._byte_pieces(name, num_bytes):
+                    for begin in places.begins[name]:
+                        write_runs(memory.fileno(), data, begin + start, run, distance)
+
+    def parts(self, begins: Mapping[str, int], num_bytes: int) -> Iterator[RowPart]:
+        """Yield this rank's parts of the trained weights in rising order of their places in a row.
+
+        Args:
+            begins: byte of the row at which each parameter begins.
+            num_bytes: most bytes of one part, about.
+        """
+        for name in sorted(self.optimizer.parameters, key=begins.__getitem__):
+            for start, run, distance, data in self._byte_pieces(name, num_bytes):
+                yield begins[name] + start, run, distance, data
 
     def copied_network(self, *, is_first: bool) -> dict[str, Part]:
         """Copy this rank's part of the network, in the types that one process saves."""
@@ -100,6 +113,7 @@ class SharedTraining:
     def restore(self, weights: ShardReader, saved: ShardReader) -> None:
         """Read this rank's part of weights and optimizer. Raises: CheckpointError."""
         self.sharded.scatter()
+        self.num_changes += 1
         state = self._network.state_dict()
         unknown = sorted(weights.names - self._names.keys())
         if unknown:
@@ -130,3 +144,11 @@ class SharedTraining:
     def _dtype_of(self, name: str) -> torch.dtype:
         """Return the type in which one process holds a trained parameter."""
         return self.sharded.dtypes[f"network.{name}"]
+
+    def _byte_pieces(self, name: str, num_bytes: int) -> Iterator[RowPart]:
+        """Yield this rank's part of one parameter; places are counted from the parameter's first."""
+        parameter, dtype = self.optimizer.parameters[name], self._dtype_of(name)
+        size = dtype.itemsize
+        distance = size * math.prod(parameter.shape[1:])
+        for start, run, data in iterate_pieces(parameter, dtype, num_bytes):
+            yield start * size, run * size, distance, data.numpy()

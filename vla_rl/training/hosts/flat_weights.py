@@ -7,12 +7,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Final
 
+import msgspec
 import numpy as np
 import torch
+from numpy.lib.stride_tricks import as_strided
 from torch import Tensor, nn
 
 from vla_rl.actors.completion import run_to_its_end
 from vla_rl.engines.vllm.weight_memory import HostBuffer, HostMemory, opened
+from vla_rl.engines.weight_shares import SharePiece
 from vla_rl.errors import CheckpointError
 from vla_rl.training.hosts.messages import WEIGHT_PIECE_BYTES, WeightHeading
 from vla_rl.types import SOLE_MEMBER
@@ -25,27 +28,11 @@ ALIGNED: Final = 16
 class FlatWeights:
     """One version of a policy's trained weights in the memory of this process."""
 
-    member: str
-    """The policy's member name."""
-
-    version: int
-    names: tuple[str, ...]
-    forms: tuple[str, ...]
-    """Type and shape of each parameter."""
+    heading: WeightHeading
+    """Heading that a host gets before the bytes."""
 
     data: np.ndarray
     """uint8 [bytes]."""
-
-    @property
-    def heading(self) -> WeightHeading:
-        """Heading that a host gets before the bytes."""
-        return WeightHeading(
-            member=self.member,
-            version=self.version,
-            names=self.names,
-            forms=self.forms,
-            num_bytes=len(self.data),
-        )
 
     @cached_property
     def digest(self) -> str:
@@ -54,7 +41,7 @@ class FlatWeights:
 
     def equals(self, other: "FlatWeights") -> bool:
         """Return whether the bytes are the same. Reads them all: call it in a thread."""
-        return self.names == other.names and np.array_equal(self.data, other.data)
+        return self.heading.names == other.heading.names and np.array_equal(self.data, other.data)
 
     def pieces(
         self, first: int = 0, size: int = WEIGHT_PIECE_BYTES
@@ -69,13 +56,12 @@ def flattened(network: nn.Module, version: int, member: str = SOLE_MEMBER) -> Fl
 
     Call it on the device lane.
     """
-    trained = {name: each for name, each in network.named_parameters() if each.requires_grad}
+    trained = _trained(network)
     places, num_bytes = _places(trained.values())
     data = torch.zeros(num_bytes, dtype=torch.uint8)
     for start, each in zip(places, trained.values(), strict=True):
         _part(data, start, each).copy_(each.detach())
-    forms = tuple(map(_form, trained.values()))
-    return FlatWeights(member, version, tuple(trained), forms, data.numpy())
+    return FlatWeights(heading_of(network, version, member), data.numpy())
 
 
 class IncomingWeights:
@@ -116,6 +102,39 @@ class IncomingWeights:
             )
         self._data[start : start + len(piece)] = piece
         self.num_received += len(piece)
+
+    def place(self, piece: SharePiece) -> None:
+        """Write a piece of a share; in any thread. Raises: CheckpointError if it does not fit."""
+        end = 0
+        for at, run, distance, num_bytes in map(msgspec.structs.astuple, piece.places):
+            data, end = piece.data[end : end + num_bytes], end + num_bytes
+            if not _fits(at, run, distance, num_bytes, len(self._data)) or len(data) != num_bytes:
+                raise CheckpointError(
+                    f"{num_bytes} bytes at {at} of weights {self.heading.version}, {run} in a row and "
+                    f"{distance} from one to the next, do not fit in {len(self._data)} bytes"
+                )
+            num_runs = num_bytes // run
+            shape, steps = (num_runs, run), (distance, 1)
+            as_strided(self._data[at:], shape, steps)[:] = data.reshape(shape)
+
+    def advance(self, num_received: int) -> None:
+        """Note that all bytes below this place have come in shares."""
+        self.num_received = max(self.num_received, num_received)
+
+    async def accept(self, num_placed: int) -> str:
+        """Accept shares whose digests were compared; return the digest of all bytes.
+
+        Raises: CheckpointError unless they are as many as the parameters have.
+        """
+        await self.read_on()
+        expected = sum(each.nbytes for each in self._parameters)
+        if (num_placed, self.num_received) != (expected, len(self._data)):
+            raise CheckpointError(
+                f"{num_placed} bytes of weights {self.heading.version} came in shares, expected "
+                f"{expected}"
+            )
+        self._is_checked = True
+        return self.digest
 
     def piece(self, start: int, num_bytes: int) -> np.ndarray:
         """Return bytes that have come, uint8 [at most num_bytes]."""
@@ -173,6 +192,38 @@ class OpenedWeights:
         _write_into(self._parameters, self._data)
 
 
+def row_of(network: nn.Module) -> tuple[dict[str, int], int]:
+    """Return where each trained parameter begins in the row of bytes, and the length of the row."""
+    trained = _trained(network)
+    places, num_bytes = _places(trained.values())
+    return dict(zip(trained, places, strict=True)), num_bytes
+
+
+def heading_of(network: nn.Module, version: int, member: str) -> WeightHeading:
+    """Return the heading of a version of a network's trained weights."""
+    trained = _trained(network)
+    return WeightHeading(
+        member=member,
+        version=version,
+        names=tuple(trained),
+        forms=tuple(map(_form, trained.values())),
+        num_bytes=_places(trained.values())[1],
+    )
+
+
+def digest_of(network: nn.Module) -> str:
+    """Return the digest of a network's trained weights, without a copy of all of them."""
+    trained, digest, end = _trained(network).values(), hashlib.blake2b(digest_size=16), 0
+    places, num_bytes = _places(trained)
+    for start, each in zip(places, trained, strict=True):
+        digest.update(bytes(start - end))  # what rounding up leaves free
+        data = each.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy()
+        digest.update(data.data)
+        end = start + each.nbytes
+    digest.update(bytes(num_bytes - end))
+    return digest.hexdigest()
+
+
 def _write_into(parameters: Sequence[Tensor], data: np.ndarray) -> None:
     """Copy the bytes, uint8 [bytes], into parameters in their order."""
     row, (places, _) = torch.from_numpy(data), _places(parameters)
@@ -196,6 +247,17 @@ def _parameters_of(heading: WeightHeading, network: nn.Module) -> list[Tensor]:
                 f"{_form(named[name])} on this host; expected the same policy on all hosts"
             )
     return [named[name] for name in heading.names]
+
+
+def _trained(network: nn.Module) -> dict[str, Tensor]:
+    return {name: each for name, each in network.named_parameters() if each.requires_grad}
+
+
+def _fits(at: int, run: int, distance: int, num_bytes: int, row_bytes: int) -> bool:
+    if at < 0 or run < 1 or num_bytes < 1 or num_bytes % run:
+        return False
+    num_runs = num_bytes // run
+    return (num_runs == 1 or distance >= run) and at + (num_runs - 1) * distance + run <= row_bytes
 
 
 def _form(tensor: Tensor) -> str:

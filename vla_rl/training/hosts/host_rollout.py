@@ -33,13 +33,13 @@ from vla_rl.rollout.owned_tasks import leave
 from vla_rl.training.hosts.embedding import save_encoder
 from vla_rl.training.hosts.environments import shape_of, with_environments
 from vla_rl.training.hosts.far_player import FarPlayer
-from vla_rl.training.hosts.messages import HostRecipe
+from vla_rl.training.hosts.messages import HostRecipe, HostStatus
 from vla_rl.training.hosts.picture_routes import PictureRoutes
 from vla_rl.training.hosts.publishing import HostWeights
 from vla_rl.training.hosts.rollout_host import RolloutHost
 from vla_rl.training.hosts.sameness import digest_of_fixed, run_key
-from vla_rl.training.hosts.spreading import WeightHost
 from vla_rl.training.hosts.starting import HostStarter, Started
+from vla_rl.training.hosts.weight_host import WeightHost
 from vla_rl.training.team import Team
 from vla_rl.types import Deposit
 
@@ -325,13 +325,12 @@ class HostRollout:
         address = host.placement.address.removeprefix("tcp://").rpartition(":")[0]
         weight_host = WeightHost(actor, address)
         route = await self.pictures.to(name, actor, address)
-        # under one lock with publications: a version published meanwhile would be missed
-        async with self.weights.turn:
-            held = await self.weights.catch_up(name, weight_host, status, is_new=started.is_new)
-            self.weights.hosts[name] = weight_host
-            status = replace(status, held=held)
-            self.players.add(name, FarPlayer(actor, status, route=route))
-            self.evaluators.add(name, FarPlayer(actor, status, evaluates=True))
+
+        def admit(ready: HostStatus) -> None:
+            self.players.add(name, FarPlayer(actor, ready, route=route))
+            self.evaluators.add(name, FarPlayer(actor, ready, evaluates=True))
+
+        await self.weights.join(name, weight_host, status, is_new=started.is_new, admit=admit)
         if not started.is_new:
             print(
                 f"host {name} was taken over: {status.num_slots} environments, its engine and "

@@ -27,8 +27,9 @@ SILENT_S: Final = 30.0
 """Silence after which a neighbour counts as lost. Its death is noticed sooner: its connection closes,
 or the control process misses it."""
 
-_AHEAD: Final = 4
-"""Pieces that are asked for before one has come."""
+_AHEAD: Final = 8
+"""Pieces that are asked for before one has come: enough to fill a cable whose ends are woken late, as
+on a busy machine."""
 
 _LOOK_EVERY_S: Final = 0.5
 
@@ -119,12 +120,9 @@ class WeightTaker:
     async def _take_all(self, link: DirectLink) -> tuple[str, bool]:
         """Return what is wrong with the neighbour, and whether it was never reached."""
         incoming, total = self._incoming, self._incoming.heading.num_bytes
-        asked, heard_s = incoming.num_received, time.monotonic()
+        asked, heard_s = self._ask_ahead(link, incoming.num_received), time.monotonic()
         began_s = heard_s
         while incoming.num_received < total:
-            while asked < total and asked - incoming.num_received < _AHEAD * WEIGHT_PIECE_BYTES:
-                self._ask(link, asked)
-                asked += WEIGHT_PIECE_BYTES
             try:
                 async with asyncio.timeout(_LOOK_EVERY_S):
                     frames = await self._news.get()
@@ -142,9 +140,19 @@ class WeightTaker:
                 return str(self._codec.decode(self._codec.decoder(str), frames)), False
             piece = self._codec.decode(self._codec.decoder(np.ndarray), frames)
             incoming.put(incoming.num_received, piece)
+            asked = self._ask_ahead(link, asked)
             self._came()
             await incoming.read_on()
         return "", False
+
+    def _ask_ahead(self, link: DirectLink, asked: int) -> int:
+        """Ask for what may be on the way; return the place up to which all was asked for."""
+        incoming = self._incoming
+        most = min(incoming.num_received + _AHEAD * WEIGHT_PIECE_BYTES, incoming.heading.num_bytes)
+        while asked < most:
+            self._ask(link, asked)
+            asked += WEIGHT_PIECE_BYTES
+        return asked
 
     def _ask(self, link: DirectLink, start: int) -> None:
         heading = self._incoming.heading

@@ -1,27 +1,39 @@
 """The newest weights of each policy to every host: all of them stage a version, then all apply it.
 
-    adopt (device lane) ─► copy ─► stage on each host, beside running episodes ─► apply on each
+    adopt (device lane) ─► copy ─┐
+    take_shares: from the ranks ─┴► stage on each host, beside running episodes ─► apply on each
     a host that is away meanwhile gets the newest version before it runs episodes again
 
-The control process sends one copy, whatever the number of hosts: `spreading`.
+One copy leaves the control process or the ranks, whatever the number of hosts: `spreading`.
 
 A host that fails is dropped, and the others go on. Publications and hosts that join take turns, so
 that no host can miss a version.
 """
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Final
 
+from msgspec.structs import replace
 from torch import nn
 
-from vla_rl.errors import ActorDied
-from vla_rl.training.hosts.delivery_plan import Delivery, deliveries
-from vla_rl.training.hosts.flat_weights import FlatWeights, flattened
+from vla_rl.engines.weight_shares import ShareHolders
+from vla_rl.errors import ActorDied, HostNotReached, WeightsNotGiven
+from vla_rl.training.hosts.delivery_plan import Delivery, deliveries, machine_of
+from vla_rl.training.hosts.flat_weights import digest_of, flattened, heading_of, row_of
 from vla_rl.training.hosts.messages import HeldVersion, HostStatus
+from vla_rl.training.hosts.origins import HeldByRanks, HeldHere, Origin
 from vla_rl.training.hosts.rollout_host import RolloutHost
-from vla_rl.training.hosts.spreading import Spreading, WeightHost
+from vla_rl.training.hosts.spreading import Spreading
+from vla_rl.training.hosts.weight_host import WeightHost
 from vla_rl.types import Roster
+
+logger = logging.getLogger(__name__)
+
+_TRIED_EVERY_S: Final = 1.0
+"""Seconds between two attempts to give a host that joins its weights."""
 
 
 class HostWeights:
@@ -49,10 +61,11 @@ class HostWeights:
 
         self._stocked: dict[str, tuple[str, ...]] = {}
         self._unreachable: set[tuple[str, str]] = set()
+        self._not_reached: set[str] = set()
 
         self._roster, self._lost, self._published = roster, lost, published
         self._versions = dict.fromkeys(roster.names, weight_version)
-        self._newest: dict[str, FlatWeights] = {}
+        self._newest: dict[str, Origin] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._update_s = dict.fromkeys(roster.names, 0.0)
         self.sinks: Mapping[str, MemberWeights] = {
@@ -74,30 +87,75 @@ class HostWeights:
         """Store later versions only."""
         self._loop = None
 
-    def adopt(self, newest: FlatWeights) -> None:
+    def adopt(self, newest: Origin) -> None:
         """Apply a version of one policy on every host. Blocks: call it on the device lane.
 
         The lane waits for it, so that no update begins before all hosts have the weights of the
         last one.
         """
         if self._loop is None:
+            self._note(newest)
+        else:
+            asyncio.run_coroutine_threadsafe(self.publish(newest), self._loop).result()
+
+    async def publish(self, newest: Origin) -> None:
+        """Apply a version of one policy on every host.
+
+        Raises: WeightsNotGiven, RankFailed, CheckpointError; then no host has applied it.
+        """
+        if self._loop is None:
             # a resume: hosts are brought up later, with the policy's files of these weights; those
-            # that are taken over get them from here
+            # that are taken over get them from where they are now
             self._note(newest)
             return
-        asyncio.run_coroutine_threadsafe(self._publish(newest), self._loop).result()
+        member, began = newest.heading.member, time.perf_counter()
+        async with self.turn:
+            await self._publish(newest)
+        self._update_s[member] = time.perf_counter() - began
 
     @property
     def has_newest(self) -> bool:
         """Whether the newest versions can be given to a host that has other weights."""
         return all(name in self._newest for name in self._roster.names)
 
+    async def join(
+        self,
+        name: str,
+        host: WeightHost,
+        status: HostStatus,
+        *,
+        is_new: bool,
+        admit: Callable[[HostStatus], None],
+    ) -> None:
+        """Give a host the newest versions, and from then on every version.
+
+        Args:
+            name, host, status, is_new: those of `catch_up`.
+            admit: called with the versions that it has then, before any newer one.
+
+        Raises: ActorDied; CheckpointError; RankFailed.
+        """
+        while True:
+            # under one lock with publications: a version published meanwhile would be missed
+            async with self.turn:
+                try:
+                    held = await self.catch_up(name, host, status, is_new=is_new)
+                except WeightsNotGiven as fault:
+                    logger.info("host %s waits for weights: %s", name, fault)
+                else:
+                    self.hosts[name] = host
+                    admit(replace(status, held=held))
+                    return
+            # no host has them, and the ranks have newer ones, which are published soon
+            await asyncio.sleep(_TRIED_EVERY_S)
+
     async def catch_up(
         self, name: str, host: WeightHost, status: HostStatus, *, is_new: bool
     ) -> dict[str, HeldVersion]:
         """Give a host that joins the newest versions that it lacks; return what it has then.
 
-        They come from another host that has them, if there is one. Hold `turn`.
+        They come from another host that has them, if there is one, else from where they are now.
+        Hold `turn`.
 
         Args:
             name: its name.
@@ -105,7 +163,8 @@ class HostWeights:
             status: what it offers.
             is_new: whether it has read the policies' files of this run just now.
 
-        Raises: ActorDied; CheckpointError.
+        Raises: ActorDied; CheckpointError; RankFailed; WeightsNotGiven if the ranks have newer
+            weights by now, which are published soon.
         """
         return {
             member: await self._caught_up(member, name, host, status.held[member], is_new=is_new)
@@ -125,13 +184,14 @@ class HostWeights:
         newest = self._newest.get(member)
         if newest is None:
             return HeldVersion(version=self._versions[member])
-        if is_new and held.version == newest.version:
+        if is_new and held.version == newest.heading.version:
             return held
-        digest = await asyncio.to_thread(lambda: newest.digest)
-        has = HeldVersion(version=newest.version, digest=digest)
+        digest = await newest.digest()
         # the same number is not enough: an update that is repeated need not have the same weights
-        if held == has:
-            return has
+        if digest is not None and held == HeldVersion(
+            version=newest.heading.version, digest=digest
+        ):
+            return held
         stocked = self._stocked.get(member, ())
         having = [each for each in stocked if each in self.hosts and each != name]
         planned = deliveries([name], having, self._unreachable)
@@ -140,28 +200,51 @@ class HostWeights:
             raise error
         await host.actor.apply_weights(member)
         self._stocked[member] = (*having, *_with_rows(planned))
-        return has
+        return HeldVersion(version=newest.heading.version, digest=await newest.digest() or "")
 
-    async def _publish(self, newest: FlatWeights) -> None:
-        member, began = newest.member, time.perf_counter()
-        async with self.turn:
-            before = self._newest.get(member)
-            if before is not None and await asyncio.to_thread(newest.equals, before):
-                # a policy whose turn it is not, or an update that taught nothing
-                version = newest.version
-                await self._each(lambda host: host.renew_weights(member, version))
-            else:
-                planned = deliveries(tuple(self.hosts), (), self._unreachable)
-                spreading = Spreading(newest, dict(self.hosts), self._unreachable)
-                self._drop(await spreading.stage(planned))
-                await self._each(lambda host: host.apply_weights(member))
-                self._stocked[member] = _with_rows(planned)
-            self._note(newest)
-        self._update_s[member] = time.perf_counter() - began
+    async def _publish(self, newest: Origin) -> None:
+        member, version = newest.heading.member, newest.heading.version
+        before = self._newest.get(member)
+        if before is not None and await newest.is_same_as(before):
+            # a policy whose turn it is not, or an update that taught nothing
+            await self._each(lambda host: host.renew_weights(member, version))
+        else:
+            planned = deliveries(self._in_order(newest), (), self._unreachable)
+            spreading = Spreading(newest, dict(self.hosts), self._unreachable)
+            failed = await spreading.stage(planned)
+            self._require_reached(failed)
+            self._drop(failed)
+            await self._each(lambda host: host.apply_weights(member))
+            self._stocked[member] = _with_rows(planned)
+        self._note(newest)
 
-    def _note(self, newest: FlatWeights) -> None:
-        self._newest[newest.member] = newest
-        self._versions[newest.member] = newest.version
+    def _in_order(self, newest: Origin) -> list[str]:
+        """Return the hosts, the one that takes a version from its origin first."""
+
+        def rank(name: str) -> tuple[bool, bool]:
+            # a part that is on the machine already uses no cable
+            machine = machine_of(name)
+            return machine in self._not_reached, machine not in newest.machines
+
+        return sorted(self.hosts, key=rank)
+
+    def _require_reached(self, failed: Mapping[str, BaseException]) -> None:
+        """Note hosts that no rank can reach: another one takes the next version first.
+
+        Raises: HostNotReached if there is no other.
+        """
+        faults = {
+            name: error for name, error in failed.items() if isinstance(error, HostNotReached)
+        }
+        self._not_reached |= {machine_of(name) for name in faults}
+        for error in faults.values():
+            is_hopeless = {machine_of(name) for name in self.hosts} <= self._not_reached
+            raise error if is_hopeless else WeightsNotGiven(str(error))
+
+    def _note(self, newest: Origin) -> None:
+        heading = newest.heading
+        self._newest[heading.member] = newest
+        self._versions[heading.member] = heading.version
         self._published(min(self._versions.values()))
 
     async def _each(self, work: Callable[[RolloutHost], Awaitable[None]]) -> None:
@@ -202,7 +285,17 @@ class MemberWeights:
 
     def adopt(self, network: nn.Module, weight_version: int) -> None:
         """Apply weights and their version on every host. Call it on the device lane."""
-        self._weights.adopt(flattened(network, weight_version, self._name))
+        self._weights.adopt(HeldHere(flattened(network, weight_version, self._name)))
+
+    async def take_shares(
+        self, holders: ShareHolders, network: nn.Module, weight_version: int, *, is_current: bool
+    ) -> None:
+        """Apply a version on every host that the ranks give. See `ShareSink`."""
+        begins, row_bytes = row_of(network)
+        shares = await holders.shares(begins, row_bytes)
+        heading = heading_of(network, weight_version, self._name)
+        digest = await asyncio.to_thread(digest_of, network) if is_current else None
+        await self._weights.publish(HeldByRanks(heading, holders, shares, digest))
 
 
 def _with_rows(planned: Sequence[Delivery]) -> tuple[str, ...]:

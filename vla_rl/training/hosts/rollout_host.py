@@ -24,6 +24,7 @@ from vla_rl.algorithms import TrajectoryEncoder
 from vla_rl.cluster.run_layout import VISIBLE
 from vla_rl.engines import DeviceLane
 from vla_rl.engines.vllm.weight_memory import HostMemory
+from vla_rl.engines.weight_shares import WeightShare
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.playing import embodied_agent_within_range
 from vla_rl.pipelines.config import LearningConfig
@@ -64,8 +65,8 @@ class RolloutHost(Actor):
     """Runs the episodes that it is given, several at the same time.
 
     The policies' files come first (`put_file`), then `open`. Weights of a policy change by
-    `begin_weights`, `put_weights` or `take_weights`, and `check_weights`, beside running episodes, and
-    by `apply_weights` between two batches, so that each decision is made with exactly the version
+    `begin_weights`, then `put_weights` or `take_weights` with `check_weights`, or `take_shares`, beside
+    running episodes, and by `apply_weights` between two batches, so that each decision is made with exactly the version
     that it names.
 
     Args:
@@ -197,6 +198,22 @@ class RolloutHost(Actor):
     async def put_weights(self, member: str, start: int, piece: np.ndarray) -> None:
         """Add the next piece. Raises: CheckpointError if it is not the next one."""
         await self._shelf.put(member, start, piece)
+
+    async def open_doors(self, member: str, keys: list[str]) -> list[Door]:
+        """Let ranks with these keys give their shares. Raises: OSError if no port is free."""
+        return self._shelf.open_doors(member, keys)
+
+    @actor_method(concurrent=True)
+    async def take_shares(self, member: str, shares: list[WeightShare]) -> str:
+        """Take the shares of the learner's ranks, and check them; return the digest of the row.
+
+        Args:
+            member: the policy.
+            shares: what the ranks have, in the order of their keys.
+
+        Raises: CheckpointError for other bytes; WeightsNotGiven if a rank is silent.
+        """
+        return await self._shelf.take_shares(member, shares)
 
     async def new_link(self) -> str:
         """Return the public key with which this process will connect to a neighbour."""

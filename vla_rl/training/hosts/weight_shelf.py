@@ -1,12 +1,13 @@
 """The trained weights of each policy in a host's memory: versions on their way in, and the newest.
 
 begin ─► put, put, ...        from the control process ─┐
-    ├──► take                 from a neighbour          ├─► check ─► to be applied
+    ├──► open doors, take     from the ranks            ├─► check ─► to be applied
+    ├──► take                 from a neighbour          │
     └──► open                 from a process beside     ┘
 give: to a neighbour, while they come in and until the next version begins
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from torch import nn
@@ -14,9 +15,11 @@ from torch import nn
 from vla_rl.actors.direct_link import make_link_keys
 from vla_rl.actors.placement import KeyPair
 from vla_rl.engines.vllm.weight_memory import HostMemory
+from vla_rl.engines.weight_shares import WeightShare
 from vla_rl.training.hosts.flat_weights import IncomingWeights, OpenedWeights
 from vla_rl.training.hosts.messages import Door, Taken, WeightHeading
 from vla_rl.training.hosts.neighbours import WeightGiver, WeightTaker
+from vla_rl.training.hosts.share_taker import ShareTaker
 
 
 class WeightShelf:
@@ -31,11 +34,15 @@ class WeightShelf:
         self._rows: dict[str, IncomingWeights] = {}
         self._opened: dict[str, OpenedWeights] = {}
         self._givers: dict[str, WeightGiver] = {}
+        self._takers: dict[str, ShareTaker] = {}
         self._keys: dict[str, KeyPair] = {}
 
     def begin(self, heading: WeightHeading) -> None:
         """Make room for a version. Raises: CheckpointError if it is not of this policy."""
-        before = self._rows.get(heading.member)
+        # a thread may still write what came for a version that was given up
+        is_written = heading.member in self._takers
+        self._close_doors(heading.member)
+        before = None if is_written else self._rows.get(heading.member)
         memory = None if before is None else before.memory
         network = self._networks[heading.member]
         self._rows[heading.member] = IncomingWeights(heading, network, memory)
@@ -46,6 +53,21 @@ class WeightShelf:
         row.put(start, piece)
         self._give()
         await row.read_on()
+
+    def open_doors(self, member: str, keys: Sequence[str]) -> list[Door]:
+        """Let ranks with these keys give their shares. Raises: OSError if no port is free."""
+        self._close_doors(member)
+        taker = self._takers[member] = ShareTaker(keys, self._rows[member], self._give)
+        return taker.doors
+
+    async def take_shares(self, member: str, shares: Sequence[WeightShare]) -> str:
+        """Take the shares of the ranks: see `ShareTaker.take`."""
+        taker = self._takers[member]
+        try:
+            return await taker.take(shares)
+        finally:
+            if self._takers.get(member) is taker:
+                self._close_doors(member)
 
     def new_link(self) -> str:
         """Make keys for taking from one neighbour; return the public one."""
@@ -95,6 +117,13 @@ class WeightShelf:
         """Close all doors."""
         for link_key in list(self._givers):
             self.end_giving(link_key)
+        for member in list(self._takers):
+            self._close_doors(member)
+
+    def _close_doors(self, member: str) -> None:
+        taker = self._takers.pop(member, None)
+        if taker is not None:
+            taker.close()
 
     def _give(self) -> None:
         for giver in self._givers.values():

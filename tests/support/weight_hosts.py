@@ -1,0 +1,140 @@
+"""The hosts' side of a publication in this loop, and what a learner's side reports of it."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from vla_rl.engines.weight_shares import WeightShare
+from vla_rl.errors import ActorDied
+from vla_rl.training.hosts.messages import Door, HeldVersion, HostStatus, Taken, WeightHeading
+from vla_rl.training.hosts.publishing import HostWeights
+from vla_rl.training.hosts.weight_host import WeightHost
+from vla_rl.training.hosts.weight_shelf import WeightShelf
+from vla_rl.types import SOLE_MEMBER, Roster
+
+
+class Host:
+    """The side of a host, in this loop, with real links; it fails in one call, if wanted."""
+
+    def __init__(
+        self,
+        name: str,
+        log: list[str],
+        fails_in: str = "",
+        shape: tuple[int, int] = (3, 2),
+        network: Any = None,
+    ) -> None:
+        self.name, self.log, self._fails_in = name, log, fails_in
+        torch.manual_seed(1)
+        self.network = nn.Linear(*shape) if network is None else network
+        self.shelf = WeightShelf({SOLE_MEMBER: self.network})
+        self.version, self.digest, self.num_put = 0, "", 0
+        self.new_link = called(self.shelf.new_link)
+        self.give_weights = called(self.shelf.give)
+        self.end_giving = called(self.shelf.end_giving)
+        self.num_received = called(self.received)
+        self.share_weights = called(self.shelf.memory)
+        self.open_weights = called(self.shelf.open)
+
+    async def begin_weights(self, heading: WeightHeading) -> None:
+        self._note("begin")
+        self.shelf.begin(heading)
+
+    async def put_weights(self, member: str, start: int, piece: np.ndarray) -> None:
+        self.num_put += len(piece)
+        await self.shelf.put(member, start, piece)
+
+    async def take_weights(self, member: str, link_key: str, host: str, door: Door) -> Taken:
+        self._note("take")
+        return await self.shelf.take(member, link_key, host, door)
+
+    async def open_doors(self, member: str, keys: list[str]) -> list[Door]:
+        self._note("open doors")
+        return self.shelf.open_doors(member, keys)
+
+    async def take_shares(self, member: str, shares: list[WeightShare]) -> str:
+        self._note("take shares")
+        return await self.shelf.take_shares(member, shares)
+
+    def received(self, member: str) -> int:
+        return self.shelf.num_received(member)
+
+    async def check_weights(self, member: str, digest: str) -> None:
+        self._note("check")
+        await self.shelf.check(member, digest)
+
+    async def apply_weights(self, member: str) -> None:
+        self._note("apply")
+        newest = self.shelf.to_apply(member)
+        newest.apply()
+        self.version, self.digest = newest.heading.version, newest.digest
+
+    async def renew_weights(self, member: str, version: int) -> None:
+        self._note("renew")
+        self.version = version
+
+    def _note(self, call: str) -> None:
+        if call == self._fails_in:
+            self.shelf.close()
+            raise self.death()
+        self.log.append(f"{call} {self.name}")
+
+    def death(self) -> ActorDied:
+        return ActorDied(self.name, 1, "SIGKILL")
+
+
+def called(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return what a handle has of a method: a coroutine function."""
+
+    async def call(*args: Any) -> Any:
+        return function(*args)
+
+    return call
+
+
+def status_of(host: Host) -> HostStatus:
+    held = {SOLE_MEMBER: HeldVersion(version=host.version, digest=host.digest)}
+    return HostStatus(num_slots=1, held=held)
+
+
+def reached(host: Host) -> WeightHost:
+    return WeightHost(host, "127.0.0.1")  # type: ignore[arg-type]
+
+
+class Site:
+    """Hosts, the learner's network, and what was reported."""
+
+    def __init__(self, *hosts: Host, shape: tuple[int, int] = (3, 2)) -> None:
+        self.learner = nn.Linear(*shape)
+        self.lost: list[str] = []
+        self.versions: list[int] = []
+        self.weights = HostWeights(
+            Roster([SOLE_MEMBER]),
+            0,
+            lambda name, _: self.lost.append(name),
+            self.versions.append,
+        )
+        self.sink = self.weights.sinks[SOLE_MEMBER]
+        self.weights.hosts.update({host.name: reached(host) for host in hosts})
+
+    async def publish(self, version: int) -> None:
+        await asyncio.to_thread(self.sink.adopt, self.learner, version)
+
+    async def join(self, host: Host) -> int:
+        admitted: list[HostStatus] = []
+        await self.weights.join(
+            host.name, reached(host), status_of(host), is_new=False, admit=admitted.append
+        )
+        return admitted[0].weight_version
+
+    async def catch_up(self, host: Host, *, is_new: bool = False) -> int:
+        status = status_of(host)
+        found = await self.weights.catch_up(host.name, reached(host), status, is_new=is_new)
+        return found[SOLE_MEMBER].version
+
+    def have(self, hosts: Sequence[Host]) -> list[bool]:
+        return [torch.equal(host.network.weight, self.learner.weight) for host in hosts]
