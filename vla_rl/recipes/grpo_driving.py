@@ -20,13 +20,13 @@ class GrpoDrivingConfig(DrivingConfig, frozen=True, kw_only=True):
     """GRPO on the driving world."""
 
     run: RunConfig = RunConfig(
-        name="grpo_driving", updates=100, checkpoint_every=50, videos_every=100
+        name="grpo_driving", updates=60, checkpoint_every=30, videos_every=60
     )
     pipeline: str = "embodied_grpo"
     advantage: AdvantageConfig = BY_GROUP_MEAN
     temperature: float = 1.0
     learner: LearnerConfig = LearnerConfig(
-        optimizer=OptimizerConfig(lr=3e-4, warmup_steps=10, decay_steps=100),
+        optimizer=OptimizerConfig(lr=3e-4, warmup_steps=10, decay_steps=60),
         entropy_coef=0.001,
         micro_batch=256,
     )

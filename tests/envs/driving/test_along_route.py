@@ -6,6 +6,7 @@ import pytest
 from gymnasium.utils.env_checker import check_env
 
 import vla_rl.envs  # noqa: F401  # registers ours
+from benchmarks.driving_blind import steady
 from vla_rl.envs.driving.along_route import plan_along_route, waypoints_along_route
 from vla_rl.envs.driving.plan_actions import plan_of_poses, waypoints_of_plan
 from vla_rl.envs.driving.planner import proposals
@@ -123,3 +124,9 @@ def test_gymnasium_accepts_environments_that_are_driven_along_the_route() -> Non
     for env_id in ("driving-v0", "driving_waypoints-v0"):
         env = gymnasium.make(f"vla_rl/{env_id}", action="along_route", image_size=32).unwrapped
         check_env(env, skip_render_check=True)
+
+
+def test_a_plan_that_sees_nothing_pulls_with_its_acceleration() -> None:
+    time_s = 0.5 * np.arange(1, 9)
+    brakes = waypoints_along_route(steady(-1.0), 8.0, STRAIGHT)[:, 0]
+    np.testing.assert_allclose(brakes, 8.0 * time_s - time_s**2 / 2, atol=1e-9)
