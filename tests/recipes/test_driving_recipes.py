@@ -122,10 +122,10 @@ def test_a_policy_that_reads_another_number_of_route_points_is_refused(
 
 
 def test_a_policy_that_reads_the_route_is_refused_where_none_is_known(tmp_path: Path) -> None:
+    sft_driving.new_policy(0, "profiles", ROUTE_POINTS).save(tmp_path / "policy")
     with pytest.raises(ConfigError, match=r"reads 10 points .* scenes come without a route"):
-        load_driver(str(DRIVING_BASE), FORMAT, "cpu", "along_route", None)
-    sft_driving.new_policy(0, "profiles", 0).save(tmp_path / "policy")
-    load_driver(str(tmp_path / "policy"), FORMAT, "cpu", "profiles", None)
+        load_driver(str(tmp_path / "policy"), FORMAT, "cpu", "profiles", None)
+    load_driver(str(DRIVING_BASE), FORMAT, "cpu", "moves", None)
 
 
 def test_a_policy_whose_state_is_not_that_of_a_car_is_refused(tmp_path: Path) -> None:
@@ -220,14 +220,14 @@ def test_srpo_drives_each_layout_in_turn_and_refuses_unknown_ones() -> None:
 
 def test_every_recipe_hands_the_meaning_of_the_rows_to_its_environment() -> None:
     envs = [
-        GrpoDrivingConfig(action="moves").env_of("train"),
-        GrpoDrivingConfig(action="moves").env_of("held_out"),
-        GrpoNavsimConfig(action="moves").env_of("train"),
-        srpo_driving.starts_of(SrpoDrivingConfig(action="moves", scenes=1))[0].env,
-        grpo_bench2drive.starts_of(GrpoBench2DriveConfig(action="moves"))[0].env,
+        GrpoDrivingConfig(action="profiles").env_of("train"),
+        GrpoDrivingConfig(action="profiles").env_of("held_out"),
+        GrpoNavsimConfig(action="profiles").env_of("train"),
+        srpo_driving.starts_of(SrpoDrivingConfig(action="profiles", scenes=1))[0].env,
+        grpo_bench2drive.starts_of(GrpoBench2DriveConfig(action="profiles"))[0].env,
     ]
-    assert [env.kwargs["action"] for env in envs] == ["moves"] * 5
-    assert GrpoDrivingConfig().env_of("train").kwargs["action"] == "along_route"
+    assert [env.kwargs["action"] for env in envs] == ["profiles"] * 5
+    assert GrpoDrivingConfig().env_of("train").kwargs["action"] == "moves"
 
 
 def test_every_recipe_with_a_route_hands_the_number_of_its_points_to_its_environment() -> None:

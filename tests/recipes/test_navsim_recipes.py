@@ -11,6 +11,7 @@ from tests.driving_scores.drawn_scenes import draw_scene
 from tests.envs.navsim.exported import export
 from vla_rl.commands.command_line import Command, Launch, TrainingLaunch
 from vla_rl.errors import ConfigError
+from vla_rl.models.loading import ASSETS
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes import driving_training, eval_navsim, sft_driving
 from vla_rl.recipes.driving_training import HeldOutScenesConfig
@@ -19,13 +20,7 @@ from vla_rl.recipes.grpo_navsim import GrpoNavsimConfig
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.simulation import SimulatorConfig
 
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A policy that reads no route, because NavSim gives none."""
-    folder = tmp_path_factory.mktemp("base") / "policy"
-    sft_driving.new_policy(0, "profiles", route_points=0).save(folder)
-    return str(folder)
+BASE = str(ASSETS / "driving_base")
 
 
 @pytest.fixture(scope="module")
@@ -77,14 +72,14 @@ async def test_the_table_of_a_file_of_plans_is_printed_and_written(
 
 
 async def test_a_policy_learns_on_recorded_scenes_and_its_table_is_printed(
-    scenes: Path, base: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    scenes: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = GrpoNavsimConfig(
         run=RunConfig(name="navsim", root=str(tmp_path), updates=1, device="cpu"),
         folder=str(scenes),
         held_out_folder=str(scenes),
         reward_of="total=1,ego_progress=0.2",
-        policy=base,
+        policy=BASE,
         group_size=2,
         scheduler=SchedulerConfig(groups_per_update=1, max_staleness=0),
         held_out=HeldOutScenesConfig(scenes=0),
@@ -98,18 +93,19 @@ async def test_a_policy_learns_on_recorded_scenes_and_its_table_is_printed(
 
 
 async def test_what_does_not_fit_is_named_before_anything_runs(
-    scenes: Path, base: str, tmp_path: Path
+    scenes: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(ConfigError, match="give --policy or --plans"):
         await evaluate(EvalNavsimConfig(scenes=str(scenes)))
     with pytest.raises(ConfigError, match="has no scene files"):
-        await evaluate(EvalNavsimConfig(scenes=str(tmp_path), policy=base))
+        await evaluate(EvalNavsimConfig(scenes=str(tmp_path), policy=BASE))
     plans = write_plans(tmp_path / "plans.npz", ["before", "now"])
     with pytest.raises(ConfigError, match="2 of 4 scenes have no plan, such as late_before"):
         await evaluate(EvalNavsimConfig(scenes=str(scenes), plans=plans))
-    shipped = str(driving_training.DRIVING_BASE)
+    sft_driving.new_policy(0, "moves", route_points=10).save(tmp_path / "reads_the_route")
+    reads = EvalNavsimConfig(scenes=str(scenes), policy=str(tmp_path / "reads_the_route"))
     with pytest.raises(ConfigError, match="reads 10 points of the route, but these scenes come"):
-        await evaluate(EvalNavsimConfig(scenes=str(scenes), policy=shipped))
+        await evaluate(reads)
     with pytest.raises(ConfigError, match="reward_of is 'speed'"):
         GrpoNavsimConfig(reward_of="speed")
     with pytest.raises(ConfigError, match="has no scene files"):

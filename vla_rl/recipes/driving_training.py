@@ -77,9 +77,6 @@ CROP: Final = (0.35, 0.75)
 """Part of the front camera's height that the policy sees. Without it, one row of patches has the
 whole road that is more than 8 m ahead."""
 
-ACTION: Final[PlanAction] = "along_route"
-"""Meaning of the rows of the policy that ships."""
-
 FORMAT: Final = CheckpointFormat(cameras=("image",))
 """How checkpoints of driving policies are read."""
 
@@ -129,9 +126,9 @@ class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     such as ego_progress=5,time_to_collision_within_bound=5. The held-out scenes report all of
     them either way."""
 
-    action: PlanAction = ACTION
-    """Meaning of the policy's 8 rows of 3 numbers: `along_route`, as the shipped policy was taught,
-    `profiles`, or `moves` from waypoint to waypoint."""
+    action: PlanAction = "moves"
+    """Meaning of the policy's 8 rows of 3 numbers: `moves` from waypoint to waypoint, as the shipped
+    policy was taught, `profiles`, or `along_route`."""
 
     policy: str = str(DRIVING_BASE)
     """Folder of the OpenVLA-OFT checkpoint to start from."""
@@ -173,9 +170,9 @@ class DrivingConfig(SceneTrainingConfig, frozen=True, kw_only=True):
     scenes: int = 10_000
     """Training scenes, from number 0 on."""
 
-    route_points: int = ROUTE_POINTS
+    route_points: int = 0
     """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10. The
-    shipped policy reads 10."""
+    shipped policy reads none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -279,7 +276,7 @@ def load_driver(
 
 
 def refuse_other_route(checkpoint: str, state_size: int, route_points: int | None) -> None:
-    """Check that a policy reads so many points of the route. Raises: ConfigError."""
+    """Check that a policy reads this number of route points. Raises: ConfigError."""
     read, odd = divmod(state_size - STATE_SIZE, 2)
     if odd or not 0 <= read <= ROUTE_POINTS:
         raise ConfigError(
@@ -289,7 +286,7 @@ def refuse_other_route(checkpoint: str, state_size: int, route_points: int | Non
     if route_points is None and read > 0:
         raise ConfigError(
             f"the policy in {checkpoint} reads {read} points of the route, but these scenes come "
-            "without a route; give a --policy that `sft_driving --route-points 0` made"
+            "without a route; give a --policy that `sft_driving` made without --route-points"
         )
     if route_points is not None and route_points != read:
         raise ConfigError(

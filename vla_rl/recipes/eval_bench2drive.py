@@ -24,7 +24,7 @@ from vla_rl.envs.driving.observing import ROUTE_POINTS
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.errors import ConfigError
 from vla_rl.models.loading import CheckpointConfig, described
-from vla_rl.recipes.driving_training import ACTION, IMAGE_SIZE, load_driver
+from vla_rl.recipes.driving_training import IMAGE_SIZE, load_driver
 from vla_rl.training.stopping import StopSignal
 from vla_rl.types import Observation, Sampling
 
@@ -58,11 +58,11 @@ class EvalBench2DriveConfig(CheckpointConfig, frozen=True, kw_only=True):
     image_size: int = IMAGE_SIZE
     """Side of the pictures in pixels, as in the agent's configuration."""
 
-    action: PlanAction = ACTION
-    """Meaning of the policy's 8 rows of 3 numbers, as it was taught: `along_route`, `profiles`
-    or `moves`."""
+    action: PlanAction = "moves"
+    """Meaning of the policy's 8 rows of 3 numbers, as it was taught: `moves`, `profiles` or
+    `along_route`."""
 
-    route_points: int = ROUTE_POINTS
+    route_points: int = 0
     """Points of the route, every 5 m ahead, that the policy was taught to read, 0 to 10."""
 
     max_batch: int = 16

@@ -66,8 +66,8 @@ class EvalNavsimConfig(CheckpointConfig, frozen=True, kw_only=True):
     image_size: int = IMAGE_SIZE
     """Side in pixels that pictures are resized to: what the policy was trained with."""
 
-    action: PlanAction = "profiles"
-    """Meaning of the policy's 8 rows of 3 numbers, as it was taught: `profiles` or `moves`."""
+    action: PlanAction = "moves"
+    """Meaning of the policy's 8 rows of 3 numbers, as it was taught: `moves` or `profiles`."""
 
     num_envs: int = max(os.cpu_count() or 1, 1)
     """Processes that read scenes for the policy."""
@@ -82,7 +82,7 @@ class EvalNavsimConfig(CheckpointConfig, frozen=True, kw_only=True):
         for field in ("num_envs", "torch_threads", "image_size"):
             self.require(getattr(self, field) >= 1, field, "at least 1")
         has_route = self.action == "along_route"
-        self.require(not has_route, "action", "profiles or moves, because NavSim gives no route")
+        self.require(not has_route, "action", "moves or profiles, because NavSim gives no route")
 
     def require_source(self) -> None:
         """Check that there is a policy, or plans, and not both. Raises: ConfigError."""

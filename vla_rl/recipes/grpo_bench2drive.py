@@ -25,7 +25,6 @@ from vla_rl.models.loading import described
 from vla_rl.nodes.rewards import RewardConfig
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.recipes.driving_training import (
-    ACTION,
     BY_GROUP_MEAN,
     DRIVING_BASE,
     FORMAT,
@@ -62,13 +61,13 @@ class GrpoBench2DriveConfig(EmbodiedConfig, frozen=True, kw_only=True):
     image_size: int = IMAGE_SIZE
     """Side of the pictures in pixels, which CARLA renders."""
 
-    action: PlanAction = ACTION
-    """Meaning of the policy's 8 rows of 3 numbers: `along_route`, as the shipped policy was taught,
-    `profiles`, or `moves` from waypoint to waypoint."""
+    action: PlanAction = "moves"
+    """Meaning of the policy's 8 rows of 3 numbers: `moves` from waypoint to waypoint, as the shipped
+    policy was taught, `profiles`, or `along_route`."""
 
-    route_points: int = ROUTE_POINTS
+    route_points: int = 0
     """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10. The
-    shipped policy reads 10."""
+    shipped policy reads none."""
 
     policy: str = str(DRIVING_BASE)
     """Folder of the OpenVLA-OFT checkpoint to start from."""

@@ -11,7 +11,6 @@ import sys
 
 from vla_rl.algorithms import AdvantageConfig
 from vla_rl.commands.command_line import TrainingLaunch, run_recipe
-from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.driving_training import BY_GROUP_MEAN, DrivingConfig, main
 
@@ -20,16 +19,10 @@ class GrpoDrivingConfig(DrivingConfig, frozen=True, kw_only=True):
     """GRPO on the driving world."""
 
     run: RunConfig = RunConfig(
-        name="grpo_driving", updates=60, checkpoint_every=30, videos_every=60
+        name="grpo_driving", updates=300, checkpoint_every=50, videos_every=300
     )
     pipeline: str = "embodied_grpo"
     advantage: AdvantageConfig = BY_GROUP_MEAN
-    temperature: float = 1.0
-    learner: LearnerConfig = LearnerConfig(
-        optimizer=OptimizerConfig(lr=3e-4, warmup_steps=10, decay_steps=60),
-        entropy_coef=0.001,
-        micro_batch=256,
-    )
 
 
 def cli() -> int:

@@ -12,7 +12,6 @@ from pathlib import Path
 from vla_rl.algorithms import AdvantageConfig
 from vla_rl.commands.command_line import TrainingLaunch, run_recipe
 from vla_rl.driving_scores.recorded import recorded_scenes
-from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.driving_training import BY_GROUP_MEAN, IMAGE_SIZE, SceneTrainingConfig, main
@@ -26,15 +25,6 @@ class GrpoNavsimConfig(SceneTrainingConfig, frozen=True, kw_only=True):
     pipeline: str = "embodied_grpo"
     advantage: AdvantageConfig = BY_GROUP_MEAN
 
-    action: PlanAction = "profiles"
-    """Meaning of the policy's 8 rows of 3 numbers: `profiles`, or `moves` from waypoint to waypoint.
-    `along_route` needs a route, which NavSim does not give."""
-
-    policy: str = "navsim_base"
-    """Folder of the OpenVLA-OFT checkpoint to start from. NavSim gives no route, so the policy that
-    ships does not fit; `sft_driving --action profiles --route-points 0 --out navsim_base` makes one
-    that does."""
-
     folder: str = "navtrain_scenes"
     """Folder of the training scenes, written by export_scenes.py."""
 
@@ -47,7 +37,7 @@ class GrpoNavsimConfig(SceneTrainingConfig, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         super().__post_init__()
         has_route = self.action == "along_route"
-        self.require(not has_route, "action", "profiles or moves, because NavSim gives no route")
+        self.require(not has_route, "action", "moves or profiles, because NavSim gives no route")
 
     @property
     def task(self) -> str:

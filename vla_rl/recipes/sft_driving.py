@@ -22,13 +22,13 @@ from vla_rl.commands.command_line import Command, Launch, run_recipe
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.observing import ROUTE_POINTS, ROUTE_STEP
 from vla_rl.envs.driving.plan_actions import PlanAction
-from vla_rl.envs.driving.planner import FULL_SPEED, NUM_PROPOSALS, RACING
+from vla_rl.envs.driving.planner import FULL_SPEED, IMPATIENT, NUM_PROPOSALS, RACING
 from vla_rl.learning import ImitationConfig, OptimizerConfig
 from vla_rl.models import openvla_oft
 from vla_rl.models.loading import require_new
 from vla_rl.models.openvla_oft.config import tiny
 from vla_rl.models.prismatic.config import ProprioConfig
-from vla_rl.recipes.driving_training import ACTION, CROP, IMAGE_SIZE, TAUGHT
+from vla_rl.recipes.driving_training import CROP, IMAGE_SIZE, TAUGHT
 from vla_rl.training.supervised import intermediate_folder, teach
 from vla_rl.types import Config, derive_seed
 
@@ -44,7 +44,11 @@ BEND: Final = 50.0
 """Metres. A point of the route lies at most along^2 / BEND to one side: a bend of a radius of 25 m
 leads there."""
 
-Demonstrator = Literal["best_proposal", "any_proposal", "racing"]
+Demonstrator = Literal["best_proposal", "any_proposal", "impatient", "racing"]
+
+
+MANNERS: Final = {"impatient": IMPATIENT, "racing": RACING}
+"""Drivers in the middle of the lane."""
 
 
 class SftDrivingConfig(Config, frozen=True, kw_only=True):
@@ -53,35 +57,33 @@ class SftDrivingConfig(Config, frozen=True, kw_only=True):
     scenes: int = 4000
     """Training scenes, from number 0 on, with one demonstration each."""
 
-    demonstrator: Demonstrator = "racing"
-    """Driver that is imitated. racing: in the middle of the lane, accelerates with 4 m/s^2 up to 2.5
-    times the speed limit, 0.2 s behind the one in front, so that reinforcement learning has something
-    to add. best_proposal: the best of the planner's 15 proposals. any_proposal: one of them, drawn."""
+    demonstrator: Demonstrator = "best_proposal"
+    """Driver that is imitated. best_proposal: the best of the planner's 15 proposals. any_proposal: one
+    of them, drawn. In the middle of the lane drive: impatient, up to 1.5 times the speed limit, 0.3 s
+    behind the one in front; racing, with 4 m/s^2 up to 2.5 times the limit, 0.2 s behind."""
 
-    action: PlanAction = ACTION
-    """Meaning of the 8 rows of 3 numbers: along_route, profiles, or moves from waypoint to
-    waypoint."""
+    action: PlanAction = "moves"
+    """Meaning of the 8 rows of 3 numbers: moves from waypoint to waypoint, profiles, or
+    along_route."""
 
-    route_points: int = ROUTE_POINTS
-    """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10. 0
-    for a policy that is to plan where no route is given, as on NavSim: it has the command alone."""
+    route_points: int = 0
+    """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10. 0:
+    the command alone, for a policy that is to plan where no route is given, as on NavSim."""
 
     out: str = "driving_base"
     """Folder that the checkpoint is written to. It must not exist yet."""
 
-    updates: int = 400
-    """Optimizer steps."""
+    updates: int = 1500
+    """Optimizer steps. Fewer leave more to learn for reinforcement learning."""
 
-    batch: int = 32
+    batch: int = 16
     """Demonstrations in one optimizer step."""
 
     save_every: int | None = None
     """Updates between saves on the way, into <out>-000500 and so on. None: only at the end."""
 
     imitation: ImitationConfig = ImitationConfig(
-        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=50, decay_steps=400),
-        micro_batch=32,
-        label_width=2.5,
+        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=50, decay_steps=3000), micro_batch=16
     )
 
     torch_threads: int = 1
@@ -150,7 +152,7 @@ def demonstrate(
             drawn = random.Random(derive_seed(seed, "proposal", number)).randrange(NUM_PROPOSALS)
             actions = env.proposed_actions(drawn)
         else:
-            actions = env.proposed_actions(FULL_SPEED, RACING)
+            actions = env.proposed_actions(FULL_SPEED, MANNERS[demonstrator])
         made.append(
             learning.Demonstration(observation=observation, actions=actions, num_valid=len(actions))
         )

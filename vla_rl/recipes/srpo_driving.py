@@ -25,7 +25,6 @@ from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import digest_as_read
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.recipes.driving_training import (
-    ACTION,
     CROP,
     DRIVING_BASE,
     FORMAT,
@@ -61,13 +60,13 @@ class SrpoDrivingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     scenes: int = 200
     """Training scenes of each layout, from number 0 on."""
 
-    action: PlanAction = ACTION
-    """Meaning of the policy's 8 rows of 3 numbers: `along_route`, as the shipped policy was taught,
-    `profiles`, or `moves` from waypoint to waypoint."""
+    action: PlanAction = "moves"
+    """Meaning of the policy's 8 rows of 3 numbers: `moves` from waypoint to waypoint, as the shipped
+    policy was taught, `profiles`, or `along_route`."""
 
-    route_points: int = ROUTE_POINTS
+    route_points: int = 0
     """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10. The
-    shipped policy reads 10."""
+    shipped policy reads none."""
 
     policy: str = str(DRIVING_BASE)
     """Folder of the OpenVLA-OFT checkpoint to start from."""

@@ -66,7 +66,7 @@ def checked_route_points(number: int) -> int:
 
 def state_with_route(state: np.ndarray, route: np.ndarray, route_points: int) -> np.ndarray:
     """Return the state followed by x and y of the nearest points of the route: [10 + 2 N]."""
-    return np.concatenate([state, route[:route_points].ravel()]).astype(np.float32)
+    return np.asarray(np.concatenate([state, route[:route_points].ravel()]), np.float32)
 
 
 def key_of(camera: str) -> str:
@@ -75,7 +75,7 @@ def key_of(camera: str) -> str:
 
 
 def space_of(cameras: tuple[str, ...], size: int, route_points: int = 0) -> spaces.Dict:
-    """Return the space of the observations, with so many points of the route in the state."""
+    """Return the space of the observations, with this number of route points in the state."""
     parts: dict[str, spaces.Space[object]] = {
         key_of(name): spaces.Box(0, 255, (size, size, 3), np.uint8) for name in cameras
     }

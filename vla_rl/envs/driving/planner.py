@@ -45,6 +45,9 @@ class Manner(NamedTuple):
 CAREFUL: Final = Manner()
 """NavSim's proposals."""
 
+IMPATIENT: Final = Manner((0.7, 0.9, 1.1, 1.3, 1.5), min_gap=0.5, headway_s=0.3, accel=2.0)
+"""A driver who speeds and tailgates."""
+
 RACING: Final = Manner((0.5, 1.0, 1.5, 2.0, 2.5), min_gap=0.5, headway_s=0.2, accel=4.0)
 """A driver who accelerates hard, speeds and tailgates."""
 

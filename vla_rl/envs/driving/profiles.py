@@ -86,7 +86,7 @@ def metres_of(ahead: Floats, speed: float) -> Floats:
 
 
 def pulls_of(metres: Floats, speed: float) -> Floats:
-    """Return the first numbers of the rows that reach so many metres at each waypoint, [8]."""
+    """Return the first numbers of the rows that reach these metres at each waypoint, [8]."""
     wanted = metres - speed * _SPAN_S * np.arange(1, NUM_WAYPOINTS + 1)
     return np.asarray(COSINES @ (_ACCELERATIONS @ wanted) / AHEAD)
 
