@@ -171,7 +171,7 @@ def test_the_score_is_the_reward_whatever_a_pipeline_rewards_by_default(
     config_type: type[EmbodiedConfig],
 ) -> None:
     def parsed(*options: str) -> EmbodiedConfig:
-        return parse_command(TrainingLaunch, config_type, "", options).config
+        return parse_command(TrainingLaunch, config_type, "", list(options)).config
 
     own, ppo = parsed(), parsed("--pipeline", "embodied_ppo")
     assert (own.reward, own.advantage) == (config_type().reward, config_type().advantage)
