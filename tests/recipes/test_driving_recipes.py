@@ -2,16 +2,20 @@
 
 import json
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import msgspec
 import pytest
+import torch
 
 from vla_rl.commands.command_line import Command, Launch, TrainingLaunch, parse_command
+from vla_rl.envs.driving.observing import ROUTE_POINTS
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.envs.driving.world import draw_world
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.scored import score_table
+from vla_rl.models.openvla_oft import OpenVlaOft, tiny
+from vla_rl.models.prismatic.config import LIBERO_PROPRIO
 from vla_rl.pipelines import with_pipeline
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.recipes import driving_training, grpo_bench2drive, sft_driving, srpo_driving
@@ -22,6 +26,7 @@ from vla_rl.recipes.driving_training import (
     load_driver,
     starts_of,
 )
+from vla_rl.recipes.eval_bench2drive import EvalBench2DriveConfig
 from vla_rl.recipes.grpo_bench2drive import GrpoBench2DriveConfig
 from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
 from vla_rl.recipes.grpo_navsim import GrpoNavsimConfig
@@ -93,15 +98,70 @@ async def test_forty_updates_raise_the_held_out_score_of_the_shipped_policy(tmp_
 
 
 def test_a_policy_that_was_taught_other_rows_is_refused(tmp_path: Path) -> None:
-    sft_driving.new_policy(0, "profiles").save(tmp_path / "profiles")
-    folders = {"profiles": str(tmp_path / "profiles"), "moves": str(DRIVING_BASE)}
-    for taught, folder in folders.items():
+    for taught in get_args(PlanAction):
+        folder = str(tmp_path / taught)
+        sft_driving.new_policy(0, taught, ROUTE_POINTS).save(tmp_path / taught)
         for action in get_args(PlanAction):
             if action == taught:
-                load_driver(folder, FORMAT, "cpu", action)
+                load_driver(folder, FORMAT, "cpu", action, ROUTE_POINTS)
                 continue
             with pytest.raises(ConfigError, match=f"was taught '{taught}'.*--action {taught}"):
-                load_driver(folder, FORMAT, "cpu", action)
+                load_driver(folder, FORMAT, "cpu", action, ROUTE_POINTS)
+
+
+@pytest.mark.parametrize("read", [0, 2])
+def test_a_policy_that_reads_another_number_of_route_points_is_refused(
+    read: int, tmp_path: Path
+) -> None:
+    folder = str(tmp_path / "policy")
+    sft_driving.new_policy(0, "profiles", read).save(tmp_path / "policy")
+    load_driver(folder, FORMAT, "cpu", "profiles", read)
+    expected = f"route_points is 10, but .* reads {read} points .* set --route-points {read}"
+    with pytest.raises(ConfigError, match=expected):
+        load_driver(folder, FORMAT, "cpu", "profiles", 10)
+
+
+def test_a_policy_that_reads_the_route_is_refused_where_none_is_known(tmp_path: Path) -> None:
+    sft_driving.new_policy(0, "profiles", ROUTE_POINTS).save(tmp_path / "policy")
+    with pytest.raises(ConfigError, match=r"reads 10 points .* scenes come without a route"):
+        load_driver(str(tmp_path / "policy"), FORMAT, "cpu", "profiles", None)
+    load_driver(str(DRIVING_BASE), FORMAT, "cpu", "moves", None)
+
+
+def test_a_policy_whose_state_is_not_that_of_a_car_is_refused(tmp_path: Path) -> None:
+    arm = tiny(cameras=("image",), proprio=LIBERO_PROPRIO, action_dim=3)
+    OpenVlaOft.create(arm, 0).save(tmp_path / "arm")
+    with pytest.raises(ConfigError, match="a state of 8 numbers, expected 10 and x and y of 0 to"):
+        load_driver(str(tmp_path / "arm"), FORMAT, "cpu", "profiles", None)
+
+
+@pytest.mark.parametrize(
+    "config_type",
+    [
+        SftDrivingConfig,
+        GrpoDrivingConfig,
+        SrpoDrivingConfig,
+        GrpoBench2DriveConfig,
+        EvalBench2DriveConfig,
+    ],
+)
+def test_more_route_points_than_the_world_shows_are_refused(config_type: type[Any]) -> None:
+    for number in (-1, 11):
+        with pytest.raises(ConfigError, match=f"route_points is {number}, expected 0 to 10 points"):
+            config_type(route_points=number)
+
+
+def test_two_routes_are_two_plans_to_a_policy_that_reads_them() -> None:
+    policy = sft_driving.new_policy(0, "profiles", 2)
+    (here,) = sft_driving.demonstrate(range(1), "racing", "profiles", 2, 0)
+    state = here.observation["state"].copy()
+    assert state[10:].tolist() == here.observation["route"][:2].ravel().tolist()
+    state[11::2] += 0.4  # both points farther to the left
+    other = {**here.observation, "state": state}
+    tokens = policy.encode(here.actions[None])
+    batch = policy.prepare([here.observation, other])
+    log_probs, _ = policy.log_probs(batch, torch.tensor(tokens).expand(2, -1), torch.ones(2))
+    assert not torch.allclose(log_probs[0], log_probs[1])
 
 
 @pytest.mark.parametrize(
@@ -111,7 +171,7 @@ def test_the_score_is_the_reward_whatever_a_pipeline_rewards_by_default(
     config_type: type[EmbodiedConfig],
 ) -> None:
     def parsed(*options: str) -> EmbodiedConfig:
-        return parse_command(TrainingLaunch, config_type, "", options).config
+        return parse_command(TrainingLaunch, config_type, "", list(options)).config
 
     own, ppo = parsed(), parsed("--pipeline", "embodied_ppo")
     assert (own.reward, own.advantage) == (config_type().reward, config_type().advantage)
@@ -168,6 +228,17 @@ def test_every_recipe_hands_the_meaning_of_the_rows_to_its_environment() -> None
     ]
     assert [env.kwargs["action"] for env in envs] == ["profiles"] * 5
     assert GrpoDrivingConfig().env_of("train").kwargs["action"] == "moves"
+
+
+def test_every_recipe_with_a_route_hands_the_number_of_its_points_to_its_environment() -> None:
+    envs = [
+        GrpoDrivingConfig(route_points=3).env_of("train"),
+        GrpoDrivingConfig(route_points=3).env_of("held_out"),
+        srpo_driving.starts_of(SrpoDrivingConfig(route_points=3, scenes=1))[0].env,
+        grpo_bench2drive.starts_of(GrpoBench2DriveConfig(route_points=3))[0].env,
+    ]
+    assert [env.kwargs["route_points"] for env in envs] == [3] * 4
+    assert "route_points" not in GrpoNavsimConfig().env_of("train").kwargs
 
 
 def test_training_scenes_and_held_out_scenes_are_of_other_splits() -> None:

@@ -13,7 +13,7 @@ from vla_rl.commands.command_line import Command, Launch, TrainingLaunch
 from vla_rl.errors import ConfigError
 from vla_rl.models.loading import ASSETS
 from vla_rl.pipelines.config import RunConfig
-from vla_rl.recipes import driving_training, eval_navsim
+from vla_rl.recipes import driving_training, eval_navsim, sft_driving
 from vla_rl.recipes.driving_training import HeldOutScenesConfig
 from vla_rl.recipes.eval_navsim import EvalNavsimConfig
 from vla_rl.recipes.grpo_navsim import GrpoNavsimConfig
@@ -102,6 +102,10 @@ async def test_what_does_not_fit_is_named_before_anything_runs(
     plans = write_plans(tmp_path / "plans.npz", ["before", "now"])
     with pytest.raises(ConfigError, match="2 of 4 scenes have no plan, such as late_before"):
         await evaluate(EvalNavsimConfig(scenes=str(scenes), plans=plans))
+    sft_driving.new_policy(0, "moves", route_points=10).save(tmp_path / "reads_the_route")
+    reads = EvalNavsimConfig(scenes=str(scenes), policy=str(tmp_path / "reads_the_route"))
+    with pytest.raises(ConfigError, match="reads 10 points of the route, but these scenes come"):
+        await evaluate(reads)
     with pytest.raises(ConfigError, match="reward_of is 'speed'"):
         GrpoNavsimConfig(reward_of="speed")
     with pytest.raises(ConfigError, match="has no scene files"):

@@ -15,6 +15,7 @@ from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
 from vla_rl.driving_scores import Version
 from vla_rl.driving_scores.rewards import reward_weights
+from vla_rl.envs.driving.observing import ROUTE_POINTS, STATE_SIZE
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation import embodied_agent_within_range
@@ -31,6 +32,7 @@ from vla_rl.models.loading import (
     digest_as_read,
     load_policy,
 )
+from vla_rl.models.openvla import OpenVlaConfig
 from vla_rl.nodes.rewards import RewardConfig
 from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.rollout import SchedulerConfig, TaskStart
@@ -42,7 +44,11 @@ if TYPE_CHECKING:
 
 ConfigT = TypeVar("ConfigT", bound=EmbodiedConfig)
 
-TAUGHT: Final[Mapping[str, PlanAction]] = {"default": "moves", "profiles": "profiles"}
+TAUGHT: Final[Mapping[str, PlanAction]] = {
+    "default": "moves",
+    "profiles": "profiles",
+    "along_route": "along_route",
+}
 """Meaning of a policy's rows by the name of its action statistics, as `sft_driving` saves it."""
 
 BY_GROUP_MEAN: Final = AdvantageConfig(name="dr_grpo")
@@ -122,7 +128,7 @@ class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
     action: PlanAction = "moves"
     """Meaning of the policy's 8 rows of 3 numbers: `moves` from waypoint to waypoint, as the shipped
-    policy was taught, or `profiles`."""
+    policy was taught, `profiles`, or `along_route`."""
 
     policy: str = str(DRIVING_BASE)
     """Folder of the OpenVLA-OFT checkpoint to start from."""
@@ -164,9 +170,16 @@ class DrivingConfig(SceneTrainingConfig, frozen=True, kw_only=True):
     scenes: int = 10_000
     """Training scenes, from number 0 on."""
 
+    route_points: int = 0
+    """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10. The
+    shipped policy reads none."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.scenes >= 1, "scenes", "at least 1")
+        self.require(
+            0 <= self.route_points <= ROUTE_POINTS, "route_points", f"0 to {ROUTE_POINTS} points"
+        )
 
     @property
     def task(self) -> str:
@@ -182,6 +195,7 @@ class DrivingConfig(SceneTrainingConfig, frozen=True, kw_only=True):
             "action": self.action,
             "image_size": IMAGE_SIZE,
             "crop": CROP,
+            "route_points": self.route_points,
         }
         if split == "held_out":
             kwargs["also"] = [each for each in get_args(Version) if each != self.version]
@@ -234,13 +248,24 @@ async def main(command: Command[TrainingLaunch, SceneTrainingConfig]) -> int:
 
 
 def load_driver(
-    checkpoint: str, format: CheckpointFormat, device: Device, action: PlanAction
+    checkpoint: str,
+    format: CheckpointFormat,
+    device: Device,
+    action: PlanAction,
+    route_points: int | None,
 ) -> "VlaPolicy":
     """Load a driving policy.
 
-    Raises: as `load_policy`; ConfigError if it was taught that its rows mean something else.
+    Args:
+        route_points: points of the route that the state has too; None if no route is known.
+
+    Raises: as `load_policy`; ConfigError if it was taught that its rows mean something else, or
+    reads another number of route points.
     """
     model = load_policy(checkpoint, format, device)
+    reads = None if isinstance(model.config, OpenVlaConfig) else model.config.proprio
+    if reads is not None:
+        refuse_other_route(checkpoint, len(reads.low), route_points)
     taught = TAUGHT.get(model.config.norm_key, action)
     if taught != action:
         raise ConfigError(
@@ -248,6 +273,26 @@ def load_driver(
             f"would be read as another trajectory; set --action {taught}, or give another --policy"
         )
     return model
+
+
+def refuse_other_route(checkpoint: str, state_size: int, route_points: int | None) -> None:
+    """Check that a policy reads this number of route points. Raises: ConfigError."""
+    read, odd = divmod(state_size - STATE_SIZE, 2)
+    if odd or not 0 <= read <= ROUTE_POINTS:
+        raise ConfigError(
+            f"the policy in {checkpoint} reads a state of {state_size} numbers, expected {STATE_SIZE} "
+            f"and x and y of 0 to {ROUTE_POINTS} points of the route; give another --policy"
+        )
+    if route_points is None and read > 0:
+        raise ConfigError(
+            f"the policy in {checkpoint} reads {read} points of the route, but these scenes come "
+            "without a route; give a --policy that `sft_driving` made without --route-points"
+        )
+    if route_points is not None and route_points != read:
+        raise ConfigError(
+            f"route_points is {route_points}, but the policy in {checkpoint} reads {read} points of "
+            f"the route; set --route-points {read}, or give another --policy"
+        )
 
 
 async def train_driver(
@@ -265,8 +310,15 @@ async def train_driver(
         num_chunks: most decisions of an episode.
     """
     config = command.config
-    action: PlanAction = starts[0].env.kwargs["action"]
-    model = await asyncio.to_thread(load_driver, policy, FORMAT, config.run.device, action)
+    seen = starts[0].env.kwargs
+    model = await asyncio.to_thread(
+        load_driver,
+        policy,
+        FORMAT,
+        config.run.device,
+        seen["action"],
+        seen.get("route_points"),  # NavSim's scenes have none
+    )
     print(f"starting from the policy in {policy}; {described(model)}", flush=True)
     return await launch(
         command,
@@ -276,7 +328,7 @@ async def train_driver(
             what_runs="driving scenes",
             simulator_mb=45,
             server_mb=60,
-            chunk_bytes=3 * starts[0].env.kwargs["image_size"] ** 2 + 1024,
+            chunk_bytes=3 * seen["image_size"] ** 2 + 1024,
             num_chunks=num_chunks,
         ),
         about,

@@ -20,6 +20,7 @@ from vla_rl.driving_scores.bench2drive import BenchmarkTable, RouteSet, table_of
 from vla_rl.driving_scores.leaderboard_files import read_records, require_route_set, route_ids
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.bench2drive.policy_host import PolicyHost, cameras_of
+from vla_rl.envs.driving.observing import ROUTE_POINTS
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.errors import ConfigError
 from vla_rl.models.loading import CheckpointConfig, described
@@ -58,7 +59,11 @@ class EvalBench2DriveConfig(CheckpointConfig, frozen=True, kw_only=True):
     """Side of the pictures in pixels, as in the agent's configuration."""
 
     action: PlanAction = "moves"
-    """Meaning of the policy's 8 rows of 3 numbers, as it was taught: `moves` or `profiles`."""
+    """Meaning of the policy's 8 rows of 3 numbers, as it was taught: `moves`, `profiles` or
+    `along_route`."""
+
+    route_points: int = 0
+    """Points of the route, every 5 m ahead, that the policy was taught to read, 0 to 10."""
 
     max_batch: int = 16
     """Most routes that are answered in one batch."""
@@ -76,6 +81,9 @@ class EvalBench2DriveConfig(CheckpointConfig, frozen=True, kw_only=True):
         for field in ("image_size", "max_batch", "torch_threads"):
             self.require(getattr(self, field) >= 1, field, "at least 1")
         self.require(self.timeout_s > 0, "timeout_s", "above 0 seconds")
+        self.require(
+            0 <= self.route_points <= ROUTE_POINTS, "route_points", f"0 to {ROUTE_POINTS} points"
+        )
 
     def require_source(self) -> None:
         """Check that there is a policy, or results and their routes. Raises: ConfigError."""
@@ -106,7 +114,12 @@ async def main(command: Command[Launch, EvalBench2DriveConfig]) -> int:
     except ValueError as error:
         raise ConfigError(str(error)) from error
     model = await asyncio.to_thread(
-        load_driver, config.policy, config, config.device, config.action
+        load_driver,
+        config.policy,
+        config,
+        config.device,
+        config.action,
+        config.route_points,
     )
     print(described(model))
     if command.launch.dry_run:
@@ -123,7 +136,13 @@ async def main(command: Command[Launch, EvalBench2DriveConfig]) -> int:
 
         address = (config.host, config.port)
         host = PolicyHost(
-            decide, address, cameras, config.image_size, config.timeout_s, config.action
+            decide,
+            address,
+            cameras,
+            config.image_size,
+            config.timeout_s,
+            config.action,
+            config.route_points,
         )
         with StopSignal("losing the routes that are being driven") as stop:
             async with host:

@@ -81,6 +81,8 @@ class EvalNavsimConfig(CheckpointConfig, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for field in ("num_envs", "torch_threads", "image_size"):
             self.require(getattr(self, field) >= 1, field, "at least 1")
+        has_route = self.action == "along_route"
+        self.require(not has_route, "action", "moves or profiles, because NavSim gives no route")
 
     def require_source(self) -> None:
         """Check that there is a policy, or plans, and not both. Raises: ConfigError."""
@@ -139,7 +141,7 @@ async def _planned(config: EvalNavsimConfig, files: list[Path]) -> "dict[str, Fl
     """Return the policy's greedy trajectory in each scene."""
     assert config.policy is not None
     model = await asyncio.to_thread(
-        load_driver, config.policy, config, config.device, config.action
+        load_driver, config.policy, config, config.device, config.action, None
     )
     print(described(model))
     plans: dict[str, Floats] = {}
@@ -148,7 +150,7 @@ async def _planned(config: EvalNavsimConfig, files: list[Path]) -> "dict[str, Fl
         number = trajectory.episode.options["init_state_id"]
         actions = trajectory.steps[0].chunk.actions
         speed = float(trajectory.steps[0].observation["state"][0])
-        plans[files[number].stem] = waypoints_of_plan(actions[:8], config.action, speed)
+        plans[files[number].stem] = waypoints_of_plan(actions[:8], config.action, speed, None)
 
     async with (
         Runtime("eval_navsim") as runtime,
@@ -169,7 +171,9 @@ async def _rehearse(config: EvalNavsimConfig, files: list[Path]) -> int:
         read_plans(Path(config.plans))
     else:
         assert config.policy is not None
-        await asyncio.to_thread(load_driver, config.policy, config, config.device, config.action)
+        await asyncio.to_thread(
+            load_driver, config.policy, config, config.device, config.action, None
+        )
         await open_each([_env(config)], SimulatorConfig())
     print(f"{len(files)} scenes; everything that the command would read was found")
     return 0

@@ -17,6 +17,7 @@ from vla_rl.algorithms import AdvantageConfig
 from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
+from vla_rl.envs.driving.observing import ROUTE_POINTS
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.evaluation import embodied_agent_within_range
 from vla_rl.learning import LearnerConfig, OptimizerConfig
@@ -62,7 +63,11 @@ class GrpoBench2DriveConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
     action: PlanAction = "moves"
     """Meaning of the policy's 8 rows of 3 numbers: `moves` from waypoint to waypoint, as the shipped
-    policy was taught, or `profiles`."""
+    policy was taught, `profiles`, or `along_route`."""
+
+    route_points: int = 0
+    """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10. The
+    shipped policy reads none."""
 
     policy: str = str(DRIVING_BASE)
     """Folder of the OpenVLA-OFT checkpoint to start from."""
@@ -81,6 +86,9 @@ class GrpoBench2DriveConfig(EmbodiedConfig, frozen=True, kw_only=True):
         super().__post_init__()
         self.require(len(self.servers) >= 1, "servers", "at least one address")
         self.require(len(self.routes) >= 1, "routes", "at least one id")
+        self.require(
+            0 <= self.route_points <= ROUTE_POINTS, "route_points", f"0 to {ROUTE_POINTS} points"
+        )
 
 
 def starts_of(config: GrpoBench2DriveConfig) -> list[TaskStart]:
@@ -92,6 +100,7 @@ def starts_of(config: GrpoBench2DriveConfig) -> list[TaskStart]:
             "routes": list(config.routes),
             "image_size": config.image_size,
             "action": config.action,
+            "route_points": config.route_points,
             "start_s": START_S,
         },
     )
@@ -109,7 +118,12 @@ async def main(command: Command[TrainingLaunch, GrpoBench2DriveConfig]) -> int:
     config = msgspec.structs.replace(given, simulators=simulators)
     command = Command(launch=command.launch, config=config)
     model = await asyncio.to_thread(
-        load_driver, config.policy, FORMAT, config.run.device, config.action
+        load_driver,
+        config.policy,
+        FORMAT,
+        config.run.device,
+        config.action,
+        config.route_points,
     )
     print(f"starting from the policy in {config.policy}; {described(model)}", flush=True)
     return await launch(

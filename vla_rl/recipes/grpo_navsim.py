@@ -34,6 +34,11 @@ class GrpoNavsimConfig(SceneTrainingConfig, frozen=True, kw_only=True):
     image_size: int = IMAGE_SIZE
     """Side in pixels that pictures are resized to: what the policy was trained with."""
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        has_route = self.action == "along_route"
+        self.require(not has_route, "action", "moves or profiles, because NavSim gives no route")
+
     @property
     def task(self) -> str:
         """Name of the scenes in metrics and results."""

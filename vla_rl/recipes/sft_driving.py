@@ -20,8 +20,9 @@ import vla_rl.envs  # noqa: F401  # registers ours
 from vla_rl import engines, learning
 from vla_rl.commands.command_line import Command, Launch, run_recipe
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS
+from vla_rl.envs.driving.observing import ROUTE_POINTS, ROUTE_STEP
 from vla_rl.envs.driving.plan_actions import PlanAction
-from vla_rl.envs.driving.planner import FULL_SPEED, IMPATIENT, NUM_PROPOSALS
+from vla_rl.envs.driving.planner import FULL_SPEED, IMPATIENT, NUM_PROPOSALS, RACING
 from vla_rl.learning import ImitationConfig, OptimizerConfig
 from vla_rl.models import openvla_oft
 from vla_rl.models.loading import require_new
@@ -34,13 +35,20 @@ from vla_rl.types import Config, derive_seed
 if TYPE_CHECKING:
     from vla_rl.learning import Demonstration
 
-DRIVING_STATE: Final = ProprioConfig(
-    low=(0.0, -1.0, -4.0, -4.0, -0.6, -0.4, 0.0, 0.0, 0.0, 0.0),
-    high=(15.0, 1.0, 3.0, 4.0, 0.6, 0.4, 1.0, 1.0, 1.0, 1.0),
-)
-"""Velocity [m/s], acceleration [m/s^2], yaw rate [rad/s], steering angle [rad], and the command."""
+LOW: Final = (0.0, -1.0, -4.0, -4.0, -0.6, -0.4, 0.0, 0.0, 0.0, 0.0)
+HIGH: Final = (15.0, 1.0, 3.0, 4.0, 0.6, 0.4, 1.0, 1.0, 1.0, 1.0)
+"""Range of the car's state: velocity [m/s], acceleration [m/s^2], yaw rate [rad/s], steering angle
+[rad], and the command."""
 
-Demonstrator = Literal["best_proposal", "any_proposal", "impatient"]
+BEND: Final = 50.0
+"""Metres. A point of the route lies at most along^2 / BEND to one side: a bend of a radius of 25 m
+leads there."""
+
+Demonstrator = Literal["best_proposal", "any_proposal", "impatient", "racing"]
+
+
+MANNERS: Final = {"impatient": IMPATIENT, "racing": RACING}
+"""Drivers in the middle of the lane."""
 
 
 class SftDrivingConfig(Config, frozen=True, kw_only=True):
@@ -51,11 +59,16 @@ class SftDrivingConfig(Config, frozen=True, kw_only=True):
 
     demonstrator: Demonstrator = "best_proposal"
     """Driver that is imitated. best_proposal: the best of the planner's 15 proposals. any_proposal: one
-    of them, drawn. impatient: in the middle of the lane, up to 1.5 times the speed limit, 0.3 s behind
-    the one in front."""
+    of them, drawn. In the middle of the lane drive: impatient, up to 1.5 times the speed limit, 0.3 s
+    behind the one in front; racing, with 4 m/s^2 up to 2.5 times the limit, 0.2 s behind."""
 
     action: PlanAction = "moves"
-    """Meaning of the 8 rows of 3 numbers: moves from waypoint to waypoint, or profiles."""
+    """Meaning of the 8 rows of 3 numbers: moves from waypoint to waypoint, profiles, or
+    along_route."""
+
+    route_points: int = 0
+    """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10. 0:
+    the command alone, for a policy that is to plan where no route is given, as on NavSim."""
 
     out: str = "driving_base"
     """Folder that the checkpoint is written to. It must not exist yet."""
@@ -82,15 +95,34 @@ class SftDrivingConfig(Config, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for field in ("scenes", "updates", "batch", "torch_threads"):
             self.require(getattr(self, field) >= 1, field, "at least 1")
+        self.require(
+            0 <= self.route_points <= ROUTE_POINTS, "route_points", f"0 to {ROUTE_POINTS} points"
+        )
         self.require(self.save_every is None or self.save_every >= 1, "save_every", "at least 1")
 
 
-def new_policy(seed: int, action: PlanAction) -> "openvla_oft.OpenVlaOft":
-    """Create the small policy with random weights; its folder says what its rows mean."""
+def driving_state(route_points: int) -> ProprioConfig:
+    """Return the scaling of the car's state and of the route's points after it.
+
+    A point is as far ahead as it is along the route at most.
+    """
+    low, high = list(LOW), list(HIGH)
+    for number in range(1, route_points + 1):
+        along = float(ROUTE_STEP * number)
+        aside = along**2 / BEND
+        low += [0.0, -aside]
+        high += [along + 0.5, aside]
+    return ProprioConfig(low=tuple(low), high=tuple(high))
+
+
+def new_policy(seed: int, action: PlanAction, route_points: int) -> "openvla_oft.OpenVlaOft":
+    """Create the small policy with random weights; its folder says what its rows mean and how many
+    points of the route it reads.
+    """
     small = tiny(
         image_size=IMAGE_SIZE,
         cameras=("image",),
-        proprio=DRIVING_STATE,
+        proprio=driving_state(route_points),
         chunk_size=NUM_WAYPOINTS,
         action_dim=3,
     )
@@ -99,11 +131,16 @@ def new_policy(seed: int, action: PlanAction) -> "openvla_oft.OpenVlaOft":
 
 
 def demonstrate(
-    scenes: range, demonstrator: Demonstrator, action: PlanAction, seed: int
+    scenes: range, demonstrator: Demonstrator, action: PlanAction, route_points: int, seed: int
 ) -> "list[Demonstration]":
     """Ask the planner for a trajectory in each training scene; `seed` draws among its proposals."""
     env: Any = gymnasium.make(
-        "vla_rl/driving-v0", image_size=IMAGE_SIZE, crop=CROP, split="train", action=action
+        "vla_rl/driving-v0",
+        image_size=IMAGE_SIZE,
+        crop=CROP,
+        split="train",
+        action=action,
+        route_points=route_points,
     ).unwrapped
     made = []
     for number in scenes:
@@ -115,7 +152,7 @@ def demonstrate(
             drawn = random.Random(derive_seed(seed, "proposal", number)).randrange(NUM_PROPOSALS)
             actions = env.proposed_actions(drawn)
         else:
-            actions = env.proposed_actions(FULL_SPEED, IMPATIENT)
+            actions = env.proposed_actions(FULL_SPEED, MANNERS[demonstrator])
         made.append(
             learning.Demonstration(observation=observation, actions=actions, num_valid=len(actions))
         )
@@ -126,13 +163,22 @@ async def main(command: Command[Launch, SftDrivingConfig]) -> int:
     """Make demonstrations, train the policy and save it; return the exit status."""
     config = command.config
     require_new(Path(config.out), intermediate_folder(Path(config.out), config.updates))
-    policy = await asyncio.to_thread(new_policy, derive_seed(config.seed, "policy"), config.action)
+    policy = await asyncio.to_thread(
+        new_policy, derive_seed(config.seed, "policy"), config.action, config.route_points
+    )
     if command.launch.dry_run:
-        await asyncio.to_thread(demonstrate, range(1), config.demonstrator, config.action, 0)
+        await asyncio.to_thread(
+            demonstrate, range(1), config.demonstrator, config.action, config.route_points, 0
+        )
         print("everything that the command would read was found")
         return 0
     demonstrations = await asyncio.to_thread(
-        demonstrate, range(config.scenes), config.demonstrator, config.action, config.seed
+        demonstrate,
+        range(config.scenes),
+        config.demonstrator,
+        config.action,
+        config.route_points,
+        config.seed,
     )
     print(f"{len(demonstrations)} demonstrations; {config.updates} updates of {config.batch}")
     order = random.Random(derive_seed(config.seed, "samples"))

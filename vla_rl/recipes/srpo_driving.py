@@ -16,6 +16,7 @@ from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.envs.driving.closed_loop import STEP_LIMITS
 from vla_rl.envs.driving.layouts import LAYOUTS
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS
+from vla_rl.envs.driving.observing import ROUTE_POINTS
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.evaluation.driving_strips import write_drive_strip
 from vla_rl.evaluation.first_results import POLICY_DIGEST
@@ -61,7 +62,11 @@ class SrpoDrivingConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
     action: PlanAction = "moves"
     """Meaning of the policy's 8 rows of 3 numbers: `moves` from waypoint to waypoint, as the shipped
-    policy was taught, or `profiles`."""
+    policy was taught, `profiles`, or `along_route`."""
+
+    route_points: int = 0
+    """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10. The
+    shipped policy reads none."""
 
     policy: str = str(DRIVING_BASE)
     """Folder of the OpenVLA-OFT checkpoint to start from."""
@@ -76,16 +81,20 @@ class SrpoDrivingConfig(EmbodiedConfig, frozen=True, kw_only=True):
         super().__post_init__()
         self.require(self.scenes >= 1, "scenes", "at least 1")
         self.require(
+            0 <= self.route_points <= ROUTE_POINTS, "route_points", f"0 to {ROUTE_POINTS} points"
+        )
+        self.require(
             len(self.kinds) > 0 and set(self.kinds) <= set(KINDS),
             "kinds",
             f"some of {', '.join(KINDS)}",
         )
 
 
-def env_of(kind: str, split: str, action: PlanAction) -> EnvSpec:
+def env_of(config: SrpoDrivingConfig, kind: str, split: str) -> EnvSpec:
     """Return the environment of one layout over one split."""
     kwargs = {
-        "action": action,
+        "action": config.action,
+        "route_points": config.route_points,
         "kind": kind,
         "split": split,
         "image_size": IMAGE_SIZE,
@@ -97,9 +106,7 @@ def env_of(kind: str, split: str, action: PlanAction) -> EnvSpec:
 def starts_of(config: SrpoDrivingConfig) -> list[TaskStart]:
     """Return the training scenes, the layouts in turn."""
     return [
-        TaskStart(
-            env=env_of(kind, "train", config.action), task=kind, options={"init_state_id": number}
-        )
+        TaskStart(env=env_of(config, kind, "train"), task=kind, options={"init_state_id": number})
         for number in range(config.scenes)
         for kind in config.kinds
     ]
@@ -112,7 +119,7 @@ def held_out_episodes(config: SrpoDrivingConfig) -> list[EpisodeSpec]:
             episode_id=number,
             group_id=number,
             member=0,
-            env=env_of(config.kinds[number % len(config.kinds)], "held_out", config.action),
+            env=env_of(config, config.kinds[number % len(config.kinds)], "held_out"),
             task=config.kinds[number % len(config.kinds)],
             options={"init_state_id": number},
             sampling=Sampling(greedy=True, temperature=config.temperature),

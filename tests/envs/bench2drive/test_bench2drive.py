@@ -221,3 +221,17 @@ def test_turns_and_slopes_of_carla_come_out_in_our_frame() -> None:
     np.testing.assert_allclose(observation["route"][9], [30.0, 20.0], atol=0.1)
     view.note({**tick, "imu": [0.0] * 6 + [None]}, None)  # a compass without a value yet
     assert view.car.heading == pytest.approx(0.0)
+
+
+def test_the_state_of_a_route_ends_with_its_nearest_points_if_asked() -> None:
+    plan = [[0.0, 0.0, 4], [0.0, 0.001, 4]]
+    tick = {
+        "gps": [0.0, 0.0],
+        "speed": 4.0,
+        "imu": [0.0] * 6 + [np.pi / 2],  # facing east, along the route
+        "pictures": {"front": [SIZE, SIZE]},
+    }
+    view = RouteView(plan, ("front",), SIZE, route_points=2)
+    view.note(tick, None)
+    state = view.observe(tick, bytes(4 * SIZE * SIZE))["state"]
+    np.testing.assert_allclose(state[10:], [5.0, 0.0, 10.0, 0.0], atol=0.01)

@@ -152,7 +152,9 @@ def test_profiles_drive_in_closed_loop_from_the_speed_of_each_decision() -> None
 
 
 def test_an_unknown_way_of_planning_is_refused() -> None:
-    with pytest.raises(ValueError, match="action is 'modes', expected moves or profiles"):
+    with pytest.raises(
+        ValueError, match="action is 'modes', expected one of moves, profiles, along_route"
+    ):
         gymnasium.make("vla_rl/driving-v0", action="modes")
 
 

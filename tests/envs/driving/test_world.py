@@ -184,3 +184,17 @@ def test_a_plan_of_eight_moves_drives_as_one_of_eight_waypoints() -> None:
     np.testing.assert_array_equal(observation["image"], expected["image"])
     assert info["score"] == expected_info["score"]
     assert info["score"]["total"] == info["score"]["driving_score"] / 100
+
+
+@pytest.mark.parametrize("env_id", ["driving-v0", "driving_waypoints-v0"])
+def test_the_state_ends_with_the_nearest_points_of_the_route_if_asked(env_id: str) -> None:
+    plain, _ = make(env_id).reset(options={"init_state_id": 3})
+    env = make(env_id, route_points=4)
+    seen, _ = env.reset(options={"init_state_id": 3})
+    assert plain["state"].shape == (10,)
+    assert seen in env.observation_space
+    np.testing.assert_array_equal(
+        seen["state"], np.concatenate([plain["state"], plain["route"][:4].ravel()])
+    )
+    with pytest.raises(ValueError, match="route_points is 11, expected 0 to 10"):
+        make(env_id, route_points=11)

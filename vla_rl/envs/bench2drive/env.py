@@ -12,7 +12,12 @@ from vla_rl.envs.bench2drive.carla_side.vla_rl_wire import WireError
 from vla_rl.envs.bench2drive.route_client import ServedRoute
 from vla_rl.envs.bench2drive.sensing import CAMERAS, FRONT, key_of
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS
-from vla_rl.envs.driving.observing import INSTRUCTION_LETTERS, ROUTE_POINTS, STATE_SIZE
+from vla_rl.envs.driving.observing import (
+    INSTRUCTION_LETTERS,
+    ROUTE_POINTS,
+    STATE_SIZE,
+    checked_route_points,
+)
 from vla_rl.envs.driving.plan_actions import PlanAction, checked_action, waypoints_of_plan
 from vla_rl.envs.driving.roads import COMMANDS
 from vla_rl.envs.driving.starts import scene_number
@@ -43,7 +48,8 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
         step_limit: rows before the episode is truncated.
         timeout_s: longest wait for one message of the server.
         start_s: longest wait for a route to start, CARLA included.
-        action: moves or profiles.
+        action: moves, profiles or along_route.
+        route_points: points of the route that the state has too, 0 to 10.
     """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  # as gymnasium declares it
@@ -58,6 +64,7 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
         timeout_s: float = 60.0,
         start_s: float = 600.0,
         action: PlanAction = "moves",
+        route_points: int = 0,
     ) -> None:
         unknown = sorted(set(cameras) - set(CAMERAS))
         if unknown or FRONT not in cameras:
@@ -77,7 +84,8 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
         self._size, self._step_limit = image_size, step_limit
         self._action = checked_action(action)
         self._timeouts = (timeout_s, start_s)
-        self.observation_space = _space_of(self._cameras, image_size)
+        self._route_points = checked_route_points(route_points)
+        self.observation_space = _space_of(self._cameras, image_size, route_points)
         self.action_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
         self._route: ServedRoute | None = None
         self._rows: list[np.ndarray] = []
@@ -89,7 +97,9 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
         super().reset(seed=seed)
         number = scene_number(options, self.np_random, len(self._routes))
         self.close()
-        route = ServedRoute(self._server, self._cameras, self._size, *self._timeouts)
+        route = ServedRoute(
+            self._server, self._cameras, self._size, *self._timeouts, self._route_points
+        )
         try:
             self._seen = route.start(self._routes[number])
         except (WireError, ValueError):
@@ -112,10 +122,9 @@ class Bench2DriveEnv(gymnasium.Env[Observation, np.ndarray]):
         info: Info = {"is_success": False}
         reward, terminated = 0.0, False
         if len(self._rows) == NUM_WAYPOINTS:
-            speed = float(self._seen["state"][0])
-            outcome = self._route.drive(
-                waypoints_of_plan(np.array(self._rows), self._action, speed).tolist()
-            )
+            rows, speed = np.array(self._rows), float(self._seen["state"][0])
+            waypoints = waypoints_of_plan(rows, self._action, speed, self._seen["route"])
+            outcome = self._route.drive(waypoints.tolist())
             self._rows = []
             if isinstance(outcome, RouteRecord):
                 terminated, reward = True, outcome.driving_score / 100.0
@@ -146,11 +155,11 @@ def _score_of(record: RouteRecord) -> dict[str, float]:
     return {"total": record.driving_score / 100.0, **score, **counts}
 
 
-def _space_of(cameras: tuple[str, ...], size: int) -> spaces.Dict:
+def _space_of(cameras: tuple[str, ...], size: int, route_points: int) -> spaces.Dict:
     parts: dict[str, spaces.Space[Any]] = {
         key_of(name): spaces.Box(0, 255, (size, size, 3), np.uint8) for name in cameras
     }
-    parts["state"] = spaces.Box(-1e3, 1e3, (STATE_SIZE,), np.float32)
+    parts["state"] = spaces.Box(-1e5, 1e5, (STATE_SIZE + 2 * route_points,), np.float32)
     parts["command"] = spaces.Box(0.0, 1.0, (len(COMMANDS),), np.float32)
     parts["route"] = spaces.Box(-1e5, 1e5, (ROUTE_POINTS, 2), np.float32)
     parts["instruction"] = Words(max_length=64, charset=INSTRUCTION_LETTERS)

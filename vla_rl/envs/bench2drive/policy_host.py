@@ -44,7 +44,8 @@ class PolicyHost:
         cameras: names of the cameras that the policy reads, the front one first.
         image_size: side of the pictures in pixels.
         timeout_s: longest wait for one message of an agent.
-        action: meaning of the policy's rows, moves or profiles.
+        action: meaning of the policy's rows: moves, profiles or along_route.
+        route_points: points of the route that the policy reads with the state.
     """
 
     def __init__(
@@ -55,9 +56,10 @@ class PolicyHost:
         image_size: int,
         timeout_s: float = 600.0,
         action: PlanAction = "moves",
+        route_points: int = 0,
     ) -> None:
         self._decide, self._address, self._timeout_s = decide, address, timeout_s
-        self._action = action
+        self._action, self._route_points = action, route_points
         self._cameras, self._size = cameras, image_size
         self.num_routes = 0
         self._server: asyncio.Server | None = None
@@ -110,16 +112,15 @@ class PolicyHost:
         hello, _ = await agent.expect("hello")
         require_version(hello, agent.peer)
         agent.peer = f"the agent of {hello['route']}"
-        view = RouteView(hello["plan"], self._cameras, self._size)
+        view = RouteView(hello["plan"], self._cameras, self._size, self._route_points)
         await agent.send({"kind": "welcome", "version": VERSION})
         logger.info("%s drives", agent.peer)
         message, body = await agent.expect("tick")
         view.note(message, None)
         while True:
-            actions = await self._decide(view.observe(message, body))
-            waypoints = waypoints_of_plan(
-                np.asarray(actions)[:NUM_WAYPOINTS], self._action, view.car.speed
-            )
+            seen = view.observe(message, body)
+            rows = np.asarray(await self._decide(seen))[:NUM_WAYPOINTS]
+            waypoints = waypoints_of_plan(rows, self._action, view.car.speed, seen["route"])
             follower = WaypointFollower(waypoints.tolist(), view.car)
             for step in range(DECISION_STEPS):
                 control: Control = follower.control(view.car)

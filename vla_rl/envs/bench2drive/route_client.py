@@ -27,6 +27,7 @@ class ServedRoute:
         image_size: side of the pictures in pixels.
         timeout_s: longest wait for one message.
         start_s: longest wait for a route to start, CARLA included.
+        route_points: points of the route that the state has too.
     """
 
     def __init__(
@@ -36,13 +37,14 @@ class ServedRoute:
         image_size: int,
         timeout_s: float,
         start_s: float,
+        route_points: int,
     ) -> None:
         host, _, port = server.rpartition(":")
         if not host or not port.isdigit():
             raise ValueError(f"the server is {server!r}, expected host:port.")
         self._cameras, self._size, self._start_s = list(cameras), image_size, start_s
         self._wire: Wire = connect(host, int(port), f"the route server at {server}", timeout_s)
-        self._timeout_s = timeout_s
+        self._timeout_s, self._route_points = timeout_s, route_points
         try:
             self._wire.send({"kind": "hello", "version": VERSION})
             welcome, _ = self._wire.expect("welcome")
@@ -59,7 +61,7 @@ class ServedRoute:
         hello, _ = self._wire.expect("hello")
         self._wire.timeout_s = self._timeout_s
         require_version(hello, "the agent on the route server")
-        self._view = RouteView(hello["plan"], self._cameras, self._size)
+        self._view = RouteView(hello["plan"], self._cameras, self._size, self._route_points)
         self._wire.send({"kind": "welcome", "version": VERSION})
         tick, body = self._wire.expect("tick")
         self._view.note(tick, None)

@@ -13,7 +13,12 @@ import numpy as np
 
 from vla_rl.driving_scores.geometry import Floats
 from vla_rl.envs.driving.control import WHEEL, Car, Control
-from vla_rl.envs.driving.observing import INSTRUCTIONS, ROUTE_POINTS
+from vla_rl.envs.driving.observing import (
+    INSTRUCTIONS,
+    ROUTE_POINTS,
+    ROUTE_STEP,
+    state_with_route,
+)
 from vla_rl.envs.driving.roads import COMMANDS
 from vla_rl.types import Observation
 
@@ -22,8 +27,6 @@ CAMERAS: Final = ("front", "front_left", "front_right", "back", "back_left", "ba
 """Cameras that the agent has."""
 
 EARTH_RADIUS: Final = 6378137.0
-ROUTE_STEP: Final = 5.0
-"""Metres between two points of the observed route."""
 
 COMMAND_OF_OPTION: Final = {
     1: "left",
@@ -52,14 +55,19 @@ class RouteView:
         plan: latitude, longitude and RoadOption of the route's points.
         cameras: names, the front one first.
         image_size: side of the pictures in pixels.
+        route_points: points of the route that the state has too.
     """
 
     def __init__(
-        self, plan: Sequence[Sequence[float]], cameras: Sequence[str], image_size: int
+        self,
+        plan: Sequence[Sequence[float]],
+        cameras: Sequence[str],
+        image_size: int,
+        route_points: int = 0,
     ) -> None:
         if len(plan) < 2:
             raise ValueError(f"the route has {len(plan)} points, expected at least 2.")
-        self._cameras, self._size = cameras, image_size
+        self._cameras, self._size, self._route_points = cameras, image_size, route_points
         self._origin = (float(plan[0][0]), float(plan[0][1]))
         points = np.array([self._metres(lat, lon) for lat, lon, _ in plan])
         ways = np.linalg.norm(np.diff(points, axis=0), axis=-1)
@@ -118,9 +126,10 @@ class RouteView:
         one_hot = np.array([name == command for name in COMMANDS], np.float32)
         sideways = car.speed * car.yaw_rate
         ego = [car.speed, 0.0, car.accel, sideways, car.yaw_rate, car.steer]
-        observation["state"] = np.concatenate([ego, one_hot]).astype(np.float32)
+        state, route = np.concatenate([ego, one_hot]), self._route()
+        observation["state"] = state_with_route(state, route, self._route_points)
         observation["command"] = one_hot
-        observation["route"] = self._route()
+        observation["route"] = route
         observation["instruction"] = INSTRUCTIONS[command]
         return observation
 
@@ -129,7 +138,7 @@ class RouteView:
         return COMMAND_OF_OPTION.get(self._options[min(ahead, len(self._options) - 1)], "unknown")
 
     def _route(self) -> np.ndarray:
-        places = self._place + (ROUTE_STEP * np.arange(1, ROUTE_POINTS + 1)).astype(int)
+        places = self._place + ROUTE_STEP * np.arange(1, ROUTE_POINTS + 1)
         points = self._line[np.minimum(places, len(self._line) - 1)]
         offset: Floats = points - np.array([self.car.x, self.car.y])
         cos, sin = math.cos(self.car.heading), math.sin(self.car.heading)

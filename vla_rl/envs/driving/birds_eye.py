@@ -35,10 +35,11 @@ def pictures_of_plan(kwargs: dict[str, Any], number: int, rows: np.ndarray) -> l
     world = draw_world(number, kwargs["split"], kwargs.get("kind"))
     version = kwargs.get("version", "epdms_v2")
     action, speed = kwargs.get("action", "moves"), float(world.start[VX])
-    waypoints = waypoints_of_plan(rows[:NUM_WAYPOINTS], action, speed)
+    observer = Observer(world, (FRONT,), 32, (0.0, 1.0))
+    route = observer.route(Car(*(float(world.start[column]) for column in _EGO)))
+    waypoints = waypoints_of_plan(rows[:NUM_WAYPOINTS], action, speed, route)
     reference, _ = best_proposal(world, version)
     (states,) = score_waypoints(world.scene(reference), waypoints[None], version).states
-    observer = Observer(world, (FRONT,), 32, (0.0, 1.0))
     pictures = []
     for step in np.linspace(0, len(states) - 1, NUM_PICTURES).round().astype(int):
         car = Car(*(float(states[step, column]) for column in _EGO))
@@ -51,7 +52,7 @@ def pictures_of_drive(kwargs: dict[str, Any], number: int, rows: np.ndarray) -> 
     """Return moments of a closed-loop drive, which is driven once more with the same actions.
 
     Args:
-        kwargs: keywords of `ClosedLoopDrivingEnv` with the action `moves` or `profiles`.
+        kwargs: keywords of `ClosedLoopDrivingEnv` with the actions of a plan.
         rows: [K, 3], all actions of the episode.
     """
     env = ClosedLoopDrivingEnv(**{**kwargs, "image_size": 32, "render_mode": "rgb_array"})

@@ -1,7 +1,7 @@
 """Drive a scene in closed loop, by waypoints every 0.5 s or by pedals and wheel at 20 Hz."""
 
 import json
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast
 
 import gymnasium
 import numpy as np
@@ -18,6 +18,7 @@ from vla_rl.envs.driving.observing import (
     centre_of,
     checked_cameras,
     checked_crop,
+    checked_route_points,
     space_of,
 )
 from vla_rl.envs.driving.paths import Floats
@@ -40,6 +41,7 @@ STEP_LIMITS: Final = {
     "waypoints": 40,
     "moves": 40 * NUM_WAYPOINTS,
     "profiles": 40 * NUM_WAYPOINTS,
+    "along_route": 40 * NUM_WAYPOINTS,
     "control": 400,
 }
 """Steps of 20 s, by action."""
@@ -59,8 +61,8 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
             `OpenLoopDrivingEnv`'s rows. One step follows it for 0.5 s.
         moves: float32 [3] in [-1, 1], one waypoint of such a trajectory. The eighth completes it,
             and it is followed for 0.5 s; a chunk of 8 rows is one decision.
-        profiles: float32 [3] in [-1, 1], one row of such a trajectory's profiles, otherwise as
-            `moves`.
+        profiles, along_route: float32 [3] in [-1, 1], one row of such a trajectory's profiles,
+            otherwise as `moves`.
         control: float32 [3] in [-1, 1]: throttle, steer (left positive) and brake; pedals below 0
             are released. One step is 0.05 s; 10 rows make a chunk of 0.5 s.
     Reward: 0 until the end, then the driving score in [0, 1].
@@ -71,8 +73,9 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
     Randomness: `reset(seed=...)` draws a scene; `options={"init_state_id": k}` takes scene k.
 
     Args:
-        action: waypoints, moves, profiles or control.
-        split, kind, cameras, image_size, crop, render_mode: as `OpenLoopDrivingEnv`'s.
+        action: waypoints, moves, profiles, along_route or control.
+        split, kind, cameras, image_size, crop, render_mode, route_points: as
+            `OpenLoopDrivingEnv`'s.
         step_limit: steps before the episode is truncated; None: 20 s.
     """
 
@@ -80,7 +83,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
 
     def __init__(
         self,
-        action: Literal["waypoints", "moves", "profiles", "control"] = "waypoints",
+        action: Literal["waypoints", "moves", "profiles", "along_route", "control"] = "waypoints",
         split: Split = "train",
         kind: str | None = None,
         cameras: tuple[str, ...] = (FRONT,),
@@ -88,17 +91,20 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         step_limit: int | None = None,
         render_mode: str | None = None,
         crop: tuple[float, float] = (0.0, 1.0),
+        route_points: int = 0,
     ) -> None:
         if action not in STEP_LIMITS:
             raise ValueError(f"action is {action!r}, expected one of {', '.join(STEP_LIMITS)}.")
         self.render_mode = render_mode
         self.render_every_step = True
         self._action = action
-        self._plan: PlanAction = "profiles" if action == "profiles" else "moves"
+        is_plan = action in ("profiles", "along_route")
+        self._plan: PlanAction = cast(PlanAction, action) if is_plan else "moves"
         self._split, self._kind, self._size = split, kind, image_size
         self._cameras, self._crop = checked_cameras(tuple(cameras)), checked_crop(crop)
+        self._route_points = checked_route_points(route_points)
         self._step_limit = step_limit or STEP_LIMITS[action]
-        self.observation_space = space_of(self._cameras, image_size)
+        self.observation_space = space_of(self._cameras, image_size, route_points)
         shape = (NUM_WAYPOINTS, 3) if action == "waypoints" else (3,)
         self.action_space = spaces.Box(-1.0, 1.0, shape, np.float32)
         self._is_over = True
@@ -115,7 +121,9 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
     def _build(self, number: int) -> None:
         self._number = number
         self._world = draw_world(number, self._split, self._kind)
-        self._observer = Observer(self._world, self._cameras, self._size, self._crop)
+        self._observer = Observer(
+            self._world, self._cameras, self._size, self._crop, self._route_points
+        )
         s = self._world.start
         self._car = Car(*(float(s[i]) for i in (X, Y, HEADING, VX, AX, STEER, YAW_RATE)))
         self._traffic = self._world.traffic
@@ -218,9 +226,9 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
 
     def _follow(self, actions: Floats) -> None:
         """Follow a trajectory for 0.5 s."""
-        follower = WaypointFollower(
-            waypoints_of_plan(actions, self._plan, self._car.speed).tolist(), self._car
-        )
+        route = self._observer.route(self._car)
+        waypoints = waypoints_of_plan(actions, self._plan, self._car.speed, route)
+        follower = WaypointFollower(waypoints.tolist(), self._car)
         for _ in range(DECISION_STEPS):
             self._tick(follower.control(self._car))
 

@@ -18,6 +18,9 @@ from vla_rl.types import Observation
 ROUTE_POINTS: Final = 10
 """Points of the route ahead, every 5 m."""
 
+ROUTE_STEP: Final = 5
+"""Metres of the route between two of its points."""
+
 STATE_SIZE: Final = 10
 FRONT: Final = "cam_f0"
 _CAR_SIZE: Final = np.array([[5.176, 2.297, 1.6]])
@@ -51,17 +54,32 @@ def checked_crop(crop: tuple[float, float]) -> tuple[float, float]:
     return top, bottom
 
 
+def checked_route_points(number: int) -> int:
+    """Return the number of route points in the state. Raises: ValueError if there are not as many."""
+    if not 0 <= number <= ROUTE_POINTS:
+        raise ValueError(
+            f"route_points is {number}, expected 0 to {ROUTE_POINTS}: the observation has a point "
+            f"every {ROUTE_STEP} m up to {ROUTE_POINTS * ROUTE_STEP} m."
+        )
+    return number
+
+
+def state_with_route(state: np.ndarray, route: np.ndarray, route_points: int) -> np.ndarray:
+    """Return the state followed by x and y of the nearest points of the route: [10 + 2 N]."""
+    return np.asarray(np.concatenate([state, route[:route_points].ravel()]), np.float32)
+
+
 def key_of(camera: str) -> str:
     """Return the observation's key of a camera: `image` for the front one."""
     return "image" if camera == FRONT else f"image_{camera}"
 
 
-def space_of(cameras: tuple[str, ...], size: int) -> spaces.Dict:
-    """Return the space of the observations."""
+def space_of(cameras: tuple[str, ...], size: int, route_points: int = 0) -> spaces.Dict:
+    """Return the space of the observations, with this number of route points in the state."""
     parts: dict[str, spaces.Space[object]] = {
         key_of(name): spaces.Box(0, 255, (size, size, 3), np.uint8) for name in cameras
     }
-    parts["state"] = spaces.Box(-1e3, 1e3, (STATE_SIZE,), np.float32)
+    parts["state"] = spaces.Box(-1e3, 1e3, (STATE_SIZE + 2 * route_points,), np.float32)
     parts["command"] = spaces.Box(0.0, 1.0, (len(COMMANDS),), np.float32)
     parts["route"] = spaces.Box(-1e3, 1e3, (ROUTE_POINTS, 2), np.float32)
     parts["instruction"] = Words(max_length=64, charset=INSTRUCTION_LETTERS)
@@ -76,12 +94,19 @@ class Observer:
         cameras: the front one first.
         size: side of the pictures in pixels.
         crop: part of the cameras' height that is kept.
+        route_points: points of the route that the state has too.
     """
 
     def __init__(
-        self, world: World, cameras: tuple[str, ...], size: int, crop: tuple[float, float]
+        self,
+        world: World,
+        cameras: tuple[str, ...],
+        size: int,
+        crop: tuple[float, float],
+        route_points: int = 0,
     ) -> None:
         self._world, self._cameras = world, cameras
+        self._route_points = route_points
         self.painter = Painter(world.roads, world.light, size, crop)
         self._kinds, self._sizes = world.traffic.kinds[1:], world.traffic.sizes()[1:]
         self._command = np.array([name == world.roads.command for name in COMMANDS], np.float32)
@@ -101,9 +126,10 @@ class Observer:
         }
         sideways = car.speed * car.yaw_rate
         ego = [car.speed, 0.0, car.accel, sideways, car.yaw_rate, car.steer]
-        observation["state"] = np.concatenate([ego, self._command]).astype(np.float32)
+        state, route = np.concatenate([ego, self._command]), self.route(car)
+        observation["state"] = state_with_route(state, route, self._route_points)
         observation["command"] = self._command.copy()
-        observation["route"] = self._route(car)
+        observation["route"] = route
         observation["instruction"] = INSTRUCTIONS[world.roads.command]
         return observation
 
@@ -117,11 +143,12 @@ class Observer:
         )
         return self.painter.from_above(centre, shown, trail)
 
-    def _route(self, car: Car) -> np.ndarray:
+    def route(self, car: Car) -> np.ndarray:
+        """Return the points of the route ahead in the car's frame: float32 [10, 2]."""
         route = self._world.roads.route
         offset = route - np.array([car.x, car.y])
         nearest = int((offset**2).sum(-1).argmin())
-        ahead = nearest + 5 * np.arange(1, ROUTE_POINTS + 1)
+        ahead = nearest + ROUTE_STEP * np.arange(1, ROUTE_POINTS + 1)
         points = offset[np.minimum(ahead, len(route) - 1)]
         cos, sin = np.cos(car.heading), np.sin(car.heading)
         x = cos * points[:, 0] + sin * points[:, 1]

@@ -40,6 +40,8 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
             ahead, -1.5 to 1.5 m and -0.6 to 0.6 rad to the left; see `moves`.
         profiles: row k has coefficient k of the accelerations and of the sideways shifts, and the
             path's bearing at the k-th distance; see `profiles`.
+        along_route: as profiles, with the shift beside the route at the k-th distance; see
+            `along_route`.
     Reward: 0 until the eighth row, then the weighted sum of what `reward` names.
     Ends: `terminated` with the eighth row; `truncated` after `step_limit`.
     Info: with the end, `score` with the total, every sub-score and backward_m, the longest way that
@@ -54,7 +56,7 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
             "total=1,lane_keeping=0.5".
         success_score: smallest total that counts as a success.
         step_limit: rows before the episode is truncated.
-        action: moves or profiles.
+        action: moves, profiles or along_route.
         also: versions whose totals are reported beside, as `score["pdms_v1"]`.
     """
 
@@ -159,5 +161,8 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
 
     def _waypoints(self) -> np.ndarray:
         return waypoints_of_plan(
-            np.array(self._rows), self._action, float(self._scene.seen["state"][0])
+            np.array(self._rows),
+            self._action,
+            float(self._scene.seen["state"][0]),
+            self._scene.seen.get("route"),
         )

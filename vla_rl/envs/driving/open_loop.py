@@ -13,6 +13,7 @@ from vla_rl.envs.driving.observing import (
     Observer,
     checked_cameras,
     checked_crop,
+    checked_route_points,
     space_of,
 )
 from vla_rl.envs.driving.one_decision import OneDecisionEnv
@@ -28,7 +29,8 @@ class OpenLoopDrivingEnv(OneDecisionEnv["_Prepared"]):
     Observation:
         image: uint8 [image_size, image_size, 3], the front camera; `image_<camera>` the others.
         state: float32 [10]: velocity ahead and to the left (m/s), acceleration likewise (m/s^2),
-            yaw rate (rad/s), steering angle (rad), and the command's one-hot vector.
+            yaw rate (rad/s), steering angle (rad), and the command's one-hot vector. With
+            `route_points` float32 [10 + 2 N]: x and y of the N nearest points of `route` follow.
         command: float32 [4], one-hot of left, straight, right, unknown.
         route: float32 [10, 2], points of the route every 5 m, in the car's frame (x ahead, y left).
         instruction: str, such as "turn left".
@@ -42,6 +44,7 @@ class OpenLoopDrivingEnv(OneDecisionEnv["_Prepared"]):
         image_size: side of the pictures in pixels.
         crop: upper and lower edge of the part of the cameras' height that is kept and stretched to
             the side; (0.35, 0.75) shows a road 2.5 times as high.
+        route_points: points of the route that the state has too, 0 to 10.
         render_mode: "rgb_array" for a bird's eye view, or None.
     """
 
@@ -61,15 +64,16 @@ class OpenLoopDrivingEnv(OneDecisionEnv["_Prepared"]):
         crop: tuple[float, float] = (0.0, 1.0),
         action: PlanAction = "moves",
         also: tuple[Version, ...] = (),
+        route_points: int = 0,
     ) -> None:
         self.render_mode = render_mode
         self.render_every_step = True
         self._split, self._kind = split, kind
         self._cameras, self._size = checked_cameras(tuple(cameras)), image_size
-        self._crop = checked_crop(crop)
+        self._crop, self._route_points = checked_crop(crop), checked_route_points(route_points)
         super().__init__(
             NUM_SCENES,
-            space_of(self._cameras, image_size),
+            space_of(self._cameras, image_size, route_points),
             version,
             reward,
             success_score,
@@ -81,7 +85,7 @@ class OpenLoopDrivingEnv(OneDecisionEnv["_Prepared"]):
     def render(self) -> np.ndarray | None:
         """Return the scene from above with the waypoints so far; None without a render mode.
 
-        Profiles have no waypoints before the eighth row.
+        Only moves have waypoints before the eighth row.
         """
         if self.render_mode is None:
             return None
@@ -107,11 +111,12 @@ class OpenLoopDrivingEnv(OneDecisionEnv["_Prepared"]):
 
     def _plan_of(self, poses: Floats) -> np.ndarray:
         path = path_of(poses, self._scene.world.roads.route)
-        return plan_of_poses(poses[::5], path, self._action, self._scene.car.speed)
+        seen = self._scene.seen
+        return plan_of_poses(poses[::5], path, self._action, self._scene.car.speed, seen["route"])
 
     def _prepare(self, number: int) -> "_Prepared":
         world = draw_world(number, self._split, self._kind)
-        return _Prepared(world, self._cameras, self._size, self._crop)
+        return _Prepared(world, self._cameras, self._size, self._crop, self._route_points)
 
 
 class _Prepared:
@@ -123,13 +128,14 @@ class _Prepared:
         cameras: tuple[str, ...],
         size: int,
         crop: tuple[float, float],
+        route_points: int,
     ) -> None:
         self.world = world
         self._scenes: dict[Version, Scene] = {}
         s = world.start
         self.car = Car(*(float(s[i]) for i in (X, Y, HEADING, VX, AX, STEER, YAW_RATE)))
         self.others = world.tracks.poses[:, 0]
-        self.observer = Observer(world, cameras, size, crop)
+        self.observer = Observer(world, cameras, size, crop, route_points)
         self.seen = self.observer.look(self.car, self.others, 0.0)
 
     def scene_of(self, version: Version) -> Scene:

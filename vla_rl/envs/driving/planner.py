@@ -48,6 +48,9 @@ CAREFUL: Final = Manner()
 IMPATIENT: Final = Manner((0.7, 0.9, 1.1, 1.3, 1.5), min_gap=0.5, headway_s=0.3, accel=2.0)
 """A driver who speeds and tailgates."""
 
+RACING: Final = Manner((0.5, 1.0, 1.5, 2.0, 2.5), min_gap=0.5, headway_s=0.2, accel=4.0)
+"""A driver who accelerates hard, speeds and tailgates."""
+
 NUM_PROPOSALS: Final = len(CAREFUL.speed_shares) * len(OFFSETS)
 FULL_SPEED: Final = NUM_PROPOSALS - len(OFFSETS)
 """Number of the fastest proposal in the middle of the lane."""

@@ -50,16 +50,14 @@ def waypoints_of_profiles(actions: np.ndarray, speed: float) -> Floats:
         speed: present speed in m/s. It never falls below 0: a plan does not reverse.
     """
     ahead, left, turn = np.clip(np.asarray(actions, np.float64), -1.0, 1.0).T
-    speeds = speed + np.concatenate([[0.0], np.cumsum((AHEAD * ahead) @ COSINES * _SPAN_S)])
-    speeds = np.maximum(speeds, 0.0)
-    reached = np.cumsum((speeds[:-1] + speeds[1:]) / 2 * _SPAN_S)
-    bearings = TURN * _power(turn, _TURN_POWER)
+    reached = metres_of(ahead, speed)
+    bearings = TURN * signed_power(turn, _TURN_POWER)
     bearing, slope = _VALUES @ bearings, _SLOPES @ bearings
     x, y = _GRID * np.cos(bearing), _GRID * np.sin(bearing)
     heading = bearing + np.arctan(_GRID * slope)
     along = np.concatenate([[0.0], np.cumsum(np.hypot(np.diff(x), np.diff(y)))])
     x, y, heading = (np.interp(reached, along, each) for each in (x, y, heading))
-    shift = (LEFT * _power(left, _LEFT_POWER)) @ COSINES
+    shift = (LEFT * signed_power(left, _LEFT_POWER)) @ COSINES
     return np.stack([x - shift * np.sin(heading), y + shift * np.cos(heading), heading], -1)
 
 
@@ -74,11 +72,28 @@ def profiles_of_poses(poses: np.ndarray, path: np.ndarray, speed: float) -> np.n
         speed: present speed in m/s.
     """
     distances = np.hypot(*np.diff(poses[:, :2], axis=0).T)
-    wanted = np.cumsum(distances - speed * _SPAN_S)
-    ahead = COSINES @ (_ACCELERATIONS @ wanted) / AHEAD
-    turn = _power(_bearings(path) / TURN, 1.0 / _TURN_POWER)
+    ahead = pulls_of(np.cumsum(distances), speed)
+    turn = signed_power(_bearings(path) / TURN, 1.0 / _TURN_POWER)
     actions = np.stack([ahead, np.zeros(NUM_WAYPOINTS), turn], -1)
     return np.asarray(np.clip(actions, -1.0, 1.0), np.float32)
+
+
+def metres_of(ahead: Floats, speed: float) -> Floats:
+    """Return the metres along the path until each waypoint, [8], of the first numbers of the rows."""
+    speeds = speed + np.concatenate([[0.0], np.cumsum((AHEAD * ahead) @ COSINES * _SPAN_S)])
+    speeds = np.maximum(speeds, 0.0)
+    return np.asarray(np.cumsum((speeds[:-1] + speeds[1:]) / 2 * _SPAN_S))
+
+
+def pulls_of(metres: Floats, speed: float) -> Floats:
+    """Return the first numbers of the rows that reach these metres at each waypoint, [8]."""
+    wanted = metres - speed * _SPAN_S * np.arange(1, NUM_WAYPOINTS + 1)
+    return np.asarray(COSINES @ (_ACCELERATIONS @ wanted) / AHEAD)
+
+
+def spline_at(values: Floats, metres: Floats) -> Floats:
+    """Return the spline that is 0 at 0 and `values` at RADII, at other distances."""
+    return np.asarray(np.interp(metres, _GRID, _VALUES @ values))
 
 
 def _bearings(path: Floats) -> Floats:
@@ -93,7 +108,7 @@ def _bearings(path: Floats) -> Floats:
     return np.asarray(np.interp(RADII, np.append(0.0, radius[kept]), np.append(0.0, bearing)))
 
 
-def _power(values: Floats, power: float) -> Floats:
+def signed_power(values: Floats, power: float) -> Floats:
     """Return powers with the sign of the values."""
     return np.asarray(np.sign(values) * np.abs(values) ** power)
 

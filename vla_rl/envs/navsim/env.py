@@ -71,6 +71,10 @@ class NavsimEnv(OneDecisionEnv[PreparedScene]):
         action: PlanAction = "moves",
         also: tuple[Version, ...] = (),
     ) -> None:
+        if action == "along_route":
+            raise ValueError(
+                "action is 'along_route', but NavSim gives no route, expected moves or profiles."
+            )
         self._files = recorded_scenes(Path(folder))
         self._cameras, self._size = checked_cameras(tuple(cameras)), image_size
         space = _space_of(self._cameras, image_size)

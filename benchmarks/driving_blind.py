@@ -1,0 +1,85 @@
+"""The score of plans that see nothing: `python -m benchmarks.driving_blind`.
+
+Each held-out scene is driven along its route with the same steady pull or brake, whatever the
+picture shows; the scene's reference and IDM's fastest careful proposal are graded beside. A policy
+that drives along the route has to score more than the best of these pulls to show that it sees.
+
+Prints a row a pull (m/s^2): the mean PDMS and half of its 95 % interval over scenes. The last line
+is JSON: `scenes`; `best_pull` and `best_blind`, the pull with the highest mean and that mean;
+`careful` and `reference`, the means of the two planners.
+"""
+
+import argparse
+import sys
+from typing import Any, Final
+
+import gymnasium
+import numpy as np
+
+import vla_rl.envs  # noqa: F401  # registers ours
+from benchmarks.driving_result import mean_of
+from benchmarks.interleaved import print_json_line
+from vla_rl.envs.driving.planner import FULL_SPEED
+from vla_rl.envs.driving.profiles import AHEAD, COSINES
+
+PULLS: Final = (0.5, 0.0, -0.25, -0.5, -0.75, -1.0, -1.25, -1.5, -2.0)
+"""Accelerations in m/s^2, the same for all 4 s."""
+
+
+def steady(pull: float) -> np.ndarray:
+    """Return the plan of one acceleration in the middle of the lane: [8, 3]."""
+    rows = np.zeros((8, 3))
+    rows[0, 0] = pull / (AHEAD[0] * COSINES[0, 0])
+    return rows
+
+
+def score_of(env: Any, number: int, rows: np.ndarray) -> float:
+    """Return the score of a plan in a scene."""
+    env.reset(options={"init_state_id": number})
+    for row in rows:
+        *_, info = env.step(row)
+    return float(info["score"]["total"])
+
+
+def main() -> int:
+    """Grade the pulls and print the table; return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--scenes", type=int, default=500, help="held-out scenes, from number 0 on")
+    options = parser.parse_args()
+    if options.scenes < 1:
+        parser.error(f"--scenes is {options.scenes}, expected at least 1")
+    env: Any = gymnasium.make(
+        "vla_rl/driving-v0",
+        split="held_out",
+        version="pdms_v1",
+        action="along_route",
+        image_size=16,
+    ).unwrapped
+    names = [f"{pull:+.2f}" for pull in PULLS]
+    scores: dict[str, list[float]] = {name: [] for name in (*names, "careful", "reference")}
+    for number in range(options.scenes):
+        env.reset(options={"init_state_id": number})
+        plans = {name: steady(pull) for name, pull in zip(names, PULLS, strict=True)}
+        plans |= {"careful": env.proposed_actions(FULL_SPEED), "reference": env.expert_actions()}
+        for name, rows in plans.items():
+            scores[name].append(score_of(env, number, rows))
+    means = {name: mean_of(values) for name, values in scores.items()}
+    for name, (mean, half) in means.items():
+        print(f"{name:>10}  {mean:.3f} ± {half:.3f}")
+    best = max(names, key=lambda name: means[name][0])
+    print_json_line(
+        {
+            "scenes": options.scenes,
+            "best_pull": float(best),
+            "best_blind": means[best][0],
+            "careful": means["careful"][0],
+            "reference": means["reference"][0],
+        }
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
