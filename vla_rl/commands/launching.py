@@ -36,11 +36,7 @@ async def launch(
     `judge` as in `train`; `agent` defaults to that of `agent_of`.
     """
     # torch takes 2 s to import and matplotlib half a second: `--help` and errors must not wait
-    from vla_rl.commands.rehearsal import rehearse_training
     from vla_rl.doctor import Patient, findings_at_start
-    from vla_rl.learning.rank_memory import size_of_policy
-    from vla_rl.learning.tensor_plan import require_tensor_plan
-    from vla_rl.training.estimates import concerns_gpus, estimate_run
     from vla_rl.training.run import TrainingRun, train
     from vla_rl.training.team import Team
 
@@ -48,43 +44,7 @@ async def launch(
     if footprint.heard_images:
         model = Team.of(model).showing(footprint.heard_images)
     if wanted.dry_run:
-        team = Team.of(model)
-        size = None
-        if config.learner.ranks > 1 and len(team.members) == 1:
-            (member,) = team.members.values()
-            require_tensor_plan(member.model, config.learner)
-            size = size_of_policy(member.model, config.learner)
-        shown = concerns_gpus(config, team)
-        estimate = None
-        if shown:
-            estimate = await asyncio.to_thread(estimate_run, config, team, footprint.heard_tokens)
-        layout = None
-        if config.cluster.has_hosts:
-            # a run on one host imports nothing of several
-            from vla_rl.commands.layout_plan import layout_plan
-
-            layout, table = await layout_plan(config, footprint, team)
-        print_plan(
-            config,
-            footprint,
-            *team.num_bytes,
-            size=size,
-            judge=judge,
-            estimate=estimate,
-            ranks_here=None if layout is None else len(layout.ranks_on(layout.hosts[0])),
-        )
-        if layout is not None:
-            print(table)
-        await rehearse_training(
-            config,
-            starts,
-            model,
-            agent=agent,
-            judge=judge,
-            resume=wanted.resume,
-            resume_from=wanted.resume_from,
-        )
-        print("everything that the run would read was found")
+        await _plan_and_rehearse(config, wanted, starts, model, footprint, agent, judge)
         return 0
     if wanted.draw is not None:
         print(f"drawn into {TrainingRun(config, starts, model).graph.draw(wanted.draw)}")
@@ -115,6 +75,61 @@ async def launch(
     if outcome.was_stopped:
         print(f"continue with --resume {outcome.run.path}")
     return 0 if outcome.stopped_by is None else 128 + outcome.stopped_by
+
+
+async def _plan_and_rehearse(
+    config: LearningConfig,
+    wanted: TrainingLaunch,
+    starts: Sequence[TaskStart],
+    model: "Trainable",
+    footprint: EpisodeFootprint,
+    agent: Agent | None,
+    judge: Judge | None,
+) -> None:
+    """Print what a run would do, and find everything that it would read."""
+    from vla_rl.commands.rehearsal import rehearse_training
+    from vla_rl.learning.rank_memory import size_of_policy
+    from vla_rl.learning.tensor_plan import require_tensor_plan
+    from vla_rl.training.estimates import concerns_gpus, estimate_run
+    from vla_rl.training.team import Team
+
+    team = Team.of(model)
+    size = None
+    if config.learner.ranks > 1 and len(team.members) == 1:
+        (member,) = team.members.values()
+        require_tensor_plan(member.model, config.learner)
+        size = size_of_policy(member.model, config.learner)
+    shown = concerns_gpus(config, team)
+    estimate = None
+    if shown:
+        estimate = await asyncio.to_thread(estimate_run, config, team, footprint.heard_tokens)
+    layout = None
+    if config.cluster.has_hosts:
+        # a run on one host imports nothing of several
+        from vla_rl.commands.layout_plan import layout_plan
+
+        layout, table = await layout_plan(config, footprint, team)
+    print_plan(
+        config,
+        footprint,
+        *team.num_bytes,
+        size=size,
+        judge=judge,
+        estimate=estimate,
+        ranks_here=None if layout is None else len(layout.ranks_on(layout.hosts[0])),
+    )
+    if layout is not None:
+        print(table)
+    await rehearse_training(
+        config,
+        starts,
+        model,
+        agent=agent,
+        judge=judge,
+        resume=wanted.resume,
+        resume_from=wanted.resume_from,
+    )
+    print("everything that the run would read was found")
 
 
 async def _report(run: RunDirectory) -> None:

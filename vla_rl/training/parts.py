@@ -13,11 +13,11 @@ a team, often of one.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from vla_rl.actors import Runtime
 from vla_rl.algorithms import (
@@ -27,7 +27,6 @@ from vla_rl.algorithms import (
     within_accuracy,
 )
 from vla_rl.cluster import Hosts
-from vla_rl.cluster.config import ClusterConfig
 from vla_rl.engines import DeviceLane, LanguageModel
 from vla_rl.errors import ConfigError
 from vla_rl.learning import Checkpoint, CriticTeam, ReferenceTeam
@@ -48,6 +47,7 @@ from vla_rl.rollout import (
 )
 from vla_rl.training.devices import device_of
 from vla_rl.training.estimates import require_gpu_memory
+from vla_rl.training.places import cluster_of, hosts_of
 from vla_rl.training.pools import RunPool, kinds_of, pool_of
 from vla_rl.training.restarting import Restarts
 from vla_rl.training.saving import CheckpointSaver, RunSnapshot
@@ -60,16 +60,10 @@ from vla_rl.training.team import (
     references_of,
     sharded_learners,
 )
-from vla_rl.types import Agent, Deposit, Group, Sampling, agents_of, derive_seed, parts_of
+from vla_rl.types import Agent, Group, Sampling, agents_of, derive_seed, parts_of
 
 if TYPE_CHECKING:
-    from vla_rl.training.hosts.host_rollout import HostRollout
-
-START_ANSWER_S: Final = 20.0
-"""Time in which listed hosts must answer when a run starts."""
-
-RESTART_ANSWER_S: Final = 10.0
-"""The same at a restart, after which hosts that do not answer count as gone."""
+    pass
 
 
 class TrainingParts:
@@ -323,64 +317,6 @@ def scheduler_of(
         keep=kept_groups(config.filter),
         on_episode=progress.episode_done,
         num_updates=config.run.updates,
-    )
-
-
-def cluster_of(config: ClusterConfig, *, may_be_away: bool) -> Hosts | None:
-    """Return what knows the hosts of a run; None if this is the only one.
-
-    Args:
-        config: its settings.
-        may_be_away: whether a host that does not answer is looked for later.
-
-    Raises: ConfigError for a list that is wrong.
-    """
-    if not config.has_hosts:
-        return None
-    # imported here, because one host pays nothing for what several need
-    if config.hosts is None:
-        from vla_rl.cluster.rank_places import learner_ranges
-        from vla_rl.cluster.ray_hosts import RayHosts
-
-        wanted = {part.host for part in learner_ranges(config.learners)}
-        return RayHosts(config.ray, wanted=wanted, may_be_away=may_be_away)
-    from vla_rl.cluster.listed import ListedHosts
-
-    answer_within_s = RESTART_ANSWER_S if may_be_away else START_ANSWER_S
-    return ListedHosts(Path(config.hosts), answer_within_s=answer_within_s, may_be_away=may_be_away)
-
-
-def hosts_of(
-    config: LearningConfig,
-    cluster: Hosts | None,
-    starts: Sequence[TaskStart],
-    team: Team,
-    agent: Agent,
-    lane: DeviceLane,
-    here: LocalPlayer | None,
-    weight_version: int,
-    deposits: Callable[[], Iterable[Deposit]],
-) -> "HostRollout | None":
-    """Make what runs the episodes on other hosts; None if they run on this one.
-
-    Raises: ConfigError for a list of hosts that is wrong, or a run that they cannot play.
-    """
-    if cluster is None:
-        return None
-    # imported here, because one host pays nothing for what several need
-    from vla_rl.cluster.lent import LentHosts
-    from vla_rl.training.hosts.host_rollout import HostRollout
-    from vla_rl.training.hosts.recipe import recipe_of
-
-    return HostRollout(
-        LentHosts(cluster),
-        config,
-        recipe_of(config, starts, team, agent),
-        team,
-        lane,
-        here=here,
-        weight_version=weight_version,
-        deposits=deposits,
     )
 
 

@@ -22,27 +22,50 @@ from vla_rl.actors.zap import Gatekeeper
 from vla_rl.training.hosts.messages import Door
 
 
+class Entrance:
+    """A context of ZeroMQ that several doors share, with the gatekeeper that knows their keys.
+
+    It has threads beside those of the episodes.
+
+    Args:
+        num_threads: threads that decrypt, about 1 GB/s each.
+    """
+
+    def __init__(self, num_threads: int = 1) -> None:
+        self.context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=num_threads)
+        self.gatekeeper = Gatekeeper(self.context, [])
+
+    def close(self) -> None:
+        """End the threads. Close all doors before."""
+        self.gatekeeper.close()
+        self.context.term()
+
+
 class OpenDoor:
     """Listens for one neighbour.
 
     Args:
         taker_key: public key of the only neighbour that may connect.
         on_message: called with each message.
+        entrance: shared with other doors, which is closed after them; None: its own. Of several doors,
+            the last one replaces the keys of those before: call `entrance.gatekeeper.allow` after it.
 
     Raises: OSError if no port is free.
     """
 
-    def __init__(self, taker_key: str, on_message: OnMessage) -> None:
+    def __init__(
+        self, taker_key: str, on_message: OnMessage, entrance: Entrance | None = None
+    ) -> None:
         self._on_message, self._is_met = on_message, False
-        # a context of its own: it has one gatekeeper, and threads beside those of the episodes
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._gatekeeper = Gatekeeper(self._context, [])
+        self._own = Entrance() if entrance is None else None
+        shared = entrance or self._own
+        assert shared is not None
         settings = ListenSettings(*own_place(), taker_key)
         try:
-            self._listening = Listening(self._context, settings, self._gatekeeper)
+            self._listening = Listening(shared.context, settings, shared.gatekeeper)
         except BaseException:
-            self._gatekeeper.close()
-            self._context.term()
+            if self._own is not None:
+                self._own.close()
             raise
         self._socket = LoopSocket(self._listening.socket, self._take, in_place=True)
         self._metered = MeteredSocket(self._socket, self._take)
@@ -58,8 +81,8 @@ class OpenDoor:
         self._metered.close()
         self._socket.close()
         self._listening.close()
-        self._gatekeeper.close()
-        self._context.term()
+        if self._own is not None:
+            self._own.close()
 
     def _take(self, frames: Frames) -> None:
         if not self._is_met:

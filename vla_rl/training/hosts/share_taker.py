@@ -13,18 +13,13 @@ from contextlib import ExitStack
 from typing import Final
 
 import msgspec
-import zmq
 
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.completion import run_to_its_end
-from vla_rl.actors.fork_protocol import ListenSettings
-from vla_rl.actors.in_flight import MeteredSocket
-from vla_rl.actors.listening import Listening, own_place
-from vla_rl.actors.sockets import LoopSocket
 from vla_rl.actors.wire import Frames, Kind, MalformedMessage
-from vla_rl.actors.zap import Gatekeeper
 from vla_rl.engines.weight_shares import ShareDigest, SharePiece, WeightShare
 from vla_rl.errors import CheckpointError, WeightsNotGiven
+from vla_rl.training.hosts.doors import Entrance, OpenDoor
 from vla_rl.training.hosts.flat_weights import IncomingWeights
 from vla_rl.training.hosts.messages import Door
 
@@ -50,24 +45,18 @@ class ShareTaker:
     ) -> None:
         self._incoming, self._came = incoming, came
         self._open = ExitStack()
-        # a context of its own: it has one gatekeeper, and threads beside those of the episodes. One
-        # thread decrypts about 1 GB/s
-        threads = min(max(len(keys), 1), _MOST_THREADS)
-        context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=threads)
-        self._open.callback(context.term)
-        gatekeeper = Gatekeeper(context, [])
-        self._open.callback(gatekeeper.close)
+        entrance = Entrance(min(max(len(keys), 1), _MOST_THREADS))
+        self._open.callback(entrance.close)
         self._links: list[_ShareLink] = []
         try:
             for key in keys:
-                link = _ShareLink(context, gatekeeper, key)
+                link = _ShareLink(key, entrance)
                 self._open.callback(link.close)
                 self._links.append(link)
         except BaseException:
             self._open.close()
             raise
-        # each door has replaced the key of the one before
-        gatekeeper.allow(keys)
+        entrance.gatekeeper.allow(keys)
 
     @property
     def doors(self) -> list[Door]:
@@ -124,17 +113,12 @@ class _ShareLink:
         next_at: place of the first byte of its next piece.
     """
 
-    def __init__(
-        self, context: zmq.Context[zmq.Socket[bytes]], gatekeeper: Gatekeeper, key: str
-    ) -> None:
+    def __init__(self, key: str, entrance: Entrance) -> None:
         self._codec = Codec()
         self._news: asyncio.Queue[Frames] = asyncio.Queue()  # bounded by what is asked for
-        self._is_met = False
         self.next_at = 0
-        self._listening = Listening(context, ListenSettings(*own_place(), key), gatekeeper)
-        self._socket = LoopSocket(self._listening.socket, self._on_message, in_place=True)
-        self._metered = MeteredSocket(self._socket, self._on_message)
-        self.door = Door(port=self._listening.port, public_key=self._listening.public_key)
+        self._open = OpenDoor(key, self._news.put_nowait, entrance)
+        self.door = self._open.door
 
     async def next_piece(self, rank: int) -> SharePiece:
         """Return the next piece. Raises: WeightsNotGiven if it does not come, or is none."""
@@ -154,17 +138,8 @@ class _ShareLink:
 
     def ask(self) -> None:
         """Ask for one piece more."""
-        self._metered.send(self._codec.encode(Kind.CALL, 0, 0, 0, None, "wanted weights"))
+        self._open.send(self._codec.encode(Kind.CALL, 0, 0, 0, None, "wanted weights"))
 
     def close(self) -> None:
         """Close door and connection."""
-        self._metered.close()
-        self._socket.close()
-        self._listening.close()
-
-    def _on_message(self, frames: Frames) -> None:
-        if not self._is_met:
-            # the rank has shown its key: the port answers to no one else
-            self._listening.close_door()
-            self._is_met = True
-        self._news.put_nowait(frames)
+        self._open.close()
