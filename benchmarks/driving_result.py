@@ -104,7 +104,8 @@ def table_of_scores(lines: Sequence[dict[str, Any]]) -> str:
 
 def table_of_kinds(lines: Sequence[dict[str, Any]]) -> str:
     """Return a row a layout of roads: the total before, and after each run."""
-    rows = [["layout", "scenes", "before", *(f"seed {line['seed']}" for line in lines)]]
+    heads = [f"seed {line['seed']}, {line['updates']} updates" for line in lines]
+    rows = [["layout", "scenes", "before", *heads]]
     kinds = lines[0]["kinds"]
     for kind in sorted(set(kinds)):
         here = [number for number, each in enumerate(kinds) if each == kind]

@@ -12,18 +12,17 @@ import pytest
 import torch
 import uvloop
 from processes import children_of
-from ranked_runs import ONE_HOST, books_of, ranked_run
+from ranked_runs import ONE_HOST, books_of, ranked_run, trained
 from served_hosts import listed, on_loopback
 from toy_runs import deterministic, small_run
 
 from vla_rl.cluster.config import ClusterConfig
-from vla_rl.graph import Node, NodeOutput, Pipeline
+from vla_rl.graph import Pipeline
 from vla_rl.observe import RunDirectory, read_metrics
 from vla_rl.pipelines import with_pipeline
 from vla_rl.recipes import train_toy
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
 from vla_rl.recipes.train_toy import TrainToyConfig
-from vla_rl.training.run import train
 from vla_rl.training.training_run import TrainingRun
 
 
@@ -49,7 +48,7 @@ def looked_at(pipeline: Pipeline) -> Pipeline:
     return pipeline.add_node("look", look, reads="groups")
 
 
-def trained(
+def learnt_by(
     config: SrpoToyConfig, customise: Any = lambda pipeline: pipeline
 ) -> tuple[dict[str, torch.Tensor], RunDirectory]:
     """Run it; return what it has learnt."""
@@ -66,10 +65,10 @@ def require_same_either_way(
     folder: Path, hosts: Path, capsys: pytest.CaptureFixture[str], **settings: Any
 ) -> None:
     """Run with pictures past this process, and through it, and compare."""
-    direct, run = trained(config_of(folder / "direct", hosts, **settings))
+    direct, run = learnt_by(config_of(folder / "direct", hosts, **settings))
     out = capsys.readouterr().out
     assert "episodes run on a; pictures go from the hosts to the learner ranks directly" in out
-    here, run_here = trained(config_of(folder / "here", hosts, **settings), looked_at)
+    here, run_here = learnt_by(config_of(folder / "here", hosts, **settings), looked_at)
     assert "through this process: the node 'look' may read them" in capsys.readouterr().out
     assert all(torch.equal(direct[name], here[name]) for name in here)
     last, last_here = read_metrics(run.metrics)[-1], read_metrics(run_here.metrics)[-1]
@@ -130,26 +129,6 @@ def decisions_of(run: RunDirectory) -> list[tuple[float, float]]:
     return [(line["update/decisions"], line["reward/mean"]) for line in lines]
 
 
-async def trained_under(config: TrainToyConfig, strike: Any = None) -> RunDirectory:
-    """Run it; `strike` is called before the learning of each update with its number."""
-    num_updates = 0
-
-    async def hold(rewards: Any) -> NodeOutput:
-        nonlocal num_updates
-        num_updates += 1
-        if strike is not None:
-            await asyncio.to_thread(strike, num_updates)
-        return NodeOutput(values={})
-
-    def customise(pipeline: Pipeline) -> Pipeline:
-        return pipeline.insert_after("reward", Node.declare("hold", hold, reads="rewards"))
-
-    async with asyncio.timeout(250):
-        model = train_toy.policy_of(config)
-        outcome = await train(config, train_toy.starts_of(config), model, customise=customise)
-    return outcome.run
-
-
 def shelves() -> list[int]:
     """Processes of this one that hold pictures."""
     return [pid for pid in children_of(os.getpid()) if holds_pictures(pid)]
@@ -172,7 +151,7 @@ async def test_a_run_whose_pictures_are_lost_before_their_update_continues_from_
     try:
         cluster = ClusterConfig(hosts=str(listed([far], tmp_path)))
         config = reaching(tmp_path / "struck", 2, cluster)
-        struck = await trained_under(config, strike)
+        struck = await trained(config, strike)
     finally:
         far.kill()
     out = capsys.readouterr().out
@@ -183,7 +162,7 @@ async def test_a_run_whose_pictures_are_lost_before_their_update_continues_from_
         r"\. Restart 1 of at most 3: the run continues after update 1\n",
         out,
     )
-    alone = await trained_under(reaching(tmp_path / "alone", 1))
+    alone = await trained(reaching(tmp_path / "alone", 1))
     assert decisions_of(struck) == decisions_of(alone)
     assert await books_of(struck, 3) == await books_of(alone, 3)
     assert shelves() == []
@@ -203,11 +182,11 @@ async def test_a_host_that_is_lost_once_its_pictures_are_beside_the_ranks_costs_
     try:
         cluster = ClusterConfig(hosts=str(listed([lost, stays], tmp_path)))
         config = reaching(tmp_path / "struck", 2, cluster)
-        struck = await trained_under(config, strike)
+        struck = await trained(config, strike)
     finally:
         stays.kill()
     assert "Restart" not in capsys.readouterr().out
-    alone = await trained_under(reaching(tmp_path / "alone", 1))
+    alone = await trained(reaching(tmp_path / "alone", 1))
     assert decisions_of(struck) == decisions_of(alone)
     assert await books_of(struck, 3) == await books_of(alone, 3)
     assert all(line["hosts/picture_bytes_here"] == 0 for line in read_metrics(struck.metrics))
