@@ -5,9 +5,13 @@
 
 All data goes over our own encrypted wire. Ray is not asked about deaths: it noticed a pulled cable
 after 65 s, our monitor after 2.4 s. This is the only module that imports ray, while it joins.
+
+Ray ends this whole process if anything touches it after its shutdown. So every call to it is awaited to
+its end, also by a task that is cancelled, and no handle of Ray outlives the block.
 """
 
 import asyncio
+import gc
 import logging
 from collections.abc import AsyncIterator, Collection
 from types import TracebackType
@@ -16,6 +20,7 @@ from typing import Any, Final, Self
 import zmq
 
 from vla_rl.actors import KeyPair, Runtime
+from vla_rl.actors.completion import run_to_its_end
 from vla_rl.actors.placement import LOST_AFTER_S
 from vla_rl.actors.waits import waiting
 from vla_rl.cluster.hosts import Host, HostChange, Joined, Left, resources_of_this_host
@@ -73,11 +78,11 @@ class RayHosts:
         keys = KeyPair(public=public.decode(), secret=secret.decode())
         await self._runtime.__aenter__()
         try:
-            self._ray = await asyncio.to_thread(_joined, self._config)
+            self._ray = await run_to_its_end(_joined, self._config)
             self._cluster = RayCluster(self._ray, self._config, keys, self._lost_after_s)
             if not self._config.allow_open_cluster:
-                await asyncio.to_thread(self._cluster.require_authentication)
-            await self._take_first(await asyncio.to_thread(self._nodes_to_take))
+                await run_to_its_end(self._cluster.require_authentication)
+            await self._take_first(await run_to_its_end(self._nodes_to_take))
         except BaseException as error:
             await self._leave(type(error), error, error.__traceback__)
             raise
@@ -136,11 +141,11 @@ class RayHosts:
     async def _take(self, node: RayNode) -> Host:
         """Start our server and its monitor on a node. Raises: ConfigError."""
         with waiting("the hosts of Ray", on=f"node {node.address}"):
-            placed = await asyncio.to_thread(self._cluster.place, node)
+            placed = await run_to_its_end(self._cluster.place, node)
         try:
             monitor = await self._monitor_on(placed.host)
         except BaseException:
-            await asyncio.to_thread(self._cluster.release, placed)
+            await run_to_its_end(self._cluster.release, placed)
             raise
         self._placed[placed.host.name] = placed
         self._own(self._keep(placed, monitor), f"keeper of host {placed.host.name}")
@@ -169,14 +174,14 @@ class RayHosts:
             cause = death.cause
         del self._placed[placed.host.name]
         await self._changes.put(Left(host=placed.host, cause=cause))
-        await asyncio.to_thread(self._cluster.release, placed)
+        await run_to_its_end(self._cluster.release, placed)
 
     async def _look(self, every_s: float) -> None:
         """Take each new node; one that is refused is looked at again the next time."""
         while True:
             await asyncio.sleep(every_s)
             known = {placed.node.node_id for placed in self._placed.values()}
-            for node in await asyncio.to_thread(self._cluster.fitting):
+            for node in await run_to_its_end(self._cluster.fitting):
                 if node.node_id in known:
                     continue
                 try:
@@ -216,11 +221,19 @@ class RayHosts:
             await self._runtime.__aexit__(kind, error, traceback)
         finally:
             if self._ray is not None:
-                for placed in self._placed.values():
-                    await asyncio.to_thread(self._cluster.release, placed)
-                await asyncio.to_thread(self._ray.shutdown)
-            self._placed.clear()
+                while self._placed:
+                    _, placed = self._placed.popitem()
+                    await run_to_its_end(self._cluster.release, placed)
+                    del placed  # Ray's handles in it must not outlive its shutdown
+                await run_to_its_end(_left, self._ray)
             self._end_changes()
+
+
+def _left(ray: Any) -> None:
+    """Leave the cluster."""
+    # a handle that is collected later, while the next block joins again, would end the process
+    gc.collect()
+    ray.shutdown()
 
 
 def _joined(config: RayConfig) -> Any:
