@@ -21,7 +21,11 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "wire": ("wire_cpu_vs_bare_curve", "wire_vs_ray"),
     "coming_and_going": ("join_to_playing_s", "loss_to_replay_s"),
     "publication": ("publish_4_hosts_vs_1",),
-    "ranks_to_hosts": ("ranks_to_hosts_copies_through_control", "ranks_to_hosts_control_peak_mb"),
+    "ranks_to_hosts": (
+        "ranks_to_hosts_copies_through_control",
+        "ranks_to_hosts_control_peak_mb",
+        "slow_host_waited_share",
+    ),
 }
 """Numbers of each part, whose module has its name."""
 

@@ -22,9 +22,9 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import uvloop
 
@@ -59,9 +59,9 @@ class Publication:
         self.num_bytes = sum(each.nbytes for each in self._network.parameters())
         self._weights: dict[int, HostWeights] = {}
         for number in (1, NUM_HOSTS):
-            weights = HostWeights(Roster([SOLE_MEMBER]), 0, _must_not_be_lost, lambda version: None)
+            weights = HostWeights(Roster([SOLE_MEMBER]), 0, _must_not_be_lost, _ignored, _ignored)
             weights.hosts.update(list(rollout.weights.hosts.items())[:number])
-            weights.open()
+            weights.open(self._start)
             self._weights[number] = weights
 
     async def publish(self, num_hosts: int) -> None:
@@ -70,6 +70,12 @@ class Publication:
         learn(self._network)
         weights = self._weights[num_hosts]
         await asyncio.to_thread(weights.sinks[SOLE_MEMBER].adopt, self._network, self._version)
+        await weights.arrive()
+        self._publishing.result()
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        self._publishing = asyncio.create_task(work, name=name)
+        return self._publishing
 
 
 class Times:
@@ -141,6 +147,10 @@ async def measure(
         "seconds": {each.name: each.medians for each in (ours, bare, limited)},
         "sizes": f"{publication.num_bytes / 1e6:.0f} MB, limited cables {CABLE_MB_PER_S:g} MB/s",
     }
+
+
+def _ignored(version: int) -> None:
+    """Do nothing: no scheduler waits for a version."""
 
 
 def _must_not_be_lost(name: str, death: ActorDied) -> None:

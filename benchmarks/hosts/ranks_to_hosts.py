@@ -6,9 +6,14 @@
                                             together, over the bytes of the weights
     ranks_to_hosts_control_peak_mb          most private memory of the control process, beyond that
                                             before the first update
-    ranks_to_hosts_s                        seconds of an update, whose learning takes next to none
+    ranks_to_hosts_s                        seconds of an update, whose learning takes next to none,
+                                            until both hosts act with its weights
+    ranks_to_hosts_waited_s                 seconds of them in which the learner waited
     received_and_sent_...                   the same if the control process receives the weights from
                                             the ranks and sends them on, as for one process that learns
+    slow_host_...                           as ranks_to_hosts_..., with a cable of the second host that
+                                            carries 10 MB/s
+    slow_host_waited_share                  share of its seconds in which the learner waited
 
 Network namespaces stand in for four machines: the control process, two ranks, and two that act.
 """
@@ -49,6 +54,7 @@ from vla_rl.types import SOLE_MEMBER, Trajectory
 NUM_RANKS: Final = 2
 _LOST_AFTER_S: Final = 60.0
 _LOOK_EVERY_S: Final = 0.002
+SLOW_MB_PER_S: Final = 10.0
 
 
 class ThroughControl:
@@ -115,7 +121,7 @@ async def measured_updates(
     *,
     through_control: bool,
 ) -> dict[str, float]:
-    """Make updates; return copies, memory and seconds."""
+    """Make updates, each after all hosts have the last one; return copies, memory and seconds."""
     model = sleeping_policy(HIDDEN)
     config = config_for(hosts, num_envs=1, scheduler=SchedulerConfig(groups_per_update=1))
     async with rollout_over(config, model) as rollout, Runtime() as runtime, DeviceLane(1) as lane:
@@ -127,17 +133,20 @@ async def measured_updates(
         learner.sit(seats(learns, list_of_learner))
         async with learner:
             num_bytes = sum(each.nbytes for each in model.network.parameters())
-            seconds, copies = [], []
+            seconds, waited, copies = [], [], []
             with MostPrivate() as memory:
                 for _ in range(num_updates):
                     before, began = sum(here.carried_bytes()), time.perf_counter()
                     await learner.update(trajectories, [1.0, -1.0])
+                    waited.append(time.perf_counter() - began)
+                    await rollout.weights.arrive()
                     seconds.append(time.perf_counter() - began)
                     copies.append((sum(here.carried_bytes()) - before) / num_bytes)
     return {
         "copies_through_control": statistics.median(copies),
         "control_peak_mb": memory.extra_mb,
         "s": statistics.median(seconds),
+        "waited_s": statistics.median(waited),
     }
 
 
@@ -161,12 +170,18 @@ def seats(learns: FarHost, listed: Path) -> Seating:
 
 async def measure(
     here: NamespaceHost, folder: Path, hosts: list[FarHost], num_updates: int
-) -> dict[str, object]:
-    """Measure both ways."""
+) -> dict[str, float]:
+    """Measure both ways, and the first one with a slow host."""
     learns, *acting = hosts
     listed = write_list(folder, [learns]).rename(folder / "learner.toml")
-    figures: dict[str, object] = {}
-    for name, through_control in (("ranks_to_hosts", False), ("received_and_sent", True)):
+    figures: dict[str, float] = {}
+    for name, through_control in (
+        ("ranks_to_hosts", False),
+        ("received_and_sent", True),
+        ("slow_host", False),
+    ):
+        if name == "slow_host":
+            acting[-1].namespace.limit_cable(SLOW_MB_PER_S)
         found = await measured_updates(
             here,
             learns,
@@ -176,7 +191,8 @@ async def measure(
             through_control=through_control,
         )
         figures |= {f"{name}_{key}": value for key, value in found.items()}
-    return figures
+    share = figures["slow_host_waited_s"] / figures["slow_host_s"]
+    return figures | {"slow_host_waited_share": share}
 
 
 def main() -> None:
@@ -186,6 +202,7 @@ def main() -> None:
     )
     parser.add_argument("--updates", type=int, default=3)
     options = parser.parse_args()
+    figures: dict[str, object] = {}
     try:
         with (
             network_namespaces(4) as (here, *others),
@@ -193,7 +210,7 @@ def main() -> None:
             far_hosts(others, Path(folder), _LOST_AFTER_S) as hosts,
             here.entered(),
         ):
-            figures = uvloop.run(measure(here, Path(folder), hosts, options.updates))
+            figures |= uvloop.run(measure(here, Path(folder), hosts, options.updates))
     except NamespacesRefused as reason:
         figures = {"ranks_to_hosts_copies_through_control": None, "reason": str(reason)}
     print_table("weights from ranks to hosts", figures)

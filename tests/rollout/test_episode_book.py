@@ -17,7 +17,7 @@ def book_of(max_staleness: int = 0, num_updates: int | None = None) -> EpisodeBo
 
 def next_group(book: EpisodeBook) -> Group:
     """Run the next two episodes; return their group."""
-    episodes = [book.next_episode() for _ in range(2)]
+    episodes = [book.next_episode(0) for _ in range(2)]
     assert all(each is not None for each in episodes)
     groups = [book.groups.finish(finished(each)) for each in episodes if each is not None]
     assert groups[0] is None
@@ -32,20 +32,20 @@ def attempts(episodes: list[EpisodeSpec | None]) -> list[tuple[int, int] | None]
 def test_a_group_is_admitted_for_an_idle_slot_and_not_beyond_the_bound_of_staleness() -> None:
     book = book_of()
     assert book.staleness.num_outstanding == 0
-    begun = [book.next_episode() for _ in range(3)]
+    begun = [book.next_episode(0) for _ in range(3)]
     assert attempts(begun) == [(0, 0), (1, 0), None]
     book.check(num_running=2)
 
 
 def test_an_episode_that_is_lost_or_whose_arrays_are_begins_as_the_next_attempt() -> None:
     book = book_of()
-    first, second = book.next_episode(), book.next_episode()
+    first, second = book.next_episode(0), book.next_episode(0)
     assert first is not None
     assert second is not None
     book.groups.finish(finished(second))
     book.again(first)
     book.lose(second)
-    assert attempts([book.next_episode(), book.next_episode()]) == [(0, 1), (1, 1)]
+    assert attempts([book.next_episode(0), book.next_episode(0)]) == [(0, 1), (1, 1)]
     book.check(num_running=2)
 
 
@@ -56,7 +56,7 @@ def test_a_group_that_is_filtered_makes_room_for_another_and_a_trained_one_raise
     book.filtered(next_group(book))
     kept = next_group(book)
     book.handover.add(kept)
-    assert book.next_episode() is None
+    assert book.next_episode(0) is None
     assert book.handover.hand_over(0)
     assert [group.group_id for group in book.trained()] == [kept.group_id]
     assert book.version == 1
@@ -68,14 +68,14 @@ def test_a_restored_book_goes_on_with_the_missing_members_and_drops_what_is_too_
     book = book_of(max_staleness=1)
     complete = next_group(book)
     book.handover.add(complete)
-    began = book.next_episode()
+    began = book.next_episode(0)
     assert began is not None
     saved = book.state()
     again = book_of(max_staleness=1)
     again.restore(saved)
     again.check(num_running=0)
     assert again.handover.num_buffered == 1
-    assert attempts([again.next_episode(), again.next_episode()]) == [(2, 0), (3, 0)]
+    assert attempts([again.next_episode(0), again.next_episode(0)]) == [(2, 0), (3, 0)]
 
     # with one group for each update and no staleness, only one of the two can still be trained
     synchronous = book_of(max_staleness=0)
@@ -86,6 +86,6 @@ def test_a_restored_book_goes_on_with_the_missing_members_and_drops_what_is_too_
 
 def test_an_episode_that_is_nowhere_is_an_error_with_the_table() -> None:
     book = book_of()
-    book.next_episode()
+    book.next_episode(0)
     with pytest.raises(ConservationError, match="2 episodes were dispatched, 1 are accounted"):
         book.check(num_running=0)

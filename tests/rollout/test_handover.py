@@ -10,7 +10,7 @@ from vla_rl.rollout.staleness import StalenessPolicy
 def handover(max_staleness: int = 1) -> tuple[Handover, StalenessPolicy]:
     staleness = StalenessPolicy(max_staleness=max_staleness, groups_per_update=2)
     for group_id in range(4 if max_staleness else 2):
-        staleness.admit(group_id)
+        staleness.admit(group_id, staleness.version)
     return Handover(staleness), staleness
 
 

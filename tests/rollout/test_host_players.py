@@ -60,6 +60,33 @@ def test_the_host_with_the_most_room_runs_the_next_episode() -> None:
     run_in_simulated_time(main())
 
 
+def test_updates_go_on_while_weights_are_on_their_way_as_far_as_staleness_allows() -> None:
+    async def main() -> None:
+        cluster = Cluster()
+        cluster.players.add("far", FarHost(cluster.engine, 8))
+        async with cluster.engine.batcher, cluster.scheduler:
+            first = [group async for group in cluster.scheduler.groups_for_update(0)]
+            with pytest.raises(ValueError, match="publish the weights first"):
+                cluster.scheduler.trained(first, 1)
+            cluster.players.announced(1)
+            cluster.scheduler.trained(first, 1)
+            second = [group async for group in cluster.scheduler.groups_for_update(1)]
+            assert {group.dispatch_version for group in second} == {0}
+            cluster.players.announced(2)
+            cluster.scheduler.trained(second, 2)
+            # the hosts still serve version 0, which an update to version 3 must not train on
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1000.0):
+                    await anext(cluster.scheduler.groups_for_update(2))
+            assert cluster.scheduler.metrics()["rollout/depth/episodes_playing"] == 0
+            cluster.engine.weight_version = 2
+            cluster.players.published(2)
+            third = [group async for group in cluster.scheduler.groups_for_update(2)]
+            assert {group.dispatch_version for group in third} == {2}
+
+    run_in_simulated_time(main())
+
+
 def test_a_lost_host_costs_its_running_episodes_which_run_again_elsewhere() -> None:
     async def main() -> None:
         cluster = Cluster()

@@ -1,7 +1,7 @@
 """The hosts' side of a publication in this loop, and what a learner's side reports of it."""
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 import numpy as np
@@ -112,17 +112,36 @@ class Site:
         self.learner = nn.Linear(*shape)
         self.lost: list[str] = []
         self.versions: list[int] = []
+        self.coming: list[int] = []
+        self._started: list[asyncio.Task[None]] = []
         self.weights = HostWeights(
             Roster([SOLE_MEMBER]),
             0,
             lambda name, _: self.lost.append(name),
+            self.coming.append,
             self.versions.append,
         )
         self.sink = self.weights.sinks[SOLE_MEMBER]
         self.weights.hosts.update({host.name: reached(host) for host in hosts})
 
-    async def publish(self, version: int) -> None:
+    def open(self) -> None:
+        self.weights.open(self._start)
+
+    def _start(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        self._started.append(asyncio.create_task(work, name=name))
+        return self._started[-1]
+
+    async def begin_to_publish(self, version: int) -> None:
         await asyncio.to_thread(self.sink.adopt, self.learner, version)
+
+    async def arrive(self) -> None:
+        await self.weights.arrive()
+        for task in self._started:
+            task.result()
+
+    async def publish(self, version: int) -> None:
+        await self.begin_to_publish(version)
+        await self.arrive()
 
     async def join(self, host: Host) -> int:
         admitted: list[HostStatus] = []

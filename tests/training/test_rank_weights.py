@@ -55,7 +55,7 @@ def acting(*names: str) -> tuple[list[Host], Site]:
     log: list[str] = []
     hosts = [Host(name, log, network=mlp(seed=7).network) for name in names]
     site = Site(*hosts)
-    site.weights.open()
+    site.open()
     return hosts, site
 
 
@@ -77,6 +77,7 @@ async def test_hosts_get_from_the_ranks_the_bytes_that_this_process_would_have_s
             assert digest_of(policy.network) == first
         # they come at the end of the run
         expected = flattened(policy.network, 2)
+    await site.arrive()
     assert digest_of(policy.network) == expected.digest != first
     assert [host.digest for host in hosts] == [expected.digest] * 3
     assert [digest_of(host.network) for host in hosts] == [expected.digest] * 3
@@ -106,6 +107,7 @@ async def test_ranks_on_another_host_give_their_weights_too(
         two.sit(Seating((RankSeat("cpu", address="127.0.0.1"), far)))
         async with two:
             await two.update(episodes(policy), ADVANTAGES)
+    await site.arrive()
     assert [host.digest for host in hosts] == [digest_of(policy.network)] * 2
     assert [host.num_put for host in hosts] == [0, 0]
     # the host that has one of the ranks is the first: this share uses no cable
@@ -121,8 +123,10 @@ async def test_an_update_that_changed_nothing_sends_no_bytes(
     async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink]) as two:
             await two.update(episodes(policy), ADVANTAGES)
+            await site.arrive()
             host.log.clear()
             await two.update(episodes(policy), [0.0, 0.0])
+    await site.arrive()
     assert (host.log, host.version) == (["renew a"], 2)
 
 
@@ -155,7 +159,7 @@ def large(*names: str, struck: str) -> tuple[MlpPolicy, list[Host], Site]:
         for name in names
     ]
     site = Site(*hosts)
-    site.weights.open()
+    site.open()
     return MlpPolicy.create(LARGE, 0), hosts, site
 
 
@@ -200,6 +204,7 @@ async def test_a_host_that_dies_in_the_middle_is_dropped_and_the_others_take_fro
     async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink]) as two:
             await two.update(episodes(policy), ADVANTAGES)
+    await site.arrive()
     assert (site.lost, list(site.weights.hosts), site.versions) == (["lost"], ["b", "c"], [1])
     assert [host.digest for host in hosts[1:]] == [digest_of(policy.network)] * 2
     assert [host.num_put for host in hosts] == [0, 0, 0]
@@ -214,6 +219,7 @@ async def test_a_host_that_joins_gets_the_newest_version_from_a_host_or_else_fro
     async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink]) as two:
             await two.update(episodes(policy), ADVANTAGES)
+            await site.arrive()
             first.log.clear()
             assert await site.catch_up(late) == 1
             assert "take late" in first.log
@@ -232,6 +238,7 @@ async def test_a_host_that_joins_gets_the_newest_version_from_a_host_or_else_fro
                 await asyncio.sleep(0)
                 await two.ranks.step(publish=True)
             assert joining.result() == waiting.version == 2
+    await site.arrive()
     assert first.digest == late.digest == last.digest != ""
 
 
@@ -246,7 +253,9 @@ async def test_hosts_that_the_ranks_cannot_reach_are_served_by_this_process_with
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink]) as two:
             for _ in range(2):
                 await two.update(episodes(policy), ADVANTAGES)
+                await site.arrive()
                 assert host.digest == digest_of(policy.network)
+    await site.arrive()
     assert caplog.text.count("go to other hosts through this process") == 1
     assert (host.version, host.log.count("open doors a")) == (2, 1)
 
@@ -265,10 +274,12 @@ async def test_a_host_that_the_ranks_cannot_reach_takes_weights_from_one_that_th
     async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), [site.sink]) as two:
             await two.update(episodes(policy), ADVANTAGES)
+            await site.arrive()
             num_bytes = other.num_put
             assert num_bytes > 0
             for _ in range(2):
                 await two.update(episodes(policy), ADVANTAGES)
+    await site.arrive()
     assert (shut.num_put, other.num_put) == (0, num_bytes)
     assert caplog.text.count("go to other hosts through this process") == 1
     assert shut.digest == other.digest == digest_of(policy.network)
@@ -289,7 +300,7 @@ async def test_a_resume_gives_weights_to_a_host_unless_it_has_them(
         async with ShardedLearner(resumed, runtime, lane, settings(ranks=2), [site.sink]) as two:
             await two.restore(state)
             assert (site.versions, host.log) == ([1], [])
-            site.weights.open()
+            site.open()
             assert await site.catch_up(host) == 1
             assert host.digest == digest_of(resumed.network) == digest_of(policy.network)
             host.log.clear()
@@ -316,6 +327,7 @@ async def test_an_engine_here_and_hosts_elsewhere_act_with_the_same_weights(
     async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, settings(ranks=2), sinks) as two:
             await two.update(episodes(policy), ADVANTAGES)
+    await site.arrive()
     assert near.digests == [host.digest]
     assert host.num_put == 0
 
@@ -346,11 +358,12 @@ async def test_what_each_rank_holds_arrives_at_its_place(
     policy, other = make(), make()
     host = Host("a", [], network=other.network)
     site = Site(host)
-    site.weights.open()
+    site.open()
     config = settings(ranks=2, **changes)
     played = family_episodes(policy)
     async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, config, [site.sink]) as two:
             await two.update(played, [1.0, -0.5, 0.25])
+    await site.arrive()
     assert host.digest == digest_of(policy.network)
     assert digest_of(other.network) == host.digest != digest_of(make().network)

@@ -156,10 +156,13 @@ async def test_a_host_runs_the_episode_that_would_run_here_with_the_weights_that
         (here,) = await encoder.embed([bare])
         assert np.array_equal(there, here)
 
-        weights = HostWeights(roster, 0, lambda name, death: None, lambda version: None)
+        weights = HostWeights(
+            roster, 0, lambda name, death: None, lambda version: None, lambda version: None
+        )
         weights.hosts["far"] = WeightHost(host, "127.0.0.1")
-        weights.open()
+        weights.open(lambda work, name: asyncio.create_task(work, name=name))
         await asyncio.to_thread(weights.sinks[SOLE_MEMBER].adopt, newer.network, 1)
+        await weights.arrive()
         second = figures(await far.whole(await far.play(episode)))
         assert second == await played_here(newer, 1)
         assert second != first

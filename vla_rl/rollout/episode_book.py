@@ -56,7 +56,7 @@ class EpisodeBook:
 
     @property
     def version(self) -> int:
-        """Updates trained so far; the weight version that episodes are dispatched at."""
+        """Updates trained so far."""
         return self.staleness.version
 
     @property
@@ -64,17 +64,22 @@ class EpisodeBook:
         """Number of episodes that were dropped, by cause."""
         return self._ledger.dropped
 
-    def next_episode(self) -> EpisodeSpec | None:
+    def next_episode(self, served_version: int) -> EpisodeSpec | None:
         """Return the episode to start in an idle slot; None if staleness allows no more.
 
         A group is admitted for an idle slot only: one admitted earlier would be older when it is
         trained, and count against `max_staleness` while it waits.
+
+        Args:
+            served_version: weight version that every engine serves, or a newer one.
         """
+        dispatched_at = min(served_version, self.version)
         while (episode := self.groups.next_episode()) is None:
-            if not self.staleness.can_admit():
+            if not self.staleness.can_admit(dispatched_at):
                 return None
             plan = self._source.next_group()
-            self.groups.add(plan, self.staleness.admit(plan.group_id))
+            self.staleness.admit(plan.group_id, dispatched_at)
+            self.groups.add(plan, dispatched_at)
             self._ledger.dispatch(len(plan.episodes))
         return episode
 

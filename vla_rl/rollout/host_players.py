@@ -48,7 +48,8 @@ class HostPlayers:
     def __init__(
         self, weight_version: int, drop_shelved: Callable[[Shelved], None] | None = None
     ) -> None:
-        self._weight_version, self._drop_shelved = weight_version, drop_shelved
+        self._weight_version = self._coming_version = weight_version
+        self._drop_shelved = drop_shelved
         self._picture_bytes = {"here": 0, "shelved": 0}
         self._members: dict[str, PlayingHost] = {}
         self._changed = asyncio.Event()
@@ -72,6 +73,11 @@ class HostPlayers:
         return self._weight_version
 
     @property
+    def coming_version(self) -> int:
+        """Version that is on its way to every host; `weight_version` if none is."""
+        return self._coming_version
+
+    @property
     def asked_s(self) -> float:
         """Seconds in which a policy was asked, over the hosts, as of the last count.
 
@@ -79,9 +85,15 @@ class HostPlayers:
         """
         return self._asked_s
 
+    def announced(self, version: int) -> None:
+        """Report that a version is on its way to every host."""
+        self._coming_version = version
+
     def published(self, version: int) -> None:
         """Report that every host that is here serves this version."""
         self._weight_version = version
+        self._coming_version = max(version, self._coming_version)
+        self._more_may_begin()
 
     def add(self, host: str, player: EpisodePlayer) -> None:
         """Give episodes to a host from now on. Raises: ValueError if it is here, or has old weights."""
@@ -93,8 +105,8 @@ class HostPlayers:
                 f"{self._weight_version}; give it the newest weights first"
             )
         self._members[host] = PlayingHost(player)
-        player.when_slots_come(self._slots_came)
-        self._slots_came()
+        player.when_more_may_begin(self._more_may_begin)
+        self._more_may_begin()
 
     def remove(self, host: str) -> None:
         """Give a host no more episodes.
@@ -215,8 +227,8 @@ class HostPlayers:
         num_waiting = sum(member.counts.num_waiting for member in self._members.values())
         return DecisionCounts(num_waiting, self._num_decisions, self._asked_s)
 
-    def when_slots_come(self, call: Callable[[], None]) -> None:
-        """Call `call` each time that a host is added."""
+    def when_more_may_begin(self, call: Callable[[], None]) -> None:
+        """Call `call` each time that a host is added, or all have new weights."""
         self._calls.append(call)
 
     def metrics(self) -> dict[str, float]:
@@ -299,7 +311,7 @@ class HostPlayers:
         self._asked_s += (newest.asked_s - member.counts.asked_s) / max(len(self._members), 1)
         member.counts = newest
 
-    def _slots_came(self) -> None:
+    def _more_may_begin(self) -> None:
         self._wake()
         for call in self._calls:
             call()

@@ -28,6 +28,11 @@ class EpisodePlayer(Protocol):
         """Number of updates applied to the weights that decide from now on."""
         ...
 
+    @property
+    def coming_version(self) -> int:
+        """The `weight_version` after the arrival of the weights that are on their way."""
+        ...
+
     async def play(self, episode: EpisodeSpec, *, timeout_s: float | None = None) -> Trajectory:
         """Run `episode` once. Raises: as `play_episode`."""
         ...
@@ -51,8 +56,11 @@ class EpisodePlayer(Protocol):
         """Return counts of the policy's decisions, up to `now` of the loop's clock."""
         ...
 
-    def when_slots_come(self, call: Callable[[], None]) -> None:
-        """Call `call` in this loop each time that `num_slots` has grown."""
+    def when_more_may_begin(self, call: Callable[[], None]) -> None:
+        """Call `call` in this loop each time that `num_slots` or `weight_version` has grown.
+
+        It need not be called for a `weight_version` that was never behind `coming_version`.
+        """
         ...
 
 
@@ -79,6 +87,11 @@ class LocalPlayer:
         """Weight version of the engine that is furthest behind."""
         return self._engine.weight_version
 
+    @property
+    def coming_version(self) -> int:
+        """The same: nothing is on its way in one process."""
+        return self._engine.weight_version
+
     async def play(self, episode: EpisodeSpec, *, timeout_s: float | None = None) -> Trajectory:
         """Run `episode` once. Raises: as `play_episode`."""
         return await play_episode(
@@ -100,5 +113,5 @@ class LocalPlayer:
         """Return counts of the decisions of all episodes."""
         return self._gauge.counts(now)
 
-    def when_slots_come(self, call: Callable[[], None]) -> None:
+    def when_more_may_begin(self, call: Callable[[], None]) -> None:
         """Do nothing: a pool's environments are as many as ever."""

@@ -39,7 +39,7 @@ class EpisodeScheduler:
     """Runs episodes and hands over groups; `async with` owns all its tasks.
 
     Args:
-        player: runs the episodes. Its `weight_version` is the learner's by the time `trained` is
+        player: runs the episodes. Its `coming_version` is the learner's by the time `trained` is
             called: publish first.
         source: the groups to run.
         config: sizes, staleness and the handling of faults.
@@ -74,7 +74,7 @@ class EpisodeScheduler:
         )
         self._running, self._attempts = RunningEpisodes(), Attempts(config.max_attempts)
         self._changed = asyncio.Event()
-        player.when_slots_come(self._fill)
+        player.when_more_may_begin(self._fill)
 
     async def __aenter__(self) -> Self:
         """Start running episodes."""
@@ -110,7 +110,7 @@ class EpisodeScheduler:
 
     @property
     def version(self) -> int:
-        """Updates trained so far; the weight version that episodes are dispatched at."""
+        """Updates trained so far."""
         return self._book.version
 
     async def groups_for_update(self, update: int) -> AsyncIterator[Group]:
@@ -146,17 +146,19 @@ class EpisodeScheduler:
             yield self._book.handover.groups_of(update)[place]
 
     def trained(self, groups: Sequence[Group], new_version: int) -> None:
-        """Report that the learner trained `new_version` on these groups and the engine has it.
+        """Report that the learner trained `new_version` on these groups, and has published it.
+
+        While it is on its way to other hosts, groups are dispatched at the version that all of them
+        serve, as far as staleness allows.
 
         Raises: ConservationError if an episode is missing or held twice; ValueError if these are
-        not the groups that were handed over for this update, or the engine still serves older
-        weights.
+        not the groups that were handed over for this update, or the weights are not published.
         """
         # all checks before any count: a rejected call must leave the ledger as it was
         self._book.handover.require_groups(groups, new_version)
-        if self._player.weight_version < new_version:
+        if self._player.coming_version < new_version:
             raise ValueError(
-                f"the engine serves version {self._player.weight_version}, expected "
+                f"the engine serves version {self._player.coming_version}, expected "
                 f"{new_version}: publish the weights first, so that episodes dispatched from now "
                 "on use them"
             )
@@ -235,7 +237,7 @@ class EpisodeScheduler:
     def _fill(self) -> None:
         """Start episodes until every slot is in use or staleness allows no more."""
         while self._running.may_start and len(self._running) < self._player.num_slots:
-            episode = self._book.next_episode()
+            episode = self._book.next_episode(self._player.weight_version)
             if episode is None:
                 return
             self._running.start(episode.episode_id, self._play(episode))

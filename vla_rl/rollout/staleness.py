@@ -8,6 +8,9 @@ Two bounds, both met by delaying dispatch and neither by discarding groups:
                     (AReaL, arXiv:2505.24298, eq. 3), where outstanding groups are in flight, buffered or in training
     per group       version it is trained at - version it was dispatched at <= max_staleness, queues included
 
+A group is dispatched at the version that every engine serves. That may be older than the learner's while
+new weights are on their way to other hosts; then both bounds are those of the older version.
+
 A group dispatched at version d must be in one of the updates up to its deadline d + max_staleness.
 The first bound makes that possible for every group at the moment it is admitted. `select` keeps it
 possible: it takes the earliest dispatched of the complete groups, unless a running group with an
@@ -71,27 +74,21 @@ class StalenessPolicy:
         """Version at which an outstanding group was admitted."""
         return self._dispatch_versions[group_id]
 
-    def can_admit(self) -> bool:
-        """Whether one more group may be dispatched now."""
-        if self._num_updates is None:
-            return self.num_outstanding < self._capacity
-        return self.num_outstanding < min(
+    def can_admit(self, served_version: int) -> bool:
+        """Whether one more group may be dispatched now, at a version that engines serve."""
+        num_behind = self.version - served_version
+        updates_left = self.max_staleness + 1 - num_behind
+        if self._num_updates is not None:
             # near the end the bound of staleness would admit groups that no update is left for
-            self._capacity,
-            (self._num_updates - self.version) * self.groups_per_update,
-        )
+            updates_left = min(updates_left, self._num_updates - self.version)
+        return self.num_outstanding < min(self._capacity, updates_left * self.groups_per_update)
 
-    def admit(self, group_id: int, dispatch_version: int | None = None) -> int:
-        """Count a group as outstanding and return its dispatch version.
-
-        It is the learner's, unless the group is restored.
-        """
-        version = self.version if dispatch_version is None else dispatch_version
-        self._dispatch_versions[group_id] = version
-        self._unselected.setdefault(version, set()).add(group_id)
+    def admit(self, group_id: int, dispatch_version: int) -> None:
+        """Count a group as outstanding."""
+        self._dispatch_versions[group_id] = dispatch_version
+        self._unselected.setdefault(dispatch_version, set()).add(group_id)
         self._running.add(group_id)
-        heapq.heappush(self._by_deadline, (version, group_id))
-        return version
+        heapq.heappush(self._by_deadline, (dispatch_version, group_id))
 
     def complete(self, group_id: int) -> None:
         """Mark a group as run to its end and kept, so that it can be selected."""

@@ -273,6 +273,7 @@ class TrainingRun:
         """Evaluate the current weights: on the hosts that run episodes, if there are any."""
         parts = self._parts
         if parts.hosts is not None and isinstance(judge, HeldOutJudge):
+            await parts.hosts.weights.arrive()
             await judge.elsewhere(run, parts.hosts.evaluators)
         else:
             await judge(run, parts.pool, parts.engine)

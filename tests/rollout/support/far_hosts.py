@@ -46,6 +46,10 @@ class FarHost:
     def weight_version(self) -> int:
         return self._player.weight_version
 
+    @property
+    def coming_version(self) -> int:
+        return self._player.weight_version
+
     def cut(self) -> None:
         self._cut.set()
 
@@ -87,5 +91,5 @@ class FarHost:
     def decisions(self, now: float) -> DecisionCounts:
         return self._player.decisions(now)
 
-    def when_slots_come(self, call: Callable[[], None]) -> None:
+    def when_more_may_begin(self, call: Callable[[], None]) -> None:
         pass

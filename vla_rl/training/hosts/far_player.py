@@ -44,6 +44,11 @@ class FarPlayer:
         """Version of the weights when it joined; it serves all later ones too."""
         return self._status.weight_version
 
+    @property
+    def coming_version(self) -> int:
+        """The same: it joins with the newest version."""
+        return self._status.weight_version
+
     async def play(self, episode: EpisodeSpec, *, timeout_s: float | None = None) -> Trajectory:
         """Run `episode` there. Raises: ActorDied if the host is gone; else as `play_episode`."""
         dropped, self._dropped = self._dropped, []
@@ -94,7 +99,7 @@ class FarPlayer:
         """Return the counts as of the last episode that ended there."""
         return self._counts
 
-    def when_slots_come(self, call: Callable[[], None]) -> None:
+    def when_more_may_begin(self, call: Callable[[], None]) -> None:
         """Do nothing: a host's environments are as many as ever."""
 
 

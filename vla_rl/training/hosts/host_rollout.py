@@ -98,7 +98,9 @@ class HostRollout:
         self.evaluators = HostPlayers(weight_version)
         """Runs held-out episodes on the same hosts."""
 
-        self.weights = HostWeights(team.roster, weight_version, self._drop, self._published)
+        self.weights = HostWeights(
+            team.roster, weight_version, self._drop, self.players.announced, self._published
+        )
         """Gets the learners' weights."""
 
         self._runtime = Runtime("rollout hosts")
@@ -198,9 +200,9 @@ class HostRollout:
         self._config.scheduler.require_feasible(
             num_envs=self.players.num_slots, group_size=group_size
         )
-        self.weights.open()
         self._opened_at = time.monotonic()
         await self._tasks.__aenter__()
+        self.weights.open(lambda work, name: self._tasks.create_task(work, name=name))
         for host, actor in zip(far, actors, strict=True):
             self._care_for(host, actor)
         self._watching = [

@@ -32,6 +32,11 @@ class Origin(Protocol):
         """Names of the hosts that have a part of it."""
         ...
 
+    @property
+    def is_kept(self) -> bool:
+        """Whether the bytes stay the same while the learner goes on."""
+        ...
+
     async def is_same_as(self, other: "Origin") -> bool:
         """Return whether the bytes are known to be the same."""
         ...
@@ -53,6 +58,9 @@ class HeldHere:
 
     machines: frozenset[str] = frozenset()
     """None but the machine of the control process."""
+
+    is_kept = True
+    """It is a copy."""
 
     def __init__(self, weights: FlatWeights) -> None:
         self._weights, self._reading = weights, asyncio.Lock()
@@ -96,6 +104,7 @@ class HeldByRanks:
     """A version of which each rank has a share.
 
     The host that takes it from there computes the digest of the row; the others are compared with it.
+    The ranks give their newest weights alone, so it is gone with their next optimizer step.
 
     Args:
         heading: names, forms and number of bytes.
@@ -103,6 +112,8 @@ class HeldByRanks:
         shares: what each of them holds, with digests.
         digest: digest of all bytes, if it is known.
     """
+
+    is_kept = False
 
     def __init__(
         self,

@@ -2,9 +2,12 @@
 
     adopt (device lane) ─► copy ─┐
     take_shares: from the ranks ─┴► stage on each host, beside running episodes ─► apply on each
+                                 └► once the bytes have left: the learner goes on
     a host that is away meanwhile gets the newest version before it runs episodes again
 
-One copy leaves the control process or the ranks, whatever the number of hosts: `spreading`.
+One copy leaves the control process or the ranks, whatever the number of hosts: `spreading`. The learner
+waits until it has left, and not for the slowest host: the next update begins while hosts pass the
+version on. One version at a time is on its way, so a host is at most one behind.
 
 A host that fails is dropped, and the others go on. Publications and hosts that join take turns, so
 that no host can miss a version.
@@ -13,8 +16,9 @@ that no host can miss a version.
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Final
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any, Final
 
 from msgspec.structs import replace
 from torch import nn
@@ -43,6 +47,7 @@ class HostWeights:
         roster: names of the policies.
         weight_version: version that hosts are brought up with.
         lost: called with a host's name and the cause if it did not take a version.
+        announced: called with the version that is on its way to all hosts, of every policy.
         published: called with the version that all hosts serve of every policy.
     """
 
@@ -51,11 +56,11 @@ class HostWeights:
         roster: Roster,
         weight_version: int,
         lost: Callable[[str, ActorDied], None],
+        announced: Callable[[int], None],
         published: Callable[[int], None],
     ) -> None:
-        self.turn = asyncio.Lock()
-        """Held by a publication, and by a host while it joins."""
-
+        # held by a publication of a policy; all of them by a host while it joins
+        self._turns = {name: asyncio.Lock() for name in roster.names}
         self.hosts: dict[str, WeightHost] = {}
         """The hosts that get new versions, by name."""
 
@@ -63,11 +68,16 @@ class HostWeights:
         self._unreachable: set[tuple[str, str]] = set()
         self._not_reached: set[str] = set()
 
-        self._roster, self._lost, self._published = roster, lost, published
+        self._roster, self._lost = roster, lost
+        self._announced, self._published = announced, published
         self._versions = dict.fromkeys(roster.names, weight_version)
+        self._coming = dict(self._versions)
+        self._on_their_way: dict[str, asyncio.Task[None]] = {}
+        self._start: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]] | None = None
         self._newest: dict[str, Origin] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._update_s = dict.fromkeys(roster.names, 0.0)
+        self._waited_s = dict.fromkeys(roster.names, 0.0)
         self.sinks: Mapping[str, MemberWeights] = {
             name: MemberWeights(self, name) for name in roster.names
         }
@@ -79,19 +89,23 @@ class HostWeights:
         if host is not None:
             host.gone.set()
 
-    def open(self) -> None:
-        """Publish every version from now on, in this loop."""
-        self._loop = asyncio.get_running_loop()
+    def open(self, start: Callable[[Coroutine[Any, Any, None], str], asyncio.Task[None]]) -> None:
+        """Publish every version from now on, in this loop.
+
+        Args: `start`, starts a task of this name that the caller owns.
+        """
+        self._loop, self._start = asyncio.get_running_loop(), start
 
     def close(self) -> None:
-        """Store later versions only."""
-        self._loop = None
+        """Store later versions only. A version that is on its way gets no further."""
+        self._loop = self._start = None
+        for task in self._on_their_way.values():
+            task.cancel()
 
     def adopt(self, newest: Origin) -> None:
-        """Apply a version of one policy on every host. Blocks: call it on the device lane.
+        """Begin to apply a version of one policy on every host: see `publish`.
 
-        The lane waits for it, so that no update begins before all hosts have the weights of the
-        last one.
+        Blocks: call it on the device lane.
         """
         if self._loop is None:
             self._note(newest)
@@ -99,19 +113,34 @@ class HostWeights:
             asyncio.run_coroutine_threadsafe(self.publish(newest), self._loop).result()
 
     async def publish(self, newest: Origin) -> None:
-        """Apply a version of one policy on every host.
+        """Begin to apply a version of one policy on every host; return once it has left its origin.
+
+        Waits for the policy's last version first, if that is still on its way. A later error is that
+        of the task, which has an owner: see `open`.
 
         Raises: WeightsNotGiven, RankFailed, CheckpointError; then no host has applied it.
         """
-        if self._loop is None:
+        if self._start is None:
             # a resume: hosts are brought up later, with the policy's files of these weights; those
             # that are taken over get them from where they are now
             self._note(newest)
             return
-        member, began = newest.heading.member, time.perf_counter()
-        async with self.turn:
-            await self._publish(newest)
-        self._update_s[member] = time.perf_counter() - began
+        heading, began = newest.heading, time.perf_counter()
+        if (last := self._on_their_way.get(heading.member)) is not None:
+            await asyncio.wait((last,))
+        self._coming[heading.member] = heading.version
+        self._announced(min(self._coming.values()))
+        has_left: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        task = self._start(self._carry(newest, has_left), f"weights {heading.version} to all hosts")
+        task.add_done_callback(lambda _: has_left.cancel())  # it may be cancelled before it begins
+        self._on_their_way[heading.member] = task
+        await has_left
+        self._waited_s[heading.member] = time.perf_counter() - began
+
+    async def arrive(self) -> None:
+        """Wait until every host serves what was published."""
+        if self._on_their_way:
+            await asyncio.wait(self._on_their_way.values())
 
     @property
     def has_newest(self) -> bool:
@@ -136,8 +165,8 @@ class HostWeights:
         Raises: ActorDied; CheckpointError; RankFailed.
         """
         while True:
-            # under one lock with publications: a version published meanwhile would be missed
-            async with self.turn:
+            # a version that is published meanwhile would be missed
+            async with self._all_turns():
                 try:
                     held = await self.catch_up(name, host, status, is_new=is_new)
                 except WeightsNotGiven as fault:
@@ -155,7 +184,7 @@ class HostWeights:
         """Give a host that joins the newest versions that it lacks; return what it has then.
 
         They come from another host that has them, if there is one, else from where they are now.
-        Hold `turn`.
+        No publication may run meanwhile.
 
         Args:
             name: its name.
@@ -172,10 +201,18 @@ class HostWeights:
         }
 
     def metrics(self) -> dict[str, float]:
-        """Return the seconds that the newest version of each policy took to every host."""
+        """Return seconds of the newest version of each policy.
+
+        `hosts/weights_s` passed until every host served it; the learner waited for
+        `hosts/weights_waited_s` of them, or for the version before.
+        """
         return {
-            f"{self._roster.prefix(name)}hosts/weights_s": seconds
-            for name, seconds in self._update_s.items()
+            f"{self._roster.prefix(name)}hosts/{key}": seconds[name]
+            for key, seconds in (
+                ("weights_s", self._update_s),
+                ("weights_waited_s", self._waited_s),
+            )
+            for name in self._roster.names
         }
 
     async def _caught_up(
@@ -202,21 +239,71 @@ class HostWeights:
         self._stocked[member] = (*having, *_with_rows(planned))
         return HeldVersion(version=newest.heading.version, digest=await newest.digest() or "")
 
-    async def _publish(self, newest: Origin) -> None:
+    @asynccontextmanager
+    async def _all_turns(self) -> AsyncIterator[None]:
+        async with AsyncExitStack() as stack:
+            for turn in self._turns.values():
+                await stack.enter_async_context(turn)
+            yield
+
+    async def _carry(self, newest: Origin, has_left: "asyncio.Future[None]") -> None:
+        """Apply a version on every host. An error before it has left is that of `has_left`."""
+        began = time.perf_counter()
+        try:
+            async with self._turns[newest.heading.member]:
+                await self._publish(newest, has_left)
+        except BaseException as error:
+            if has_left.done() or not isinstance(error, Exception):
+                has_left.cancel()
+                raise
+            has_left.set_exception(error)
+        else:
+            _set(has_left)
+        self._update_s[newest.heading.member] = time.perf_counter() - began
+
+    async def _publish(self, newest: Origin, has_left: "asyncio.Future[None]") -> None:
         member, version = newest.heading.member, newest.heading.version
         before = self._newest.get(member)
+        if newest.is_kept:
+            _set(has_left)
         if before is not None and await newest.is_same_as(before):
             # a policy whose turn it is not, or an update that taught nothing
+            _set(has_left)
             await self._each(lambda host: host.renew_weights(member, version))
-        else:
-            planned = deliveries(self._in_order(newest), (), self._unreachable)
-            spreading = Spreading(newest, dict(self.hosts), self._unreachable)
-            failed = await spreading.stage(planned)
-            self._require_reached(failed)
-            self._drop(failed)
+        elif await self._is_staged(newest, has_left):
             await self._each(lambda host: host.apply_weights(member))
-            self._stocked[member] = _with_rows(planned)
+        else:
+            return
         self._note(newest)
+
+    async def _is_staged(self, newest: Origin, has_left: "asyncio.Future[None]") -> bool:
+        """Stage a version on every host, and drop those that are gone.
+
+        Return False if a host cannot get it any more, because what had it is gone and the origin has
+        a newer one: then none may act with it, and all get the newer one.
+        """
+        hosts = dict(self.hosts)
+        planned = deliveries(self._in_order(newest), (), self._unreachable)
+        spreading = Spreading(newest, hosts, self._unreachable)
+        failed = await spreading.stage(planned, lambda: _set(has_left))
+        if has_left.done() and (late := _late(failed)):
+            # the origin may have no more than the newest weights, but a host still has these
+            having = [name for name in _with_rows(planned) if name not in failed]
+            again = Spreading(newest, hosts, self._unreachable)
+            found = await again.stage(deliveries(late, having, self._unreachable))
+            failed = {name: error for name, error in failed.items() if name not in late} | found
+            if late := _late(failed):
+                logger.warning(
+                    "weights %d are skipped: %s cannot get them any more (%s), and newer ones follow",
+                    newest.heading.version,
+                    ", ".join(late),
+                    failed[late[0]],
+                )
+                return False
+        self._require_reached(failed)
+        self._drop(failed)
+        self._stocked[newest.heading.member] = _with_rows(planned)
+        return True
 
     def _in_order(self, newest: Origin) -> list[str]:
         """Return the hosts, the one that takes a version from its origin first."""
@@ -244,7 +331,7 @@ class HostWeights:
     def _note(self, newest: Origin) -> None:
         heading = newest.heading
         self._newest[heading.member] = newest
-        self._versions[heading.member] = heading.version
+        self._versions[heading.member] = self._coming[heading.member] = heading.version
         self._published(min(self._versions.values()))
 
     async def _each(self, work: Callable[[RolloutHost], Awaitable[None]]) -> None:
@@ -284,18 +371,31 @@ class MemberWeights:
         return self._nothing
 
     def adopt(self, network: nn.Module, weight_version: int) -> None:
-        """Apply weights and their version on every host. Call it on the device lane."""
+        """Begin to apply weights and their version on every host. Call it on the device lane."""
         self._weights.adopt(HeldHere(flattened(network, weight_version, self._name)))
 
     async def take_shares(
         self, holders: ShareHolders, network: nn.Module, weight_version: int, *, is_current: bool
     ) -> None:
-        """Apply a version on every host that the ranks give. See `ShareSink`."""
+        """Begin to apply a version on every host, and return once the ranks have given it.
+
+        See `ShareSink`.
+        """
         begins, row_bytes = row_of(network)
         shares = await holders.shares(begins, row_bytes)
         heading = heading_of(network, weight_version, self._name)
         digest = await asyncio.to_thread(digest_of, network) if is_current else None
         await self._weights.publish(HeldByRanks(heading, holders, shares, digest))
+
+
+def _late(failed: Mapping[str, BaseException]) -> list[str]:
+    """Return the hosts that stay, but could not get a version from its origin."""
+    return [name for name, error in failed.items() if isinstance(error, WeightsNotGiven)]
+
+
+def _set(has_left: "asyncio.Future[None]") -> None:
+    if not has_left.done():
+        has_left.set_result(None)
 
 
 def _with_rows(planned: Sequence[Delivery]) -> tuple[str, ...]:

@@ -54,10 +54,17 @@ class Spreading:
         self._failed = {name: asyncio.Event() for name in hosts}
         self._staged: dict[str, asyncio.Task[None]] = {}
 
-    async def stage(self, planned: Sequence[Delivery]) -> dict[str, BaseException]:
+    async def stage(
+        self, planned: Sequence[Delivery], has_left: Callable[[], None] = lambda: None
+    ) -> dict[str, BaseException]:
         """Carry out all deliveries; return the errors of those that failed, by host.
 
         Hosts that stay have all bytes then, and have compared them with the digest.
+
+        Args:
+            planned: the way to each host.
+            has_left: called once the origin has given all bytes to every host that gets them from
+                there; it is asked again only for what a neighbour fails to pass on.
         """
         received = [each for each in planned if not each.opens_memory]
         linked = [each for each in received if each.source is not None]
@@ -69,6 +76,14 @@ class Spreading:
             for each in reversed(planned):  # who takes is ready before who gives
                 if each.host not in failed:
                     self._staged[each.host] = asyncio.create_task(self._deliver(each))
+            direct = [
+                self._staged[each.host]
+                for each in received
+                if each.host in self._staged and each.host not in self._links
+            ]
+            await asyncio.gather(*direct, return_exceptions=True)
+            if any(task.exception() is None for task in direct):
+                has_left()
             await asyncio.gather(*self._staged.values(), return_exceptions=True)
         finally:
             for task in self._staged.values():
