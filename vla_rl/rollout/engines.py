@@ -7,8 +7,8 @@
 of your own is any object with the members of one of them.
 """
 
-from collections.abc import Sequence
-from typing import Protocol, cast
+from collections.abc import Callable, Sequence
+from typing import Protocol, cast, runtime_checkable
 
 from vla_rl.types import (
     ANY_REPLY,
@@ -35,6 +35,28 @@ class ActionEngine(Protocol):
 
         The same observation, sampling (seed included) and weights give the same chunk.
         """
+        ...
+
+
+@runtime_checkable
+class EngineBehind(Protocol):
+    """An engine that may have older weights than the learner has published, for a while."""
+
+    def go_ahead(self) -> None:
+        """Let the learner go on before the engine has its new weights."""
+        ...
+
+    @property
+    def coming_version(self) -> int:
+        """The `weight_version` after the arrival of the weights that are on their way."""
+        ...
+
+    def when_served(self, call: Callable[[], None]) -> None:
+        """Call `call` in this loop each time that `weight_version` has changed."""
+        ...
+
+    async def arrive(self) -> None:
+        """Wait until nothing is on its way."""
         ...
 
 

@@ -89,8 +89,8 @@ class LocalPlayer:
 
     @property
     def coming_version(self) -> int:
-        """The same: nothing is on its way in one process."""
-        return self._engine.weight_version
+        """The same, once weights have arrived at engines in other processes."""
+        return self._engine.coming_version
 
     async def play(self, episode: EpisodeSpec, *, timeout_s: float | None = None) -> Trajectory:
         """Run `episode` once. Raises: as `play_episode`."""
@@ -114,4 +114,5 @@ class LocalPlayer:
         return self._gauge.counts(now)
 
     def when_more_may_begin(self, call: Callable[[], None]) -> None:
-        """Do nothing: a pool's environments are as many as ever."""
+        """Call `call` each time that engines which were behind have new weights."""
+        self._engine.when_served(call)

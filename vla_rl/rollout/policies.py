@@ -2,7 +2,7 @@
 
 import asyncio
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 
@@ -15,6 +15,7 @@ from vla_rl.rollout.call_ids import with_unique_call_ids
 from vla_rl.rollout.engines import (
     ActionEngine,
     ChatEngine,
+    EngineBehind,
     require_action_engine,
     require_chat_engine,
 )
@@ -61,6 +62,26 @@ class EngineTeam:
     def weight_version(self) -> int:
         """Weight version of the engine that is furthest behind."""
         return min(engine.weight_version for engine in self.engines.values())
+
+    @property
+    def coming_version(self) -> int:
+        """The `weight_version` after the arrival of the weights that are on their way."""
+        return min(
+            engine.coming_version if isinstance(engine, EngineBehind) else engine.weight_version
+            for engine in self.engines.values()
+        )
+
+    def when_served(self, call: Callable[[], None]) -> None:
+        """Call `call` each time that an engine serves weights that it was behind with."""
+        for engine in self.engines.values():
+            if isinstance(engine, EngineBehind):
+                engine.when_served(call)
+
+    async def arrive(self) -> None:
+        """Wait until no weights are on their way."""
+        for engine in self.engines.values():
+            if isinstance(engine, EngineBehind):
+                await engine.arrive()
 
     def policies_of(
         self, episode: EpisodeSpec, gauge: "DecisionGauge | None" = None

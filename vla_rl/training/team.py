@@ -44,6 +44,7 @@ from vla_rl.learning.rank_memory import rank_memory, size_of_policy
 from vla_rl.learning.training import WeightSink
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EngineTeam
+from vla_rl.rollout.engines import EngineBehind
 from vla_rl.types import SOLE_MEMBER, Roster, derive_seed
 
 if TYPE_CHECKING:
@@ -268,6 +269,10 @@ def learners_of(
                 lost_gpus=lost_gpus,
                 are_elsewhere=bool(config.cluster.learners),
             )
+            # with hosts, their publication says which version all serve, those of this process included
+            engine = None if engines is None or name in others else engines.owned[name]
+            if isinstance(engine, EngineBehind):
+                engine.go_ahead()
         else:
             learners[name] = Learner(
                 member.model, lane, settings, publish_to=sinks, weight_version=weight_version

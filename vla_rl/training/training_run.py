@@ -276,6 +276,8 @@ class TrainingRun:
             await parts.hosts.weights.arrive()
             await judge.elsewhere(run, parts.hosts.evaluators)
         else:
+            if parts.engine is not None:
+                await parts.engine.arrive()
             await judge(run, parts.pool, parts.engine)
 
     async def _save_last(self) -> None:

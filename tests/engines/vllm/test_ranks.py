@@ -34,7 +34,10 @@ async def test_engines_hold_the_bytes_of_the_ranks(tensor_parallel: int) -> None
         ShardedLearner(policy, runtime, lane, config, [engine]) as learner,
     ):
         first = set((await engine.checksums()).values())
+        engine.go_ahead()
         await learner.update(trajectories, [1.0, -0.5])
+        assert engine.coming_version == 1
+        await engine.arrive()
         written = set((await engine.checksums()).values())
         assert engine.weight_version == 1
         assert len(written) == 1
@@ -42,4 +45,5 @@ async def test_engines_hold_the_bytes_of_the_ranks(tensor_parallel: int) -> None
         # the model of this process had nothing to do with it, and holds the same when it is asked
         await learner.ranks.fetch()
         await lane.run(engine.adopt, policy.network, 2)
+        await engine.arrive()
         assert set((await engine.checksums()).values()) == written

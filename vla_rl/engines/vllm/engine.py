@@ -12,7 +12,7 @@ one lock.
 import asyncio
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
 from importlib import import_module
@@ -38,6 +38,7 @@ from vla_rl.engines.vllm.publication import Publication, UpdateTimes, each_or_en
 from vla_rl.engines.vllm.replica import Replica
 from vla_rl.engines.vllm.routing import Router
 from vla_rl.engines.vllm.served import ServedPolicy
+from vla_rl.engines.vllm.served_version import ServedVersion
 from vla_rl.engines.vllm.staging import StagedWeights
 from vla_rl.errors import ActorDied, CheckpointError, ConfigError
 from vla_rl.renamed import warn_of_base
@@ -99,7 +100,7 @@ class VllmEngine:
         self._layout = served.layout
         if build == "cpu":
             refuse_heads_without_kernel(self._layout)
-        self._weight_version = weight_version
+        self._version = ServedVersion(weight_version)
         self._remote = nn.Module()
         self._shared: StagedWeights | None = None
         self._shared_began = 0.0
@@ -125,7 +126,7 @@ class VllmEngine:
             write_folder(folder, self._layout)
             stack.callback(self._publication.close)
             if self._publication.current is None:
-                network, version = self._served.network, self._weight_version
+                network, version = self._served.network, self.weight_version
                 self._publication.current = await self._lane.run(
                     self._write, network, version, work="publish"
                 )
@@ -172,7 +173,28 @@ class VllmEngine:
     @property
     def weight_version(self) -> int:
         """Number of updates applied to the current weights."""
-        return self._weight_version
+        return self._version.now
+
+    @property
+    def coming_version(self) -> int:
+        """The `weight_version` after the arrival of the weights that are on their way."""
+        return self._version.coming
+
+    def go_ahead(self) -> None:
+        """Let `adopt` and `adopt_shared` return before the engines have applied the weights.
+
+        The learner's next update computes meanwhile. An error of the engines ends the `async with`
+        block then, and the next version waits for this one.
+        """
+        self._version.goes_ahead = True
+
+    async def arrive(self) -> None:
+        """Wait until the engines have applied what they were given."""
+        await self._version.arrive()
+
+    def when_served(self, call: Callable[[], None]) -> None:
+        """Call `call` in this loop each time that the engines serve other weights."""
+        self._version.when_served(call)
 
     @property
     def network(self) -> nn.Module:
@@ -216,13 +238,14 @@ class VllmEngine:
     def adopt(self, network: nn.Module, weight_version: int) -> None:
         """Apply weights and their version in all engines or in none.
 
-        Call it on the device lane, which waits for it.
+        Call it on the device lane, which waits for it, unless `go_ahead` was called.
 
         While the engine is not open, they are only stored.
 
         Raises: CheckpointError if they are not weights of the policy that the engine was made for;
         then nothing is applied.
         """
+        self._wait_for_last()
         began = time.perf_counter()
         self._apply(self._write(network, weight_version), began)
 
@@ -234,6 +257,7 @@ class VllmEngine:
         Return where the trained weights go; None if they have no places of their own, such as
         adapters, or if the memory is on a GPU. Raises: CheckpointError as `adopt`.
         """
+        self._wait_for_last()
         self._shared_began = time.perf_counter()
         tensors = self._served.tensors(network)
         found = self._publication.share(network, tensors, weight_version)
@@ -249,12 +273,18 @@ class VllmEngine:
         self._apply(shared, self._shared_began)
 
     def _apply(self, staged: StagedWeights, began: float) -> None:
-        loop, weight_version = self._loop, staged.version
-        if loop is None:
-            self._publication.current, self._weight_version = staged, weight_version
+        loop, tasks = self._loop, self._tasks
+        if loop is None or tasks is None:
+            self._publication.current = staged
+            self._version.note(staged.version)
             return
-        # the lane waits for it: no update begins before all engines have the weights of the last one
-        asyncio.run_coroutine_threadsafe(self._publish(staged, began), loop).result()
+        begun = self._version.begin(staged.version, self._publish(staged, began), tasks)
+        asyncio.run_coroutine_threadsafe(begun, loop).result()
+
+    def _wait_for_last(self) -> None:
+        """Wait on the device lane until the memory of the version before the last may be written."""
+        if self._loop is not None:
+            asyncio.run_coroutine_threadsafe(self.arrive(), self._loop).result()
 
     async def checksums(self) -> dict[str, str]:
         """Return a digest of the weights of each engine that takes requests now, by its name.
@@ -323,7 +353,7 @@ class VllmEngine:
                 await self._publication.publish(staged, self._router.ready(), began)
             finally:
                 assert self._publication.current is not None
-                self._weight_version = self._publication.current.version
+                self._version.note(self._publication.current.version)
 
     def _require_sleep(self) -> None:
         if not self._config.vllm.can_sleep:
