@@ -80,7 +80,9 @@ def require_same_either_way(
     assert names == sorted(path.name for path in run_here.videos.glob("*.mp4")) != []
 
 
-@pytest.mark.slow
+# its short form is the run below whose pictures are lost, and the films in test_picture_shelf.py
+@pytest.mark.proof
+@pytest.mark.timeout(580)
 def test_a_run_whose_pictures_pass_this_process_by_learns_what_it_learns_with_them_here(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
