@@ -115,9 +115,6 @@ class HostRollout:
 
     def embed_with(self, config: EmbeddingConfig, encoder: TrajectoryEncoder) -> None:
         """Let hosts embed the episodes that are fetched. Call it before `async with`."""
-        # an engine in processes of its own leaves the host's process without a GPU to compute on
-        if self._shape.spans_gpus:
-            return
         self._encoder = encoder
         self._recipe = replace(self._recipe, embedding=config)
 

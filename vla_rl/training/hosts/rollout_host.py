@@ -311,8 +311,9 @@ class RolloutHost(Actor):
             team = await asyncio.to_thread(_loaded, recipe, config, folder.path, device)
             if recipe.embedding is not None:
                 (member,) = team.members.values()
+                # before engines start: those of vLLM refuse a GPU that has too little left for them
                 self._encoder = await asyncio.to_thread(
-                    load_encoder, recipe.embedding, member.model, self._lane, folder.path
+                    load_encoder, recipe.embedding, member.model, self._lane, folder.path, device
                 )
         finally:
             # at once: a host that is killed leaves no copy of a policy on its disk
