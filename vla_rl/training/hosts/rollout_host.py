@@ -303,8 +303,8 @@ class RolloutHost(Actor):
     async def _serve(self, recipe: HostRecipe, ready: asyncio.Future[None]) -> None:
         config = msgspec.json.decode(recipe.config, type=imported(recipe.config_class))
         assert isinstance(config, LearningConfig)
-        if recipe.num_envs is not None:
-            config = with_environments(config, recipe.num_envs)
+        if recipe.share is not None:
+            config = with_environments(config, recipe.share)
         device, folder = device_of(config.run), self._folder
         self._lane = DeviceLane(config.run.torch_threads)
         try:
