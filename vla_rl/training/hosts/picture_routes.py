@@ -131,6 +131,10 @@ class PictureRoutes:
                 home, lambda shelf: shelf.fetch(name, deposit.key, deposit.num_bytes, dropped)
             )
             num_bytes = fetched.num_bytes
+        except asyncio.CancelledError:
+            # the shelf may have them already, with its answer on the way
+            self._dropped[home] += [*dropped, deposit.key]
+            raise
         finally:
             self._held[home] += num_bytes - deposit.num_bytes
         return fetched
