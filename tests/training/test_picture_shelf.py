@@ -201,13 +201,17 @@ async def test_a_fetch_that_is_given_up_while_it_is_written_leaves_no_memory(
         assert (await shelf.fetch("far", 1 << 60, NUM_BYTES, [])).is_here
 
 
-class LateShelves(Shelves):
-    """One shelf, in this process, whose answers do not come."""
+class ShelvesHere(Shelves):
+    """Shelves in this process, by host, whose answers come at once or never."""
 
-    def __init__(self, shelf: PictureShelf) -> None:
+    def __init__(self, answers_come: bool, **shelves: PictureShelf) -> None:
         super().__init__(0)
-        self._shelf, self.answers_come = shelf, False
+        self._here, self.answers_come = shelves, answers_come
         self.has_fetched = asyncio.Event()
+
+    @property
+    def homes(self) -> tuple[str, ...]:
+        return ("home",)
 
     async def __aenter__(self) -> Self:
         return self
@@ -216,7 +220,7 @@ class LateShelves(Shelves):
         pass
 
     async def ask(self, name: str, call: Callable[[PictureShelf], Awaitable[T]]) -> T:
-        answer = await call(self._shelf)
+        answer = await call(self._here[name])
         self.has_fetched.set()
         if not self.answers_come:
             await asyncio.Event().wait()
@@ -225,10 +229,10 @@ class LateShelves(Shelves):
 
 async def test_pictures_whose_host_dies_before_they_are_reported_make_room_for_others() -> None:
     async with asyncio.timeout(60), shelf_and_giver(NUM_BYTES + 8) as (shelf, _):
-        routes, shelves = PictureRoutes(NUM_BYTES + 8), LateShelves(shelf)
+        routes, shelves = PictureRoutes(NUM_BYTES + 8), ShelvesHere(False, home=shelf)
         routes._shelves = shelves
         async with routes:
-            lost, stays = (PictureRoute(routes, "far", [""]) for _ in range(2))
+            lost, stays = (PictureRoute(routes, "far", ["home"]) for _ in range(2))
             deposits = [Deposit(host="far", key=key, num_bytes=NUM_BYTES) for key in EPISODES]
             fetching = asyncio.create_task(lost.fetch(deposits[0]))
             await shelves.has_fetched.wait()
@@ -238,6 +242,38 @@ async def test_pictures_whose_host_dies_before_they_are_reported_make_room_for_o
             found = await stays.fetch(deposits[1])
             assert found is not None
             assert found[0].num_bytes == NUM_BYTES
+
+
+async def test_a_picture_is_borrowed_once_for_an_update_and_freed_after_it() -> None:
+    async with asyncio.timeout(60), shelf_and_giver(1 << 20) as (home, _):
+        other = PictureShelf(1 << 20)
+        key = await other.new_link()
+        assert await other.connect("home", key, "127.0.0.1", await home.give_pictures(key)) == ""
+        routes = PictureRoutes(1 << 20)
+        routes._shelves = ShelvesHere(True, home=home, other=other)
+        async with routes:
+            route = PictureRoute(routes, "far", ["home"])
+            found = [
+                await route.fetch(Deposit(host="far", key=episode, num_bytes=NUM_BYTES))
+                for episode in EPISODES
+            ]
+            (shelved, first), (_, second) = (each for each in found if each is not None)
+            images = [first["0/observation/image"], second["0/observation/image"]]
+            num_before = len(memories())
+            loan = await routes.lend("other", images[:1])
+            await routes.take_back(loan)
+            again = await routes.lend("other", images)
+            await routes.take_back(again)
+            # the second loan borrowed the second picture alone
+            assert len(memories()) == num_before + 2
+            assert again.places[images[0]] == loan.places[images[0]]
+            for image in images:
+                assert np.array_equal(again.places[image].read(), image.read())
+            routes.drop(shelved)
+            await routes.take_back(await routes.lend("other", images[1:]))
+            assert len(memories()) == num_before + 1
+            assert np.array_equal(again.places[images[1]].read(), images[1].read())
+        await other.on_stop()
 
 
 class SilentRoutes(PictureRoutes):

@@ -78,7 +78,7 @@ class Borrowed(msgspec.Struct, frozen=True, kw_only=True):
 class PictureShelf(Actor):
     """Holds the large observations of episodes, at most `max_bytes` of them.
 
-    Pictures that are borrowed for one mini-batch are not counted.
+    Pictures that are borrowed are not counted.
     """
 
     def __init__(self, max_bytes: int) -> None:
