@@ -245,37 +245,38 @@ class HostOfKinds(FarHost):
             self._running[kind] -= 1
 
 
-def over_hosts_of_kinds(odd_s: float, *each: dict[str, int]) -> tuple[list[HostOfKinds], Cluster]:
-    """Run ten updates over hosts with so many environments of each kind."""
+def over_hosts_of_kinds(
+    odd_s: float, *each: dict[str, int]
+) -> tuple[list[HostOfKinds], list[dict[str, float]]]:
+    """Run ten updates over hosts with so many environments of each kind; return the metrics of each."""
 
-    async def main() -> tuple[list[HostOfKinds], Cluster]:
+    async def main() -> tuple[list[HostOfKinds], list[dict[str, float]]]:
         cluster = Cluster(groups_per_update=8, kind_of=kind_of)
         hosts = [HostOfKinds(cluster.engine, slots, odd_s) for slots in each]
         for number, host in enumerate(hosts):
             cluster.players.add(f"host{number}", host, host.slots)
+        lines = []
         async with cluster.engine.batcher, cluster.scheduler:
             for _ in range(10):
                 await cluster.update()
-        return hosts, cluster
+                lines.append(cluster.players.metrics())
+        return hosts, lines
 
     return run_in_simulated_time(main())
 
 
 def test_an_episode_goes_to_a_host_with_a_free_environment_of_its_kind() -> None:
-    hosts, cluster = over_hosts_of_kinds(0.01, {"even": 1, "odd": 3}, {"even": 3, "odd": 1})
-    assert cluster.players.num_slots == 8
+    hosts, lines = over_hosts_of_kinds(0.01, {"even": 1, "odd": 3}, {"even": 3, "odd": 1})
+    assert lines[-1]["hosts/host0/slots"] == 4
     # all of each kind were used, and no episode waited on a host whose environments were taken
     assert [dict(host.most) for host in hosts] == [host.slots for host in hosts]
 
 
 def test_a_host_that_ran_the_slower_kind_of_episodes_does_not_count_as_slow() -> None:
-    _, cluster = over_hosts_of_kinds(2.0, {"even": 2, "odd": 2}, {"even": 2, "odd": 2})
-    metrics = cluster.players.metrics()
-    for host in ("host0", "host1"):
-        assert (
-            metrics[f"hosts/{host}/odd_decision_s"] > 10 * metrics[f"hosts/{host}/even_decision_s"]
-        )
-        assert metrics[f"hosts/{host}/slots"] == 4
+    _, lines = over_hosts_of_kinds(2.0, {"even": 2, "odd": 2}, {"even": 2, "odd": 2})
+    for host in ("hosts/host0", "hosts/host1"):
+        assert [line[f"{host}/slots"] for line in lines] == [4] * 10
+        assert lines[-1][f"{host}/odd_decision_s"] > 10 * lines[-1][f"{host}/even_decision_s"]
 
 
 def test_a_host_with_old_weights_is_not_added() -> None:
