@@ -84,6 +84,27 @@ def test_more_gpus_than_environments_are_refused_with_the_inequality() -> None:
         layout_of_run([HERE, host("gpu2", 4)], RunShape(num_envs=2))
 
 
+def test_every_engine_of_a_host_gets_environments_of_every_kind() -> None:
+    shape = RunShape(num_envs=12, kinds={"simulators": 5, "text": 7})
+    seats = seats_of(host("gpu2", 3), shape)
+    assert [seat.kinds for seat in seats] == [
+        {"simulators": 2, "text": 2},
+        {"simulators": 2, "text": 2},
+        {"simulators": 1, "text": 3},
+    ]
+    assert [seat.num_envs for seat in seats] == [4, 4, 4]
+    (alone,) = seats_of(host("gpu2", 1), shape)
+    assert alone.kinds == shape.kinds
+
+
+def test_an_engine_without_environments_of_a_kind_is_refused_with_the_inequality() -> None:
+    shape = RunShape(num_envs=8, kinds={"simulators": 2, "text": 6})
+    with pytest.raises(
+        ConfigError, match=r"simulators\.num_envs=2 < 3 engines on host 'gpu2'.*gpus = \"0-1\""
+    ):
+        layout_of_run([HERE, host("gpu2", 3)], shape)
+
+
 def test_a_gpu_or_a_host_that_is_too_small_is_refused_with_the_inequality() -> None:
     small = host("gpu2", 1, gib=12)
     with pytest.raises(

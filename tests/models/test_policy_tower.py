@@ -74,6 +74,14 @@ async def test_a_moment_is_the_mean_over_the_patches_of_its_observation(
     np.testing.assert_allclose(embeddings[0], patches.mean(dim=1).numpy(), atol=1e-5)
 
 
+def test_the_copy_may_compute_on_another_device_than_the_policy(
+    policy: OpenVlaOft, lane: DeviceLane
+) -> None:
+    encoder = PolicyTowerEncoder(THREE, policy, lane, torch.device("meta"))
+    assert {each.device.type for each in encoder._tower.parameters()} == {"meta"}
+    assert {each.device.type for each in policy.network.parameters()} == {"cpu"}
+
+
 async def test_embeddings_stay_comparable_while_the_policy_learns(
     policy: OpenVlaOft, lane: DeviceLane
 ) -> None:

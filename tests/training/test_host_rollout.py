@@ -25,11 +25,11 @@ from vla_rl.envs.text import TextPoolConfig
 from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import EmbodiedConfig, MixedTrainingConfig, TextTrainingConfig
 from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
-from vla_rl.rollout import embodied_agent
+from vla_rl.rollout import SchedulerConfig, embodied_agent
 from vla_rl.simulation import SimulatorConfig
-from vla_rl.training.hosts.environments import with_environments
+from vla_rl.training.hosts.environments import kinds_of_environments, with_environments
 from vla_rl.training.hosts.host_rollout import HostRollout
-from vla_rl.training.hosts.messages import PIECE_BYTES
+from vla_rl.training.hosts.messages import PIECE_BYTES, EnvironmentShare
 from vla_rl.training.hosts.recipe import pieces_of, recipe_of
 from vla_rl.training.parts import TrainingParts
 from vla_rl.training.team import Team
@@ -162,15 +162,43 @@ async def test_a_dry_run_shows_the_layout_as_declared_if_hosts_do_not_answer(
         await layout_plan(config, footprint, team)
 
 
-def test_conversations_and_simulators_cannot_share_a_host_with_several_gpus() -> None:
+def test_an_engine_of_several_gets_its_share_of_each_kind_of_environment() -> None:
+    three = EnvironmentShare(num_envs=3)
     embodied = EmbodiedConfig(simulators=SimulatorConfig(num_envs=8))
-    assert with_environments(embodied, 3).num_envs == 3
-    assert with_environments(TextTrainingConfig(text=TextPoolConfig(num_envs=8)), 3).num_envs == 3
+    assert with_environments(embodied, three).num_envs == 3
+    talking = TextTrainingConfig(text=TextPoolConfig(num_envs=8))
+    assert with_environments(talking, three).num_envs == 3
     mixed = MixedTrainingConfig(
-        simulators=SimulatorConfig(num_envs=4), text=TextPoolConfig(num_envs=4)
+        simulators=SimulatorConfig(num_envs=4), text=TextPoolConfig(num_envs=6)
     )
-    with pytest.raises(ConfigError, match="expected environments of one kind; list one GPU"):
-        with_environments(mixed, 3)
+    assert kinds_of_environments(mixed) == {"simulators": 4, "text": 6}
+    some = EnvironmentShare(num_envs=3, kinds={"simulators": 1, "text": 2})
+    shared = with_environments(mixed, some)
+    assert kinds_of_environments(shared) == {"simulators": 1, "text": 2}
+
+
+async def test_a_dry_run_shows_engines_that_share_simulators_and_conversations(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vla_rl.commands.layout_plan, "ANSWER_WITHIN_S", 0.05)
+    path = listed(tmp_path)
+    path.write_text(path.read_text() + 'gpus = "0-3"\n')
+    config = MixedTrainingConfig(
+        simulators=SimulatorConfig(num_envs=4),
+        text=TextPoolConfig(num_envs=6),
+        cluster=ClusterConfig(hosts=str(path)),
+        group_size=2,
+        scheduler=SchedulerConfig(groups_per_update=20),
+    )
+    team = Team.of(policy_of(config_with(tmp_path)))
+    footprint = EpisodeFootprint(
+        what_runs="toys", simulator_mb=1, server_mb=1, chunk_bytes=1, num_chunks=1
+    )
+    _, shown = await layout_plan(config, footprint, team)
+    assert "  far        0-3   -       engines 1-4  10" in shown
+    few = msgspec.structs.replace(config, text=TextPoolConfig(num_envs=3))
+    with pytest.raises(ConfigError, match=r"text\.num_envs=3 < 4 engines on host 'far'"):
+        await layout_plan(few, footprint, team)
 
 
 def test_the_machine_that_learns_has_engines_only_if_something_asks_them(tmp_path: Path) -> None:

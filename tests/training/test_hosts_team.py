@@ -17,9 +17,10 @@ from vla_rl.cluster.config import ClusterConfig
 from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.models.language import TinyConfig, tiny
+from vla_rl.nodes.rewards import RewardConfig
 from vla_rl.observe import read_metrics
 from vla_rl.pipelines.config import MixedTrainingConfig, RunConfig
-from vla_rl.recipes.side_by_side import LANGUAGE, ROBOT, play_either
+from vla_rl.recipes.side_by_side import LANGUAGE, REWARD, ROBOT, play_either
 from vla_rl.recipes.train_toy import REACH, TrainToyConfig, env_of, policy_of, starts_of
 from vla_rl.rollout import (
     ChatLimits,
@@ -142,3 +143,54 @@ async def test_a_host_asks_the_policy_of_each_kind_of_episode(tmp_path: Path) ->
         here = LocalPlayer(pool, engines, agent)
         assert there == [decided(await here.play(episode)) for episode in episodes]
     assert [{agent for agent, _, _ in each} for each in there] == [{ROBOT}, {LANGUAGE}]
+
+
+async def learnt_of_both_kinds(root: Path, hosts: Path | None) -> list[torch.Tensor]:
+    """Train a robot and a language policy in one run; return the weights of both."""
+    toy = TrainToyConfig(env_id=REACH, step_limit=6)
+    config = MixedTrainingConfig(
+        run=RunConfig(name="both", root=str(root), updates=2),
+        reward=RewardConfig(function=REWARD),
+        group_size=2,
+        scheduler=SchedulerConfig(groups_per_update=4, max_staleness=0, deterministic=True),
+        simulators=SimulatorConfig(num_envs=2),
+        text=TextPoolConfig(num_envs=4),
+        chat=ChatLimits(max_turns=4, max_reply=6),
+        engine=EngineConfig(is_deterministic=True, max_reply=6),
+        cluster=ClusterConfig(hosts=None if hosts is None else str(hosts)),
+    )
+    members = {ROBOT: Member(policy_of(toy)), LANGUAGE: Member(tiny(SMALL, ["go on"], seed=0))}
+    starts = [
+        start
+        for number in range(4)
+        for start in (
+            TaskStart(env=env_of(toy), task="reach", options={"init_state_id": number}),
+            TaskStart(env=EnvSpec(id="digits_task:Digits"), task="digits", seed=number),
+        )
+    ]
+    await train(config, starts, Team(members), agent=play_either(config.chat))
+    return [
+        weight.clone()
+        for member in members.values()
+        for weight in member.model.network.state_dict().values()
+    ]
+
+
+@pytest.mark.timeout(580)
+async def test_engines_of_a_host_share_simulators_and_conversations_and_learn_what_one_host_learns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1] / "support"))
+    async with asyncio.timeout(550), loopback_hosts(tmp_path) as listed:
+        # GPUs of which torch sees none, so that both engines act on the CPU
+        gpu = '{ name = "none", memory_gib = 80 }'
+        listed.write_text(f"{listed.read_text()}gpus = [{gpu}, {gpu}]\n")
+        far = await learnt_of_both_kinds(tmp_path / "far", listed)
+        here = await learnt_of_both_kinds(tmp_path / "here", None)
+    assert all(torch.equal(*pair) for pair in zip(far, here, strict=True))
+    (run,) = (tmp_path / "far").iterdir()
+    newest = read_metrics(run / "metrics.jsonl")[-1]
+    for engine in ("far1:0", "far1:1"):
+        assert newest[f"hosts/{engine}/slots"] == 3
+        assert newest[f"hosts/{engine}/simulators_decision_s"] > 0
+        assert newest[f"hosts/{engine}/text_decision_s"] > 0

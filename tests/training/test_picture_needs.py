@@ -9,6 +9,7 @@ import pytest
 from vla_rl.actors import make_keys
 from vla_rl.algorithms import EmbeddingConfig
 from vla_rl.cluster.config import ClusterConfig
+from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.graph import Pipeline
 from vla_rl.models.language import TinyConfig, tiny
@@ -65,6 +66,10 @@ def test_no_pipeline_of_ours_reads_pictures_in_the_control_process(
     pipeline: str, hosts: Path
 ) -> None:
     assert way_of(hosts, pipeline) == DIRECTLY
+
+
+def test_hosts_whose_engines_are_processes_of_vllm_embed_what_they_hand_over(hosts: Path) -> None:
+    assert way_of(hosts, "embodied_srpo", engine=EngineConfig(kind="vllm")) == DIRECTLY
 
 
 def test_one_process_that_learns_gets_its_pictures_as_ever(hosts: Path) -> None:

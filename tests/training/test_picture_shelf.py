@@ -1,25 +1,33 @@
 """A shelf fetches the pictures of episodes from a depot, and other processes read them there."""
 
 import asyncio
+import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Collection
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
+from typing import Self, TypeVar
 
 import cv2
 import numpy as np
 import pytest
 
 from vla_rl.actors.direct_link import make_link_keys
+from vla_rl.training.hosts import picture_shelf
 from vla_rl.training.hosts.picture_links import (
     GivenPictures,
     PictureGiver,
     WantedPictures,
     in_a_row,
 )
+from vla_rl.training.hosts.picture_memory import PictureMemory
 from vla_rl.training.hosts.picture_routes import PictureRoute, PictureRoutes
 from vla_rl.training.hosts.picture_shelf import Fetched, PictureShelf
+from vla_rl.training.hosts.picture_shelves import Shelves
 from vla_rl.types import Deposit
+
+T = TypeVar("T")
 
 RANDOM = np.random.default_rng(0)
 EPISODES = {
@@ -157,6 +165,114 @@ async def test_ranks_of_another_host_borrow_what_they_read_for_a_while() -> None
         await home.fetch("far", 99, NUM_BYTES, [7])
         with pytest.raises(OSError, match="has dropped the pictures of an episode"):
             await other.borrow("home", wanted)
+        await other.on_stop()
+
+
+def memories() -> list[str]:
+    """Memories with pictures that this process has open."""
+    links = (os.readlink(each.path) for each in os.scandir("/proc/self/fd") if each.is_symlink())
+    return [link for link in links if "vla_rl_pictures" in link]
+
+
+async def test_a_fetch_that_is_given_up_while_it_is_written_leaves_no_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    begun, goes_on, is_written = threading.Event(), threading.Event(), threading.Event()
+
+    class WrittenLater(PictureMemory):
+        def __init__(self, key: int, rows: Sequence[np.ndarray]) -> None:
+            begun.set()
+            assert goes_on.wait(50)
+            super().__init__(key, rows)
+            is_written.set()
+
+    monkeypatch.setattr(picture_shelf, "PictureMemory", WrittenLater)
+    async with asyncio.timeout(60), shelf_and_giver(NUM_BYTES + 8) as (shelf, _):
+        before = memories()
+        fetching = asyncio.create_task(shelf.fetch("far", 7, NUM_BYTES, []))
+        await asyncio.to_thread(begun.wait)
+        fetching.cancel()
+        goes_on.set()
+        with pytest.raises(asyncio.CancelledError):
+            await fetching
+        assert await asyncio.to_thread(is_written.wait, 50)
+        assert memories() == before
+        # nor does it take any room
+        assert (await shelf.fetch("far", 1 << 60, NUM_BYTES, [])).is_here
+
+
+class ShelvesHere(Shelves):
+    """Shelves in this process, by host, whose answers come at once or never."""
+
+    def __init__(self, answers_come: bool, **shelves: PictureShelf) -> None:
+        super().__init__(0)
+        self._here, self.answers_come = shelves, answers_come
+        self.has_fetched = asyncio.Event()
+
+    @property
+    def homes(self) -> tuple[str, ...]:
+        return ("home",)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *why: object) -> None:
+        pass
+
+    async def ask(self, name: str, call: Callable[[PictureShelf], Awaitable[T]]) -> T:
+        answer = await call(self._here[name])
+        self.has_fetched.set()
+        if not self.answers_come:
+            await asyncio.Event().wait()
+        return answer
+
+
+async def test_pictures_whose_host_dies_before_they_are_reported_make_room_for_others() -> None:
+    async with asyncio.timeout(60), shelf_and_giver(NUM_BYTES + 8) as (shelf, _):
+        routes, shelves = PictureRoutes(NUM_BYTES + 8), ShelvesHere(False, home=shelf)
+        routes._shelves = shelves
+        async with routes:
+            lost, stays = (PictureRoute(routes, "far", ["home"]) for _ in range(2))
+            deposits = [Deposit(host="far", key=key, num_bytes=NUM_BYTES) for key in EPISODES]
+            fetching = asyncio.create_task(lost.fetch(deposits[0]))
+            await shelves.has_fetched.wait()
+            lost.end()
+            assert await fetching is None
+            shelves.answers_come = True
+            found = await stays.fetch(deposits[1])
+            assert found is not None
+            assert found[0].num_bytes == NUM_BYTES
+
+
+async def test_a_picture_is_borrowed_once_for_an_update_and_freed_after_it() -> None:
+    async with asyncio.timeout(60), shelf_and_giver(1 << 20) as (home, _):
+        other = PictureShelf(1 << 20)
+        key = await other.new_link()
+        assert await other.connect("home", key, "127.0.0.1", await home.give_pictures(key)) == ""
+        routes = PictureRoutes(1 << 20)
+        routes._shelves = ShelvesHere(True, home=home, other=other)
+        async with routes:
+            route = PictureRoute(routes, "far", ["home"])
+            found = [
+                await route.fetch(Deposit(host="far", key=episode, num_bytes=NUM_BYTES))
+                for episode in EPISODES
+            ]
+            (shelved, first), (_, second) = (each for each in found if each is not None)
+            images = [first["0/observation/image"], second["0/observation/image"]]
+            num_before = len(memories())
+            loan = await routes.lend("other", images[:1])
+            await routes.take_back(loan)
+            again = await routes.lend("other", images)
+            await routes.take_back(again)
+            # the second loan borrowed the second picture alone
+            assert len(memories()) == num_before + 2
+            assert again.places[images[0]] == loan.places[images[0]]
+            for image in images:
+                assert np.array_equal(again.places[image].read(), image.read())
+            routes.drop(shelved)
+            await routes.take_back(await routes.lend("other", images[1:]))
+            assert len(memories()) == num_before + 1
+            assert np.array_equal(again.places[images[1]].read(), images[1].read())
         await other.on_stop()
 
 

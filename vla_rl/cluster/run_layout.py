@@ -31,6 +31,10 @@ class RunShape(msgspec.Struct, frozen=True, kw_only=True):
     num_envs: int
     """Environments on each host that runs episodes."""
 
+    kinds: dict[str, int] = {}
+    """Environments of each kind, which add up to `num_envs`; empty if all are of one kind. Each engine
+    gets some of every kind."""
+
     num_ranks: int = 1
     plays_here: bool = False
     """Whether this host also runs episodes."""
@@ -58,6 +62,8 @@ class Seat(msgspec.Struct, frozen=True, kw_only=True):
     """The host with the GPUs of this engine alone; named `gpu2`, or `gpu2:3` if it has several."""
 
     num_envs: int
+    kinds: dict[str, int] = {}
+    """Environments of each kind, if there are several."""
 
 
 def usable(host: Host, shape: RunShape) -> Host:
@@ -83,15 +89,9 @@ def seats_of(host: Host, shape: RunShape) -> tuple[Seat, ...]:
         if not gpus:
             return ()
     if not gpus:
-        return (Seat(host=host, num_envs=shape.num_envs),)
+        return (Seat(host=host, num_envs=shape.num_envs, kinds=shape.kinds),)
     parts = [gpus] if shape.spans_gpus else [(gpu,) for gpu in gpus]
-    if shape.num_envs < len(parts):
-        raise ConfigError(
-            f"num_envs={shape.num_envs} < {len(parts)} engines on host {host.name!r}, one for each "
-            f'GPU: one would have no environment; raise it, or list fewer GPUs (gpus = "0-'
-            f'{shape.num_envs - 1}")'
-        )
-    counts = shares([Fraction(1)] * len(parts), shape.num_envs)
+    dealt = _dealt(shape, len(parts), host.name)
     return tuple(
         Seat(
             host=Host(
@@ -105,10 +105,33 @@ def seats_of(host: Host, shape: RunShape) -> tuple[Seat, ...]:
                     },
                 ),
             ),
-            num_envs=count,
+            num_envs=sum(counts.values()),
+            kinds=counts if shape.kinds else {},
         )
-        for number, (part, count) in enumerate(zip(parts, counts, strict=True))
+        for number, (part, counts) in enumerate(zip(parts, dealt, strict=True))
     )
+
+
+def _dealt(shape: RunShape, num_engines: int, host: str) -> list[dict[str, int]]:
+    """Return the environments of each engine of a host, by kind.
+
+    Raises: ConfigError with the inequality if an engine would have none of a kind.
+    """
+    dealt: list[dict[str, int]] = [{} for _ in range(num_engines)]
+    for turn, (kind, number) in enumerate((shape.kinds or {"": shape.num_envs}).items()):
+        if number < num_engines:
+            name, what = (
+                (f"{kind}.num_envs", "none of them") if kind else ("num_envs", "no environment")
+            )
+            raise ConfigError(
+                f"{name}={number} < {num_engines} engines on host {host!r}, one for each GPU: one "
+                f'would have {what}; raise it, or list fewer GPUs (gpus = "0-{number - 1}")'
+            )
+        counts = shares([Fraction(1)] * num_engines, number)
+        # from the other end by turns, so that no engine gets one more of every kind
+        for engine, count in zip(dealt, counts[:: -1 if turn % 2 else 1], strict=True):
+            engine[kind] = count
+    return dealt
 
 
 def gpus_that_learn_of(host: Host, shape: RunShape) -> frozenset[int] | None:

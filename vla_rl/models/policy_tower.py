@@ -35,18 +35,25 @@ class PolicyTowerEncoder:
         config: `num_frames` is the number of moments.
         model: the policy, whose network has a `vision_backbone` and whose batches have `images`.
         lane: the device lane, shared with the policy and the learner.
+        device: device of the copy. None: that of the policy.
 
     Raises: ConfigError for a policy without a vision tower.
     """
 
-    def __init__(self, config: EmbeddingConfig, model: PolicyModel[Any], lane: DeviceLane) -> None:
+    def __init__(
+        self,
+        config: EmbeddingConfig,
+        model: PolicyModel[Any],
+        lane: DeviceLane,
+        device: torch.device | None = None,
+    ) -> None:
         tower = getattr(model.network, "vision_backbone", None)
         if not isinstance(tower, nn.Module):
             raise ConfigError(
                 f"EmbeddingConfig.encoder is 'policy', but {type(model).__name__} has no vision "
                 "tower; expected 'pixels', 'state' or 'vjepa2'."
             )
-        self._tower = copy.deepcopy(tower).eval().requires_grad_(False)
+        self._tower = copy.deepcopy(tower).eval().requires_grad_(False).to(device)
         self._model, self._lane, self._num_frames = model, lane, config.num_frames
 
     async def embed(self, trajectories: Sequence[Trajectory]) -> NDArray[np.float32]:

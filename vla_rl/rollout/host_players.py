@@ -4,13 +4,15 @@
                            ▲ add, remove at any time      ├ the host is gone: EpisodeLost, run again elsewhere
                                                           └ it is slow: a copy elsewhere, the first end counts
 
-No process, no socket: what a player of another host is, is the caller's business.
+If environments are of several kinds, the freest host is one that has a free environment of the
+episode's kind. No process, no socket: what a player of another host is, is the caller's business.
 """
 
 import asyncio
 import statistics
-from collections import deque
-from collections.abc import Callable, Sequence
+from collections import defaultdict, deque
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Final
 
 from vla_rl.actors.waits import waiting
@@ -18,7 +20,7 @@ from vla_rl.errors import ActorDied, ActorFrozen
 from vla_rl.rollout.depot import observed_bytes
 from vla_rl.rollout.player import EpisodePlayer
 from vla_rl.rollout.playing import EpisodeLost
-from vla_rl.rollout.playing_host import PlayingHost
+from vla_rl.rollout.playing_host import ANY_KIND, PlayingHost
 from vla_rl.rollout.policies import DecisionCounts
 from vla_rl.types import EpisodeSpec, Shelved, Trajectory
 
@@ -43,19 +45,23 @@ class HostPlayers:
     Args:
         weight_version: version that every host serves that is added.
         drop_shelved: lets pictures on a shelf be dropped; None if there is no shelf.
+        kind_of: returns the kind of environment that an episode needs.
     """
 
     def __init__(
-        self, weight_version: int, drop_shelved: Callable[[Shelved], None] | None = None
+        self,
+        weight_version: int,
+        drop_shelved: Callable[[Shelved], None] | None = None,
+        kind_of: Callable[[EpisodeSpec], str] = lambda episode: ANY_KIND,
     ) -> None:
         self._weight_version = self._coming_version = weight_version
-        self._drop_shelved = drop_shelved
+        self._drop_shelved, self._kind_of = drop_shelved, kind_of
         self._picture_bytes = {"here": 0, "shelved": 0}
         self._members: dict[str, PlayingHost] = {}
         self._changed = asyncio.Event()
         self._calls: list[Callable[[], None]] = []
         self._num_decisions, self._asked_s = 0, 0.0
-        self._ended_s: deque[float] = deque(maxlen=_MOST)
+        self._ended_s: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_MOST))
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -65,7 +71,9 @@ class HostPlayers:
     @property
     def num_slots(self) -> int:
         """Slots of all hosts; a host that is slow has fewer than its player offers."""
-        return sum(self._slots(member) for member in self._members.values())
+        return sum(
+            self._slots(member, kind) for member in self._members.values() for kind in member.kinds
+        )
 
     @property
     def weight_version(self) -> int:
@@ -95,8 +103,18 @@ class HostPlayers:
         self._coming_version = max(version, self._coming_version)
         self._more_may_begin()
 
-    def add(self, host: str, player: EpisodePlayer) -> None:
-        """Give episodes to a host from now on. Raises: ValueError if it is here, or has old weights."""
+    def add(
+        self, host: str, player: EpisodePlayer, slots: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """Give episodes to a host from now on.
+
+        Args:
+            host: its name.
+            player: runs episodes there.
+            slots: number of its environments of each kind; empty if any suits any episode.
+
+        Raises: ValueError if it is here, or has old weights.
+        """
         if host in self._members:
             raise ValueError(f"host {host!r} runs episodes already; remove it first")
         if player.weight_version < self._weight_version:
@@ -104,7 +122,7 @@ class HostPlayers:
                 f"host {host!r} serves weight version {player.weight_version}, expected at least "
                 f"{self._weight_version}; give it the newest weights first"
             )
-        self._members[host] = PlayingHost(player)
+        self._members[host] = PlayingHost(player, slots)
         player.when_more_may_begin(self._more_may_begin)
         self._more_may_begin()
 
@@ -126,14 +144,15 @@ class HostPlayers:
         Raises: EpisodeLost if the host is gone; else as `play_episode`.
         """
         host, member = await self._freest(episode)
+        kind = self._kind_of(episode)
         began = asyncio.get_running_loop().time()
         original = asyncio.create_task(self._play_on(host, member, episode, timeout_s))
         # not by the task itself, which may be cancelled before it begins
-        original.add_done_callback(lambda _: self._give_back(member))
+        original.add_done_callback(lambda _: self._give_back(member, kind))
         copies = [original]
         trajectory: Trajectory | None = None
         try:
-            await self._until_overdue(original, member)
+            await self._until_overdue(original, member, kind)
             if not original.done():
                 copies.append(asyncio.create_task(self._play_beside(host, episode, timeout_s)))
             trajectory = await _first_to_end(copies)
@@ -141,7 +160,8 @@ class HostPlayers:
             await self._leave(copies, trajectory)
         if original.cancelled():
             seconds = asyncio.get_running_loop().time() - began
-            member.note_overtaken(seconds, len(trajectory.steps))
+            member.num_overtaken += 1
+            member.kinds[kind].note_overtaken(seconds, len(trajectory.steps))
         return trajectory
 
     async def _play_beside(
@@ -152,7 +172,7 @@ class HostPlayers:
         try:
             return await self._play_on(other, member, episode, timeout_s)
         finally:
-            self._give_back(member)
+            self._give_back(member, self._kind_of(episode))
 
     async def _play_on(
         self, host: str, member: PlayingHost, episode: EpisodeSpec, timeout_s: float | None
@@ -168,10 +188,11 @@ class HostPlayers:
             kind = "frozen" if isinstance(death, ActorFrozen) else "died"
             what = f"host {host!r} is gone: {death.cause}"
             raise EpisodeLost(episode, kind, what, with_host=True) from death
-        seconds = clock() - began
-        member.note(seconds, len(trajectory.steps))
-        if not self._is_slow(member):
-            self._ended_s.append(seconds)
+        seconds, kind = clock() - began, self._kind_of(episode)
+        member.num_episodes += 1
+        member.kinds[kind].note(seconds, len(trajectory.steps))
+        if not self._is_slow(member, kind):
+            self._ended_s[kind].append(seconds)
         return trajectory
 
     async def _leave(
@@ -234,6 +255,7 @@ class HostPlayers:
     def metrics(self) -> dict[str, float]:
         """Return the number of hosts; slots, episodes and speed of each; the ways of pictures.
 
+        `hosts/NAME/decision_s` begins with the kind, if environments are of several.
         `hosts/picture_bytes_here` came to this process, since the start of the run.
         `hosts/picture_bytes_shelved` went past it, to a shelf beside the learner's ranks.
         """
@@ -241,67 +263,77 @@ class HostPlayers:
         for way, num_bytes in self._picture_bytes.items():
             metrics[f"hosts/picture_bytes_{way}"] = float(num_bytes)
         for host, member in sorted(self._members.items()):
-            metrics[f"hosts/{host}/slots"] = float(self._slots(member))
+            metrics[f"hosts/{host}/slots"] = float(
+                sum(self._slots(member, kind) for kind in member.kinds)
+            )
             metrics[f"hosts/{host}/episodes_playing"] = float(member.num_running)
             metrics[f"hosts/{host}/episodes"] = float(member.num_episodes)
             metrics[f"hosts/{host}/episodes_overtaken"] = float(member.num_overtaken)
-            if member.decision_s is not None:
-                metrics[f"hosts/{host}/decision_s"] = member.decision_s
+            for kind, there in member.kinds.items():
+                if there.decision_s is not None:
+                    name = f"{kind}_decision_s".lstrip("_")
+                    metrics[f"hosts/{host}/{name}"] = there.decision_s
         return metrics
 
     async def _freest(self, episode: EpisodeSpec, besides: str = "") -> tuple[str, PlayingHost]:
         """Wait for a slot, and take it; of the hosts that have one, where an episode ends soonest."""
+        kind = self._kind_of(episode)
         while True:
             free = [
                 (host, member)
                 for host, member in self._members.items()
-                if host != besides and member.num_running < self._slots(member)
+                if host != besides and member.kinds[kind].num_running < self._slots(member, kind)
             ]
             if free:
-                host, member = min(free, key=lambda each: self._expected(each[1]))
-                member.num_running += 1
+                host, member = min(free, key=lambda each: self._expected(each[1], kind))
+                member.kinds[kind].num_running += 1
                 return host, member
             other = "another" if besides else "a"
             with waiting(f"episode {episode.episode_id}", on=f"{other} host with a free slot"):
                 await self._changed.wait()
 
-    def _give_back(self, member: PlayingHost) -> None:
-        member.num_running -= 1
+    def _give_back(self, member: PlayingHost, kind: str) -> None:
+        member.kinds[kind].num_running -= 1
         self._wake()
 
-    def _expected(self, member: PlayingHost) -> float:
+    def _expected(self, member: PlayingHost, kind: str) -> float:
         """Return how long an episode would take there, in comparison with other hosts."""
-        pace = self._median_s() if member.decision_s is None else member.decision_s
-        return pace * (member.num_running + 1) / self._slots(member)
+        there = member.kinds[kind]
+        pace = self._median_s(kind) if there.decision_s is None else there.decision_s
+        # episodes of all kinds share the engines there
+        num_slots = sum(self._slots(member, each) for each in member.kinds)
+        return pace * (member.num_running + 1) / num_slots
 
-    def _slots(self, member: PlayingHost) -> int:
-        """Return a host's slots: in proportion to its speed, if it is slow."""
-        num_slots = member.player.num_slots
-        if member.decision_s is None or not self._is_slow(member):
+    def _slots(self, member: PlayingHost, kind: str) -> int:
+        """Return a host's slots for a kind: in proportion to its speed, if it is slow."""
+        num_slots, there = member.num_slots(kind), member.kinds[kind]
+        if there.decision_s is None or not self._is_slow(member, kind):
             return num_slots
         # one stays, so that a host that recovers is noticed
-        return max(1, int(num_slots * self._median_s() / member.decision_s))
+        return max(1, int(num_slots * self._median_s(kind) / there.decision_s))
 
-    def _is_slow(self, member: PlayingHost) -> bool:
-        return member.decision_s is not None and member.decision_s > SLOW * self._median_s()
+    def _is_slow(self, member: PlayingHost, kind: str) -> bool:
+        decision_s = member.kinds[kind].decision_s
+        return decision_s is not None and decision_s > SLOW * self._median_s(kind)
 
     async def _until_overdue(
-        self, original: "asyncio.Task[Trajectory]", member: PlayingHost
+        self, original: "asyncio.Task[Trajectory]", member: PlayingHost, kind: str
     ) -> None:
         """Return when an episode has ended, or is overdue, or is on a slow host."""
-        clock = asyncio.get_running_loop().time
+        clock, ended_s = asyncio.get_running_loop().time, self._ended_s[kind]
         began = clock()
-        while not (original.done() or self._is_slow(member)):
-            is_known = len(self._ended_s) >= _FEWEST
-            due_s = began + OVERDUE * max(self._ended_s) if is_known else clock() + _LOOK_EVERY_S
+        while not (original.done() or self._is_slow(member, kind)):
+            is_known = len(ended_s) >= _FEWEST
+            due_s = began + OVERDUE * max(ended_s) if is_known else clock() + _LOOK_EVERY_S
             left_s = due_s - clock()
             if left_s <= 0.0:
                 return
             await asyncio.wait((original,), timeout=left_s)
 
-    def _median_s(self) -> float:
+    def _median_s(self, kind: str) -> float:
         # the lower one of two: with two hosts, the fast one is the measure
-        known = [each.decision_s for each in self._members.values() if each.decision_s is not None]
+        all_of = (member.kinds[kind].decision_s for member in self._members.values())
+        known = [decision_s for decision_s in all_of if decision_s is not None]
         return statistics.median_low(known) if known else 1.0
 
     def _count(self, member: PlayingHost, now: float) -> None:

@@ -1,21 +1,38 @@
 """Engine processes of vLLM on a host that runs the episodes of a run."""
 
 import asyncio
+from contextlib import AsyncExitStack
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 from loopback_hosts import loopback_hosts
-from small_policies import speaking_policy
+from small_policies import moved, speaking_policy
+from toy_runs import small_run
 
+from vla_rl.actors import InLoop, Runtime
+from vla_rl.algorithms import EmbeddingConfig
 from vla_rl.cluster.config import ClusterConfig
-from vla_rl.engines import EngineConfig
+from vla_rl.engines import DeviceLane, EngineConfig
 from vla_rl.envs.text import TextPoolConfig
 from vla_rl.learning import LearnerConfig, OptimizerConfig
+from vla_rl.learning.sharded.messages import pack_observed, unpack_observed
+from vla_rl.models.trajectory_encoders import trajectory_encoder
 from vla_rl.observe import read_metrics
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
-from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart
+from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
+from vla_rl.rollout import ChatLimits, GroupSource, SchedulerConfig, TaskStart, embodied_agent
+from vla_rl.rollout.depot import observed_bytes
+from vla_rl.simulation import SimulatorConfig
+from vla_rl.training.hosts.embedding import save_encoder
+from vla_rl.training.hosts.far_player import FarPlayer
+from vla_rl.training.hosts.picture_routes import PictureRoutes
+from vla_rl.training.hosts.recipe import pieces_of, recipe_of
+from vla_rl.training.hosts.rollout_host import RolloutHost
 from vla_rl.training.run import train
-from vla_rl.types import EnvSpec
+from vla_rl.training.team import Team
+from vla_rl.types import SOLE_MEMBER, EnvSpec, Trajectory
 
 STARTS = [
     TaskStart(env=EnvSpec(id="digits_task:Digits"), task="digits", seed=seed) for seed in range(4)
@@ -49,3 +66,73 @@ async def test_a_host_starts_engine_processes_and_gives_them_every_version(
     gaps = [line["update/log_prob_gap_max"] for line in lines if "update/log_prob_gap_max" in line]
     assert gaps
     assert max(gaps) < 1e-4
+
+
+EMBEDDING = EmbeddingConfig(encoder="policy", num_frames=3)
+
+
+def robot_run(root: Path, **changes: object) -> SrpoToyConfig:
+    """A small run of SRPO whose episodes ask engine processes, and are compared by the policy's tower."""
+    config = small_run(root)
+    run = msgspec.structs.replace(config.run, device="cpu")
+    engine = EngineConfig(kind="vllm")
+    return msgspec.structs.replace(config, run=run, engine=engine, embedding=EMBEDDING, **changes)
+
+
+def with_pictures(trajectory: Trajectory) -> Trajectory:
+    """The same episode with the pictures that are on a shelf, and without an embedding."""
+    seen = [*(step.observation for step in trajectory.steps), trajectory.final_observation]
+    *before, final = unpack_observed(pack_observed(seen))
+    steps = tuple(
+        msgspec.structs.replace(step, observation=observation)
+        for step, observation in zip(trajectory.steps, before, strict=True)
+    )
+    return msgspec.structs.replace(trajectory, steps=steps, final_observation=final, embedding=None)
+
+
+@pytest.mark.needs_vllm
+@pytest.mark.timeout(600)
+@pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning")
+async def test_a_host_embeds_what_it_hands_over_beside_its_engine_process(tmp_path: Path) -> None:
+    config = robot_run(tmp_path, simulators=SimulatorConfig(num_envs=1))
+    model, starts = policy_of(config), starts_of(config)
+    episode = GroupSource(starts, 1, seed=0).next_group().episodes[0]
+    recipe = recipe_of(config, starts, Team.of(model), embodied_agent)
+    files = tmp_path / "policies"
+    model.save(files / SOLE_MEMBER)
+    async with asyncio.timeout(500), AsyncExitStack() as stack:
+        runtime = await stack.enter_async_context(Runtime())
+        lane = await stack.enter_async_context(DeviceLane(1))
+        # the run began with another tower than the policy's files have
+        encoder = trajectory_encoder(EMBEDDING, moved(model, 3), lane)
+        await lane.run(save_encoder, encoder, files)
+        host = await runtime.spawn(RolloutHost, "far", 1 << 24, placement=InLoop())
+        for piece in pieces_of(files):
+            await host.put_file(*piece)
+        status = await host.open(msgspec.structs.replace(recipe, embedding=EMBEDDING))
+        routes = await stack.enter_async_context(PictureRoutes(1 << 24))
+        far = FarPlayer(host, status, route=await routes.to("far", host, "127.0.0.1"))
+        found = await far.whole(await far.play(episode))
+        assert found.shelved is not None
+        assert observed_bytes(found) == 0
+        assert found.embedding is not None
+        (here,) = await encoder.embed([with_pictures(found)])
+    assert np.array_equal(found.embedding, here)
+
+
+@pytest.mark.proof
+@pytest.mark.needs_vllm
+@pytest.mark.timeout(1200)
+async def test_pictures_of_engine_processes_go_to_the_ranks_past_the_control_process(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with asyncio.timeout(1100), loopback_hosts(tmp_path) as listed:
+        config = robot_run(tmp_path / "runs", cluster=ClusterConfig(hosts=str(listed)))
+        learner = msgspec.structs.replace(config.learner, ranks=2)
+        config = msgspec.structs.replace(config, learner=learner)
+        outcome = await train(config, starts_of(config), policy_of(config))
+    assert "pictures go from the hosts to the learner ranks directly" in capsys.readouterr().out
+    lines = read_metrics(outcome.run.metrics)
+    assert [line["update"] for line in lines] == [1, 2]
+    assert lines[-1]["hosts/picture_bytes_here"] == 0 < lines[-1]["hosts/picture_bytes_shelved"]
+    assert max(line["update/log_prob_gap_max"] for line in lines) < 1e-4

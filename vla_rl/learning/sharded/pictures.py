@@ -1,4 +1,4 @@
-"""Pictures on shelves of other hosts, copied beside the ranks that read them for one mini-batch."""
+"""Pictures on shelves of other hosts, copied beside the ranks that read them."""
 
 from collections.abc import AsyncIterator, Collection, Iterable, Sequence
 from contextlib import asynccontextmanager
@@ -30,7 +30,7 @@ class PictureLender(Protocol):
         ...
 
     async def take_back(self, loan: Loan) -> None:
-        """Free the copies."""
+        """Note that the copies were read, so that they may be freed."""
         ...
 
 

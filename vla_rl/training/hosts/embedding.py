@@ -4,13 +4,15 @@
     filtered group ─► drop: nothing is embedded
 
 All hosts compute with the same encoder: the copy of a policy's vision tower that the run began with
-is sent beside the policies' files.
+is sent beside the policies' files. It computes on the device of the run, also if engines of vLLM act
+in processes of their own and the policy here is on the CPU.
 """
 
 from pathlib import Path
 from typing import Final
 
 import numpy as np
+import torch
 
 from vla_rl.algorithms import EmbeddingConfig, TrajectoryEncoder
 from vla_rl.engines import DeviceLane
@@ -30,11 +32,21 @@ def save_encoder(encoder: TrajectoryEncoder, folder: Path) -> None:
 
 
 def load_encoder(
-    config: EmbeddingConfig, model: RunModel, lane: DeviceLane, folder: Path
+    config: EmbeddingConfig, model: RunModel, lane: DeviceLane, folder: Path, device: torch.device
 ) -> TrajectoryEncoder:
-    """Return the run's encoder. Raises: ConfigError, CheckpointError if it cannot be made here."""
+    """Return the run's encoder.
+
+    Args:
+        config: selects the encoder.
+        model: the policy.
+        lane: computes with the encoder.
+        folder: folder with the policies' files.
+        device: device on which the encoder computes.
+
+    Raises: ConfigError, CheckpointError if it cannot be made here.
+    """
     assert not hasattr(model, "render"), "an encoder is of a policy that sees images"
-    encoder = trajectory_encoder(config, model, lane)
+    encoder = trajectory_encoder(config, model, lane, device)
     if isinstance(encoder, PolicyTowerEncoder):
         encoder.load(folder / TOWER_FILE)
     return encoder

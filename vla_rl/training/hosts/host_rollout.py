@@ -23,17 +23,18 @@ from vla_rl.actors.waits import note_progress, waiting
 from vla_rl.algorithms import EmbeddingConfig, TrajectoryEncoder
 from vla_rl.cluster import Host, Hosts, Joined, Needs
 from vla_rl.cluster.host_file import HERE
-from vla_rl.cluster.run_layout import require_fit, seats_of
+from vla_rl.cluster.run_layout import Seat, require_fit, seats_of
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ActorDied, CheckpointError, ConfigError, EnvError, RemoteError
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EpisodePlayer
 from vla_rl.rollout.host_players import HostPlayers
 from vla_rl.rollout.owned_tasks import leave
+from vla_rl.rollout.playing_host import ANY_KIND
 from vla_rl.training.hosts.embedding import save_encoder
-from vla_rl.training.hosts.environments import shape_of, with_environments
+from vla_rl.training.hosts.environments import kind_of_environment, shape_of
 from vla_rl.training.hosts.far_player import FarPlayer
-from vla_rl.training.hosts.messages import HostRecipe, HostStatus
+from vla_rl.training.hosts.messages import EnvironmentShare, HostRecipe, HostStatus
 from vla_rl.training.hosts.picture_routes import PictureRoutes
 from vla_rl.training.hosts.publishing import HostWeights
 from vla_rl.training.hosts.rollout_host import RolloutHost
@@ -85,17 +86,21 @@ class HostRollout:
         self._deposits, self._owner = deposits, ""
         self._shape = shape_of(config, team)
         self._encoder: TrajectoryEncoder | None = None
-        self._num_envs: dict[str, int | None] = {}
+        self._seated: dict[str, Seat] = {}
+        self._shares: dict[str, EnvironmentShare] = {}
         self.pictures = PictureRoutes(0)
         """The ways of pictures past this process. Set others before `async with`."""
 
         self.picture_way = ""
         """The way that pictures go, in words; empty if one process learns."""
 
-        self.players = HostPlayers(weight_version, lambda shelved: self.pictures.drop(shelved))
+        kind_of = kind_of_environment if self._shape.kinds else lambda episode: ANY_KIND
+        self.players = HostPlayers(
+            weight_version, lambda shelved: self.pictures.drop(shelved), kind_of
+        )
         """Runs episodes on the hosts that are there."""
 
-        self.evaluators = HostPlayers(weight_version)
+        self.evaluators = HostPlayers(weight_version, kind_of=kind_of)
         """Runs held-out episodes on the same hosts."""
 
         self.weights = HostWeights(
@@ -117,9 +122,6 @@ class HostRollout:
 
     def embed_with(self, config: EmbeddingConfig, encoder: TrajectoryEncoder) -> None:
         """Let hosts embed the episodes that are fetched. Call it before `async with`."""
-        # an engine in processes of its own leaves the host's process without a GPU to compute on
-        if self._shape.spans_gpus:
-            return
         self._encoder = encoder
         self._recipe = replace(self._recipe, embedding=config)
 
@@ -187,14 +189,14 @@ class HostRollout:
             self._runtime,
             self._config,
             await self._recipe_of_now(),
-            self._num_envs,
+            self._shares,
             self._policies,
             self._owner,
             self._deposits,
             lambda: self.weights.has_newest,
         )
         if self._here is not None:
-            self.players.add(HERE, self._here)
+            self.players.add(HERE, self._here, self._shape.kinds)
         actors = await _all(self._brought_up(host) for host in far)
         group_size = self._config.episodes_per_group
         self._config.scheduler.require_feasible(
@@ -229,10 +231,12 @@ class HostRollout:
         weights, _ = self._team.num_bytes
         require_fit(host, self._shape, Needs(acting_bytes=weights))
         seats = seats_of(host, self._shape)
-        if len(seats) > 1:
-            with_environments(self._config, seats[0].num_envs)  # which not every run can have
         for seat in seats:
-            self._num_envs[seat.host.name] = seat.num_envs if len(seats) > 1 else None
+            self._seated[seat.host.name] = seat
+            if len(seats) > 1:
+                self._shares[seat.host.name] = EnvironmentShare(
+                    num_envs=seat.num_envs, kinds=seat.kinds
+                )
         return [seat.host for seat in seats]
 
     async def _follow(self) -> None:
@@ -329,8 +333,9 @@ class HostRollout:
         route = await self.pictures.to(name, actor, address)
 
         def admit(ready: HostStatus) -> None:
-            self.players.add(name, FarPlayer(actor, ready, route=route))
-            self.evaluators.add(name, FarPlayer(actor, ready, evaluates=True))
+            slots = self._seated[name].kinds
+            self.players.add(name, FarPlayer(actor, ready, route=route), slots)
+            self.evaluators.add(name, FarPlayer(actor, ready, evaluates=True), slots)
 
         await self.weights.join(name, weight_host, status, is_new=started.is_new, admit=admit)
         if not started.is_new:

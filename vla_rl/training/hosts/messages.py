@@ -35,6 +35,14 @@ class MemberRecipe(msgspec.Struct, frozen=True, kw_only=True):
     """Digest of all of the policy that no later version of the weights changes."""
 
 
+class EnvironmentShare(msgspec.Struct, frozen=True, kw_only=True):
+    """The environments of one of several engines that share those of a host."""
+
+    num_envs: int
+    kinds: dict[str, int] = {}
+    """Environments of each kind, which add up to `num_envs`; empty if all are of one kind."""
+
+
 class HostRecipe(msgspec.Struct, frozen=True, kw_only=True):
     """Everything that a host needs to run episodes but the policies' files."""
 
@@ -58,7 +66,7 @@ class HostRecipe(msgspec.Struct, frozen=True, kw_only=True):
     embedding: EmbeddingConfig | None = None
     """Encoder of the episodes that are fetched; None: the control process embeds them, if any."""
 
-    num_envs: int | None = None
+    share: EnvironmentShare | None = None
     """Environments, if the host has several engines that share them; None: those of the
     configuration."""
 

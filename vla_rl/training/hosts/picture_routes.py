@@ -5,7 +5,7 @@
 
 A group is handed to its update once its pictures are on a shelf: a host that is lost later costs
 nothing, one that is lost before costs its episodes. With ranks on several hosts, ranks that need
-pictures of another host's shelf borrow them for a mini-batch. Shelves end with the run, and if one
+pictures of another host's shelf borrow them. Shelves end with the run, and if one
 dies, the run continues from its newest checkpoint, as after the death of a rank.
 """
 
@@ -24,6 +24,7 @@ from vla_rl.errors import RankFailed
 from vla_rl.learning.sharded.pictures import Loan
 from vla_rl.learning.sharded.seats import Seating
 from vla_rl.training.hosts.picture_links import WantedPictures
+from vla_rl.training.hosts.picture_loans import PictureLoans
 from vla_rl.training.hosts.picture_shelf import Fetched
 from vla_rl.training.hosts.picture_shelves import Shelves
 from vla_rl.training.hosts.rollout_host import RolloutHost
@@ -49,6 +50,7 @@ class PictureRoutes:
         self._said: set[str] = set()
         self._held: dict[str, int] = {}
         self._dropped: dict[str, list[int]] = {}
+        self._loans = PictureLoans()
         self._films: set[asyncio.Task[np.ndarray]] = set()
 
     @property
@@ -131,6 +133,10 @@ class PictureRoutes:
                 home, lambda shelf: shelf.fetch(name, deposit.key, deposit.num_bytes, dropped)
             )
             num_bytes = fetched.num_bytes
+        except asyncio.CancelledError:
+            # the shelf may have them already, with its answer on the way
+            self._dropped[home] += [*dropped, deposit.key]
+            raise
         finally:
             self._held[home] += num_bytes - deposit.num_bytes
         return fetched
@@ -143,23 +149,31 @@ class PictureRoutes:
         """Let the pictures of an episode be dropped, with the next one that is fetched."""
         self._held[shelved.host] -= shelved.num_bytes
         self._dropped[shelved.host].append(shelved.key)
+        self._loans.drop(shelved)
 
     async def lend(self, host: str, pictures: Collection[ShelvedArray]) -> Loan:
-        """Copy pictures of other shelves to that of a host: a `PictureLender`."""
+        """Copy pictures of other shelves to that of a host: a `PictureLender`.
+
+        Those that an earlier mini-batch left there are not copied again.
+        """
+        keys, places = self._loans.held(host, pictures)
         of_home: dict[str, dict[int, list[ShelvedArray]]] = {}
         for each in pictures:
-            of_home.setdefault(each.host, {}).setdefault(each.key, []).append(each)
-        keys: list[int] = []
-        places: dict[ShelvedArray, ShelvedArray] = {}
+            if each not in places:
+                of_home.setdefault(each.host, {}).setdefault(each.key, []).append(each)
         for home, by_key in of_home.items():
             key, borrowed = await self._borrowed(host, home, by_key)
+            self._loans.add(host, key, borrowed)
             keys.append(key)
             places |= borrowed
         return Loan(host, tuple(keys), places)
 
     async def take_back(self, loan: Loan) -> None:
-        """Free what was lent."""
-        await self._shelves.ask(loan.host, lambda shelf: shelf.give_back(list(loan.keys)))
+        """Free what was lent, but for copies that have room on the shelf until their update ends."""
+        room = self._max_bytes - self._held.get(loan.host, 0)
+        freed = self._loans.end(loan.host, loan.keys, room)
+        if freed:
+            await self._shelves.ask(loan.host, lambda shelf: shelf.give_back(freed))
 
     async def _borrowed(
         self, host: str, home: str, by_key: dict[int, list[ShelvedArray]]

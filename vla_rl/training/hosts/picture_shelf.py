@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from vla_rl.actors import Actor, KeyPair, actor_method
+from vla_rl.actors.completion import finish_despite_cancellation
 from vla_rl.actors.direct_link import make_link_keys
 from vla_rl.training.hosts.messages import Door
 from vla_rl.training.hosts.picture_links import (
@@ -77,7 +78,7 @@ class Borrowed(msgspec.Struct, frozen=True, kw_only=True):
 class PictureShelf(Actor):
     """Holds the large observations of episodes, at most `max_bytes` of them.
 
-    Pictures that are borrowed for one mini-batch are not counted.
+    Pictures that are borrowed are not counted.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -139,7 +140,7 @@ class PictureShelf(Actor):
         kept = 0
         try:
             given = await self._takers[name].take(WantedPictures(key))
-            memory = await asyncio.to_thread(PictureMemory, key, [given.data])
+            memory = await _written(key, [given.data])
             self._held[key], kept = memory, memory.num_bytes
         except PicturesMissing:
             return Fetched(is_here=False)
@@ -161,7 +162,7 @@ class PictureShelf(Actor):
         except PicturesMissing:
             raise OSError(f"the shelf on {name} has dropped the pictures of an episode") from None
         key = secrets.randbits(60)
-        memory = await asyncio.to_thread(PictureMemory, key, [each.data for each in given])
+        memory = await _written(key, [each.data for each in given])
         self._borrowed[key] = memory
         return Borrowed(path=memory.path, key=key)
 
@@ -210,3 +211,13 @@ class PictureShelf(Actor):
     def _find(self, wanted: WantedPictures) -> GivenPictures | None:
         memory = None if wanted.key is None else self._held.get(wanted.key)
         return None if memory is None else GivenPictures(memory.read(wanted.spans))
+
+
+async def _written(key: int, rows: Sequence[np.ndarray]) -> PictureMemory:
+    """Write rows into memory; a caller that was cancelled meanwhile leaves none behind."""
+    writing = asyncio.to_thread(PictureMemory, key, rows)
+    memory, is_cancelled = await finish_despite_cancellation(writing)
+    if is_cancelled:
+        memory.close()
+        raise asyncio.CancelledError
+    return memory

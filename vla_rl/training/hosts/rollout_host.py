@@ -303,16 +303,17 @@ class RolloutHost(Actor):
     async def _serve(self, recipe: HostRecipe, ready: asyncio.Future[None]) -> None:
         config = msgspec.json.decode(recipe.config, type=imported(recipe.config_class))
         assert isinstance(config, LearningConfig)
-        if recipe.num_envs is not None:
-            config = with_environments(config, recipe.num_envs)
+        if recipe.share is not None:
+            config = with_environments(config, recipe.share)
         device, folder = device_of(config.run), self._folder
         self._lane = DeviceLane(config.run.torch_threads)
         try:
             team = await asyncio.to_thread(_loaded, recipe, config, folder.path, device)
             if recipe.embedding is not None:
                 (member,) = team.members.values()
+                # before engines start: those of vLLM refuse a GPU that has too little left for them
                 self._encoder = await asyncio.to_thread(
-                    load_encoder, recipe.embedding, member.model, self._lane, folder.path
+                    load_encoder, recipe.embedding, member.model, self._lane, folder.path, device
                 )
         finally:
             # at once: a host that is killed leaves no copy of a policy on its disk

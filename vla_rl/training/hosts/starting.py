@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from vla_rl.actors import RemoteHost, Runtime, Takeover
 from vla_rl.cluster import Host
 from vla_rl.pipelines.config import LearningConfig
-from vla_rl.training.hosts.messages import HostRecipe, HostStatus
+from vla_rl.training.hosts.messages import EnvironmentShare, HostRecipe, HostStatus
 from vla_rl.training.hosts.recipe import pieces_of
 from vla_rl.training.hosts.rollout_host import RolloutHost
 from vla_rl.types import Deposit
@@ -71,7 +71,7 @@ class HostStarter:
         runtime: owns them.
         config: settings of the run.
         recipe: what a host needs.
-        num_envs: environments of the hosts that have several engines, by the name of a seat.
+        shares: environments of the hosts that have several engines, by the name of a seat.
         policies: folder with the policies' files, in one folder for each.
         owner: name by which hosts know the run; empty if nothing is taken over.
         deposits: returns the places of the arrays that the run still needs.
@@ -83,14 +83,14 @@ class HostStarter:
         runtime: Runtime,
         config: LearningConfig,
         recipe: HostRecipe,
-        num_envs: Mapping[str, int | None],
+        shares: Mapping[str, EnvironmentShare],
         policies: Path,
         owner: str,
         deposits: Callable[[], Iterable[Deposit]],
         has_weights: Callable[[], bool],
     ) -> None:
         self._runtime, self._config, self._recipe = runtime, config, recipe
-        self._num_envs, self._policies, self._owner = num_envs, policies, owner
+        self._shares, self._policies, self._owner = shares, policies, owner
         self._deposits, self._has_weights = deposits, has_weights
 
     async def start(self, host: Host) -> Started:
@@ -154,4 +154,4 @@ class HostStarter:
         return await actor.open(self._recipe_for(name))
 
     def _recipe_for(self, name: str) -> HostRecipe:
-        return replace(self._recipe, num_envs=self._num_envs.get(name))
+        return replace(self._recipe, share=self._shares.get(name))
