@@ -1,11 +1,11 @@
-"""KL estimators and entropy against their definitions, in value and in gradient."""
+"""Check the KL estimators against their definitions, in value and in gradient."""
 
 import math
 
 import pytest
 import torch
 
-from vla_rl.algorithms import KL_ESTIMATORS, entropy, importance_weighted_k3, k1, k2, k3, k3_plus
+from vla_rl.algorithms import KL_ESTIMATORS, importance_weighted_k3, k1, k2, k3, k3_plus
 
 
 def test_the_estimators_by_hand_for_a_ratio_of_two() -> None:
@@ -132,32 +132,3 @@ def test_neither_the_policy_that_acted_nor_the_reference_gets_a_gradient() -> No
     assert log_prob.grad is not None
     assert behavior.grad is None
     assert reference.grad is None
-
-
-def test_entropy_of_known_distributions() -> None:
-    uniform = torch.zeros(256)
-    coin = torch.log(torch.tensor([0.25, 0.75]))
-    assert entropy(uniform).item() == pytest.approx(math.log(256.0))
-    assert entropy(coin).item() == pytest.approx(-0.25 * math.log(0.25) - 0.75 * math.log(0.75))
-
-
-def test_impossible_actions_add_nothing_to_entropy_or_gradient() -> None:
-    logits = torch.tensor([[0.0, 0.0, -torch.inf]], requires_grad=True)
-    result = entropy(logits)
-    result.sum().backward()
-    assert result.item() == pytest.approx(math.log(2.0))
-    assert logits.grad is not None
-    assert torch.isfinite(logits.grad).all()
-
-
-def test_the_gradient_of_entropy_is_that_of_finite_differences() -> None:
-    logits = torch.tensor([[0.5, -1.0, 2.0]], requires_grad=True)
-    entropy(logits).sum().backward()
-    assert logits.grad is not None
-    for index in range(3):
-        bump = torch.zeros(1, 3)
-        bump[0, index] = 1e-2
-        difference = (
-            entropy(logits.detach() + bump) - entropy(logits.detach() - bump)
-        ).item() / 2e-2
-        assert logits.grad[0, index].item() == pytest.approx(difference, abs=1e-4)

@@ -4,8 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from reward_batches import column, estimate, outcomes
 
-from vla_rl.algorithms import group_advantage, leave_one_out_advantage
+from vla_rl.algorithms import (
+    group_advantage,
+    leave_one_out_advantage,
+)
 
 REWARDS = st.lists(st.floats(-100.0, 100.0, width=32), min_size=2, max_size=16)
 
@@ -65,3 +69,34 @@ def test_grpo_does_not_see_shift_and_scale_of_rewards(rewards, shift, scale) -> 
         return  # there the epsilon beside the std is not small
     moved = [scale * reward + shift for reward in rewards]
     np.testing.assert_allclose(group_advantage(moved), group_advantage(rewards), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        # groups [4, 1, 1] (mean 2, std sqrt 3) and [0, 1] (mean 0.5, std sqrt 0.5), members mixed
+        # in the batch
+        ("grpo", [2 / 3**0.5, -0.5 / 0.5**0.5, -1 / 3**0.5, 0.5 / 0.5**0.5, -1 / 3**0.5]),
+        ("dr_grpo", [2.0, -0.5, -1.0, 0.5, -1.0]),
+        ("rloo", [3.0, -1.0, -1.5, 1.0, -1.5]),
+        ("max_rl", [1.0, -1.0, -0.5, 1.0, -0.5]),
+        ("pass_at_k", [3.0 / 3**0.5, 0.0, 0.0, 1.0 / 0.5**0.5, 0.0]),
+    ],
+)
+def test_each_group_is_its_own_baseline_wherever_its_members_stand(name, expected) -> None:
+    made = estimate(name, outcomes([4.0, 0.0, 1.0, 1.0, 1.0], [7, 2, 7, 2, 7]))
+    np.testing.assert_allclose(column(made), expected, rtol=1e-5)
+
+
+def test_pass_at_k_without_the_standard_deviation_is_the_gain_over_the_second_best() -> None:
+    assert column(
+        estimate("pass_at_k", outcomes([4.0, 1.0, 1.5], [0, 0, 0]), normalise_std=False)
+    ) == [2.5, 0.0, 0.0]
+    assert column(estimate("pass_at_k", outcomes([4.0, 4.0, 1.0], [0, 0, 0]))) == [0.0, 0.0, 0.0]
+
+
+def test_max_rl_refuses_negative_rewards() -> None:
+    with pytest.raises(
+        ValueError, match=r"max_rl was given the reward -1.0, expected rewards >= 0"
+    ):
+        estimate("max_rl", outcomes([-1.0, 1.0], [0, 0]))
