@@ -1,6 +1,4 @@
-"""The image path of the public checkpoints: what TensorFlow makes of pictures, in its own recorded
-answers.
-"""
+"""Resampling and cropping give TensorFlow's bytes, or are what they are defined as."""
 
 import math
 from pathlib import Path
@@ -8,56 +6,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
-from torch import Tensor
+from made_pictures import batch_of, picture
 
-from vla_rl.models.images.jpeg import jpeg_round_trip
-from vla_rl.models.images.pipeline import image_pipeline
 from vla_rl.models.images.resampling import centre_crop, lanczos3, to_uint8
-
-
-def picture(kind: str, height: int, width: int) -> np.ndarray:
-    """uint8 [H, W, 3]."""
-    y, x = np.mgrid[:height, :width]
-    if kind == "noise":
-        return np.random.default_rng(0).integers(0, 256, (height, width, 3), dtype=np.uint8)
-    if kind == "waves":
-        return np.stack([x * 2 % 256, y * 3 % 256, (x + y) % 256], axis=-1).astype(np.uint8)
-    return np.where(
-        (x < width // 2)[..., None], np.array([255, 0, 10]), np.array([0, 40, 200])
-    ).astype(np.uint8)
-
-
-def batch_of(*pictures: np.ndarray) -> Tensor:
-    return torch.from_numpy(np.stack(pictures)).permute(0, 3, 1, 2)
-
 
 TENSORFLOW = np.load(Path(__file__).parent / "data" / "tensorflow_images.npz")
 """Answers of TensorFlow 2.21 on pictures of `picture`, by what was done to which:
 `decode_image(encode_jpeg(quality))`; `resize` (lanczos3, antialiased, rounded); `crop_and_resize`
 to 0.9 of the area."""
-
-
-@pytest.mark.parametrize("size", [(64, 48), (37, 61), (9, 17), (1, 1)])
-@pytest.mark.parametrize("quality", [95, 50, 10])
-def test_a_jpeg_round_trip_gives_tensorflows_bytes(size: tuple[int, int], quality: int) -> None:
-    kinds = ("noise", "waves", "edge")
-    ours = (
-        jpeg_round_trip(batch_of(*(picture(kind, *size) for kind in kinds)), quality)
-        .permute(0, 2, 3, 1)
-        .numpy()
-    )
-    for mine, kind in zip(ours, kinds, strict=True):
-        np.testing.assert_array_equal(
-            mine, TENSORFLOW[f"jpeg {kind} {size[0]} {size[1]} {quality}"]
-        )
-
-
-def test_other_images_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"torch.float32 \[1, 3, 8, 8\], expected uint8"):
-        jpeg_round_trip(torch.zeros(1, 3, 8, 8))
-    with pytest.raises(ValueError, match="quality is 0"):
-        jpeg_round_trip(torch.zeros(1, 3, 8, 8, dtype=torch.uint8), quality=0)
 
 
 def oracle_lanczos3(image: np.ndarray, size: int) -> np.ndarray:
@@ -129,18 +85,3 @@ def test_the_crop_keeps_nine_tenths_of_the_area_and_samples_its_corners() -> Non
 def test_floats_become_bytes_by_flooring() -> None:
     values = torch.tensor([0.0, 0.5 / 255.0, 0.999, 1.0, 1.5, -0.1])
     assert to_uint8(values).tolist() == [0, 0, 255, 255, 255, 0]
-
-
-def test_the_exact_pipeline_is_jpeg_then_lanczos_then_the_crop() -> None:
-    images = batch_of(picture("waves", 256, 256))
-    expected = centre_crop(lanczos3(jpeg_round_trip(images), 224))
-    assert torch.equal(image_pipeline("exact")(images, 224), expected)
-
-
-def test_bicubic_leaves_frames_of_the_right_size_alone_and_follows_pillow_otherwise() -> None:
-    image = picture("waves", 256, 256)
-    same = image_pipeline("bicubic")(batch_of(image), 256)
-    np.testing.assert_array_equal(same[0].permute(1, 2, 0).numpy(), image)
-    ours = image_pipeline("bicubic")(batch_of(image), 224)[0].permute(1, 2, 0).numpy()
-    pillow = np.asarray(Image.fromarray(image).resize((224, 224), Image.Resampling.BICUBIC))
-    assert np.abs(ours.astype(int) - pillow.astype(int)).max() <= 1

@@ -3,14 +3,11 @@
 import numpy as np
 import pytest
 
-from vla_rl.envs.libero.experts.clearance import highest_on_way, lowest_height
 from vla_rl.envs.libero.experts.grasps import (
     choose_grasp,
-    nearest_half_turn,
     pinch_grasps,
     rim_grasps,
 )
-from vla_rl.envs.libero.experts.hand import command, nearest_turn, pointing, pointing_down
 
 NOTHING = np.empty((0, 3))
 
@@ -77,32 +74,3 @@ def test_a_neighbour_decides_on_which_side_a_bowl_is_grasped() -> None:
     assert (
         grasp.position[0] + abs(np.cos(grasp.yaw)) * 0.108 + abs(np.sin(grasp.yaw)) * 0.036 < 0.095
     )
-
-
-def test_the_palm_stays_above_what_is_below_it() -> None:
-    post = np.array([[0.08, 0.0, 0.3]])
-    assert lowest_height(post, np.zeros(2), yaw=0.0) == pytest.approx(0.3 - 0.028)
-    assert lowest_height(post, np.zeros(2), yaw=np.pi / 2) == -np.inf
-
-
-def test_the_way_is_as_high_as_what_stands_near_it() -> None:
-    cloud = np.array([[0.5, 0.05, 0.7], [0.5, 0.3, 0.9]])
-    assert highest_on_way(cloud, np.zeros(3), np.array([1.0, 0.0, 0.0]), 0.1) == 0.7
-
-
-def test_the_hand_points_where_it_is_told_and_turns_the_short_way() -> None:
-    rotation = pointing(np.array([0.0, -2.0, 0.0]), np.array([0.0, 0.3, 1.0]))
-    np.testing.assert_allclose(rotation[:, 2], [0, -1, 0])
-    np.testing.assert_allclose(rotation[:, 0], [0, 0, 1], atol=1e-12)
-    assert np.linalg.det(rotation) == pytest.approx(1.0)
-    np.testing.assert_allclose(
-        nearest_turn(pointing_down(np.pi), pointing_down(0.0)), pointing_down(0.0), atol=1e-12
-    )
-    assert nearest_half_turn(3.0) == pytest.approx(3.0 - np.pi)
-
-
-def test_a_command_is_proportional_and_clipped() -> None:
-    action = command(np.array([0.01, -1.0, 0.0]), np.array([0.0, 0.0, 0.25]), 1.0)
-    # 2.6 / 5 cm of 1 cm is 0.52, 1.2 / 0.5 rad of 0.25 rad is 0.6
-    np.testing.assert_allclose(action, [0.52, -1.0, 0.0, 0.0, 0.0, 0.6, 1.0], atol=1e-6)
-    assert action.dtype == np.float32
