@@ -24,7 +24,7 @@ def parse_gpu_range(word: str) -> tuple[GpuRange, ...]:
 
     Numbers in brackets keep their leading zeros: `node[08-10]` is node08, node09 and node10.
 
-    Raises: ConfigError if the word has another form.
+    Raises: ConfigError if the word has another form, or names a GPU twice.
     """
     found = _WORD.fullmatch(word)
     if found is None:
@@ -34,6 +34,9 @@ def parse_gpu_range(word: str) -> tuple[GpuRange, ...]:
         )
     gpus = found["gpus"]
     indices = None if gpus is None else tuple(int(each) for each in _numbers(gpus, word))
+    twice = [index for index in indices or () if (indices or ()).count(index) > 1]
+    if twice:
+        raise ConfigError(f"{word!r} names GPU {twice[0]} twice, expected once")
     before, bracket, rest = found["host"].partition("[")
     if not bracket:
         return (GpuRange(before, indices),)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from vla_rl.algorithms.losses import PolicyLoss, TokenBatch
+from vla_rl.algorithms.losses import PolicyLoss, PolicyLossConfig, TokenBatch, policy_loss
 
 
 def row(*values: float) -> Tensor:
@@ -58,6 +58,37 @@ def random_batch(
         "action_tokens": 2 if tokens % 2 == 0 else None,
     }
     return TokenBatch(**(fields | others))
+
+
+def loss_of(name: str, **changes: Any) -> PolicyLoss:
+    """Return the loss of this name, with these parameters and the defaults of the others."""
+    return policy_loss(PolicyLossConfig(name=name, **changes))
+
+
+def covariance_batch() -> TokenBatch:
+    """Log-probs -3, -1, -1, -3 and advantages -1, 1, -1, 1: covariances 1, 1, -1, -1.
+
+    All ratios are 1.
+    """
+    log_prob = row(-3.0, -1.0, -1.0, -3.0)
+    return TokenBatch(
+        log_prob=log_prob.clone().requires_grad_(),
+        behavior_log_prob=log_prob,
+        advantage=row(-1.0, 1.0, -1.0, 1.0),
+        mask=torch.ones(1, 4, dtype=torch.bool),
+    )
+
+
+def probabilities(
+    current: tuple[float, ...], acted: tuple[float, ...], advantages: tuple[float, ...]
+) -> TokenBatch:
+    """Return one row of tokens with these probabilities now and under the policy that acted."""
+    return TokenBatch(
+        log_prob=ratios_of(*current).requires_grad_(),
+        behavior_log_prob=ratios_of(*acted),
+        advantage=row(*advantages),
+        mask=torch.ones(1, len(current), dtype=torch.bool),
+    )
 
 
 def gradient(loss: PolicyLoss, batch: TokenBatch) -> Tensor:

@@ -1,0 +1,100 @@
+"""Work that was begun is awaited to its end, whether its caller is cancelled or not."""
+
+import asyncio
+import gc
+import threading
+
+import pytest
+
+from vla_rl.actors.completion import finish_despite_cancellation, run_to_its_end, to_its_end
+
+
+async def test_the_result_of_work_is_that_of_awaiting_it() -> None:
+    async def work() -> int:
+        return 3
+
+    assert await to_its_end(asyncio.ensure_future(work())) == 3
+    assert await finish_despite_cancellation(work()) == (3, False)
+    assert await run_to_its_end(divmod, 7, 2) == (3, 1)
+
+
+async def test_a_cancelled_caller_leaves_only_after_the_work_is_done() -> None:
+    may_end = asyncio.Event()
+    work = asyncio.ensure_future(may_end.wait())
+    caller = asyncio.ensure_future(to_its_end(work))
+    async with asyncio.timeout(5):
+        for _ in range(2):  # the second cancellation does not shorten the wait either
+            await asyncio.sleep(0)
+            caller.cancel()
+        await asyncio.sleep(0)
+        assert not caller.done()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+    assert work.result()
+
+
+async def test_a_cancelled_caller_waits_for_the_thread() -> None:
+    begun, may_end = asyncio.Event(), threading.Event()
+    loop = asyncio.get_running_loop()
+    ended = []
+
+    def work() -> None:
+        loop.call_soon_threadsafe(begun.set)
+        may_end.wait(5)
+        ended.append(True)
+
+    caller = asyncio.ensure_future(run_to_its_end(work))
+    async with asyncio.timeout(5):
+        await begun.wait()
+        caller.cancel()
+        await asyncio.sleep(0)
+        assert not caller.done()
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+    assert ended == [True]
+
+
+async def test_a_caller_that_finishes_is_told_that_it_was_cancelled() -> None:
+    may_end = asyncio.Event()
+    caller = asyncio.ensure_future(finish_despite_cancellation(may_end.wait()))
+    async with asyncio.timeout(5):
+        await asyncio.sleep(0)
+        caller.cancel()
+        await asyncio.sleep(0)
+        may_end.set()
+        assert await caller == (True, True)
+
+
+async def test_an_error_of_the_work_is_raised_to_its_caller() -> None:
+    async def work() -> None:
+        raise OSError("full")
+
+    with pytest.raises(OSError, match="full"):
+        await to_its_end(asyncio.ensure_future(work()))
+    with pytest.raises(OSError, match="full"):
+        await finish_despite_cancellation(work())
+
+
+async def test_an_error_of_work_whose_caller_was_cancelled_is_not_reported_as_forgotten() -> None:
+    may_end = asyncio.Event()
+    forgotten: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: forgotten.append(told))
+
+    async def work() -> None:
+        await may_end.wait()
+        raise OSError("full")
+
+    caller = asyncio.ensure_future(to_its_end(asyncio.ensure_future(work())))
+    async with asyncio.timeout(5):
+        await asyncio.sleep(0)
+        caller.cancel()
+        await asyncio.sleep(0)
+        may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await caller
+    del caller
+    await asyncio.sleep(0)  # the loop lets go of it too
+    gc.collect()  # asyncio reports an error that nobody read when its task is collected
+    assert not forgotten

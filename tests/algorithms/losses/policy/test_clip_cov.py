@@ -1,0 +1,74 @@
+"""Check Clip-Cov against numbers worked out by hand."""
+
+import math
+
+import pytest
+import torch
+from loss_batches import (
+    covariance_batch,
+    loss_of,
+    row,
+)
+
+from vla_rl.algorithms.losses import (
+    PolicyLossConfig,
+    TokenBatch,
+    chosen_tokens,
+)
+from vla_rl.algorithms.losses.covariance import token_covariance
+
+
+def test_clip_cov_drops_a_share_of_the_tokens_of_high_covariance() -> None:
+    loss = loss_of("clip_cov", covariance_share=0.25, covariance_low=0.5, covariance_high=5.0)
+    losses, diagnostics = loss(covariance_batch())
+    # one of the two candidates, the first
+    torch.testing.assert_close(losses, row(0.0, -1.0, 1.0, -1.0))
+    assert diagnostics.metrics()["dropped_fraction"] == pytest.approx(0.25)
+    both = loss_of("clip_cov", covariance_share=0.5, covariance_low=0.5, covariance_high=5.0)
+    torch.testing.assert_close(both(covariance_batch())[0], row(0.0, 0.0, 1.0, -1.0))
+
+
+def test_clip_covs_candidates_are_unmasked_unclipped_and_strictly_between_the_bounds() -> None:
+    # means over the five unmasked tokens: log-prob -2, advantage 0; covariances 1, 0.5, 0, 1, -2.5
+    # and of the masked one 6
+    log_prob = row(-3.0, -2.5, -2.0, -1.0, -1.5, 0.0)
+    batch = TokenBatch(
+        log_prob=log_prob.clone().requires_grad_(),
+        # the fourth token's ratio is 1.5, beyond the clip of a good token
+        behavior_log_prob=log_prob - row(0.0, 0.0, 0.0, math.log(1.5), 0.0, 0.0),
+        advantage=row(-1.0, -1.0, 6.0, 1.0, -5.0, 3.0),
+        mask=torch.tensor([[True] * 5 + [False]]),
+    )
+    covariance = token_covariance(batch)
+    torch.testing.assert_close(covariance, row(1.0, 0.5, 0.0, 1.0, -2.5, 0.0))
+
+    def dropped(low: float, high: float) -> list[int]:
+        config = PolicyLossConfig(
+            name="clip_cov",
+            covariance_share=1.0,
+            covariance_low=low,
+            covariance_high=high,
+            clip_high=0.28,
+        )
+        return chosen_tokens(config, batch)[0].nonzero()[:, 0].tolist()
+
+    assert dropped(-9.0, 9.0) == [0, 1, 2, 4]  # neither the clipped nor the masked token
+    assert dropped(0.5, 9.0) == [0]  # a covariance at the bound is no candidate
+    assert dropped(0.0, 1.0) == [1]
+    assert dropped(-9.0, 0.25) == [2, 4]
+
+
+def test_candidates_are_taken_evenly_spaced() -> None:
+    log_prob = row(*[-1.0] * 8)
+    batch = TokenBatch(log_prob, log_prob, row(*[1.0] * 8), torch.ones(1, 8, dtype=torch.bool))
+    # 3 of 8 candidates
+    config = PolicyLossConfig(name="clip_cov", covariance_share=0.375, covariance_low=-1.0)
+    assert chosen_tokens(config, batch)[0].nonzero()[:, 0].tolist() == [0, 2, 5]
+
+
+def test_clip_cov_without_a_candidate_is_ppo() -> None:
+    losses, diagnostics = loss_of("clip_cov", covariance_share=1.0, covariance_low=2.0)(
+        covariance_batch()
+    )
+    torch.testing.assert_close(losses, row(1.0, -1.0, 1.0, -1.0))
+    assert diagnostics.metrics()["dropped_fraction"] == 0.0

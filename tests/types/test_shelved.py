@@ -1,0 +1,62 @@
+"""An array that lies in memory of another process is read by its path, or is known to be gone."""
+
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import pytest
+
+from vla_rl.types.shelved import KEY_BYTES, ShelvedArray
+
+ARRAY = np.arange(12, dtype=np.int16).reshape(3, 4)
+
+
+@pytest.fixture
+def memory(tmp_path: Path) -> Path:
+    path = tmp_path / "shelf"
+    path.write_bytes((77).to_bytes(KEY_BYTES, "little") + b"other" + ARRAY.tobytes())
+    return path
+
+
+def shelved(path: Path, **changes) -> ShelvedArray:
+    fields = {
+        "host": "",
+        "path": str(path),
+        "key": 77,
+        "start": KEY_BYTES + 5,
+        "dtype": "int16",
+        "shape": (3, 4),
+    } | changes
+    return ShelvedArray(**fields)
+
+
+def test_the_array_is_read_from_its_place(memory: Path) -> None:
+    found = shelved(memory).read()
+    assert found.dtype == np.int16
+    np.testing.assert_array_equal(found, ARRAY)
+    assert shelved(memory).num_bytes == 24
+
+
+def test_a_single_number_and_an_array_of_nothing_are_read_too(memory: Path) -> None:
+    assert shelved(memory, shape=()).read() == 0
+    assert shelved(memory, shape=(0, 4)).read().shape == (0, 4)
+
+
+def test_memory_that_is_gone_is_an_error_that_says_so(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="are gone: the process that held them has ended"):
+        shelved(tmp_path / "none").read()
+
+
+def test_memory_that_was_used_again_is_not_read_as_the_old_one(memory: Path) -> None:
+    with pytest.raises(OSError, match="24 bytes of 77 at 13, expected 24 of 78"):
+        shelved(memory, key=78).read()
+
+
+def test_memory_that_is_too_short_is_an_error(memory: Path) -> None:
+    with pytest.raises(OSError, match="has 22 bytes of 77 at 15, expected 24"):
+        shelved(memory, start=KEY_BYTES + 7).read()
+
+
+def test_it_goes_over_a_wire_as_it_is(memory: Path) -> None:
+    sent = msgspec.msgpack.encode(shelved(memory))
+    assert msgspec.msgpack.decode(sent, type=ShelvedArray) == shelved(memory)
