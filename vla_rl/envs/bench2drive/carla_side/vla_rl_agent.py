@@ -51,6 +51,7 @@ class VlaRlAgent(autonomous_agent.AutonomousAgent):  # type: ignore[misc]
     """
 
     _wire: Wire | None = None
+    _rides: str | None = None
 
     def setup(self, path_to_conf_file: str) -> None:
         """Connect to the policy and name the route."""
@@ -65,7 +66,8 @@ class VlaRlAgent(autonomous_agent.AutonomousAgent):  # type: ignore[misc]
             raise ValueError(f"cameras {unknown} are unknown, expected {sorted(CAMERAS)}")
         self._look = True
         self._name = names.split("+")[-1]
-        self._rides, self._ride = config.get("rides"), {}
+        self._rides = config.get("rides")
+        self._ride: dict[int, Any] = {}
         peer = f"the policy at {config['host']}:{config['port']}"
         timeout_s = float(config.get("timeout_s", 60))
         self._wire = connect(config["host"], int(config["port"]), peer, timeout_s)
