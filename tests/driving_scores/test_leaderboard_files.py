@@ -2,16 +2,20 @@
 
 import hashlib
 import json
+import math
 from pathlib import Path
 
 import pytest
 
-from vla_rl.driving_scores.bench2drive import table_of
+from vla_rl.driving_scores.bench2drive import RouteRecord, smoothness_of, table_of
 from vla_rl.driving_scores.leaderboard_files import (
     DIGESTS,
+    read_first_junctions,
     read_records,
+    read_rides,
     require_route_set,
     route_ids,
+    scenario_types,
 )
 
 RECORD = {
@@ -69,3 +73,67 @@ def test_a_route_set_that_is_not_the_one_that_the_table_names_is_refused(
     require_route_set(ids, "bench2drive_0.0.4_val")
     with pytest.raises(ValueError, match="but the table names bench2drive220"):
         require_route_set(ids, "bench2drive220")
+
+
+def test_the_first_scenario_of_a_route_is_its_type(tmp_path: Path) -> None:
+    routes = tmp_path / "routes.xml"
+    both = '<scenario type="Accident"/><scenario type="T_Junction"/>'
+    routes.write_text(f'<routes><route id="3"><scenarios>{both}</scenarios></route></routes>')
+    assert scenario_types(routes) == {"3": "Accident"}
+    routes.write_text('<routes><route id="3"/></routes>')
+    with pytest.raises(ValueError, match=r"route 3 of .*routes\.xml has no scenario"):
+        scenario_types(routes)
+
+
+def test_files_that_hold_no_first_junctions_are_named(tmp_path: Path) -> None:
+    path = tmp_path / "junctions.json"
+    for text, why in (
+        ("", "no first junctions"),
+        ("[]", "no first junctions"),
+        ('{"format": 2, "routes": {}}', "its format is 2, expected 1"),
+        ('{"format": 1, "routes": {"3": {"point": 4}}}', "num_points"),
+        ('{"format": 1, "routes": {"3": {"point": 9, "num_points": 4}}}', "point 9 of 4"),
+    ):
+        path.write_text(text)
+        with pytest.raises(ValueError, match=why):
+            read_first_junctions(path)
+
+
+def write_ride(folder: Path, degrees_per_s: float, num_ticks: int = 80) -> None:
+    """Write the log of a ride at 20 Hz that turns right at a steady rate and 5 m/s."""
+    rate = math.radians(degrees_per_s)
+    ride = {}
+    for tick in range(num_ticks):
+        yaw = rate * tick / 20
+        ahead = [math.cos(yaw), math.sin(yaw), 0.0]
+        right = [-math.sin(yaw), math.cos(yaw), 0.0]
+        ride[tick] = {
+            "acceleration": [5.0 * rate * part for part in right],
+            "angular_velocity": [0.0, 0.0, degrees_per_s],
+            "forward_vector": ahead,
+            "right_vector": right,
+        }
+    folder.mkdir()
+    (folder / "metric_info.json").write_text(json.dumps(ride))
+
+
+def test_rides_that_agents_logged_are_graded_both_ways(tmp_path: Path) -> None:
+    write_ride(tmp_path / "straight", 0.0)
+    write_ride(tmp_path / "turning", 10.0)
+    records = [
+        RouteRecord(name, "Perfect", 100.0, save_name=name) for name in ("straight", "turning")
+    ]
+    smoothness = smoothness_of(read_rides(records, tmp_path))
+    # the tool compares 10 degrees/s with 0.95 rad/s
+    assert (smoothness.as_published, smoothness.corrected) == (0.5, 1.0)
+
+
+def test_a_missing_ride_and_one_that_is_too_short_are_named(tmp_path: Path) -> None:
+    record = RouteRecord("1711", "Perfect", 100.0, save_name="gone")
+    with pytest.raises(ValueError, match="no log of the ride of route 1711"):
+        read_rides([record], tmp_path)
+    write_ride(tmp_path / "gone", 0.0, num_ticks=4)
+    with pytest.raises(ValueError, match="it has 4 ticks, expected at least 5"):
+        read_rides([record], tmp_path)
+    with pytest.raises(ValueError, match="there is no ride"):
+        smoothness_of([])

@@ -1,7 +1,7 @@
-"""Bench2Drive's table from route records: driving score, success, efficiency, comfort, abilities.
+"""Bench2Drive's table from route records: driving score, success, efficiency, smoothness.
 
 Formulas: Bench2Drive 7ec25d1 (release 0.0.4), leaderboard/leaderboard/utils/statistics_manager.py,
-tools/merge_route_json.py, tools/efficiency_smoothness_benchmark.py, tools/ability_benchmark.py.
+tools/merge_route_json.py, tools/efficiency_smoothness_benchmark.py. Multi-ability: `abilities`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +55,7 @@ class RouteRecord:
         infractions: number of events of each kind, without those of `min_speed_infractions`.
         outside_route: percentage of the route that was driven outside of its lanes.
         speeds: the car's speeds in percent of the traffic's, one for each min-speed event.
+        save_name: the leaderboard's name of the drive, and of the folder with its ride.
     """
 
     route_id: str
@@ -63,6 +64,7 @@ class RouteRecord:
     infractions: Mapping[str, int] = field(default_factory=dict)
     outside_route: float = 0.0
     speeds: Sequence[float] = ()
+    save_name: str = ""
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.completion <= 100.0:
@@ -141,7 +143,7 @@ def table_of(
 
 @dataclass(frozen=True)
 class Ride:
-    """The leaderboard's record of a ride at 10 Hz, in CARLA's frame.
+    """The log of a ride, in CARLA's frame; the formulas take its samples to be 0.1 s apart.
 
     Args:
         acceleration: [T, 2] in m/s^2, along the world's axes.
@@ -182,6 +184,39 @@ def comfort_corrected(ride: Ride) -> float:
         return _filtered(rate), _filtered(rate, 1)
 
     return _share_of_segments(ride, rates)
+
+
+@dataclass(frozen=True)
+class Smoothness:
+    """Mean share of comfortable segments over rides, 0 to 1.
+
+    Attributes:
+        as_published: by the benchmark's tool, over every tick (0.05 s) as if it took 0.1 s.
+        corrected: in radians, with yaw's real derivative, over samples that are 0.1 s apart.
+    """
+
+    as_published: float
+    corrected: float
+
+
+def smoothness_of(rides: Sequence[Ride]) -> Smoothness:
+    """Return the smoothness of rides that were logged at every tick of 0.05 s.
+
+    The benchmark's agents log every tick, but its tool takes the samples to be 0.1 s apart: its
+    segments last 1 s, and its jerks are half the real ones.
+
+    Raises: ValueError without a ride, or for one of fewer than 3 samples at 10 Hz.
+    """
+    if not rides:
+        raise ValueError("there is no ride, expected the log of at least one.")
+    at_10_hz = [
+        Ride(each.acceleration[::2], each.forward[::2], each.right[::2], each.yaw_rate[::2])
+        for each in rides
+    ]
+    return Smoothness(
+        as_published=float(np.mean([comfort_as_published(ride) for ride in rides])),
+        corrected=float(np.mean([comfort_corrected(ride) for ride in at_10_hz])),
+    )
 
 
 def _share_of_segments(ride: Ride, rates: Rates) -> float:

@@ -1,8 +1,11 @@
-"""Bench2Drive's files: route sets (.xml) and the leaderboard's results (.json).
+"""Bench2Drive's files: route sets (.xml), the leaderboard's results, rides and first junctions (.json).
 
 ids = route_ids(routes_xml)
 require_route_set(ids, "bench2drive220")
-table = table_of(read_records(results), "bench2drive220", ids)
+records = read_records(results)
+table = table_of(records, "bench2drive220", ids)
+abilities = abilities_of(records, scenario_types(routes_xml), read_first_junctions(junctions))
+rides = read_rides(records, folder)
 """
 
 import hashlib
@@ -13,13 +16,25 @@ from pathlib import Path
 from typing import Any, Final
 from xml.etree import ElementTree
 
-from vla_rl.driving_scores.bench2drive import UNPENALISED, RouteRecord, RouteSet
+import numpy as np
+
+from vla_rl.driving_scores.abilities import FirstJunction
+from vla_rl.driving_scores.bench2drive import UNPENALISED, Ride, RouteRecord, RouteSet
 
 DIGESTS: Final[dict[str, str]] = {
     "f4fdc49680fb0df926f5da59d87d0784883ce9f3153acfb232579f46e8f3ff68": "bench2drive220",
     "e1ccd0e234dc164d77fdf38783b7a4b087dcf5c07306f3fee7085fe5c289509f": "bench2drive_0.0.4_val",
 }
 """SHA-256 of a set's sorted route ids, joined by commas, at Bench2Drive 7ec25d1."""
+
+JUNCTIONS_FORMAT: Final = 1
+"""Format of the file that `carla_side/vla_rl_first_junctions.py` writes."""
+
+RIDE_FILE: Final = "metric_info.json"
+"""Log of a ride, one entry a tick, in a folder named as the leaderboard's `save_name`."""
+
+FEWEST_TICKS: Final = 5
+"""Ticks of the shortest ride whose smoothness is defined: 3 samples at 10 Hz."""
 
 _PERCENT: Final = re.compile(r"(-?[\d.]+)%")
 _ROUTE: Final = re.compile(r"RouteScenario_(\d+)")
@@ -34,6 +49,75 @@ def route_ids(path: Path) -> list[str]:
     if not found:
         raise ValueError(f"{path} has no routes, expected Bench2Drive's file of a route set.")
     return found
+
+
+def scenario_types(path: Path) -> dict[str, str]:
+    """Return the type of each route's first scenario, by the route's id.
+
+    Raises: ValueError naming the file, and a route without a scenario.
+    """
+    ids = route_ids(path)
+    types = {}
+    for route_id, route in zip(ids, ElementTree.parse(path).getroot().iter("route"), strict=True):
+        scenario = route.find("scenarios/scenario")
+        if scenario is None or "type" not in scenario.attrib:
+            raise ValueError(
+                f"route {route_id} of {path} has no scenario with a type; give Bench2Drive's file."
+            )
+        types[route_id] = scenario.attrib["type"]
+    return types
+
+
+def read_first_junctions(path: Path) -> dict[str, FirstJunction]:
+    """Return the first junction of each route, by the route's id.
+
+    Raises: ValueError naming a file that `vla_rl_first_junctions.py` did not write.
+    """
+    try:
+        found = json.loads(path.read_text())
+        if found["format"] != JUNCTIONS_FORMAT:
+            raise ValueError(f"its format is {found['format']}, expected {JUNCTIONS_FORMAT}")
+        return {
+            route_id: FirstJunction(each["point"], each["num_points"])
+            for route_id, each in found["routes"].items()
+        }
+    except (OSError, AttributeError, TypeError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"{path} holds no first junctions: {error!r}; write it with "
+            "carla_side/vla_rl_first_junctions.py."
+        ) from error
+
+
+def read_rides(records: Sequence[RouteRecord], folder: Path) -> list[Ride]:
+    """Return the ride of each record, as an agent logged it.
+
+    Raises: ValueError naming a record without a ride, or a damaged file.
+    """
+    rides = []
+    for record in records:
+        path = folder / record.save_name / RIDE_FILE
+        try:
+            ticks = list(json.loads(path.read_text()).values())
+            if len(ticks) < FEWEST_TICKS:
+                raise ValueError(f"it has {len(ticks)} ticks, expected at least {FEWEST_TICKS}")
+            rides.append(
+                Ride(
+                    acceleration=_column(ticks, "acceleration")[:, :2],
+                    forward=_column(ticks, "forward_vector")[:, :2],
+                    right=_column(ticks, "right_vector")[:, :2],
+                    yaw_rate=_column(ticks, "angular_velocity")[:, 2],
+                )
+            )
+        except (OSError, AttributeError, TypeError, KeyError, IndexError, ValueError) as error:
+            raise ValueError(
+                f"{path} is no log of the ride of route {record.route_id}: {error!r}; set the "
+                "agent's `rides`, and give that folder."
+            ) from error
+    return rides
+
+
+def _column(ticks: Sequence[Mapping[str, Sequence[float]]], name: str) -> np.ndarray:
+    return np.array([tick[name] for tick in ticks], np.float64)
 
 
 def require_route_set(ids: Sequence[str], named: RouteSet) -> None:
@@ -73,6 +157,7 @@ def record_of(record: Mapping[str, Any]) -> RouteRecord:
         infractions={kind: len(of_kind) for kind, of_kind in events.items() if kind != UNPENALISED},
         outside_route=outside[0] if outside else 0.0,
         speeds=[_percent(message) for message in events.get(UNPENALISED, ())],
+        save_name=record.get("save_name", ""),
     )
 
 

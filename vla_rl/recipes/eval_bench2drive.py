@@ -4,11 +4,13 @@ Answers the agents of CARLA's leaderboard (`vla_rl/envs/bench2drive/carla_side`)
 greedy plans, until Ctrl-C. Afterwards, with the leaderboard's results, prints the benchmark's table:
 
     ... --results results/*.json --routes bench2drive220.xml --route-set bench2drive220
+    ... --first-junctions first_junctions.json --rides rides          # multi-ability, smoothness
 """
 
 import asyncio
 import logging
 import sys
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import msgspec
@@ -16,8 +18,22 @@ import numpy as np
 
 from vla_rl import engines
 from vla_rl.commands.command_line import Command, Launch, run_recipe
-from vla_rl.driving_scores.bench2drive import BenchmarkTable, RouteSet, table_of
-from vla_rl.driving_scores.leaderboard_files import read_records, require_route_set, route_ids
+from vla_rl.driving_scores.abilities import AbilityTable, abilities_of
+from vla_rl.driving_scores.bench2drive import (
+    BenchmarkTable,
+    RouteSet,
+    Smoothness,
+    smoothness_of,
+    table_of,
+)
+from vla_rl.driving_scores.leaderboard_files import (
+    read_first_junctions,
+    read_records,
+    read_rides,
+    require_route_set,
+    route_ids,
+    scenario_types,
+)
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.bench2drive.policy_host import PolicyHost, cameras_of
 from vla_rl.envs.driving.observing import ROUTE_POINTS
@@ -43,6 +59,14 @@ class EvalBench2DriveConfig(CheckpointConfig, frozen=True, kw_only=True):
 
     route_set: RouteSet = "bench2drive220"
     """Route set that the table names. The routes file is checked against it."""
+
+    first_junctions: str | None = None
+    """File of the routes' first junctions, which `carla_side/vla_rl_first_junctions.py` writes on the
+    machine with CARLA. Adds the multi-ability ratios to the table. None: leave them out."""
+
+    rides: str | None = None
+    """Folder of the rides' logs, as the agent's `rides` names it. Adds the smoothness to the table.
+    None: leave it out."""
 
     host: str = "0.0.0.0"
     """Address to listen at."""
@@ -97,6 +121,12 @@ class EvalBench2DriveConfig(CheckpointConfig, frozen=True, kw_only=True):
                 "routes is None, expected Bench2Drive's file of the routes that were driven: "
                 "give --routes, because a table must name its route set"
             )
+        for option in ("first_junctions", "rides"):
+            if getattr(self, option) is not None and not self.results:
+                raise ConfigError(
+                    f"{option} is {getattr(self, option)!r} without results, expected the "
+                    "leaderboard's results that the table is made of: give --results"
+                )
 
 
 async def main(command: Command[Launch, EvalBench2DriveConfig]) -> int:
@@ -105,10 +135,10 @@ async def main(command: Command[Launch, EvalBench2DriveConfig]) -> int:
     config.require_source()
     try:
         if config.policy is None:
-            table = await asyncio.to_thread(table_in, config)
-            print(text_of(table))
+            graded = await asyncio.to_thread(graded_in, config)
+            print(text_of(graded))
             if config.out is not None and not command.launch.dry_run:
-                await asyncio.to_thread(Path(config.out).write_bytes, msgspec.json.encode(table))
+                await asyncio.to_thread(Path(config.out).write_bytes, json_of(graded))
             return 0
         cameras = cameras_of(config.cameras)
     except ValueError as error:
@@ -152,26 +182,66 @@ async def main(command: Command[Launch, EvalBench2DriveConfig]) -> int:
             return stop.exit_status
 
 
-def table_in(config: EvalBench2DriveConfig) -> BenchmarkTable:
-    """Return the table of the results. Raises: ValueError if they are of another route set."""
+@dataclass(frozen=True)
+class Graded:
+    """The benchmark's table, and the parts that need more files; None without them."""
+
+    table: BenchmarkTable
+    abilities: AbilityTable | None
+    smoothness: Smoothness | None
+
+
+def graded_in(config: EvalBench2DriveConfig) -> Graded:
+    """Grade the results. Raises: ValueError if a file is damaged or of another route set."""
     assert config.routes is not None
-    ids = route_ids(Path(config.routes))
+    routes = Path(config.routes)
+    ids = route_ids(routes)
     require_route_set(ids, config.route_set)
     records = read_records([Path(path) for path in config.results])
-    return table_of(records, config.route_set, ids)
+    table = table_of(records, config.route_set, ids)
+    abilities = smoothness = None
+    if config.first_junctions is not None:
+        junctions = read_first_junctions(Path(config.first_junctions))
+        abilities = abilities_of(records, scenario_types(routes), junctions)
+    if config.rides is not None:
+        smoothness = smoothness_of(read_rides(records, Path(config.rides)))
+    return Graded(table, abilities, smoothness)
 
 
-def text_of(table: BenchmarkTable) -> str:
+def json_of(graded: Graded) -> bytes:
+    """Return the table as JSON, with the parts that were computed beside it."""
+    more = {"abilities": graded.abilities, "smoothness": graded.smoothness}
+    computed = {name: part for name, part in more.items() if part is not None}
+    return msgspec.json.encode({**asdict(graded.table), **computed})
+
+
+def text_of(graded: Graded) -> str:
     """Return the table as text."""
+    table = graded.table
     efficiency = "-" if table.efficiency is None else f"{table.efficiency:.2f}"
-    return "\n".join(
-        (
-            f"{table.route_set}, {table.num_routes} of 220 routes; the others count as 0",
-            f"driving score    {table.driving_score:8.2f}",
-            f"success rate     {100 * table.success_rate:8.2f} %",
-            f"efficiency       {efficiency:>8}",
-        )
-    )
+    lines = [
+        f"{table.route_set}, {table.num_routes} of 220 routes; the others count as 0",
+        f"driving score    {table.driving_score:8.2f}",
+        f"success rate     {100 * table.success_rate:8.2f} %",
+        f"efficiency       {efficiency:>8}",
+    ]
+    if graded.smoothness is not None:
+        lines += [
+            f"smoothness       {100 * graded.smoothness.as_published:8.2f} %",
+            f"  corrected      {100 * graded.smoothness.corrected:8.2f} %",
+        ]
+    if graded.abilities is not None:
+        left_out = len(graded.abilities.left_out)
+        lines.append(f"multi-ability; {left_out} routes that were not driven are left out")
+        for name, ability in graded.abilities.abilities.items():
+            counts = f"{ability.num_successes} of {ability.num_routes} routes"
+            lines.append(f"  {name:<15}{_percent(ability.success_ratio)}   {counts}")
+        lines.append(f"  {'mean':<15}{_percent(graded.abilities.mean)}")
+    return "\n".join(lines)
+
+
+def _percent(ratio: float | None) -> str:
+    return f"{'-':>8}  " if ratio is None else f"{100 * ratio:8.2f} %"
 
 
 def cli() -> int:

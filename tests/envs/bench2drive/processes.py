@@ -27,6 +27,7 @@ def config_in(folder: Path, port: int, size: int, cameras: str) -> str:
                 "cameras": cameras.split(),
                 "size": size,
                 "timeout_s": 60,
+                "rides": str(folder / "rides"),
             }
         )
     )

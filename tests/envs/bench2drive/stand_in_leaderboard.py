@@ -36,6 +36,19 @@ class RoadOption(Enum):
 class AutonomousAgent:
     def __init__(self, carla_host: str, carla_port: int, debug: bool = False) -> None:
         self._global_plan: Any = None
+        self.hero_actor: Any = None
+
+    def get_metric_info(self) -> dict[str, list[float]]:
+        """The car's motion in CARLA's frame: y to the right, degrees per second."""
+        car: Car = self.hero_actor
+        ahead = [math.cos(car.heading), -math.sin(car.heading), 0.0]
+        right = [math.sin(car.heading), math.cos(car.heading), 0.0]
+        return {
+            "acceleration": [car.accel * part for part in ahead],
+            "angular_velocity": [0.0, 0.0, -math.degrees(car.yaw_rate)],
+            "forward_vector": ahead,
+            "right_vector": right,
+        }
 
     def set_global_plan(self, plan_gps: Any, plan_world: Any) -> None:
         self._global_plan = plan_gps
@@ -95,11 +108,13 @@ def main() -> None:
     agent = getattr(module, module.get_entry_point())("localhost", 2000, False)
     agent.set_global_plan(plan(), None)
     name = f"RouteScenario_{given.routes_subset}_rep0"
-    agent.setup(f"{given.agent_config}+{name}_Town12_Accident_1_01_01")
+    save_name = f"{name}_Town12_Accident_1_01_01"
+    agent.setup(f"{given.agent_config}+{save_name}")
     cameras = [each for each in agent.sensors() if each["type"] == "sensor.camera.rgb"]
     assert {each["id"] for each in agent.sensors()} >= {"gps", "imu", "speed", "front"}
     car, tick = Car(0.0, 0.0, HEADING, 5.0, 0.0, 0.0, 0.0), 0
     while tick < given.ticks and math.hypot(car.x, car.y) < GOAL:
+        agent.hero_actor = car
         size = given.size or cameras[0]["width"]
         control = agent.run_step(measured(car, size, [c["id"] for c in cameras]), tick / 20)
         car = drive(car, Control(control.throttle, -control.steer, control.brake))
@@ -108,6 +123,7 @@ def main() -> None:
     done = min(100.0 * math.hypot(car.x, car.y) / GOAL, 100.0)
     record = {
         "route_id": name,
+        "save_name": save_name,
         "status": "Perfect" if done == 100.0 else "Failed - Agent timed out",
         "infractions": {"red_light": [], "min_speed_infractions": ["Average speed is 80% of it"]},
         "scores": {"score_route": done, "score_penalty": 1.0, "score_composed": done},

@@ -17,7 +17,7 @@ import pytest
 
 import vla_rl.envs  # noqa: F401  # registers ours
 from tests.envs.bench2drive.processes import CARLA_SIDE, SIZE, drive, route_server
-from vla_rl.driving_scores.leaderboard_files import read_records
+from vla_rl.driving_scores.leaderboard_files import read_records, read_rides
 from vla_rl.envs.bench2drive.carla_side.vla_rl_wire import Wire, WireError, packed
 from vla_rl.envs.bench2drive.policy_host import PolicyHost, cameras_of
 from vla_rl.envs.bench2drive.sensing import CAMERAS, RouteView
@@ -28,7 +28,7 @@ AHEAD = np.tile(np.array([0.2, 0.0, 0.0], np.float32), (8, 1))
 
 
 def test_the_carla_side_is_python_3_8_and_needs_nothing_beside_its_standard_library() -> None:
-    allowed = {*sys.stdlib_module_names, "carla", "leaderboard", "vla_rl_wire"}
+    allowed = {*sys.stdlib_module_names, "carla", "agents", "leaderboard", "vla_rl_wire"}
     for file in CARLA_SIDE.glob("*.py"):
         tree = ast.parse(file.read_text(), feature_version=(3, 8))
         for node in ast.walk(tree):
@@ -71,6 +71,10 @@ async def test_a_policy_drives_a_route_of_the_leaderboard(tmp_path: Path) -> Non
     # a plan lasts for ten ticks; the speed that it asks for is reached
     assert 4 <= len(seen) <= 10
     assert seen[-1]["state"][0] > 6.0
+    # one entry for each tick, in the folder that the results name
+    (ride,) = read_rides([record], tmp_path / "rides")
+    assert 10 * (len(seen) - 1) < len(ride.yaw_rate) <= 10 * len(seen)
+    np.testing.assert_allclose((ride.acceleration * ride.right).sum(-1), 0.0, atol=0.1)
 
 
 async def test_an_agent_with_pictures_of_another_size_is_told_so(

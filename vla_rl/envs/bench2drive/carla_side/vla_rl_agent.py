@@ -6,6 +6,10 @@ The configuration names the policy's address, the cameras and their size in pixe
 
     {"host": "10.0.0.2", "port": 5600, "cameras": ["front"], "size": 224, "timeout_s": 60}
 
+With "rides": "FOLDER", the log that Bench2Drive's smoothness is computed from is written to
+FOLDER/<the drive's name>/metric_info.json. It has the simulator's own motion of the car, which the
+policy never gets.
+
 Needs no package beside the leaderboard's own. Written against Bench2Drive 7ec25d1.
 """
 
@@ -13,6 +17,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from typing import Any
 
 import carla
@@ -46,6 +51,7 @@ class VlaRlAgent(autonomous_agent.AutonomousAgent):  # type: ignore[misc]
     """
 
     _wire: Wire | None = None
+    _rides: str | None = None
 
     def setup(self, path_to_conf_file: str) -> None:
         """Connect to the policy and name the route."""
@@ -59,6 +65,9 @@ class VlaRlAgent(autonomous_agent.AutonomousAgent):  # type: ignore[misc]
         if unknown:
             raise ValueError(f"cameras {unknown} are unknown, expected {sorted(CAMERAS)}")
         self._look = True
+        self._name = names.split("+")[-1]
+        self._rides = config.get("rides")
+        self._ride: dict[int, Any] = {}
         peer = f"the policy at {config['host']}:{config['port']}"
         timeout_s = float(config.get("timeout_s", 60))
         self._wire = connect(config["host"], int(config["port"]), peer, timeout_s)
@@ -67,7 +76,7 @@ class VlaRlAgent(autonomous_agent.AutonomousAgent):  # type: ignore[misc]
             {
                 "kind": "hello",
                 "version": VERSION,
-                "route": names.split("+")[-1],
+                "route": self._name,
                 "cameras": {name: [self._size, self._size] for name in self._cameras},
                 "plan": plan,
             }
@@ -117,10 +126,17 @@ class VlaRlAgent(autonomous_agent.AutonomousAgent):  # type: ignore[misc]
         control.throttle = answer["throttle"]
         control.steer = answer["steer"]
         control.brake = answer["brake"]
+        if self._rides is not None:
+            self._ride[len(self._ride)] = self.get_metric_info()
         return control
 
     def destroy(self) -> None:
-        """Say goodbye and close the connection."""
+        """Write the ride, say goodbye and close the connection."""
+        if self._wire is not None and self._rides is not None:
+            folder = os.path.join(self._rides, self._name)
+            os.makedirs(folder, exist_ok=True)
+            with open(os.path.join(folder, "metric_info.json"), "w") as file:
+                json.dump(self._ride, file)
         if self._wire is not None:
             try:
                 self._wire.send({"kind": "end"})
