@@ -1,4 +1,6 @@
-"""The file of first junctions, written over a stand-in for CARLA's map and planner."""
+"""The file of first junctions, which the script of `vla_rl.envs.bench2drive.carla_side` writes over a
+stand-in for CARLA's map and planner.
+"""
 
 import json
 import subprocess
