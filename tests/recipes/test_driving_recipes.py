@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import msgspec
+import numpy as np
 import pytest
 import torch
 
@@ -149,6 +150,18 @@ def test_more_route_points_than_the_world_shows_are_refused(config_type: type[An
     for number in (-1, 11):
         with pytest.raises(ConfigError, match=f"route_points is {number}, expected 0 to 10 points"):
             config_type(route_points=number)
+
+
+async def test_a_policy_has_as_many_action_tokens_as_were_asked_for(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    taught = SftDrivingConfig(scenes=1, updates=1, batch=1, bins=8, out=str(base))
+    assert await sft_driving.main(Command(launch=Launch(), config=taught)) == 0
+    policy = load_driver(str(base), FORMAT, "cpu", "moves", 0)
+    first = policy.config.llm.vocab_size - 8
+    values = policy.decode(np.repeat(np.arange(first, first + 8)[:, None], 24, 1))
+    assert len(np.unique(values)) == 7
+    with pytest.raises(ConfigError, match="bins is 2, expected at least 3"):
+        SftDrivingConfig(bins=2)
 
 
 def test_two_routes_are_two_plans_to_a_policy_that_reads_them() -> None:

@@ -70,6 +70,10 @@ class SftDrivingConfig(Config, frozen=True, kw_only=True):
     """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10. 0:
     the command alone, for a policy that is to plan where no route is given, as on NavSim."""
 
+    bins: int = 256
+    """Action tokens: each of the 24 numbers takes one of `bins` - 1 values, evenly spaced. With few,
+    reinforcement learning tries each of them often enough to compare them."""
+
     out: str = "driving_base"
     """Folder that the checkpoint is written to. It must not exist yet."""
 
@@ -98,6 +102,7 @@ class SftDrivingConfig(Config, frozen=True, kw_only=True):
         self.require(
             0 <= self.route_points <= ROUTE_POINTS, "route_points", f"0 to {ROUTE_POINTS} points"
         )
+        self.require(self.bins >= 3, "bins", "at least 3")
         self.require(self.save_every is None or self.save_every >= 1, "save_every", "at least 1")
 
 
@@ -115,9 +120,11 @@ def driving_state(route_points: int) -> ProprioConfig:
     return ProprioConfig(low=tuple(low), high=tuple(high))
 
 
-def new_policy(seed: int, action: PlanAction, route_points: int) -> "openvla_oft.OpenVlaOft":
-    """Create the small policy with random weights; its folder says what its rows mean and how many
-    points of the route it reads.
+def new_policy(
+    seed: int, action: PlanAction, route_points: int, bins: int = 256
+) -> "openvla_oft.OpenVlaOft":
+    """Create the small policy with random weights; its folder says what its rows mean, how many
+    points of the route it reads, and how many action tokens it has.
     """
     small = tiny(
         image_size=IMAGE_SIZE,
@@ -127,7 +134,7 @@ def new_policy(seed: int, action: PlanAction, route_points: int) -> "openvla_oft
         action_dim=3,
     )
     names = [name for name, taught in TAUGHT.items() if taught == action]
-    return openvla_oft.OpenVlaOft.create(replace(small, norm_key=names[0]), seed)
+    return openvla_oft.OpenVlaOft.create(replace(small, norm_key=names[0], num_bins=bins), seed)
 
 
 def demonstrate(
@@ -164,7 +171,11 @@ async def main(command: Command[Launch, SftDrivingConfig]) -> int:
     config = command.config
     require_new(Path(config.out), intermediate_folder(Path(config.out), config.updates))
     policy = await asyncio.to_thread(
-        new_policy, derive_seed(config.seed, "policy"), config.action, config.route_points
+        new_policy,
+        derive_seed(config.seed, "policy"),
+        config.action,
+        config.route_points,
+        config.bins,
     )
     if command.launch.dry_run:
         await asyncio.to_thread(
