@@ -68,7 +68,11 @@ def settings_of_scores(pipeline: str) -> Mapping[str, Any]:
 
 DRIVING: Final = "vla_rl/driving-v0"
 DRIVING_BASE: Final = ASSETS / "driving_base"
-"""A small policy that half learnt to drive; `sft_driving` makes it."""
+"""A small policy that half learnt to drive by moves, without a route; `sft_driving` makes it."""
+
+ROUTE_BASE: Final = ASSETS / "driving_route_base"
+"""A small policy that races along the route, reads ten points of it, and has 32 action tokens; it is
+made by `sft_driving` with the defaults."""
 
 IMAGE_SIZE: Final = 112
 """Side of the pictures in pixels."""
@@ -127,8 +131,8 @@ class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     them either way."""
 
     action: PlanAction = "moves"
-    """Meaning of the policy's 8 rows of 3 numbers: `moves` from waypoint to waypoint, as the shipped
-    policy was taught, `profiles`, or `along_route`."""
+    """Meaning of the policy's 8 rows of 3 numbers, as it was taught: `moves` from waypoint to
+    waypoint, `profiles`, or `along_route`."""
 
     policy: str = str(DRIVING_BASE)
     """Folder of the OpenVLA-OFT checkpoint to start from."""
@@ -171,8 +175,8 @@ class DrivingConfig(SceneTrainingConfig, frozen=True, kw_only=True):
     """Training scenes, from number 0 on."""
 
     route_points: int = 0
-    """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10. The
-    shipped policy reads none."""
+    """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10, as
+    it was taught."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
