@@ -93,6 +93,11 @@ class HeldOutScenesConfig(HeldOutSchedule, frozen=True, kw_only=True):
     scenes: int = 500
     """Number of scenes, from number 0 on. 0: no held-out scenes."""
 
+    by_mean: bool = False
+    """Drive by the mean of each number that the policy would sample at `temperature`, to the nearest
+    token, instead of the likeliest token. Set it for policies whose neighbouring tokens mean nearly
+    the same."""
+
     def __post_init__(self) -> None:
         super().__post_init__()
         self.require(self.scenes >= 0, "scenes", "at least 0")
@@ -232,7 +237,9 @@ def held_out_episodes(config: SceneTrainingConfig) -> list[EpisodeSpec]:
             env=env,
             task=config.task,
             options={"init_state_id": number},
-            sampling=Sampling(greedy=True, temperature=config.temperature),
+            sampling=Sampling(
+                greedy=True, by_mean=config.held_out.by_mean, temperature=config.temperature
+            ),
             seed=0,
             policy_seed=derive_seed(config.run.seed, "held out", number),
         )

@@ -17,7 +17,13 @@ from vla_rl.envs.driving.observing import ROUTE_POINTS
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import RunConfig
-from vla_rl.recipes.driving_training import BY_GROUP_MEAN, ROUTE_BASE, DrivingConfig, main
+from vla_rl.recipes.driving_training import (
+    BY_GROUP_MEAN,
+    ROUTE_BASE,
+    DrivingConfig,
+    HeldOutScenesConfig,
+    main,
+)
 from vla_rl.rollout import SchedulerConfig
 
 
@@ -27,7 +33,7 @@ class GrpoDrivingConfig(DrivingConfig, frozen=True, kw_only=True):
     """
 
     run: RunConfig = RunConfig(
-        name="grpo_driving", updates=60, checkpoint_every=30, videos_every=60
+        name="grpo_driving", updates=50, checkpoint_every=25, videos_every=50
     )
     pipeline: str = "embodied_grpo"
     advantage: AdvantageConfig = BY_GROUP_MEAN
@@ -37,13 +43,14 @@ class GrpoDrivingConfig(DrivingConfig, frozen=True, kw_only=True):
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=32, max_staleness=1)
     learner: LearnerConfig = LearnerConfig(
         # a group shares its picture, so all trajectories of an update are 32 rows of the network
-        optimizer=OptimizerConfig(lr=3e-4, warmup_steps=10, decay_steps=60),
+        optimizer=OptimizerConfig(lr=3e-4, warmup_steps=10, decay_steps=50),
         micro_batch=256,
     )
     version: Version = "pdms_v1"
     action: PlanAction = "along_route"
     route_points: int = ROUTE_POINTS
     policy: str = str(ROUTE_BASE)
+    held_out: HeldOutScenesConfig = HeldOutScenesConfig(by_mean=True)
 
 
 def cli() -> int:
