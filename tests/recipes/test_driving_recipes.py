@@ -263,6 +263,7 @@ def test_training_scenes_and_held_out_scenes_are_of_other_splits() -> None:
     held_out = driving_training.held_out_episodes(config)
     assert {episode.env.kwargs["split"] for episode in held_out} == {"held_out"}
     assert len(held_out) == 500
+    assert all(each.sampling.greedy and each.sampling.by_mean for each in held_out)
     control = msgspec.structs.replace(config, reward_of="ego_progress")
     assert starts_of(control)[0].env.kwargs["reward"] == "ego_progress"
 
