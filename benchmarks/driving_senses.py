@@ -1,4 +1,4 @@
-"""What a policy along the route plans by: `python -m benchmarks.driving_senses FOLDER`.
+"""The senses that a policy along the route plans by: `python -m benchmarks.driving_senses FOLDER`.
 
 Each held-out scene is driven three times: as it is, with another scene's picture, and with another
 scene's motion (speed, accelerations, yaw rate, steering and command; the route stays). The other
