@@ -39,6 +39,19 @@ def test_greedy_and_sampled_rows_share_a_batch() -> None:
     np.testing.assert_allclose(log_probs[0], 0.1 - np.log(3 + np.exp(0.1)), atol=1e-6)
 
 
+def test_a_greedy_row_by_the_mean_takes_the_token_between_two_heaps() -> None:
+    logits = torch.tensor([0.4, 1e-9, 1e-9, 0.3, 0.3]).log().expand(3, 2, 5)
+    rows = [
+        Sampling(greedy=True),
+        Sampling(greedy=True, by_mean=True),
+        Sampling(greedy=True, by_mean=True, temperature=0.1),
+    ]
+    tokens, log_probs = choose_tokens(logits, rows)
+    # the colder the distribution, the nearer its mean is to the likeliest token
+    assert tokens.tolist() == [[0, 0], [2, 2], [0, 0]]
+    np.testing.assert_allclose(log_probs[1], np.log(1e-9), rtol=1e-5)
+
+
 def test_noise_that_rounds_up_to_the_whole_means_the_last_possible_token() -> None:
     logits = torch.tensor([[[0.0, 0.3, -torch.inf]]])
     tokens, log_probs = choose_tokens(logits, [Sampling()], torch.ones(1, 1, dtype=torch.float64))

@@ -28,7 +28,8 @@ def seeded_uniforms(samplings: Sequence[Sampling], num_tokens: int) -> Tensor:
 def choose_tokens(
     logits: Tensor, samplings: Sequence[Sampling], uniforms: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    """Sample by inverting the cumulative distribution; greedy rows take the likeliest token.
+    """Sample by inverting the cumulative distribution; greedy rows take the likeliest token, or the
+    one nearest to the mean (`Sampling.by_mean`).
 
     Args:
         logits: float [B, T, V], before temperature.
@@ -40,7 +41,15 @@ def choose_tokens(
     """
     uniforms = seeded_uniforms(samplings, logits.shape[1]) if uniforms is None else uniforms
     columns = sampling_columns(samplings, logits.device)
-    return choose(logits, *columns, to_device(uniforms, logits.device))
+    chosen, log_probs = choose(logits, *columns, to_device(uniforms, logits.device))
+    by_mean = torch.tensor([sampling.greedy and sampling.by_mean for sampling in samplings])
+    if not by_mean.any():
+        return chosen, log_probs
+    tempered = tempered_log_probs(logits, columns[0])
+    places = torch.arange(logits.shape[-1], device=logits.device, dtype=torch.float32)
+    middle = (tempered.exp() @ places).round().long()
+    chosen = torch.where(to_device(by_mean, logits.device)[:, None], middle, chosen)
+    return chosen, tempered.gather(-1, chosen[..., None])[..., 0]
 
 
 def sampling_columns(samplings: Sequence[Sampling], device: torch.device) -> tuple[Tensor, Tensor]:

@@ -37,6 +37,7 @@ def conditions_of_play(episodes: Sequence[EpisodeSpec]) -> dict[str, Any]:
         for name, value in {
             **kwargs,
             "temperature": None if sampling.greedy else sampling.temperature,
+            **({"by_mean_at": sampling.temperature} if sampling.by_mean else {}),
         }.items():
             values = found.setdefault(name, [])
             if value not in values:

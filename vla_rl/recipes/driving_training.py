@@ -68,7 +68,11 @@ def settings_of_scores(pipeline: str) -> Mapping[str, Any]:
 
 DRIVING: Final = "vla_rl/driving-v0"
 DRIVING_BASE: Final = ASSETS / "driving_base"
-"""A small policy that half learnt to drive; `sft_driving` makes it."""
+"""A small policy that half learnt to drive by moves, without a route; `sft_driving` makes it."""
+
+ROUTE_BASE: Final = ASSETS / "driving_route_base"
+"""A small policy that races along the route, reads ten points of it, and has 32 action tokens; it is
+made by `sft_driving` with the defaults."""
 
 IMAGE_SIZE: Final = 112
 """Side of the pictures in pixels."""
@@ -88,6 +92,11 @@ class HeldOutScenesConfig(HeldOutSchedule, frozen=True, kw_only=True):
 
     scenes: int = 500
     """Number of scenes, from number 0 on. 0: no held-out scenes."""
+
+    by_mean: bool = False
+    """Drive by the mean of each number that the policy would sample at `temperature`, to the nearest
+    token, instead of the likeliest token. Set it for policies whose neighbouring tokens mean nearly
+    the same."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -127,8 +136,8 @@ class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     them either way."""
 
     action: PlanAction = "moves"
-    """Meaning of the policy's 8 rows of 3 numbers: `moves` from waypoint to waypoint, as the shipped
-    policy was taught, `profiles`, or `along_route`."""
+    """Meaning of the policy's 8 rows of 3 numbers, as it was taught: `moves` from waypoint to
+    waypoint, `profiles`, or `along_route`."""
 
     policy: str = str(DRIVING_BASE)
     """Folder of the OpenVLA-OFT checkpoint to start from."""
@@ -171,8 +180,8 @@ class DrivingConfig(SceneTrainingConfig, frozen=True, kw_only=True):
     """Training scenes, from number 0 on."""
 
     route_points: int = 0
-    """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10. The
-    shipped policy reads none."""
+    """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10, as
+    it was taught."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -228,7 +237,9 @@ def held_out_episodes(config: SceneTrainingConfig) -> list[EpisodeSpec]:
             env=env,
             task=config.task,
             options={"init_state_id": number},
-            sampling=Sampling(greedy=True, temperature=config.temperature),
+            sampling=Sampling(
+                greedy=True, by_mean=config.held_out.by_mean, temperature=config.temperature
+            ),
             seed=0,
             policy_seed=derive_seed(config.run.seed, "held out", number),
         )

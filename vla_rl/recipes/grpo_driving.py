@@ -1,8 +1,9 @@
 """GRPO on the driving world: `python -m vla_rl.recipes.grpo_driving`.
 
-One decision a scene: a plan of 4 s, graded by EPDMS (`--version pdms_v1`: by PDMS). Trajectories of
-a group share a scene, and each one's score is compared with the group's mean. Before the first
-update and after the last, 500 held-out scenes are driven greedily, and every sub-score is printed.
+One decision a scene: a plan of 4 s along the route, graded by PDMS (`--version epdms_v2`: by EPDMS).
+Trajectories of a group share a scene, and each one's score is compared with the group's mean. Before
+the first update and after the last, 500 held-out scenes are driven greedily, and every sub-score is
+printed.
 `--reward-of ego_progress` rewards progress alone, as a control;
 `--reward-of ego_progress=5,lane_keeping=2` weighs sub-scores.
 """
@@ -11,18 +12,45 @@ import sys
 
 from vla_rl.algorithms import AdvantageConfig
 from vla_rl.commands.command_line import TrainingLaunch, run_recipe
+from vla_rl.driving_scores import Version
+from vla_rl.envs.driving.observing import ROUTE_POINTS
+from vla_rl.envs.driving.plan_actions import PlanAction
+from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import RunConfig
-from vla_rl.recipes.driving_training import BY_GROUP_MEAN, DrivingConfig, main
+from vla_rl.recipes.driving_training import (
+    BY_GROUP_MEAN,
+    ROUTE_BASE,
+    DrivingConfig,
+    HeldOutScenesConfig,
+    main,
+)
+from vla_rl.rollout import SchedulerConfig
 
 
 class GrpoDrivingConfig(DrivingConfig, frozen=True, kw_only=True):
-    """GRPO on the driving world."""
+    """GRPO on the driving world; the defaults are for the shipped policy that drives along the
+    route.
+    """
 
     run: RunConfig = RunConfig(
-        name="grpo_driving", updates=300, checkpoint_every=50, videos_every=300
+        name="grpo_driving", updates=50, checkpoint_every=25, videos_every=50
     )
     pipeline: str = "embodied_grpo"
     advantage: AdvantageConfig = BY_GROUP_MEAN
+
+    group_size: int = 8
+    temperature: float = 0.5
+    scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=32, max_staleness=1)
+    learner: LearnerConfig = LearnerConfig(
+        # a group shares its picture, so all trajectories of an update are 32 rows of the network
+        optimizer=OptimizerConfig(lr=3e-4, warmup_steps=10, decay_steps=50),
+        micro_batch=256,
+    )
+    version: Version = "pdms_v1"
+    action: PlanAction = "along_route"
+    route_points: int = ROUTE_POINTS
+    policy: str = str(ROUTE_BASE)
+    held_out: HeldOutScenesConfig = HeldOutScenesConfig(by_mean=True)
 
 
 def cli() -> int:

@@ -1,8 +1,8 @@
 """Train a small driving policy from a planner: `python -m vla_rl.recipes.sft_driving --out base`.
 
-The demonstrations are made on the way: the best of 15 IDM proposals in drawn training scenes, or
-another driver's (`--demonstrator`). The policy is a small OpenVLA-OFT with the front camera, the
-command as text, and the car's state; it answers with 8 x 3 tokens in one pass.
+The demonstrations are made on the way: a driver who races, in drawn training scenes, or another one
+(`--demonstrator`). The policy is a small OpenVLA-OFT with the front camera, the command as text, the
+car's state and points of the route; it answers with 8 x 3 tokens in one pass.
 `grpo_driving --policy base` continues from it.
 """
 
@@ -57,33 +57,37 @@ class SftDrivingConfig(Config, frozen=True, kw_only=True):
     scenes: int = 4000
     """Training scenes, from number 0 on, with one demonstration each."""
 
-    demonstrator: Demonstrator = "best_proposal"
+    demonstrator: Demonstrator = "racing"
     """Driver that is imitated. best_proposal: the best of the planner's 15 proposals. any_proposal: one
     of them, drawn. In the middle of the lane drive: impatient, up to 1.5 times the speed limit, 0.3 s
     behind the one in front; racing, with 4 m/s^2 up to 2.5 times the limit, 0.2 s behind."""
 
-    action: PlanAction = "moves"
+    action: PlanAction = "along_route"
     """Meaning of the 8 rows of 3 numbers: moves from waypoint to waypoint, profiles, or
-    along_route."""
+    along_route, which needs a route to drive along."""
 
-    route_points: int = 0
+    route_points: int = ROUTE_POINTS
     """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10. 0:
     the command alone, for a policy that is to plan where no route is given, as on NavSim."""
+
+    bins: int = 32
+    """Action tokens: each of the 24 numbers takes one of `bins` - 1 values, evenly spaced. With few,
+    reinforcement learning tries each of them often enough to compare them."""
 
     out: str = "driving_base"
     """Folder that the checkpoint is written to. It must not exist yet."""
 
-    updates: int = 1500
+    updates: int = 400
     """Optimizer steps. Fewer leave more to learn for reinforcement learning."""
 
-    batch: int = 16
+    batch: int = 32
     """Demonstrations in one optimizer step."""
 
     save_every: int | None = None
     """Updates between saves on the way, into <out>-000500 and so on. None: only at the end."""
 
     imitation: ImitationConfig = ImitationConfig(
-        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=50, decay_steps=3000), micro_batch=16
+        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=50, decay_steps=800), label_width=1.0
     )
 
     torch_threads: int = 1
@@ -98,6 +102,7 @@ class SftDrivingConfig(Config, frozen=True, kw_only=True):
         self.require(
             0 <= self.route_points <= ROUTE_POINTS, "route_points", f"0 to {ROUTE_POINTS} points"
         )
+        self.require(self.bins >= 3, "bins", "at least 3")
         self.require(self.save_every is None or self.save_every >= 1, "save_every", "at least 1")
 
 
@@ -115,9 +120,11 @@ def driving_state(route_points: int) -> ProprioConfig:
     return ProprioConfig(low=tuple(low), high=tuple(high))
 
 
-def new_policy(seed: int, action: PlanAction, route_points: int) -> "openvla_oft.OpenVlaOft":
-    """Create the small policy with random weights; its folder says what its rows mean and how many
-    points of the route it reads.
+def new_policy(
+    seed: int, action: PlanAction, route_points: int, bins: int = 256
+) -> "openvla_oft.OpenVlaOft":
+    """Create the small policy with random weights; its folder says what its rows mean, how many
+    points of the route it reads, and how many action tokens it has.
     """
     small = tiny(
         image_size=IMAGE_SIZE,
@@ -127,7 +134,7 @@ def new_policy(seed: int, action: PlanAction, route_points: int) -> "openvla_oft
         action_dim=3,
     )
     names = [name for name, taught in TAUGHT.items() if taught == action]
-    return openvla_oft.OpenVlaOft.create(replace(small, norm_key=names[0]), seed)
+    return openvla_oft.OpenVlaOft.create(replace(small, norm_key=names[0], num_bins=bins), seed)
 
 
 def demonstrate(
@@ -164,7 +171,11 @@ async def main(command: Command[Launch, SftDrivingConfig]) -> int:
     config = command.config
     require_new(Path(config.out), intermediate_folder(Path(config.out), config.updates))
     policy = await asyncio.to_thread(
-        new_policy, derive_seed(config.seed, "policy"), config.action, config.route_points
+        new_policy,
+        derive_seed(config.seed, "policy"),
+        config.action,
+        config.route_points,
+        config.bins,
     )
     if command.launch.dry_run:
         await asyncio.to_thread(

@@ -7,8 +7,8 @@
 Groups of all kinds are in flight at any time; an update uses those that complete first, and each
 policy learns from its own groups. The robot is that of `srpo_toy`, from random weights, or with
 `--robot libero` that of `srpo_libero`; the language agent is that of `grpo_text`, from the shipped
-base policy; with `--driving-share 0.3` there is also the driver of `grpo_driving`. Any other
-policies work too.
+base policy; with `--driving-share 0.3` there is also a driver, by moves without a route, as
+`grpo_navsim`'s. Any other policies work too.
 """
 
 import sys

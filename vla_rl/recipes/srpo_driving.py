@@ -122,7 +122,9 @@ def held_out_episodes(config: SrpoDrivingConfig) -> list[EpisodeSpec]:
             env=env_of(config, config.kinds[number % len(config.kinds)], "held_out"),
             task=config.kinds[number % len(config.kinds)],
             options={"init_state_id": number},
-            sampling=Sampling(greedy=True, temperature=config.temperature),
+            sampling=Sampling(
+                greedy=True, by_mean=config.held_out.by_mean, temperature=config.temperature
+            ),
             seed=0,
             policy_seed=derive_seed(config.run.seed, "held out", number),
         )

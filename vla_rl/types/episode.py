@@ -43,6 +43,11 @@ class Sampling(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=Tr
     greedy: bool = False
     """Take the most likely action; `temperature` still scales the reported log-probs."""
 
+    by_mean: bool = False
+    """With `greedy`, take the token nearest to the distribution's mean at this temperature instead of
+    the likeliest: for policies whose tokens are numbers in order. The likeliest of many bins that
+    mean nearly the same is an accident; their mean is not."""
+
     seed: int = 0
     """Seed of this one decision. The same seed, weights and observation give the same action. A
     seed that an agent passes to its policy is replaced by the decision's own, so that members of a

@@ -58,13 +58,13 @@ def test_the_first_number_is_a_steady_pull_or_brake() -> None:
 
 def test_the_third_number_is_a_shift_at_its_distance_of_the_route() -> None:
     waypoints = waypoints_along_route(plan(turn=(3, 0.5)), 2 * RADII[3], STRAIGHT)
-    assert waypoints[0, 1] == pytest.approx(2.0 * 0.5**2)  # after 0.5 s it is RADII[3] away
+    assert waypoints[0, 1] == pytest.approx(2.0 * 0.5)  # after 0.5 s it is RADII[3] away
 
 
 def test_the_second_number_is_a_shift_of_all_waypoints_and_its_sign_the_side() -> None:
     left = waypoints_along_route(plan(left=(0, 0.5)), 8.0, STRAIGHT)[:, 1]
     right = waypoints_along_route(plan(left=(0, -0.5)), 8.0, STRAIGHT)[:, 1]
-    np.testing.assert_allclose(left, 4.0 * 0.5**2 / 8**0.5)
+    np.testing.assert_allclose(left, 4.0 * 0.5 / 8**0.5)
     np.testing.assert_allclose(right, -left)
 
 

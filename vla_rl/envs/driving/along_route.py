@@ -23,17 +23,15 @@ from vla_rl.envs.driving.profiles import (
     LEFT,
     metres_of,
     pulls_of,
-    signed_power,
     spline_at,
 )
 
 AWAY: Final = 2 * LEFT
-"""Coefficients of the shifts at 1, metres. They grow with the power 2 of the action, as `ASIDE`."""
+"""Coefficients of the shifts at 1, metres."""
 
 ASIDE: Final = 2.0
 """Shift of the path at 1, metres."""
 
-_POWER: Final = 2.0
 _PIECES: Final = 10
 """Straight pieces between two points of the route."""
 
@@ -54,8 +52,7 @@ def waypoints_along_route(actions: np.ndarray, speed: float, route: np.ndarray) 
     line, along = _line(route)
     headings = np.unwrap(np.arctan2(*np.gradient(line, axis=0).T[::-1]))
     x, y, heading = (np.interp(reached, along, each) for each in (*line.T, headings))
-    shift = (AWAY * signed_power(left, _POWER)) @ COSINES
-    shift = shift + ASIDE * spline_at(signed_power(turn, _POWER), reached)
+    shift = (AWAY * left) @ COSINES + ASIDE * spline_at(turn, reached)
     return np.stack([x - shift * np.sin(heading), y + shift * np.cos(heading), heading], -1)
 
 
@@ -74,8 +71,7 @@ def plan_along_route(poses: np.ndarray, speed: float, route: np.ndarray) -> np.n
     place = np.minimum(np.searchsorted(marks, along, side="right"), len(line) - 1)
     way, offset = line[place] - line[place - 1], points - line[place - 1]
     shift = np.sign(way[:, 0] * offset[:, 1] - way[:, 1] * offset[:, 0]) * away
-    left = signed_power(np.clip(COSINES @ shift / AWAY, -1.0, 1.0), 1.0 / _POWER)
-    ahead = pulls_of(along, speed)
+    left, ahead = COSINES @ shift / AWAY, pulls_of(along, speed)
     plan = np.stack([ahead, left, np.zeros(NUM_WAYPOINTS)], -1)
     return np.asarray(np.clip(plan, -1.0, 1.0), np.float32)
 
