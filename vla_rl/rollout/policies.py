@@ -229,11 +229,12 @@ class EpisodePolicy:
         chat format repeats them.
 
         Raises: PolicyError for a log-prob that is NaN, infinite or above 0; TypeError if the engine
-        chooses action chunks.
+        chooses action chunks; ValueError for `Sampling.by_mean`.
         """
         engine = require_chat_engine(self._engine)
         number = self._num_decisions
         with self._deciding(sampling) as chosen:
+            chosen.require_no_mean()
             reply = await engine.generate(
                 prompt, tools=tools, sampling=chosen, max_tokens=max_tokens, options=options
             )

@@ -52,6 +52,14 @@ def test_greedy_tokens_and_their_log_probs_are_what_the_libraries_alone_give(
             torch.testing.assert_close(log_probs[row], expected, atol=1e-5, rtol=0)
 
 
+def test_the_mean_of_tokens_that_follow_each_other_is_refused(
+    policy: OpenVla, make_observation: MakeObservation
+) -> None:
+    batch = policy.prepare([make_observation(0, INSTRUCTIONS[0])])
+    with pytest.raises(ValueError, match="chooses one token after another"):
+        policy.sample(batch, [Sampling(greedy=True, by_mean=True)])
+
+
 def test_learning_sees_the_log_probs_that_acting_reported(
     policy: OpenVla, make_observation: MakeObservation
 ) -> None:

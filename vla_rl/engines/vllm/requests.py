@@ -100,6 +100,7 @@ def engine_parameters(
         )
     if layout.runner == "pooling":
         return adapter.PoolingParams(task=POOLING_TASK, extra_kwargs=msgspec.to_builtins(sampling))
+    sampling.require_no_mean()
     return adapter.SamplingParams(
         temperature=0.0 if sampling.greedy else sampling.temperature,
         extra_args={GREEDY_TEMPERATURE: sampling.temperature} if sampling.greedy else None,

@@ -103,6 +103,8 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
         """Sample token ids int64 [B, D]; return them and their log-probs float32 [B, D]. Greedy
         rows take the most likely token each time.
         """
+        for sampling in samplings:
+            sampling.require_no_mean()
         noise = to_device(seeded_uniforms(samplings, self.config.action_dim), self._device)
         tokens, log_probs = self._acting(
             self._generated, batch, *sampling_columns(samplings, self._device), noise
