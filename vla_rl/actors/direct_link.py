@@ -14,7 +14,7 @@ from vla_rl.actors.in_flight import MeteredSocket
 from vla_rl.actors.listening import keep_alive
 from vla_rl.actors.parts import MAX_WIRE_FRAME_BYTES
 from vla_rl.actors.placement import KeyPair
-from vla_rl.actors.sockets import LoopSocket, lift_high_water_mark
+from vla_rl.actors.sockets import HALF_SENT_MS, LoopSocket, lift_high_water_mark
 from vla_rl.actors.wire import Frames
 
 HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
@@ -106,7 +106,7 @@ class DirectLink:
             # is closed it waits without end, and whoever disables the monitor waits for it
             self._zmq_socket.disable_monitor()
             self._monitor.close()
-            self._socket.close()
+            self._socket.close(HALF_SENT_MS)
             self._metered.close()
 
     def _on_event(self, frames: Frames) -> None:

@@ -15,6 +15,7 @@ the tasks that the message woke: off the critical path.
 
 import asyncio
 from collections.abc import Callable
+from typing import Final
 
 import zmq
 from zmq.backend import zmq_poll
@@ -31,6 +32,11 @@ from vla_rl.actors.wire import (
     num_announced_frames,
     split_messages,
 )
+
+HALF_SENT_MS: Final = 100
+"""Time for the rest of a message that is half sent when its socket is closed. Without it, ZeroMQ 4.3.5
+aborts the whole process if the connection is lost in that moment (session_base.cpp:233); seen when a
+host died while a learner rank gave it its weights, and in 4 of 4 runs of 400 such closings."""
 
 # a peer that floods the socket must not keep timers and other tasks of the loop from their turn
 _MESSAGES_A_TURN = 256

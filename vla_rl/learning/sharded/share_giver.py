@@ -14,6 +14,7 @@ from typing import Final
 import zmq
 
 from vla_rl.actors.codec import Codec
+from vla_rl.actors.completion import run_to_its_end
 from vla_rl.actors.direct_link import DirectLink
 from vla_rl.actors.placement import KeyPair
 from vla_rl.actors.remote_channel import LINK_WITHIN_S
@@ -55,7 +56,7 @@ class ShareGiver:
             await self._send_all(link)
         finally:
             link.close()
-            context.term()
+            await run_to_its_end(context.term)  # it waits for what is half sent
 
     async def _send_all(self, link: DirectLink) -> None:
         room, piece = SHARE_PIECES_AHEAD, await self._next_piece()

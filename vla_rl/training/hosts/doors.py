@@ -16,7 +16,7 @@ from vla_rl.actors.fork_protocol import ListenSettings
 from vla_rl.actors.in_flight import MeteredSocket
 from vla_rl.actors.listening import Listening, own_place
 from vla_rl.actors.placement import KeyPair
-from vla_rl.actors.sockets import LoopSocket
+from vla_rl.actors.sockets import HALF_SENT_MS, LoopSocket
 from vla_rl.actors.wire import Frames
 from vla_rl.actors.zap import Gatekeeper
 from vla_rl.training.hosts.messages import Door
@@ -79,7 +79,7 @@ class OpenDoor:
     def close(self) -> None:
         """Close the connection."""
         self._metered.close()
-        self._socket.close()
+        self._socket.close(HALF_SENT_MS)
         self._listening.close()
         if self._own is not None:
             self._own.close()
