@@ -6,7 +6,12 @@ import threading
 
 import pytest
 
-from vla_rl.actors.completion import finish_despite_cancellation, run_to_its_end, to_its_end
+from vla_rl.actors.completion import (
+    all_of,
+    finish_despite_cancellation,
+    run_to_its_end,
+    to_its_end,
+)
 
 
 async def test_the_result_of_work_is_that_of_awaiting_it() -> None:
@@ -98,3 +103,19 @@ async def test_an_error_of_work_whose_caller_was_cancelled_is_not_reported_as_fo
     await asyncio.sleep(0)  # the loop lets go of it too
     gc.collect()  # asyncio reports an error that nobody read when its task is collected
     assert not forgotten
+
+
+async def test_an_error_of_one_call_is_raised_once_all_have_ended() -> None:
+    ended: list[int] = []
+
+    async def call(number: int) -> int:
+        if number == 1:
+            raise ValueError("one failed")
+        await asyncio.sleep(0.01 * number)
+        ended.append(number)
+        return number
+
+    with pytest.raises(ValueError, match="one failed"):
+        await all_of(call(number) for number in range(3))
+    assert ended == [0, 2]
+    assert await all_of(call(number) for number in (2, 0)) == [2, 0]

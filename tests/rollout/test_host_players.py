@@ -3,45 +3,19 @@ one gets less.
 """
 
 import asyncio
-from collections import Counter
-from collections.abc import Callable
 
 import msgspec
 import pytest
 from far_hosts import FarHost
-from rollout_fakes import CountingEngine, fingerprint, source
+from host_cluster import Cluster
+from rollout_fakes import CountingEngine, fingerprint
 
-from vla_rl.rollout import EpisodeLost, EpisodeScheduler, SchedulerConfig
+from vla_rl.rollout import EpisodeLost
 from vla_rl.rollout.attempts import MOST_HOST_LOSSES
 from vla_rl.rollout.depot import Depot
 from vla_rl.rollout.host_players import HostPlayers
-from vla_rl.rollout.playing_host import ANY_KIND
 from vla_rl.rollout.simulated_time import run_in_simulated_time
-from vla_rl.types import EpisodeSpec, Group, Shelved, Trajectory
-
-
-class Cluster:
-    """A scheduler of 4 groups of 4 per update over hosts that share an engine."""
-
-    def __init__(
-        self,
-        keep: Callable[[Group], bool] | None = None,
-        drop_shelved: Callable[[Shelved], None] | None = None,
-        kind_of: Callable[[EpisodeSpec], str] = lambda episode: ANY_KIND,
-        **settings: object,
-    ) -> None:
-        self.engine = CountingEngine()
-        self.players = HostPlayers(0, drop_shelved, kind_of)
-        config = SchedulerConfig(**{"groups_per_update": 4, "max_staleness": 1, **settings})
-        self.scheduler = EpisodeScheduler(self.players, source(), config, keep=keep)
-
-    async def update(self) -> list[Group]:
-        version = self.scheduler.version
-        groups = [group async for group in self.scheduler.groups_for_update(version)]
-        self.engine.weight_version = version + 1
-        self.players.published(version + 1)
-        self.scheduler.trained(groups, version + 1)
-        return groups
+from vla_rl.types import Shelved, Trajectory
 
 
 def test_the_host_with_the_most_room_runs_the_next_episode() -> None:
@@ -241,69 +215,6 @@ def test_of_an_episode_on_two_hosts_one_end_counts_and_the_other_leaves_no_array
         assert running["hosts/a/episodes_playing"] == running["hosts/b/episodes_playing"] == 0
 
     run_in_simulated_time(main())
-
-
-def kind_of(episode: EpisodeSpec) -> str:
-    return "odd" if int(episode.options["i"]) % 2 else "even"
-
-
-class HostOfKinds(FarHost):
-    """A host with environments of two kinds, of which one is slow; it notes the most that ran of each."""
-
-    def __init__(self, engine: CountingEngine, slots: dict[str, int], odd_s: float) -> None:
-        super().__init__(engine, slots["even"])
-        self._odd = FarHost(engine, slots["odd"], odd_s)
-        self.slots, self._running = slots, Counter[str]()
-        self.most = Counter[str]()
-
-    @property
-    def num_slots(self) -> int:
-        return sum(self.slots.values())
-
-    async def play(self, episode: EpisodeSpec, *, timeout_s: float | None = None) -> Trajectory:
-        kind = kind_of(episode)
-        self._running[kind] += 1
-        self.most |= self._running
-        try:
-            if kind == "odd":
-                return await self._odd.play(episode, timeout_s=timeout_s)
-            return await super().play(episode, timeout_s=timeout_s)
-        finally:
-            self._running[kind] -= 1
-
-
-def over_hosts_of_kinds(
-    odd_s: float, *each: dict[str, int]
-) -> tuple[list[HostOfKinds], list[dict[str, float]]]:
-    """Run ten updates over hosts with so many environments of each kind; return the metrics of each."""
-
-    async def main() -> tuple[list[HostOfKinds], list[dict[str, float]]]:
-        cluster = Cluster(groups_per_update=8, kind_of=kind_of)
-        hosts = [HostOfKinds(cluster.engine, slots, odd_s) for slots in each]
-        for number, host in enumerate(hosts):
-            cluster.players.add(f"host{number}", host, host.slots)
-        lines = []
-        async with cluster.engine.batcher, cluster.scheduler:
-            for _ in range(10):
-                await cluster.update()
-                lines.append(cluster.players.metrics())
-        return hosts, lines
-
-    return run_in_simulated_time(main())
-
-
-def test_an_episode_goes_to_a_host_with_a_free_environment_of_its_kind() -> None:
-    hosts, lines = over_hosts_of_kinds(0.01, {"even": 1, "odd": 3}, {"even": 3, "odd": 1})
-    assert lines[-1]["hosts/host0/slots"] == 4
-    # all of each kind were used, and no episode waited on a host whose environments were taken
-    assert [dict(host.most) for host in hosts] == [host.slots for host in hosts]
-
-
-def test_a_host_that_ran_the_slower_kind_of_episodes_does_not_count_as_slow() -> None:
-    _, lines = over_hosts_of_kinds(2.0, {"even": 2, "odd": 2}, {"even": 2, "odd": 2})
-    for host in ("hosts/host0", "hosts/host1"):
-        assert [line[f"{host}/slots"] for line in lines] == [4] * 10
-        assert lines[-1][f"{host}/odd_decision_s"] > 10 * lines[-1][f"{host}/even_decision_s"]
 
 
 def test_a_host_with_old_weights_is_not_added() -> None:

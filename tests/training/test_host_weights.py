@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+from typing import cast
 
 import pytest
 import torch
@@ -9,7 +10,7 @@ from torch import nn
 from weight_hosts import Host, Site
 
 from vla_rl.actors.listening import ListenPlace
-from vla_rl.errors import CheckpointError, WeightsNotGiven
+from vla_rl.errors import CheckpointError, HostNotReached, WeightsNotGiven
 from vla_rl.training.hosts import doors, neighbours
 from vla_rl.training.hosts.flat_weights import flattened
 from vla_rl.training.hosts.messages import Door, Taken
@@ -248,7 +249,8 @@ async def test_weights_that_a_host_cannot_get_any_more_are_skipped_by_all(
 ) -> None:
     monkeypatch.setattr(neighbours, "LINK_WITHIN_S", 0.2)
     hosts = large_hosts([])[:2]
-    site = Site(*hosts, shape=LARGE)
+    dead = Host("dead", [], fails_in="begin", shape=LARGE)
+    site = Site(*hosts, dead, shape=LARGE)
     # what is sent there is swallowed: the second host gets all from the learner
     site.weights.hosts["a"] = WeightHost(hosts[0], "192.0.2.1")  # type: ignore[arg-type]
     site.open()
@@ -256,10 +258,38 @@ async def test_weights_that_a_host_cannot_get_any_more_are_skipped_by_all(
         await site.weights.publish(Fleeting(flattened(site.learner, 1, SOLE_MEMBER)))
         await site.arrive()
         assert "weights 1 are skipped: b cannot get them any more" in caplog.text
-        assert (site.versions, site.lost) == ([], [])
+        assert (site.versions, site.lost) == ([], ["dead"])
         assert [host.version for host in hosts] == [0, 0]
         await site.publish(2)
     assert (site.coming, site.versions) == ([1, 2], [2])
+    assert site.have(hosts) == [True, True]
+
+
+class OutOfReach(Fleeting):
+    """The ranks reach every host but `b`."""
+
+    async def bring(self, host: WeightHost, num_bytes: int) -> None:
+        if cast(Host, host.actor).name == "b":
+            raise HostNotReached("b refuses the connection")
+        await HeldHere.bring(self, host, num_bytes)
+
+
+async def test_the_ranks_keep_weights_that_a_host_has_to_get_another_way(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neighbours, "LINK_WITHIN_S", 0.2)
+    hosts = large_hosts([])[:2]
+    site = Site(*hosts, shape=LARGE)
+    site.weights.hosts["a"] = WeightHost(hosts[0], "192.0.2.1")  # type: ignore[arg-type]
+    site.open()
+    async with asyncio.timeout(20):
+        await site.publish(1)  # it is known now that the two cannot connect
+        site.learner.bias.data.add_(1.0)
+        with pytest.raises(WeightsNotGiven, match="b refuses"):
+            await site.weights.publish(OutOfReach(flattened(site.learner, 2, SOLE_MEMBER)))
+        await site.publish(2)  # as a learner does then: through its own process
+    assert "skipped" not in caplog.text
+    assert site.versions == [1, 2]
     assert site.have(hosts) == [True, True]
 
 

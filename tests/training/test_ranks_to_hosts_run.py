@@ -14,7 +14,7 @@ from turn_agents import by_turns
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.observe import read_metrics
 from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
-from vla_rl.training.hosts.publishing import MemberWeights
+from vla_rl.training.hosts.member_weights import MemberWeights
 from vla_rl.training.run import train
 from vla_rl.training.team import Member, Team
 

@@ -1,7 +1,7 @@
 """Await work to its end, even if the caller is being cancelled."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
 from typing import Any, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
@@ -46,3 +46,15 @@ async def finish_despite_cancellation(work: Coroutine[Any, Any, T]) -> tuple[T, 
         except asyncio.CancelledError:
             is_cancelled = True
     return task.result(), is_cancelled
+
+
+async def all_of(calls: Iterable[Awaitable[T]]) -> list[T]:
+    """Await all calls; return their results in order.
+
+    The first error is raised once all have ended, so that none is left half done.
+    """
+    results = await asyncio.gather(*calls, return_exceptions=True)
+    for result in results:
+        if isinstance(result, BaseException):
+            raise result
+    return [result for result in results if not isinstance(result, BaseException)]

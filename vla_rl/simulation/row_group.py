@@ -1,18 +1,16 @@
 """The rows of a vector environment that run in one process."""
 
-import asyncio
-from collections.abc import Awaitable, Iterable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from collections.abc import Awaitable, Sequence
+from typing import Any, TypeAlias
 
 from vla_rl.actors import begin
+from vla_rl.actors.completion import all_of
 from vla_rl.errors import ActorDied, EnvError
 from vla_rl.simulation.attributes import marked, unmarked
 from vla_rl.simulation.batch import SharedBatch
 from vla_rl.simulation.process import RemoteEnv, SimulatorProcess
 from vla_rl.simulation.worker import EnvWorker, PackedStep
 from vla_rl.types import Info
-
-T = TypeVar("T")
 
 Answer: TypeAlias = tuple[float, bool, bool, Info, dict[str, Any] | None]
 """Reward, terminated, truncated, info; and `final_obs` with `final_info` if it was reset in the
@@ -115,15 +113,3 @@ class RowGroup:
             )
         self._batch.put(row, others)
         return reward, terminated, truncated, info, None
-
-
-async def all_of(coroutines: Iterable[Awaitable[T]]) -> list[T]:
-    """Await all; return the results in order.
-
-    A failure is raised when all have ended: no row is then half written.
-    """
-    results = await asyncio.gather(*coroutines, return_exceptions=True)
-    for result in results:
-        if isinstance(result, BaseException):
-            raise result
-    return [result for result in results if not isinstance(result, BaseException)]

@@ -10,12 +10,13 @@ from itertools import accumulate, chain
 from typing import Any
 
 from vla_rl.actors import Runtime
+from vla_rl.actors.completion import all_of
 from vla_rl.simulation.batch import SharedBatch
 from vla_rl.simulation.checked import EnvDescription
 from vla_rl.simulation.config import SimulatorConfig
 from vla_rl.simulation.layout import ObservationLayout
 from vla_rl.simulation.process import SimulatorProcess
-from vla_rl.simulation.row_group import Answer, RowGroup, all_of
+from vla_rl.simulation.row_group import Answer, RowGroup
 from vla_rl.simulation.spaces import build_space
 from vla_rl.simulation.worker import PackedStep
 from vla_rl.types import EnvSpec, Info

@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Final, Self
@@ -22,6 +22,7 @@ from typing import Final, Self
 import aiohttp
 import msgspec
 
+from vla_rl.actors.completion import all_of
 from vla_rl.engines.remote.config import RemoteConfig
 from vla_rl.engines.remote.server import ModelServer, ServerLost
 from vla_rl.engines.remote.server_weights import MAX_PROBE_GAP, NUM_PROBES, PROBE, ServerWeights
@@ -81,8 +82,8 @@ class ServerPool:
             kind = _KINDS[self._config.api]
             self._servers = [kind(url, self._config, session) for url in self._config.urls]
             try:
-                await _all(server.open() for server in self._servers)
-                await _all(self._join(server) for server in self._servers)
+                await all_of(server.open() for server in self._servers)
+                await all_of(self._join(server) for server in self._servers)
             except ServerLost as error:
                 raise ConfigError(
                     f"{error}; start it before the run, or correct engine.remote.urls"
@@ -274,10 +275,3 @@ def _headers(key_variable: str | None) -> dict[str, str]:
             "expected the servers' API key"
         )
     return {"Authorization": f"Bearer {key}"}
-
-
-async def _all(calls: Iterable[Awaitable[None]]) -> None:
-    """Wait for all of them, then raise the first error."""
-    for outcome in await asyncio.gather(*calls, return_exceptions=True):
-        if outcome is not None:
-            raise outcome

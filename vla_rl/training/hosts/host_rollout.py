@@ -8,15 +8,16 @@ Hosts.changes ─► Joined: a keeper   bring up ─► policies, simulators, ne
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AsyncExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Final, Self, TypeVar
+from typing import Any, Final, Self
 
 from msgspec.structs import replace
 
 from vla_rl.actors import RemoteHost, RestartPolicy, Runtime
+from vla_rl.actors.completion import all_of
 from vla_rl.actors.owned_folder import OwnedFolder, sweep
 from vla_rl.actors.placement import Intensity
 from vla_rl.actors.waits import note_progress, waiting
@@ -43,8 +44,6 @@ from vla_rl.training.hosts.starting import HostStarter, Started
 from vla_rl.training.hosts.weight_host import WeightHost
 from vla_rl.training.team import Team
 from vla_rl.types import Deposit
-
-T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
@@ -197,7 +196,7 @@ class HostRollout:
         )
         if self._here is not None:
             self.players.add(HERE, self._here, self._shape.kinds)
-        actors = await _all(self._brought_up(host) for host in far)
+        actors = await all_of(self._brought_up(host) for host in far)
         group_size = self._config.episodes_per_group
         self._config.scheduler.require_feasible(
             num_envs=self.players.num_slots, group_size=group_size
@@ -392,12 +391,3 @@ def _leave_alone(host: Host, error: Exception) -> None:
     logger.warning(
         "host %s is left alone until it joins again; its last failure: %s", host.name, error
     )
-
-
-async def _all(calls: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Await all calls to their end; raise the first error."""
-    done = await asyncio.gather(*calls, return_exceptions=True)
-    for result in done:
-        if isinstance(result, BaseException):
-            raise result
-    return [result for result in done if not isinstance(result, BaseException)]

@@ -21,14 +21,12 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, Final
 
 from msgspec.structs import replace
-from torch import nn
 
-from vla_rl.engines.weight_shares import ShareHolders
 from vla_rl.errors import ActorDied, HostNotReached, WeightsNotGiven
 from vla_rl.training.hosts.delivery_plan import Delivery, deliveries, machine_of
-from vla_rl.training.hosts.flat_weights import digest_of, flattened, heading_of, row_of
+from vla_rl.training.hosts.member_weights import MemberWeights
 from vla_rl.training.hosts.messages import HeldVersion, HostStatus
-from vla_rl.training.hosts.origins import HeldByRanks, HeldHere, Origin
+from vla_rl.training.hosts.origins import Origin
 from vla_rl.training.hosts.rollout_host import RolloutHost
 from vla_rl.training.hosts.spreading import Spreading
 from vla_rl.training.hosts.weight_host import WeightHost
@@ -79,7 +77,7 @@ class HostWeights:
         self._update_s = dict.fromkeys(roster.names, 0.0)
         self._waited_s = dict.fromkeys(roster.names, 0.0)
         self.sinks: Mapping[str, MemberWeights] = {
-            name: MemberWeights(self, name) for name in roster.names
+            name: MemberWeights(name, self.adopt, self.publish) for name in roster.names
         }
         """Receivers of the learners' weights, by member name."""
 
@@ -293,17 +291,23 @@ class HostWeights:
             found = await again.stage(deliveries(late, having, self._unreachable))
             failed = {name: error for name, error in failed.items() if name not in late} | found
             if late := _late(failed):
-                logger.warning(
-                    "weights %d are skipped: %s cannot get them any more (%s), and newer ones follow",
-                    newest.heading.version,
-                    ", ".join(late),
-                    failed[late[0]],
-                )
+                self._skip(newest, {name: failed.pop(name) for name in late})
+                self._drop(failed)
                 return False
         self._require_reached(failed)
         self._drop(failed)
         self._stocked[newest.heading.member] = _with_rows(planned)
         return True
+
+    def _skip(self, newest: Origin, late: Mapping[str, BaseException]) -> None:
+        """Say which hosts cannot get a version any more; note those that no rank can reach."""
+        self._note_not_reached(late)
+        logger.warning(
+            "weights %d are skipped: %s cannot get them any more (%s), and newer ones follow",
+            newest.heading.version,
+            ", ".join(late),
+            next(iter(late.values())),
+        )
 
     def _in_order(self, newest: Origin) -> list[str]:
         """Return the hosts, the one that takes a version from its origin first."""
@@ -320,13 +324,17 @@ class HostWeights:
 
         Raises: HostNotReached if there is no other.
         """
+        for error in self._note_not_reached(failed):
+            is_hopeless = {machine_of(name) for name in self.hosts} <= self._not_reached
+            raise error if is_hopeless else WeightsNotGiven(str(error))
+
+    def _note_not_reached(self, failed: Mapping[str, BaseException]) -> list[HostNotReached]:
+        """Note the machines that no rank can reach; return their errors."""
         faults = {
             name: error for name, error in failed.items() if isinstance(error, HostNotReached)
         }
         self._not_reached |= {machine_of(name) for name in faults}
-        for error in faults.values():
-            is_hopeless = {machine_of(name) for name in self.hosts} <= self._not_reached
-            raise error if is_hopeless else WeightsNotGiven(str(error))
+        return list(faults.values())
 
     def _note(self, newest: Origin) -> None:
         heading = newest.heading
@@ -351,41 +359,6 @@ class HostWeights:
                 raise error
             self.leave(name)
             self._lost(name, error)
-
-
-class MemberWeights:
-    """A `WeightSink` for one policy, whose weights act on other hosts.
-
-    Args:
-        weights: those of all policies.
-        name: member name of this one.
-    """
-
-    def __init__(self, weights: HostWeights, name: str) -> None:
-        self._weights, self._name = weights, name
-        self._nothing = nn.Module()
-
-    @property
-    def network(self) -> nn.Module:
-        """None: the weights that act are on other hosts, and never the learner's own."""
-        return self._nothing
-
-    def adopt(self, network: nn.Module, weight_version: int) -> None:
-        """Begin to apply weights and their version on every host. Call it on the device lane."""
-        self._weights.adopt(HeldHere(flattened(network, weight_version, self._name)))
-
-    async def take_shares(
-        self, holders: ShareHolders, network: nn.Module, weight_version: int, *, is_current: bool
-    ) -> None:
-        """Begin to apply a version on every host, and return once the ranks have given it.
-
-        See `ShareSink`.
-        """
-        begins, row_bytes = row_of(network)
-        shares = await holders.shares(begins, row_bytes)
-        heading = heading_of(network, weight_version, self._name)
-        digest = await asyncio.to_thread(digest_of, network) if is_current else None
-        await self._weights.publish(HeldByRanks(heading, holders, shares, digest))
 
 
 def _late(failed: Mapping[str, BaseException]) -> list[str]:

@@ -12,7 +12,7 @@ import logging
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from vla_rl.errors import ActorDied, CheckpointError, RemoteError
+from vla_rl.errors import ActorDied, CheckpointError, RemoteError, WeightsNotGiven
 from vla_rl.training.hosts.delivery_plan import Delivery, machine_of
 from vla_rl.training.hosts.messages import Door, Taken
 from vla_rl.training.hosts.origins import Origin
@@ -64,7 +64,8 @@ class Spreading:
         Args:
             planned: the way to each host.
             has_left: called once the origin has given all bytes to every host that gets them from
-                there; it is asked again only for what a neighbour fails to pass on.
+                there; it is asked again only for what a neighbour fails to pass on. Not called if
+                it could not reach one of them, which needs the version from elsewhere.
         """
         received = [each for each in planned if not each.opens_memory]
         linked = [each for each in received if each.source is not None]
@@ -82,7 +83,8 @@ class Spreading:
                 if each.host in self._staged and each.host not in self._links
             ]
             await asyncio.gather(*direct, return_exceptions=True)
-            if any(task.exception() is None for task in direct):
+            errors = [task.exception() for task in direct]
+            if None in errors and not any(isinstance(each, WeightsNotGiven) for each in errors):
                 has_left()
             await asyncio.gather(*self._staged.values(), return_exceptions=True)
         finally:
