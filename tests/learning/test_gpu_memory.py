@@ -108,6 +108,13 @@ def test_the_estimate_of_a_policy_that_sees_is_within_5_percent_of_torchs_tracke
     assert found.estimate.terms["activations"] > 2 * text.estimate.terms["activations"]
 
 
+def test_batches_are_pinned_for_a_gpu_while_a_pass_is_traced() -> None:
+    # `Tensor.pin_memory` is refused where there is no GPU, and its operation where there is no memory
+    with fake_tensors(tiny_vision().network):
+        rows = torch.ones(3, 2)
+        assert torch.ops.aten._pin_memory.default(rows) is rows
+
+
 @cache
 def size_of_7b(lora: LoraConfig | None) -> PolicySize:
     return size_of(fake_policy(public_shape(lora=lora)).network)

@@ -100,10 +100,10 @@ class CudaRecording:
                 self._results = compute(*inputs)
         except RuntimeError as error:
             # fatal: stream and allocator are left in the middle of a recording
+            reason = str(error).partition("\n")[0]
             raise ConfigError(
                 "EngineConfig.cuda_graphs is True, but acting cannot be recorded as a CUDA graph "
-                f"({error}); set it to "
-                "False (--engine.no-cuda-graphs)"
+                f"({reason}); set it to False (--engine.no-cuda-graphs)"
             ) from error
 
     def replay(self) -> Tensors:

@@ -88,13 +88,15 @@ class TracedPass:
 
 
 class _Answers(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Answers questions for a tensor's content, which a fake one lacks."""
+    """Answers questions for a tensor's content or for its memory, which a fake one lacks."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default:
             return 1.0 if args[0].dtype.is_floating_point else 1
         if func is torch.ops.aten.equal.default:
             return False
+        if func is torch.ops.aten._pin_memory.default:
+            return args[0]
         return func(*args, **(kwargs or {}))
 
 

@@ -3,6 +3,7 @@
 """
 
 import hashlib
+import typing
 from pathlib import Path
 
 import golden_recipe
@@ -19,6 +20,8 @@ from vla_rl.models.images.resampling import centre_crop, lanczos3
 
 GOLDEN = np.load(Path(__file__).parents[1] / "golden" / "images.npz")
 
+
+FIXED_POINT = ("bicubic", "bicubic_pillow")
 
 FRAMES = {
     "256x256": golden_recipe.frame(7, 256, 256),
@@ -76,3 +79,20 @@ def test_bicubic_leaves_frames_of_the_right_size_alone_and_follows_pillow_otherw
     ours = image_pipeline("bicubic")(batch_of(image), 224)[0].permute(1, 2, 0).numpy()
     pillow = np.asarray(Image.fromarray(image).resize((224, 224), Image.Resampling.BICUBIC))
     assert np.abs(ours.astype(int) - pillow.astype(int)).max() <= 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("name", typing.get_args(ImagePipelineName))
+@pytest.mark.parametrize("frame", FRAMES)
+def test_a_gpu_gives_the_bytes_of_a_cpu_up_to_single_ones(
+    name: ImagePipelineName, frame: str
+) -> None:
+    batch = torch.from_numpy(FRAMES[frame]).permute(2, 0, 1)[None]
+    expected = image_pipeline(name)(batch, golden_recipe.IMAGE_SIZE).int()
+    differs = (
+        image_pipeline(name)(batch.to("cuda"), golden_recipe.IMAGE_SIZE).cpu() - expected
+    ).abs()
+    assert differs.max() <= 1
+    # float32 on the edge between two bytes; the fixed-point pipelines have no such edges
+    assert (differs > 0).float().mean() <= (0.0 if name in FIXED_POINT else 1e-3)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from made_pictures import batch_of, picture
 
-from vla_rl.models.images.resampling import centre_crop, lanczos3, to_uint8
+from vla_rl.models.images.resampling import centre_crop, lanczos3, to_uint8, torch_bicubic
 
 TENSORFLOW = np.load(Path(__file__).parent / "data" / "tensorflow_images.npz")
 """Answers of TensorFlow 2.21 on pictures of `picture`, by what was done to which:
@@ -85,3 +85,17 @@ def test_the_crop_keeps_nine_tenths_of_the_area_and_samples_its_corners() -> Non
 def test_floats_become_bytes_by_flooring() -> None:
     values = torch.tensor([0.0, 0.5 / 255.0, 0.999, 1.0, 1.5, -0.1])
     assert to_uint8(values).tolist() == [0, 0, 255, 255, 255, 0]
+
+
+@pytest.mark.parametrize("kind", ["noise", "waves", "edge"])
+@pytest.mark.parametrize(
+    ("height", "width", "size"), [(256, 256, 224), (240, 320, 224), (48, 31, 56), (8, 8, 56)]
+)
+def test_bicubic_for_gpus_gives_the_bytes_of_torchs_kernel_for_cpus(
+    kind: str, height: int, width: int, size: int
+) -> None:
+    images = batch_of(picture(kind, height, width), picture("noise", height, width))
+    expected = torch.nn.functional.interpolate(
+        images, size=(size, size), mode="bicubic", antialias=True, align_corners=False
+    )
+    assert torch.equal(torch_bicubic(images, size), expected)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from vla_rl.models.images.jpeg import jpeg_round_trip
 from vla_rl.models.images.names import ImagePipelineName
-from vla_rl.models.images.resampling import centre_crop, lanczos3, pillow_bicubic
+from vla_rl.models.images.resampling import centre_crop, lanczos3, pillow_bicubic, torch_bicubic
 
 ImagePipeline: TypeAlias = Callable[[Tensor, int], Tensor]
 """(uint8 [B, 3, H, W], size) -> uint8 [B, 3, size, size], on the device of its input."""
@@ -42,7 +42,9 @@ def _jpeg(images: Tensor, size: int) -> Tensor:
 
 
 def _bicubic(images: Tensor, size: int) -> Tensor:
-    return _unless_sized(images, size, _interpolated)
+    # the same bytes on every device; torch's own kernel, the faster one, exists on CPUs alone
+    on_cpu = images.device.type == "cpu"
+    return _unless_sized(images, size, _interpolated if on_cpu else torch_bicubic)
 
 
 def _bicubic_float(images: Tensor, size: int) -> Tensor:

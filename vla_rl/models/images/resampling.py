@@ -4,9 +4,10 @@ made with them.
 `tf.image.resize(..., "lanczos3", antialias=True)` and `tf.image.crop_and_resize` differ from
 torch's own functions in where they sample and in what they do at the border. Pillow's bicubic
 differs from torch's in its arithmetic: its bytes are those of weights with 22 bits of fraction,
-rounded to a byte after each axis.
+torch's those of 16-bit weights. Both round to a byte after each axis.
 """
 
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
@@ -17,7 +18,7 @@ from torch import Tensor
 from vla_rl.engines.transfers import to_device
 
 LANCZOS_RADIUS: Final = 3.0
-PILLOW_RADIUS: Final = 2.0
+BICUBIC_RADIUS: Final = 2.0
 PILLOW_BITS: Final = 22
 """Fraction bits of Pillow's weights for 8-bit images."""
 
@@ -64,18 +65,34 @@ def pillow_bicubic(images: Tensor, size: int) -> Tensor:
     """Resize uint8 [B, 3, H, W] to uint8 [B, 3, size, size] as `Image.resize(..., BICUBIC)`, byte
     for byte.
     """
-    height, width = images.shape[-2:]
-    along, down = (
-        to_device(torch.from_numpy(_pillow_matrix(side, size)), images.device)
-        for side in (width, height)
-    )
-    # integers up to 2**31 are exact in float64, in whatever order they are summed
-    rows = _to_byte(images.double() @ along.T)
-    return _to_byte(down @ rows).to(torch.uint8)
+    return _fixed_point_bicubic(images, size, _pillow_weights)
 
 
-def _to_byte(sums: Tensor) -> Tensor:
-    return ((sums + 2.0 ** (PILLOW_BITS - 1)) / 2.0**PILLOW_BITS).floor().clamp(0.0, 255.0)
+def torch_bicubic(images: Tensor, size: int) -> Tensor:
+    """Resize uint8 [B, 3, H, W] to uint8 [B, 3, size, size] as torch's antialiased bicubic does on
+    a CPU, byte for byte: on a GPU, torch has none for bytes.
+    """
+    return _fixed_point_bicubic(images, size, _torch_weights)
+
+
+def _fixed_point_bicubic(
+    images: Tensor, size: int, weights_of: Callable[[int, int], tuple[np.ndarray, int]]
+) -> Tensor:
+    """Resize along rows, then along columns, each with whole numbers as weights and rounded to a
+    byte.
+
+    Args:
+        weights_of: from (num_in, num_out) to whole numbers [num_out, num_in] and their fraction
+            bits.
+    """
+    resized = images.double()
+    for num_in, is_along_rows in ((images.shape[-1], True), (images.shape[-2], False)):
+        matrix, bits = weights_of(num_in, size)
+        weights = to_device(torch.from_numpy(matrix), images.device)
+        # integers up to 2**31 are exact in float64, in whatever order they are summed
+        sums = resized @ weights.T if is_along_rows else weights @ resized
+        resized = ((sums + 2.0 ** (bits - 1)) / 2.0**bits).floor().clamp(0.0, 255.0)
+    return resized.to(torch.uint8)
 
 
 def _lerp(images: Tensor, dim: int, num_out: int, area: float) -> Tensor:
@@ -98,21 +115,38 @@ def _lerp(images: Tensor, dim: int, num_out: int, area: float) -> Tensor:
 
 
 @lru_cache(maxsize=64)
-def _pillow_matrix(num_in: int, num_out: int) -> np.ndarray:
-    """Return Pillow's weights times 2**22, rounded half away from zero: whole numbers, float64
-    [num_out, num_in].
+def _pillow_weights(num_in: int, num_out: int) -> tuple[np.ndarray, int]:
+    return _whole(_bicubic_matrix(num_in, num_out), PILLOW_BITS), PILLOW_BITS
+
+
+@lru_cache(maxsize=64)
+def _torch_weights(num_in: int, num_out: int) -> tuple[np.ndarray, int]:
+    """Return weights with as many fraction bits, at most 22, as keep each of them in 16 bits."""
+    matrix = _bicubic_matrix(num_in, num_out)
+    largest = float(matrix.max())
+    bits = next((bits for bits in range(22) if int(0.5 + largest * 2.0 ** (bits + 1)) >= 2**15), 22)
+    return _whole(matrix, bits), bits
+
+
+def _whole(matrix: np.ndarray, bits: int) -> np.ndarray:
+    """Return weights times 2**bits, rounded half away from zero."""
+    scaled = matrix * 2.0**bits
+    return np.asarray(np.trunc(scaled + np.copysign(0.5, scaled)))
+
+
+def _bicubic_matrix(num_in: int, num_out: int) -> np.ndarray:
+    """Return the weights of the antialiased bicubic kernel, float64 [num_out, num_in]; every row
+    sums to 1.
     """
     step = num_in / num_out
     widening = max(step, 1.0)
-    reach = PILLOW_RADIUS * widening
+    reach = BICUBIC_RADIUS * widening
     matrix = np.zeros((num_out, num_in))
     for row in range(num_out):
         centre = (row + 0.5) * step
         first, last = max(int(centre - reach + 0.5), 0), min(int(centre + reach + 0.5), num_in)
         weights = [_cubic((tap - centre + 0.5) * (1.0 / widening)) for tap in range(first, last)]
-        share = 1.0 / sum(weights)
-        scaled = np.array(weights) * share * 2.0**PILLOW_BITS
-        matrix[row, first:last] = np.trunc(scaled + np.copysign(0.5, scaled))
+        matrix[row, first:last] = np.array(weights) * (1.0 / sum(weights))
     return matrix
 
 
