@@ -88,15 +88,21 @@ class CudaRecording:
         self.inputs = inputs
         warm_up = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         warm_up.wait_stream(torch.cuda.current_stream())
-        # without the modes around it: a counter of arithmetic would add the warm-up to the call
-        with torch.cuda.stream(warm_up), _disable_current_modes():
-            for _ in range(WARM_UPS):
-                compute(*inputs)
+        with torch.cuda.stream(warm_up):
+            # under the modes around it: this is the call that a counter of arithmetic sees, because
+            # blocks that it watches run uncompiled, and the recording has to hold the compiled ones
+            compute(*inputs)
+            with _disable_current_modes():
+                for _ in range(WARM_UPS - 1):
+                    compute(*inputs)
         torch.cuda.current_stream().wait_stream(warm_up)
         self._graph = torch.cuda.CUDAGraph()
         try:
             # while this records, the host thread prepares the next batch on the same device
-            with torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"):
+            with (
+                torch.cuda.graph(self._graph, pool=pool, capture_error_mode="thread_local"),
+                _disable_current_modes(),
+            ):
                 self._results = compute(*inputs)
         except RuntimeError as error:
             # fatal: stream and allocator are left in the middle of a recording

@@ -96,6 +96,7 @@ def saved(model: Any, folder: Path, seating: Seating) -> PolicySource:
         dtype=str(next(iter(parameters.values())).dtype).removeprefix("torch."),
         trained=frozenset(name for name, each in parameters.items() if each.requires_grad),
         recomputes=getattr(model, "recomputes_activations", False),
+        compiles=getattr(model, "compiles_blocks", False),
         devices=tuple(seat.device for seat in seating.seats),
     )
 

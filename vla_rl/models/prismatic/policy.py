@@ -25,6 +25,7 @@ from vla_rl.engines.cuda_graphs import Compute, CudaRecorder, Record, ReplayedCa
 from vla_rl.engines.policy_model import PolicyModel
 from vla_rl.learning.tensor_plan import TensorPlan
 from vla_rl.models.decoder_plan import decoder_plan
+from vla_rl.models.prismatic.compiled_blocks import CompiledBlock, compile_blocks
 from vla_rl.models.prismatic.config import LoraConfig, PrismaticConfig, ProprioConfig
 from vla_rl.models.prismatic.folder import PublicFolder
 from vla_rl.models.prismatic.lora import merged_tensors, with_weights
@@ -131,6 +132,17 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
         recompute_in_backward(*self._network.block_stacks())
         self.recomputes_activations = True
 
+    def compile_blocks(self) -> None:
+        """Compile the blocks of towers and trunk, for acting and for learning, on the network's
+        present device. Each is compiled at its first call.
+
+        Raises: ConfigError if nothing can compile for that device.
+        """
+        *towers, trunk = self._network.block_stacks()
+        for tower in towers:
+            compile_blocks(tower, self._device, has_open_length=False)
+        compile_blocks(trunk, self._device, has_open_length=True)
+
     def replay_acting(self, is_wanted: bool, record: Record | None = None) -> None:
         """Start or stop recording and replaying calls that act without a gradient; stopping
         discards the recordings.
@@ -149,6 +161,11 @@ class PrismaticPolicy(PolicyModel[PrismaticBatch], Generic[ConfigT, NetworkT]):
     def network(self) -> NetworkT:
         """The network, which holds the parameters."""
         return self._network
+
+    @property
+    def compiles_blocks(self) -> bool:
+        """Whether blocks are compiled."""
+        return isinstance(next(iter(self._network.block_stacks()[-1])), CompiledBlock)
 
     @property
     def tokenizer(self) -> Tokenizer:

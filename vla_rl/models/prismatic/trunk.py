@@ -15,6 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from vla_rl.errors import ConfigError
 from vla_rl.models.attention import use_given_masks
+from vla_rl.models.prismatic.compiled_blocks import Uncompiled
 from vla_rl.models.prismatic.config import LlmConfig
 from vla_rl.models.prismatic.last_layer import make_last_layer_selective
 
@@ -91,7 +92,7 @@ def refuse_causal(attend: Attend, width: int, like: Tensor) -> None:
     )
     changed = torch.cat([tokens[:, :2], -tokens[:, 2:]], dim=1)
     lengths = torch.full((1,), 3, device=like.device)
-    with torch.no_grad():
+    with torch.no_grad(), Uncompiled():
         # each sequence alone: rows of one batch may be rounded differently
         (masked, masked_changed), (whole, whole_changed) = (
             [attend(sequence, given)[0, 0] for sequence in (tokens, changed)]

@@ -1,0 +1,220 @@
+"""Compiled blocks: the same numbers, few compilations, and nothing else that changes."""
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.utils import counters
+from torch._inductor.exc import InvalidCxxCompiler
+
+from vla_rl.engines.flops import flop_counter
+from vla_rl.errors import ConfigError
+from vla_rl.learning.traced_pass import trace_pass
+from vla_rl.models.example_rows import example_row
+from vla_rl.models.openvla import OpenVla, OpenVlaConfig
+from vla_rl.models.openvla_oft import OpenVlaOft, OpenVlaOftConfig
+from vla_rl.models.prismatic import compiled_blocks
+from vla_rl.models.prismatic.compiled_blocks import compile_blocks, require_compiler
+from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.types import Sampling
+
+MakeObservation = Callable[..., dict[str, Any]]
+
+CPU = torch.device("cpu")
+
+# dynamo looks at `.grad` of every tensor that it meets
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+
+
+@contextmanager
+def compiling_by(backend: str) -> Iterator[None]:
+    """Compile by another backend than inductor, whose kernels take minutes on a CPU."""
+    torch._dynamo.reset()
+    with torch.compiler.set_stance("default", force_backend=backend):
+        yield
+    torch._dynamo.reset()
+
+
+def adapted(config: OpenVlaOftConfig) -> OpenVlaOft:
+    return OpenVlaOft.create(config, seed=0).adapted(LoraConfig(rank=4), seed=1)
+
+
+def act(policy: Any, observations: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:
+    samplings = [Sampling(seed=seed, greedy=seed == 1) for seed in range(len(observations))]
+    with torch.inference_mode():
+        tokens, log_probs = policy.sample(policy.prepare(observations), samplings)
+    return tokens.clone(), log_probs.clone()
+
+
+def learn(
+    policy: Any, observations: list[dict[str, Any]], tokens: Tensor
+) -> tuple[Tensor, dict[str, Tensor]]:
+    policy.network.zero_grad()
+    batch = policy.prepare(observations)
+    log_probs, _ = policy.log_probs(batch, tokens, torch.ones(len(tokens)))
+    torch.autograd.backward(log_probs.sum())
+    gradients = {
+        name: p.grad.clone() for name, p in policy.network.named_parameters() if p.grad is not None
+    }
+    return log_probs.detach(), gradients
+
+
+def require_equal(
+    found: tuple[Tensor, dict[str, Tensor]], expected: tuple[Tensor, dict[str, Tensor]]
+) -> None:
+    """Require equal log-probs and gradients but for the rounding of float32."""
+    torch.testing.assert_close(found[0], expected[0], atol=1e-5, rtol=0.0)
+    assert found[1].keys() == expected[1].keys()
+    for name, gradient in expected[1].items():
+        gap = (found[1][name] - gradient).norm()
+        assert gap <= 1e-5 * gradient.norm() + 1e-7, name
+
+
+def test_a_policy_that_recomputes_learns_as_with_uncompiled_blocks(
+    config: OpenVlaOftConfig, make_observation: MakeObservation
+) -> None:
+    plain = OpenVlaOft.create(config, seed=0)
+    observations = [make_observation(seed, "stop" + " now" * seed) for seed in range(2)]
+    tokens, _ = act(plain, observations)
+    expected = learn(plain, observations, tokens)
+    compiled = plain.copy()
+    compiled.recompute_activations()
+    compiled.compile_blocks()
+    counters.clear()
+    with compiling_by("aot_eager"):
+        found = learn(compiled, observations, tokens)
+    require_equal(found, expected)
+    assert counters["stats"]["unique_graphs"] == 4  # both towers, the trunk, its last layer
+    assert not counters["graph_break"]
+
+
+@pytest.mark.proof
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("recomputes", [False, True])
+def test_kernels_of_inductor_have_the_numbers_of_uncompiled_blocks(
+    recomputes: bool, config: OpenVlaOftConfig, make_observation: MakeObservation
+) -> None:
+    plain = adapted(config)
+    compiled = plain.copy()
+    if recomputes:
+        compiled.recompute_activations()
+    compiled.compile_blocks()
+    for rows in (3, 1):
+        observations = [make_observation(seed) for seed in range(rows)]
+        expected, found = act(plain, observations), act(compiled, observations)
+        assert torch.equal(found[0], expected[0])
+        torch.testing.assert_close(found[1], expected[1], atol=1e-5, rtol=0.0)
+        require_equal(learn(compiled, observations, found[0]), learn(plain, observations, found[0]))
+
+
+def test_one_row_and_any_other_number_of_rows_of_any_length_are_compiled_once_each(
+    config: OpenVlaOftConfig, make_observation: MakeObservation
+) -> None:
+    plain = OpenVlaOft.create(config, seed=0)
+    policy, numbers = plain.copy(), []
+    policy.compile_blocks()
+    with compiling_by("eager"):
+        counters.clear()
+        for rows, words in ((1, 1), (2, 1), (3, 2), (5, 9), (8, 20)):
+            seen = [make_observation(seed, "go" + " on" * words) for seed in range(rows)]
+            for found, expected in zip(act(policy, seen), act(plain, seen), strict=True):
+                torch.testing.assert_close(found, expected, atol=1e-5, rtol=0.0)
+            numbers.append(counters["stats"]["unique_graphs"])
+    # towers see two pictures of one row: only the trunk has one row and then several
+    assert numbers == [4, 6, 6, 6, 6]
+
+
+def test_a_policy_that_keeps_keys_and_values_acts_as_before(
+    config: OpenVlaOftConfig, make_observation: MakeObservation
+) -> None:
+    shared = {
+        name: getattr(config, name)
+        for name in OpenVlaConfig.__struct_fields__
+        if hasattr(config, name)
+    }
+    policy = OpenVla.create(OpenVlaConfig(**{**shared, "cameras": ("image",)}), seed=0)
+    observations = [make_observation(seed) for seed in range(2)]
+    expected = act(policy, observations)
+    policy.compile_blocks()
+    counters.clear()
+    with compiling_by("eager"):
+        found = act(policy, observations)
+    assert counters["stats"]["unique_graphs"] == 2  # the towers
+    assert torch.equal(found[0], expected[0])
+    torch.testing.assert_close(found[1], expected[1], atol=1e-5, rtol=0.0)
+
+
+def test_names_stay_and_a_copy_is_compiled_with_weights_of_its_own(
+    config: OpenVlaOftConfig, make_observation: MakeObservation
+) -> None:
+    policy = adapted(config)
+    names = list(policy.checkpoint_tensors())
+    assert not policy.compiles_blocks
+    expected = act(policy, [make_observation(0)])
+    policy.compile_blocks()
+    assert list(policy.checkpoint_tensors()) == names
+    copied = policy.copy()
+    assert copied.compiles_blocks
+    with torch.no_grad():
+        for parameter in policy.network.parameters():
+            parameter.zero_()
+    with compiling_by("eager"):
+        torch.testing.assert_close(act(copied, [make_observation(0)])[1], expected[1])
+
+
+def test_estimates_and_counts_are_those_of_uncompiled_blocks(
+    config: OpenVlaOftConfig, make_observation: MakeObservation
+) -> None:
+    policy = OpenVlaOft.create(config, seed=0)
+    row = example_row(policy)
+    assert row is not None
+    expected = trace_pass(policy, row.batch, row.tokens)
+    act(policy, [make_observation(0)])  # a policy checks itself at its first pass
+    with flop_counter() as counter:
+        tokens, _ = act(policy, [make_observation(0)] * 2)
+        learn(policy, [make_observation(0)] * 2, tokens)
+    policy.compile_blocks()
+    counters.clear()
+    assert trace_pass(policy, row.batch, row.tokens) == expected
+    with flop_counter() as compiled_counter:
+        learn(policy, [make_observation(0)] * 2, act(policy, [make_observation(0)] * 2)[0])
+    assert compiled_counter.get_total_flops() == counter.get_total_flops()
+    assert not counters["stats"]
+
+
+def test_compiled_blocks_are_freed_with_their_last_name(config: OpenVlaOftConfig) -> None:
+    policy = OpenVlaOft.create(config, seed=0)
+    policy.compile_blocks()
+    block = weakref.ref(policy.network.language_model.model.layers[0])
+    gc.collect()
+    gc.disable()
+    try:
+        layers = policy.network.language_model.model.layers
+        layers[0] = nn.Identity()
+        assert block() is None
+    finally:
+        gc.enable()
+
+
+def test_without_a_compiler_it_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_compiler() -> str:
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr("torch._inductor.cpp_builder.get_cpp_compiler", no_compiler)
+    with pytest.raises(ConfigError, match=r"no C\+\+ compiler runs here, .* --compile-blocks out"):
+        compile_blocks([nn.Identity()], CPU, has_open_length=False)
+
+
+def test_a_gpu_without_triton_is_refused_with_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: False)
+    with pytest.raises(ConfigError, match="triton is missing or does not support this GPU"):
+        require_compiler(torch.device("cuda"))
+    monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
+    monkeypatch.setattr(compiled_blocks.shutil, "which", lambda _: None)
+    with pytest.raises(ConfigError, match="there is no C compiler"):
+        require_compiler(torch.device("cuda"))
