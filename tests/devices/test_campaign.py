@@ -28,7 +28,7 @@ from benchmarks.gpu.campaign import (
     wheels,
 )
 from benchmarks.gpu.campaign.found import Found, finished_file, part_file, read_found, write_found
-from benchmarks.gpu.campaign.page import GOALS
+from benchmarks.gpu.campaign.page import GOALS, write_page
 from benchmarks.gpu.campaign.runner import launch_process, run_campaign
 from benchmarks.gpu.campaign.stages import STAGES, Stage
 from benchmarks.gpu.campaign.target import Target
@@ -54,6 +54,7 @@ def finishing(stage: Stage, folder: Path, is_tiny: bool, limit_s: float) -> str:
     return ""
 
 
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_stages_run_on_the_cpu_and_fill_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -64,15 +65,20 @@ def test_stages_run_on_the_cpu_and_fill_a_page(
     known = run_campaign(tmp_path, 1.0, is_tiny=True, launch=in_this_process)
     assert [found.stage for found in known] == ["correctness", "decisions"]
     assert known[0].figures["wrong"] == []
-    assert known[0].figures["checked"] == 18
+    assert known[0].figures["checked"] == 18 + 5  # compiled blocks of one family
     assert {"8", "1"} == known[1].figures.keys()
+    rates = msgspec.convert(known[1].figures["8"], dict[str, float])
+    assert rates.keys() == {"plain", "ours", "mean_batch", "compiled", "speedup", "peak_share"}
+    assert min(rates.values()) > 0.0
     page = (tmp_path / "campaign.md").read_text()
-    assert "decisions/s over a plain loop, 64 episodes" in page
+    assert "share of the peak, 64 episodes act" in page
     assert "Not finished: machine, gpu_tests, update_recomputed" in page
 
 
-def test_an_update_is_measured_beside_its_estimate(tmp_path: Path) -> None:
-    found = run_stage.run_stage("update_kept", tmp_path, is_tiny=True)
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
+@pytest.mark.parametrize("stage", ["update_kept", "update_compiled"])
+def test_an_update_is_measured_beside_its_estimate(stage: str, tmp_path: Path) -> None:
+    found = run_stage.run_stage(stage, tmp_path, is_tiny=True)
     assert found.figures["decisions"] == 4
     assert found.figures["mfu"] > 0.0
     assert found.figures["log_prob_gap"] < 1e-4
@@ -131,7 +137,7 @@ def test_a_cut_campaign_goes_on_with_the_stages_that_are_missing(tmp_path: Path)
     def cut(stage: Stage, folder: Path, is_tiny: bool, limit_s: float) -> str:
         run.append(stage.name)
         if stage.name == "decisions":
-            part = Found(stage=stage.name, is_tiny=is_tiny, figures={"64": {"speedup": 3.5}})
+            part = Found(stage=stage.name, is_tiny=is_tiny, figures={"64": {"peak_share": 0.35}})
             write_found(part_file(folder, stage.name), part)
             raise KeyboardInterrupt
         return finishing(stage, folder, is_tiny, limit_s)
@@ -141,7 +147,7 @@ def test_a_cut_campaign_goes_on_with_the_stages_that_are_missing(tmp_path: Path)
     run_campaign(tmp_path, 0.0, is_tiny=False, launch=cut)
     page = (tmp_path / "campaign.md").read_text()
     assert "Not finished: decisions, update_recomputed" in page
-    assert "| decisions/s over a plain loop, 64 episodes | 3.5 |" in page
+    assert "| share of the peak, 64 episodes act | 0.35 |" in page
     assert run == ["machine", "correctness", "gpu_tests", "decisions"]
     again: list[str] = []
 
@@ -159,16 +165,16 @@ def test_a_stage_that_fails_ends_itself_alone_and_keeps_what_it_found(tmp_path: 
     def failing(stage: Stage, folder: Path, is_tiny: bool, limit_s: float) -> str:
         if stage.name != "decisions":
             return finishing(stage, folder, is_tiny, limit_s)
-        part = Found(stage=stage.name, is_tiny=is_tiny, figures={"64": {"speedup": 3.5}})
+        part = Found(stage=stage.name, is_tiny=is_tiny, figures={"64": {"peak_share": 0.35}})
         write_found(part_file(folder, stage.name), part)
         return "CUDA error: an illegal memory access was encountered"
 
     run_campaign(tmp_path, 10.0, is_tiny=False, launch=failing)
     summary = msgspec.json.decode((tmp_path / "campaign.json").read_bytes())
     assert summary["missing"] == ["decisions"]
-    assert summary["goals"]["decisions/s over a plain loop, 64 episodes"] == 3.5
+    assert summary["goals"]["share of the peak, 64 episodes act"] == 0.35
     page = (tmp_path / "campaign.md").read_text()
-    assert "| decisions/s over a plain loop, 64 episodes | 3.5 | >= 4 | **missed** |" in page
+    assert "| share of the peak, 64 episodes act | 0.35 | >= 0.55 | **missed** |" in page
     assert "illegal memory access" in page
 
 
@@ -297,7 +303,16 @@ PRINT_WHEELS = (
 
 
 def test_every_goal_is_of_a_stage() -> None:
-    assert {goal.stage for goal in GOALS} <= {stage.name for stage in STAGES}
+    named = {name for goal in GOALS for name in (goal.stage, goal.or_stage) if name}
+    assert named <= {stage.name for stage in STAGES}
+
+
+def test_the_better_of_two_stages_counts_for_their_goal(tmp_path: Path) -> None:
+    shares = {"update_kept": 0.34, "update_compiled": 0.46}
+    known = [Found(stage=name, is_tiny=False, figures={"mfu": mfu}) for name, mfu in shares.items()]
+    write_page(tmp_path, known, is_tiny=False)
+    line = "| MFU of an update, adapters, compiled or not | 0.46 | >= 0.45 | met |"
+    assert line in (tmp_path / "campaign.md").read_text()
 
 
 @pytest.mark.proof

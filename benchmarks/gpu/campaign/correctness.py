@@ -2,7 +2,9 @@
 
     the CPU's float32 ─┬─ the device's float32    log-probs, gradients, choices: equal but for rounding
                        ├─ the device's bfloat16   no further away than the CPU's bfloat16, times two
-                       └─ CUDA graphs             as kernels that are launched one by one
+                       ├─ CUDA graphs             as kernels that are launched one by one
+                       └─ compiled blocks         as uncompiled ones; of one family, because the
+                                                  others have the same blocks
 
 Keys:
     checked, num_wrong, wrong   comparisons that were made, and those that failed
@@ -35,6 +37,9 @@ ONE_LENGTH: Final = "log-probs of one length"
 PROMPT_LENGTHS: Final = (60, 9, 3, 17)
 """Prompts so different that a language policy reads them on one line."""
 
+COMPILED_FAMILY: Final = "oft adapters"
+"""The family whose blocks are compiled: with adapters, as a 7B is trained."""
+
 ROW_COUNTS: Final = (1, 3, 5)
 """Rows of replayed batches; 3 and 5 are padded."""
 
@@ -54,6 +59,13 @@ def measure(target: Target) -> Iterator[tuple[str, object]]:
         yield "checked", checked
         yield "wrong", wrong
         yield "num_wrong", len(wrong)
+
+    families["compiled"] = found = compiled_difference(target)
+    wrong += [f"compiled: {name}" for name in found if not is_right(name, found)]
+    yield "families", families
+    yield "checked", checked + len(found)
+    yield "wrong", wrong
+    yield "num_wrong", len(wrong)
 
 
 def compare(target: Target, family: str) -> dict[str, float]:
@@ -153,6 +165,16 @@ def replayed_difference(policy: Any, family: str) -> float:
         differences += [difference(*pair) for pair in zip(expected, replayed, strict=True)]
     policy.replay_acting(False)
     return max(differences)
+
+
+def compiled_difference(target: Target) -> dict[str, float]:
+    """Return differences between compiled and uncompiled blocks by name."""
+    policy = policy_on_host(COMPILED_FAMILY).copy()
+    policy.network.to(target.device)
+    expected = computed(policy, COMPILED_FAMILY)
+    policy.compile_blocks()
+    actual = computed(policy, COMPILED_FAMILY)
+    return {f"float32 {name}": difference(expected[name], actual[name]) for name in expected}
 
 
 def difference(expected: Tensor, actual: Tensor) -> float:

@@ -22,6 +22,8 @@ class Goal:
 
     least: float | None = None
     most: float | None = None
+    or_stage: str | None = None
+    """Another stage with the figure, whose larger value counts."""
 
     def is_met(self, value: float) -> bool:
         """Return whether a value is inside of the goal's limits; NaN is not."""
@@ -37,8 +39,14 @@ class Goal:
 GOALS: Final = (
     Goal("comparisons with the CPU that fail", "correctness", ("num_wrong",), most=0.0),
     Goal("tests marked `gpu` that fail", "gpu_tests", ("failed",), most=0.0),
-    Goal("decisions/s over a plain loop, 64 episodes", "decisions", ("64", "speedup"), least=4.0),
-    Goal("MFU of an update, adapters", "update_kept", ("mfu",), least=0.45),
+    Goal("share of the peak, 64 episodes act", "decisions", ("64", "peak_share"), least=0.55),
+    Goal(
+        "MFU of an update, adapters, compiled or not",
+        "update_kept",
+        ("mfu",),
+        least=0.45,
+        or_stage="update_compiled",
+    ),
     Goal("error of the memory estimate, adapters", "update_kept", ("memory_error",), most=0.05),
     Goal("the same, recomputed", "update_recomputed", ("memory_error",), most=0.05),
     Goal("share of the time to publish, a copy", "publication", ("copied_share",), most=0.05),
@@ -65,8 +73,17 @@ def _is_done(found: Found | None) -> bool:
 
 
 def _value(goal: Goal, by_name: Mapping[str, Found]) -> float | None:
-    value: Any = by_name[goal.stage].figures if goal.stage in by_name else None
-    for key in goal.path:
+    stages = [goal.stage] if goal.or_stage is None else [goal.stage, goal.or_stage]
+    values = [
+        value
+        for stage in stages
+        if stage in by_name and (value := _at(goal.path, by_name[stage].figures)) is not None
+    ]
+    return max(values, default=None)
+
+
+def _at(path: Sequence[str], value: Any) -> float | None:
+    for key in path:
         value = value.get(key) if isinstance(value, Mapping) else None
     return value if isinstance(value, int | float) else None
 

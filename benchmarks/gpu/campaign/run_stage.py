@@ -28,11 +28,12 @@ def run_stage(name: str, folder: Path, *, is_tiny: bool) -> Found:
     target, began = Target(device, is_tiny, folder), time.perf_counter()
     found = Found(stage=name, is_tiny=is_tiny)
     try:
-        for key, value in _figures(name, target):
-            seconds = time.perf_counter() - began
-            figures = {**found.figures, key: value}
-            found = msgspec.structs.replace(found, figures=figures, seconds=seconds)
-            write_found(part_file(folder, name), found)
+        with target.compiler():
+            for key, value in _figures(name, target):
+                seconds = time.perf_counter() - began
+                figures = {**found.figures, key: value}
+                found = msgspec.structs.replace(found, figures=figures, seconds=seconds)
+                write_found(part_file(folder, name), found)
     except ConfigError as error:
         # the machine does not suit the stage: an answer, not a failure
         found = msgspec.structs.replace(found, left_out=str(error))

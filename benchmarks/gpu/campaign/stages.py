@@ -22,11 +22,14 @@ class Stage:
 
 STAGES: Final = (
     Stage("machine", "The machine", 15.0, 60.0),
-    Stage("correctness", "CPU against device, graphs against kernels", 20.0, 120.0),
+    Stage(
+        "correctness", "CPU against device, graphs and compiled blocks against kernels", 20.0, 240.0
+    ),
     Stage("gpu_tests", "Tests marked `gpu`", 20.0, 90.0),
-    Stage("decisions", "Decisions a second", 45.0, 150.0),
+    Stage("decisions", "Decisions a second", 60.0, 240.0),
     Stage("update_recomputed", "An update of adapters, activations recomputed", 40.0, 120.0),
     Stage("update_kept", "An update of adapters, activations kept", 40.0, 120.0),
+    Stage("update_compiled", "An update of adapters, kept, blocks compiled", 60.0, 180.0),
     Stage("publication", "Publication of new weights", 30.0, 90.0),
     Stage("vllm", "Decisions by vLLM, and publication to it", 60.0, 240.0),
     Stage("update_all_weights", "An update of all weights, activations recomputed", 40.0, 120.0),

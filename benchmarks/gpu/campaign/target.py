@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -55,6 +56,17 @@ class Target:
         # not by `adapted`, which builds the network in float32 on the host first: 30 GB of it
         lora = None if rank is None else LoraConfig(rank=rank)
         return make_policy("tiny" if self.is_tiny else "7b", self.device, lora)
+
+    def compiler(self) -> AbstractContextManager[object]:
+        """Return the compiler of blocks, for use in `with`: inductor, or for the tiny size one that
+        only traces, because inductor's kernels for a CPU take minutes.
+        """
+        if not self.is_tiny:
+            return nullcontext()
+        compiler: AbstractContextManager[object] = torch.compiler.set_stance(
+            "default", force_backend="eager"
+        )
+        return compiler
 
     def available_bytes(self) -> int:
         """Return the bytes that this process has or can get; those of other programs are not."""

@@ -1,14 +1,15 @@
 """One update of the 7B: seconds, MFU, and the memory at its peak against the estimate.
 
 The rows of a micro-batch are as many as the estimate allows on this GPU, at most 32. The first
-update is not measured: it makes the optimizer's state, and counts the arithmetic.
+update is not measured: it makes the optimizer's state, and counts the arithmetic, with uncompiled
+blocks. With compiled ones the second, which compiles, is not measured either.
 
 Keys:
     rows, decisions         rows of a micro-batch; decisions of the update
     seconds, decisions_per_s
     peak_tflops             of the data sheet; of a measured product, if the GPU is not known
     mfu                     arithmetic of the update, recomputation included, as a share of the
-                            peak; goal >= 0.45 without recomputation
+                            peak; goal >= 0.45 without recomputation, compiled or not
     log_prob_gap            mean difference between the learner's log-probs and the engine's
     estimated_gib, peak_gib tensors at the peak, by `learning.gpu_memory` and by CUDA's allocator
     memory_error            relative error of the estimate; goal within 0.05
@@ -53,11 +54,13 @@ class Update:
 
     adapters: bool
     recomputes: bool
+    compiles: bool = False
 
 
 WAYS: Final = {
     "update_recomputed": Update(adapters=True, recomputes=True),
     "update_kept": Update(adapters=True, recomputes=False),
+    "update_compiled": Update(adapters=True, recomputes=False, compiles=True),
     "update_all_weights": Update(adapters=False, recomputes=True),
 }
 """Updates by the name of their stage."""
@@ -68,6 +71,8 @@ def measure(target: Target, way: Update) -> Iterator[tuple[str, object]]:
     policy = target.policy(RANK if way.adapters else None)
     if way.recomputes:
         policy.recompute_activations()
+    if way.compiles:
+        policy.compile_blocks()
     rows, estimate = largest_that_fits(target, policy, recomputes=way.recomputes)
     yield "rows", rows
     yield "estimated_gib", estimate.tensors / GIB
@@ -101,7 +106,7 @@ def largest_that_fits(
 
 
 async def run(target: Target, policy: OpenVlaOft, rows: int, peak: float) -> dict[str, float]:
-    """Update twice, and measure the second."""
+    """Update twice, or three times if blocks are compiled, and measure the last."""
     num_episodes, num_steps = (2, 2) if target.is_tiny else (NUM_EPISODES, NUM_STEPS)
     config = LearnerConfig(
         micro_batch=rows,
@@ -114,6 +119,8 @@ async def run(target: Target, policy: OpenVlaOft, rows: int, peak: float) -> dic
         advantages = [1.0 if number % 2 else -1.0 for number in range(num_episodes)]
         measured, learner = Utilization(lane, peak), Learner(policy, lane, config)
         first = await learner.update(episodes, advantages)
+        if policy.compiles_blocks:
+            await learner.update(episodes, advantages)
         target.finish()
         measured.metrics()
         if target.is_gpu:

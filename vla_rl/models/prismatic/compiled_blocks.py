@@ -20,7 +20,7 @@ with its last name.
 
 import shutil
 import subprocess
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from typing import Any, Final, TypeAlias
 
@@ -72,6 +72,9 @@ class CompiledBlock:
 class Uncompiled(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside of this mode blocks run uncompiled: for a single call of an unusual shape."""
 
+    def __init__(self) -> None:
+        super().__init__()
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
 
@@ -91,7 +94,7 @@ def compile_blocks(
     require_compiler(device)
     for block in stack:
         if not isinstance(block, CompiledBlock):
-            kind: Hashable = type(block)
+            kind: Any = type(block)
             block.__class__ = _compiled_kind(kind, has_open_length)
 
 
