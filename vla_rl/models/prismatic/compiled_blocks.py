@@ -73,7 +73,7 @@ class Uncompiled(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Inside of this mode blocks run uncompiled: for a single call of an unusual shape."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         return func(*args, **(kwargs or {}))
