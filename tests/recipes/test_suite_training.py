@@ -83,9 +83,15 @@ def test_a_policy_is_trained_whole_or_by_adapters_and_recomputes_where_it_is_tol
     whole = starting_policy(SrpoLiberoConfig(policy=str(tmp_path / "base")))
     assert all(parameter.requires_grad for parameter in whole.network.parameters())
     config = SrpoLiberoConfig(
-        policy=str(tmp_path / "base"), lora_rank=4, recompute_activations=True
+        policy=str(tmp_path / "base"),
+        lora_rank=4,
+        recompute_activations=True,
+        compile_blocks=True,
     )
     adapted = starting_policy(config)
+    assert adapted.recomputes_activations
+    assert adapted.compiles_blocks
+    assert not whole.compiles_blocks
     trained = [
         name for name, parameter in adapted.network.named_parameters() if parameter.requires_grad
     ]
