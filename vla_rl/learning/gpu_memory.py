@@ -2,7 +2,7 @@
 
     state         weights, masters, gradients, moments      of the policy's numbers (`rank_memory`)
     activations   micro-batch x bytes of one row            traced without computing (`traced_pass`)
-    overheads     CUDA's context, workspaces, fragments     typical values, not measured yet
+    overheads     CUDA's context, workspaces, fragments     measured on one H200 (docs/gpu.md)
 
 The gradients of earlier micro-batches are there when the activations of the last one are, so the
 peak is their sum. An update of a single micro-batch stays below it.
@@ -25,10 +25,10 @@ MIB: Final = 2**20
 class CudaOverheads:
     """Memory of a CUDA process besides its tensors.
 
-    The defaults are guesses for a Hopper GPU; nothing has measured them yet.
+    Context and fragments were measured on an H200 with torch 2.11.
     """
 
-    context: int = 500 * MIB
+    context: int = 770 * MIB
     """Driver, kernels and their code."""
 
     workspaces: int = 64 * MIB
@@ -37,8 +37,10 @@ class CudaOverheads:
     nccl: int = 0
     """Buffers of NCCL, with several ranks."""
 
-    fragments: float = 0.04
-    """Share of the tensors' memory that the allocator holds and cannot use."""
+    fragments: float = 0.082
+    """Share of the tensors' memory that the allocator holds and cannot use: 10.6 of 128.5 GiB when an
+    update of all weights ran out of memory. Below that the allocator may hold far more, which it gives
+    back when it needs it."""
 
 
 NCCL_BYTES: Final = 512 * MIB
