@@ -26,9 +26,16 @@ from typing import Any, Final
 from rich.console import Console
 
 from benchmarks.interleaved import print_json_line
-from benchmarks.kept_runs import about_run, keep, kept_lines, minutes_until, read_json
+from benchmarks.kept_runs import (
+    about_run,
+    command_line,
+    keep,
+    kept_lines,
+    minutes_until,
+    read_json,
+    report,
+)
 from benchmarks.pipeline_curves import lines_of
-from vla_rl.errors import VlaRlError
 from vla_rl.evaluation.held_out import (
     HeldOutResult,
     by_version,
@@ -195,31 +202,22 @@ def print_kept(path: Path, *, is_by_task: bool) -> None:
     print_json_line({name: [line[name] for line in lines] for name in names})
 
 
+def show(options: argparse.Namespace) -> None:
+    """Print a run, and keep it if asked, or print the kept ones."""
+    if options.table is not None:
+        print_kept(options.table, is_by_task=options.by_task)
+        return
+    run = RunDirectory.existing(options.run)
+    if options.keep is not None:
+        keep(options.keep, kept_line(run, options.note), lambda line: f"seed {line['seed']}")
+    print_run(run)
+
+
 def main() -> int:
-    """Print a run or the kept ones, as the command line says; return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("run", type=Path, nargs="?", help="folder of a finished run")
-    parser.add_argument("--keep", type=Path, help="append the run to this file")
-    parser.add_argument("--note", default="", help="what else ran on the machine; kept too")
-    parser.add_argument("--table", type=Path, help="print the runs of this file")
+    """Run the command line; return the exit status."""
+    parser = command_line(__doc__ or "")
     parser.add_argument("--by-task", action="store_true", help="a row a task, over all seeds")
-    options = parser.parse_args()
-    if (options.run is None) == (options.table is None):
-        parser.error("expected the folder of a run, or --table and a file of kept runs")
-    try:
-        if options.table is not None:
-            print_kept(options.table, is_by_task=options.by_task)
-            return 0
-        run = RunDirectory.existing(options.run)
-        if options.keep is not None:
-            keep(options.keep, kept_line(run, options.note), lambda line: f"seed {line['seed']}")
-        print_run(run)
-    except (VlaRlError, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    return report(parser, show)
 
 
 if __name__ == "__main__":

@@ -1,16 +1,46 @@
-"""Finished runs that are kept as lines of a file: what every such line has, and how it is added."""
+"""Finished runs that are kept as lines of a file: what every such line has, how it is added, and the
+command line of the benchmarks that do so.
+"""
 
+import argparse
 import datetime
 import json
+import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 from benchmarks.provenance import PACKAGES, machine
+from vla_rl.errors import VlaRlError
 from vla_rl.evaluation.results import whole_lines
 from vla_rl.graph import AppendedFile
 from vla_rl.observe import RunDirectory
+
+
+def command_line(description: str) -> argparse.ArgumentParser:
+    """Return the options of a benchmark that reads a run, or the kept ones."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("run", type=Path, nargs="?", help="folder of a finished run")
+    parser.add_argument("--keep", type=Path, help="append the run to this file")
+    parser.add_argument("--note", default="", help="what else ran on the machine; kept too")
+    parser.add_argument("--table", type=Path, help="print the runs of this file")
+    return parser
+
+
+def report(parser: argparse.ArgumentParser, show: Callable[[argparse.Namespace], None]) -> int:
+    """Show what the command line asks for; return the exit status, 2 with a line for bad input."""
+    options = parser.parse_args()
+    if (options.run is None) == (options.table is None):
+        parser.error("expected the folder of a run, or --table and a file of kept runs")
+    try:
+        show(options)
+    except (VlaRlError, OSError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def about_run(run: RunDirectory, note: str) -> dict[str, Any]:

@@ -13,12 +13,10 @@ Keys of the last line of `--table`, lists by run: `note`; `env_steps_per_s`, con
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
 from benchmarks.interleaved import print_json_line
-from benchmarks.kept_runs import about_run, keep, kept_lines, read_json
-from vla_rl.errors import VlaRlError
+from benchmarks.kept_runs import about_run, command_line, keep, kept_lines, read_json, report
 from vla_rl.observe import RunDirectory, read_metrics
 
 SHOWN: Final = {
@@ -51,33 +49,23 @@ def table(lines: Sequence[dict[str, Any]]) -> str:
     return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
-def main() -> int:
-    """Keep a run or print the kept ones, as the command line says; return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("run", type=Path, nargs="?", help="folder of a run")
-    parser.add_argument("--keep", type=Path, help="append the run to this file")
-    parser.add_argument("--note", default="", help="what distinguishes the run")
-    parser.add_argument("--table", type=Path, help="print the runs of this file")
-    options = parser.parse_args()
-    if (options.run is None) == (options.table is None):
-        parser.error("expected the folder of a run, or --table and a file of kept runs")
-    try:
-        if options.table is not None:
-            lines = kept_lines(options.table)
-        else:
-            lines = [kept_line(RunDirectory.existing(options.run), options.note)]
-            if options.keep is not None:
-                keep(options.keep, lines[0], identity)
-        if not lines:
-            raise ValueError(f"{options.table} has no runs; `--keep {options.table}` adds one")
-    except (VlaRlError, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+def show(options: argparse.Namespace) -> None:
+    """Keep a run, or print the kept ones."""
+    if options.table is not None:
+        lines = kept_lines(options.table)
+    else:
+        lines = [kept_line(RunDirectory.existing(options.run), options.note)]
+        if options.keep is not None:
+            keep(options.keep, lines[0], identity)
+    if not lines:
+        raise ValueError(f"{options.table} has no runs; `--keep {options.table}` adds one")
     print(table(lines))
     print_json_line({name: [line[name] for line in lines] for name in ("note", *SHOWN)})
-    return 0
+
+
+def main() -> int:
+    """Run the command line; return the exit status."""
+    return report(command_line(__doc__ or ""), show)
 
 
 if __name__ == "__main__":
