@@ -54,7 +54,6 @@ def finishing(stage: Stage, folder: Path, is_tiny: bool, limit_s: float) -> str:
     return ""
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 def test_stages_run_on_the_cpu_and_fill_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -75,7 +74,6 @@ def test_stages_run_on_the_cpu_and_fill_a_page(
     assert "Not finished: machine, gpu_tests, update_recomputed" in page
 
 
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
 @pytest.mark.parametrize("stage", ["update_kept", "update_compiled"])
 def test_an_update_is_measured_beside_its_estimate(stage: str, tmp_path: Path) -> None:
     found = run_stage.run_stage(stage, tmp_path, is_tiny=True)

@@ -555,22 +555,6 @@ async def test_recomputed_activations_have_the_same_gradients(
     assert await difference(recomputing, runtime, lane, tmp_path, 2) <= 3e-6
 
 
-def compiling() -> OpenVlaOft:
-    policy = recomputing()
-    policy.compile_blocks()
-    return policy
-
-
-@pytest.mark.proof
-@pytest.mark.timeout(900)
-@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-@pytest.mark.parametrize("changes", [{"shard": "gradients"}, {"shard": "weights"}])
-async def test_compiled_blocks_of_ranks_have_the_same_gradients(
-    changes: dict[str, Any], runtime: Runtime, lane: DeviceLane, tmp_path: Path
-) -> None:
-    assert await difference(compiling, runtime, lane, tmp_path, 2, **changes) <= 1e-5
-
-
 @pytest.mark.proof
 @pytest.mark.parametrize(
     ("make", "changes"),

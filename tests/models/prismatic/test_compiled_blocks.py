@@ -27,9 +27,6 @@ MakeObservation = Callable[..., dict[str, Any]]
 
 CPU = torch.device("cpu")
 
-# dynamo looks at `.grad` of every tensor that it meets
-pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor:UserWarning")
-
 
 @contextmanager
 def compiling_by(backend: str) -> Iterator[None]:

@@ -68,9 +68,6 @@ class PolicySource(msgspec.Struct, frozen=True):
     recomputes: bool
     """Whether activations are recomputed in the backward pass."""
 
-    compiles: bool
-    """Whether blocks are compiled."""
-
     devices: tuple[str, ...]
     """Device of each rank, by its number."""
 
@@ -280,9 +277,6 @@ def _loaded(source: PolicySource, folder: Path, device: torch.device) -> Any:
     if source.recomputes:
         model.recompute_activations()
     model.network.to(device)
-    if source.compiles:
-        # after recomputation and before sharding: the hooks of both stay outside of what is compiled
-        model.compile_blocks()
     return model
 
 

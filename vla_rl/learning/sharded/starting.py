@@ -87,7 +87,15 @@ class RankStart:
 
 
 def saved(model: Any, folder: Path, seating: Seating) -> PolicySource:
-    """Save a policy for the ranks; the folder lasts as long as they do."""
+    """Save a policy for the ranks; the folder lasts as long as they do.
+
+    Raises: ConfigError for compiled blocks.
+    """
+    if getattr(model, "compiles_blocks", False):
+        raise ConfigError(
+            "the policy's blocks are compiled, which learner ranks do not do yet, expected either "
+            "of both: leave --compile-blocks out, or set --learner.ranks 1"
+        )
     model.save(folder)
     kind, network = type(model), model.network
     parameters = dict(network.named_parameters())
@@ -96,7 +104,6 @@ def saved(model: Any, folder: Path, seating: Seating) -> PolicySource:
         dtype=str(next(iter(parameters.values())).dtype).removeprefix("torch."),
         trained=frozenset(name for name, each in parameters.items() if each.requires_grad),
         recomputes=getattr(model, "recomputes_activations", False),
-        compiles=getattr(model, "compiles_blocks", False),
         devices=tuple(seat.device for seat in seating.seats),
     )
 
