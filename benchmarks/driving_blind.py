@@ -50,12 +50,18 @@ def score_of(env: Any, number: int, rows: np.ndarray) -> float:
     return float(info["score"]["total"])
 
 
-def above_blind(lines: Sequence[dict[str, Any]], blind: Sequence[float]) -> dict[str, list[float]]:
+def above_blind(
+    lines: Sequence[dict[str, Any]],
+    blind: Sequence[float],
+    trained_by: tuple[str, str] = ("pdms_v1", "total"),
+) -> dict[str, list[float]]:
     """Return how much the kept runs score above a blind plan, by run.
 
     Args:
-        lines: kept runs; those that the total PDMS did not reward are left out.
+        lines: kept runs.
         blind: the plan's score in each held-out scene, from number 0 on.
+        trained_by: version of the score and reward of the runs that are compared; others are left
+            out.
 
     Raises: ValueError if a run was evaluated on more scenes.
     """
@@ -63,7 +69,7 @@ def above_blind(lines: Sequence[dict[str, Any]], blind: Sequence[float]) -> dict
         name: [] for name in ("seed", "updates", "above_blind", "above_blind_half")
     }
     for line in lines:
-        if (line["version"], line["reward"]) != ("pdms_v1", "total"):
+        if (line["version"], line["reward"]) != trained_by:
             continue
         totals = line["after"]["total"]
         if len(totals) > len(blind):

@@ -3,6 +3,8 @@
     python -m benchmarks.driving_result runs/<run> --keep docs/results/driving.jsonl   keep a run there
     python -m benchmarks.driving_result --table docs/results/driving.jsonl             those of a file
 
+A run of `srpo_driving` is graded by the driving score of its drives in closed loop, a share of 1.
+
 Compares the scenes that both the first and the last evaluated weights drove. Runs nothing. `--keep`
 appends one line with the totals of every scene, the mean of every sub-score, versions and machine;
 `--table` prints the lines as the tables of docs/driving.md: every sub-score, and the total by
@@ -23,9 +25,16 @@ from typing import Any, Final
 import numpy as np
 
 from benchmarks.interleaved import print_json_line
-from benchmarks.kept_runs import about_run, keep, kept_lines, minutes_until, read_json
+from benchmarks.kept_runs import (
+    about_run,
+    command_line,
+    keep,
+    kept_lines,
+    minutes_until,
+    read_json,
+    report,
+)
 from vla_rl.envs.driving.world import draw_world
-from vla_rl.errors import VlaRlError
 from vla_rl.evaluation.scored import SCORES, read_scores
 from vla_rl.observe import RunDirectory
 
@@ -49,16 +58,20 @@ def kept_line(run: RunDirectory, note: str) -> dict[str, Any]:
     first, last = by_version[min(by_version)], by_version[max(by_version)]
     scenes = sorted(first.keys() & last.keys())
     config = read_json(run.config)
+    layouts = config.get("kinds")  # of the closed loop, which draws scenes of each in turn
     return {
         "seed": config["run"]["seed"],
-        "reward": config["reward_of"],
-        "version": config["version"],
+        "reward": config.get("reward_of", "srpo"),
+        "version": config.get("version", "driving_score"),
         "updates": max(by_version),
         "scenes": len(scenes),
         "minutes": minutes_until(run, run.path / SCORES.file),
         "before": _parts([first[scene] for scene in scenes]),
         "after": _parts([last[scene] for scene in scenes]),
-        "kinds": [draw_world(scene, "held_out").kind for scene in scenes],
+        "kinds": [
+            layouts[scene % len(layouts)] if layouts else draw_world(scene, "held_out").kind
+            for scene in scenes
+        ],
         **about_run(run, note),
     }
 
@@ -160,31 +173,21 @@ def print_kept(path: Path) -> None:
     print_json_line({name: [each[name] for each in figures] for name in figures[0]})
 
 
+def show(options: argparse.Namespace) -> None:
+    """Keep a run, or print the kept ones."""
+    if options.table is not None:
+        print_kept(options.table)
+        return
+    line = kept_line(RunDirectory.existing(options.run), options.note)
+    if options.keep is not None:
+        keep(options.keep, line, identity)
+    print(f"{table_of_scores([line])}\n\n{table_of_kinds([line])}\n")
+    print_json_line(figures_of(line))
+
+
 def main() -> int:
-    """Keep a run or print the kept ones, as the command line says; return the exit status."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("run", type=Path, nargs="?", help="folder of a finished run")
-    parser.add_argument("--keep", type=Path, help="append the run to this file")
-    parser.add_argument("--note", default="", help="what else ran on the machine; kept too")
-    parser.add_argument("--table", type=Path, help="print the runs of this file")
-    options = parser.parse_args()
-    if (options.run is None) == (options.table is None):
-        parser.error("expected the folder of a run, or --table and a file of kept runs")
-    try:
-        if options.table is not None:
-            print_kept(options.table)
-            return 0
-        line = kept_line(RunDirectory.existing(options.run), options.note)
-        if options.keep is not None:
-            keep(options.keep, line, identity)
-        print(f"{table_of_scores([line])}\n\n{table_of_kinds([line])}\n")
-        print_json_line(figures_of(line))
-    except (VlaRlError, OSError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    """Run the command line; return the exit status."""
+    return report(command_line(__doc__ or ""), show)
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ from vla_rl.envs.driving.world import draw_world
 from vla_rl.observe import RunDirectory
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
+from vla_rl.recipes.srpo_driving import SrpoDrivingConfig
 
 
 def a_finished_run(root: Path, seed: int = 0, versions: tuple[int, ...] = (0, 60)) -> Path:
@@ -52,6 +53,27 @@ def test_a_kept_run_is_a_row_for_each_score_and_each_layout(
         assert any(line.startswith(f"| {kind.replace('_', ' ')} |") for line in lines)
     found = json.loads(figures)
     assert (found["seed"], found["gain"], found["minutes"]) == ([0, 1], [0.25] * 2, [9.0] * 2)
+
+
+def test_a_run_of_srpo_has_its_own_layouts_and_no_reward_to_choose(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kinds = ("tee", "straight")
+    config = SrpoDrivingConfig(run=RunConfig(name="closed"), kinds=kinds)
+    run = RunDirectory.create(tmp_path, "closed", config, {})
+    lines = [
+        {"weights": version, "start": drive, "total": 0.5 + 0.25 * (version > 0)}
+        for version in (0, 40)
+        for drive in range(5)
+    ]
+    scores = run.path / "held_out_scores.jsonl"
+    scores.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(sys, "argv", ["driving_result", str(run.path)])
+    assert driving_result.main() == 0
+    *table, figures = capsys.readouterr().out.splitlines()
+    assert "| tee | 3 | 0.500 ± 0.000 | 0.750 ± 0.000 |" in table
+    assert "| straight | 2 | 0.500 ± 0.000 | 0.750 ± 0.000 |" in table
+    assert json.loads(figures)["reward"] == "srpo"
 
 
 def test_a_repeated_seed_and_an_unfinished_run_are_refused(

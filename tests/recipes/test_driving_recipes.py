@@ -223,6 +223,24 @@ async def test_a_policy_learns_by_srpo_in_closed_loop(tmp_path: Path) -> None:
     assert "tee, held-out scene 1: weights 0 above, 1 below" in report
 
 
+@pytest.mark.proof
+@pytest.mark.timeout(2400)
+async def test_thirty_updates_of_srpo_raise_the_driving_score_of_the_shipped_policy(
+    tmp_path: Path,
+) -> None:
+    config = SrpoDrivingConfig(
+        run=RunConfig(name="driving", root=str(tmp_path), updates=30, device="cpu"),
+        held_out=HeldOutScenesConfig(scenes=150, by_mean=True),
+    )
+    assert await srpo_driving.main(Command(launch=TrainingLaunch(), config=config)) == 0
+    lines, _ = results_in(tmp_path)
+    before, after = (
+        [line["total"] for line in lines if line["weights"] == version] for version in (0, 30)
+    )
+    assert len(before) == len(after) == 150
+    assert sum(after) / 150 > sum(before) / 150 + 0.02
+
+
 def test_srpo_drives_each_layout_in_turn_and_refuses_unknown_ones() -> None:
     config = SrpoDrivingConfig(scenes=2)
     starts = srpo_driving.starts_of(config)

@@ -23,12 +23,12 @@ from vla_rl.evaluation.first_results import POLICY_DIGEST
 from vla_rl.evaluation.scored import ScoreJudge
 from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models.loading import digest_as_read
-from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
+from vla_rl.pipelines.config import EmbodiedConfig, FilterConfig, RunConfig
 from vla_rl.recipes.driving_training import (
     CROP,
-    DRIVING_BASE,
     FORMAT,
     IMAGE_SIZE,
+    ROUTE_BASE,
     HeldOutScenesConfig,
     train_driver,
 )
@@ -43,15 +43,20 @@ KINDS: Final = tuple(LAYOUTS)
 class SrpoDrivingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     """SRPO on the driving world in closed loop."""
 
-    run: RunConfig = RunConfig(name="srpo_driving", updates=20, checkpoint_every=10)
+    run: RunConfig = RunConfig(
+        name="srpo_driving", updates=40, checkpoint_every=20, videos_every=40
+    )
     group_size: int = 8
-    temperature: float = 1.0
+    temperature: float = 0.7
     """Sampling temperature for rollout and training, above 0. Held-out drives are greedy."""
 
+    filter: FilterConfig = FilterConfig(accuracy_bounds=(0.0, 0.99))
     embedding: EmbeddingConfig = EmbeddingConfig()
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=8, max_staleness=1)
     learner: LearnerConfig = LearnerConfig(
-        optimizer=OptimizerConfig(lr=3e-4, warmup_steps=10), minibatch_trajectories=16
+        optimizer=OptimizerConfig(lr=5e-4, warmup_steps=10, decay_steps=160),
+        minibatch_trajectories=16,
+        micro_batch=256,
     )
 
     kinds: tuple[str, ...] = KINDS
@@ -60,18 +65,18 @@ class SrpoDrivingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     scenes: int = 200
     """Training scenes of each layout, from number 0 on."""
 
-    action: PlanAction = "moves"
-    """Meaning of the policy's 8 rows of 3 numbers: `moves` from waypoint to waypoint, as the shipped
-    policy was taught, `profiles`, or `along_route`."""
+    action: PlanAction = "along_route"
+    """Meaning of the policy's 8 rows of 3 numbers: `along_route`, as the shipped policy was taught,
+    `moves` from waypoint to waypoint, or `profiles`."""
 
-    route_points: int = 0
+    route_points: int = ROUTE_POINTS
     """Points of the route, every 5 m ahead, that the policy reads with the car's state, 0 to 10. The
-    shipped policy reads none."""
+    shipped policy reads ten."""
 
-    policy: str = str(DRIVING_BASE)
+    policy: str = str(ROUTE_BASE)
     """Folder of the OpenVLA-OFT checkpoint to start from."""
 
-    held_out: HeldOutScenesConfig = HeldOutScenesConfig(scenes=300)
+    held_out: HeldOutScenesConfig = HeldOutScenesConfig(scenes=300, by_mean=True)
     """Held-out drives, over all layouts in turn. The mean of 300 has a 95 % interval of 3 points."""
 
     simulators: SimulatorConfig = SimulatorConfig(num_envs=2 * (os.cpu_count() or 1))
