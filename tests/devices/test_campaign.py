@@ -258,7 +258,9 @@ def test_a_device_that_computes_otherwise_is_named(
 
     monkeypatch.setattr(correctness, "computed", other)
     monkeypatch.setattr(correctness, "FAMILIES", ("mlp",))
-    figures = dict(correctness.measure(Target(CPU, True, tmp_path)))
+    target = Target(CPU, True, tmp_path)
+    with target.compiler():
+        figures = dict(correctness.measure(target))
     assert "mlp: float32 log-probs" in figures["wrong"]  # type: ignore[operator]
     assert figures["num_wrong"] == 3
 

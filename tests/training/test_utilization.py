@@ -133,7 +133,7 @@ def test_an_update_that_does_not_fit_the_gpu_is_refused_with_the_inequality(
     require_gpu_memory(config, team, torch.device("cuda"))
     require_gpu_memory(config, team, torch.device("cpu"))
     free_and_total[:] = 2**20, 2**34
-    with pytest.raises(ConfigError, match=r"> 0\.5 GiB; other programs use 15\.5 of its 16\.0 GiB"):
+    with pytest.raises(ConfigError, match=r"> 0\.8 GiB; other programs use 15\.2 of its 16\.0 GiB"):
         require_gpu_memory(config, team, torch.device("cuda"))
     free_and_total[:] = 2**28, 2**28
     with pytest.raises(
