@@ -30,7 +30,7 @@ from vla_rl.envs.driving.closed_loop import GOAL
 from vla_rl.envs.driving.layouts import LAYOUTS
 
 SPEEDS: Final = (3.0, 3.5, 4.0, 5.0, 7.0, 9.0, 12.0)
-"""Speeds in m/s that a driver keeps. Slower than 3, no drive of 60 m ends within 20 s."""
+"""Speeds in m/s that a driver keeps. At 3 m/s the 60 m take the 20 s that a drive may last."""
 
 ADAPTED_IN_S: Final = 1.5
 """Seconds in which the difference from the speed would be gone."""

@@ -3,38 +3,17 @@
 import asyncio
 
 from far_hosts import FarHost
-from rollout_fakes import CountingEngine, source
+from host_cluster import Cluster
 
-from vla_rl.rollout import EpisodeScheduler, SchedulerConfig
 from vla_rl.rollout.depot import Depot
-from vla_rl.rollout.host_players import HostPlayers
 from vla_rl.rollout.simulated_time import run_in_simulated_time
-from vla_rl.types import Group
-
-
-class Run:
-    """A synchronous scheduler of 4 groups of 4 per update over hosts that share an engine."""
-
-    def __init__(self) -> None:
-        self.engine = CountingEngine()
-        self.players = HostPlayers(0)
-        config = SchedulerConfig(groups_per_update=4, max_staleness=0)
-        self.scheduler = EpisodeScheduler(self.players, source(), config)
-
-    async def update(self) -> list[Group]:
-        version = self.scheduler.version
-        groups = [group async for group in self.scheduler.groups_for_update(version)]
-        self.engine.weight_version = version + 1
-        self.players.published(version + 1)
-        self.scheduler.trained(groups, version + 1)
-        return groups
 
 
 def resumed_with(depot_stays: bool) -> tuple[int, int]:
     """Save with some members in a host's depot, and resume; return how many were kept and replayed."""
 
     async def main() -> tuple[int, int]:
-        killed, depot = Run(), Depot("far", 1 << 20)
+        killed, depot = Cluster(max_staleness=0), Depot("far", 1 << 20)
         far = FarHost(killed.engine, 3, depot=depot)
         killed.players.add("far", far)
         async with killed.engine.batcher, killed.scheduler:
@@ -44,7 +23,7 @@ def resumed_with(depot_stays: bool) -> tuple[int, int]:
         light = [each for group in state.groups for each in group.trajectories]
         keys = tuple(each.deposit.key for each in light if each.deposit is not None)
         assert len(keys) == len(light) >= 1
-        resumed = Run()
+        resumed = Cluster(max_staleness=0)
         left = depot if depot_stays else Depot("far", 1 << 20)
         again = FarHost(resumed.engine, 3, depot=left, kept=keys)
         resumed.players.add("far", again)
@@ -76,7 +55,7 @@ def test_members_whose_depot_is_gone_are_run_again_after_a_resume() -> None:
 
 def test_a_group_that_was_on_its_way_here_is_fetched_after_a_resume() -> None:
     async def main() -> None:
-        killed, depot = Run(), Depot("far", 1 << 20)
+        killed, depot = Cluster(max_staleness=0), Depot("far", 1 << 20)
         far = FarHost(killed.engine, 4, depot=depot)
         far.is_slow_to_send = True
         killed.players.add("far", far)
@@ -86,7 +65,7 @@ def test_a_group_that_was_on_its_way_here_is_fetched_after_a_resume() -> None:
         complete = [group for group in state.groups if group.is_complete]
         assert complete
         assert all(each.deposit is not None for each in complete[0].trajectories)
-        resumed = Run()
+        resumed = Cluster(max_staleness=0)
         keys = tuple(place.key for place in killed.scheduler.deposits())
         again = FarHost(resumed.engine, 4, depot=depot, kept=keys)
         resumed.players.add("far", again)

@@ -120,7 +120,7 @@ class SftLiberoConfig(CheckpointConfig, frozen=True, kw_only=True):
 
     compile_blocks: bool = False
     """Compile the policy's blocks by torch.compile: faster on a GPU. The first calls of each
-    kind take about 10 s more."""
+    kind take about 10 s more there, and minutes on a CPU."""
 
     torch_threads: int = 1
     """Threads for the computation on a CPU."""

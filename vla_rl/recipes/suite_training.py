@@ -129,7 +129,7 @@ class SuiteTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
     compile_blocks: bool = False
     """Compile the policy's blocks by torch.compile, for acting and training: faster on a GPU. The
-    first calls of each kind take about 10 s more."""
+    first calls of each kind take about 10 s more there, and minutes on a CPU."""
 
     held_out: HeldOutStarts = HeldOutStarts()
 

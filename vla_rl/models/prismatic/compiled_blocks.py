@@ -37,8 +37,8 @@ MOST_COMPILATIONS: Final = 64
 need, and beyond it torch computes uncompiled, with one warning."""
 
 COMPILING_TAKES: Final = (
-    "blocks are compiled in their first calls, which takes about 10 s for each new kind of call "
-    "(one row or several, with a gradient or without)"
+    "blocks are compiled in the first calls of each kind (one row or several, with a gradient or "
+    "without), which takes about 10 s on a GPU and minutes on a CPU"
 )
 
 
