@@ -1,12 +1,13 @@
 """Drive a scene in closed loop, by waypoints every 0.5 s or by pedals and wheel at 20 Hz."""
 
 import json
-from typing import Any, Final, Literal, cast
+from typing import Any, Final, Literal, cast, get_args
 
 import gymnasium
 import numpy as np
 from gymnasium import spaces
 
+from vla_rl.driving_scores import Version, score_waypoints
 from vla_rl.driving_scores.bench2drive import RouteRecord
 from vla_rl.driving_scores.geometry import boxes_meet, directions, project_to_polyline
 from vla_rl.driving_scores.vehicle import AX, HEADING, PACIFICA, STEER, VX, YAW_RATE, X, Y
@@ -23,6 +24,7 @@ from vla_rl.envs.driving.observing import (
 )
 from vla_rl.envs.driving.paths import Floats
 from vla_rl.envs.driving.plan_actions import PlanAction, waypoints_of_plan
+from vla_rl.envs.driving.planner import best_proposal
 from vla_rl.envs.driving.starts import scene_number
 from vla_rl.envs.driving.traffic import CONE, WALKER
 from vla_rl.envs.driving.world import Split, draw_world
@@ -68,8 +70,8 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
     Reward: 0 until the end, then the driving score in [0, 1].
     Ends: `terminated` at the goal, or 30 m from the route; `truncated` after `step_limit`.
     Info: `score` with total (the driving score in [0, 1]), driving_score and completion (0 to 100)
-        and the number of events of each kind so far;
-        `is_success` at the goal without an event.
+        and the number of events of each kind so far; with `first_plan` also the total of the first
+        plan by the version's name, and its sub-scores; `is_success` at the goal without an event.
     Randomness: `reset(seed=...)` draws a scene; `options={"init_state_id": k}` takes scene k.
 
     Args:
@@ -77,6 +79,9 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         split, kind, cameras, image_size, crop, render_mode, route_points: as
             `OpenLoopDrivingEnv`'s.
         step_limit: steps before the episode is truncated; None: 20 s.
+        first_plan: version of the score that grades the first plan of the drive too, against the
+            recorded traffic, as `OpenLoopDrivingEnv` grades it; None: none. Pedals and wheel have
+            no plan.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 2}  # noqa: RUF012  # as gymnasium declares it
@@ -92,9 +97,17 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         render_mode: str | None = None,
         crop: tuple[float, float] = (0.0, 1.0),
         route_points: int = 0,
+        first_plan: Version | None = None,
     ) -> None:
         if action not in STEP_LIMITS:
             raise ValueError(f"action is {action!r}, expected one of {', '.join(STEP_LIMITS)}.")
+        if first_plan is not None and first_plan not in get_args(Version):
+            raise ValueError(f"first_plan is {first_plan!r}, expected one of {get_args(Version)}.")
+        if first_plan is not None and action == "control":
+            raise ValueError(
+                f"first_plan is {first_plan!r}, but pedals and wheel have no plan; set another action."
+            )
+        self._first_plan = first_plan
         self.render_mode = render_mode
         self.render_every_step = True
         self._action = action
@@ -119,20 +132,22 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         return self._look(), {"is_success": False}
 
     def _build(self, number: int) -> None:
-        self._number = number
-        self._world = draw_world(number, self._split, self._kind)
-        self._observer = Observer(
-            self._world, self._cameras, self._size, self._crop, self._route_points
-        )
+        if number != self._number:  # the members of a group ask for the same scene
+            self._world = draw_world(number, self._split, self._kind)
+            self._observer = Observer(
+                self._world, self._cameras, self._size, self._crop, self._route_points
+            )
+            self._number = number
         s = self._world.start
         self._car = Car(*(float(s[i]) for i in (X, Y, HEADING, VX, AX, STEER, YAW_RATE)))
-        self._traffic = self._world.traffic
+        self._traffic = self._world.traffic.copy()
         self._poses = self._traffic.poses()
         self._sizes = self._traffic.sizes()
         self._ticks, self._steps, self._is_over = 0, 0, False
         self._rows: list[list[float]] = []
         self._events: dict[str, int] = {}
         self._touched: set[int] = set()
+        self._plan_score: dict[str, float] = {}
         along, _ = project_to_polyline(self._centre[None, :2], self._world.roads.route)
         self._start = float(along[0])
         self._reached, self._away = 0.0, 0.0
@@ -166,8 +181,8 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
                     min(max(brake, 0.0), 1.0),
                 )
             )
+            self._measure()
         self._steps += 1
-        self._measure()
         terminated = self._reached >= GOAL or self._away > LOST
         truncated = not terminated and self._steps >= self._step_limit
         self._is_over = terminated or truncated
@@ -177,7 +192,12 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         events = {name: float(self._events.get(name, 0)) for name in EVENTS}
         info: Info = {
             "is_success": record.is_success,
-            "score": {**score, "completion": record.completion, **events},
+            "score": {
+                **score,
+                "completion": record.completion,
+                **events,
+                **self._plan_score,
+            },
         }
         reward = total if self._is_over else 0.0
         return self._look(), reward, terminated, truncated, info
@@ -199,6 +219,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
             "rows": [list(row) for row in self._rows],
             "events": dict(self._events),
             "touched": sorted(self._touched),
+            "plan_score": dict(self._plan_score),
             "reached": self._reached,
             "away": self._away,
             "is_over": self._is_over,
@@ -214,6 +235,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         self._ticks, self._steps = state["counts"]
         self._rows = [list(row) for row in state["rows"]]
         self._events, self._touched = dict(state["events"]), set(state["touched"])
+        self._plan_score = dict(state["plan_score"])
         self._reached, self._away = state["reached"], state["away"]
         self._is_over = state["is_over"]
         self.np_random.bit_generator.state = json.loads(state["rng"])
@@ -228,9 +250,19 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         """Follow a trajectory for 0.5 s."""
         route = self._observer.route(self._car)
         waypoints = waypoints_of_plan(actions, self._plan, self._car.speed, route)
+        if self._ticks == 0 and self._first_plan is not None:
+            self._plan_score = self._graded(waypoints, self._first_plan)
         follower = WaypointFollower(waypoints.tolist(), self._car)
         for _ in range(DECISION_STEPS):
             self._tick(follower.control(self._car))
+        self._measure()
+
+    def _graded(self, waypoints: Floats, version: Version) -> dict[str, float]:
+        """Return the total and the sub-scores of a plan against what was recorded."""
+        scene = self._world.scene(best_proposal(self._world, version)[0])
+        scores = score_waypoints(scene, waypoints[None], version)
+        parts = {name: float(values[0]) for name, values in scores.sub.items()}
+        return {version: float(scores.total[0]), **parts}
 
     def _tick(self, control: Control) -> None:
         """Advance by 0.05 s; the others every second time."""

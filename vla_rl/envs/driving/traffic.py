@@ -3,7 +3,7 @@
 IDM: Treiber et al. 2000, arXiv:cond-mat/0002177, eq. 3. All of them step at once, at 10 Hz.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -54,6 +54,10 @@ class Traffic:
     phases: np.ndarray
     wanted: Floats
     lengths: np.ndarray
+
+    def copy(self) -> "Traffic":
+        """Return traffic that starts from this moment and shares what never changes."""
+        return replace(self, along=self.along.copy(), speeds=self.speeds.copy())
 
     def poses(self) -> Floats:
         """Return centres and headings: [N, 3]."""

@@ -126,7 +126,7 @@ def draw_world(number: int, split: Split = "train", kind: str | None = None) -> 
     poses, speeds = [], []
     for step in range(-PAST, FUTURE + 1):
         if step == 0:
-            now = Traffic(**{**vars(traffic), "along": traffic.along.copy()})
+            now = traffic.copy()
         poses.append(traffic.poses())
         speeds.append(traffic.speeds.copy())
         has_signal, red = roads.stop is not None, signal.is_red(step * STEP_S)
