@@ -106,49 +106,6 @@ def test_the_scalar_bicycle_equals_the_batched_one() -> None:
     np.testing.assert_allclose(columns, car, rtol=0, atol=1e-9)
 
 
-def along_the_route(observation: dict[str, Any], speed: float) -> np.ndarray:
-    """The action that follows the route of the observation at a steady speed."""
-    route = np.concatenate([np.zeros((1, 2)), observation["route"]])
-    along = np.concatenate([[0.0], np.cumsum(np.hypot(*np.diff(route, axis=0).T))])
-    wanted = speed * 0.5 * np.arange(9)
-    places = np.stack([np.interp(wanted, along, route[:, axis]) for axis in (0, 1)], -1)
-    ways = np.diff(places, axis=0)
-    headings = np.concatenate([[0.0], np.arctan2(ways[:, 1], ways[:, 0])])
-    return actions_of_poses(np.concatenate([places, headings[:, None]], -1))
-
-
-def test_following_the_route_by_waypoints_reaches_the_goal() -> None:
-    env = make("driving_waypoints-v0", kind="curve")
-    done = []
-    for number in range(4):
-        observation, _ = env.reset(options={"init_state_id": number})
-        over = False
-        while not over:
-            action = along_the_route(observation, 5.0)
-            observation, reward, terminated, truncated, info = env.step(action)
-            over = terminated or truncated
-        done.append(info["score"]["completion"])
-        assert reward == pytest.approx(info["score"]["driving_score"] / 100)
-    assert np.mean(done) == 100.0
-
-
-def test_running_into_others_is_noted_once_for_each() -> None:
-    env = make("driving_control-v0")
-    noted = []
-    for number in range(12):
-        env.reset(options={"init_state_id": number})
-        over = False
-        while not over:
-            _, _, terminated, truncated, info = env.step(np.array([1, 0, 0], np.float32))
-            over = terminated or truncated
-        noted.append(sum(v for k, v in info["score"].items() if k.startswith("collisions")))
-        assert info["is_success"] is (
-            info["score"]["driving_score"] == 100.0 and info["score"]["completion"] == 100.0
-        )
-    assert max(noted) >= 1
-    assert max(noted) <= 6
-
-
 @pytest.mark.parametrize("env_id", ["driving-v0", "driving_waypoints-v0", "driving_control-v0"])
 def test_actions_that_are_not_finite_are_refused(env_id: str) -> None:
     env = make(env_id)
@@ -165,25 +122,6 @@ def test_the_birds_eye_view_is_a_picture() -> None:
         env.reset(seed=1)
         env.step(np.zeros(env.action_space.shape, np.float32))
         assert env.render().shape == (256, 256, 3)
-
-
-def test_a_plan_of_eight_moves_drives_as_one_of_eight_waypoints() -> None:
-    rows = gymnasium.make("vla_rl/driving_waypoints-v0", action="moves", image_size=32).unwrapped
-    whole = gymnasium.make("vla_rl/driving_waypoints-v0", image_size=32).unwrapped
-    plan = np.tile(np.array([0.1, 0.05, 0.0], np.float32), (8, 1))
-    for env in (rows, whole):
-        env.reset(options={"init_state_id": 3})
-    for row in plan[:5]:
-        assert rows.step(row)[1:4] == (0.0, False, False)
-    half = rows.get_state()
-    rows.step(plan[5])
-    rows.set_state(half)
-    for row in plan[5:]:
-        observation, *_, info = rows.step(row)
-    expected, *_, expected_info = whole.step(plan)
-    np.testing.assert_array_equal(observation["image"], expected["image"])
-    assert info["score"] == expected_info["score"]
-    assert info["score"]["total"] == info["score"]["driving_score"] / 100
 
 
 @pytest.mark.parametrize("env_id", ["driving-v0", "driving_waypoints-v0"])
