@@ -4,6 +4,7 @@ The last line is JSON: camera_steps_per_s, worker_mb, scored_per_s, batch_vs_sin
 rigid_motion_max_diff, bicycle_vs_scalar_max_diff. Rates are per second of one core's CPU time.
 """
 
+import argparse
 import json
 import os
 import subprocess
@@ -132,6 +133,9 @@ def bicycle_difference() -> float:
 
 def main() -> int:
     """Measure, and print one line for each figure and the JSON."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     result = {"camera_steps_per_s": round(camera_steps_per_s()), "worker_mb": round(worker_mb(), 1)}
     drawn = scenes()
     began = time.process_time()

@@ -12,6 +12,7 @@ computed rows), and `deterministic_cost` (synchronous training over the same in 
 whose batches have one row).
 """
 
+import argparse
 import asyncio
 import math
 import random
@@ -220,6 +221,9 @@ def group_source() -> GroupSource:
 
 def main() -> None:
     """Measure all ways in turn and print their ratios."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     runs: dict[int, list[Figures]] = {16: [], 32: []}
 
     def ours(num_envs: int) -> Callable[[], float]:

@@ -12,6 +12,7 @@ The ratios of speeds depend on the machine: a process pays only if its environme
 longer than a message takes.
 """
 
+import argparse
 import os
 import time
 from functools import partial
@@ -113,6 +114,9 @@ def steps_per_second(envs: Any, seconds: float = 2.0) -> float:
 
 def main() -> None:
     """Check, measure and print."""
+    argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    ).parse_args()
     from stable_baselines3.common.vec_env import DummyVecEnv, SubprocVecEnv
 
     from vla_rl.simulation.stable_baselines import make_sb3_vec

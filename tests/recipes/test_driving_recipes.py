@@ -167,6 +167,24 @@ async def test_a_policy_has_as_many_action_tokens_as_were_asked_for(tmp_path: Pa
         SftDrivingConfig(bins=2)
 
 
+def test_a_careful_driver_is_slower_than_one_who_races() -> None:
+    slow, fast = (
+        sft_driving.demonstrate(range(6), driver, "along_route", ROUTE_POINTS, 0)
+        for driver in ("careful", "racing")
+    )
+    pulls = [[each.actions[0, 0] for each in made] for made in (slow, fast)]
+    assert np.mean(pulls[0]) < np.mean(pulls[1])
+
+
+async def test_a_device_that_is_not_there_is_refused_before_demonstrations_are_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    config = SftDrivingConfig(device="cuda", out=str(tmp_path / "base"))
+    with pytest.raises(ConfigError, match="device is 'cuda', but torch sees no GPU"):
+        await sft_driving.main(Command(launch=Launch(), config=config))
+
+
 def test_two_routes_are_two_plans_to_a_policy_that_reads_them() -> None:
     policy = sft_driving.new_policy(0, "profiles", 2)
     (here,) = sft_driving.demonstrate(range(1), "racing", "profiles", 2, 0)

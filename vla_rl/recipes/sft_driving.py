@@ -22,10 +22,16 @@ from vla_rl.commands.command_line import Command, Launch, run_recipe
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS
 from vla_rl.envs.driving.observing import ROUTE_POINTS, ROUTE_STEP
 from vla_rl.envs.driving.plan_actions import PlanAction
-from vla_rl.envs.driving.planner import FULL_SPEED, IMPATIENT, NUM_PROPOSALS, RACING
+from vla_rl.envs.driving.planner import (
+    CAREFUL,
+    FULL_SPEED,
+    IMPATIENT,
+    NUM_PROPOSALS,
+    RACING,
+)
 from vla_rl.learning import ImitationConfig, OptimizerConfig
 from vla_rl.models import openvla_oft
-from vla_rl.models.loading import require_new
+from vla_rl.models.loading import Device, choose_device, require_new
 from vla_rl.models.openvla_oft.config import tiny
 from vla_rl.models.prismatic.config import ProprioConfig
 from vla_rl.recipes.driving_training import CROP, IMAGE_SIZE, TAUGHT
@@ -44,10 +50,10 @@ BEND: Final = 50.0
 """Metres. A point of the route lies at most along^2 / BEND to one side: a bend of a radius of 25 m
 leads there."""
 
-Demonstrator = Literal["best_proposal", "any_proposal", "impatient", "racing"]
+Demonstrator = Literal["best_proposal", "any_proposal", "careful", "impatient", "racing"]
 
 
-MANNERS: Final = {"impatient": IMPATIENT, "racing": RACING}
+MANNERS: Final = {"careful": CAREFUL, "impatient": IMPATIENT, "racing": RACING}
 """Drivers in the middle of the lane."""
 
 
@@ -59,8 +65,9 @@ class SftDrivingConfig(Config, frozen=True, kw_only=True):
 
     demonstrator: Demonstrator = "racing"
     """Driver that is imitated. best_proposal: the best of the planner's 15 proposals. any_proposal: one
-    of them, drawn. In the middle of the lane drive: impatient, up to 1.5 times the speed limit, 0.3 s
-    behind the one in front; racing, with 4 m/s^2 up to 2.5 times the limit, 0.2 s behind."""
+    of them, drawn. In the middle of the lane drive: careful, the fastest of the 15; impatient, up to
+    1.5 times the speed limit, 0.3 s behind the one in front; racing, with 4 m/s^2 up to 2.5 times
+    the limit, 0.2 s behind."""
 
     action: PlanAction = "along_route"
     """Meaning of the 8 rows of 3 numbers: moves from waypoint to waypoint, profiles, or
@@ -89,6 +96,9 @@ class SftDrivingConfig(Config, frozen=True, kw_only=True):
     imitation: ImitationConfig = ImitationConfig(
         optimizer=OptimizerConfig(lr=1e-3, warmup_steps=50, decay_steps=800), label_width=1.0
     )
+
+    device: Device = "auto"
+    """Device that computes: cpu, cuda, or auto, a GPU if there is one."""
 
     torch_threads: int = 1
     """Threads for the computation on a CPU."""
@@ -177,6 +187,7 @@ async def main(command: Command[Launch, SftDrivingConfig]) -> int:
         config.route_points,
         config.bins,
     )
+    policy.network.to(choose_device(config.device))
     if command.launch.dry_run:
         await asyncio.to_thread(
             demonstrate, range(1), config.demonstrator, config.action, config.route_points, 0
