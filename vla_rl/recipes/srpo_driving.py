@@ -1,10 +1,10 @@
 """SRPO on the driving world in closed loop: `python -m vla_rl.recipes.srpo_driving`.
 
 An episode is a drive of 60 m among others that react, with a decision every 0.5 s; it is a success
-without a collision, a red light or a detour, and ends at the first of them. Each failure is rewarded
-by how near it came to the successes of the same layout of roads in the same update. Before the first
-update and after the last, held-out drives, which go on to the end of the route, are graded by
-Bench2Drive's driving score, and the first plan of each drive by PDMS.
+without a collision, a red light or a detour. Each failure is rewarded by how near it came to the
+successes of the same layout of roads in the same update. Before the first update and after the
+last, held-out drives are graded by Bench2Drive's driving score, and the first plan of each drive by
+PDMS.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class SrpoDrivingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     embedding: EmbeddingConfig = EmbeddingConfig()
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=8, max_staleness=1)
     learner: LearnerConfig = LearnerConfig(
-        optimizer=OptimizerConfig(lr=5e-4, warmup_steps=10, decay_steps=160),
+        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=10, decay_steps=160),
         minibatch_trajectories=16,
         micro_batch=256,
     )
@@ -112,9 +112,6 @@ def env_of(config: SrpoDrivingConfig, kind: str, split: str) -> EnvSpec:
     }
     if split == "held_out":
         kwargs["first_plan"] = PLAN_SCORE
-    else:
-        # a drive that goes on after a collision reaches the goal, and looks like a success there
-        kwargs["ends_at_event"] = True
     return EnvSpec(id=CLOSED_LOOP, kwargs=kwargs)
 
 

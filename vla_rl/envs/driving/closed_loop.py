@@ -68,8 +68,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         control: float32 [3] in [-1, 1]: throttle, steer (left positive) and brake; pedals below 0
             are released. One step is 0.05 s; 10 rows make a chunk of 0.5 s.
     Reward: 0 until the end, then the driving score in [0, 1].
-    Ends: `terminated` at the goal, 30 m from the route, or with `ends_at_event` at the first event;
-        `truncated` after `step_limit`.
+    Ends: `terminated` at the goal, or 30 m from the route; `truncated` after `step_limit`.
     Info: `score` with total (the driving score in [0, 1]), driving_score and completion (0 to 100)
         and the number of events of each kind so far; with `first_plan` also the total of the first
         plan by the version's name, and its sub-scores; `is_success` at the goal without an event.
@@ -83,8 +82,6 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         first_plan: version of the score that grades the first plan of the drive too, against the
             recorded traffic, as `OpenLoopDrivingEnv` grades it; None: none. Pedals and wheel have
             no plan.
-        ends_at_event: the first collision or red light ends the drive. Otherwise it goes on, as a
-            route of Bench2Drive does, and what is seen at its end does not tell that it failed.
     """
 
     metadata: dict[str, Any] = {"render_modes": ["rgb_array"], "render_fps": 2}  # noqa: RUF012  # as gymnasium declares it
@@ -101,7 +98,6 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         crop: tuple[float, float] = (0.0, 1.0),
         route_points: int = 0,
         first_plan: Version | None = None,
-        ends_at_event: bool = False,
     ) -> None:
         if action not in STEP_LIMITS:
             raise ValueError(f"action is {action!r}, expected one of {', '.join(STEP_LIMITS)}.")
@@ -111,7 +107,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
             raise ValueError(
                 f"first_plan is {first_plan!r}, but pedals and wheel have no plan; set another action."
             )
-        self._first_plan, self._ends_at_event = first_plan, ends_at_event
+        self._first_plan = first_plan
         self.render_mode = render_mode
         self.render_every_step = True
         self._action = action
@@ -187,8 +183,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
             )
             self._measure()
         self._steps += 1
-        is_ended = self._ends_at_event and len(self._events) > 0
-        terminated = is_ended or self._reached >= GOAL or self._away > LOST
+        terminated = self._reached >= GOAL or self._away > LOST
         truncated = not terminated and self._steps >= self._step_limit
         self._is_over = terminated or truncated
         record = self._record()
