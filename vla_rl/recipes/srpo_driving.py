@@ -58,7 +58,7 @@ class SrpoDrivingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     embedding: EmbeddingConfig = EmbeddingConfig()
     scheduler: SchedulerConfig = SchedulerConfig(groups_per_update=8, max_staleness=1)
     learner: LearnerConfig = LearnerConfig(
-        optimizer=OptimizerConfig(lr=1e-3, warmup_steps=10, decay_steps=160),
+        optimizer=OptimizerConfig(lr=5e-4, warmup_steps=10, decay_steps=160),
         minibatch_trajectories=16,
         micro_batch=256,
     )
@@ -83,9 +83,8 @@ class SrpoDrivingConfig(EmbodiedConfig, frozen=True, kw_only=True):
     held_out: HeldOutScenesConfig = HeldOutScenesConfig(scenes=500, by_mean=True)
     """Held-out drives, over all layouts in turn. The mean of 500 has a 95 % interval of 2 points."""
 
-    simulators: SimulatorConfig = SimulatorConfig(num_envs=4 * (os.cpu_count() or 1))
-    """Processes that drive; four for each core by default, because the policy decides for eight cars
-    in less than twice the time of one."""
+    simulators: SimulatorConfig = SimulatorConfig(num_envs=2 * (os.cpu_count() or 1))
+    """Processes that drive; two for each core by default."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
