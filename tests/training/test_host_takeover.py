@@ -26,6 +26,7 @@ from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
 from vla_rl.rollout import GroupSource, embodied_agent
 from vla_rl.simulation import SimulatorConfig
+from vla_rl.training.hosts.host_keeper import HostKeeper
 from vla_rl.training.hosts.host_rollout import HostRollout
 from vla_rl.training.hosts.recipe import recipe_of
 from vla_rl.training.hosts.sameness import digest_of_fixed, run_key
@@ -136,7 +137,7 @@ class Killed(Exception):
     """Stands for the end of the control process."""
 
 
-async def no_host(host: Host) -> None:
+async def no_host(keeper: HostKeeper) -> None:
     """Bring up nothing, as a process that is dead."""
 
 
@@ -176,10 +177,11 @@ async def test_the_resume_gets_the_simulators_the_engine_and_the_episodes_it_nee
                 needed, forgotten = await played(site, run, 0), await played(site, run, 1)
                 assert needed.deposit is not None
                 assert forgotten.deposit is not None
-                run._bring_up_late = no_host  # type: ignore[method-assign]
-                lose(run)
-                await until(lambda: server.num_waiting == 1)
-                raise Killed
+                with pytest.MonkeyPatch.context() as patch:
+                    patch.setattr(HostKeeper, "_bring_up_late", no_host)
+                    lose(run)
+                    await until(lambda: server.num_waiting == 1)
+                    raise Killed
         resumed = site.rollout(lane, deposits=[needed.deposit])
         for parameter in model_of(resumed).network.parameters():
             parameter.data.mul_(1.1)  # update 3 was made again, and came out otherwise

@@ -9,8 +9,6 @@ episode's kind. No process, no socket: what a player of another host is, is the 
 """
 
 import asyncio
-import statistics
-from collections import defaultdict, deque
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Final
@@ -18,22 +16,12 @@ from typing import Final
 from vla_rl.actors.waits import waiting
 from vla_rl.errors import ActorDied, ActorFrozen
 from vla_rl.rollout.depot import observed_bytes
+from vla_rl.rollout.host_pace import HostPace
 from vla_rl.rollout.player import EpisodePlayer
 from vla_rl.rollout.playing import EpisodeLost
 from vla_rl.rollout.playing_host import ANY_KIND, PlayingHost
 from vla_rl.rollout.policies import DecisionCounts
 from vla_rl.types import EpisodeSpec, Shelved, Trajectory
-
-SLOW: Final = 3.0
-"""A host gets fewer episodes if a decision takes this many times as long there as on the median host.
-Below it, a full host and an idle one of the same kind differ by as much."""
-
-OVERDUE: Final = 1.5
-"""An episode begins on a second host too after this many times the longest of the last episodes. An
-average would not do: of lengths from 1 to 64 decisions, a third is twice as long as it."""
-
-_FEWEST, _MOST = 16, 100
-"""Episodes of which the longest is taken. The first to end are short ones."""
 
 _LOOK_EVERY_S: Final = 1.0
 """Time between two looks at the ended episodes, while they are too few."""
@@ -58,10 +46,10 @@ class HostPlayers:
         self._drop_shelved, self._kind_of = drop_shelved, kind_of
         self._picture_bytes = {"here": 0, "shelved": 0}
         self._members: dict[str, PlayingHost] = {}
+        self._pace = HostPace(self._members)
         self._changed = asyncio.Event()
         self._calls: list[Callable[[], None]] = []
         self._num_decisions, self._asked_s = 0, 0.0
-        self._ended_s: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_MOST))
 
     @property
     def hosts(self) -> tuple[str, ...]:
@@ -71,9 +59,7 @@ class HostPlayers:
     @property
     def num_slots(self) -> int:
         """Slots of all hosts; a host that is slow has fewer than its player offers."""
-        return sum(
-            self._slots(member, kind) for member in self._members.values() for kind in member.kinds
-        )
+        return sum(self._pace.all_slots(member) for member in self._members.values())
 
     @property
     def weight_version(self) -> int:
@@ -190,9 +176,7 @@ class HostPlayers:
             raise EpisodeLost(episode, kind, what, with_host=True) from death
         seconds, kind = clock() - began, self._kind_of(episode)
         member.num_episodes += 1
-        member.kinds[kind].note(seconds, len(trajectory.steps))
-        if not self._is_slow(member, kind):
-            self._ended_s[kind].append(seconds)
+        self._pace.note(member, kind, seconds, len(trajectory.steps))
         return trajectory
 
     async def _leave(
@@ -263,9 +247,7 @@ class HostPlayers:
         for way, num_bytes in self._picture_bytes.items():
             metrics[f"hosts/picture_bytes_{way}"] = float(num_bytes)
         for host, member in sorted(self._members.items()):
-            metrics[f"hosts/{host}/slots"] = float(
-                sum(self._slots(member, kind) for kind in member.kinds)
-            )
+            metrics[f"hosts/{host}/slots"] = float(self._pace.all_slots(member))
             metrics[f"hosts/{host}/episodes_playing"] = float(member.num_running)
             metrics[f"hosts/{host}/episodes"] = float(member.num_episodes)
             metrics[f"hosts/{host}/episodes_overtaken"] = float(member.num_overtaken)
@@ -279,15 +261,9 @@ class HostPlayers:
         """Wait for a slot, and take it; of the hosts that have one, where an episode ends soonest."""
         kind = self._kind_of(episode)
         while True:
-            free = [
-                (host, member)
-                for host, member in self._members.items()
-                if host != besides and member.kinds[kind].num_running < self._slots(member, kind)
-            ]
-            if free:
-                host, member = min(free, key=lambda each: self._expected(each[1], kind))
-                member.kinds[kind].num_running += 1
-                return host, member
+            if (freest := self._pace.freest(kind, besides)) is not None:
+                freest[1].kinds[kind].num_running += 1
+                return freest
             other = "another" if besides else "a"
             with waiting(f"episode {episode.episode_id}", on=f"{other} host with a free slot"):
                 await self._changed.wait()
@@ -296,45 +272,19 @@ class HostPlayers:
         member.kinds[kind].num_running -= 1
         self._wake()
 
-    def _expected(self, member: PlayingHost, kind: str) -> float:
-        """Return how long an episode would take there, in comparison with other hosts."""
-        there = member.kinds[kind]
-        pace = self._median_s(kind) if there.decision_s is None else there.decision_s
-        # episodes of all kinds share the engines there
-        num_slots = sum(self._slots(member, each) for each in member.kinds)
-        return pace * (member.num_running + 1) / num_slots
-
-    def _slots(self, member: PlayingHost, kind: str) -> int:
-        """Return a host's slots for a kind: in proportion to its speed, if it is slow."""
-        num_slots, there = member.num_slots(kind), member.kinds[kind]
-        if there.decision_s is None or not self._is_slow(member, kind):
-            return num_slots
-        # one stays, so that a host that recovers is noticed
-        return max(1, int(num_slots * self._median_s(kind) / there.decision_s))
-
-    def _is_slow(self, member: PlayingHost, kind: str) -> bool:
-        decision_s = member.kinds[kind].decision_s
-        return decision_s is not None and decision_s > SLOW * self._median_s(kind)
-
     async def _until_overdue(
         self, original: "asyncio.Task[Trajectory]", member: PlayingHost, kind: str
     ) -> None:
         """Return when an episode has ended, or is overdue, or is on a slow host."""
-        clock, ended_s = asyncio.get_running_loop().time, self._ended_s[kind]
+        clock = asyncio.get_running_loop().time
         began = clock()
-        while not (original.done() or self._is_slow(member, kind)):
-            is_known = len(ended_s) >= _FEWEST
-            due_s = began + OVERDUE * max(ended_s) if is_known else clock() + _LOOK_EVERY_S
+        while not (original.done() or self._pace.is_slow(member, kind)):
+            overdue_s = self._pace.overdue_s(kind)
+            due_s = clock() + _LOOK_EVERY_S if overdue_s is None else began + overdue_s
             left_s = due_s - clock()
             if left_s <= 0.0:
                 return
             await asyncio.wait((original,), timeout=left_s)
-
-    def _median_s(self, kind: str) -> float:
-        # the lower one of two: with two hosts, the fast one is the measure
-        all_of = (member.kinds[kind].decision_s for member in self._members.values())
-        known = [decision_s for decision_s in all_of if decision_s is not None]
-        return statistics.median_low(known) if known else 1.0
 
     def _count(self, member: PlayingHost, now: float) -> None:
         """Add what a host has decided since it was last counted, so that a lost one is not forgotten."""

@@ -18,7 +18,7 @@ from vla_rl.actors import Watchdog
 from vla_rl.actors.completion import finish_despite_cancellation
 from vla_rl.evaluation.held_out import HeldOutJudge, Judge
 from vla_rl.graph import Executor, NodeFailed, NodeType, Pipeline, TaskGraph, Update
-from vla_rl.learning import Checkpoint, UpdateReport
+from vla_rl.learning import Checkpoint
 from vla_rl.learning.checkpoint_folders import newest_name
 from vla_rl.observe import LiveView, RunDirectory, Snapshot, print_summary
 from vla_rl.observe.waits_socket import WaitsSocket
@@ -27,7 +27,6 @@ from vla_rl.pipelines.config import LearningConfig, TrainingConfig
 from vla_rl.rollout import TaskStart, embodied_agent
 from vla_rl.training.chaos import chaos
 from vla_rl.training.checks import check_settings, customised
-from vla_rl.training.estimates import device_name, peak_of_run
 from vla_rl.training.held_out import judging_beside, print_curve, settings_beside
 from vla_rl.training.judging import JudgingBeside
 from vla_rl.training.lasting_output import lasting_output
@@ -38,7 +37,8 @@ from vla_rl.training.restarting import Restarts
 from vla_rl.training.run_record import RunRecord
 from vla_rl.training.stopping import StopSignal
 from vla_rl.training.team import Team, Trainable
-from vla_rl.training.utilization import Utilization, facts_of_nodes
+from vla_rl.training.update_metrics import UpdateMetrics
+from vla_rl.training.utilization import facts_of_nodes
 from vla_rl.types import Agent, derive_seed
 
 Customise: TypeAlias = Callable[[Pipeline], Pipeline]
@@ -81,7 +81,6 @@ class TrainingRun:
         restarts: Restarts | None = None,
     ) -> None:
         self._config, self._judge, team = config, judge, Team.of(model)
-        self._utilization: Utilization | None = None
         self._beside_settings = settings_beside(judge, config, team)
         self._parts = TrainingParts(
             config,
@@ -99,12 +98,9 @@ class TrainingRun:
             from vla_rl.training.hosts.picture_needs import choose_picture_way
 
             choose_picture_way(config, self.graph, team, self._parts.hosts)
-        peak = peak_of_run(config.run, device_name(self._parts.device))
-        # ranks compute in processes of their own, whose arithmetic this lane does not see
-        if peak is not None and config.learner.ranks == 1:
-            self._utilization = Utilization(self._parts.lane, peak.flops)
-        elif peak is not None:
-            self._parts.learner.count_flops(peak.flops)
+        self._metrics = UpdateMetrics(
+            config, self._parts, restarts.num_restarts if restarts is not None else 0
+        )
         check_settings(
             config,
             self.graph,
@@ -112,7 +108,6 @@ class TrainingRun:
             makes_videos=any(node.func is self._parts.show for node in self.graph.nodes.values()),
         )
         self._beside: JudgingBeside | None = None
-        self._num_restarts = restarts.num_restarts if restarts is not None else 0
         self._stop: StopSignal | None = None
         self.has_begun = False
         """Whether the learner has started."""
@@ -321,13 +316,13 @@ class TrainingRun:
         """Show a finished update, write its record, and commit its checkpoint."""
         parts = self._parts
         node_seconds = {node: span.busy_s for node, span in update.spans.items()}
-        report = self._report_of(update)
+        report = self._metrics.report_of(update)
         note = "" if report is None else report.note
         parts.progress.update_done(node_seconds, str(update.critical_path), note)
         view.after_update()
         # in this order: a run killed in between has a line too many, which a resume sets aside;
         # the other way round, it would have a checkpoint whose update has no line
-        metrics = await self._metrics(update)
+        metrics = await self._metrics.of(update)
         slices = {} if report is None else report.slices
         await record.note(update, metrics, facts_of_nodes(self.graph, metrics), slices)
         version = update.index + 1
@@ -335,29 +330,3 @@ class TrainingRun:
         # the last version waits for the simulators of training
         if self._beside is not None and version < self._config.run.updates:
             self._beside.update_ended(version, parts.saver.saved_version == version)
-
-    def _report_of(self, update: Update) -> UpdateReport | None:
-        """Return the learner's report of an update; None if the update was cut short before."""
-        report = self._parts.learn.last_report
-        return report if report and report.weight_version == update.index + 1 else None
-
-    async def _metrics(self, update: Update) -> dict[str, float]:
-        parts, report = self._parts, self._report_of(update)
-        lag = await parts.runtime.loop_lag()
-        return {
-            # an update that was cut short lacks them
-            **(report.metrics if report is not None else {}),
-            **update.metrics,
-            **parts.metrics(),
-            **self._restarts(),
-            **{f"time/node/{node}_s": span.busy_s for node, span in update.spans.items()},
-            **(self._utilization.metrics() if self._utilization is not None else {}),
-            "time/update_s": update.duration_s,
-            "time/device_busy_share": parts.lane.busy_share(),
-            "time/loop_lag_p99_s": lag.p99_s,
-            "time/loop_lag_max_s": lag.max_s,
-        }
-
-    def _restarts(self) -> dict[str, float]:
-        has_ranks = self._config.learner.ranks > 1 or self._num_restarts > 0
-        return {"learner/restarts": float(self._num_restarts)} if has_ranks else {}

@@ -1,7 +1,7 @@
 """`VllmEngine`: one policy's engine processes, with the weights that they hold.
 
     VllmActionEngine.act, VllmChatEngine.generate ─► Router ─► Replica ─► answer
-    adopt (device lane) ─► stage ─► publish (loop) ─► every replica, or none
+    adopt (device lane) ─► Adoption ─► publish (loop) ─► every replica, or none
     Keeper of each replica: start ─► health ─► death ─► start again, with the current weights
 
 Invariant: a replica gets requests only while its weights are those of `weight_version`, so nothing
@@ -11,7 +11,6 @@ one lock.
 
 import asyncio
 import itertools
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
@@ -26,6 +25,7 @@ from vla_rl.engines.config import EngineConfig
 from vla_rl.engines.device_lane import DeviceLane
 from vla_rl.engines.shared_places import SharedPlaces
 from vla_rl.engines.vllm.adapter import require_plugin, require_vllm
+from vla_rl.engines.vllm.adoption import Adoption
 from vla_rl.engines.vllm.engine_folder import engine_folder
 from vla_rl.engines.vllm.engine_gpus import engine_gpus, spread_over
 from vla_rl.engines.vllm.keeper import Keeper
@@ -39,8 +39,7 @@ from vla_rl.engines.vllm.replica import Replica
 from vla_rl.engines.vllm.routing import Router
 from vla_rl.engines.vllm.served import ServedPolicy
 from vla_rl.engines.vllm.served_version import ServedVersion
-from vla_rl.engines.vllm.staging import StagedWeights
-from vla_rl.errors import ActorDied, CheckpointError, ConfigError
+from vla_rl.errors import ActorDied, ConfigError
 from vla_rl.renamed import warn_of_base
 from vla_rl.rollout import BatchStats
 from vla_rl.rollout.owned_tasks import leave
@@ -102,8 +101,6 @@ class VllmEngine:
             refuse_heads_without_kernel(self._layout)
         self._version = ServedVersion(weight_version)
         self._remote = nn.Module()
-        self._shared: StagedWeights | None = None
-        self._shared_began = 0.0
         mode = config.vllm.update_mode or ("keep" if self._layout.num_tokens is None else "drain")
         is_on_host = build == "cpu" and config.vllm.weights_through == "auto"
         self._publication = Publication(
@@ -112,6 +109,9 @@ class VllmEngine:
         self._numbers = itertools.count()
         self._keepers: list[Keeper] = []
         self._router = Router(self._keepers, self._layout, config.vllm.attempts)
+        self._adoption = Adoption(
+            served.tensors, self._publication, self._version, self._router.ready
+        )
         self._tasks: asyncio.TaskGroup | None = None
         self._caring: list[asyncio.Task[None]] = []
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -128,7 +128,7 @@ class VllmEngine:
             if self._publication.current is None:
                 network, version = self._served.network, self.weight_version
                 self._publication.current = await self._lane.run(
-                    self._write, network, version, work="publish"
+                    self._adoption.write, network, version, work="publish"
                 )
             self._loop, self._router.is_open = loop, True
             self._publication.awake.set()
@@ -148,6 +148,7 @@ class VllmEngine:
                 self._tasks.create_task(keeper.run(), name="vllm engine")
                 for keeper in self._keepers
             ]
+            self._adoption.open(self._tasks)
             self._resources = stack.pop_all()
         return self
 
@@ -159,6 +160,7 @@ class VllmEngine:
     ) -> None:
         """Stop all engines; callers that still wait get a RuntimeError or `ActorDied`."""
         self._loop, self._router.is_open = None, False
+        self._adoption.close()
         assert self._tasks is not None
         for task in self._caring:
             task.cancel()
@@ -245,9 +247,7 @@ class VllmEngine:
         Raises: CheckpointError if they are not weights of the policy that the engine was made for;
         then nothing is applied.
         """
-        self._wait_for_last()
-        began = time.perf_counter()
-        self._apply(self._write(network, weight_version), began)
+        self._adoption.adopt(network, weight_version)
 
     def share(self, network: nn.Module, weight_version: int) -> SharedPlaces | None:
         """Open memory for a version whose trained weights other processes write.
@@ -257,34 +257,11 @@ class VllmEngine:
         Return where the trained weights go; None if they have no places of their own, such as
         adapters, or if the memory is on a GPU. Raises: CheckpointError as `adopt`.
         """
-        self._wait_for_last()
-        self._shared_began = time.perf_counter()
-        tensors = self._served.tensors(network)
-        found = self._publication.share(network, tensors, weight_version)
-        self._shared, places = found or (None, None)
-        return places
+        return self._adoption.share(network, weight_version)
 
     def adopt_shared(self, weight_version: int) -> None:
         """Apply the version that `share` opened in all engines or in none, as `adopt`."""
-        shared, self._shared = self._shared, None
-        if shared is None or shared.version != weight_version:
-            found = "none" if shared is None else f"version {shared.version}"
-            raise CheckpointError(f"{found} is shared, expected version {weight_version}")
-        self._apply(shared, self._shared_began)
-
-    def _apply(self, staged: StagedWeights, began: float) -> None:
-        loop, tasks = self._loop, self._tasks
-        if loop is None or tasks is None:
-            self._publication.current = staged
-            self._version.note(staged.version)
-            return
-        begun = self._version.begin(staged.version, self._publish(staged, began), tasks)
-        asyncio.run_coroutine_threadsafe(begun, loop).result()
-
-    def _wait_for_last(self) -> None:
-        """Wait on the device lane until the memory of the version before the last may be written."""
-        if self._loop is not None:
-            asyncio.run_coroutine_threadsafe(self.arrive(), self._loop).result()
+        self._adoption.adopt_shared(weight_version)
 
     async def checksums(self) -> dict[str, str]:
         """Return a digest of the weights of each engine that takes requests now, by its name.
@@ -343,17 +320,6 @@ class VllmEngine:
     def _new_replica(self, folder: Path, gpus: tuple[str, ...]) -> Replica:
         name = f"vllm-{next(self._numbers)}"
         return Replica(name, self._served, self._config.vllm, folder, gpus)
-
-    def _write(self, network: nn.Module, version: int) -> StagedWeights:
-        return self._publication.write(self._served.tensors(network), version)
-
-    async def _publish(self, staged: StagedWeights, began: float) -> None:
-        async with self._publication.turn:
-            try:
-                await self._publication.publish(staged, self._router.ready(), began)
-            finally:
-                assert self._publication.current is not None
-                self._version.note(self._publication.current.version)
 
     def _require_sleep(self) -> None:
         if not self._config.vllm.can_sleep:

@@ -21,8 +21,7 @@ from vla_rl.actors.waits import note_progress, waiting
 from vla_rl.engines.vllm import adapter
 from vla_rl.engines.vllm.adapter import engine_environment, require_vllm
 from vla_rl.engines.vllm.config import UpdateMode, VllmConfig
-from vla_rl.engines.vllm.engine_process import EngineProcess
-from vla_rl.engines.vllm.engine_thread import EngineThread
+from vla_rl.engines.vllm.engine_life import EngineLife
 from vla_rl.engines.vllm.layout import TRANSFER_BACKEND, engine_arguments
 from vla_rl.engines.vllm.requests import (
     NO_RULES,
@@ -35,8 +34,7 @@ from vla_rl.engines.vllm.requests import (
 )
 from vla_rl.engines.vllm.served import EngineRequest, ServedPolicy
 from vla_rl.engines.vllm.staging import StagedWeights
-from vla_rl.engines.vllm.watch import EngineWatch
-from vla_rl.errors import ActorDied, ActorFrozen, CheckpointError
+from vla_rl.errors import ActorDied, CheckpointError
 from vla_rl.types import Sampling
 
 T = TypeVar("T")
@@ -70,12 +68,10 @@ class Replica:
     Attributes:
         name: name in messages.
         num_running: number of requests without an answer yet.
-        is_ready: whether it takes requests.
         weight_version: version of its weights; -1 before the first.
         died: set when it is dead.
         num_answers: number of answers since it started.
         is_asleep: true between `sleep` and `wake`.
-        cause: cause of its death.
     """
 
     def __init__(
@@ -92,18 +88,25 @@ class Replica:
         self._dtype = str(next(served.network.parameters()).dtype).removeprefix("torch.")
         self.num_running = self.num_answers = 0
         self.weight_version = -1
-        self.is_ready = self.is_asleep = False
-        self.died = asyncio.Event()
-        self.cause = "not started"
-        self._thread = EngineThread(name)
-        self._watch = EngineWatch(self._processes, self._note_frozen)
-        self._process = EngineProcess()
+        self._has_joined = self.is_asleep = False
+        self._life = EngineLife(name)
+        self.died = self._life.died
         self._llm: Any = None
 
     @property
     def pid(self) -> int:
         """Process id; 0 before the process has reported it."""
-        return self._process.pid
+        return self._life.pid
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether it takes requests."""
+        return self._has_joined and not self.died.is_set()
+
+    @property
+    def cause(self) -> str:
+        """Cause of its death."""
+        return self._life.cause
 
     @property
     def _client(self) -> Any:
@@ -117,15 +120,15 @@ class Replica:
 
     async def build(self) -> None:
         """Start the process, without weights. Raises: ActorDied for any error."""
-        self._watch.start()
+        self._life.start()
         try:
-            async with self._watch.limit(self._config.startup_s):
+            async with self._life.limit(self._config.startup_s):
                 with waiting(f"engine {self.name!r}", on="its process to start"):
-                    await self._thread.run(self._build)
+                    await self._life.run(self._build)
                 (pid,) = set(await self._call("process_id"))
-                self._process.watch(pid, self._note_end)
+                self._life.note_pid(pid)
         except TimeoutError as error:
-            raise self._overdue(
+            raise self._life.note_overdue(
                 f"did not start within startup_s = {self._config.startup_s}"
             ) from error
         except ActorDied:
@@ -144,7 +147,7 @@ class Replica:
             await self.check_health()
         except (EngineFault, CheckpointError) as error:
             raise self.note_death(f"could not become ready: {error}", frozen=True) from error
-        self.is_ready = True
+        self._has_joined = True
         note_progress("engines started")
 
     async def ask(
@@ -167,11 +170,11 @@ class Replica:
         self.num_running += 1
         given_up: asyncio.Timeout | None = None
         try:
-            async with self._watch.limit(None) as given_up:
+            async with self._life.limit(None) as given_up:
                 async for output in ask(prompt, parameters, name):
                     last = output
         except adapter.EngineDeadError as error:
-            raise self._note_end() from error
+            raise self._life.note_end() from error
         except adapter.EngineGenerateError as error:
             raise self._fault(error.__cause__ or error) from error
         except TimeoutError as error:
@@ -189,10 +192,12 @@ class Replica:
         Raises: ActorFrozen if it fails or takes too long; it is killed then.
         """
         try:
-            async with self._watch.limit(self._config.health_timeout_s):
+            async with self._life.limit(self._config.health_timeout_s):
                 await self.ask(self._sample, Sampling(greedy=True), self._layout.num_tokens or 1)
         except TimeoutError as error:
-            raise self._overdue(f"gave no token for {self._config.health_timeout_s} s") from error
+            raise self._life.note_overdue(
+                f"gave no token for {self._config.health_timeout_s} s"
+            ) from error
         except (EngineFault, ValueError) as error:
             raise self.note_death(f"gave no token: {error}", frozen=True) from error
 
@@ -258,7 +263,7 @@ class Replica:
 
         Raises: ActorDied for any error.
         """
-        self.is_ready, self.is_asleep = False, True
+        self._has_joined, self.is_asleep = False, True
         try:
             await self._await(self._client.sleep(level=2))
         except EngineFault as error:
@@ -277,13 +282,11 @@ class Replica:
 
         A frozen process is killed, so that it cannot answer later.
         """
-        if not self.died.is_set():
-            self.cause, self.is_ready = cause, False
-            self.died.set()
-            self._watch.end()  # vLLM raises in waiting calls too, but only after its clean-up
-        if frozen:
-            self._kill()
-        return ActorFrozen(self.name, self.pid, cause) if frozen else self.death()
+        return self._life.note_death(cause, frozen=frozen)
+
+    def death(self) -> ActorDied:
+        """Return the error that callers get from now on."""
+        return self._life.death()
 
     async def close(self) -> None:
         """Stop the process, gently if it still responds, and free what the client holds."""
@@ -292,9 +295,7 @@ class Replica:
         llm, self._llm = self._llm, None
         if llm is not None:
             await run_to_its_end(llm.shutdown, SHUTDOWN_S)
-        self._kill()
-        await self._thread.close()
-        self._process.close()
+        await self._life.close()
 
     def _build(self) -> None:
         build, _ = require_vllm()
@@ -335,42 +336,14 @@ class Replica:
         """
         limit_s = self._config.update_timeout_s if limit_s is None else limit_s
         try:
-            async with self._watch.limit(limit_s):
+            async with self._life.limit(limit_s):
                 return await call
         except adapter.EngineDeadError as error:
-            raise self._note_end() from error
+            raise self._life.note_end() from error
         except TimeoutError as error:
-            raise self._overdue(too_late or f"did not answer for {limit_s} s") from error
+            raise self._life.note_overdue(too_late or f"did not answer for {limit_s} s") from error
         except Exception as error:  # vLLM turns any error of the process into a plain Exception
             raise self._fault(error) from error
 
-    def _overdue(self, cause: str) -> ActorDied:
-        """Return the error after a missed deadline: the engine's death if it has died.
-
-        Otherwise it counts as frozen and is killed.
-        """
-        return self.death() if self.died.is_set() else self.note_death(cause, frozen=True)
-
-    def _note_end(self) -> ActorDied:
-        return self.note_death(self._process.how_it_ended())
-
-    def _note_frozen(self, pid: int) -> None:
-        self.note_death(f"its process {pid} was stopped by a signal such as SIGSTOP", frozen=True)
-
-    def _processes(self) -> list[int]:
-        """Return the processes to watch: the engine's.
-
-        Before its id is known, they are all processes started for it.
-        """
-        return [self.pid] if self.pid else self._thread.processes()
-
     def _fault(self, error: BaseException) -> EngineFault:
         return EngineFault(f"engine {self.name!r} (pid {self.pid}) answered with an error: {error}")
-
-    def death(self) -> ActorDied:
-        """Return the error that callers get from now on."""
-        return ActorDied(self.name, self.pid, self.cause)
-
-    def _kill(self) -> None:
-        self._process.kill()
-        self._thread.kill()

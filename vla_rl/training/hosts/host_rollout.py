@@ -16,17 +16,16 @@ from typing import Any, Final, Self
 
 from msgspec.structs import replace
 
-from vla_rl.actors import RemoteHost, RestartPolicy, Runtime
+from vla_rl.actors import RemoteHost, Runtime
 from vla_rl.actors.completion import all_of
 from vla_rl.actors.owned_folder import OwnedFolder, sweep
-from vla_rl.actors.placement import Intensity
 from vla_rl.actors.waits import note_progress, waiting
 from vla_rl.algorithms import EmbeddingConfig, TrajectoryEncoder
 from vla_rl.cluster import Host, Hosts, Joined, Needs
 from vla_rl.cluster.host_file import HERE
 from vla_rl.cluster.run_layout import Seat, require_fit, seats_of
 from vla_rl.engines import DeviceLane
-from vla_rl.errors import ActorDied, CheckpointError, ConfigError, EnvError, RemoteError
+from vla_rl.errors import ActorDied, ConfigError
 from vla_rl.pipelines.config import LearningConfig
 from vla_rl.rollout import EpisodePlayer
 from vla_rl.rollout.host_players import HostPlayers
@@ -35,6 +34,7 @@ from vla_rl.rollout.playing_host import ANY_KIND
 from vla_rl.training.hosts.embedding import save_encoder
 from vla_rl.training.hosts.environments import kind_of_environment, shape_of
 from vla_rl.training.hosts.far_player import FarPlayer
+from vla_rl.training.hosts.host_keeper import HostKeeper, leave_alone
 from vla_rl.training.hosts.messages import EnvironmentShare, HostRecipe, HostStatus
 from vla_rl.training.hosts.picture_routes import PictureRoutes
 from vla_rl.training.hosts.publishing import HostWeights
@@ -49,9 +49,6 @@ logger = logging.getLogger(__name__)
 
 FILES_PREFIX: Final = "vla_rl-hosts-"
 """Beginning of the name of the folder with the policy's files for the hosts."""
-
-RESTARTS: Final = RestartPolicy(max_restarts=3, within_s=120.0)
-"""Deaths of the process on a host that stays, after which it is left alone until it rejoins."""
 
 
 class HostRollout:
@@ -196,7 +193,8 @@ class HostRollout:
         )
         if self._here is not None:
             self.players.add(HERE, self._here, self._shape.kinds)
-        actors = await all_of(self._brought_up(host) for host in far)
+        keepers = [self._keeper_of(host) for host in far]
+        await all_of(keeper.begin() for keeper in keepers)
         group_size = self._config.episodes_per_group
         self._config.scheduler.require_feasible(
             num_envs=self.players.num_slots, group_size=group_size
@@ -204,8 +202,8 @@ class HostRollout:
         self._opened_at = time.monotonic()
         await self._tasks.__aenter__()
         self.weights.open(lambda work, name: self._tasks.create_task(work, name=name))
-        for host, actor in zip(far, actors, strict=True):
-            self._care_for(host, actor)
+        for keeper in keepers:
+            self._care_by(keeper)
         self._watching = [
             self._tasks.create_task(self._follow(), name="follow the hosts"),
             self._tasks.create_task(self._require_hosts(), name="require a host"),
@@ -247,10 +245,10 @@ class HostRollout:
                 try:
                     seats = self._seats(change.host)
                 except ConfigError as error:
-                    _leave_alone(change.host, error)
+                    leave_alone(change.host, error)
                     continue
                 for seat in seats:
-                    self._care_for(seat, None)
+                    self._care_by(self._keeper_of(seat))
             else:
                 print(f"host {name} left: {change.cause}", flush=True)
                 tasks = [
@@ -261,52 +259,12 @@ class HostRollout:
                 if tasks:
                     await asyncio.wait(tasks)
 
-    def _care_for(self, host: Host, actor: RolloutHost | None) -> None:
-        self._caring[host.name] = self._tasks.create_task(
-            self._care(host, actor), name=f"care for host {host.name}"
-        )
+    def _keeper_of(self, host: Host) -> HostKeeper:
+        return HostKeeper(host, self._bring_up, self._gone, self._runtime.kill)
 
-    async def _care(self, host: Host, actor: RolloutHost | None) -> None:
-        """Keep one host running episodes until it leaves, or fails too often."""
-        deaths = Intensity(RESTARTS)
-        try:
-            while True:
-                try:
-                    actor = actor or await self._bring_up_late(host)
-                    if actor is None:
-                        return
-                    await actor.stay()
-                except (ActorDied, TimeoutError) as death:
-                    self._gone(host.name)
-                    if not deaths.admit(time.monotonic()):
-                        _leave_alone(host, death)
-                        return
-                    actor = None
-        finally:
-            self._gone(host.name)
-            if actor is not None:
-                await self._runtime.kill(actor)
-
-    async def _brought_up(self, host: Host) -> RolloutHost | None:
-        """Bring up a host; return None if its process or the connection died, as it may again."""
-        try:
-            return await self._bring_up(host)
-        except (ActorDied, TimeoutError) as death:
-            logger.warning("host %s is tried again: %s", host.name, death)
-            return None
-
-    async def _bring_up_late(self, host: Host) -> RolloutHost | None:
-        """Bring up a host during the run; return None if it cannot run the episodes.
-
-        Those that were there at the start could, so the run goes on without it.
-        """
-        try:
-            return await self._bring_up(host)
-        except TimeoutError:  # an OSError too, but one that may pass
-            raise
-        except (ConfigError, EnvError, CheckpointError, RemoteError, OSError) as error:
-            _leave_alone(host, error)
-            return None
+    def _care_by(self, keeper: HostKeeper) -> None:
+        name = keeper.host.name
+        self._caring[name] = self._tasks.create_task(keeper.run(), name=f"care for host {name}")
 
     async def _bring_up(self, host: Host) -> RolloutHost:
         """Let the actor on a host run episodes. Raises: ActorDied, TimeoutError."""
@@ -385,9 +343,3 @@ class HostRollout:
 
 def _is_of(seat: str, host: str) -> bool:
     return seat.partition(":")[0] == host
-
-
-def _leave_alone(host: Host, error: Exception) -> None:
-    logger.warning(
-        "host %s is left alone until it joins again; its last failure: %s", host.name, error
-    )

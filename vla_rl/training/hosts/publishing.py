@@ -22,11 +22,12 @@ from typing import Any, Final
 
 from msgspec.structs import replace
 
-from vla_rl.errors import ActorDied, HostNotReached, WeightsNotGiven
-from vla_rl.training.hosts.delivery_plan import Delivery, deliveries, machine_of
+from vla_rl.errors import ActorDied, WeightsNotGiven
+from vla_rl.training.hosts.delivery_plan import Delivery
 from vla_rl.training.hosts.member_weights import MemberWeights
 from vla_rl.training.hosts.messages import HeldVersion, HostStatus
 from vla_rl.training.hosts.origins import Origin
+from vla_rl.training.hosts.reach import Reach
 from vla_rl.training.hosts.rollout_host import RolloutHost
 from vla_rl.training.hosts.spreading import Spreading
 from vla_rl.training.hosts.weight_host import WeightHost
@@ -63,8 +64,7 @@ class HostWeights:
         """The hosts that get new versions, by name."""
 
         self._stocked: dict[str, tuple[str, ...]] = {}
-        self._unreachable: set[tuple[str, str]] = set()
-        self._not_reached: set[str] = set()
+        self._reach = Reach()
 
         self._roster, self._lost = roster, lost
         self._announced, self._published = announced, published
@@ -229,8 +229,8 @@ class HostWeights:
             return held
         stocked = self._stocked.get(member, ())
         having = [each for each in stocked if each in self.hosts and each != name]
-        planned = deliveries([name], having, self._unreachable)
-        spreading = Spreading(newest, {**self.hosts, name: host}, self._unreachable)
+        planned = self._reach.planned([name], having)
+        spreading = Spreading(newest, {**self.hosts, name: host}, self._reach.unreachable)
         for error in (await spreading.stage(planned)).values():
             raise error
         await host.actor.apply_weights(member)
@@ -281,60 +281,33 @@ class HostWeights:
         a newer one: then none may act with it, and all get the newer one.
         """
         hosts = dict(self.hosts)
-        planned = deliveries(self._in_order(newest), (), self._unreachable)
-        spreading = Spreading(newest, hosts, self._unreachable)
+        planned = self._reach.planned(self._reach.in_order(hosts, newest.machines))
+        spreading = Spreading(newest, hosts, self._reach.unreachable)
         failed = await spreading.stage(planned, lambda: _set(has_left))
         if has_left.done() and (late := _late(failed)):
             # the origin may have no more than the newest weights, but a host still has these
             having = [name for name in _with_rows(planned) if name not in failed]
-            again = Spreading(newest, hosts, self._unreachable)
-            found = await again.stage(deliveries(late, having, self._unreachable))
+            again = Spreading(newest, hosts, self._reach.unreachable)
+            found = await again.stage(self._reach.planned(late, having))
             failed = {name: error for name, error in failed.items() if name not in late} | found
             if late := _late(failed):
                 self._skip(newest, {name: failed.pop(name) for name in late})
                 self._drop(failed)
                 return False
-        self._require_reached(failed)
+        self._reach.require_reached(failed, self.hosts)
         self._drop(failed)
         self._stocked[newest.heading.member] = _with_rows(planned)
         return True
 
     def _skip(self, newest: Origin, late: Mapping[str, BaseException]) -> None:
         """Say which hosts cannot get a version any more; note those that no rank can reach."""
-        self._note_not_reached(late)
+        self._reach.note_not_reached(late)
         logger.warning(
             "weights %d are skipped: %s cannot get them any more (%s), and newer ones follow",
             newest.heading.version,
             ", ".join(late),
             next(iter(late.values())),
         )
-
-    def _in_order(self, newest: Origin) -> list[str]:
-        """Return the hosts, the one that takes a version from its origin first."""
-
-        def rank(name: str) -> tuple[bool, bool]:
-            # a part that is on the machine already uses no cable
-            machine = machine_of(name)
-            return machine in self._not_reached, machine not in newest.machines
-
-        return sorted(self.hosts, key=rank)
-
-    def _require_reached(self, failed: Mapping[str, BaseException]) -> None:
-        """Note hosts that no rank can reach: another one takes the next version first.
-
-        Raises: HostNotReached if there is no other.
-        """
-        for error in self._note_not_reached(failed):
-            is_hopeless = {machine_of(name) for name in self.hosts} <= self._not_reached
-            raise error if is_hopeless else WeightsNotGiven(str(error))
-
-    def _note_not_reached(self, failed: Mapping[str, BaseException]) -> list[HostNotReached]:
-        """Note the machines that no rank can reach; return their errors."""
-        faults = {
-            name: error for name, error in failed.items() if isinstance(error, HostNotReached)
-        }
-        self._not_reached |= {machine_of(name) for name in faults}
-        return list(faults.values())
 
     def _note(self, newest: Origin) -> None:
         heading = newest.heading

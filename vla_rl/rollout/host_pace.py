@@ -1,0 +1,89 @@
+"""How fast hosts are in comparison, and what follows from it: where the next episode goes.
+
+    ended episodes ─► seconds of a decision, by host and kind ─► slots; where an episode ends soonest
+                  └─► longest of the last ones ─────────────────► when one is overdue
+
+Decisions only: no task and no clock.
+"""
+
+import statistics
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from typing import Final
+
+from vla_rl.rollout.playing_host import PlayingHost
+
+SLOW: Final = 3.0
+"""A host gets fewer episodes if a decision takes this many times as long there as on the median host.
+Below it, a full host and an idle one of the same kind differ by as much."""
+
+OVERDUE: Final = 1.5
+"""An episode begins on a second host too after this many times the longest of the last episodes. An
+average would not do: of lengths from 1 to 64 decisions, a third is twice as long as it."""
+
+_FEWEST, _MOST = 16, 100
+"""Episodes of which the longest is taken. The first to end are short ones."""
+
+
+class HostPace:
+    """Compares the hosts that run episodes.
+
+    Args: `members`, the live table of these hosts, by name.
+    """
+
+    def __init__(self, members: Mapping[str, PlayingHost]) -> None:
+        self._members = members
+        self._ended_s: defaultdict[str, deque[float]] = defaultdict(lambda: deque(maxlen=_MOST))
+
+    def note(self, member: PlayingHost, kind: str, seconds: float, num_decisions: int) -> None:
+        """Note an episode that a host ran to its end."""
+        member.kinds[kind].note(seconds, num_decisions)
+        if not self.is_slow(member, kind):
+            self._ended_s[kind].append(seconds)
+
+    def freest(self, kind: str, besides: str = "") -> tuple[str, PlayingHost] | None:
+        """Return the host where an episode ends soonest, and its name; None if no slot is free.
+
+        Args: `besides`, a host that is left out.
+        """
+        free = [
+            (host, member)
+            for host, member in self._members.items()
+            if host != besides and member.kinds[kind].num_running < self.slots(member, kind)
+        ]
+        return min(free, key=lambda each: self._expected(each[1], kind), default=None)
+
+    def slots(self, member: PlayingHost, kind: str) -> int:
+        """Return a host's slots for a kind: in proportion to its speed, if it is slow."""
+        num_slots, there = member.num_slots(kind), member.kinds[kind]
+        if there.decision_s is None or not self.is_slow(member, kind):
+            return num_slots
+        # one stays, so that a host that recovers is noticed
+        return max(1, int(num_slots * self._median_s(kind) / there.decision_s))
+
+    def all_slots(self, member: PlayingHost) -> int:
+        """Return a host's slots for all kinds."""
+        return sum(self.slots(member, kind) for kind in member.kinds)
+
+    def is_slow(self, member: PlayingHost, kind: str) -> bool:
+        """Return whether a host is slow with episodes of a kind."""
+        decision_s = member.kinds[kind].decision_s
+        return decision_s is not None and decision_s > SLOW * self._median_s(kind)
+
+    def overdue_s(self, kind: str) -> float | None:
+        """Return the seconds after which an episode is overdue; None if too few have ended."""
+        ended_s = self._ended_s[kind]
+        return OVERDUE * max(ended_s) if len(ended_s) >= _FEWEST else None
+
+    def _expected(self, member: PlayingHost, kind: str) -> float:
+        """Return how long an episode would take there, in comparison with other hosts."""
+        there = member.kinds[kind]
+        pace = self._median_s(kind) if there.decision_s is None else there.decision_s
+        # episodes of all kinds share the engines there
+        return pace * (member.num_running + 1) / self.all_slots(member)
+
+    def _median_s(self, kind: str) -> float:
+        # the lower one of two: with two hosts, the fast one is the measure
+        all_of = (member.kinds[kind].decision_s for member in self._members.values())
+        known = [decision_s for decision_s in all_of if decision_s is not None]
+        return statistics.median_low(known) if known else 1.0
