@@ -74,7 +74,7 @@ async def test_an_update_has_the_metrics_of_its_nodes_its_learner_and_the_parts(
     parts: Any, config: SrpoToyConfig
 ) -> None:
     parts.report(3)
-    metrics = await UpdateMetrics(config, parts, 0).of(update(2))
+    metrics = await UpdateMetrics(config, parts, 0).measure(update(2))
     assert metrics == {
         "learner/loss": 0.5,
         "reward/mean": 0.25,
@@ -94,7 +94,7 @@ async def test_an_update_that_was_cut_short_before_its_learner_has_no_report(
     assert measured.report_of(update(0)) is None
     parts.report(3)
     assert measured.report_of(update(3)) is None  # the report of the update before
-    assert "learner/loss" not in await measured.of(update(3))
+    assert "learner/loss" not in await measured.measure(update(3))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ async def test_restarts_are_shown_where_there_are_or_may_be_some(
     parts: Any, config: SrpoToyConfig, ranks: int, restarts: int, shown: float | None
 ) -> None:
     shared = replace(config, learner=replace(config.learner, ranks=ranks))
-    metrics = await UpdateMetrics(shared, parts, restarts).of(update(0))
+    metrics = await UpdateMetrics(shared, parts, restarts).measure(update(0))
     assert metrics.get("learner/restarts") == shown
 
 
@@ -114,6 +114,8 @@ async def test_arithmetic_is_counted_where_it_is_done(
 ) -> None:
     run = replace(config.run, peak_tflops=2.0)
     learner = replace(config.learner, ranks=ranks)
-    metrics = await UpdateMetrics(replace(config, run=run, learner=learner), parts, 0).of(update(0))
+    metrics = await UpdateMetrics(replace(config, run=run, learner=learner), parts, 0).measure(
+        update(0)
+    )
     assert ("device/mfu" in metrics) == is_lanes
     assert parts.learner.peak_flops == (0.0 if is_lanes else 2e12)

@@ -322,7 +322,7 @@ class TrainingRun:
         view.after_update()
         # in this order: a run killed in between has a line too many, which a resume sets aside;
         # the other way round, it would have a checkpoint whose update has no line
-        metrics = await self._metrics.of(update)
+        metrics = await self._metrics.measure(update)
         slices = {} if report is None else report.slices
         await record.note(update, metrics, facts_of_nodes(self.graph, metrics), slices)
         version = update.index + 1

@@ -37,7 +37,7 @@ class UpdateMetrics:
         report = self._parts.learn.last_report
         return report if report and report.weight_version == update.index + 1 else None
 
-    async def of(self, update: Update) -> dict[str, float]:
+    async def measure(self, update: Update) -> dict[str, float]:
         """Return the metrics of an update that has just ended. Call it once for each."""
         parts, report = self._parts, self.report_of(update)
         lag = await parts.runtime.loop_lag()
