@@ -11,17 +11,10 @@ from functools import partial
 
 import torch
 
-from benchmarks.gpu.tracked_memory import (
-    fake_policy,
-    memory_estimate_error,
-    public_shape,
-    rows_of,
-)
+from benchmarks.gpu.tracked_memory import Compared, compare_public
 from vla_rl.engines import DeviceLane
 from vla_rl.engines.peaks import peak_of
-from vla_rl.learning.rank_memory import size_of
 from vla_rl.learning.roofline import Workload, roofline
-from vla_rl.learning.traced_pass import fake_tensors, trace_pass
 from vla_rl.models.example_rows import example_row
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.openvla_oft.config import tiny
@@ -34,25 +27,23 @@ def estimate_figures(*, is_tiny: bool) -> dict[str, float]:
     """Return `memory_estimate_error` and `mfu_estimate_present`; the whole 7B takes half a minute,
     the tiny form has its widths and two layers.
     """
+    compared = compare_public(is_tiny=is_tiny)
     return {
-        "memory_estimate_error": round(memory_estimate_error(is_tiny=is_tiny), 4),
+        "memory_estimate_error": round(abs(compared.error), 4),
         "mfu_estimate_present": float(
-            has_least_seconds(is_tiny=is_tiny) and asyncio.run(has_utilization())
+            has_least_seconds(compared) and asyncio.run(has_utilization())
         ),
     }
 
 
-def has_least_seconds(*, is_tiny: bool) -> bool:
+def has_least_seconds(compared: Compared) -> bool:
     """Return whether the roofline of an OpenVLA-OFT is bound by compute, at more than 10 TFLOPs an
     update.
     """
-    model = fake_policy(public_shape(2, tower_layers=2) if is_tiny else public_shape())
-    with fake_tensors(model.network):
-        batch, tokens = rows_of(model.config, 1)
-    traced, peak = trace_pass(model, batch, tokens), peak_of(REFERENCE)
+    peak = peak_of(REFERENCE)
     assert peak is not None
     work = Workload(decisions=512, epochs=1, steps=1, acting_rows=32, recomputes=False)
-    least = roofline(traced, size_of(model.network), work, peak)
+    least = roofline(compared.traced, compared.size, work, peak)
     return least.binds == "compute" and 0.0 < least.acting_s < least.learning_s < least.seconds
 
 

@@ -23,7 +23,7 @@ from vla_rl.learning import LearnerConfig
 from vla_rl.learning.config import OptimizerConfig
 from vla_rl.learning.gpu_memory import GpuEstimate, estimate_gpu
 from vla_rl.learning.optimizer import PolicyOptimizer
-from vla_rl.learning.rank_memory import size_of
+from vla_rl.learning.rank_memory import PolicySize, size_of
 from vla_rl.learning.traced_pass import Kept, TracedPass, fake_tensors, trace_pass
 from vla_rl.models.example_talks import Talks, prepared_talks, score_talks, trace_talks
 from vla_rl.models.language import CausalLanguageModel, TinyConfig
@@ -69,10 +69,17 @@ def public_shape(
 
 def fake_policy(config: OpenVlaOftConfig, dtype: torch.dtype = torch.bfloat16) -> OpenVlaOft:
     """Build a policy whose parameters have shapes and no numbers, in no time and no memory."""
-    with torch.device("meta"):
-        network = OpenVlaOftNetwork(config).to(dtype)
+    network = meta_network(config, dtype)
     _exchange(network)
     return OpenVlaOft(config, network, Tokenizer.from_file(config.tokenizer_file))
+
+
+def meta_network(
+    config: OpenVlaOftConfig, dtype: torch.dtype = torch.bfloat16
+) -> OpenVlaOftNetwork:
+    """Build a network to be counted: with less work than `fake_policy`, and no pass runs in it."""
+    with torch.device("meta"):
+        return OpenVlaOftNetwork(config).to(dtype)
 
 
 def fake_language_model(num_layers: int, **sizes: int) -> CausalLanguageModel:
@@ -150,6 +157,7 @@ def tracked_peak(network: nn.Module, log_probs: Callable[[], tuple[Tensor, Tenso
 class Compared:
     """An estimate and what the tracker found."""
 
+    size: PolicySize
     estimate: GpuEstimate
     traced: TracedPass
     tracked: int
@@ -177,18 +185,22 @@ def compare(config: OpenVlaOftConfig, num_rows: int, *, recomputes: bool = False
         rows, chosen = rows_of(model.config, num_rows)
         temperatures = torch.ones(num_rows)
     tracked = tracked_peak(model.network, lambda: model.log_probs(rows, chosen, temperatures))
-    return Compared(estimate, traced, tracked, time.perf_counter() - began)
+    return Compared(size, estimate, traced, tracked, time.perf_counter() - began)
 
 
 def compare_talks(model: CausalLanguageModel, talks: Talks) -> Compared:
     """Estimate and track the update of a language policy, made by `fake_language_model`."""
     began = time.perf_counter()
-    traced = trace_talks(model, talks)
-    size = size_of(model.network)
-    estimate = estimate_gpu(size, LearnerConfig(), traced.kept, recomputes=False, rows=1)
+    traced, size = trace_talks(model, talks), size_of(model.network)
+    estimate = estimate_talks(size, traced)
     batch = prepared_talks(model, talks)
     tracked = tracked_peak(model.network, lambda: score_talks(model, talks, batch))
-    return Compared(estimate, traced, tracked, time.perf_counter() - began)
+    return Compared(size, estimate, traced, tracked, time.perf_counter() - began)
+
+
+def estimate_talks(size: PolicySize, traced: TracedPass) -> GpuEstimate:
+    """Estimate the update of a language policy from the trace of its conversations."""
+    return estimate_gpu(size, LearnerConfig(), traced.kept, recomputes=False, rows=1)
 
 
 def public_kept(
@@ -220,8 +232,6 @@ def _deepened(
     return deep
 
 
-def memory_estimate_error(*, is_tiny: bool) -> float:
-    """Return the relative error for the public 7B, or for its widths with two layers."""
-    if is_tiny:
-        return abs(compare(public_shape(2, tower_layers=2), 2).error)
-    return abs(compare(public_shape(), 1).error)
+def compare_public(*, is_tiny: bool) -> Compared:
+    """Estimate and track the public 7B, or its widths with two layers."""
+    return compare(public_shape(2, tower_layers=2), 2) if is_tiny else compare(public_shape(), 1)

@@ -43,6 +43,13 @@ CPU = torch.device("cpu")
 ROOT = Path(runner.ROOT)
 
 
+@pytest.fixture
+def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let compiled blocks run as they are: what a compilation computes is in the tests of compiled
+    blocks, and each stage would trace some ten of them, in seconds each."""
+    monkeypatch.setattr(Target, "compiler", lambda _: torch.compiler.set_stance("force_eager"))
+
+
 def in_this_process(stage: Stage, folder: Path, is_tiny: bool, limit_s: float) -> str:
     run_stage.run_stage(stage.name, folder, is_tiny=is_tiny)
     return ""
@@ -54,6 +61,7 @@ def finishing(stage: Stage, folder: Path, is_tiny: bool, limit_s: float) -> str:
     return ""
 
 
+@pytest.mark.usefixtures("untraced")
 def test_stages_run_on_the_cpu_and_fill_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -74,6 +82,7 @@ def test_stages_run_on_the_cpu_and_fill_a_page(
     assert "Not finished: machine, gpu_tests, update_recomputed" in page
 
 
+@pytest.mark.usefixtures("untraced")
 @pytest.mark.parametrize("stage", ["update_kept", "update_compiled"])
 def test_an_update_is_measured_beside_its_estimate(stage: str, tmp_path: Path) -> None:
     found = run_stage.run_stage(stage, tmp_path, is_tiny=True)
@@ -246,6 +255,7 @@ def test_a_difference_larger_than_rounding_is_wrong(
     assert correctness.is_right(next(iter(found)), found) == is_right
 
 
+@pytest.mark.usefixtures("untraced")
 def test_a_device_that_computes_otherwise_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,8 +17,10 @@ from benchmarks.gpu.estimates import estimate_figures
 from benchmarks.gpu.tracked_memory import (
     compare,
     compare_talks,
+    estimate_talks,
     fake_language_model,
     fake_policy,
+    meta_network,
     public_kept,
     public_shape,
     rows_of,
@@ -29,7 +31,7 @@ from vla_rl.learning.gpu_memory import CudaOverheads, estimate_gpu
 from vla_rl.learning.rank_memory import PolicySize, size_of
 from vla_rl.learning.traced_pass import Kept, fake_tensors, trace_pass
 from vla_rl.models.example_rows import example_row
-from vla_rl.models.example_talks import Talks
+from vla_rl.models.example_talks import Talks, trace_talks
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.openvla_oft.config import OpenVlaOftConfig, tiny
@@ -67,8 +69,8 @@ def test_the_estimate_of_the_public_7b_is_within_5_percent_of_torchs_tracker() -
 
 
 def test_what_a_deep_7b_keeps_is_known_from_a_shallow_one() -> None:
-    deep = kept_by(public_shape(5, tower_layers=6))
-    assert deep == public_kept(kept_by_shallow_7b(None), 4, running_layers=(5, 5, 5))
+    deep = kept_by(public_shape(4, tower_layers=5))
+    assert deep == public_kept(kept_by_shallow_7b(None), 4, running_layers=(4, 4, 4))
 
 
 @pytest.mark.parametrize(
@@ -104,8 +106,8 @@ def test_the_estimate_of_a_policy_that_sees_is_within_5_percent_of_torchs_tracke
     shown = Talks(prompt=60, scored=20, replied=20, rows=2, images=((168, 140),))
     found = compare_talks(model, shown)
     assert abs(found.error) <= 0.05
-    text = compare_talks(model, replace(shown, images=()))
-    assert found.estimate.terms["activations"] > 2 * text.estimate.terms["activations"]
+    text = estimate_talks(found.size, trace_talks(model, replace(shown, images=())))
+    assert found.estimate.terms["activations"] > 2 * text.terms["activations"]
 
 
 def test_batches_are_pinned_for_a_gpu_while_a_pass_is_traced() -> None:
@@ -117,7 +119,7 @@ def test_batches_are_pinned_for_a_gpu_while_a_pass_is_traced() -> None:
 
 @cache
 def size_of_7b(lora: LoraConfig | None) -> PolicySize:
-    return size_of(fake_policy(public_shape(lora=lora)).network)
+    return size_of(meta_network(public_shape(lora=lora)))
 
 
 def kept_by(config: OpenVlaOftConfig) -> Kept:

@@ -32,6 +32,7 @@ from vla_rl.training.estimates import (
     estimate_run,
     peak_of_run,
     require_gpu_memory,
+    require_room,
     seconds_of_update,
 )
 from vla_rl.training.run import train
@@ -126,15 +127,15 @@ def test_profiled_updates_are_a_number_or_a_range(wrong: str) -> None:
 
 
 def test_an_update_that_does_not_fit_the_gpu_is_refused_with_the_inequality(
-    tmp_path: Path, free_and_total: list[int]
+    planned: Planned, free_and_total: list[int]
 ) -> None:
-    config = with_run(tmp_path)
-    team = Team.of(policy_of(config))
-    require_gpu_memory(config, team, torch.device("cuda"))
-    require_gpu_memory(config, team, torch.device("cpu"))
+    config, team, estimate = planned
+    gpu = torch.device("cuda")
+    require_room(estimate.certain, gpu)
     free_and_total[:] = 2**20, 2**34
     with pytest.raises(ConfigError, match=r"> 0\.8 GiB; other programs use 15\.2 of its 16\.0 GiB"):
-        require_gpu_memory(config, team, torch.device("cuda"))
+        require_room(estimate.certain, gpu)
+    require_gpu_memory(config, team, torch.device("cpu"))
     free_and_total[:] = 2**28, 2**28
     with pytest.raises(
         ConfigError, match=r"more memory than the GPU has free: .* > 0\.2 GiB; take a"

@@ -173,7 +173,7 @@ def trace_computation(
     Args:
         network: the network that it computes with.
         blocks: blocks of the network whose activations are counted by themselves.
-        log_probs: the computation; it runs three times, on fake tensors.
+        log_probs: the computation; it runs twice, on fake tensors.
     """
     trained = [each for each in network.parameters() if each.requires_grad]
     with ExitStack() as stack:
@@ -185,9 +185,6 @@ def trace_computation(
         stack.enter_context(_without_recomputation(blocks))
         with torch.no_grad():
             log_probs()  # a policy checks itself at its first pass, which counts for no other
-        with flop_counter() as counter, torch.no_grad():
-            log_probs()
-        act_flops = counter.get_total_flops()
         for block in blocks:
             for remove in (
                 block.register_forward_pre_hook(book.enter, with_kwargs=True),
@@ -197,6 +194,7 @@ def trace_computation(
         with flop_counter() as counter:
             with torch.autograd.graph.saved_tensors_hooks(book.note, lambda kept: kept):
                 found = log_probs()[0]
+            act_flops = counter.get_total_flops()
             torch.autograd.grad(found.sum(), trained, allow_unused=True)
         update_flops = counter.get_total_flops()
     kept = Kept(tuple(book.inside), tuple(book.inputs), book.outside, book.largest)

@@ -7,7 +7,7 @@ one pass of a small policy; a 7B takes some seconds.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -86,49 +86,83 @@ def estimate_run(
     return RunEstimate(size, traced, recomputes, memory, certain=memory)
 
 
+def certain_memory(config: LearningConfig, team: Team) -> GpuEstimate | None:
+    """Return `RunEstimate.certain` alone, for which no long conversation is traced."""
+    if len(team.members) == 1:
+        (member,) = team.members.values()
+        if hasattr(member.model, "render"):
+            talks = _longest_talks(config, member, None, member.shown_images)
+            return None if talks is None else _certain_of_talks(config, member, talks)
+    estimate = estimate_run(config, team)
+    return None if estimate is None else estimate.certain
+
+
 def _estimate_talks(
     config: LearningConfig,
     member: Member,
     heard_tokens: int | None,
     images: tuple[tuple[int, int], ...],
 ) -> RunEstimate | None:
+    talks = _longest_talks(config, member, heard_tokens, images)
+    if talks is None:
+        return None
+    from vla_rl.models.example_talks import trace_talks
+
+    model: Any = member.model
+    learner, engine = member.learner or config.learner, member.engine or config.engine
+    size, traced = size_of_policy(model, learner), trace_talks(model, talks)
+    copies = dict(_copies(config, size))
+    if engine.kind == "torch":
+        slots = engine.max_batch + engine.kept_conversations
+        copies["keys and values"] = slots * talks.length * model.key_value_bytes()
+    memory = estimate_gpu(size, learner, traced.kept, recomputes=False, rows=1, copies=copies)
+    certain = _certain_of_talks(config, member, talks)
+    return RunEstimate(size, traced, False, memory, certain, talks)
+
+
+def _longest_talks(
+    config: LearningConfig,
+    member: Member,
+    heard_tokens: int | None,
+    images: tuple[tuple[int, int], ...],
+) -> "Talks | None":
+    """Return the longest conversations of a language policy; None if its family is not ours."""
     # imports transformers' language models, which no other run needs
-    from vla_rl.models.example_talks import longest_talks, shortest_talks, trace_talks
+    from vla_rl.models.example_talks import longest_talks
     from vla_rl.models.language import CausalLanguageModel
 
-    model = member.model
-    if not isinstance(model, CausalLanguageModel):
+    if not isinstance(member.model, CausalLanguageModel):
         return None
-    learner, engine, limits = (
-        member.learner or config.learner,
-        member.engine or config.engine,
+    limits = (
         config.chat
         if isinstance(config, TextTrainingConfig | MixedTrainingConfig)
-        else ChatLimits(),
+        else ChatLimits()
     )
-    talks = longest_talks(
-        model,
-        engine,
-        learner,
+    return longest_talks(
+        member.model,
+        member.engine or config.engine,
+        member.learner or config.learner,
         max_turns=limits.max_turns,
         max_reply=limits.max_reply,
         max_tokens=limits.max_tokens,
         heard=heard_tokens,
         images=images,
     )
-    size, traced = size_of_policy(model, learner), trace_talks(model, talks)
-    copies = dict(_copies(config, size))
-    kept = NOTHING_KEPT
-    if images:
+
+
+def _certain_of_talks(config: LearningConfig, member: Member, talks: "Talks") -> GpuEstimate:
+    """Estimate what remains if all conversations stay short: the images that they show."""
+    from vla_rl.models.example_talks import shortest_talks, trace_talks
+
+    model: Any = member.model
+    learner = member.learner or config.learner
+    size, kept = size_of_policy(model, learner), NOTHING_KEPT
+    if talks.images:
         episodes = config.scheduler.groups_per_update * config.episodes_per_group
         least = -(-min(learner.minibatch_trajectories or episodes, episodes) // learner.row_groups)
-        kept = trace_talks(model, shortest_talks(model, images, min(talks.rows, least))).kept
-    certain = estimate_gpu(size, learner, kept, recomputes=False, rows=1, copies=copies)
-    if engine.kind == "torch":
-        slots = engine.max_batch + engine.kept_conversations
-        copies["keys and values"] = slots * talks.length * model.key_value_bytes()
-    memory = estimate_gpu(size, learner, traced.kept, recomputes=False, rows=1, copies=copies)
-    return RunEstimate(size, traced, False, memory, certain, talks)
+        rows = min(talks.rows, least)
+        kept = trace_talks(model, shortest_talks(model, talks.images, rows)).kept
+    return estimate_gpu(size, learner, kept, recomputes=False, rows=1, copies=_copies(config, size))
 
 
 def concerns_gpus(config: LearningConfig, team: Team) -> bool:
@@ -148,15 +182,19 @@ def require_gpu_memory(config: LearningConfig, team: Team, device: torch.device)
     """
     if device.type != "cuda" or not _learns_here(config.cluster.learners):
         return
-    estimate = estimate_run(config, team)
-    if estimate is None:
-        return
+    certain = certain_memory(config, team)
+    if certain is not None:
+        require_room(certain, device)
+
+
+def require_room(certain: GpuEstimate, device: torch.device) -> None:
+    """Raise ConfigError with the inequality if memory does not fit what other programs leave."""
     free, total = torch.cuda.mem_get_info(device)
     # a policy that was loaded onto the GPU, and the context that asking has opened, are in the estimate
     ours = torch.cuda.memory_reserved(device) + CudaOverheads().context
     available = min(free + ours, total)
-    is_in_the_way = available < estimate.certain.total <= total
-    estimate.certain.require_fit(
+    is_in_the_way = available < certain.total <= total
+    certain.require_fit(
         available,
         remedy=f"other programs use {(total - available) / GIB:.1f} of its {total / GIB:.1f} GiB: "
         "end them (`nvidia-smi` lists them), or choose another GPU with CUDA_VISIBLE_DEVICES"

@@ -16,6 +16,7 @@ from typing import Final
 
 import torch
 from torch import Tensor, nn
+from torch._guards import detect_fake_mode
 
 from vla_rl.models.openvla_oft.config import OpenVlaOftConfig
 from vla_rl.models.openvla_oft.film import Film, modulated
@@ -189,7 +190,8 @@ class OpenVlaOftNetwork(PrismaticNetwork):
         """Check once that attention is bidirectional, in case the trunk was changed after it was
         built.
         """
-        if not self._looks_both_ways:
+        # while a pass is traced there are no numbers to compare
+        if not self._looks_both_ways and detect_fake_mode() is None:
             weight = self.language_model.lm_head.weight
             refuse_causal(self.hidden_states, weight.shape[1], weight)
             self._looks_both_ways = True
