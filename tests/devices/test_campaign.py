@@ -45,8 +45,8 @@ ROOT = Path(runner.ROOT)
 
 @pytest.fixture
 def untraced(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let compiled blocks run as they are: what a compilation computes is in the tests of compiled
-    blocks, and each stage would trace some ten of them, in seconds each."""
+    """Let compiled blocks run as they are, where their numbers are not what is tested: a stage would
+    trace some ten of them, in seconds each."""
     monkeypatch.setattr(Target, "compiler", lambda _: torch.compiler.set_stance("force_eager"))
 
 
@@ -61,7 +61,6 @@ def finishing(stage: Stage, folder: Path, is_tiny: bool, limit_s: float) -> str:
     return ""
 
 
-@pytest.mark.usefixtures("untraced")
 def test_stages_run_on_the_cpu_and_fill_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
