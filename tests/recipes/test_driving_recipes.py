@@ -230,7 +230,8 @@ async def test_a_policy_learns_by_srpo_in_closed_loop(tmp_path: Path) -> None:
     assert sorted((line["weights"], line["start"]) for line in lines) == [
         (0, 0), (0, 1), (1, 0), (1, 1)
     ]  # fmt: skip
-    assert all({"total", "completion", "red_light"} <= set(line) for line in lines)
+    named = {"total", "completion", "red_light", "pdms_v1", "comfort"}
+    assert all(named <= set(line) for line in lines)
     assert "reward/failures_mean" in metrics
     strips, report = strips_in(tmp_path)
     assert strips == {
