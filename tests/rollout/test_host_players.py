@@ -3,6 +3,9 @@ one gets less.
 """
 
 import asyncio
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 
 import msgspec
 import pytest
@@ -16,6 +19,8 @@ from vla_rl.rollout.depot import Depot
 from vla_rl.rollout.host_players import HostPlayers
 from vla_rl.rollout.simulated_time import run_in_simulated_time
 from vla_rl.types import Shelved, Trajectory
+
+T = TypeVar("T")
 
 
 def test_the_host_with_the_most_room_runs_the_next_episode() -> None:
@@ -85,13 +90,25 @@ def test_a_lost_host_costs_its_running_episodes_which_run_again_elsewhere() -> N
     run_in_simulated_time(main())
 
 
+@asynccontextmanager
+async def begun(work: Coroutine[Any, Any, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """Begin work; on leaving, end it and take its outcome, so that no later test is told of it."""
+    task = asyncio.create_task(work)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
+        if not task.cancelled():
+            task.exception()
+
+
 def run_over_hosts_that_die(num_deaths: int) -> None:
     """Run an update while one host after another joins and is lost with all that it runs."""
 
     async def main() -> None:
         cluster = Cluster(max_attempts=2)
-        async with cluster.engine.batcher, cluster.scheduler:
-            updating = asyncio.create_task(cluster.update())
+        async with cluster.engine.batcher, cluster.scheduler, begun(cluster.update()) as updating:
             for number in range(num_deaths):
                 lost = FarHost(cluster.engine, 4, mean_s=1000.0)
                 cluster.players.add(f"lost-{number}", lost)
@@ -137,8 +154,7 @@ def test_a_host_that_has_died_is_not_tried_again_before_its_end_is_reported() ->
 def test_without_hosts_a_run_waits_and_goes_on_with_the_one_that_joins() -> None:
     async def main() -> None:
         cluster = Cluster()
-        async with cluster.engine.batcher, cluster.scheduler:
-            updating = asyncio.create_task(cluster.update())
+        async with cluster.engine.batcher, cluster.scheduler, begun(cluster.update()) as updating:
             await asyncio.sleep(10)
             assert not updating.done()
             cluster.players.add("late", FarHost(cluster.engine, 3))
