@@ -345,6 +345,36 @@ async def test_an_update_that_teaches_nothing_moves_neither_weights_nor_momentum
     assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
 
 
+@pytest.mark.parametrize("name", ["ppo", "gspo", "gmpo", "decoupled_ppo", "cispo"])
+@pytest.mark.parametrize("epochs", [1, 2])
+async def test_rows_without_an_advantage_are_not_computed_and_the_weights_learn_the_same(
+    policy: OpenVlaOft, lane: DeviceLane, play: Play, name: str, epochs: int
+) -> None:
+    trajectories, advantages = batch_of(play, policy), (1.0, 0.0, -0.5)  # of 1, 4 and 2 decisions
+    settings = config(loss=PolicyLossConfig(name=name), epochs=epochs, micro_batch=2)
+    twin = policy.copy()
+    async with asyncio.timeout(60):
+        report = await Learner(policy, lane, settings).update(trajectories, advantages)
+        # a bonus too small to move a weight, for which every row is computed
+        every_row = msgspec.structs.replace(settings, entropy_coef=1e-30)
+        whole = await Learner(twin, lane, every_row).update(trajectories, advantages)
+    assert report.metrics["update/computed_rows"] == 3.0 * epochs
+    assert whole.metrics["update/computed_rows"] == 7.0 * epochs
+    assert report.metrics["update/rows"] == whole.metrics["update/rows"] == 7.0
+    assert report.metrics["update/loss"] == pytest.approx(whole.metrics["update/loss"], abs=1e-7)
+    assert report.metrics["update/grad_norm"] == pytest.approx(whole.metrics["update/grad_norm"])
+    torch.testing.assert_close(parameters(policy), parameters(twin), rtol=0, atol=2e-5)
+
+
+async def test_a_loss_that_chooses_among_all_tokens_is_given_every_row(
+    policy: OpenVlaOft, lane: DeviceLane, play: Play
+) -> None:
+    learner = Learner(policy, lane, config(loss=PolicyLossConfig(name="clip_cov")))
+    async with asyncio.timeout(60):
+        report = await learner.update(batch_of(play, policy), (1.0, 0.0, -0.5))
+    assert report.metrics["update/computed_rows"] == 7.0
+
+
 @pytest.mark.parametrize(
     ("name", "teaches"),
     [("dppo", True), ("cpgd", True), ("kl_cov", True), ("ppo", False), ("cispo", False)],

@@ -28,7 +28,7 @@ from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.decisions import decisions_of
 from vla_rl.learning.optimizer import StepReport
 from vla_rl.learning.passes import LocalPasses, Passes
-from vla_rl.learning.plan import has_gradient, plan_minibatches, plan_step
+from vla_rl.learning.plan import plan_minibatches, plan_step, rows_with_gradient
 from vla_rl.learning.proximal import Proximal
 from vla_rl.learning.rows import Advantage
 from vla_rl.learning.sound_numbers import require_sound_model
@@ -95,9 +95,10 @@ class PolicyLearner:
         """Update the policy from trajectories, and publish the new weights.
 
         If cancelled, it leaves the weights of a complete optimizer step, and no gradient for later
-        updates. Optimizer steps that teach nothing (every advantage is 0, and no entropy, KL or
-        other term has a gradient) are skipped, because Adam's momentum would still move the
-        weights. The version rises anyway.
+        updates. Rows that teach nothing (every advantage is 0, and no entropy, KL or other term has
+        a gradient) are not computed, which leaves the gradient as it is. Optimizer steps without
+        other rows are skipped, because Adam's momentum would still move the weights. The version
+        rises anyway.
 
         Args:
             trajectories: episodes to learn from.
@@ -122,11 +123,15 @@ class PolicyLearner:
                 decisions.rows(index)
                 for index in plan_minibatches(decisions.sequence, self._config, version)
             ]
-            minibatches = [rows for rows in minibatches if has_gradient(rows, self._config)]
+            minibatches = [
+                rows for rows in minibatches if len(rows_with_gradient(rows, self._config))
+            ]
+            computed_rows = 0
             for number, minibatch in enumerate(minibatches, start=1):
                 minibatch = await self._proximal.before_step(minibatch, is_first=number == 1)
                 compare = version if number == 1 else None
                 plan = plan_step(minibatch, self._config)
+                computed_rows += plan.num_rows
                 found = await self._passes.accumulate(minibatch, plan, compare)
                 # once per mini-batch: asking after each micro-batch would make the host wait for
                 # the device
@@ -148,6 +153,7 @@ class PolicyLearner:
         metrics |= {
             "update/decisions": float(decisions.num_decisions),
             "update/rows": float(len(decisions)),
+            "update/computed_rows": float(computed_rows),
             "update/seconds": seconds,
         }
         return UpdateReport(self.weight_version, metrics)

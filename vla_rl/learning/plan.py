@@ -1,7 +1,8 @@
 """The plan of an update: which rows make an optimizer step, and which rank computes which of them.
 
-    decisions ─► minibatches ─► rows with a loss? ─► plan_step ─► rank 0: micro-batch, micro-batch, ...
-                 (by seed)      (else no step)                    rank 1: micro-batch, micro-batch
+    decisions ─► minibatches ─► rows with a gradient ─► plan_step ─► rank 0: micro-batch, ...
+                 (by seed)      (if there are none,                  rank 1: micro-batch, ...
+                                 no step)
 
 Pure: it depends on the rows, the configuration and the number of ranks. One process is the plan of
 one rank. Every divisor of a loss is counted here over the whole mini-batch, so the gradients of all
@@ -26,7 +27,8 @@ class StepPlan:
     """The passes of one optimizer step, or of scoring."""
 
     ranks: tuple[tuple[Tensor, ...], ...]
-    """Micro-batches of each rank, possibly none, as indices of their rows, int64 [M]."""
+    """Micro-batches of each rank, possibly none, as indices of their rows, int64 [M]. Rows without a
+    gradient are in none."""
 
     denominators: Denominators
     """Divisors of the losses over all rows of all ranks."""
@@ -35,6 +37,11 @@ class StepPlan:
     def indices(self) -> list[Tensor]:
         """Rows of every micro-batch, rank by rank."""
         return [index for rank in self.ranks for index in rank]
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows in all micro-batches."""
+        return sum(len(index) for index in self.indices)
 
     @property
     def num_passes(self) -> int:
@@ -66,23 +73,31 @@ def plan_minibatches(sequence: Tensor, config: LearnerConfig, weight_version: in
     return [minibatch for minibatch in minibatches if len(minibatch)]
 
 
-def has_gradient(rows: TokenColumns, config: LearnerConfig) -> bool:
-    """Return whether a mini-batch can move the weights.
+def rows_with_gradient(rows: TokenColumns, config: LearnerConfig) -> Tensor:
+    """Return the rows of a mini-batch that can move the weights, int64 [M], rising.
 
-    If every advantage is 0 and no term works without one, a step would only follow Adam's momentum.
+    If no term works without an advantage, the loss of a row whose advantages are all 0 is constant.
+    If there are no other rows, a step would only follow Adam's momentum.
     """
-    # GRPO groups with equal rewards have advantages of 0 in every row
     has_other_terms = config.entropy_coef > 0.0 or config.loss.has_terms_without_advantage
-    return has_other_terms or bool(torch.where(rows.mask, rows.advantage, 0.0).any())
+    # GRPO groups with equal rewards have advantages of 0 in every row: often half of the rows
+    can_move = torch.where(rows.mask, rows.advantage, 0.0).ne(0.0).any(1)
+    # such a loss chooses tokens among all rows of its batch
+    if has_other_terms or (config.loss.needs_chosen_tokens and bool(can_move.any())):
+        can_move = torch.ones_like(can_move)
+    return can_move.nonzero()[:, 0]
 
 
 def plan_step(rows: TokenColumns, config: LearnerConfig) -> StepPlan:
-    """Deal the rows of a mini-batch to the ranks, and cut each rank's rows into micro-batches.
+    """Deal the rows with a gradient to the ranks, and cut each rank's rows into micro-batches.
 
-    The ranks of a tensor group count as one: they compute the same rows.
+    The divisors count all rows of the mini-batch. The ranks of a tensor group count as one: they
+    compute the same rows.
     """
+    computed = rows_with_gradient(rows, config)
+    passes = plan_passes(rows.num_read[computed], config.micro_batch_size, config.row_groups)
     return StepPlan(
-        plan_passes(rows.num_read, config.micro_batch_size, config.row_groups),
+        tuple(tuple(computed[part] for part in rank) for rank in passes),
         count_denominators(rows.mask, rows.sequence, length=config.trajectory_length),
     )
 

@@ -69,7 +69,8 @@ def update_metrics(
             `update/taught` shows.
         weight_version: the learner's version before the update.
 
-    Returns: `update/loss` is the mean over the optimizer steps. `update/log_prob_gap_mean` and
+    Returns: `update/loss` is the mean over the optimizer steps; means over tokens are over those of
+    the rows that were computed. `update/log_prob_gap_mean` and
     `_max`, |learner's log-prob - engine's| of the same tokens under the same weights, are present
     only if the newest version made some of the decisions. `update/log_ratio_abs/staleness_K` is the
     mean |log-ratio| over the tokens of decisions K updates old, over all steps.
