@@ -64,6 +64,10 @@ class PdmScores(NamedTuple):
     sub: dict[str, Floats]
     states: Floats
 
+    def sub_of(self, number: int) -> dict[str, float]:
+        """Return the sub-scores of one trajectory, by name."""
+        return {name: float(values[number]) for name, values in self.sub.items()}
+
 
 def score_waypoints(scene: Scene, waypoints: Floats, version: Version) -> PdmScores:
     """Drive and grade trajectories.

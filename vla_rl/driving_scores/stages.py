@@ -40,8 +40,7 @@ def human_sub_scores(scene: Scene, version: Version) -> dict[str, float]:
         )
     # the benchmark grades the human alone, so neither the reference nor the history is used
     alone = replace(scene, history=None, reference=None)
-    scores = score_waypoints(alone, scene.human[None], version)
-    return {name: float(values[0]) for name, values in scores.sub.items()}
+    return score_waypoints(alone, scene.human[None], version).sub_of(0)
 
 
 def with_human_filter(scores: PdmScores, human: dict[str, float]) -> PdmScores:

@@ -137,8 +137,7 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
 
     def _graded(self, waypoints: np.ndarray) -> dict[str, float]:
         scores = score_waypoints(self._scene.scene_of(self._version), waypoints, self._version)
-        score = {"total": float(scores.total[0])}
-        score |= {name: float(values[0]) for name, values in scores.sub.items()}
+        score = {"total": float(scores.total[0]), **scores.sub_of(0)}
         score["backward_m"] = float(backward_metres(waypoints).max())
         for version in self._also:
             other = score_waypoints(self._scene.scene_of(version), waypoints, version)
