@@ -8,9 +8,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 import transformers
 from small_worlds import mlp
 from tiny_vision import tiny_vision
+from weight_hosts import Host, Site
 
 from benchmarks import conversations
 from benchmarks.sharded_learning import episodes, small_oft
@@ -22,7 +24,9 @@ from vla_rl.learning import Learner, LearnerConfig
 from vla_rl.learning.rank_memory import rank_memory, require_layout, size_of_policy
 from vla_rl.learning.sharded import RankFailed, ShardedLearner
 from vla_rl.learning.sharded.place import Place
+from vla_rl.learning.training import WeightSink
 from vla_rl.models.prismatic.config import LoraConfig
+from vla_rl.training.hosts.flat_weights import digest_of
 from vla_rl.training.restarting import Restarts
 
 ADVANTAGES = (1.0, -0.5, 0.25)
@@ -37,14 +41,28 @@ def gap(found: Any, expected: Any) -> float:
     return apart / math.sqrt(sum(float(b.detach().square().sum()) for _, b in pairs))
 
 
+class Near:
+    """An engine of this process: it reads the model, so new weights come here, too."""
+
+    def __init__(self) -> None:
+        self.network = torch.nn.Module()
+
+    def adopt(self, network: torch.nn.Module, weight_version: int) -> None: ...
+
+
 async def test_two_ranks_that_share_layers_learn_what_one_process_learns_and_end_as_one(
     lane: DeviceLane, tmp_path: Path
 ) -> None:
+    """A host that acts with their weights gets what they hold, too, each at its place."""
     alone, shared = conversations.qwen3(), conversations.qwen3()
     played = episodes(alone)
     one = Learner(alone, lane, settings())
     config = settings(ranks=2, tensor_parallel=2)
-    async with Runtime() as runtime, ShardedLearner(shared, runtime, lane, config) as two:
+    host = Host("a", [], network=conversations.qwen3().network)
+    site = Site(host)
+    site.open()
+    sinks: list[WeightSink] = [Near(), site.sink]
+    async with Runtime() as runtime, ShardedLearner(shared, runtime, lane, config, sinks) as two:
         expected = await gradients(one, played, ADVANTAGES, tmp_path / "one")
         found = await gradients(two, played, ADVANTAGES, tmp_path / "two")
         assert relative_difference(found, expected) <= 3e-6
@@ -57,6 +75,9 @@ async def test_two_ranks_that_share_layers_learn_what_one_process_learns_and_end
             del each["update/seconds"]
         assert compared[1] == pytest.approx(compared[0], rel=1e-4, abs=1e-5)
         assert gap(shared, alone) <= 1e-5
+        await site.arrive()
+        assert host.digest == digest_of(shared.network) == digest_of(host.network)
+        assert host.num_put == 0
 
         continued = conversations.qwen3()
         resumed = Learner(continued, lane, settings())

@@ -87,6 +87,8 @@ async def test_hosts_get_from_the_ranks_the_bytes_that_this_process_would_have_s
     assert "take shares b" not in hosts[0].log
 
 
+# all of learning/test_ranks_on_hosts.py has such ranks, and the test above such hosts
+@pytest.mark.proof
 async def test_ranks_on_another_host_give_their_weights_too(
     lane: DeviceLane, runtime: Runtime, tmp_path: Path
 ) -> None:
@@ -345,9 +347,24 @@ def halved() -> Any:
 @pytest.mark.parametrize(
     ("make", "changes"),
     [
-        pytest.param(conversations.qwen3, {"tensor_parallel": 2}, id="tensor parallel"),
-        pytest.param(conversations.qwen3, {"shard": "replicas"}, id="replicas"),
-        pytest.param(small_oft, {"shard": "weights"}, id="weights", marks=pytest.mark.proof),
+        pytest.param(mlp, {"shard": "weights"}, id="weights"),
+        pytest.param(mlp, {"shard": "replicas"}, id="replicas", marks=pytest.mark.proof),
+        # learning/test_tensor_parallel.py gives the weights of such ranks to a host, too
+        pytest.param(
+            conversations.qwen3,
+            {"tensor_parallel": 2},
+            id="tensor parallel",
+            marks=pytest.mark.proof,
+        ),
+        pytest.param(
+            conversations.qwen3,
+            {"shard": "replicas"},
+            id="replicas of a language policy",
+            marks=pytest.mark.proof,
+        ),
+        pytest.param(
+            small_oft, {"shard": "weights"}, id="weights of a robot policy", marks=pytest.mark.proof
+        ),
         pytest.param(adapted, {"shard": "replicas"}, id="adapters", marks=pytest.mark.proof),
         pytest.param(halved, {"offload": True}, id="bfloat16", marks=pytest.mark.proof),
     ],
@@ -360,7 +377,8 @@ async def test_what_each_rank_holds_arrives_at_its_place(
     site = Site(host)
     site.open()
     config = settings(ranks=2, **changes)
-    played = family_episodes(policy)
+    is_mlp = isinstance(policy, MlpPolicy)
+    played = [*episodes(policy), walk(policy, 3, 2)] if is_mlp else family_episodes(policy)
     async with asyncio.timeout(200):
         async with ShardedLearner(policy, runtime, lane, config, [site.sink]) as two:
             await two.update(played, [1.0, -0.5, 0.25])
