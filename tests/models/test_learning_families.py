@@ -3,7 +3,8 @@ and in bfloat16.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
+from itertools import product
 from typing import Any
 
 import msgspec
@@ -21,6 +22,7 @@ from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, Step, StopReason, Traje
 
 MakeObservation = Callable[..., dict[str, Any]]
 FAMILIES = ("openvla", "tokens", "l1")
+BFLOAT16 = torch.bfloat16
 
 
 @pytest.fixture
@@ -82,9 +84,26 @@ async def played(
     )
 
 
-@pytest.mark.parametrize("is_adapted", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("family", FAMILIES)
+def with_proofs(*short: tuple[Any, ...], others: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Some variants for the suite, and the others, which are proofs.
+
+    In float32 every test of the learner trains OpenVLA-OFT.
+    """
+    return [
+        *short,
+        *(pytest.param(*each, marks=pytest.mark.proof) for each in others if each not in short),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("family", "dtype", "is_adapted"),
+    with_proofs(
+        ("openvla", BFLOAT16, True),
+        ("tokens", BFLOAT16, False),
+        ("l1", BFLOAT16, True),
+        others=product(FAMILIES, (torch.float32, BFLOAT16), (False, True)),
+    ),
+)
 async def test_small_steps_move_the_weights(
     family: str,
     dtype: torch.dtype,
@@ -127,9 +146,15 @@ async def test_small_steps_move_the_weights(
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("trunk", ["own", "shared"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "trunk", "dtype"),
+    with_proofs(
+        ("openvla", "own", BFLOAT16),
+        ("tokens", "shared", BFLOAT16),
+        ("l1", "own", BFLOAT16),
+        others=product(FAMILIES, ("own", "shared"), (torch.float32, BFLOAT16)),
+    ),
+)
 async def test_a_critic_learns_on_what_it_sees(
     family: str, trunk: Any, dtype: torch.dtype, lane: DeviceLane, make_observation: MakeObservation
 ) -> None:

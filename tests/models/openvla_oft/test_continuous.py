@@ -215,7 +215,7 @@ def test_sampled_numbers_scatter_by_the_temperature(make_observation: MakeObserv
     torch.testing.assert_close(learned, acted, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("has_film", [False, True])
+@pytest.mark.parametrize("has_film", [True, pytest.param(False, marks=pytest.mark.proof)])
 async def test_imitation_brings_the_l1_head_towards_what_was_shown(
     has_film: bool, make_observation: MakeObservation
 ) -> None:

@@ -204,9 +204,18 @@ def test_towers_with_film_are_those_of_their_part(
         ContinuousOpenVlaOft.load(folder, adapter_use="train")
 
 
-@pytest.mark.parametrize("is_safe", [True, False])
+OF_TRUNK_AND_HEAD = ["q_proj", "v_proj", "lm_head"]
+OF_ALL_PARTS = ["proj", "qkv", "fc1", "fc2", "fc3", "k_proj"]
+
+
 @pytest.mark.parametrize(
-    "targets", [["q_proj", "v_proj", "lm_head"], ["proj", "qkv", "fc1", "fc2", "fc3", "k_proj"]]
+    ("targets", "is_safe"),
+    [
+        (OF_ALL_PARTS, True),
+        (OF_TRUNK_AND_HEAD, False),
+        pytest.param(OF_ALL_PARTS, False, marks=pytest.mark.proof),
+        pytest.param(OF_TRUNK_AND_HEAD, True, marks=pytest.mark.proof),
+    ],
 )
 @torch.no_grad()
 def test_an_adapter_saved_by_peft_is_put_where_peft_puts_it(

@@ -37,7 +37,16 @@ MakeObservation = Callable[..., dict[str, Any]]
 Policy = OpenVla | OpenVlaOft | ContinuousOpenVlaOft
 
 
-@pytest.fixture(params=["openvla", "tokens", "adapters", "l1", "diffusion"])
+# the adapters are beside such tokens, and the diffusion head reads what the L1 head does
+@pytest.fixture(
+    params=[
+        "openvla",
+        pytest.param("tokens", marks=pytest.mark.proof),
+        "adapters",
+        pytest.param("l1", marks=pytest.mark.proof),
+        "diffusion",
+    ]
+)
 def any_policy(
     request: pytest.FixtureRequest, config: OpenVlaOftConfig, monkeypatch: pytest.MonkeyPatch
 ) -> Policy:
