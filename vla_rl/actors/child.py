@@ -8,10 +8,13 @@ fails, which is reported to the parent first.
 """
 
 import asyncio
+import atexit
+import contextlib
 import gc
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple, NoReturn
 
@@ -69,7 +72,22 @@ def live(settings: ChildSettings) -> NoReturn:
     name_process(settings.name)
     sys.argv = [settings.name]
     with asyncio.Runner(loop_factory=ActorLoop) as runner:
-        sys.exit(runner.run(_live(settings)))
+        status = runner.run(_live(settings))
+    end_process(status)
+
+
+def end_process(status: int) -> NoReturn:
+    """Exit as Python does, but leave its objects to the kernel.
+
+    Freeing what torch has imported takes 0.4 s, and copies 160 MB in a process that was forked.
+    """
+    threading._shutdown()  # type: ignore[attr-defined]  # as multiprocessing does in its children
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        # no reader, or it was closed or replaced
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            stream.flush()
+    os._exit(status)
 
 
 def _read_settings() -> tuple[ChildSettings, int]:

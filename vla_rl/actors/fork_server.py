@@ -20,7 +20,7 @@ import sys
 import msgspec
 import numpy as np
 
-from vla_rl.actors.child import live
+from vla_rl.actors.child import end_process, live
 from vla_rl.actors.fork_protocol import (
     ChildSettings,
     Ended,
@@ -59,6 +59,7 @@ def main() -> None:
     settings = server.serve()
     if settings is not None:
         live(settings)
+    end_process(0)
 
 
 class ForkServerLoop:
