@@ -41,16 +41,16 @@ def rows_in(run: RunDirectory) -> list[HeldOutRow]:
 def command(tmp_path_factory: pytest.TempPathFactory) -> Command[TrainingLaunch, TrainToyConfig]:
     root = str(tmp_path_factory.mktemp("runs"))
     return command_of(
-        *("--run.root", root, "--run.updates", "4", "--run.keep-checkpoints", "9"),
+        *("--run.root", root, "--run.updates", "2", "--run.keep-checkpoints", "9"),
         *("--run.checkpoint-every", "100"),
         *("--group-size", "2", "--scheduler.groups-per-update", "2", "--simulators.num-envs", "2"),
-        *("--num-starts", "8", "--held-out.starts", "6", "--held-out.every", "2"),
+        *("--num-starts", "8", "--held-out.starts", "4", "--held-out.every", "2"),
     )
 
 
 @pytest.fixture(scope="module")
 def run(command: Command[TrainingLaunch, TrainToyConfig]) -> RunDirectory:
-    """A run of four updates that was evaluated on six starts every two of them."""
+    """A run of two updates that was evaluated on four starts before and after them."""
     assert asyncio.run(main(command)) == 0
     (path,) = Path(command.config.run.root).iterdir()
     return RunDirectory(path)
@@ -61,8 +61,7 @@ async def test_the_results_beside_training_are_those_of_an_offline_evaluation_to
 ) -> None:
     episodes, lines = held_out_episodes(command.config), lines_in(run)
     versions = {row.weight_version for row in rows_in(run)}
-    # whether 2 is evaluated, or skipped for 4, is a matter of speed
-    assert {0, 4} <= versions <= {0, 2, 4}
+    assert versions == {0, 2}
     for version in versions:
         folder = checkpoint_of(run.checkpoints, version)
         assert folder is not None
@@ -70,7 +69,7 @@ async def test_the_results_beside_training_are_those_of_an_offline_evaluation_to
             expected = await offline(folder / "policy", episodes, version)
         found = [line for line in lines if SUCCESSES.row_in(line).weight_version == version]
         assert sorted(found) == sorted(expected)
-        assert len(set(expected)) == 6
+        assert len(set(expected)) == 4
 
 
 def test_the_run_shows_the_curve_wherever_it_shows_others(run: RunDirectory) -> None:
@@ -87,10 +86,10 @@ def test_the_run_shows_the_curve_wherever_it_shows_others(run: RunDirectory) -> 
         if value.tag == "held_out/success_rate"
     }
     assert drawn == pytest.approx(means)
-    assert [line["update"] for line in read_metrics(run.metrics)] == [1, 2, 3, 4]
+    assert [line["update"] for line in read_metrics(run.metrics)] == [1, 2]
     page = (run.path / "report.html").read_text()
     assert "<h2>Held-out starts during training</h2>" in page
-    assert "4 (best)" in page or "0 (best)" in page or "2 (best)" in page
+    assert "0 (best)" in page or "2 (best)" in page
     best = best_checkpoint(run.checkpoints)
     assert curve.best is not None
     assert best == checkpoint_of(run.checkpoints, curve.best.weights)

@@ -34,7 +34,7 @@ from vla_rl.types import Env, Policy, Trajectory
 def of_updates(root: Path, updates: int, **run: Any) -> SrpoToyConfig:
     """A small run; its checkpoints are those that a test asks for."""
     config = small_run(root)
-    settings = {"updates": updates, "checkpoint_every": 100, **run}
+    settings = {"updates": updates, "checkpoint_every": 100, "videos_every": 99, **run}
     return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, **settings))
 
 

@@ -5,6 +5,7 @@ survives.
 import asyncio
 import json
 import os
+import shutil
 import signal
 import traceback
 from pathlib import Path
@@ -49,12 +50,18 @@ def with_updates(config: SrpoToyConfig, updates: int) -> SrpoToyConfig:
     return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, updates=updates))
 
 
-async def test_a_run_leaves_everything_that_the_readme_lists(tmp_path: Path) -> None:
-    config = small_run(tmp_path)
-    outcome = await train_toy(config)
-    run = outcome.run
-    assert outcome.progress.update == 2
-    assert outcome.progress.num_episodes == 8
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A deterministic run of two updates, on two simulators."""
+    root = tmp_path_factory.mktemp("whole")
+    return asyncio.run(train_toy(deterministic(small_run(root), num_envs=2)))
+
+
+def test_a_run_leaves_everything_that_the_readme_lists(whole: Outcome) -> None:
+    run = whole.run
+    assert whole.progress.update == 2
+    assert whole.progress.num_episodes == 8
+    config = deterministic(small_run(run.path.parent), num_envs=2)
     assert read_config(run.config, SrpoToyConfig) == config
     assert sorted(metrics_of(run)) == [1, 2]
     assert json.loads(run.trace().read_text())
@@ -74,33 +81,31 @@ async def test_episodes_are_conserved_and_the_first_ratio_is_one(tmp_path: Path)
     assert metrics[2]["simulation/leases"] == 8
 
 
-async def test_a_resumed_run_goes_on_where_it_was(tmp_path: Path) -> None:
-    config = small_run(tmp_path)
-    first = await train_toy(config)
-    again = await train_toy(with_updates(config, 3), resume=RunDirectory.resume(first.run.path))
-    assert again.run.path == first.run.path
+async def test_a_resumed_run_goes_on_where_it_was(whole: Outcome, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(whole.run.path, tmp_path / "run"))
+    config = with_updates(deterministic(small_run(tmp_path), num_envs=2), 3)
+    again = await train_toy(config, resume=RunDirectory.resume(path))
+    assert again.run.path == path
     assert sorted(metrics_of(again.run)) == [1, 2, 3]
     assert again.progress.num_episodes == 4
     assert again.run.trace(2).exists()
 
 
 async def test_a_deterministic_run_does_not_depend_on_the_number_of_simulators(
-    tmp_path: Path,
+    whole: Outcome, tmp_path: Path
 ) -> None:
-    one = await train_toy(deterministic(small_run(tmp_path / "one"), num_envs=1))
     three = await train_toy(deterministic(small_run(tmp_path / "three"), num_envs=3))
-    weights, others = weights_of(one.run), weights_of(three.run)
+    weights, others = weights_of(whole.run), weights_of(three.run)
     assert all(torch.equal(weights[name], others[name]) for name in weights)
     untrained = policy_of(small_run(tmp_path)).checkpoint_tensors()
     assert any(not torch.equal(weights[name], untrained[name]) for name in weights)
 
 
 async def test_a_deterministic_run_that_was_interrupted_ends_with_the_same_weights(
-    tmp_path: Path,
+    whole: Outcome, tmp_path: Path
 ) -> None:
-    config = deterministic(small_run(tmp_path / "whole"), num_envs=2)
-    whole = await train_toy(with_updates(config, 2))
-    half = await train_toy(with_updates(deterministic(small_run(tmp_path / "half"), num_envs=2), 1))
+    config = deterministic(small_run(tmp_path), num_envs=2)
+    half = await train_toy(with_updates(config, 1))
     rest = await train_toy(config, resume=RunDirectory.resume(half.run.path))
     weights, others = weights_of(whole.run), weights_of(rest.run)
     assert all(torch.equal(weights[name], others[name]) for name in weights)
