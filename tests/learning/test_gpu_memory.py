@@ -2,6 +2,7 @@
 refused with the inequality.
 """
 
+import asyncio
 import re
 from dataclasses import replace
 from functools import cache
@@ -13,8 +14,9 @@ import torch
 from tiny_vision import tiny_vision
 from torch import nn
 
-from benchmarks.gpu.estimates import estimate_figures
+from benchmarks.gpu.estimates import estimate_figures, has_least_seconds, has_utilization
 from benchmarks.gpu.tracked_memory import (
+    Compared,
     compare,
     compare_talks,
     estimate_talks,
@@ -41,11 +43,17 @@ GB = 10**9
 SHALLOW = public_shape(2, tower_layers=2)
 
 
+@cache
+def compared(rank: int | None, *, recomputes: bool) -> Compared:
+    lora = None if rank is None else LoraConfig(rank=rank)
+    return compare(msgspec.structs.replace(SHALLOW, lora=lora), 8, recomputes=recomputes)
+
+
 @pytest.mark.parametrize(
     ("rank", "recomputes"),
     [
         (32, True),
-        # whole and kept, as the campaign's figures below
+        # the language policies below are trained whole, and keep their activations
         pytest.param(None, False, marks=pytest.mark.proof),
         pytest.param(None, True, marks=pytest.mark.proof),
         pytest.param(32, False, marks=pytest.mark.proof),
@@ -54,9 +62,7 @@ SHALLOW = public_shape(2, tower_layers=2)
 def test_the_estimate_is_within_5_percent_of_torchs_tracker(
     rank: int | None, recomputes: bool
 ) -> None:
-    lora = None if rank is None else LoraConfig(rank=rank)
-    found = compare(msgspec.structs.replace(SHALLOW, lora=lora), 8, recomputes=recomputes)
-    assert abs(found.error) <= 0.05
+    assert abs(compared(rank, recomputes=recomputes).error) <= 0.05
 
 
 # the test below has the part that the depth decides, with a few layers
@@ -76,7 +82,11 @@ def test_what_a_deep_7b_keeps_is_known_from_a_shallow_one() -> None:
 @pytest.mark.parametrize(
     ("vocab_size", "talks"),
     [
-        (32_000, Talks(prompt=100, scored=100, replied=100, rows=2)),
+        pytest.param(
+            32_000,
+            Talks(prompt=100, scored=100, replied=100, rows=2),
+            marks=pytest.mark.proof,
+        ),
         # more logits than one chunk has
         (152_000, Talks(prompt=100, scored=1900, replied=300, rows=2)),
     ],
@@ -197,7 +207,8 @@ def test_what_a_network_keeps_is_that_of_a_hand_count() -> None:
 
 
 def test_a_trace_leaves_the_policy_as_it_was() -> None:
-    model = OpenVlaOft.create(tiny(), seed=0)
+    shape = tiny(image_size=28, cameras=("image",), proprio=None, chunk_size=2)
+    model = OpenVlaOft.create(shape, seed=0)
     model.recompute_activations()
     before = {name: tensor.clone() for name, tensor in model.network.state_dict().items()}
     row = example_row(model)
@@ -231,6 +242,13 @@ def test_activations_grow_with_the_micro_batch_and_shrink_with_recomputation() -
     assert re.search(r"= 0\.0 <= 1\.0 GiB$", terms[1].inequality(2**30))
 
 
+def test_the_estimates_give_the_campaign_least_seconds_and_a_utilization() -> None:
+    assert has_least_seconds(compared(32, recomputes=True))
+    assert asyncio.run(has_utilization())
+
+
+# the test above has both figures, the first test of this file the error
+@pytest.mark.proof
 def test_the_campaign_has_the_figures_of_the_estimates() -> None:
     figures = estimate_figures(is_tiny=True)
     assert abs(figures["memory_estimate_error"]) <= 0.05
