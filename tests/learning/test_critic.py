@@ -30,7 +30,8 @@ def parameters(policy: MlpPolicy) -> Tensor:
     return torch.cat([tensor.detach().flatten() for tensor in policy.network.parameters()])
 
 
-@pytest.mark.parametrize("trunk", ["own", "shared"])
+# models/test_learning_families.py has critics of both kinds
+@pytest.mark.parametrize("trunk", ["own", pytest.param("shared", marks=pytest.mark.proof)])
 async def test_a_critic_learns_a_value_function_that_is_known(lane: DeviceLane, trunk: str) -> None:
     policy = mlp()
     before = parameters(policy)

@@ -129,7 +129,7 @@ class Looking:
         )
 
 
-@pytest.mark.parametrize("has_own_weights", [True, False])
+@pytest.mark.parametrize("has_own_weights", [True, pytest.param(False, marks=pytest.mark.proof)])
 async def test_each_agent_gets_the_advantages_of_its_own_returns(
     tmp_path: Path, has_own_weights: bool
 ) -> None:
@@ -200,7 +200,7 @@ async def test_together_both_learn_in_every_update(tmp_path: Path) -> None:
         assert not torch.equal(weights_of(folder / name / "policy"), before[name])
 
 
-@pytest.mark.parametrize("updates_per_turn", [None, 1])
+@pytest.mark.parametrize("updates_per_turn", [pytest.param(None, marks=pytest.mark.proof), 1])
 async def test_a_team_goes_on_from_its_checkpoint(
     tmp_path: Path, updates_per_turn: int | None
 ) -> None:
@@ -248,7 +248,7 @@ async def test_one_policy_and_a_team_cannot_go_on_from_each_others_checkpoints(
         )
 
 
-@pytest.mark.parametrize("has_own_weights", [True, False])
+@pytest.mark.parametrize("has_own_weights", [pytest.param(True, marks=pytest.mark.proof), False])
 async def test_marfts_advantages_can_be_chosen(tmp_path: Path, has_own_weights: bool) -> None:
     config = config_of(tmp_path, updates=1, pipeline="ppo")
     config = msgspec.structs.replace(

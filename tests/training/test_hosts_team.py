@@ -77,6 +77,8 @@ async def learnt(config: TrainToyConfig) -> list[torch.Tensor]:
     ]
 
 
+# test_hosts_run.py has one policy, and the test below one that asks the policy of each agent
+@pytest.mark.proof
 @pytest.mark.timeout(300)
 async def test_two_policies_learn_on_another_host_what_they_learn_here(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -176,6 +178,8 @@ async def learnt_of_both_kinds(root: Path, hosts: Path | None) -> list[torch.Ten
     ]
 
 
+# the test above has one engine and no update; test_host_takeover.py has a host with two engines
+@pytest.mark.proof
 @pytest.mark.timeout(580)
 async def test_engines_of_a_host_share_simulators_and_conversations_and_learn_what_one_host_learns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -181,6 +181,8 @@ async def test_environments_of_two_rates_do_not_fit_into_one_recording(tmp_path:
         await recorded(embodied_agent, str(tmp_path), [TOY], "mine")
 
 
+# the test above has a recipe without pictures, the first of this file pictures without a recipe
+@pytest.mark.proof
 async def test_a_training_recipe_records_its_episodes(tmp_path: Path) -> None:
     small = small_run(tmp_path / "runs")
     one = msgspec.structs.replace(small.run, updates=1, record_to=str(tmp_path / "data"))
@@ -192,6 +194,8 @@ async def test_a_training_recipe_records_its_episodes(tmp_path: Path) -> None:
     assert all(episode.frames["image"](0).shape == (32, 32, 3) for episode in episodes)
 
 
+# the recipes above have the run, and the second test of this file such an agent
+@pytest.mark.proof
 async def test_a_run_from_python_records_the_episodes_of_its_own_agent(tmp_path: Path) -> None:
     small = small_run(tmp_path / "runs")
     one = msgspec.structs.replace(small.run, updates=1, record_to=str(tmp_path / "data"))

@@ -84,7 +84,17 @@ def column(outcome: Outcome, name: str) -> list[float]:
     return [line[name] for line in map(msgspec.json.decode, lines) if name in line]
 
 
-@pytest.mark.parametrize("pipeline", ["grpo", "ppo", "dapo", "gspo", "cpgd"])
+# test_pipelines.py trains a robot by each of them
+@pytest.mark.parametrize(
+    "pipeline",
+    [
+        "grpo",
+        "ppo",
+        "dapo",
+        pytest.param("gspo", marks=pytest.mark.proof),
+        pytest.param("cpgd", marks=pytest.mark.proof),
+    ],
+)
 async def test_every_pipeline_trains_a_policy_that_speaks(tmp_path: Path, pipeline: str) -> None:
     outcome = await run(config_of(tmp_path, pipeline, updates=2))
     assert outcome.progress.num_episodes >= 32

@@ -75,7 +75,7 @@ def test_all_linear_adds_the_output_head_and_the_patches_to_our_own_set(
     assert adapted_layers(adapted) < adapted_layers(wide)
 
 
-@pytest.mark.parametrize("family", [OpenVla, OpenVlaOft])
+@pytest.mark.parametrize("family", [pytest.param(OpenVla, marks=pytest.mark.proof), OpenVlaOft])
 def test_an_adapted_output_head_and_its_merged_weights_give_the_same_tokens(
     family: Any, make_observation: MakeObservation, tmp_path: Path
 ) -> None:
