@@ -15,6 +15,7 @@ import msgspec
 import psutil
 import pytest
 import torch
+from torch._dynamo.utils import counters
 
 from benchmarks.gpu.__main__ import require_gpu
 from benchmarks.gpu.campaign import (
@@ -61,19 +62,21 @@ def finishing(stage: Stage, folder: Path, is_tiny: bool, limit_s: float) -> str:
     return ""
 
 
+# test_compiled_blocks.py has the numbers of compiled blocks, for this family as well
+@pytest.mark.usefixtures("untraced")
 def test_stages_run_on_the_cpu_and_fill_a_page(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stages = [stage for stage in STAGES if stage.name in ("correctness", "decisions")]
     monkeypatch.setattr(runner, "STAGES", stages)
-    monkeypatch.setattr(correctness, "FAMILIES", ("oft adapters", "oft l1"))
-    monkeypatch.setattr(decisions, "EPISODES", (8, 1))
+    monkeypatch.setattr(correctness, "FAMILIES", ("oft adapters",))
+    monkeypatch.setattr(decisions, "EPISODES", (2, 1))
     known = run_campaign(tmp_path, 1.0, is_tiny=True, launch=in_this_process)
     assert [found.stage for found in known] == ["correctness", "decisions"]
     assert known[0].figures["wrong"] == []
-    assert known[0].figures["checked"] == 18 + 5  # compiled blocks of one family
-    assert {"8", "1"} == known[1].figures.keys()
-    rates = msgspec.convert(known[1].figures["8"], dict[str, float])
+    assert known[0].figures["checked"] == 9 + 5  # compiled blocks of one family
+    assert {"2", "1"} == known[1].figures.keys()
+    rates = msgspec.convert(known[1].figures["2"], dict[str, float])
     assert rates.keys() == {"plain", "ours", "mean_batch", "compiled", "speedup", "peak_share"}
     assert min(rates.values()) > 0.0
     page = (tmp_path / "campaign.md").read_text()
@@ -81,8 +84,21 @@ def test_stages_run_on_the_cpu_and_fill_a_page(
     assert "Not finished: machine, gpu_tests, update_recomputed" in page
 
 
+@pytest.mark.proof
+def test_the_comparison_of_compiled_blocks_compiles(tmp_path: Path) -> None:
+    target = Target(CPU, True, tmp_path)
+    counters.clear()
+    with target.compiler():
+        found = correctness.compiled_difference(target)
+    assert len(found) == 5
+    assert all(correctness.is_right(name, found) for name in found)
+    assert counters["stats"]["unique_graphs"] >= 4
+
+
 @pytest.mark.usefixtures("untraced")
-@pytest.mark.parametrize("stage", ["update_kept", "update_compiled"])
+@pytest.mark.parametrize(
+    "stage", ["update_compiled", pytest.param("update_kept", marks=pytest.mark.proof)]
+)
 def test_an_update_is_measured_beside_its_estimate(stage: str, tmp_path: Path) -> None:
     found = run_stage.run_stage(stage, tmp_path, is_tiny=True)
     assert found.figures["decisions"] == 4
