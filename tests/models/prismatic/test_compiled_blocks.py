@@ -72,8 +72,10 @@ def require_equal(
         assert gap <= 1e-5 * gradient.norm() + 1e-7, name
 
 
+# the second also traces the backward passes
+@pytest.mark.parametrize("backend", ["eager", pytest.param("aot_eager", marks=pytest.mark.proof)])
 def test_a_policy_that_recomputes_learns_as_with_uncompiled_blocks(
-    config: OpenVlaOftConfig, make_observation: MakeObservation
+    backend: str, config: OpenVlaOftConfig, make_observation: MakeObservation
 ) -> None:
     plain = OpenVlaOft.create(config, seed=0)
     observations = [make_observation(seed, "stop" + " now" * seed) for seed in range(2)]
@@ -83,7 +85,7 @@ def test_a_policy_that_recomputes_learns_as_with_uncompiled_blocks(
     compiled.recompute_activations()
     compiled.compile_blocks()
     counters.clear()
-    with compiling_by("aot_eager"):
+    with compiling_by(backend):
         found = learn(compiled, observations, tokens)
     require_equal(found, expected)
     assert counters["stats"]["unique_graphs"] == 4  # both towers, the trunk, its last layer
