@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 import pytest
+from own_policies import StartsAsTheFileSays
 from rich.console import Console
 from toy_runs import Toy, deterministic, small_run
 
@@ -84,27 +85,42 @@ async def books_of(run: RunDirectory, version: int) -> tuple[Any, Any]:
     return state.ledger, state.source
 
 
-async def test_a_run_whose_rank_is_killed_is_that_of_one_process(
+async def test_a_run_whose_rank_is_killed_and_later_left_out_is_that_of_one_process(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    alone = (await trained(with_ranks(mlp_run(tmp_path / "alone"), 1, updates=2))).run
-    failures = tmp_path / "failures"
-    failures.write_text("-\nSIGKILL\n")  # in the second update
-    monkeypatch.setenv("FAILURES_FILE", str(failures))
-    shared = (await trained(with_ranks(mlp_run(tmp_path / "shared"), 2, updates=2))).run
+    alone = (await trained(with_ranks(mlp_run(tmp_path / "alone"), 1, updates=3))).run
+    # a line for each update that is begun, and for each start: rank 1 is killed in the second
+    # update and again in the third, and its third start fails
+    for name, lines_of_file in {
+        "FAILURES": "-\nSIGKILL\n" * 2,
+        "STARTS": "-\n-\nRuntimeError\n",
+    }.items():
+        (tmp_path / name).write_text(lines_of_file)
+        monkeypatch.setenv(f"{name}_FILE", str(tmp_path / name))
+    config = with_ranks(mlp_run(tmp_path / "shared"), 2, updates=3)
+    plain = train_toy.policy_of(config)
+    policy = StartsAsTheFileSays(plain.config, plain.network)
+    async with asyncio.timeout(250):
+        shared = (await train(config, train_toy.starts_of(config), policy)).run
     out = capsys.readouterr().out
     assert "2 learner ranks share the update and the critic and the reference" in out
     assert re.search(r"rank 1 of 2 \(pid \d+\) is gone: SIGKILL.* Restart 1 of .* update 1", out)
+    assert re.search(r"rank 1 of 2 \(pid \d+\) is gone: SIGKILL.* Restart 1 of .* update 2", out)
+    told = r"at its start, rank 1 of 2 failed: RuntimeError: the device is gone.* Restart 2 of at "
+    told += "most 3: the run continues after update 2 with 1 instead of 2 --learner.ranks"
+    assert re.search(told, out)
     lines = metrics_in(shared)
-    assert [line["learner/restarts"] for line in lines] == [0.0, 1.0]
-    assert all(line[f"rank/{rank}/mfu"] > 0.0 for line in lines for rank in range(2))
-    assert all(0.0 < line["ranks/communication_share"] < 1.0 for line in lines)
+    assert [line["learner/restarts"] for line in lines] == [0.0, 1.0, 3.0]
+    on_ranks = lines[:2]
+    assert all(line[f"rank/{rank}/mfu"] > 0.0 for line in on_ranks for rank in range(2))
+    assert all(0.0 < line["ranks/communication_share"] < 1.0 for line in on_ranks)
     assert re.search(r"ranks wait \d+%, mostly for rank \d; communication \d+%", out)
-    trace = json.loads(max(shared.path.glob("trace*.json")).read_text())
+    first, *_ = sorted(shared.path.glob("trace*.json"))
+    trace = json.loads(first.read_text())
     names = {event["args"]["name"] for event in trace if event["name"] == "thread_name"}
     assert {"update", "rank 0", "rank 0, collectives", "rank 1", "rank 1, collectives"} <= names
     require_same_updates(shared, alone)
-    assert await books_of(shared, 2) == await books_of(alone, 2)
+    assert await books_of(shared, 3) == await books_of(alone, 3)
 
 
 @pytest.mark.proof
