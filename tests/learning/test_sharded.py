@@ -3,8 +3,6 @@
 import asyncio
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -272,9 +270,10 @@ def frozen_vision() -> Any:
 async def test_a_qwen2_5_vl_has_the_gradients_of_one_process_also_if_a_rank_sees_no_image(
     runtime: Runtime, lane: DeviceLane, tmp_path: Path
 ) -> None:
-    shown, text, other = (decisions_of([each], [1.0]) for each in episodes(tiny_vision()))
+    policy = tiny_vision()
+    shown, text, other = (decisions_of([each], [1.0]) for each in episodes(policy))
     assert int(text.num_read) > int(shown.num_read) + int(other.num_read)  # a rank of its own
-    assert await difference(tiny_vision, runtime, lane, tmp_path, 2) <= 3e-6
+    assert await difference(policy.copy, runtime, lane, tmp_path, 2) <= 3e-6
 
 
 @pytest.mark.proof
@@ -511,18 +510,6 @@ async def test_a_checkpoint_of_another_policy_is_refused(
     async with sharded(mlp(), runtime, lane) as learner:
         with pytest.raises(CheckpointError, match="of another policy"):
             await learner.restore(state)
-
-
-async def test_one_process_imports_nothing_of_the_sharded_learner() -> None:
-    code = (
-        "import sys, vla_rl.training.run, vla_rl.learning.learner, vla_rl.learning.checkpoint;"
-        "print([name for name in sys.modules if name.startswith('torch.distributed.fsdp')"
-        " or name.startswith('vla_rl.learning.sharded')])"
-    )
-    done = await asyncio.to_thread(
-        subprocess.run, [sys.executable, "-c", code], capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.proof

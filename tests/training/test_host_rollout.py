@@ -229,12 +229,13 @@ def test_options_of_hosts_are_unread_without_hosts() -> None:
     assert ClusterConfig(hosts="hosts.toml", learners=("a",)).unread() == {}
 
 
-def test_a_run_on_one_host_imports_nothing_of_several() -> None:
+def test_a_run_on_one_host_and_in_one_process_imports_nothing_of_several() -> None:
     probe = (
-        "import sys, vla_rl.training.run, vla_rl.recipes.srpo_toy\n"
+        "import sys, vla_rl.training.run, vla_rl.recipes.train_toy\n"
+        "import vla_rl.learning.learner, vla_rl.learning.checkpoint\n"
         "print([m for m in sys.modules if m.startswith(('vla_rl.training.hosts',"
         "'vla_rl.cluster.listed', 'vla_rl.cluster.host_file', 'vla_rl.rollout.host_players',"
-        "'vla_rl.rollout.depot'))])"
+        "'vla_rl.rollout.depot', 'vla_rl.learning.sharded', 'torch.distributed.fsdp'))])"
     )
     done = subprocess.run(
         [sys.executable, "-c", probe], capture_output=True, text=True, timeout=120, check=True
