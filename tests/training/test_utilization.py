@@ -23,8 +23,9 @@ from vla_rl.learning import LearnerConfig
 from vla_rl.models.example_talks import Talks
 from vla_rl.models.language import CausalLanguageModel, TinyConfig, tiny
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
-from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
-from vla_rl.rollout import ChatLimits
+from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
+from vla_rl.rollout import ChatLimits, SchedulerConfig
+from vla_rl.simulation import SimulatorConfig
 from vla_rl.training.devices import device_of
 from vla_rl.training.estimates import (
     RunEstimate,
@@ -43,15 +44,22 @@ FOOTPRINT = EpisodeFootprint(
 )
 
 
-def with_run(root: Path, **fields: Any) -> SrpoToyConfig:
-    config = small_run(root)
-    return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, **fields))
+def with_run(root: Path, **fields: Any) -> TrainToyConfig:
+    """A small run of an MLP: a trace of its passes, or a profile of them, is there soon."""
+    return TrainToyConfig(
+        run=RunConfig(root=str(root), **fields),
+        group_size=2,
+        step_limit=40,
+        simulators=SimulatorConfig(num_envs=2),
+        scheduler=SchedulerConfig(groups_per_update=2, max_staleness=0),
+        learner=LearnerConfig(),
+    )
 
 
 class Planned(NamedTuple):
     """A run on a CPU that begins nothing, and what is expected of it."""
 
-    config: SrpoToyConfig
+    config: TrainToyConfig
     team: Team
     estimate: RunEstimate
 
@@ -77,12 +85,12 @@ def free_and_total(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 async def test_a_run_with_a_known_peak_is_profiled_and_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = with_run(tmp_path, updates=4, peak_tflops=1e-3, profile_updates="1-2")
+    config = with_run(tmp_path, updates=4, peak_tflops=1e-6, profile_updates="1-2")
     run = (await train(config, starts_of(config), policy_of(config))).run
     lines = [json.loads(line) for line in run.metrics.read_text().splitlines()]
     for line in lines:
         assert 0.0 < line["device/mfu"] < line["device/mfu_update"]
-        assert line["device/tflops_per_s"] == pytest.approx(line["device/mfu"] * 1e-3)
+        assert line["device/tflops_per_s"] == pytest.approx(line["device/mfu"] * 1e-6)
     # a rollout may be over before the line of the update before it is written: then one line has both
     acted = [line["device/mfu_act"] for line in lines if "device/mfu_act" in line]
     assert acted
