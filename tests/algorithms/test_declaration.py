@@ -124,8 +124,8 @@ def test_the_loss_of_the_contributing_page_is_added_with_one_file(tmp_path: Path
     found = re.search(r"```python\n   # (vla_rl/algorithms/\S+)\n(.*?)   ```", page, re.DOTALL)
     assert found is not None
     path, source = found[1], textwrap.dedent(found[2])
-    apart = shutil.ignore_patterns("assets", "__pycache__")
-    shutil.copytree(ROOT / "vla_rl", tmp_path / "vla_rl", ignore=apart)
+    # with the compiled modules, which would be made anew in seconds
+    shutil.copytree(ROOT / "vla_rl", tmp_path / "vla_rl", ignore=shutil.ignore_patterns("assets"))
     (tmp_path / path).write_text(source)
     done = subprocess.run(
         [sys.executable, "-c", USE_OF_THE_NEW_LOSS],
