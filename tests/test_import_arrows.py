@@ -3,6 +3,7 @@ torch.
 """
 
 import ast
+import functools
 import subprocess
 import sys
 from pathlib import Path
@@ -142,26 +143,34 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 
+Imports = tuple[ast.Import | ast.ImportFrom, ...]
+
+
+@functools.cache
+def imports_in(path: Path) -> Imports:
+    """Return the imports of a file, also those in functions and for type checkers."""
+    nodes = ast.walk(ast.parse(path.read_text()))
+    return tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
+
+
 def rooms_imported_by(path: Path) -> set[str]:
     rooms = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in imports_in(path):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            names = [node.module or ""]
         else:
-            continue
+            names = [node.module or ""]
         rooms |= {name.split(".")[1] for name in names if name.startswith("vla_rl.")}
     return rooms
 
 
 def modules_imported_by(path: Path, modules: set[str]) -> set[str]:
-    """Return those of `modules` that a file imports, also in functions and for type checkers."""
+    """Return those of `modules` that a file imports."""
     found: set[str] = set()
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in imports_in(path):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
+        elif node.module:
             submodules = {f"{node.module}.{alias.name}" for alias in node.names}
             found |= submodules & modules or {node.module}
     return found & modules
