@@ -62,9 +62,14 @@ def test_images_of_validation_are_never_trained_on_and_the_seed_draws_them() -> 
     assert side == ("left" if places[:, 1].max() < 20 else "right")
 
 
+SIZE = 112
+"""Pixels of an image, height and width: a whole window of the tower's attention. Each further window is
+traced operation by operation."""
+
+
 def test_the_plan_counts_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = GrpoSquaresConfig(
-        run=RunConfig(name="x", root=str(tmp_path)), size=168, learner=LearnerConfig(micro_batch=2)
+        run=RunConfig(name="x", root=str(tmp_path)), size=SIZE, learner=LearnerConfig(micro_batch=2)
     )
     model = tiny_vision()
     footprint, team = footprint_of(config, model), Team.of(model)
@@ -73,14 +78,14 @@ def test_the_plan_counts_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert with_images is not None
     assert without is not None
     assert with_images.talks is not None
-    assert with_images.talks.images == ((168, 168),)
-    shown = with_images.talks.rows * (168 // 14) ** 2
+    assert with_images.talks.images == ((SIZE, SIZE),)
+    shown = with_images.talks.rows * (SIZE // 14) ** 2
     added = with_images.memory.terms["activations"] - without.memory.terms["activations"]
     # the tower's three blocks keep at least their products, each 32 or 48 numbers for a patch
     assert added > 3 * shown * 4 * (3 * 32 + 3 * 48)
     # what is refused without room for it: the images alone, held against torch's tracker
-    (tokens,) = image_tokens(model, ((168, 168),))
-    shortest = Talks(tokens + 1, 1, 1, rows=2, images=((168, 168),))
+    (tokens,) = image_tokens(model, ((SIZE, SIZE),))
+    shortest = Talks(tokens + 1, 1, 1, rows=2, images=((SIZE, SIZE),))
     tracked = compare_talks(model, shortest)
     assert abs(tracked.error) <= 0.05
     kept = tracked.estimate.terms["activations"]

@@ -46,6 +46,14 @@ from made_datasets import hdf5, made_episode
 FAST = ImitationConfig(optimizer=OptimizerConfig(lr=3e-3, warmup_steps=2), micro_batch=8)
 
 
+@pytest.fixture(scope="module")
+def public(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny checkpoint in the public layout, which the tests only read."""
+    folder = tmp_path_factory.mktemp("public") / "openvla"
+    public_checkpoint.write(folder, public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
+    return folder
+
+
 def save_npz(path: Path, episode: RecordedEpisode) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     frames = {
@@ -113,7 +121,11 @@ async def test_a_policy_says_what_pictures_it_was_taught_and_those_of_two_kinds_
         await sft(tmp_path, out=str(tmp_path / "more"))
 
 
-@pytest.mark.parametrize("head", ["tokens", "l1", "diffusion"])
+# in the suite, OpenVLA learns tokens below, and models/test_learning_families.py teaches them to
+# OpenVLA-OFT
+@pytest.mark.parametrize(
+    "head", [pytest.param("tokens", marks=pytest.mark.proof), "l1", "diffusion"]
+)
 async def test_each_head_learns_what_it_was_shown(
     head: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -148,17 +160,15 @@ async def test_a_continuous_policy_goes_on_from_a_checkpoint(tmp_path: Path) -> 
 
 
 async def test_a_policy_of_tokens_becomes_one_of_numbers_with_a_head_that_is_new(
-    tmp_path: Path,
+    public: Path, tmp_path: Path
 ) -> None:
     """As OpenVLA-OFT begins from OpenVLA: a head, a proprio projector and FiLM that the checkpoint
     does not have.
     """
     written("lerobot", tmp_path / "demos")
-    parts = public_checkpoint.Parts(seed=0)
-    public_checkpoint.write(tmp_path / "openvla", parts, TINY_TOKENIZER)
     new: Any = ("action_head", "proprio_projector", "film")
     common: dict[str, Any] = {
-        "checkpoint": str(tmp_path / "openvla"),
+        "checkpoint": str(public),
         "policy_family": "continuous",
         "statistics": "data",
     }
@@ -185,16 +195,16 @@ async def test_a_policy_of_tokens_becomes_one_of_numbers_with_a_head_that_is_new
     assert ContinuousOpenVlaOft.load(diffusion).config.head == "diffusion"
 
 
-@pytest.mark.parametrize("lora_rank", [None, 2])
+# in the suite, the test above trains all weights
+@pytest.mark.parametrize("lora_rank", [pytest.param(None, marks=pytest.mark.proof), 2])
 async def test_openvla_learns_token_by_token_whole_or_by_adapters(
-    lora_rank: int | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    lora_rank: int | None, public: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     episode = made_episode("a", 4)
     episode.actions[:] = [0.5, -0.5, 0.25, 0.0, 0.0, 0.0, -1.0]
     LeRobotWriter(tmp_path / "demos").add(episode)
-    public_checkpoint.write(tmp_path / "openvla", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
     folder = await sft(
-        tmp_path, checkpoint=str(tmp_path / "openvla"), policy_family="openvla", statistics="data", norm_key="mine",
+        tmp_path, checkpoint=str(public), policy_family="openvla", statistics="data", norm_key="mine",
         lora_rank=lora_rank, updates=40, imitation=msgspec.structs.replace(FAST, optimizer=OptimizerConfig(lr=1e-2)),
     )  # fmt: skip
     assert float(capsys.readouterr().out.split("imitation/token_accuracy ")[1].split(",")[0]) > 0.8
@@ -202,12 +212,10 @@ async def test_openvla_learns_token_by_token_whole_or_by_adapters(
     assert (policy.config.norm_key, policy.config.lora) == ("mine", None)
 
 
-def test_new_parts_have_weights_of_their_seed_and_film_changes_nothing(tmp_path: Path) -> None:
-    public_checkpoint.write(tmp_path / "openvla", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
-
+def test_new_parts_have_weights_of_their_seed_and_film_changes_nothing(public: Path) -> None:
     def begun(seed: int) -> dict[str, torch.Tensor]:
         policy = ContinuousOpenVlaOft.load(
-            tmp_path / "openvla",
+            public,
             norm_key="libero_goal",
             new_parts=["action_head", "film"],
             seed=seed,
@@ -277,11 +285,10 @@ def test_what_a_checkpoint_says_of_itself_cannot_be_said_otherwise(
     ],
 )
 def test_what_cannot_be_said_of_a_checkpoint_is_refused(
-    said: dict[str, Any], message: str, tmp_path: Path
+    said: dict[str, Any], message: str, public: Path
 ) -> None:
-    public_checkpoint.write(tmp_path / "openvla", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
     with pytest.raises(ConfigError, match=message):
-        OpenVlaOft.load(tmp_path / "openvla", norm_key="libero_goal", **said)
+        OpenVlaOft.load(public, norm_key="libero_goal", **said)
 
 
 @pytest.mark.parametrize(
@@ -363,11 +370,10 @@ def test_cameras_may_have_other_names_in_another_environment(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("said", [{"chunk_size": 25}, {"head": "l1"}, {"cameras": ("a", "b")}])
-def test_what_openvla_does_not_have_is_refused(said: dict[str, Any], tmp_path: Path) -> None:
-    public_checkpoint.write(tmp_path / "openvla", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
+def test_what_openvla_does_not_have_is_refused(said: dict[str, Any], public: Path) -> None:
     asked = CheckpointConfig(policy_family="openvla", norm_key="libero_goal", **said)
     with pytest.raises(ConfigError, match=next(iter(said))):
-        load_policy(str(tmp_path / "openvla"), asked, "cpu")
+        load_policy(str(public), asked, "cpu")
 
 
 def test_new_adapters_and_the_training_of_the_checkpoints_exclude_each_other() -> None:
@@ -380,10 +386,10 @@ def test_new_adapters_and_the_training_of_the_checkpoints_exclude_each_other() -
         SrpoLiberoConfig(policy="x", lora_rank=4, policy_format=format_)
 
 
-def test_an_adapter_is_part_of_the_checkpoint_that_a_recipe_loads(tmp_path: Path) -> None:
-    base = tmp_path / "base"
-    public_checkpoint.write(base, public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
-    layer = "projector.fc2"
+def test_an_adapter_is_part_of_the_checkpoint_that_a_recipe_loads(
+    public: Path, tmp_path: Path
+) -> None:
+    base, layer = public, "projector.fc2"
     adapter = tmp_path / "adapter"
     adapter.mkdir()
     peft_config = {
@@ -415,39 +421,36 @@ def test_an_adapter_is_part_of_the_checkpoint_that_a_recipe_loads(tmp_path: Path
     assert kept.config.lora.targets == (layer,)
 
 
-def test_a_vocabulary_is_openvlas_alone(tmp_path: Path) -> None:
-    public_checkpoint.write(tmp_path / "public", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
+def test_a_vocabulary_is_openvlas_alone(public: Path) -> None:
     asked = CheckpointConfig(
         policy_family="openvla", norm_key="libero_goal", dialect="rlinf", vocabulary="all"
     )
-    assert load_policy(str(tmp_path / "public"), asked, "cpu").config.vocabulary == "all"
+    assert load_policy(str(public), asked, "cpu").config.vocabulary == "all"
     asked = msgspec.structs.replace(asked, policy_family="openvla_oft")
     with pytest.raises(
         ConfigError,
         match="vocabulary is 'all', which a policy of the family 'openvla_oft' does not have",
     ):
-        load_policy(str(tmp_path / "public"), asked, "cpu")
+        load_policy(str(public), asked, "cpu")
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
 @pytest.mark.parametrize("family", ["openvla", "openvla_oft"])
 def test_a_saved_policy_agrees_with_the_dialect_it_was_loaded_by(
-    family: Any, dialect: Any, tmp_path: Path
+    family: Any, dialect: Any, public: Path, tmp_path: Path
 ) -> None:
-    public_checkpoint.write(tmp_path / "public", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
     asked = CheckpointConfig(policy_family=family, norm_key="libero_goal", dialect=dialect)
-    policy = load_policy(str(tmp_path / "public"), asked, "cpu")
+    policy = load_policy(str(public), asked, "cpu")
     policy.save(tmp_path / "ours")
     again = load_policy(str(tmp_path / "ours"), asked, "cpu").config
     assert again == msgspec.structs.replace(policy.config, tokenizer_file=again.tokenizer_file)
 
 
-def test_openvla_has_dialects_and_a_camera_too(tmp_path: Path) -> None:
-    public_checkpoint.write(tmp_path / "openvla", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
+def test_openvla_has_dialects_and_a_camera_too(public: Path) -> None:
     asked = CheckpointConfig(
         policy_family="openvla", norm_key="libero_goal", dialect="rlinf", cameras=("front",)
     )
-    config = load_policy(str(tmp_path / "openvla"), asked, "cpu").config
+    config = load_policy(str(public), asked, "cpu").config
     assert (config.images, config.llm.rope_inv_freq_dtype, config.cameras) == (
         "bicubic_float",
         "bfloat16",

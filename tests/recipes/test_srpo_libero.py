@@ -47,7 +47,7 @@ async def test_srpo_updates_a_policy_from_episodes_of_real_libero(
         group_size=2,
         # random weights do not succeed, and an update that taught nothing would stand still
         learner=LearnerConfig(entropy_coef=0.01),
-        simulators=SimulatorConfig(num_envs=2),
+        simulators=SimulatorConfig(num_envs=1),  # each builds the scene for itself
         scheduler=SchedulerConfig(groups_per_update=1, max_staleness=0),
         held_out=HeldOutConfig(init_states="48-49", step_limit=16, physics="fast"),
     )
