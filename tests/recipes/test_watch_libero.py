@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from vla_rl.commands.command_line import Command, Launch
@@ -14,6 +15,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.models.loading import BASE_POLICY, SHIPPED
 from vla_rl.recipes import watch_libero
 from vla_rl.recipes.watch_libero import Episode, WatchConfig, main
+from vla_rl.types import EnvSpec, EpisodeSpec
 
 
 def test_an_expert_is_watched_from_the_command_line(
@@ -94,22 +96,31 @@ async def test_the_loop_goes_on_while_an_expert_plays(monkeypatch: pytest.Monkey
 
 
 async def test_random_actions_are_watched_as_evaluations_play_a_policy(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     import cv2
 
+    whole = watch_libero._episode_spec
+
+    def short(*args: Any) -> EpisodeSpec:
+        """An episode of 20 control steps: the suite's own limit is 280."""
+        spec = whole(*args)
+        env = EnvSpec(id=spec.env.id, kwargs={**spec.env.kwargs, "step_limit": 20})
+        return msgspec.structs.replace(spec, env=env)
+
+    monkeypatch.setattr(watch_libero, "_episode_spec", short)
     config = WatchConfig(
         task_ids=(3,), policy="random", assets="stand-ins", physics="fast", quality="fast", image_size=64,
         init_states=(4,), video=tmp_path / "out.mp4",
     )  # fmt: skip
     assert await main(Command(Launch(), config)) == 0
-    assert "libero_object/3 from 4: failure after 280 control steps" in capsys.readouterr().out
+    assert "libero_object/3 from 4: failure after 20 control steps" in capsys.readouterr().out
     capture = cv2.VideoCapture(str(config.video))
     num_frames = 0
     while capture.read()[0]:
         num_frames += 1
     capture.release()
-    assert num_frames == 1 + 280 + 19
+    assert num_frames == 1 + 20 + 19
 
 
 @pytest.mark.parametrize(

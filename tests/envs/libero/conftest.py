@@ -53,15 +53,15 @@ def actions(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def plays(assets: str, actions: Path) -> list[dict[str, Any]]:
-    """What LIBERO's own environment plays and ours must repeat: with pictures and on to the next
-    trial, and a whole grasp.
+    """What LIBERO's own environment plays and ours must repeat, with pictures and on to the next
+    trial.
     """
     dozen = actions.with_name("dozen.npy")
     np.save(dozen, np.load(actions)[:12])
-    common = {"init_state_id": INIT_STATE_ID, "assets": assets, "has_images": False}
     return [
         {
-            **common,
+            "init_state_id": INIT_STATE_ID,
+            "assets": assets,
             "name": "pictures",
             "suite": "libero_goal",
             "task_id": 7,
@@ -69,25 +69,23 @@ def plays(assets: str, actions: Path) -> list[dict[str, Any]]:
             "has_images": True,
             "next_trial": NEXT_TRIAL,
         },
-        {
-            **common,
-            "name": "grasp",
-            "suite": "libero_object",
-            "task_id": 1,
-            "actions": str(EXPERT_EPISODE),
-        },
     ]
 
 
 @pytest.fixture(scope="session")
 def other_plays(assets: str, actions: Path) -> list[dict[str, Any]]:
-    """The same for each other suite, without pictures."""
+    """The same for each other suite, without pictures: a whole grasp, and random actions."""
     some = actions.with_name("some.npy")
     np.save(some, np.load(actions)[:30])
-    common = {"init_state_id": INIT_STATE_ID, "actions": str(some), "has_images": False}
-    spatial = {"name": "spatial", "suite": "libero_spatial", "task_id": 4, "assets": assets}
+    common = {"init_state_id": INIT_STATE_ID, "assets": assets, "has_images": False}
+    grasp = {"name": "grasp", "suite": "libero_object", "task_id": 1}
+    spatial = {"name": "spatial", "suite": "libero_spatial", "task_id": 4}
     ten = {"name": "ten", "suite": "libero_10", "task_id": 3}
-    return [{**common, **spatial}, {**common, **ten, "assets": str(find_assets("stand-ins").path)}]
+    return [
+        {**common, **grasp, "actions": str(EXPERT_EPISODE)},
+        {**common, **spatial, "actions": str(some)},
+        {**common, **ten, "actions": str(some), "assets": str(find_assets("stand-ins").path)},
+    ]
 
 
 @pytest.fixture(scope="session")

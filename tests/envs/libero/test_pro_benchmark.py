@@ -106,7 +106,7 @@ def test_a_perturbed_instruction_reaches_the_policy(listed: dict[str, Any]) -> N
 @pytest.mark.parametrize(
     "kinds",
     [
-        {"swap", "temp_x0.1"},
+        {"swap"},
         pytest.param(PLAYED_WITH_STAND_INS.keys(), id="all", marks=pytest.mark.proof),
     ],
 )

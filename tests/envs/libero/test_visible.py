@@ -10,7 +10,7 @@ from vla_rl.envs.libero.simulator import load_simulator
 from vla_rl.envs.mujoco.visible import Visible
 
 
-@pytest.mark.parametrize("init_state_id", [0, 7])
+@pytest.mark.parametrize("init_state_id", [0, pytest.param(7, marks=pytest.mark.proof)])
 def test_pictures_are_the_same_with_everything_drawn(
     goal_env: LiberoEnv, monkeypatch: pytest.MonkeyPatch, init_state_id: int
 ) -> None:

@@ -8,7 +8,14 @@ from vla_rl.envs.metaworld import MetaWorldEnv
 from vla_rl.envs.metaworld.experts import MetaWorldExpert
 
 
-@pytest.mark.parametrize("task", ["drawer-open", "button-press-topdown", "window-close"])
+@pytest.mark.parametrize(
+    "task",
+    [
+        "drawer-open",
+        "button-press-topdown",
+        pytest.param("window-close", marks=pytest.mark.proof),
+    ],
+)
 def test_an_expert_solves_its_task(task: str) -> None:
     env = MetaWorldEnv("metaworld_mt10", task, image_size=16, quality="fast", wrist_image=False)
     env.reset(options={"init_state_id": 0})
