@@ -145,6 +145,8 @@ async def test_both_play_at_once_and_each_learns_from_its_own_groups(tmp_path: P
     assert CausalLanguageModel.load(agents / "language" / "policy").context_size == 512
 
 
+# in the suite, three kinds of agents play below, each with a policy of its own too
+@pytest.mark.proof
 async def test_several_language_agents_may_play_beside_a_robot(tmp_path: Path) -> None:
     config = config_of(tmp_path)
     robot = srpo_toy.policy_of(srpo_toy.SrpoToyConfig(run=config.run))

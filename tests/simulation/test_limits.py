@@ -26,7 +26,12 @@ except ValueError as error:
 
 
 @pytest.mark.parametrize(
-    "what", ["asyncio.run(main())", "make_vec('CartPole-v1', 16)"], ids=["pool", "vector env"]
+    "what",
+    [
+        "asyncio.run(main())",
+        pytest.param("make_vec('CartPole-v1', 16)", marks=pytest.mark.proof),
+    ],
+    ids=["pool", "vector env"],
 )
 @pytest.mark.parametrize(
     ("limit", "told"), [("-n 128", "`ulimit -n` is 128"), ("-v 4000000", "`ulimit -v` is 4000000")]

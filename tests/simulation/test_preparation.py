@@ -193,7 +193,14 @@ async def test_simulators_can_run_in_another_interpreter(runtime: Runtime, start
         assert (info["made_by"] == info["parent"]) == (start == "fork")
 
 
-@pytest.mark.parametrize("env_id", ["CartPole-v1", "Pendulum-v1", "Reacher-v5"])
+@pytest.mark.parametrize(
+    "env_id",
+    [
+        pytest.param("CartPole-v1", marks=pytest.mark.proof),  # test_vector.py has it
+        pytest.param("Pendulum-v1", marks=pytest.mark.proof),
+        "Reacher-v5",
+    ],
+)
 def test_environments_of_other_packages_run_as_processes(env_id: str) -> None:
     envs = make_vec(env_id, num_envs=2)
     try:
