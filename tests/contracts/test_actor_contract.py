@@ -83,7 +83,32 @@ def remote_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RemoteHost
         assert server.wait(timeout=20) == 0
 
 
-@pytest.fixture(params=["in_loop", "child_process", "fork_server", "remote_host"])
+OF_SPAWNED_PROCESSES = {
+    "test_a_call_runs_on_the_state_that_the_constructor_made",
+    "test_arrays_travel_in_any_nesting",
+    "test_a_builtin_error_arrives_as_its_class_with_the_remote_traceback",
+    "test_a_frozen_actor_is_replaced_within_its_policy",
+    "test_a_stream_gives_every_item_in_order",
+    "test_a_constructor_that_raises_raises_in_spawn",
+    "test_an_actor_that_does_not_start_in_time_is_given_up",
+    "test_a_stopped_actor_finishes_its_calls_and_runs_on_stop",
+    "test_an_on_stop_that_raises_is_an_error_in_the_log_and_the_actor_ends_all_the_same",
+    "test_a_killed_actor_fails_its_calls_and_does_not_run_on_stop",
+    "test_an_actor_that_keeps_dying_ends_the_runtime",
+}
+"""Tests of the suite with processes that are spawned: one of each kind of message, and all beginnings
+and ends. Each process is a new interpreter; once it runs, it does what a forked one does."""
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "placement" in metafunc.fixturenames:
+        marks = () if metafunc.function.__name__ in OF_SPAWNED_PROCESSES else pytest.mark.proof
+        spawned = pytest.param("child_process", marks=marks)
+        places = ["in_loop", spawned, "fork_server", "remote_host"]
+        metafunc.parametrize("placement", places, indirect=True)
+
+
+@pytest.fixture
 def placement(request: pytest.FixtureRequest) -> Placement:
     if request.param == "in_loop":
         return InLoop()

@@ -90,6 +90,9 @@ def with_pictures(trajectory: Trajectory) -> Trajectory:
     return msgspec.structs.replace(trajectory, steps=steps, final_observation=final, embedding=None)
 
 
+# in the suite, test_recipes.py starts the same engine by the same function, test_rollout_host.py
+# embeds what a host hands over, and test_picture_needs.py has both in one run's settings
+@pytest.mark.proof
 @pytest.mark.needs_vllm
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore:Unclosed context:ResourceWarning")
