@@ -1,5 +1,7 @@
 """Scenes drawn from a seed, for golden numbers and properties of the driving scores."""
 
+import functools
+
 import numpy as np
 
 from vla_rl.driving_scores import Map, RedLights, Scene, Tracks
@@ -89,8 +91,9 @@ def draw_waypoints(rng: np.random.Generator, count: int, speed: float) -> np.nda
     return np.stack([x, y, heading], -1)
 
 
+@functools.cache
 def draw_scene(seed: int, count: int = 6) -> tuple[Scene, np.ndarray]:
-    """A scene and waypoints of `count` trajectories in it."""
+    """A scene and waypoints of `count` trajectories in it, the same for every test."""
     rng = np.random.default_rng((20, seed))
     rings, layers, on_route = road(rng)
     angle, shift = float(rng.uniform(-np.pi, np.pi)), rng.uniform(-500, 500, 2)
@@ -134,4 +137,5 @@ def draw_scene(seed: int, count: int = 6) -> tuple[Scene, np.ndarray]:
         history=history,
         human=draw_waypoints(np.random.default_rng((22, seed)), 1, speed)[0],
     )
+    waypoints.setflags(write=False)
     return scene, waypoints

@@ -42,8 +42,8 @@ def test_training_input_does_not_depend_on_timing_or_on_how_many_environments_pl
 ) -> None:
     reference = run_in_simulated_time(run(1, 0, filtered=filtered, faults=Faults()))
     assert len(set(reference)) == 6
-    for num_envs in (2, 3, 7, 16):
-        for timing_seed in range(3):
+    for num_envs in (2, 7, 16):
+        for timing_seed in range(2):
             other = run_in_simulated_time(
                 run(num_envs, timing_seed, filtered=filtered, faults=Faults())
             )
@@ -53,7 +53,7 @@ def test_training_input_does_not_depend_on_timing_or_on_how_many_environments_pl
 def test_dead_and_frozen_simulators_do_not_change_the_training_input() -> None:
     faults = Faults(death=0.1, freeze=0.1, slow=0.1)
     reference = run_in_simulated_time(run(1, 0, filtered=True, faults=Faults()))
-    for timing_seed in range(3):
+    for timing_seed in range(2):
         assert run_in_simulated_time(run(5, timing_seed, filtered=True, faults=faults)) == reference
 
 
