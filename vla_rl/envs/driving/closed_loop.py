@@ -261,8 +261,7 @@ class ClosedLoopDrivingEnv(gymnasium.Env[Observation, np.ndarray]):
         """Return the total and the sub-scores of a plan against what was recorded."""
         scene = self._world.scene(best_proposal(self._world, version)[0])
         scores = score_waypoints(scene, waypoints[None], version)
-        parts = {name: float(values[0]) for name, values in scores.sub.items()}
-        return {version: float(scores.total[0]), **parts}
+        return {version: float(scores.total[0]), **scores.sub_of(0)}
 
     def _tick(self, control: Control) -> None:
         """Advance by 0.05 s; the others every second time."""
