@@ -9,6 +9,8 @@ clipped surrogate; ours also steps the optimizer, scales the gradient and publis
 
 Keys of the last line:
     update_speedup   the plain update's seconds a useful chunk over ours
+    half_equal_share ours with advantages of 0 for every second pair of episodes, as in groups with
+                     equal rewards, over ours; such episodes are not computed
     matrix_share     on CUDA: operations a second of ours over those of a large bfloat16 product in
                      this run; else null
 and the seconds.
@@ -157,11 +159,16 @@ def main() -> None:
     other = PlainPolicy(policy.config, policy.network, policy.tokenizer)
     trajectories = make_trajectories(policy, options.trajectories, options.mean_steps)
     advantages = [1.0 if index % 2 else -1.0 for index in range(len(trajectories))]
+    # the others are of groups with equal rewards
+    half = [value if index % 4 < 2 else 0.0 for index, value in enumerate(advantages)]
     num_useful = sum(len(trajectory.steps) for trajectory in trajectories)
     seconds = measure_in_turn(
         {
             "ours_s": lambda: uvloop.run(
                 ours(policy, trajectories, advantages, options.micro_batch)
+            ),
+            "half_equal_s": lambda: uvloop.run(
+                ours(policy, trajectories, half, options.micro_batch)
             ),
             "plain_s": lambda: plain(other, policy.network, trajectories, advantages),
         },
@@ -172,6 +179,7 @@ def main() -> None:
         share = operations(policy, num_useful) / seconds["ours_s"] / matrix_peak(device)
     figures = {
         "update_speedup": seconds["plain_s"] / seconds["ours_s"],
+        "half_equal_share": seconds["half_equal_s"] / seconds["ours_s"],
         "matrix_share": share,
         "useful_chunks": num_useful,
         "ours_s_per_chunk": seconds["ours_s"] / num_useful,
