@@ -102,6 +102,10 @@ class HeldOutScenesConfig(HeldOutSchedule, frozen=True, kw_only=True):
         super().__post_init__()
         self.require(self.scenes >= 0, "scenes", "at least 0")
 
+    def sampling(self, temperature: float) -> Sampling:
+        """Return how held-out scenes are driven by a policy that trains at `temperature`."""
+        return Sampling(greedy=True, by_mean=self.by_mean, temperature=temperature)
+
     def unread(self) -> Mapping[str, str]:
         """Return all other options if there are no scenes, else those of the schedule."""
         if self.scenes > 0:
@@ -237,9 +241,7 @@ def held_out_episodes(config: SceneTrainingConfig) -> list[EpisodeSpec]:
             env=env,
             task=config.task,
             options={"init_state_id": number},
-            sampling=Sampling(
-                greedy=True, by_mean=config.held_out.by_mean, temperature=config.temperature
-            ),
+            sampling=config.held_out.sampling(config.temperature),
             seed=0,
             policy_seed=derive_seed(config.run.seed, "held out", number),
         )

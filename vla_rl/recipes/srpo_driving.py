@@ -36,7 +36,7 @@ from vla_rl.recipes.driving_training import (
 )
 from vla_rl.rollout import SchedulerConfig, TaskStart
 from vla_rl.simulation import SimulatorConfig
-from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, derive_seed
+from vla_rl.types import EnvSpec, EpisodeSpec, derive_seed
 
 CLOSED_LOOP: Final = "vla_rl/driving_waypoints-v0"
 KINDS: Final = tuple(LAYOUTS)
@@ -133,9 +133,7 @@ def held_out_episodes(config: SrpoDrivingConfig) -> list[EpisodeSpec]:
             env=env_of(config, config.kinds[number % len(config.kinds)], "held_out"),
             task=config.kinds[number % len(config.kinds)],
             options={"init_state_id": number},
-            sampling=Sampling(
-                greedy=True, by_mean=config.held_out.by_mean, temperature=config.temperature
-            ),
+            sampling=config.held_out.sampling(config.temperature),
             seed=0,
             policy_seed=derive_seed(config.run.seed, "held out", number),
         )
