@@ -28,7 +28,7 @@ from vla_rl.learning.config import LearnerConfig
 from vla_rl.learning.decisions import decisions_of
 from vla_rl.learning.optimizer import StepReport
 from vla_rl.learning.passes import LocalPasses, Passes
-from vla_rl.learning.plan import plan_minibatches, plan_step, rows_with_gradient
+from vla_rl.learning.plan import plan_minibatches, plan_step
 from vla_rl.learning.proximal import Proximal
 from vla_rl.learning.rows import Advantage
 from vla_rl.learning.sound_numbers import require_sound_model
@@ -123,15 +123,11 @@ class PolicyLearner:
                 decisions.rows(index)
                 for index in plan_minibatches(decisions.sequence, self._config, version)
             ]
-            minibatches = [
-                rows for rows in minibatches if len(rows_with_gradient(rows, self._config))
-            ]
-            computed_rows = 0
-            for number, minibatch in enumerate(minibatches, start=1):
+            steps = [(rows, plan_step(rows, self._config)) for rows in minibatches]
+            steps = [(rows, plan) for rows, plan in steps if plan.num_rows]
+            for number, (minibatch, plan) in enumerate(steps, start=1):
                 minibatch = await self._proximal.before_step(minibatch, is_first=number == 1)
                 compare = version if number == 1 else None
-                plan = plan_step(minibatch, self._config)
-                computed_rows += plan.num_rows
                 found = await self._passes.accumulate(minibatch, plan, compare)
                 # once per mini-batch: asking after each micro-batch would make the host wait for
                 # the device
@@ -141,9 +137,9 @@ class PolicyLearner:
                 if number == 1:
                     # before the first step, so that a disagreement leaves the weights as they were
                     self._require_agreement(sums)
-                is_last = number == len(minibatches)
+                is_last = number == len(steps)
                 reports.append(await self._passes.step(is_last))
-            if not minibatches:
+            if not steps:
                 # a new version all the same: scheduler and engines count updates, not changes
                 await self._passes.stand_still()
         staleness = (version - decisions.weight_version).expand_as(decisions.mask)[decisions.mask]
@@ -153,7 +149,7 @@ class PolicyLearner:
         metrics |= {
             "update/decisions": float(decisions.num_decisions),
             "update/rows": float(len(decisions)),
-            "update/computed_rows": float(computed_rows),
+            "update/computed_rows": float(sum(plan.num_rows for _, plan in steps)),
             "update/seconds": seconds,
         }
         return UpdateReport(self.weight_version, metrics)
