@@ -77,6 +77,23 @@ def test_the_reward_can_be_one_sub_score_and_success_has_a_threshold() -> None:
         make("driving-v0", reward="speed")
 
 
+def test_the_last_observation_is_at_the_end_of_the_graded_motion() -> None:
+    env, other = make("driving-v0", action="along_route"), make("driving-v0", action="along_route")
+    before, _ = env.reset(options={"init_state_id": 3})
+    for _ in range(7):
+        seen, *_ = env.step(np.zeros(3))
+        np.testing.assert_array_equal(seen["image"], before["image"])
+    after, *_, info = env.step(np.zeros(3))
+    assert info["score"]["total"] > 0.0
+    assert not np.array_equal(after["image"], before["image"])
+    # zeros along the route keep the speed: the car is as fast, 4 s farther on
+    assert after["state"][0] == pytest.approx(before["state"][0], abs=0.5)
+    assert not np.allclose(after["route"], before["route"], atol=1.0)
+    restored = other.set_state(env.get_state())
+    for key, value in after.items():
+        np.testing.assert_array_equal(restored[key], value)
+
+
 def test_moves_and_waypoints_are_inverse() -> None:
     actions = np.random.default_rng(0).uniform(-0.5, 0.5, (8, 3))
     poses = np.concatenate([np.zeros((1, 3)), waypoints_of_actions(actions)])

@@ -2,7 +2,6 @@
 
 import json
 from abc import abstractmethod
-from collections import OrderedDict
 from typing import Any, Final, Generic, Protocol, TypeVar, get_args
 
 import gymnasium
@@ -13,12 +12,14 @@ from vla_rl.driving_scores import Scene, Version, score_waypoints
 from vla_rl.driving_scores.plans import backward_metres
 from vla_rl.driving_scores.rewards import reward_weights, weighted_reward
 from vla_rl.envs.driving.moves import NUM_WAYPOINTS
+from vla_rl.envs.driving.paths import Floats
 from vla_rl.envs.driving.plan_actions import PlanAction, checked_action, waypoints_of_plan
 from vla_rl.envs.driving.starts import scene_number
 from vla_rl.types import Info, Observation
 
 KEPT_SCENES: Final = 32
-"""Scenes that one environment keeps, because the members of a group ask for the same one."""
+"""Scenes that the environments of a process keep, because the members of a group ask for the same
+one."""
 
 
 class Prepared(Protocol):
@@ -27,6 +28,8 @@ class Prepared(Protocol):
     def scene_of(self, version: Version) -> Scene: ...
     @property
     def seen(self) -> Observation: ...
+    def seen_after(self, motion: Floats) -> Observation:
+        """Return what is seen at the end of a graded motion [41, 11]."""
 
 
 P = TypeVar("P", bound=Prepared)
@@ -35,6 +38,7 @@ P = TypeVar("P", bound=Prepared)
 class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
     """Plan 4 s of driving at once, and be graded by PDMS or EPDMS.
 
+    Observation: `Prepared.seen`, and after the eighth row what is seen at the end of the motion.
     Action: float32 [3] in [-1, 1], one of the 8 rows of a plan of 4 s.
         moves: the move to one waypoint from the one 0.5 s before it, in that one's frame: -1 to 8 m
             ahead, -1.5 to 1.5 m and -0.6 to 0.6 rad to the left; see `moves`.
@@ -80,14 +84,14 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
         self._success_score, self._step_limit = success_score, step_limit
         self.observation_space = observation_space
         self.action_space = spaces.Box(-1.0, 1.0, (3,), np.float32)
-        self._kept: OrderedDict[int, P] = OrderedDict()
         self._number = -1
         self._rows: list[list[float]] = []
+        self._motion: Floats | None = None
         self._is_over = True
 
     @abstractmethod
     def _prepare(self, number: int) -> P:
-        """Return scene `number` and its observation."""
+        """Return scene `number` and its observation, from those that the process keeps."""
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -95,7 +99,7 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
         """Start a scene, drawn from `seed` or named by `options={"init_state_id": k}`."""
         super().reset(seed=seed)
         self._number = scene_number(options, self.np_random, self._num_scenes)
-        self._rows, self._is_over = [], False
+        self._rows, self._motion, self._is_over = [], None, False
         return self._observe(), {"is_success": False}
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, Info]:
@@ -114,7 +118,7 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
         info: Info = {"is_success": False}
         reward = 0.0
         if terminated:
-            score = self._graded(self._waypoints()[None])
+            score, self._motion = self._graded()
             reward = weighted_reward(self._weights, score)
             info = {"is_success": score["total"] >= self._success_score, "score": score}
         return self._observe(), reward, terminated, truncated, info
@@ -133,29 +137,29 @@ class OneDecisionEnv(gymnasium.Env[Observation, np.ndarray], Generic[P]):
         self._number, self._is_over = state["number"], state["is_over"]
         self._rows = [list(row) for row in state["rows"]]
         self.np_random.bit_generator.state = json.loads(state["rng"])
+        self._motion = self._graded()[1] if len(self._rows) == NUM_WAYPOINTS else None
         return self._observe()
 
-    def _graded(self, waypoints: np.ndarray) -> dict[str, float]:
+    def _graded(self) -> tuple[dict[str, float], Floats]:
+        """Grade the plan; return its scores and the motion [41, 11] that they are of."""
+        waypoints = self._waypoints()[None]
         scores = score_waypoints(self._scene.scene_of(self._version), waypoints, self._version)
         score = {"total": float(scores.total[0]), **scores.sub_of(0)}
         score["backward_m"] = float(backward_metres(waypoints).max())
         for version in self._also:
             other = score_waypoints(self._scene.scene_of(version), waypoints, version)
             score[version] = float(other.total[0])
-        return score
+        return score, scores.states[0]
 
     @property
     def _scene(self) -> P:
-        if self._number not in self._kept:
-            self._kept[self._number] = self._prepare(self._number)
-            if len(self._kept) > KEPT_SCENES:
-                self._kept.popitem(last=False)
-        return self._kept[self._number]
+        return self._prepare(self._number)
 
     def _observe(self) -> Observation:
+        seen = self._scene.seen if self._motion is None else self._scene.seen_after(self._motion)
         return {
             key: value.copy() if isinstance(value, np.ndarray) else value
-            for key, value in self._scene.seen.items()
+            for key, value in seen.items()
         }
 
     def _waypoints(self) -> np.ndarray:

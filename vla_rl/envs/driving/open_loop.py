@@ -1,5 +1,6 @@
 """One decision a scene: a 4 s trajectory that NavSim's score grades against recorded traffic."""
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,11 +17,13 @@ from vla_rl.envs.driving.observing import (
     checked_route_points,
     space_of,
 )
-from vla_rl.envs.driving.one_decision import OneDecisionEnv
+from vla_rl.envs.driving.one_decision import KEPT_SCENES, OneDecisionEnv
 from vla_rl.envs.driving.paths import Floats
 from vla_rl.envs.driving.plan_actions import PlanAction, plan_of_poses
 from vla_rl.envs.driving.planner import CAREFUL, Manner, best_proposal, path_of, proposals
+from vla_rl.envs.driving.traffic import STEP_S
 from vla_rl.envs.driving.world import NUM_SCENES, Split, World, draw_world
+from vla_rl.types import Observation
 
 
 class OpenLoopDrivingEnv(OneDecisionEnv["_Prepared"]):
@@ -34,6 +37,8 @@ class OpenLoopDrivingEnv(OneDecisionEnv["_Prepared"]):
         command: float32 [4], one-hot of left, straight, right, unknown.
         route: float32 [10, 2], points of the route every 5 m, in the car's frame (x ahead, y left).
         instruction: str, such as "turn left".
+        After the eighth row they are those at the end of the graded motion, among the others as
+        they were recorded at 4 s.
     Action, reward, ends, info, randomness: as `OneDecisionEnv`'s.
 
     Args:
@@ -115,8 +120,15 @@ class OpenLoopDrivingEnv(OneDecisionEnv["_Prepared"]):
         return plan_of_poses(poses[::5], path, self._action, self._scene.car.speed, seen["route"])
 
     def _prepare(self, number: int) -> "_Prepared":
-        world = draw_world(number, self._split, self._kind)
-        return _Prepared(world, self._cameras, self._size, self._crop, self._route_points)
+        return _prepared(
+            number,
+            self._split,
+            self._kind,
+            self._cameras,
+            self._size,
+            self._crop,
+            self._route_points,
+        )
 
 
 class _Prepared:
@@ -132,8 +144,7 @@ class _Prepared:
     ) -> None:
         self.world = world
         self._scenes: dict[Version, Scene] = {}
-        s = world.start
-        self.car = Car(*(float(s[i]) for i in (X, Y, HEADING, VX, AX, STEER, YAW_RATE)))
+        self.car = _car_in(world.start)
         self.others = world.tracks.poses[:, 0]
         self.observer = Observer(world, cameras, size, crop, route_points)
         self.seen = self.observer.look(self.car, self.others, 0.0)
@@ -143,3 +154,28 @@ class _Prepared:
         if version not in self._scenes:
             self._scenes[version] = self.world.scene(best_proposal(self.world, version)[0])
         return self._scenes[version]
+
+    def seen_after(self, motion: Floats) -> Observation:
+        """Return what is seen at the end of a motion [41, 11], among the recorded others."""
+        last = len(motion) - 1
+        others = self.world.tracks.poses[:, last]
+        return self.observer.look(_car_in(motion[last]), others, last * STEP_S)
+
+
+@lru_cache(maxsize=KEPT_SCENES)
+def _prepared(
+    number: int,
+    split: Split,
+    kind: str | None,
+    cameras: tuple[str, ...],
+    size: int,
+    crop: tuple[float, float],
+    route_points: int,
+) -> _Prepared:
+    world = draw_world(number, split, kind)
+    return _Prepared(world, cameras, size, crop, route_points)
+
+
+def _car_in(state: Floats) -> Car:
+    """Return the car in a state [11] of the scores."""
+    return Car(*(float(state[i]) for i in (X, Y, HEADING, VX, AX, STEER, YAW_RATE)))

@@ -1,5 +1,6 @@
 """One decision a recorded scene: a 4 s trajectory that NavSim's score grades."""
 
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -24,7 +25,8 @@ from vla_rl.envs.driving.observing import (
     checked_cameras,
     key_of,
 )
-from vla_rl.envs.driving.one_decision import OneDecisionEnv
+from vla_rl.envs.driving.one_decision import KEPT_SCENES, OneDecisionEnv
+from vla_rl.envs.driving.paths import Floats
 from vla_rl.envs.driving.plan_actions import PlanAction
 from vla_rl.envs.driving.roads import COMMANDS
 from vla_rl.envs.words import Words
@@ -43,11 +45,16 @@ class PreparedScene(NamedTuple):
         """Return the scene; every version grades the same one."""
         return self.scene
 
+    def seen_after(self, motion: Floats) -> Observation:
+        """Return the first observation: no camera was where the motion ends."""
+        return self.seen
+
 
 class NavsimEnv(OneDecisionEnv[PreparedScene]):
     """Plan 4 s of driving in a recorded scene, and be graded by PDMS or EPDMS.
 
-    Observation: as `OpenLoopDrivingEnv`'s, without `route`, which NavSim does not give.
+    Observation: as `OpenLoopDrivingEnv`'s, without `route`, which NavSim does not give; the same
+        until the end, because no camera was where the graded motion leads.
     Action, reward, ends, info, randomness: as `OneDecisionEnv`'s.
 
     Args:
@@ -83,8 +90,13 @@ class NavsimEnv(OneDecisionEnv[PreparedScene]):
         )
 
     def _prepare(self, number: int) -> PreparedScene:
-        recorded = read_recorded(self._files[number])
-        return PreparedScene(recorded.scene, observe(recorded, self._cameras, self._size))
+        return _prepared(self._files[number], self._cameras, self._size)
+
+
+@lru_cache(maxsize=KEPT_SCENES)
+def _prepared(file: Path, cameras: tuple[str, ...], size: int) -> PreparedScene:
+    recorded = read_recorded(file)
+    return PreparedScene(recorded.scene, observe(recorded, cameras, size))
 
 
 def observe(recorded: RecordedScene, cameras: tuple[str, ...], size: int) -> Observation:
