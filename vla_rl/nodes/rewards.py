@@ -151,7 +151,7 @@ class GroupReward:
         }
         if any(trajectory.is_success_known for trajectory in group.trajectories):
             metrics["reward/success_rate"] = group.success_rate
-        metrics |= _metrics_by_agent(group, rewards) | _metrics_of_scores(group)
+        metrics |= _metrics_by_agent(group, rewards) | metrics_of_scores(group.trajectories)
         return NodeOutput(rewards, metrics=metrics)
 
 
@@ -262,12 +262,12 @@ def _as_groups(sizes: list[int], rewards: Any) -> list[list[Reward]]:
     return found
 
 
-def _metrics_of_scores(group: Group) -> dict[str, float]:
+def metrics_of_scores(trajectories: Sequence[Trajectory]) -> dict[str, float]:
     """Return the mean of each entry of `info["score"]`, such as `score/ego_progress`.
 
     An environment whose reward has parts names them there; others have no such metrics.
     """
-    scores = [trajectory.info.get("score") for trajectory in group.trajectories]
+    scores = [trajectory.info.get("score") for trajectory in trajectories]
     found = [score for score in scores if isinstance(score, Mapping)]
     names = sorted({name for score in found for name in score})
     return {

@@ -24,7 +24,12 @@ from vla_rl.algorithms import BankedTask, ReferenceBank, SrpoConfig, TrajectoryE
 from vla_rl.errors import ConfigError
 from vla_rl.graph import NodeOutput, Pipeline
 from vla_rl.nodes.advantages import members_of
-from vla_rl.nodes.rewards import RewardConfig, require_known_success, rewards_by_group
+from vla_rl.nodes.rewards import (
+    RewardConfig,
+    metrics_of_scores,
+    require_known_success,
+    rewards_by_group,
+)
 from vla_rl.pipelines.config import EmbodiedConfig
 from vla_rl.pipelines.embodied_grpo import embodied_grpo
 from vla_rl.pipelines.parts import Parts
@@ -64,7 +69,8 @@ def embodied_srpo(parts: Parts) -> Pipeline:
             "successes and distances; leave them unset, or use embodied_grpo."
         )
     encoder = parts.trajectory_encoder(config.embedding)
-    bank = ReferenceBank(config.srpo.carry_over)
+    by_group = config.srpo.references == "group"
+    bank = ReferenceBank(0 if by_group else config.srpo.carry_over)
     parts.remember("references", bank, dict[str, BankedTask])
     return (
         embodied_grpo(parts, "embodied_srpo", "SRPO for vision-language-action policies")
@@ -114,25 +120,31 @@ async def reward_by_progress(
         require_known_success(group, "pipeline 'embodied_srpo' compares failures with successes")
     trajectories = members_of(groups)
     is_success = np.array([trajectory.is_success for trajectory in trajectories])
-    tasks = [trajectory.episode.task for trajectory in trajectories]
+    by_group = config.references == "group"
+    compared = [
+        str(group.group_id) if by_group else member.episode.task
+        for group in groups
+        for member in group.trajectories
+    ]
     vectors = np.concatenate(embeddings)
-    carried = bank.references(tasks, is_success)
+    carried = bank.references(compared, is_success)
     rewards = await asyncio.to_thread(
         srpo_rewards,
         vectors,
         is_success,
-        tasks,
+        compared,
         config,
         episode_ids=[trajectory.episode.episode_id for trajectory in trajectories],
         carried=carried,
     )
-    bank.add(update, vectors, is_success, tasks)
+    bank.add(update, vectors, is_success, compared)
     failures = rewards[~is_success]
     metrics = {
         "reward/mean": float(rewards.mean()),
         "reward/success_rate": float(is_success.mean()),
         "reward/tasks_from_bank": float(len(carried)),
         **bank.metrics(update),
+        **metrics_of_scores(trajectories),
     }
     if len(failures):
         metrics |= {

@@ -48,6 +48,8 @@ class ReferenceBank:
         If an update is repeated, as after a resume, its new successes replace those of the first
         time.
         """
+        if self._size == 0:
+            return
         for task, kept in self._kept.items():
             self._kept[task] = deque((each for each in kept if each[0] < update), maxlen=self._size)
         for row in np.flatnonzero(is_success):

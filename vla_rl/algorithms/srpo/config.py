@@ -8,6 +8,7 @@ from vla_rl.types import Config
 
 RULES: Final = ("aligned", "paper", "released")
 CLUSTERINGS: Final = ("hdbscan", "k_distance")
+REFERENCES: Final = ("group", "task")
 
 
 class SrpoConfig(Config, frozen=True, kw_only=True):
@@ -17,6 +18,11 @@ class SrpoConfig(Config, frozen=True, kw_only=True):
     """Reward rule of failures. `aligned`: the share of the nearest success that the failure
     retraced (ours). `paper`: distances between whole trajectories, z-score, sigmoid, alpha.
     `released`: the authors' code with its fixed constants."""
+
+    references: str = "task"
+    """Successes that a failure is compared with. `task`: those of its task, from all groups of the
+    update, as in the paper. `group`: those of its own group, for tasks whose starts show different
+    places; a group without a success gets rewards of 0."""
 
     alpha: float = 0.8
     """Weight of a failure's progress for `paper` and `aligned`, in [0, 1]; 0 gives the plain
@@ -37,16 +43,19 @@ class SrpoConfig(Config, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         check_choice(RULES, self.rule, "SrpoConfig.rule")
+        check_choice(REFERENCES, self.references, "SrpoConfig.references")
         check_choice(CLUSTERINGS, self.clusters, "SrpoConfig.clusters")
         self.require(0.0 <= self.alpha <= 1.0, "alpha", "a weight in [0, 1]")
         self.require(0.0 < self.radius_scale < float("inf"), "radius_scale", "a finite factor > 0")
         self.require(self.carry_over >= 0, "carry_over", "at least 0 successes a task")
 
     def unread(self) -> Mapping[str, str]:
-        """Return the options of other rules."""
+        """Return the options of other rules and references."""
         of_rule = {"aligned": ("clusters", "radius_scale"), "paper": ()}
         others = of_rule.get(self.rule, ("alpha", "clusters", "radius_scale"))
         found = dict.fromkeys(others, f"srpo.rule is {self.rule!r}")
         if self.rule == "paper" and self.clusters != "k_distance":
             found["radius_scale"] = f"srpo.clusters is {self.clusters!r}"
+        if self.references == "group":
+            found["carry_over"] = "srpo.references is 'group'"
         return found
