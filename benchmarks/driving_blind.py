@@ -4,9 +4,9 @@ Each held-out scene is driven along its route with the same steady pull or brake
 picture shows; the scene's reference and IDM's fastest careful proposal are graded beside. A policy
 that drives along the route has to score more than the best of these pulls to show that it sees.
 
-`--compare docs/results/driving.jsonl` takes the runs that `driving_result` kept there and that PDMS
-rewarded, and subtracts the best pull's score from theirs, scene by scene: the interval of such a
-difference is smaller than the difference of two intervals.
+`--compare docs/results/driving.jsonl` takes the runs that `driving_result` kept there and that were
+rewarded by PDMS or by SRPO, and subtracts the best pull's score from theirs, scene by scene: the
+interval of such a difference is smaller than the difference of two intervals.
 
 Prints a row a pull (m/s^2): the mean PDMS and half of its 95 % interval over scenes. The last line
 is JSON: `scenes`; `best_pull` and `best_blind`, the pull with the highest mean and that mean;
@@ -53,15 +53,15 @@ def score_of(env: Any, number: int, rows: np.ndarray) -> float:
 def above_blind(
     lines: Sequence[dict[str, Any]],
     blind: Sequence[float],
-    trained_by: tuple[str, str] = ("pdms_v1", "total"),
+    version: str = "pdms_v1",
+    rewards: Sequence[str] = ("total", "srpo"),
 ) -> dict[str, list[float]]:
     """Return how much the kept runs score above a blind plan, by run.
 
     Args:
         lines: kept runs.
         blind: the plan's score in each held-out scene, from number 0 on.
-        trained_by: version of the score and reward of the runs that are compared; others are left
-            out.
+        version, rewards: score and rewards of the runs that are compared; others are left out.
 
     Raises: ValueError if a run was evaluated on more scenes.
     """
@@ -69,7 +69,7 @@ def above_blind(
         name: [] for name in ("seed", "updates", "above_blind", "above_blind_half")
     }
     for line in lines:
-        if (line["version"], line["reward"]) != trained_by:
+        if line["version"] != version or line["reward"] not in rewards:
             continue
         totals = line["after"]["total"]
         if len(totals) > len(blind):

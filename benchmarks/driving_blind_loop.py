@@ -1,6 +1,6 @@
 """The driving score of drivers that see nothing: `python -m benchmarks.driving_blind_loop`.
 
-Each held-out drive of `srpo_driving` is driven along its route towards the same speed, whatever the
+Each held-out drive of `srpo_driving_loop` is driven along its route towards the same speed, whatever the
 picture shows. A policy that drives along the route has to score more than the best of these speeds
 to show that it sees.
 
@@ -89,7 +89,7 @@ def main() -> int:
         successes = np.mean([is_success for _, is_success in driven])
         print(f"{speed:>6.1f}  {mean:.3f} ± {half:.3f}  successes {successes:.3f}", flush=True)
     best = max(scores, key=lambda speed: float(np.mean(scores[speed])))
-    compared = above_blind(kept, scores[best], ("driving_score", "srpo"))
+    compared = above_blind(kept, scores[best], "driving_score")
     for seed, updates, mean, half in zip(*compared.values(), strict=True):
         print(f"seed {seed}, {updates} updates: {mean:+.3f} ± {half:.3f} above {best:g} m/s")
     print_json_line(

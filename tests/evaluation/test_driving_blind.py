@@ -18,9 +18,9 @@ def a_line(after: list[float], reward: str = "total") -> dict[str, object]:
 
 def test_runs_are_compared_scene_by_scene() -> None:
     # the scenes differ by 1, the difference from the blind plan is the same in both
-    found = above_blind([a_line([1.0, 0.0]), a_line([0.0], "ego_progress")], [0.75, -0.25, 0.5])
-    assert found == {
-        "seed": [3], "updates": [60], "above_blind": [0.25], "above_blind_half": [0.0]
+    lines = [a_line([1.0, 0.0]), a_line([0.0], "ego_progress"), a_line([1.5, 0.5], "srpo")]
+    assert above_blind(lines, [0.75, -0.25, 0.5]) == {
+        "seed": [3, 3], "updates": [60, 60], "above_blind": [0.25, 0.75], "above_blind_half": [0.0] * 2
     }  # fmt: skip
 
 

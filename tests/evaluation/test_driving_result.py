@@ -13,7 +13,7 @@ from vla_rl.envs.driving.world import draw_world
 from vla_rl.observe import RunDirectory
 from vla_rl.pipelines.config import RunConfig
 from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
-from vla_rl.recipes.srpo_driving import SrpoDrivingConfig
+from vla_rl.recipes.srpo_driving_loop import SrpoDrivingLoopConfig
 
 
 def a_finished_run(root: Path, seed: int = 0, versions: tuple[int, ...] = (0, 60)) -> Path:
@@ -59,7 +59,7 @@ def test_a_run_of_srpo_has_its_own_layouts_and_no_reward_to_choose(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     kinds = ("tee", "straight")
-    config = SrpoDrivingConfig(run=RunConfig(name="closed"), kinds=kinds)
+    config = SrpoDrivingLoopConfig(run=RunConfig(name="closed"), kinds=kinds)
     run = RunDirectory.create(tmp_path, "closed", config, {})
     lines = [
         {"weights": version, "start": drive, "total": 0.5 + 0.25 * (version > 0)}

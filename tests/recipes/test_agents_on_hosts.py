@@ -11,12 +11,12 @@ from vla_rl.recipes import (
     driving_training,
     grpo_bench2drive,
     libero_training,
-    srpo_driving,
+    srpo_driving_loop,
     suite_training,
 )
 from vla_rl.recipes.grpo_bench2drive import GrpoBench2DriveConfig
 from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
-from vla_rl.recipes.srpo_driving import SrpoDrivingConfig
+from vla_rl.recipes.srpo_driving_loop import SrpoDrivingLoopConfig
 from vla_rl.recipes.srpo_libero import SrpoLiberoConfig
 from vla_rl.training.hosts.agent_recipe import agent_recipe, made_agent
 
@@ -28,7 +28,7 @@ CPU = RunConfig(name="hosts", device="cpu")
     [
         (libero_training.main, suite_training, SrpoLiberoConfig(run=CPU, assets="stand-ins")),
         (driving_training.main, driving_training, GrpoDrivingConfig(run=CPU)),
-        (srpo_driving.main, driving_training, SrpoDrivingConfig(run=CPU)),
+        (srpo_driving_loop.main, driving_training, SrpoDrivingLoopConfig(run=CPU)),
         (grpo_bench2drive.main, grpo_bench2drive, GrpoBench2DriveConfig(run=CPU)),
     ],
 )

@@ -19,7 +19,7 @@ from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.models.prismatic.config import LIBERO_PROPRIO
 from vla_rl.pipelines import with_pipeline
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
-from vla_rl.recipes import driving_training, grpo_bench2drive, sft_driving, srpo_driving
+from vla_rl.recipes import driving_training, grpo_bench2drive, sft_driving, srpo_driving_loop
 from vla_rl.recipes.driving_training import (
     DRIVING_BASE,
     FORMAT,
@@ -33,6 +33,7 @@ from vla_rl.recipes.grpo_driving import GrpoDrivingConfig
 from vla_rl.recipes.grpo_navsim import GrpoNavsimConfig
 from vla_rl.recipes.sft_driving import SftDrivingConfig
 from vla_rl.recipes.srpo_driving import SrpoDrivingConfig
+from vla_rl.recipes.srpo_driving_loop import SrpoDrivingLoopConfig
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.simulation import SimulatorConfig
 
@@ -145,6 +146,7 @@ def test_a_policy_whose_state_is_not_that_of_a_car_is_refused(tmp_path: Path) ->
         SftDrivingConfig,
         GrpoDrivingConfig,
         SrpoDrivingConfig,
+        SrpoDrivingLoopConfig,
         GrpoBench2DriveConfig,
         EvalBench2DriveConfig,
     ],
@@ -215,8 +217,58 @@ def test_the_score_is_the_reward_whatever_a_pipeline_rewards_by_default(
     assert parsed("--reward.function", "success").reward.function == "success"
 
 
-async def test_a_policy_learns_by_srpo_in_closed_loop(tmp_path: Path) -> None:
+def test_srpo_makes_its_own_reward_and_refuses_another() -> None:
+    def parsed(*options: str) -> SrpoDrivingConfig:
+        return parse_command(TrainingLaunch, SrpoDrivingConfig, "", list(options)).config
+
+    named = parsed("--pipeline", "embodied_srpo")
+    assert named.reward == SrpoDrivingConfig().reward
+    assert named.advantage.name == "dr_grpo"
+    with pytest.raises(
+        ConfigError, match="reward_of is 'comfort', but nothing would read it: srpo"
+    ):
+        parsed("--reward-of", "comfort")
+    assert parsed("--pipeline", "embodied_grpo", "--reward-of", "comfort").reward_of == "comfort"
+    with pytest.raises(ConfigError, match=r"success_score is 0\.0, expected above 0"):
+        SrpoDrivingConfig(success_score=0.0)
+
+
+async def test_a_policy_learns_by_srpo_on_scenes_of_one_decision(tmp_path: Path) -> None:
     config = SrpoDrivingConfig(
+        run=RunConfig(name="driving", root=str(tmp_path), updates=1, device="cpu"),
+        success_score=0.5,
+        scenes=2,
+        scheduler=SchedulerConfig(groups_per_update=2, max_staleness=0),
+        held_out=HeldOutScenesConfig(scenes=1),
+        simulators=SimulatorConfig(num_envs=2),
+    )
+    assert await driving_training.main(Command(launch=TrainingLaunch(), config=config)) == 0
+    lines, metrics = results_in(tmp_path)
+    assert sorted((line["weights"], line["start"]) for line in lines) == [(0, 0), (1, 0)]
+    (update,) = [json.loads(line) for line in metrics.splitlines() if "reward/mean" in line]
+    assert 0.0 < update["reward/success_rate"] < 1.0
+    assert update["reward/success_rate"] < update["reward/mean"] < 1.0
+    assert "score/ego_progress" in update
+
+
+@pytest.mark.proof
+async def test_twenty_updates_of_srpo_raise_the_pdms_of_the_shipped_policy(tmp_path: Path) -> None:
+    config = SrpoDrivingConfig(
+        run=RunConfig(name="driving", root=str(tmp_path), updates=20, device="cpu"),
+        held_out=HeldOutScenesConfig(scenes=150, by_mean=True),
+        simulators=SimulatorConfig(num_envs=2),
+    )
+    assert await driving_training.main(Command(launch=TrainingLaunch(), config=config)) == 0
+    lines, _ = results_in(tmp_path)
+    before, after = (
+        [line["total"] for line in lines if line["weights"] == version] for version in (0, 20)
+    )
+    assert len(before) == len(after) == 150
+    assert sum(after) / 150 > sum(before) / 150 + 0.1
+
+
+async def test_a_policy_learns_by_srpo_in_closed_loop(tmp_path: Path) -> None:
+    config = SrpoDrivingLoopConfig(
         run=RunConfig(name="driving", root=str(tmp_path), updates=1, device="cpu"),
         group_size=2,
         kinds=("straight", "tee"),
@@ -225,7 +277,7 @@ async def test_a_policy_learns_by_srpo_in_closed_loop(tmp_path: Path) -> None:
         held_out=HeldOutScenesConfig(scenes=2),
         simulators=SimulatorConfig(num_envs=2),
     )
-    assert await srpo_driving.main(Command(launch=TrainingLaunch(), config=config)) == 0
+    assert await srpo_driving_loop.main(Command(launch=TrainingLaunch(), config=config)) == 0
     lines, metrics = results_in(tmp_path)
     assert sorted((line["weights"], line["start"]) for line in lines) == [
         (0, 0), (0, 1), (1, 0), (1, 1)
@@ -247,11 +299,11 @@ async def test_a_policy_learns_by_srpo_in_closed_loop(tmp_path: Path) -> None:
 async def test_thirty_updates_of_srpo_raise_the_driving_score_of_the_shipped_policy(
     tmp_path: Path,
 ) -> None:
-    config = SrpoDrivingConfig(
+    config = SrpoDrivingLoopConfig(
         run=RunConfig(name="driving", root=str(tmp_path), updates=30, device="cpu"),
         held_out=HeldOutScenesConfig(scenes=150, by_mean=True),
     )
-    assert await srpo_driving.main(Command(launch=TrainingLaunch(), config=config)) == 0
+    assert await srpo_driving_loop.main(Command(launch=TrainingLaunch(), config=config)) == 0
     lines, _ = results_in(tmp_path)
     before, after = (
         [line["total"] for line in lines if line["weights"] == version] for version in (0, 30)
@@ -261,14 +313,14 @@ async def test_thirty_updates_of_srpo_raise_the_driving_score_of_the_shipped_pol
 
 
 def test_srpo_drives_each_layout_in_turn_and_refuses_unknown_ones() -> None:
-    config = SrpoDrivingConfig(scenes=2)
-    starts = srpo_driving.starts_of(config)
-    assert [start.task for start in starts[:6]] == list(srpo_driving.KINDS)
+    config = SrpoDrivingLoopConfig(scenes=2)
+    starts = srpo_driving_loop.starts_of(config)
+    assert [start.task for start in starts[:6]] == list(srpo_driving_loop.KINDS)
     assert len(starts) == 12
-    episodes = srpo_driving.held_out_episodes(config)
+    episodes = srpo_driving_loop.held_out_episodes(config)
     assert {episode.env.kwargs["split"] for episode in episodes} == {"held_out"}
     with pytest.raises(ConfigError, match="kinds is"):
-        SrpoDrivingConfig(kinds=("motorway",))
+        SrpoDrivingLoopConfig(kinds=("motorway",))
 
 
 def test_every_recipe_hands_the_meaning_of_the_rows_to_its_environment() -> None:
@@ -276,7 +328,7 @@ def test_every_recipe_hands_the_meaning_of_the_rows_to_its_environment() -> None
         GrpoDrivingConfig(action="profiles").env_of("train"),
         GrpoDrivingConfig(action="profiles").env_of("held_out"),
         GrpoNavsimConfig(action="profiles").env_of("train"),
-        srpo_driving.starts_of(SrpoDrivingConfig(action="profiles", scenes=1))[0].env,
+        srpo_driving_loop.starts_of(SrpoDrivingLoopConfig(action="profiles", scenes=1))[0].env,
         grpo_bench2drive.starts_of(GrpoBench2DriveConfig(action="profiles"))[0].env,
     ]
     assert [env.kwargs["action"] for env in envs] == ["profiles"] * 5
@@ -287,7 +339,7 @@ def test_every_recipe_with_a_route_hands_the_number_of_its_points_to_its_environ
     envs = [
         GrpoDrivingConfig(route_points=3).env_of("train"),
         GrpoDrivingConfig(route_points=3).env_of("held_out"),
-        srpo_driving.starts_of(SrpoDrivingConfig(route_points=3, scenes=1))[0].env,
+        srpo_driving_loop.starts_of(SrpoDrivingLoopConfig(route_points=3, scenes=1))[0].env,
         grpo_bench2drive.starts_of(GrpoBench2DriveConfig(route_points=3))[0].env,
     ]
     assert [env.kwargs["route_points"] for env in envs] == [3] * 4

@@ -1,7 +1,7 @@
 """Settings and steps of reinforcement learning on scenes of one decision: base policy, training
 and held-out scenes, training.
 
-`grpo_driving`, `srpo_driving` and `grpo_navsim` are this with their scenes, pipeline and length.
+`grpo_driving`, `srpo_driving`, `srpo_driving_loop` and `grpo_navsim` are this with their scenes, pipeline and length.
 """
 
 import asyncio
@@ -59,11 +59,12 @@ the mean score of sampled trajectories fell."""
 
 def settings_of_scores(pipeline: str) -> Mapping[str, Any]:
     """Return what tasks with a score as the reward need of a pipeline."""
+    by_group_mean = {"advantage": {"name": BY_GROUP_MEAN.name}}
+    if pipeline == "embodied_srpo":
+        return by_group_mean  # it makes its own reward
     # the pipelines' default, 1 for a success, would hide the score
     rewarded = {"reward": {"function": "environment"}}
-    if pipeline != "embodied_grpo":
-        return rewarded
-    return {**rewarded, "advantage": {"name": BY_GROUP_MEAN.name}}
+    return {**rewarded, **by_group_mean} if pipeline == "embodied_grpo" else rewarded
 
 
 DRIVING: Final = "vla_rl/driving-v0"
@@ -80,6 +81,12 @@ IMAGE_SIZE: Final = 112
 CROP: Final = (0.35, 0.75)
 """Part of the front camera's height that the policy sees. Without it, one row of patches has the
 whole road that is more than 8 m ahead."""
+
+ENVS_A_PROCESS: Final = 8
+"""As many as members of a group. They run one at a time, but ask the policy together: eight rows of
+one pass take it half as long as eight passes of one."""
+
+MOST_PROCESSES: Final = 8
 
 FORMAT: Final = CheckpointFormat(cameras=("image",))
 """How checkpoints of driving policies are read."""
@@ -148,8 +155,12 @@ class SceneTrainingConfig(EmbodiedConfig, frozen=True, kw_only=True):
 
     held_out: HeldOutScenesConfig = HeldOutScenesConfig()
 
-    simulators: SimulatorConfig = SimulatorConfig(num_envs=2 * (os.cpu_count() or 1))
-    """Processes that read or draw scenes, and grade; two for each core by default."""
+    simulators: SimulatorConfig = SimulatorConfig(
+        num_envs=ENVS_A_PROCESS * min(os.cpu_count() or 1, MOST_PROCESSES),
+        envs_per_process=ENVS_A_PROCESS,
+    )
+    """Environments that read or draw scenes, and grade; by default eight in a process, which draws a
+    scene once for all of them, and a process for each of the first eight cores."""
 
     @classmethod
     def task_settings(cls, pipeline: str) -> Mapping[str, Any]:
