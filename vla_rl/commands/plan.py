@@ -310,7 +310,7 @@ def _simulator_items(config: SimulatorConfig, footprint: EpisodeFootprint) -> li
         return [
             MemoryItem("the server that simulators are forked from", footprint.server_mb * MIB),
             MemoryItem(
-                "simulator processes, private memory of each",
+                "simulators, private memory of each",
                 footprint.simulator_mb * MIB,
                 config.num_envs,
             ),
