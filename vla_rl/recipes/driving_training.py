@@ -83,8 +83,8 @@ CROP: Final = (0.35, 0.75)
 whole road that is more than 8 m ahead."""
 
 ENVS_A_PROCESS: Final = 8
-"""As many as members of a group. They run one at a time, but ask the policy together: eight rows of
-one pass take it half as long as eight passes of one."""
+"""Environments of a process. They run one at a time, but ask the policy together, which computes
+eight rows of one pass in half the time of eight passes."""
 
 MOST_PROCESSES: Final = 8
 
