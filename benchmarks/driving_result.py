@@ -3,7 +3,7 @@
     python -m benchmarks.driving_result runs/<run> --keep docs/results/driving.jsonl   keep a run there
     python -m benchmarks.driving_result --table docs/results/driving.jsonl             those of a file
 
-A run of `srpo_driving_loop` is graded by the driving score of its drives in closed loop, a share of 1.
+A run of `srpo_driving_loop` is graded by the driving score of its drives, a share of 1.
 
 Compares the scenes that both the first and the last evaluated weights drove. Runs nothing. `--keep`
 appends one line with the totals of every scene, the mean of every sub-score, versions and machine;

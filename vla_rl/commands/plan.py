@@ -316,7 +316,7 @@ def _simulator_items(config: SimulatorConfig, footprint: EpisodeFootprint) -> li
             ),
         ]
     each = (footprint.server_mb + footprint.simulator_mb) * MIB
-    return [MemoryItem("simulator processes", each, config.num_envs)]
+    return [MemoryItem("simulators", each, config.num_envs)]
 
 
 def _device(config: RunConfig) -> str:

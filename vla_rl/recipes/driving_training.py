@@ -1,7 +1,8 @@
 """Settings and steps of reinforcement learning on scenes of one decision: base policy, training
 and held-out scenes, training.
 
-`grpo_driving`, `srpo_driving`, `srpo_driving_loop` and `grpo_navsim` are this with their scenes, pipeline and length.
+`grpo_driving`, `srpo_driving` and `grpo_navsim` are this with their scenes, pipeline and length;
+`srpo_driving_loop` trains whole drives by `train_driver`.
 """
 
 import asyncio
@@ -83,8 +84,8 @@ CROP: Final = (0.35, 0.75)
 whole road that is more than 8 m ahead."""
 
 ENVS_A_PROCESS: Final = 8
-"""Environments of a process. They run one at a time, but ask the policy together, which computes
-eight rows of one pass in half the time of eight passes."""
+"""Environments of a process: as many as members of a group, so that the policy gets whole batches.
+They run one at a time."""
 
 MOST_PROCESSES: Final = 8
 

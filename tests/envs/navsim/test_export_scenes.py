@@ -51,8 +51,9 @@ def test_a_recorded_scene_is_an_environment_of_one_decision(scenes: Path) -> Non
     assert observation["image"].mean() == 20
     assert observation["state"][6:].tolist() == [0, 0, 1, 0]
     for _ in range(8):
-        _, reward, terminated, _, info = env.step(np.zeros(3, np.float32))
+        last, reward, terminated, _, info = env.step(np.zeros(3, np.float32))
     assert terminated
+    np.testing.assert_array_equal(last["state"], observation["state"])  # no camera was farther on
     assert reward == info["score"]["total"]
     weighted = gymnasium.make(
         "vla_rl/navsim-v0", folder=str(scenes), reward="ego_progress=2,lane_keeping=0.5"
