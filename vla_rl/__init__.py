@@ -8,10 +8,10 @@ The names below are imported on first use; `import vla_rl` itself imports neithe
 simulator.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vla_rl import lazy_scipy, renamed, torchvision_operators
+from vla_rl.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.actors import Runtime
@@ -106,19 +106,14 @@ _HOME = {
         "Trajectory",
     ),
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = ["__version__", *sorted(_MODULE_OF)]
+__all__ = ["__version__", *sorted(name for names in _HOME.values() for name in names)]
 
 torchvision_operators.install()
 lazy_scipy.install()
 renamed.install()
 
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, _HOME)
 
 
 def __dir__() -> list[str]:

@@ -12,11 +12,10 @@ remote         `RemoteChatEngine`: replies from vLLM and SGLang servers that run
 Importing the configuration does not import torch; the other names do when they are first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vla_rl.engines.config import EngineConfig
-from vla_rl.renamed import renamed_attribute
+from vla_rl.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.engines.device_lane import DeviceLane
@@ -50,12 +49,4 @@ _HOME = {
     ),
     "torch_engine": ("TorchActionEngine", "TorchChatEngine", "TorchEngine", "make_torch_engine"),
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    if (renamed := renamed_attribute(__name__, name)) is not None:
-        return renamed
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, _HOME)

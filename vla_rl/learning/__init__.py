@@ -11,9 +11,9 @@ checkpoint     all state of a run, written completely or not at all
 Importing the configurations does not import torch; the other names do when they are first used.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from vla_rl.lazy_names import lazy_names
 from vla_rl.learning.config import CriticConfig, ImitationConfig, LearnerConfig, OptimizerConfig
 
 if TYPE_CHECKING:
@@ -112,10 +112,4 @@ _HOME = {
     ),
     "values": ("Judged",),
 }
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, _HOME)

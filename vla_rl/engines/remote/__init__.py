@@ -12,18 +12,14 @@ vllm_server, sglang_server      what each of them calls things
 Importing the config imports neither torch nor aiohttp.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vla_rl.engines.remote.config import RemoteConfig
+from vla_rl.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.engines.remote.engine import RemoteChatEngine
 
 __all__ = ["RemoteChatEngine", "RemoteConfig"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "RemoteChatEngine":
-        return import_module(f"{__name__}.engine").RemoteChatEngine
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, {"engine": ("RemoteChatEngine",)})

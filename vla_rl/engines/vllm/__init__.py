@@ -15,10 +15,10 @@ Importing the config does not import torch; the other names do, and opening an e
 """
 
 from collections.abc import Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from vla_rl.engines.vllm.config import VllmConfig
+from vla_rl.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.engines.config import EngineConfig
@@ -30,11 +30,14 @@ if TYPE_CHECKING:
 
 __all__ = ["VllmActionEngine", "VllmChatEngine", "VllmConfig", "VllmEngine", "make_vllm_engine"]
 
-_HOME = {
-    "VllmActionEngine": "action_engine",
-    "VllmChatEngine": "chat_engine",
-    "VllmEngine": "engine",
-}
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "action_engine": ("VllmActionEngine",),
+        "chat_engine": ("VllmChatEngine",),
+        "engine": ("VllmEngine",),
+    },
+)
 
 
 def make_vllm_engine(
@@ -56,9 +59,3 @@ def engine_class(served: "ServedActions | ServedLanguage") -> type[Any]:
     kind = "VllmChatEngine" if served.layout.num_tokens is None else "VllmActionEngine"
     found: type[Any] = __getattr__(kind)
     return found
-
-
-def __getattr__(name: str) -> Any:
-    if name in _HOME:
-        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

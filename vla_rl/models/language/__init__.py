@@ -10,8 +10,9 @@ tiny           a small model and tokenizer made here
 The configuration imports fast; torch and transformers are imported when a policy is first used.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from vla_rl.lazy_names import lazy_names
 from vla_rl.models.language.chat_format import ChatFormat, parse_reply
 from vla_rl.models.language.tiny import TinyConfig, tiny
 
@@ -30,18 +31,11 @@ __all__ = [
     "tiny",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "CausalLanguageModel":
-        from vla_rl.models.language.policy import CausalLanguageModel
-
-        return CausalLanguageModel
-    if name == "load_language_model":
-        from vla_rl.models.language.loading import load_language_model
-
-        return load_language_model
-    if name == "VisionLanguageModel":
-        from vla_rl.models.language.vision_policy import VisionLanguageModel
-
-        return VisionLanguageModel
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__,
+    {
+        "loading": ("load_language_model",),
+        "policy": ("CausalLanguageModel",),
+        "vision_policy": ("VisionLanguageModel",),
+    },
+)

@@ -3,8 +3,9 @@
 The configuration imports fast; torch is imported when `MlpPolicy` is first used.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from vla_rl.lazy_names import lazy_names
 from vla_rl.models.mlp.config import MlpConfig
 
 if TYPE_CHECKING:
@@ -12,10 +13,4 @@ if TYPE_CHECKING:
 
 __all__ = ["MlpConfig", "MlpPolicy"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "MlpPolicy":
-        from vla_rl.models.mlp.policy import MlpPolicy
-
-        return MlpPolicy
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, {"policy": ("MlpPolicy",)})

@@ -4,8 +4,9 @@ The configuration imports fast; torch, timm and transformers are imported when `
 used.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from vla_rl.lazy_names import lazy_names
 from vla_rl.models.openvla.config import OpenVlaConfig
 
 if TYPE_CHECKING:
@@ -13,10 +14,4 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenVla", "OpenVlaConfig"]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "OpenVla":
-        from vla_rl.models.openvla.policy import OpenVla
-
-        return OpenVla
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(__name__, {"policy": ("OpenVla",)})

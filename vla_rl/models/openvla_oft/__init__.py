@@ -5,8 +5,9 @@ The configuration imports fast; torch, timm and transformers are imported when a
 used.
 """
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from vla_rl.lazy_names import lazy_names
 from vla_rl.models.openvla_oft.config import OpenVlaOftConfig, tiny
 from vla_rl.models.prismatic.action_tokens import (
     LIBERO_BOUNDS,
@@ -42,14 +43,6 @@ __all__ = [
     "unit_bounds",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name == "OpenVlaOft":
-        from vla_rl.models.openvla_oft.policy import OpenVlaOft
-
-        return OpenVlaOft
-    if name == "ContinuousOpenVlaOft":
-        from vla_rl.models.openvla_oft.continuous import ContinuousOpenVlaOft
-
-        return ContinuousOpenVlaOft
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__ = lazy_names(
+    __name__, {"continuous": ("ContinuousOpenVlaOft",), "policy": ("OpenVlaOft",)}
+)
