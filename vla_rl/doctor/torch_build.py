@@ -1,6 +1,7 @@
 """Builds of torch, torchvision and vLLM that fit each other; attention in both directions."""
 
 from collections.abc import Iterable
+from importlib import import_module
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -41,6 +42,9 @@ def torch_that_computes(patient: Patient) -> Iterable[Finding]:
 
 def look_both_ways() -> None:
     """Compute a small OpenVLA-OFT. Raises: ConfigError if it attends causally."""
+    # first: the imports below take seconds before one of them asks for torchvision
+    import_module("torchvision")
+
     import torch
 
     from vla_rl.models.openvla_oft.config import tiny
