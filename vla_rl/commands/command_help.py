@@ -4,6 +4,7 @@
 
 import ast
 import contextlib
+import dataclasses
 import functools
 import inspect
 import io
@@ -86,9 +87,14 @@ def option_registry(
 
     @registry.struct_rule
     def fields_of(info: StructTypeInfo) -> StructConstructorSpec | None:
-        if not (_is_table(info.type) and isinstance(info.default, info.type)):
+        kept = info.type if isinstance(info.type, type) else object
+        if not isinstance(info.default, kept):
             return None  # left to tyro's own rules
-        config: type[Config] = info.type
+        if dataclasses.is_dataclass(kept):
+            return _launch_options(kept, info.default)
+        if not _is_table(kept):
+            return None
+        config: type[Config] = kept
         fields = []
         for name, hint in _hints_of(config).items():
             default, help_text = getattr(info.default, name), field_docs(config).get(name)
@@ -104,6 +110,21 @@ def option_registry(
         return StructConstructorSpec(instantiate=config, fields=tuple(fields))
 
     return registry
+
+
+def _launch_options(kind: type, default: Any) -> StructConstructorSpec:
+    """Return the options of a dataclass, whose source tyro would read again at each parse."""
+    hints, docs = get_type_hints(kind, include_extras=True), field_docs(kind)
+    fields = (
+        StructFieldSpec(
+            name=field.name,
+            type=hints[field.name],
+            default=getattr(default, field.name),
+            helptext=docs.get(field.name),
+        )
+        for field in dataclasses.fields(kind)
+    )
+    return StructConstructorSpec(instantiate=kind, fields=tuple(fields))
 
 
 def print_help(
@@ -210,20 +231,18 @@ def filled(text: str) -> str:
 
 
 @functools.cache
-def field_docs(config: type[Config]) -> Mapping[str, str]:
-    """Return the string under each field of a configuration and of its base classes, each paragraph
-    in one line.
+def field_docs(config: type) -> Mapping[str, str]:
+    """Return the string under each field of a configuration, or of a dataclass, and of its base
+    classes, each paragraph in one line.
     """
     found: dict[str, str] = {}
     for kind in reversed(config.__mro__):
-        if not (issubclass(kind, Config) and kind is not Config):
+        if kind is Config or not (issubclass(kind, Config) or dataclasses.is_dataclass(kind)):
             continue
         found |= vars(kind).get("FIELD_DOCS", {})
-        try:
-            (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
-        except (OSError, SyntaxError):  # a class without a source file
+        tree = _class_tree(kind)
+        if tree is None:
             continue
-        assert isinstance(tree, ast.ClassDef)
         for statement, below in zip(tree.body, tree.body[1:], strict=False):
             if not (
                 isinstance(statement, ast.AnnAssign) and isinstance(statement.target, ast.Name)
@@ -241,7 +260,30 @@ def field_docs(config: type[Config]) -> Mapping[str, str]:
     return found
 
 
-def _hints_of(config: type[Config]) -> dict[str, Any]:
+def _class_tree(kind: type) -> ast.ClassDef | None:
+    """Return the syntax tree of a class; None if its source is not known."""
+    try:
+        whole = inspect.getsource(sys.modules[kind.__module__])
+        if kind.__qualname__ in (classes := _classes_in(whole)):
+            return classes[kind.__qualname__]
+    except (KeyError, OSError, TypeError, SyntaxError):  # a module without a source file
+        pass
+    try:
+        (tree,) = ast.parse(textwrap.dedent(inspect.getsource(kind))).body
+    except (OSError, SyntaxError):  # a class without a source file
+        return None
+    assert isinstance(tree, ast.ClassDef)
+    return tree
+
+
+@functools.cache
+def _classes_in(source: str) -> Mapping[str, ast.ClassDef]:
+    """Return the classes of a module: `inspect.getsource` would parse the module for each of them."""
+    return {each.name: each for each in ast.parse(source).body if isinstance(each, ast.ClassDef)}
+
+
+@functools.cache
+def _hints_of(config: type[Config]) -> Mapping[str, Any]:
     hints = get_type_hints(config, include_extras=True)
     return {name: hints[name] for name in config.__struct_fields__}
 

@@ -147,12 +147,13 @@ def _show_help(
 
     # `--engine vllm --help-all` shows vLLM's options; help is shown for wrong values too
     given = default
-    with (
-        contextlib.suppress(SystemExit, ConfigError),
-        contextlib.redirect_stdout(io.StringIO()),
-        contextlib.redirect_stderr(io.StringIO()),
-    ):
-        given = parse(args=others, registry=option_registry()).config
+    if others:
+        with (
+            contextlib.suppress(SystemExit, ConfigError),
+            contextlib.redirect_stdout(io.StringIO()),
+            contextlib.redirect_stderr(io.StringIO()),
+        ):
+            given = parse(args=others, registry=option_registry()).config
     print_help(show, default, given, description, wants_all=HELP_ALL in arguments)
 
 
