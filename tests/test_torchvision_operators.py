@@ -28,7 +28,8 @@ assert torchvision.__version__
 
 EACH_IN_A_FORK = """
 import json, os, sys, traceback
-import torch  # the first import of every order, once for all
+# The first import of every order, and a part of torch that torchvision imports: once for all.
+import torch, torch._dynamo
 for name, order in json.loads(sys.argv[1]).items():
     if os.fork() == 0:
         try:

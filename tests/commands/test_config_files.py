@@ -16,6 +16,7 @@ from vla_rl.commands.command_help import COMMON, program_name
 from vla_rl.commands.command_line import Launch, TrainingLaunch, explain, parse_command
 from vla_rl.commands.config_files import read_config
 from vla_rl.errors import CheckpointError, ConfigError, EnvError, GraphError
+from vla_rl.pipelines.config import TrainingConfig
 from vla_rl.recipes.driving_training import DrivingConfig
 from vla_rl.recipes.grpo_text import GrpoTextConfig
 from vla_rl.recipes.libero_training import LiberoConfig, SuiteTrainingConfig
@@ -133,12 +134,16 @@ def test_help_may_be_read_in_part(tmp_path: Path) -> None:
     assert result.stderr == ""
 
 
-def test_help_may_be_read_until_only_its_last_buffer_is_missing() -> None:
+def test_help_may_be_read_until_only_its_last_buffer_is_missing(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     command = [sys.executable, "-c", PROGRAM, "--help-all"]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-    length = len(
-        subprocess.run(command, capture_output=True, timeout=60, check=True, env=environment).stdout
-    )
+    with monkeypatch.context() as patch:
+        # as in that process, which is called `-c`
+        patch.setitem(sys.modules, "__main__", types.ModuleType("__main__"))
+        patch.setattr(sys, "argv", ["-c"])
+        length = len(help_of(TrainingConfig, capsys, "--help-all").encode())
     reading, writing = os.pipe()
     page = fcntl.fcntl(reading, fcntl.F_SETPIPE_SZ, 4096)
     with subprocess.Popen(

@@ -43,6 +43,7 @@ from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import EnvSpec, EpisodeSpec, StopReason, Trajectory
 
 EVAL = [sys.executable, "-m", "vla_rl.recipes.eval_libero"]
+LIGHT = {"assets": "stand-ins", "physics": "fast", "quality": "fast", "image_size": 64}
 QUICK = ["--assets", "stand-ins", "--physics", "fast", "--quality", "fast", "--image-size", "64"]
 
 
@@ -60,6 +61,17 @@ def ended(init_state_id: int = 0) -> SimpleNamespace:
         info={"init_state_id": init_state_id, "scene_seed": 0},
     )
     return SimpleNamespace(trajectory=trajectory, result=result_of(trajectory))
+
+
+def opened_without_simulators(monkeypatch: pytest.MonkeyPatch) -> list[EnvSpec]:
+    """The environments that dry runs would open from here on: each takes seconds of a simulator."""
+    opened: list[EnvSpec] = []
+
+    async def note(envs: Sequence[EnvSpec], _: SimulatorConfig) -> None:
+        opened.extend(envs)
+
+    monkeypatch.setattr(evaluating, "open_each", note)
+    return opened
 
 
 def has_an_episode(root: Path) -> bool:
@@ -102,7 +114,10 @@ def interrupt(plan: list[str], root: Path) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("end", [interrupt, pytest.param(kill, marks=pytest.mark.proof)])
 def test_an_evaluation_that_was_ended_goes_on_with_what_is_missing_and_keeps_its_record(
-    end: Callable[[list[str], Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    end: Callable[[list[str], Path], None],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     plan = [
         "--tasks",
@@ -159,26 +174,22 @@ def test_an_evaluation_that_was_ended_goes_on_with_what_is_missing_and_keeps_its
     ):
         asyncio.run(main(Command(EvalLaunch(resume=folder), warmer)))
     wider = msgspec.structs.replace(config, init_states="40-44")
+    opened = opened_without_simulators(monkeypatch)
     assert asyncio.run(main(Command(EvalLaunch(resume=folder, dry_run=True), wider))) == 0
     assert "5 episodes, greedily, 4 of them done already" in " ".join(
         capsys.readouterr().out.split()
     )
+    assert len(opened) == 1
 
 
 async def test_a_dry_run_shows_episodes_and_memory_and_plays_nothing(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = EvalLiberoConfig(
-        suites=("libero_10",),
-        tasks="0",
-        init_states="40-49",
-        assets="stand-ins",
-        root=str(tmp_path / "runs"),
-    )
+    config = EvalLiberoConfig(tasks="1", init_states="40-49", root=str(tmp_path / "runs"), **LIGHT)
     assert await main(Command(EvalLaunch(dry_run=True), config)) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "10 episodes, greedily, 0 of them done already" in text
-    assert "520 each, 5200 in all" in text
+    assert "280 each, 2800 in all" in text
     assert "weights of the policy" in text
     assert "everything that the evaluation would read was found" in text
     assert not os.listdir(tmp_path)
@@ -187,12 +198,7 @@ async def test_a_dry_run_shows_episodes_and_memory_and_plays_nothing(
 async def test_a_dry_run_of_very_many_environments_opens_one_of_each_suite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    opened: list[EnvSpec] = []
-
-    async def note(envs: Sequence[EnvSpec], _: SimulatorConfig) -> None:
-        opened.extend(envs)
-
-    monkeypatch.setattr(evaluating, "open_each", note)
+    opened = opened_without_simulators(monkeypatch)
     plan = {"init_states": "0", "assets": "stand-ins", "root": str(tmp_path)}
     few = EvalLiberoConfig(suites=("libero_goal", "libero_10"), **plan)
     assert await main(Command(EvalLaunch(dry_run=True), few)) == 0
@@ -347,12 +353,7 @@ def test_trials_have_the_fixtures_of_published_evaluations_unless_the_command_li
 async def test_an_evaluation_older_than_the_choice_of_scenes_goes_on_with_the_same_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened: list[EnvSpec] = []
-
-    async def note(envs: Sequence[EnvSpec], _: SimulatorConfig) -> None:
-        opened.extend(envs)
-
-    monkeypatch.setattr(evaluating, "open_each", note)
+    opened = opened_without_simulators(monkeypatch)
     config = EvalLiberoConfig(
         suites=("libero_object",), tasks="1", init_states="0", scenes="same", assets="stand-ins"
     )

@@ -66,12 +66,15 @@ SIZE = 112
 """Pixels of an image, height and width: a whole window of the tower's attention. Each further window is
 traced operation by operation."""
 
+DEPTH = 2
+"""Blocks of the tower, one of each kind: attention within a window, and over the whole image."""
+
 
 def test_the_plan_counts_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = GrpoSquaresConfig(
         run=RunConfig(name="x", root=str(tmp_path)), size=SIZE, learner=LearnerConfig(micro_batch=2)
     )
-    model = tiny_vision()
+    model = tiny_vision(num_layers=1, depth=DEPTH)
     footprint, team = footprint_of(config, model), Team.of(model)
     with_images = estimate_run(config, team, footprint.heard_tokens, footprint.heard_images)
     without = estimate_run(config, team, footprint.heard_tokens)
@@ -81,8 +84,8 @@ def test_the_plan_counts_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert with_images.talks.images == ((SIZE, SIZE),)
     shown = with_images.talks.rows * (SIZE // 14) ** 2
     added = with_images.memory.terms["activations"] - without.memory.terms["activations"]
-    # the tower's three blocks keep at least their products, each 32 or 48 numbers for a patch
-    assert added > 3 * shown * 4 * (3 * 32 + 3 * 48)
+    # the tower's blocks keep at least their products, each 32 or 48 numbers for a patch
+    assert added > DEPTH * shown * 4 * (3 * 32 + 3 * 48)
     # what is refused without room for it: the images alone, held against torch's tracker
     (tokens,) = image_tokens(model, ((SIZE, SIZE),))
     shortest = Talks(tokens + 1, 1, 1, rows=2, images=((SIZE, SIZE),))

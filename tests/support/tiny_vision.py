@@ -41,8 +41,8 @@ PREPROCESSOR = {
 }
 
 
-def write_tiny_vision(folder: Path, seed: int = 0) -> Path:
-    """Write the folder, and return it."""
+def write_tiny_vision(folder: Path, seed: int = 0, *, num_layers: int = 2, depth: int = 3) -> Path:
+    """Write the folder, and return it; `num_layers` are the trunk's, `depth` is the tower's."""
     folder.mkdir(parents=True, exist_ok=True)
     write_tokenizer(folder, SHAPE, ["left right red green blue white " * 3])
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
@@ -52,6 +52,7 @@ def write_tiny_vision(folder: Path, seed: int = 0) -> Path:
     (folder / "chat_template.json").write_text(json.dumps({"chat_template": TEMPLATE}))
     (folder / "preprocessor_config.json").write_text(json.dumps(PREPROCESSOR))
     config = public_config({mark: tokenizer.token_to_id(mark) for mark in MARKS})
+    config["num_hidden_layers"], config["vision_config"]["depth"] = num_layers, depth
     shape: Any = transformers.Qwen2_5_VLConfig(**config)
     with torch.random.fork_rng():
         torch.manual_seed(seed)
@@ -107,10 +108,10 @@ def public_config(ids: dict[str, int]) -> dict[str, Any]:
     }
 
 
-def tiny_vision(seed: int = 0) -> VisionLanguageModel:
+def tiny_vision(seed: int = 0, **layers: int) -> VisionLanguageModel:
     """The policy of such a folder, which is gone afterwards."""
     with TemporaryDirectory() as folder:
-        found = load_language_model(write_tiny_vision(Path(folder), seed))
+        found = load_language_model(write_tiny_vision(Path(folder), seed, **layers))
     assert isinstance(found, VisionLanguageModel)
     return found
 

@@ -132,7 +132,8 @@ async def _show_plan(
     console.print(
         Syntax(msgspec.json.format(msgspec.json.encode(config), indent=2).decode(), "json")
     )
-    num_done = sum(key_of(episode) in _results_of(folder) for episode in episodes)
+    done = _results_of(folder)
+    num_done = sum(key_of(episode) in done for episode in episodes)
     weights = weight_bytes(config.opened(config.checkpoint_folder))
     print_plan(config, episodes, num_done, config.num_envs, weights, console)
     await _rehearse(config, episodes, folder)
