@@ -44,9 +44,12 @@ shown = sys.argv[1]
 sys.argv = [*command, "--draw", shown]
 assert cli() == 0
 sys.argv = [*command, "--help-all"]
-sys.exit(cli())
+try:
+    cli()
+except SystemExit as ended:
+    assert ended.code == 0
+print("drawn and shown", flush=True)
 """
-"""One process for both: each imports torch."""
 
 SAVED_AND_LOADED = """
 from vla_rl.models.cousin import OpenVla, OpenVlaConfig
@@ -61,13 +64,14 @@ OpenVla.create(config, seed=0).save("saved")
 assert family_of("saved") == "cousin"
 for format in (CheckpointFormat(), CheckpointFormat(policy_family="cousin")):
     assert isinstance(load_policy("saved", format, "cpu"), OpenVla)
+print("saved and loaded")
 """
 
 
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package `vla_rl` whose rooms are links to ours; `own_room` copies one to change it."""
-    copy = tmp_path / "vla_rl"
+    copy = tmp_path_factory.mktemp("steps") / "vla_rl"
     copy.mkdir()
     for entry in (ROOT / "vla_rl").iterdir():
         if entry.name != "__pycache__":
@@ -88,8 +92,8 @@ def change(path: Path, before: str, after: str) -> None:
     path.write_text(text.replace(before, after, 1))
 
 
-def run(package: Path, *command: str) -> str:
-    done = subprocess.run(
+def run(package: Path, *command: str) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
         [sys.executable, *command],
         cwd=package.parent,
         env={**os.environ, "PYTHONPATH": str(package.parent)},
@@ -97,29 +101,24 @@ def run(package: Path, *command: str) -> str:
         text=True,
         timeout=280,  # a busy machine
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-    return done.stdout
 
 
 def run_tests(package: Path, tests: Path, wanted: str) -> str:
     options = ("-q", "-p", "no:cacheprovider", "-c", str(ROOT / "pyproject.toml"))
-    shown = run(package, "-m", "pytest", str(tests), *options, "-k", wanted)
-    assert " passed" in shown
-    assert "failed" not in shown
-    return shown
+    done = run(package, "-m", "pytest", str(tests), *options, "-k", wanted)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert " passed" in done.stdout
+    assert "failed" not in done.stdout
+    return done.stdout
 
 
-def test_a_pipeline_that_is_added_as_the_steps_say_is_drawn_with_its_settings(
-    package: Path,
-) -> None:
+@pytest.fixture(scope="module")
+def watched(package: Path) -> Path:
+    """The package with one more pipeline."""
     room = own_room(package, "pipelines")
     (room / "watched.py").write_text(WATCHED)
     change(room / "__init__.py", '"grpo",\n', '"grpo",\n            "watched",\n')
-    drawn = package.parent / "graph.svg"
-    shown = run(package, "-c", DRAWN_AND_SHOWN, str(drawn))
-    assert "sizes" in drawn.read_text()
-    assert "(default: dr_grpo)" in shown
-    assert "it is for other pipelines than 'watched': overlong, critic" in shown
+    return package
 
 
 def test_an_environment_that_is_added_as_the_steps_say_keeps_the_contract(package: Path) -> None:
@@ -141,7 +140,7 @@ def test_an_environment_that_is_added_as_the_steps_say_keeps_the_contract(packag
     run_tests(package, test, "(slider and not vector and not process) or held_to_the_contract")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def cousin(package: Path) -> Path:
     """The package with one more family of policies."""
     room = own_room(package, "models")
@@ -172,8 +171,27 @@ def cousin(package: Path) -> Path:
     return package
 
 
-def test_a_policy_family_that_is_added_as_the_steps_say_is_saved_and_loaded(cousin: Path) -> None:
-    run(cousin, "-c", SAVED_AND_LOADED)
+@pytest.fixture(scope="module")
+def ended(watched: Path, cousin: Path) -> "subprocess.CompletedProcess[str]":
+    """What a pipeline and a family are for, in one process: each would import torch."""
+    drawn = str(watched.parent / "graph.svg")
+    return run(cousin, "-c", DRAWN_AND_SHOWN + SAVED_AND_LOADED, drawn)
+
+
+def test_a_pipeline_that_is_added_as_the_steps_say_is_drawn_with_its_settings(
+    package: Path, ended: "subprocess.CompletedProcess[str]"
+) -> None:
+    assert "\ndrawn and shown\n" in ended.stdout, ended.stderr[-3000:]
+    assert "sizes" in (package.parent / "graph.svg").read_text()
+    assert "(default: dr_grpo)" in ended.stdout
+    assert "it is for other pipelines than 'watched': overlong, critic" in ended.stdout
+
+
+def test_a_policy_family_that_is_added_as_the_steps_say_is_saved_and_loaded(
+    ended: "subprocess.CompletedProcess[str]",
+) -> None:
+    assert ended.returncode == 0, ended.stderr[-3000:]
+    assert ended.stdout.endswith("saved and loaded\n")
 
 
 # in the suite, recipes/test_policy_family_page.py trains a family that is added to a run

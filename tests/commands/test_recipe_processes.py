@@ -56,6 +56,9 @@ def test_ctrl_c_stops_in_order_and_the_run_can_be_resumed(
     assert checkpoint is not None
     reached = int(checkpoint.name.split("-")[1])
     assert reached >= 1
+    lines = [line["update"] for line in read_metrics(run / "metrics.jsonl")]
+    assert lines == list(range(1, reached + 1))
+    assert (run / "report.html").exists()
 
     assert run_here(tmp_path, "--resume", str(run), "--run.updates", str(reached + 1)) == 0
     assert f"update {reached + 1}/{reached + 1}" in capsys.readouterr().out
@@ -78,6 +81,9 @@ def test_a_sigterm_before_the_first_update_leaves_a_run_that_can_be_resumed_too(
     assert "update 1/1" in capsys.readouterr().out
 
 
+# in the suite: the test above, a signal and a terminal that is gone in training/test_stopping.py, and
+# output without a reader in training/test_lasting_output.py
+@pytest.mark.proof
 @pytest.mark.timeout(300)
 def test_a_terminal_that_closes_stops_the_run_in_order_with_a_checkpoint_and_a_report(
     tmp_path: Path,
