@@ -4,6 +4,7 @@ The public names come from `vla_rl`.
 """
 
 import importlib
+import runpy
 import subprocess
 import sys
 
@@ -92,15 +93,20 @@ def test_the_bottleneck_of_an_update_is_still_given_by_its_old_name() -> None:
         assert path.bound_by == path.bottleneck == ""
 
 
-def test_the_old_command_of_the_report_runs() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "vla_rl.recipes.report", "nowhere"],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 2
-    assert "nowhere has no config.json" in done.stderr
+def test_the_old_command_of_the_report_runs(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["report", "nowhere"])
+    monkeypatch.delitem(sys.modules, "vla_rl.recipes.report", raising=False)
+    with (
+        pytest.warns(DeprecationWarning, match="commands.report"),
+        pytest.raises(SystemExit) as ended,
+    ):
+        runpy.run_module(
+            "vla_rl.recipes.report", run_name="__main__", alter_sys=True
+        )  # as `-m` does
+    assert ended.value.code == 2
+    assert "nowhere has no config.json" in capsys.readouterr().err
 
 
 def test_every_public_name_is_there_and_importing_the_package_brings_no_torch() -> None:

@@ -39,6 +39,7 @@ def test_the_exit_status_is_that_of_the_recipe() -> None:
     )
     assert done.returncode == 2
     assert "group_size" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize("env", [["--env", "toy"], ["--env=toy"]])

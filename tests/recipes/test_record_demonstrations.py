@@ -1,6 +1,5 @@
 """The recorder of demonstrations: end to end, and what it refuses before anything is simulated."""
 
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -75,14 +74,10 @@ def test_an_environments_own_error_ends_it_in_one_line(
 
 
 @pytest.mark.slow
-def test_what_two_workers_record_replays_to_success(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "vla_rl.recipes.record_demonstrations",
-        "--suite",
-        "libero_goal",
-    ]
+def test_what_two_workers_record_replays_to_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ["record_demonstrations", "--suite", "libero_goal", "--out", str(tmp_path)]
     tasks = [
         "--task-ids",
         "7",
@@ -97,15 +92,8 @@ def test_what_two_workers_record_replays_to_success(tmp_path: Path) -> None:
         "0.25",
     ]
     looks = ["--assets", "stand-ins", "--image-size", "32", "--no-wrist-image", "--quality", "fast"]
-    result = subprocess.run(
-        [*command, *tasks, *looks, "--out", str(tmp_path)],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=110,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr
+    monkeypatch.setattr(sys, "argv", [*command, *tasks, *looks])
+    assert record_demonstrations.cli() == 0
     for task_id in (7, 8):
         files = sorted((tmp_path / "libero_goal" / str(task_id)).iterdir())
         assert [file.name for file in files] == ["0000.npz"]

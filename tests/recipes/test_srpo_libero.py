@@ -1,7 +1,6 @@
 """The main job, on real LIBERO: short episodes, but everything that a long run does."""
 
 import asyncio
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,6 +22,7 @@ from vla_rl.learning import LearnerConfig, latest_checkpoint
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.observe import RunDirectory, read_metrics
 from vla_rl.pipelines.config import RunConfig
+from vla_rl.recipes import srpo_libero
 from vla_rl.recipes.grpo_libero import GrpoLiberoConfig
 from vla_rl.recipes.libero_training import HeldOutConfig, LiberoConfig
 from vla_rl.recipes.ppo_libero import PpoLiberoConfig
@@ -191,25 +191,16 @@ async def test_held_out_results_wait_for_room_on_a_full_disk_and_never_end_the_r
     assert caplog.text.count("No space left") == 1
 
 
-def test_without_assets_the_run_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "vla_rl.recipes.srpo_libero",
-            "--run.root",
-            str(tmp_path / "runs"),
-            "--assets",
-            "nowhere",
-        ],
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 2
-    assert "LIBERO's assets were not found in nowhere (no such folder)" in done.stderr
-    assert "VLA_RL_LIBERO_ASSETS" in done.stderr
-    assert "Traceback" not in done.stderr
+def test_without_assets_the_run_is_refused_before_anything_starts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["srpo_libero", "--run.root", str(tmp_path / "runs"), "--assets", "nowhere"]
+    monkeypatch.setattr(sys, "argv", command)
+    assert srpo_libero.cli() == 2
+    shown = capsys.readouterr().err
+    assert "LIBERO's assets were not found in nowhere (no such folder)" in shown
+    assert "VLA_RL_LIBERO_ASSETS" in shown
+    assert "Traceback" not in shown
     assert not (tmp_path / "runs").exists()
 
 

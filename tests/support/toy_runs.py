@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -61,17 +60,6 @@ def start_recipe(root: Path, *arguments: str) -> "subprocess.Popen[str]":
         env={**os.environ, "PYTHONUNBUFFERED": "1"},
         start_new_session=True,
     )
-
-
-def run_recipe(root: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    """The same, to its end."""
-    process = start_recipe(root, *arguments)
-    try:
-        out, err = process.communicate(timeout=100)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 def run_here(root: Path, *arguments: str) -> int:
