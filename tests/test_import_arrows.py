@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from statements import statements_in
 
 PACKAGE = Path(__file__).parent.parent / "vla_rl"
 
@@ -150,7 +151,7 @@ Imports = tuple[ast.Import | ast.ImportFrom, ...]
 @functools.cache
 def imports_in(path: Path) -> Imports:
     """Return the imports of a file, also those in functions and for type checkers."""
-    nodes = ast.walk(ast.parse(path.read_text()))
+    nodes = statements_in(path.read_text())
     return tuple(node for node in nodes if isinstance(node, ast.Import | ast.ImportFrom))
 
 

@@ -6,6 +6,8 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
+from statements import statements_in
+
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "vla_rl"
 LISTED: dict[str, str] = tomllib.loads((TESTS / "where_tested.toml").read_text())
@@ -52,7 +54,7 @@ def rooms_named_by(test: Path) -> set[str]:
         read.add(path)
         text = path.read_text()
         rooms |= {name.split(".")[1] for name in OURS.findall(text)}
-        for node in ast.walk(ast.parse(text)):
+        for node in statements_in(text):
             if isinstance(node, ast.ImportFrom) and node.module in HELPERS:
                 left.append(HELPERS[node.module])
     return rooms
