@@ -123,6 +123,7 @@ def _launch_options(kind: type, default: Any) -> StructConstructorSpec:
             helptext=docs.get(field.name),
         )
         for field in dataclasses.fields(kind)
+        if field.init
     )
     return StructConstructorSpec(instantiate=kind, fields=tuple(fields))
 
