@@ -205,7 +205,7 @@ async def test_openvla_learns_token_by_token_whole_or_by_adapters(
     LeRobotWriter(tmp_path / "demos").add(episode)
     folder = await sft(
         tmp_path, checkpoint=str(public), policy_family="openvla", statistics="data", norm_key="mine",
-        lora_rank=lora_rank, updates=20 if lora_rank else 40,
+        lora_rank=lora_rank, updates=40,
         imitation=msgspec.structs.replace(FAST, optimizer=OptimizerConfig(lr=1e-2)),
     )  # fmt: skip
     assert float(capsys.readouterr().out.split("imitation/token_accuracy ")[1].split(",")[0]) > 0.8
