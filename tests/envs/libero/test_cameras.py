@@ -1,12 +1,20 @@
-"""Cameras of an OpenGL context that was lost: an error, and never the picture of other memory."""
+"""Cameras and their OpenGL contexts: a closed one serves the next cameras; a lost one is an error,
+and never the picture of other memory.
+"""
 
 import gc
 import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from vla_rl.envs.libero import LiberoEnv
+from vla_rl.envs.mujoco import graphics
+from vla_rl.envs.mujoco.cameras import DRAWN_FIELDS, Cameras
+from vla_rl.envs.mujoco.loading import load_mujoco
+from vla_rl.envs.mujoco.look import Style
 from vla_rl.errors import EnvError
 
 
@@ -61,3 +69,72 @@ def test_an_environment_whose_context_the_driver_took_says_so_and_can_be_closed(
     del env
     gc.collect()
     assert capfd.readouterr().err == ""
+
+
+def cameras_of(size: int) -> Cameras:
+    """Cameras of a model that is built in a millisecond, with a texture."""
+    model = load_mujoco().MjModel.from_xml_string(
+        "<mujoco><asset><texture name='t' type='2d' builtin='checker' rgb1='1 0 0' rgb2='0 0 1' width='8' "
+        "height='8'/><material name='m' texture='t'/></asset><worldbody><light pos='0 0 3'/>"
+        "<camera name='c' pos='0 0 3'/><geom type='box' size='1 1 1' material='m'/></worldbody></mujoco>"
+    )
+    style = Style((1, 1, 1, 1, 1, 0), lambda _model: None, has_fine_detail=False)
+    return Cameras(model, {"c": "upright"}, size, "fast", style)
+
+
+def picture(cameras: Cameras) -> np.ndarray:
+    mujoco, model = load_mujoco(), cameras._model
+    data = mujoco.MjData(model)
+    mujoco.mj_forward(model, data)
+    drawn = {name: getattr(data, name) for name in DRAWN_FIELDS}
+    return cameras.draw({**drawn, "site_rgba": model.site_rgba}, ("c",))[0]
+
+
+@pytest.fixture
+def no_spares(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(graphics, "_spares", [])
+    yield
+    graphics.free_spare_contexts()
+
+
+@pytest.mark.usefixtures("no_spares")
+def test_closed_cameras_leave_their_context_to_the_next_that_are_not_larger() -> None:
+    first = cameras_of(64)
+    context, expected = first._context, picture(first)
+    assert expected.std() > 10
+    first.close()
+    larger = cameras_of(80)
+    assert larger._context is not context
+    again, beside = cameras_of(64), cameras_of(64)
+    assert again._context is context
+    assert beside._context not in (context, larger._context)
+    assert np.array_equal(picture(again), expected)
+    assert np.array_equal(picture(beside), expected)
+    for each in (larger, again, beside):
+        each.close()
+    assert len(graphics._spares) == 2
+    graphics.free_spare_contexts()
+    assert np.array_equal(picture(cameras_of(64)), expected)
+
+
+@pytest.mark.usefixtures("no_spares")
+def test_a_lost_context_is_left_to_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    lost = cameras_of(64)
+    expected = picture(lost)
+    with monkeypatch.context() as patch:
+        patch.setattr(lost._mujoco, "mjr_getError", lambda: 0x0505)
+        with pytest.raises(EnvError, match="OpenGL context was lost"):
+            picture(lost)
+    lost.close()
+    assert graphics._spares == []
+    assert np.array_equal(picture(cameras_of(64)), expected)
+
+
+@pytest.mark.usefixtures("no_spares")
+def test_a_context_stays_in_its_thread() -> None:
+    cameras_of(64).close()
+    with ThreadPoolExecutor(1) as other_thread:
+        there = other_thread.submit(cameras_of, 64).result()
+        assert len(graphics._spares) == 1
+        assert other_thread.submit(picture, there).result().std() > 10
+        other_thread.submit(there.close).result()

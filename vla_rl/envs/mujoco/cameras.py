@@ -1,8 +1,8 @@
 """Cameras of one MuJoCo model, which draw pictures of a recorded instant.
 
-Each instance has a model's cameras, its own OpenGL context and a scratch state, so that several
-environments can run in one process and drawing never changes the simulation. A `Look` sets the
-quality of the pictures.
+Each instance has a model's cameras, an OpenGL context that it shares with no other open one, and a
+scratch state, so that several environments can run in one process and drawing never changes the
+simulation. A `Look` sets the quality of the pictures.
 """
 
 import atexit
@@ -16,10 +16,12 @@ import numpy as np
 
 from vla_rl.envs.mujoco.graphics import (
     cause_in_a_line,
+    free_spare_contexts,
+    give_back_context,
     is_forked_with_opengl,
-    make_context,
     refusals_of_context,
     require_own_opengl,
+    take_context,
 )
 from vla_rl.envs.mujoco.loading import load_mujoco
 from vla_rl.envs.mujoco.look import HIDDEN_GROUP, Look, Quality, Style
@@ -102,7 +104,8 @@ class Cameras:
         self._camera = mujoco.MjvCamera()
         self._camera.type = mujoco.mjtCamera.mjCAMERA_FIXED
         self._viewport = mujoco.MjrRect(0, 0, size, size)
-        self._context: Any = make_context(size)
+        self._is_lost = False
+        self._context: Any = take_context(size)
         self._context.make_current()
         with self._look.uploading():
             self._renderer: Any = mujoco.MjrContext(model, mujoco.mjtFontScale.mjFONTSCALE_50)
@@ -149,6 +152,7 @@ class Cameras:
         try:
             self._context.make_current()
         except refusals_of_context() as error:
+            self._is_lost = True
             raise EnvError(f"{_LOST} ({cause_in_a_line(error)}). {_AFTER_A_LOSS}") from error
 
     def _draw_camera(self, camera: int) -> np.ndarray:
@@ -164,11 +168,14 @@ class Cameras:
         mujoco.mjr_readPixels(rows, None, self._viewport, self._renderer)
         # a lost context reports nothing by itself: the rows would be what was in this memory before
         if code := mujoco.mjr_getError():
+            self._is_lost = True
             raise EnvError(f"{_LOST} (OpenGL's error {code:#06x}). {_AFTER_A_LOSS}")
         return rows
 
     def close(self) -> None:
-        """Free the OpenGL context; a second call does nothing."""
+        """Free what the pictures need, and leave a sound OpenGL context to the next cameras; a
+        second call does nothing.
+        """
         if self._context is None:
             return
         if is_forked_with_opengl():
@@ -177,7 +184,10 @@ class Cameras:
             try:
                 self._context.make_current()
                 self._renderer.free()
-                self._context.free()
+                if self._is_lost or self._mujoco.mjr_getError():
+                    self._context.free()
+                else:
+                    give_back_context(self._context, self._size)
             except refusals_of_context():
                 # lost, so there is nothing to free; else its destructor tries again and prints a
                 # traceback
@@ -202,3 +212,4 @@ def _close_all_at_exit() -> None:
 def _close_all() -> None:
     for cameras in list(_open):
         cameras.close()
+    free_spare_contexts()

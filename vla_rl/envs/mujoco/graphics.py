@@ -15,8 +15,9 @@ import functools
 import importlib
 import os
 import sys
+import threading
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 from vla_rl.errors import EnvError
 from vla_rl.simulation.config import PROCESS_INDEX_VARIABLE
@@ -35,6 +36,22 @@ _OSMESA_LIBRARIES = ("libOSMesa.so.8", "libOSMesa.so.6", "libOSMesa.so")
 
 _chosen_by: set[int] = set()
 """Id of the process that has chosen; unchanged in its forks."""
+
+_MOST_SPARES: Final = 2
+"""Contexts that wait for the next cameras; each holds some megabytes."""
+
+
+class _Spare(NamedTuple):
+    """A context that waits for the next cameras."""
+
+    thread: int
+    """Id of the thread in which it is current, or was: in another one it may be refused."""
+
+    size: int
+    context: Any
+
+
+_spares: list[_Spare] = []
 
 
 def require_own_opengl() -> None:
@@ -95,6 +112,35 @@ def make_context(size: int) -> Any:
             f"{backend} was found, but no OpenGL context could be made ({cause_in_a_line(error)}). "
             f"{HOW_TO_GET_GRAPHICS}"
         ) from error
+
+
+def take_context(size: int) -> Any:
+    """Return a context that `give_back_context` has kept in this thread, or make one.
+
+    A software renderer compiles its shaders anew in each context, which takes longer than to draw a
+    hundred small pictures.
+    """
+    require_own_opengl()
+    thread = threading.get_ident()
+    for spare in _spares:
+        if spare.thread == thread and spare.size >= size:
+            _spares.remove(spare)
+            return spare.context
+    return make_context(size)
+
+
+def give_back_context(context: Any, size: int) -> None:
+    """Keep a context for the next cameras; free it if enough of them wait."""
+    if len(_spares) < _MOST_SPARES:
+        _spares.append(_Spare(threading.get_ident(), size, context))
+    else:
+        context.free()
+
+
+def free_spare_contexts() -> None:
+    """Free the contexts that wait; at exit, before EGL itself is shut down."""
+    while _spares and not is_forked_with_opengl():
+        _spares.pop().context.free()
 
 
 def refusals_of_context(*others: type[Exception]) -> tuple[type[Exception], ...]:
