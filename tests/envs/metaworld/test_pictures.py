@@ -3,6 +3,7 @@ a tenth of the time.
 """
 
 import copy
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -24,6 +25,20 @@ def played(quality: str) -> MetaWorldEnv:
     return env
 
 
+@pytest.fixture(scope="module")
+def exact() -> Iterator[MetaWorldEnv]:
+    env = played("exact")
+    yield env
+    env.close()
+
+
+@pytest.fixture(scope="module")
+def fast() -> Iterator[MetaWorldEnv]:
+    env = played("fast")
+    yield env
+    env.close()
+
+
 def test_an_exact_picture_is_that_of_the_packages_renderer() -> None:
     choose_graphics()
     env = played("exact")
@@ -39,26 +54,21 @@ def test_an_exact_picture_is_that_of_the_packages_renderer() -> None:
     env.close()
 
 
-def test_a_fast_picture_shows_the_same_scene() -> None:
-    exact, fast = (played(quality) for quality in ("exact", "fast"))
+def test_a_fast_picture_shows_the_same_scene(exact: MetaWorldEnv, fast: MetaWorldEnv) -> None:
     for key in ("image", "wrist_image"):
         (one,), (other,) = exact._draw_now((key,)), fast._draw_now((key,))
         difference = np.abs(one.astype(int) - other).max(axis=2)
         assert 0.0 < (difference > 40).mean() < 0.2  # edges, shadows and the robot
-    exact.close()
-    fast.close()
 
 
-def test_drawing_changes_nothing_of_the_simulation() -> None:
-    drawn, blind = (played(quality) for quality in ("fast", "exact"))
-    state, other = drawn.scene.get_state(), blind.scene.get_state()
+def test_drawing_changes_nothing_of_the_simulation(exact: MetaWorldEnv, fast: MetaWorldEnv) -> None:
+    fast._draw_now(("image", "wrist_image"))
+    state, other = fast.scene.get_state(), exact.scene.get_state()
     np.testing.assert_array_equal(state["physics"], other["physics"])
     for name in ("geom_type", "mesh_facenum", "geom_group", "geom_rgba"):
         np.testing.assert_array_equal(
-            getattr(drawn.scene.model, name), getattr(blind.scene.model, name)
+            getattr(fast.scene.model, name), getattr(exact.scene.model, name)
         )
-    drawn.close()
-    blind.close()
 
 
 def test_the_robots_meshes_alone_have_fewer_triangles_and_the_same_outline() -> None:
