@@ -217,11 +217,12 @@ def in_the_suite_unless(*proofs: Case) -> list[Any]:
     return [pytest.param(each, marks=pytest.mark.proof if each in proofs else ()) for each in CASES]
 
 
-# in the suite, Meta-World stands for simulators that draw (envs/libero/test_env.py compares another
-# process of LIBERO's with this one), and one of three kinds of action for a drive
+# in the suite, envs/libero/test_env.py compares another process of LIBERO's with this one, and
+# test_every_vector_mode_plays_the_same_none_hangs_and_none_imports_torch does so for Meta-World;
+# one of three kinds of action stands for a drive
 @pytest.mark.parametrize(
     "case",
-    in_the_suite_unless(LIBERO, *DRIVING[1:]),
+    in_the_suite_unless(LIBERO, METAWORLD, *DRIVING[1:]),
     ids=lambda case: case.env_id,
     indirect=True,
 )
@@ -287,7 +288,10 @@ async def test_it_plays_the_same_beside_another_in_one_process(
 )
 def test_every_vector_mode_plays_the_same_none_hangs_and_none_imports_torch(case: Case) -> None:
     kwargs = {**case.kwargs, "assets": "stand-ins"} if case is LIBERO else case.kwargs
-    assert_equal_in_every_mode(case.env_id, kwargs, "fork")
+    # one, because each Meta-World costs a second in each mode;
+    # test_a_state_restored_in_another_instance_goes_on_alike has two that draw in one process, and
+    # the proofs of the next test have two in each mode
+    assert_equal_in_every_mode(case.env_id, kwargs, "fork", num_envs=1 if case is METAWORLD else 2)
 
 
 @pytest.mark.parametrize(
@@ -313,13 +317,16 @@ def small(env_id: str) -> dict[str, Any]:
     return next(case.kwargs for case in [*CASES, CONTROL] if case.env_id == env_id)
 
 
-def assert_equal_in_every_mode(env_id: str, kwargs: dict[str, Any], contexts: str) -> None:
+def assert_equal_in_every_mode(
+    env_id: str, kwargs: dict[str, Any], contexts: str, num_envs: int = 2
+) -> None:
     command = [
         sys.executable,
         str(SUPPORT / "vector_modes.py"),
         env_id,
         json.dumps(kwargs),
         contexts,
+        str(num_envs),
     ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr

@@ -1,10 +1,10 @@
 """Runs one environment in every vector mode, in a process that begins without OpenGL, and prints a
 line for each.
 
-    python vector_modes.py <env id> <keywords as JSON> <contexts of async, such as fork,spawn>
+    python vector_modes.py <env id> <keywords as JSON> <contexts of async, such as fork,spawn> <number>
 
-A line has the mode and a digest of what two environments see at their start and after one step. The
-last line says whether this process has imported torch.
+A line has the mode and a digest of what that number of environments see at their start and after
+one step. The last line says whether this process has imported torch.
 """
 
 import hashlib
@@ -17,15 +17,13 @@ import numpy as np
 
 import vla_rl.envs  # noqa: F401 - registers the environments
 
-NUM_ENVS = 2
-
 
 def digest_of(envs: Any) -> str:
     """What they see, as one number."""
     seen = hashlib.sha256()
-    start, _ = envs.reset(seed=[3, 4])
+    start, _ = envs.reset(seed=[3, 4][: envs.num_envs])
     add_to(seen, start)
-    action = np.full((NUM_ENVS, *envs.single_action_space.shape), 0.1, np.float32)
+    action = np.full((envs.num_envs, *envs.single_action_space.shape), 0.1, np.float32)
     add_to(seen, envs.step(action)[0])
     envs.close()
     return seen.hexdigest()
@@ -39,24 +37,24 @@ def add_to(seen: Any, observation: Any) -> None:
         seen.update(key.encode() + (content if isinstance(content, bytes) else content.encode()))
 
 
-def main(env_id: str, kwargs: dict[str, Any], contexts: list[str]) -> None:
+def main(env_id: str, kwargs: dict[str, Any], contexts: list[str], num_envs: int) -> None:
     """The modes in turn; the one that draws in this process comes last, as no other could be forked
     after it.
     """
     for context in contexts:
         envs = gymnasium.make_vec(
             env_id,
-            NUM_ENVS,
+            num_envs,
             vectorization_mode="async",
             vector_kwargs={"context": context},
             **kwargs,
         )
         print(context, digest_of(envs), flush=True)
     for name, mode in (("ours", "vector_entry_point"), ("sync", "sync")):
-        envs = gymnasium.make_vec(env_id, NUM_ENVS, vectorization_mode=mode, **kwargs)
+        envs = gymnasium.make_vec(env_id, num_envs, vectorization_mode=mode, **kwargs)
         print(name, digest_of(envs), flush=True)
     print("torch imported:", "torch" in sys.modules)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3].split(","))
+    main(sys.argv[1], json.loads(sys.argv[2]), sys.argv[3].split(","), int(sys.argv[4]))
