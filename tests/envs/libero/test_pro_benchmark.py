@@ -6,6 +6,7 @@ of its own, and a process that has that folder on PYTHONPATH uses it. Without it
 skipped.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -17,6 +18,9 @@ from typing import Any
 import pytest
 
 from vla_rl.installing import PRO_BENCHMARK_FOLDER
+
+Runs = dict[str, dict[str, Any]]
+"""What was seen of each task that was run, by its key."""
 
 SCRIPT = Path(__file__).parent / "support" / "pro_benchmark.py"
 
@@ -64,17 +68,28 @@ def _run(*command: str) -> str:
     return done.stdout
 
 
-def _play(*keys: str) -> dict[str, dict[str, Any]]:
-    found: dict[str, dict[str, Any]] = {}
-    for line in _run(str(SCRIPT), "play", *keys).splitlines():
-        found |= json.loads(line)
-    return found
+def _play(*keys: str) -> Runs:
+    return _runs_of(_run(str(SCRIPT), "play", *keys).splitlines())
+
+
+def _runs_of(lines: list[str]) -> Runs:
+    return {key: run for line in lines for key, run in json.loads(line).items()}
 
 
 @pytest.fixture(scope="module")
-def listed() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_run(str(SCRIPT), "list"))
-    return found
+def listed_and_run(request: pytest.FixtureRequest) -> tuple[dict[str, Any], Runs]:
+    """The list, and what the suite runs, of one process, which imports a simulator once."""
+    keys = [f"{PLAYED_WITH_STAND_INS['swap']}@stand-ins"]
+    with contextlib.suppress(pytest.skip.Exception):  # without them one test is skipped
+        real_assets = request.getfixturevalue("real_assets")
+        keys += [f"{kind}@{real_assets}" for kind in WITHOUT_MESHES]
+    first, *others = _run(str(SCRIPT), "list", *keys).splitlines()
+    return json.loads(first), _runs_of(others)
+
+
+@pytest.fixture(scope="module")
+def listed(listed_and_run: tuple[dict[str, Any], Runs]) -> dict[str, Any]:
+    return listed_and_run[0]
 
 
 def test_every_suite_with_files_is_listed_and_what_the_package_lacks_is_named(
@@ -103,20 +118,25 @@ def test_a_perturbed_instruction_reaches_the_policy(listed: dict[str, Any]) -> N
     }
 
 
-@pytest.mark.parametrize(
-    "kinds",
-    [
-        {"swap"},
-        pytest.param(PLAYED_WITH_STAND_INS.keys(), id="all", marks=pytest.mark.proof),
-    ],
-)
-def test_a_task_of_each_kind_of_perturbation_is_run_with_stand_ins(kinds: Set[str]) -> None:
-    keys = {f"{PLAYED_WITH_STAND_INS[kind]}@stand-ins": kind for kind in kinds}
-    found = _play(*keys)
+def _require_runs(found: Runs, kinds: Set[str]) -> None:
     assert {key: (run["error"], run.get("perturbation")) for key, run in found.items()} == {
-        key.partition("@")[0]: ("", kind) for key, kind in keys.items()
+        PLAYED_WITH_STAND_INS[kind]: ("", kind) for kind in kinds
     }
     assert all(run["contrast"] > 5 and run["moved"] < 0.01 for run in found.values())
+
+
+def test_a_perturbed_task_is_run_with_stand_ins(
+    listed_and_run: tuple[dict[str, Any], Runs],
+) -> None:
+    key = PLAYED_WITH_STAND_INS["swap"]
+    _require_runs({key: listed_and_run[1][key]}, {"swap"})
+
+
+# in the suite, the test above runs one kind
+@pytest.mark.proof
+def test_a_task_of_each_kind_of_perturbation_is_run_with_stand_ins() -> None:
+    kinds = PLAYED_WITH_STAND_INS.keys()
+    _require_runs(_play(*(f"{PLAYED_WITH_STAND_INS[kind]}@stand-ins" for kind in kinds)), kinds)
 
 
 def test_each_kind_of_perturbation_is_run_or_lacks_meshes(listed: dict[str, Any]) -> None:
@@ -130,13 +150,13 @@ def test_each_kind_of_perturbation_is_run_or_lacks_meshes(listed: dict[str, Any]
     assert {kind for kind in others if not kind.startswith("temp_")} == {"with_trigger"}
 
 
+@pytest.mark.usefixtures("real_assets")
 def test_a_task_whose_mesh_no_package_has_names_the_mesh_and_the_remedy(
-    listed: dict[str, Any], real_assets: str
+    listed_and_run: tuple[dict[str, Any], Runs],
 ) -> None:
-    keys = {kind: listed["first_of_each_kind"][kind] for kind in WITHOUT_MESHES}
-    found = _play(*(f"{key}@{real_assets}" for key in keys.values()))
+    listed, found = listed_and_run
     for kind, mesh in WITHOUT_MESHES.items():
-        error = found[keys[kind]]["error"]
+        error = found[listed["first_of_each_kind"][kind]]["error"]
         assert f"needs custom_objects/{mesh}/{mesh}.xml." in error
         assert "or choose tasks that need none of their own" in error
         assert "pip install" not in error  # installing the assets again would not help

