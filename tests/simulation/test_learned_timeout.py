@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from vla_rl.actors import Runtime
@@ -95,6 +95,7 @@ def test_another_environment_begins_anew() -> None:
     assert (step.limit_s(1), reset.limit_s(1)) == (None, None)
 
 
+@settings(max_examples=40)
 @given(st.lists(st.tuples(st.integers(1, 64), seconds), min_size=ENOUGH_STEPS, max_size=600))
 def test_no_call_like_one_of_the_last_would_have_been_too_slow(
     calls: list[tuple[int, float]],

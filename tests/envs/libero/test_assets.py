@@ -165,7 +165,7 @@ def test_a_file_that_a_task_needs_and_a_folder_lacks_is_named(
 
 def test_results_with_stand_ins_say_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MARK, "1")
-    env = LiberoEnv("libero_object", task_id=7, assets=STAND_INS, image_size=32, wrist_image=False)
+    env = LiberoEnv("libero_object", task_id=1, assets=STAND_INS, image_size=32, wrist_image=False)
     try:
         _, info = env.reset(options={"init_state_id": 0})
         assert info["assets"] == "stand-ins"

@@ -349,7 +349,7 @@ def test_a_bad_argument_is_refused_before_anything_is_built(
 
 
 def test_a_closed_environment_says_so_and_closing_twice_is_fine(assets: str) -> None:
-    env = LiberoEnv("libero_object", task_id=0, image_size=32)
+    env = LiberoEnv("libero_object", task_id=1, image_size=32)
     with pytest.raises(RuntimeError, match="no episode has begun; call reset first"):
         env.step(IDLE)
     with pytest.raises(RuntimeError, match="no episode has begun; call reset first"):

@@ -86,7 +86,7 @@ def suggesting_env() -> Iterator[gymnasium.Env[dict[str, object], np.ndarray]]:
         "vla_rl/libero_object-expert-v0",
         task_id=3,
         assets="stand-ins",
-        image_size=32,
+        image_size=16,
         wrist_image=False,
         physics="fast",
         quality="fast",
@@ -100,6 +100,7 @@ async def test_the_expert_is_a_policy_like_any_other(
     suggesting_env: gymnasium.Env[dict[str, object], np.ndarray],
 ) -> None:
     observation, _ = suggesting_env.reset(options={"init_state_id": 0})
+    suggesting_env.unwrapped.render_every_step = False  # type: ignore[attr-defined] # it reads no picture
     policy, is_over = ExpertPolicy(), False
     info: dict[str, object] = {}
     while not is_over:

@@ -122,7 +122,10 @@ from vla_rl.envs.libero import find_task, list_tasks
 own = {task.instruction for task in list_tasks("libero_goal")}
 said = [task.instruction for task in list_tasks("libero_goal_lan")]
 print([words for words in said if words not in own], find_task("libero_goal_lan", 7).perturbation)
-env = gymnasium.make("vla_rl/libero-v0", suite="libero_goal_swap", task_id=2, assets="stand-ins", image_size=32)
+env = gymnasium.make(
+    "vla_rl/libero-v0", suite="libero_goal_swap", task_id=2, assets="stand-ins", image_size=32,
+    num_settle_steps=0, wrist_image=False,
+)
 observation, info = env.reset(seed=0, options={"init_state_id": 1})
 assert info["perturbation"] == "swap"
 print(info["task"], "|", observation["instruction"], "|", env.unwrapped.step_limit)
