@@ -10,11 +10,17 @@ import sys
 import warnings
 from collections.abc import Sequence
 from importlib import import_module
-from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from types import CodeType, MappingProxyType, ModuleType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
+
+if TYPE_CHECKING:
+    from importlib.abc import Loader
+else:
+    # the import system asks for the methods alone; the module of the class imports a dozen others,
+    # for which each process of a run would wait
+    Loader = object
 
 RENAMED: Final = MappingProxyType(
     {

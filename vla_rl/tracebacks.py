@@ -7,6 +7,7 @@ starts.
 """
 
 import asyncio
+import functools
 import os
 import sysconfig
 import traceback
@@ -19,9 +20,15 @@ from vla_rl.errors import VlaRlError
 VARIABLE: Final = "VLA_RL_TRACEBACK"
 
 _PACKAGE: Final = str(Path(__file__).parent) + os.sep
-_LIBRARIES: Final = tuple(
-    sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")
-)  # a virtual environment uses a standard library outside of it, and has its own packages
+
+
+@functools.cache
+def _libraries() -> tuple[str, ...]:
+    """Return the folders of installed code: a virtual environment uses a standard library outside of
+    it, and has its own packages.
+    """
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    return tuple(sysconfig.get_path(name) + os.sep for name in names)
 
 
 def shorten(error: BaseException) -> None:
@@ -82,7 +89,7 @@ def _is_of_user(frame: TracebackType) -> bool:
     )
     # compiled code has a file name without its folder, such as uvloop's
     is_compiled = name.endswith(".pyx")
-    return not is_generated and not is_compiled and not name.startswith((_PACKAGE, *_LIBRARIES))
+    return not is_generated and not is_compiled and not name.startswith((_PACKAGE, *_libraries()))
 
 
 def _filename(frame: TracebackType) -> str:

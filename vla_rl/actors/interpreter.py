@@ -4,7 +4,6 @@ import asyncio
 import functools
 import json
 import os
-from importlib.metadata import version
 from pathlib import Path
 
 import vla_rl
@@ -130,6 +129,8 @@ def _dotted(numbers: "tuple[int, ...] | list[int]") -> str:
 
 def _source() -> str:
     """Return the argument of `pip install` for this vla_rl: its checkout, or its version."""
+    from importlib.metadata import version  # here: each process of a run would wait for its import
+
     checkout = Path(vla_rl.__file__).parent.parent
     return (
         str(checkout) if (checkout / "pyproject.toml").is_file() else f"vla_rl=={version('vla_rl')}"

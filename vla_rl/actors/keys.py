@@ -6,7 +6,6 @@ The server needs `server.key` and the clients' `.pub` files; each client needs i
 `server.pub`. The `.key` files are secret and readable only by their owner.
 """
 
-import argparse
 import os
 import sys
 from collections.abc import Sequence
@@ -60,6 +59,8 @@ def _write_once(file: Path, content: bytes, mode: int) -> None:
 
 def main() -> int:
     """Run `make_keys` from the command line."""
+    import argparse  # here: each process of a run would wait for its import
+
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
