@@ -16,7 +16,6 @@ from typing import Any, Final
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed._tools.mem_tracker import MemTracker
 
 from vla_rl.learning import LearnerConfig
@@ -24,7 +23,13 @@ from vla_rl.learning.config import OptimizerConfig
 from vla_rl.learning.gpu_memory import GpuEstimate, estimate_gpu
 from vla_rl.learning.optimizer import PolicyOptimizer
 from vla_rl.learning.rank_memory import PolicySize, size_of
-from vla_rl.learning.traced_pass import Kept, TracedPass, fake_tensors, trace_pass
+from vla_rl.learning.traced_pass import (
+    AnsweringMode,
+    Kept,
+    TracedPass,
+    fake_tensors,
+    trace_pass,
+)
 from vla_rl.models.example_talks import Talks, prepared_talks, score_talks, trace_talks
 from vla_rl.models.language import CausalLanguageModel, TinyConfig
 from vla_rl.models.language import tiny as tiny_language_model
@@ -95,7 +100,7 @@ def fake_language_model(num_layers: int, **sizes: int) -> CausalLanguageModel:
 
 def _exchange(network: nn.Module) -> None:
     """Exchange parameters and buffers of the meta device for fake ones."""
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    with AnsweringMode():
         for module in network.modules():
             for name, parameter in module._parameters.items():
                 if parameter is not None:
@@ -143,12 +148,15 @@ def tracked_peak(network: nn.Module, log_probs: Callable[[], tuple[Tensor, Tenso
         tracker.track_external(network)
         with tracker:
             optimizer = PolicyOptimizer(network, OptimizerConfig())
-            for num_micro_batches in (1, 2):
-                for _ in range(num_micro_batches):
-                    found = log_probs()[0]
-                    torch.autograd.backward(found.sum())
-                    del found
-                optimizer.step()
+            # the first update makes the optimizer's state: any gradients do, and no pass is needed
+            trained = [each for each in network.parameters() if each.requires_grad]
+            torch.autograd.backward([each.sum() for each in trained])
+            optimizer.step()
+            for _ in range(2):
+                found = log_probs()[0]
+                torch.autograd.backward(found.sum())
+                del found
+            optimizer.step()
         peaks: dict[Any, dict[str, int]] = tracker.get_tracker_snapshot("peak")
     return max(of_device["Total"] for of_device in peaks.values())
 
@@ -192,15 +200,15 @@ def compare_talks(model: CausalLanguageModel, talks: Talks) -> Compared:
     """Estimate and track the update of a language policy, made by `fake_language_model`."""
     began = time.perf_counter()
     traced, size = trace_talks(model, talks), size_of(model.network)
-    estimate = estimate_talks(size, traced)
+    estimate = estimate_talks(size, traced.kept)
     batch = prepared_talks(model, talks)
     tracked = tracked_peak(model.network, lambda: score_talks(model, talks, batch))
     return Compared(size, estimate, traced, tracked, time.perf_counter() - began)
 
 
-def estimate_talks(size: PolicySize, traced: TracedPass) -> GpuEstimate:
-    """Estimate the update of a language policy from the trace of its conversations."""
-    return estimate_gpu(size, LearnerConfig(), traced.kept, recomputes=False, rows=1)
+def estimate_talks(size: PolicySize, kept: Kept) -> GpuEstimate:
+    """Estimate the update of a language policy from what its conversations keep."""
+    return estimate_gpu(size, LearnerConfig(), kept, recomputes=False, rows=1)
 
 
 def public_kept(

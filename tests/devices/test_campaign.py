@@ -37,7 +37,7 @@ from vla_rl.engines.vllm import adapter
 from vla_rl.engines.vllm.adapter import installed_build
 from vla_rl.errors import ConfigError
 from vla_rl.learning.gpu_memory import GIB
-from vla_rl.learning.traced_pass import Kept, TracedPass
+from vla_rl.learning.traced_pass import Kept
 
 CPU = torch.device("cpu")
 
@@ -112,7 +112,7 @@ def test_an_update_that_does_not_fit_is_left_out_with_the_inequality(
 ) -> None:
     monkeypatch.setattr(Target, "available_bytes", lambda _: 10**6)
     kept = Kept(inside=(), inputs=(), outside=10**6, largest=0)
-    monkeypatch.setattr(updating, "trace_pass", lambda *_: TracedPass(1, 1, kept))
+    monkeypatch.setattr(updating, "trace_kept", lambda *_: kept)
     found = run_stage.run_stage("update_kept", tmp_path, is_tiny=True)
     assert "> 0.0 GiB; several GPUs or a larger one are needed" in found.left_out
     assert not found.figures

@@ -31,9 +31,9 @@ from vla_rl.errors import ConfigError
 from vla_rl.learning import LearnerConfig
 from vla_rl.learning.gpu_memory import CudaOverheads, estimate_gpu
 from vla_rl.learning.rank_memory import PolicySize, size_of
-from vla_rl.learning.traced_pass import Kept, fake_tensors, trace_pass
+from vla_rl.learning.traced_pass import Kept, fake_tensors, trace_kept, trace_pass
 from vla_rl.models.example_rows import example_row
-from vla_rl.models.example_talks import Talks, trace_talks
+from vla_rl.models.example_talks import Talks, trace_kept_talks
 from vla_rl.models.mlp import MlpConfig, MlpPolicy
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.models.openvla_oft.config import OpenVlaOftConfig, tiny
@@ -116,7 +116,7 @@ def test_the_estimate_of_a_policy_that_sees_is_within_5_percent_of_torchs_tracke
     shown = Talks(prompt=60, scored=20, replied=20, rows=2, images=((168, 140),))
     found = compare_talks(model, shown)
     assert abs(found.error) <= 0.05
-    text = estimate_talks(found.size, trace_talks(model, replace(shown, images=())))
+    text = estimate_talks(found.size, trace_kept_talks(model, replace(shown, images=())))
     assert found.estimate.terms["activations"] > 2 * text.terms["activations"]
 
 
@@ -136,7 +136,7 @@ def kept_by(config: OpenVlaOftConfig) -> Kept:
     model = fake_policy(config)
     with fake_tensors(model.network):
         batch, tokens = rows_of(model.config, 1)
-    return trace_pass(model, batch, tokens).kept
+    return trace_kept(model, batch, tokens)
 
 
 @cache
@@ -208,15 +208,21 @@ def test_what_a_network_keeps_is_that_of_a_hand_count() -> None:
 
 def test_a_trace_leaves_the_policy_as_it_was() -> None:
     shape = tiny(image_size=28, cameras=("image",), proprio=None, chunk_size=2)
+    first, second = (
+        msgspec.structs.replace(tower, overrides={**tower.overrides, "depth": 2})
+        for tower in (shape.featurizer, shape.fused_featurizer)
+    )
+    llm = msgspec.structs.replace(shape.llm, num_layers=2)
+    shape = msgspec.structs.replace(shape, featurizer=first, fused_featurizer=second, llm=llm)
     model = OpenVlaOft.create(shape, seed=0)
     model.recompute_activations()
     before = {name: tensor.clone() for name, tensor in model.network.state_dict().items()}
     row = example_row(model)
     assert row is not None
-    first, second = (trace_pass(model, row.batch, row.tokens) for _ in range(2))
-    assert first == second
-    assert len(first.kept.inside) == len(first.kept.inputs) == 3 + 3 + 3 - 2  # towers stop before
-    assert sum(first.kept.inputs) < sum(first.kept.inside)
+    kept = trace_pass(model, row.batch, row.tokens).kept
+    assert kept == trace_kept(model, row.batch, row.tokens)
+    assert len(kept.inside) == len(kept.inputs) == 2 + 2 + 2 - 2  # towers stop before
+    assert sum(kept.inputs) < sum(kept.inside)
     assert all(parameter.grad is None for parameter in model.network.parameters())
     assert not model.network._looks_both_ways, (
         "the check that a pass makes was made with no numbers"

@@ -6,7 +6,7 @@ are any.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, TypeAlias
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 from vla_rl.engines.config import EngineConfig
 from vla_rl.errors import ConfigError
 from vla_rl.learning.config import LearnerConfig
-from vla_rl.learning.traced_pass import TracedPass, trace_computation
+from vla_rl.learning.traced_pass import Kept, TracedPass, kept_by_computation, trace_computation
 from vla_rl.models.language import CausalLanguageModel, VisionLanguageModel
 from vla_rl.models.language.token_scores import LOGITS_AT_ONCE
 from vla_rl.types import observed_conversation
@@ -110,13 +110,27 @@ def trace_talks(model: CausalLanguageModel, talks: Talks) -> TracedPass:
     """Trace the passes of a micro-batch: arithmetic of one conversation, memory of all of them."""
     batch = prepared_talks(model, talks)
     found = trace_computation(model.network, model.blocks, lambda: score_talks(model, talks, batch))
+    return found.of_rows(talks.rows, head=_head_bytes(model, talks))
+
+
+def trace_kept_talks(model: CausalLanguageModel, talks: Talks) -> Kept:
+    """Trace the memory of a micro-batch alone, in half of the time of `trace_talks`."""
+    batch = prepared_talks(model, talks)
+    kept = kept_by_computation(
+        model.network, model.blocks, lambda: score_talks(model, talks, batch)
+    )
+    return replace(kept, head=_head_bytes(model, talks))
+
+
+def _head_bytes(model: CausalLanguageModel, talks: Talks) -> int:
+    """Return the bytes that the backward pass of the network's head needs."""
     config: Any = model.network.config
     vocabulary = int(config.get_text_config().vocab_size)
     positions = talks.rows * talks.scored
     chunk = max(1, LOGITS_AT_ONCE // vocabulary)
     # without chunks, what is computed once more is among the activations
     each = PASSING_BYTES + (RECOMPUTED_BYTES if positions > chunk else 0)
-    return found.of_rows(talks.rows, head=each * min(positions, chunk) * vocabulary)
+    return each * min(positions, chunk) * vocabulary
 
 
 def prepared_talks(model: CausalLanguageModel, talks: Talks) -> Any:

@@ -15,7 +15,7 @@ from vla_rl.engines.peaks import TERA, DevicePeak, peak_of
 from vla_rl.learning.gpu_memory import GIB, CudaOverheads, GpuEstimate, estimate_gpu
 from vla_rl.learning.rank_memory import PolicySize, rank_memory, size_of_policy
 from vla_rl.learning.roofline import Roofline, Workload, roofline
-from vla_rl.learning.traced_pass import Kept, TracedPass, trace_pass
+from vla_rl.learning.traced_pass import Kept, TracedPass, trace_kept, trace_pass
 from vla_rl.models.example_rows import example_row
 from vla_rl.pipelines.config import (
     LearningConfig,
@@ -79,22 +79,36 @@ def estimate_run(
     learner = member.learner or config.learner
     size = size_of_policy(member.model, learner)
     traced = trace_pass(member.model, row.batch, row.tokens)
-    recomputes = bool(getattr(member.model, "recomputes_activations", False))
-    memory = estimate_gpu(
-        size, learner, traced.kept, recomputes=recomputes, copies=_copies(config, size)
-    )
-    return RunEstimate(size, traced, recomputes, memory, certain=memory)
+    memory = _memory_of_rows(config, member, traced.kept)
+    return RunEstimate(size, traced, _recomputes(member), memory, certain=memory)
 
 
 def certain_memory(config: LearningConfig, team: Team) -> GpuEstimate | None:
-    """Return `RunEstimate.certain` alone, for which no long conversation is traced."""
-    if len(team.members) == 1:
-        (member,) = team.members.values()
-        if hasattr(member.model, "render"):
-            talks = _longest_talks(config, member, None, member.shown_images)
-            return None if talks is None else _certain_of_talks(config, member, talks)
-    estimate = estimate_run(config, team)
-    return None if estimate is None else estimate.certain
+    """Return `RunEstimate.certain` alone, for which no long conversation and no backward pass is
+    traced.
+    """
+    if len(team.members) > 1:
+        return None
+    (member,) = team.members.values()
+    if hasattr(member.model, "render"):
+        talks = _longest_talks(config, member, None, member.shown_images)
+        return None if talks is None else _certain_of_talks(config, member, talks)
+    row = example_row(member.model)
+    if row is None:
+        return None
+    return _memory_of_rows(config, member, trace_kept(member.model, row.batch, row.tokens))
+
+
+def _memory_of_rows(config: LearningConfig, member: Member, kept: Kept) -> GpuEstimate:
+    learner = member.learner or config.learner
+    size = size_of_policy(member.model, learner)
+    return estimate_gpu(
+        size, learner, kept, recomputes=_recomputes(member), copies=_copies(config, size)
+    )
+
+
+def _recomputes(member: Member) -> bool:
+    return bool(getattr(member.model, "recomputes_activations", False))
 
 
 def _estimate_talks(
@@ -152,7 +166,7 @@ def _longest_talks(
 
 def _certain_of_talks(config: LearningConfig, member: Member, talks: "Talks") -> GpuEstimate:
     """Estimate what remains if all conversations stay short: the images that they show."""
-    from vla_rl.models.example_talks import shortest_talks, trace_talks
+    from vla_rl.models.example_talks import shortest_talks, trace_kept_talks
 
     model: Any = member.model
     learner = member.learner or config.learner
@@ -161,7 +175,7 @@ def _certain_of_talks(config: LearningConfig, member: Member, talks: "Talks") ->
         episodes = config.scheduler.groups_per_update * config.episodes_per_group
         least = -(-min(learner.minibatch_trajectories or episodes, episodes) // learner.row_groups)
         rows = min(talks.rows, least)
-        kept = trace_talks(model, shortest_talks(model, talks.images, rows)).kept
+        kept = trace_kept_talks(model, shortest_talks(model, talks.images, rows))
     return estimate_gpu(size, learner, kept, recomputes=False, rows=1, copies=_copies(config, size))
 
 

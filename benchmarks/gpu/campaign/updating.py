@@ -32,7 +32,7 @@ from vla_rl.engines.peaks import TERA
 from vla_rl.learning import Learner, LearnerConfig, OptimizerConfig
 from vla_rl.learning.gpu_memory import GIB, GpuEstimate, estimate_gpu
 from vla_rl.learning.rank_memory import size_of
-from vla_rl.learning.traced_pass import trace_pass
+from vla_rl.learning.traced_pass import trace_kept
 from vla_rl.models.example_rows import example_row
 from vla_rl.models.openvla_oft import OpenVlaOft
 from vla_rl.training.utilization import Utilization
@@ -91,7 +91,7 @@ def largest_that_fits(
     """Return the rows of a micro-batch and the estimate. Raises: ConfigError if one does not fit."""
     row = example_row(policy)
     assert row is not None
-    kept, size = trace_pass(policy, row.batch, row.tokens).kept, size_of(policy.network)
+    kept, size = trace_kept(policy, row.batch, row.tokens), size_of(policy.network)
     available = target.available_bytes()
     estimates = {
         rows: estimate_gpu(size, LearnerConfig(micro_batch=rows), kept, recomputes=recomputes)
