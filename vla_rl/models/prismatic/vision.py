@@ -9,7 +9,7 @@ Parameter names are those of the public checkpoints (`featurizer`, `fused_featur
 """
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import timm
 import torch
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from vla_rl.errors import ConfigError
 from vla_rl.models.prismatic.config import PixelScaling
 
+VIT_MODULE: Final = "timm.models.vision_transformer"
+
 
 def build_tower(timm_id: str, image_size: int, overrides: Mapping[str, Any]) -> nn.Module:
     """Build a timm ViT without a head, at `image_size`; `overrides` change its size, such as
@@ -25,9 +27,13 @@ def build_tower(timm_id: str, image_size: int, overrides: Mapping[str, Any]) -> 
 
     Raises: ConfigError if timm cannot build it.
     """
+    options = dict(overrides)
+    if torch.get_default_device().type == "meta" and _is_plain_vit(timm_id):
+        # random weights of a shape without memory take most of the time that it takes to build it
+        options.setdefault("weight_init", "skip")
     try:
         tower: nn.Module = timm.create_model(
-            timm_id, pretrained=False, num_classes=0, img_size=image_size, **overrides
+            timm_id, pretrained=False, num_classes=0, img_size=image_size, **options
         )
     except (RuntimeError, ValueError, TypeError, AssertionError) as error:
         raise ConfigError(
@@ -36,6 +42,11 @@ def build_tower(timm_id: str, image_size: int, overrides: Mapping[str, Any]) -> 
             "checkpoints."
         ) from error
     return tower
+
+
+def _is_plain_vit(timm_id: str) -> bool:
+    name, *_ = timm_id.split(".")
+    return timm.is_model(name) and timm.model_entrypoint(name).__module__ == VIT_MODULE
 
 
 Look: TypeAlias = Callable[[nn.Module, Tensor, str], Tensor]
