@@ -7,6 +7,7 @@ import gc
 import os
 import sys
 from collections.abc import Callable, Generator, Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -56,18 +57,26 @@ LONGEST = (
 """Files and folders that take longest, in the order in which `make test` begins them: a worker that
 began with one of them last would end alone."""
 
-TOGETHER = (
-    "tests/engines/vllm",
+RANKS = (
     "tests/learning/test_sharded",
-    "tests/envs/libero",
-    "tests/envs/metaworld",
+    "tests/learning/test_ranks_on_hosts.py",
+    "tests/learning/test_tensor_parallel.py",
+)
+
+TOGETHER = (
+    ("tests/engines/vllm",),
+    RANKS,
+    ("tests/envs/libero",),
+    ("tests/envs/metaworld",),
 )
 """Beginnings of the paths of files that one worker runs, because each process pays for what they share:
 8 s of CPU time for importing vLLM, 3 s for a server that ranks are forked from, and as long for
 importing a simulator, reading its compiled code and building the scenes that fixtures keep."""
 
 
-assert all(list(Path(__file__).parents[1].glob(f"{place}*")) for place in LONGEST + TOGETHER)
+assert all(
+    list(Path(__file__).parents[1].glob(f"{place}*")) for place in (*LONGEST, *chain(*TOGETHER))
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -83,8 +92,8 @@ class FolderScheduling(LoadFileScheduling):
     """One worker for each file, and one for all files of a place of `TOGETHER`."""
 
     def _split_scope(self, nodeid: str) -> str:
-        place = next((place for place in TOGETHER if nodeid.startswith(place)), None)
-        return place or super()._split_scope(nodeid)
+        places = next((places for places in TOGETHER if nodeid.startswith(places)), None)
+        return places[0] if places else super()._split_scope(nodeid)
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)

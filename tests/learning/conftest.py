@@ -12,7 +12,7 @@ __all__ = ["lane", "make_observation", "play", "policy"]
 
 @pytest_asyncio.fixture(scope="session", loop_scope="session")
 async def runtime() -> AsyncIterator[Runtime]:
-    """One runtime for all ranks of test_sharded*.py, so that they are forked from servers that have
+    """One runtime for all ranks of this folder, so that they are forked from servers that have
     imported torch and the policy once.
     """
     async with Runtime() as runtime:

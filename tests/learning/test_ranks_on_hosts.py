@@ -37,24 +37,18 @@ from vla_rl.learning.sharded.seats import RankSeat, Seating
 from vla_rl.models.mlp import MlpPolicy
 from vla_rl.types import SOLE_MEMBER, Trajectory
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 ADVANTAGES = (1.0, -0.5, 0.25)
 LOOPBACK = "127.0.0.1"
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
 async def lane() -> AsyncIterator[DeviceLane]:
     async with DeviceLane(num_threads=1) as lane:
         yield lane
 
 
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
-async def runtime() -> AsyncIterator[Runtime]:
-    async with Runtime() as runtime:
-        yield runtime
-
-
-@pytest_asyncio.fixture(loop_scope="module", scope="module")
+@pytest_asyncio.fixture(loop_scope="session", scope="module")
 async def far(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[RemoteHost]:
     """A host, served at a port of this machine."""
     folder = tmp_path_factory.mktemp("keys")

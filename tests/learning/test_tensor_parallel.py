@@ -3,11 +3,13 @@
 import math
 import os
 import signal
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import pytest_asyncio
 import torch
 import transformers
 from small_worlds import mlp
@@ -41,6 +43,12 @@ def gap(found: Any, expected: Any) -> float:
     return apart / math.sqrt(sum(float(b.detach().square().sum()) for _, b in pairs))
 
 
+@pytest_asyncio.fixture(loop_scope="session")
+async def lane() -> AsyncIterator[DeviceLane]:
+    async with DeviceLane(num_threads=1) as lane:
+        yield lane
+
+
 class Near:
     """An engine of this process: it reads the model, so new weights come here, too."""
 
@@ -50,8 +58,9 @@ class Near:
     def adopt(self, network: torch.nn.Module, weight_version: int) -> None: ...
 
 
+@pytest.mark.asyncio(loop_scope="session")
 async def test_two_ranks_that_share_layers_learn_what_one_process_learns_and_end_as_one(
-    lane: DeviceLane, tmp_path: Path
+    runtime: Runtime, lane: DeviceLane, tmp_path: Path
 ) -> None:
     """A host that acts with their weights gets what they hold, too, each at its place."""
     alone, shared = conversations.qwen3(), conversations.qwen3()
@@ -62,7 +71,7 @@ async def test_two_ranks_that_share_layers_learn_what_one_process_learns_and_end
     site = Site(host)
     site.open()
     sinks: list[WeightSink] = [Near(), site.sink]
-    async with Runtime() as runtime, ShardedLearner(shared, runtime, lane, config, sinks) as two:
+    async with ShardedLearner(shared, runtime, lane, config, sinks) as two:
         expected = await gradients(one, played, ADVANTAGES, tmp_path / "one")
         found = await gradients(two, played, ADVANTAGES, tmp_path / "two")
         assert relative_difference(found, expected) <= 3e-6
