@@ -20,7 +20,7 @@ from vla_rl.learning.sharded.parallel import PolicyModule, ShardedModule, blocks
 from vla_rl.learning.sharded.shared_training import SharedTraining
 from vla_rl.models.language import TinyConfig, tiny
 
-WIDTH, NUM_BLOCKS = 128, 48
+WIDTH, NUM_BLOCKS = 128, 32
 
 
 class Trunk(nn.Module):
@@ -56,7 +56,7 @@ def four_ranks() -> Iterator[None]:
 
 
 def tracked_peak(shard: Literal["gradients", "weights", "replicas"], dtype: torch.dtype) -> int:
-    """Bytes at the peak of two updates of two micro-batches each."""
+    """Bytes at the peak of updates of a trunk."""
     network = Trunk().to(dtype)
     module = Whole(network)
     meshes = Meshes(LearnerConfig(ranks=4, shard=shard), "cpu")
@@ -66,13 +66,16 @@ def tracked_peak(shard: Literal["gradients", "weights", "replicas"], dtype: torc
 
 
 def peak_of(training: SharedTraining, loss: Callable[[], Tensor]) -> int:
-    """Bytes at the peak of two updates of two micro-batches each."""
+    """Bytes at the peak of two updates.
+
+    The second has two micro-batches: gradients of the first are there when it computes.
+    """
     tracker = StorageTracker()
     tracker.track_external(*training.sharded.module.parameters())
     with tracker:
-        for _ in range(2):
+        for micro_batches in ((True,), (False, True)):
             training.begin(clear=True)
-            for is_last in (False, True):
+            for is_last in micro_batches:
                 training.sharded.begin_pass(is_last=is_last)
                 torch.autograd.backward(loss())
             training.step()
