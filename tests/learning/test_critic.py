@@ -35,16 +35,16 @@ def parameters(policy: MlpPolicy) -> Tensor:
 async def test_a_critic_learns_a_value_function_that_is_known(lane: DeviceLane, trunk: str) -> None:
     policy = mlp()
     before = parameters(policy)
-    critic = Critic(
-        policy, lane, msgspec.structs.replace(CONFIG, trunk=trunk, value_scale=10.0), seed=0
-    )
+    optimizer = OptimizerConfig(lr=2e-2, warmup_steps=0)
+    config = msgspec.structs.replace(CONFIG, optimizer=optimizer, trunk=trunk, value_scale=10.0)
+    critic = Critic(policy, lane, config, seed=0)
 
     def truth(trajectory):
         return np.array([20.0 + 10.0 * step.observation["state"][0] for step in trajectory.steps])
 
     explained = []
     async with asyncio.timeout(100):
-        for update in range(150):
+        for update in range(100):
             trajectories = [walk(policy, 10 * update + seed, 8) for seed in range(4)]
             judged = await critic.values(trajectories)
             metrics = await critic.update(

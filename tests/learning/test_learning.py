@@ -105,11 +105,11 @@ async def test_demonstrations_of_which_no_token_teaches_are_refused_before_the_w
 async def test_trial_and_error_teaches_a_bandit(policy: OpenVlaOft, lane: DeviceLane) -> None:
     # the bonus keeps the policy from betting everything on one bin, after which equal rewards teach
     # nothing
-    config = LearnerConfig(optimizer=OptimizerConfig(lr=1e-3, warmup_steps=5), entropy_coef=0.02)
+    config = LearnerConfig(optimizer=OptimizerConfig(lr=2e-3, warmup_steps=3), entropy_coef=0.02)
     mean_rewards = []
     async with asyncio.timeout(110), TorchActionEngine(policy, lane, EngineConfig()) as engine:
         learner = Learner(policy, lane, config, [engine])
-        for update in range(40):
+        for update in range(20):
             groups = await play_groups(engine, update)
             trajectories = [trajectory for group in groups for trajectory in group]
             advantages = [
@@ -145,18 +145,18 @@ async def test_demonstrations_teach_what_was_demonstrated_and_nothing_after_the_
     policy: OpenVlaOft, lane: DeviceLane
 ) -> None:
     config = ImitationConfig(
-        optimizer=OptimizerConfig(lr=2e-3, warmup_steps=5, decay_steps=60), micro_batch=4
+        optimizer=OptimizerConfig(lr=4e-3, warmup_steps=3, decay_steps=30), micro_batch=4
     )
     async with asyncio.timeout(110):
         imitator = Imitator(policy, lane, config)
         losses = [
             (await imitator.update(demonstrations(seed, 8))).metrics["imitation/loss"]
-            for seed in range(60)
+            for seed in range(30)
         ]
         figures = await imitator.evaluate(demonstrations(1000, 16))
     assert losses[0] == pytest.approx(np.log(16), abs=0.3)  # 16 bins, all alike at first
     assert losses[-1] < 0.2
-    assert imitator.weight_version == 60
+    assert imitator.weight_version == 30
     assert figures["imitation/token_accuracy"] == 1.0
     assert figures["imitation/l1"] < 1 / 15 + 1e-6  # half a bin of the 15 on [-1, 1]
 
@@ -166,7 +166,7 @@ async def test_the_imitation_gradient_does_not_depend_on_the_micro_batches(
 ) -> None:
     moments = []
     async with asyncio.timeout(60):
-        for micro_batch in (100, 1, 3):
+        for micro_batch in (100, 2):  # 5 rows, of which the last is alone
             imitator = Imitator(policy.copy(), lane, ImitationConfig(micro_batch=micro_batch))
             await imitator.update(demonstrations(0, 5))
             state = await imitator.snapshot()
