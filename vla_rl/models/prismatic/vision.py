@@ -46,7 +46,7 @@ def build_tower(timm_id: str, image_size: int, overrides: Mapping[str, Any]) -> 
 
 def _is_plain_vit(timm_id: str) -> bool:
     name, *_ = timm_id.split(".")
-    return timm.is_model(name) and timm.model_entrypoint(name).__module__ == VIT_MODULE
+    return bool(timm.is_model(name) and timm.model_entrypoint(name).__module__ == VIT_MODULE)
 
 
 Look: TypeAlias = Callable[[nn.Module, Tensor, str], Tensor]
