@@ -199,7 +199,7 @@ def trace_computation(
     Args:
         network: the network that it computes with.
         blocks: blocks of the network whose activations are counted by themselves.
-        log_probs: the computation; it runs twice, on fake tensors.
+        log_probs: the computation; it runs once, on fake tensors.
     """
     trained = [each for each in network.parameters() if each.requires_grad]
     with _noted(network, blocks, log_probs) as book:
@@ -232,8 +232,6 @@ def _noted(
         book = _Book({each.untyped_storage()._cdata for each in (*weights, *fakes)})
         stack.enter_context(_as_it_was(network))
         stack.enter_context(_without_recomputation(blocks))
-        with torch.no_grad():
-            log_probs()  # a policy checks itself at its first pass, which counts for no other
         for block in blocks:
             for remove in (
                 block.register_forward_pre_hook(book.enter, with_kwargs=True),
