@@ -77,6 +77,24 @@ def load(folder: Path, **arguments: Any) -> ContinuousOpenVlaOft:
     return ContinuousOpenVlaOft.load(folder, **{**said, **arguments})
 
 
+@pytest.fixture(scope="module")
+def loaded(public: Path) -> ContinuousOpenVlaOft:
+    """Shared by tests that do not change it."""
+    return load(public)
+
+
+@pytest.fixture(scope="module")
+def saved(loaded: ContinuousOpenVlaOft, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("saved") / "ours"
+    loaded.save(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def decision(loaded: ContinuousOpenVlaOft) -> torch.Tensor:
+    return decided(loaded, observation_of())
+
+
 def observation_of(instruction: str = INSTRUCTION) -> dict[str, Any]:
     rng = np.random.default_rng(3)
     frames = {camera: rng.integers(0, 256, (28, 28, 3), dtype=np.uint8) for camera in CAMERAS}
@@ -110,33 +128,34 @@ def expected(
 
 
 def test_a_public_checkpoint_with_film_acts_as_the_libraries_alone_say(
-    public: Path, oracle: public_checkpoint.Parts
+    loaded: ContinuousOpenVlaOft, oracle: public_checkpoint.Parts
 ) -> None:
-    policy = load(public)
     for instruction in (INSTRUCTION, OTHER_INSTRUCTION):
         observation = observation_of(instruction)
-        numbers = decided(policy, observation)[0]
+        numbers = decided(loaded, observation)[0]
         torch.testing.assert_close(
-            numbers, expected(oracle, policy, observation), atol=5e-5, rtol=0
+            numbers, expected(oracle, loaded, observation), atol=5e-5, rtol=0
         )
 
 
-def test_without_its_part_it_would_act_otherwise(folder: Path) -> None:
-    with_film = decided(load(folder), observation_of())
+def test_without_its_part_it_would_act_otherwise(folder: Path, decision: torch.Tensor) -> None:
     (folder / "vision_backbone--100000_checkpoint.pt").unlink()
-    assert (decided(load(folder), observation_of()) - with_film).abs().max() > 1e-2
+    assert (decided(load(folder), observation_of()) - decision).abs().max() > 1e-2
 
 
-def test_prompts_of_other_lengths_in_a_batch_do_not_blur_the_condition(public: Path) -> None:
-    policy = load(public)
+def test_prompts_of_other_lengths_in_a_batch_do_not_blur_the_condition(
+    loaded: ContinuousOpenVlaOft,
+) -> None:
     observations = [observation_of(), observation_of(OTHER_INSTRUCTION)]
-    together = decided(policy, *observations)
-    alone = torch.cat([decided(policy, observation) for observation in observations])
+    together = decided(loaded, *observations)
+    alone = torch.cat([decided(loaded, observation) for observation in observations])
     torch.testing.assert_close(together, alone, atol=2e-5, rtol=0)
 
 
-def test_its_actions_are_joints_between_the_least_and_greatest_values(public: Path) -> None:
-    bounds = load(public).config.action_bounds
+def test_its_actions_are_joints_between_the_least_and_greatest_values(
+    loaded: ContinuousOpenVlaOft,
+) -> None:
+    bounds = loaded.config.action_bounds
     assert (bounds.low, bounds.high) == (
         tuple(statistics()["action"]["min"]),
         tuple(statistics()["action"]["max"]),
@@ -144,24 +163,20 @@ def test_its_actions_are_joints_between_the_least_and_greatest_values(public: Pa
     # the last joint is scaled like the others, so nothing of it is turned round
     assert bounds.gripper == "signed"
     assert bounds.epsilon == 1e-8
-    chunk = load(public).decode(np.full((1, CHUNK * NUM_JOINTS), 0.5, np.float32))[0]
+    chunk = loaded.decode(np.full((1, CHUNK * NUM_JOINTS), 0.5, np.float32))[0]
     np.testing.assert_allclose(chunk, np.broadcast_to([0.25 * low + 0.75 * high for low, high in zip(
         bounds.low, bounds.high, strict=True)], (CHUNK, NUM_JOINTS)), rtol=1e-6)  # fmt: skip
 
 
 def test_what_is_saved_is_what_the_authors_code_looks_for(
-    public: Path, oracle: public_checkpoint.Parts, tmp_path: Path
+    public: Path, loaded: ContinuousOpenVlaOft, saved: Path, oracle: public_checkpoint.Parts
 ) -> None:
     """That code makes adapters of rank 32 and FiLM in the towers, and loads the part strictly."""
-    policy = load(public)
-    policy.save(tmp_path / "ours")
     for name in ("config.json", "model.safetensors.index.json"):
-        assert (tmp_path / "ours" / name).read_bytes() == (public / name).read_bytes(), name
+        assert (saved / name).read_bytes() == (public / name).read_bytes(), name
     theirs = parts_of()
     public_film.put_film(theirs, rank=32)
-    part = torch.load(
-        tmp_path / "ours" / "vision_backbone--latest_checkpoint.pt", weights_only=True
-    )
+    part = torch.load(saved / "vision_backbone--latest_checkpoint.pt", weights_only=True)
     assert part.keys() == public_film.film_part(theirs).keys()
     # else they could never be trained
     assert all(tensor.any() for name, tensor in part.items() if ".lora_A." in name)
@@ -177,33 +192,33 @@ def test_what_is_saved_is_what_the_authors_code_looks_for(
         )
     observation = observation_of()
     torch.testing.assert_close(
-        expected(theirs, policy, observation),
-        expected(oracle, policy, observation),
+        expected(theirs, loaded, observation),
+        expected(oracle, loaded, observation),
         atol=5e-5,
         rtol=0,
     )
     for name in ("action_head", "proprio_projector"):
         before = torch.load(public / f"{name}--150000_checkpoint.pt", weights_only=True)
-        after = torch.load(tmp_path / "ours" / f"{name}--latest_checkpoint.pt", weights_only=True)
+        after = torch.load(saved / f"{name}--latest_checkpoint.pt", weights_only=True)
         assert {key.removeprefix("module."): tensor.tolist() for key, tensor in before.items()} == {
             key: tensor.tolist() for key, tensor in after.items()
         }
 
 
-def test_a_saved_one_needs_no_arguments_and_decides_the_same(public: Path, tmp_path: Path) -> None:
-    policy = load(public)
-    policy.save(tmp_path / "ours")
-    again = ContinuousOpenVlaOft.load(tmp_path / "ours")
-    assert torch.equal(decided(again, observation_of()), decided(policy, observation_of()))
+def test_a_saved_one_needs_no_arguments_and_decides_the_same(
+    saved: Path, decision: torch.Tensor, tmp_path: Path
+) -> None:
+    again = ContinuousOpenVlaOft.load(saved)
+    assert torch.equal(decided(again, observation_of()), decision)
     again.save(tmp_path / "twice")
-    for path in (tmp_path / "ours").iterdir():
+    for path in saved.iterdir():
         assert path.read_bytes() == (tmp_path / "twice" / path.name).read_bytes(), path.name
 
 
 def test_adapters_of_our_own_are_kept_and_can_be_merged_for_others(
-    public: Path, tmp_path: Path
+    loaded: ContinuousOpenVlaOft, tmp_path: Path
 ) -> None:
-    adapted = load(public).adapted(LoraConfig(rank=4, alpha=8), seed=0)
+    adapted = loaded.adapted(LoraConfig(rank=4, alpha=8), seed=0)
     with torch.no_grad():
         for name, parameter in adapted.network.named_parameters():
             if ".lora_B." in name:
@@ -219,21 +234,21 @@ def test_adapters_of_our_own_are_kept_and_can_be_merged_for_others(
     torch.testing.assert_close(merged, decision, atol=5e-5, rtol=0)
 
 
-def test_the_page_on_checkpoints_loads_it(public: Path) -> None:
+def test_the_page_on_checkpoints_loads_it(public: Path, decision: torch.Tensor) -> None:
     names: dict[str, Any] = {}
     page = Path(__file__).parents[3] / "docs" / "checkpoints.md"
     for snippet in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
         exec(compile(snippet, page.name, "exec"), names)
     policy = names["load_two_arms"](public, "aloha_fold")
-    assert torch.equal(decided(policy, observation_of()), decided(load(public), observation_of()))
+    assert torch.equal(decided(policy, observation_of()), decision)
 
 
-def test_recipes_load_it_by_their_options(public: Path) -> None:
+def test_recipes_load_it_by_their_options(public: Path, decision: torch.Tensor) -> None:
     said = CheckpointFormat(
         norm_key="aloha_fold", normalization="bounds", cameras=CAMERAS, chunk_size=CHUNK
     )
     policy = load_policy(str(public), said, "cpu")
-    assert torch.equal(decided(policy, observation_of()), decided(load(public), observation_of()))
+    assert torch.equal(decided(policy, observation_of()), decision)
 
 
 def test_weights_in_another_dtype_are_cast_with_the_film(public: Path) -> None:
@@ -260,8 +275,10 @@ def test_a_part_in_float32_beside_weights_in_bfloat16_takes_their_dtype(
     )
 
 
-def test_names_with_both_prefixes_are_the_same_names(folder: Path) -> None:
-    before = load(folder).checkpoint_tensors()
+def test_names_with_both_prefixes_are_the_same_names(
+    folder: Path, loaded: ContinuousOpenVlaOft
+) -> None:
+    before = loaded.checkpoint_tensors()
     path = folder / "vision_backbone--100000_checkpoint.pt"
     part = torch.load(path, weights_only=True)
     torch.save({f"vision_backbone.{name}": tensor for name, tensor in part.items()}, path)
@@ -290,10 +307,9 @@ def test_a_chunk_that_the_folder_does_not_say_has_to_be_said(public: Path) -> No
         load(public, chunk_size=0)
 
 
-def test_a_chunk_that_the_folder_does_say_cannot_be_another(public: Path, tmp_path: Path) -> None:
-    load(public).save(tmp_path / "ours")
+def test_a_chunk_that_the_folder_does_say_cannot_be_another(saved: Path) -> None:
     with pytest.raises(CheckpointError, match="has the chunk_size 25, not 8"):
-        ContinuousOpenVlaOft.load(tmp_path / "ours", chunk_size=8)
+        ContinuousOpenVlaOft.load(saved, chunk_size=8)
 
 
 @pytest.mark.parametrize(
