@@ -47,6 +47,17 @@ def trained(tmp_path_factory: pytest.TempPathFactory, base: Path) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def plain(base: Path) -> OpenVlaOft:
+    """The base alone."""
+    return OpenVlaOft.load(base)
+
+
+@pytest.fixture(scope="module")
+def merged(trained: Path) -> ContinuousOpenVlaOft:
+    return ContinuousOpenVlaOft.load(trained)
+
+
 @pytest.fixture
 def adapter(tmp_path: Path, trained: Path) -> Path:
     return shutil.copytree(trained / "lora_adapter", tmp_path / "adapter")
@@ -54,13 +65,10 @@ def adapter(tmp_path: Path, trained: Path) -> Path:
 
 @torch.no_grad()
 def test_an_adapter_of_openvla_ofts_training_acts_as_its_authors_merge_it(
-    base: Path, trained: Path
+    base: Path, trained: Path, merged: ContinuousOpenVlaOft
 ) -> None:
     arrays = golden("adapter")
-    for policy in (
-        ContinuousOpenVlaOft.load(trained),
-        ContinuousOpenVlaOft.load(base, adapter=trained),
-    ):
+    for policy in (merged, ContinuousOpenVlaOft.load(base, adapter=trained)):
         assert policy.config.lora is None
         whole = uncropped(policy)
         batch = whole.prepare(observations(224))
@@ -89,11 +97,9 @@ def test_an_adapter_on_the_output_head_changes_the_logits(
 
 @torch.no_grad()
 def test_an_adapter_that_is_kept_acts_as_it_does_merged_and_alone_is_trained(
-    trained: Path, tmp_path: Path
+    trained: Path, merged: ContinuousOpenVlaOft, tmp_path: Path
 ) -> None:
-    merged, kept = (
-        ContinuousOpenVlaOft.load(trained, adapter_use=use) for use in ("merge", "train")
-    )
+    kept = ContinuousOpenVlaOft.load(trained, adapter_use="train")
     assert kept.config.lora == LoraConfig(rank=32, alpha=16, targets="all-linear")
     batch = kept.prepare(observations(224))
     expected = merged.network.read(batch)
@@ -137,15 +143,12 @@ def test_what_stands_beside_an_adapter_comes_before_what_its_base_has(
 
 
 def test_weights_that_hold_their_adapter_already_are_taken_as_they_are(
-    base: Path, tmp_path: Path
+    base: Path, plain: OpenVlaOft, adapter: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(base, tmp_path / "published")
-    golden_checkpoint.write_adapter(folder / "lora_adapter")
-    tensors, plain = (
-        OpenVlaOft.load(folder).checkpoint_tensors(),
-        OpenVlaOft.load(base).checkpoint_tensors(),
-    )
-    assert all(torch.equal(tensor, plain[name]) for name, tensor in tensors.items())
+    shutil.copytree(adapter, folder / "lora_adapter")
+    tensors, expected = OpenVlaOft.load(folder).checkpoint_tensors(), plain.checkpoint_tensors()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in tensors.items())
     for named in (folder, folder / "lora_adapter"):
         with pytest.raises(
             CheckpointError, match=r"have the adapter in its lora_adapter merged in already"
@@ -175,7 +178,7 @@ def test_openvla_takes_an_adapter_too(base: Path, adapter: Path) -> None:
 
 
 def test_towers_with_film_are_those_of_their_part(
-    base: Path, trained: Path, tmp_path: Path
+    trained: Path, merged: ContinuousOpenVlaOft, tmp_path: Path
 ) -> None:
     """While FiLM stands around the towers, peft saves their adapters under names that a base
     without FiLM does not have.
@@ -194,14 +197,21 @@ def test_towers_with_film_are_those_of_their_part(
         for name, tensor in saved.items()
     }
     save_file(renamed, folder / "lora_adapter" / "adapter_model.safetensors")
-    merged = ContinuousOpenVlaOft.load(trained).checkpoint_tensors()
+    without_film = merged.checkpoint_tensors()
     for name, tensor in ContinuousOpenVlaOft.load(folder).checkpoint_tensors().items():
         is_seen_through = name.startswith(("vision_backbone.", "film."))
-        assert torch.equal(tensor, (expected if is_seen_through else merged)[name]), name
+        assert torch.equal(tensor, (expected if is_seen_through else without_film)[name]), name
     with pytest.raises(
         CheckpointError, match="has FiLM, whose part holds the towers' adapters merged in"
     ):
         ContinuousOpenVlaOft.load(folder, adapter_use="train")
+
+
+@pytest.fixture(scope="module")
+def public(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("public") / "base"
+    public_checkpoint.write(folder, public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
+    return folder
 
 
 OF_TRUNK_AND_HEAD = ["q_proj", "v_proj", "lm_head"]
@@ -219,12 +229,15 @@ OF_ALL_PARTS = ["proj", "qkv", "fc1", "fc2", "fc3", "k_proj"]
 )
 @torch.no_grad()
 def test_an_adapter_saved_by_peft_is_put_where_peft_puts_it(
-    is_safe: bool, targets: list[str], make_observation: MakeObservation, tmp_path: Path
+    is_safe: bool,
+    targets: list[str],
+    public: Path,
+    make_observation: MakeObservation,
+    tmp_path: Path,
 ) -> None:
     import peft
 
-    public_checkpoint.write(tmp_path / "base", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
-    theirs = OpenVlaOft.load(tmp_path / "base", norm_key="libero_goal")
+    theirs = OpenVlaOft.load(public, norm_key="libero_goal")
     wrapped = peft.get_peft_model(
         theirs.network,
         peft.LoraConfig(r=4, lora_alpha=8, target_modules=targets, init_lora_weights=False),
@@ -240,7 +253,7 @@ def test_an_adapter_saved_by_peft_is_put_where_peft_puts_it(
     expected = theirs.network(batch)
     for use in ("merge", "train"):
         ours = OpenVlaOft.load(
-            tmp_path / "base", norm_key="libero_goal", adapter=tmp_path / "adapter", adapter_use=use
+            public, norm_key="libero_goal", adapter=tmp_path / "adapter", adapter_use=use
         )
         torch.testing.assert_close(ours.network(batch), expected, atol=2e-5, rtol=0)
     assert ours.config.lora is not None
@@ -335,13 +348,13 @@ def test_an_adapter_that_is_not_there_is_named(base: Path, adapter: Path, tmp_pa
 
 @pytest.fixture
 def hub(
-    base: Path, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    base: Path, trained: Path, adapter: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Path]:
     """Repositories by id; a stand-in for the hub's client copies what the patterns ask for, and
     nothing else.
     """
     merged = shutil.copytree(base, tmp_path / "hub" / "merged")
-    golden_checkpoint.write_adapter(merged / "lora_adapter")
+    shutil.copytree(adapter, merged / "lora_adapter")
     repositories = {"openvla/openvla-7b": base, "lab/adapter": trained, "lab/merged": merged}
 
     def snapshot(hub_id: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
@@ -359,7 +372,7 @@ def hub(
 
 
 def test_an_adapter_is_fetched_where_there_are_no_weights_without_it(
-    hub: dict[str, Path], trained: Path
+    hub: dict[str, Path], trained: Path, merged: ContinuousOpenVlaOft
 ) -> None:
     OpenVlaOft.load("lab/merged")
     assert not (downloaded("lab/merged", without=["*"]) / "lora_adapter").exists()
@@ -372,7 +385,7 @@ def test_an_adapter_is_fetched_where_there_are_no_weights_without_it(
         found = ContinuousOpenVlaOft.load("lab/adapter").checkpoint_tensors()
     finally:
         config.write_text(before)
-    expected = ContinuousOpenVlaOft.load(trained).checkpoint_tensors()
+    expected = merged.checkpoint_tensors()
     assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
 
 
