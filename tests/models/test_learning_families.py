@@ -160,7 +160,7 @@ async def test_a_critic_learns_on_what_it_sees(
 ) -> None:
     policy = made(family)
     policy.network.to(dtype)
-    config = CriticConfig(trunk=trunk, optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0), epochs=8)
+    config = CriticConfig(trunk=trunk, optimizer=OptimizerConfig(lr=1e-2, warmup_steps=0), epochs=4)
     async with asyncio.timeout(100):
         trajectory = await played(policy, lane, make_observation, 0)
         critic = Critic(policy, lane, config, seed=0)

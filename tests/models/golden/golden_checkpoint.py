@@ -3,6 +3,7 @@ were run on.
 """
 
 import json
+from functools import cache
 from pathlib import Path
 
 import golden_recipe
@@ -94,6 +95,10 @@ def write_adapter(folder: Path, base: Path | str = "openvla/openvla-7b") -> Path
 
 def tensors(shapes: dict[str, list[int]]) -> dict[str, torch.Tensor]:
     """The recipe's weights of one file."""
-    return {
-        name: torch.from_numpy(weight) for name, weight in golden_recipe.tensors(shapes).items()
-    }
+    return {name: tensor(name, *shape) for name, shape in shapes.items()}
+
+
+@cache
+def tensor(name: str, *shape: int) -> torch.Tensor:
+    """The recipe's weight of that name, shared: it is written to files alone."""
+    return torch.from_numpy(golden_recipe.tensor(name, shape))

@@ -13,11 +13,18 @@ import public_checkpoint
 import pytest
 import torch
 from safetensors.torch import load_file
+from shallow_networks import shallow
 
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.learning import Demonstration, ImitationConfig, Imitator, OptimizerConfig
-from vla_rl.models.openvla_oft import ContinuousOpenVlaOft, OpenVlaOft, OpenVlaOftConfig, tiny
+from vla_rl.models.openvla_oft import (
+    ContinuousOpenVlaOft,
+    OpenVlaOft,
+    OpenVlaOftConfig,
+    continuous,
+    tiny,
+)
 from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
 from vla_rl.models.openvla_oft.heads import add_noise, cumulative_alphas, denoise
 from vla_rl.types import Sampling
@@ -35,6 +42,17 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def loaded(folder: Path) -> ContinuousOpenVlaOft:
+    return ContinuousOpenVlaOft.load(folder, norm_key="libero_goal")
+
+
+@pytest.fixture(scope="module")
+def regressing() -> ContinuousOpenVlaOft:
+    """New, with an L1 head."""
+    return ContinuousOpenVlaOft.create(tiny(image_size=28, head="l1"), seed=0)
+
+
 def observation_of(size: int = 28) -> dict[str, Any]:
     rng = np.random.default_rng(3)
     return {
@@ -45,13 +63,12 @@ def observation_of(size: int = 28) -> dict[str, Any]:
     }
 
 
-def test_a_public_checkpoint_acts_as_the_libraries_alone_say(folder: Path) -> None:
-    policy = ContinuousOpenVlaOft.load(folder, norm_key="libero_goal")
+def test_a_public_checkpoint_acts_as_the_libraries_alone_say(loaded: ContinuousOpenVlaOft) -> None:
     parts = public_checkpoint.Parts(seed=1)
     observation = observation_of()
-    batch = policy.prepare([observation])
+    batch = loaded.prepare([observation])
     with torch.no_grad():
-        numbers, _ = policy.sample(batch, [Sampling(greedy=True)])
+        numbers, _ = loaded.sample(batch, [Sampling(greedy=True)])
         assert batch.proprio is not None
         prompt = public_checkpoint.prompt_ids(TINY_TOKENIZER, observation["instruction"])
         hidden = parts.read(list(batch.images[0]), prompt, batch.proprio[0], num_numbers=56)
@@ -82,23 +99,25 @@ def test_a_public_diffusion_head_sees_the_noise_that_the_libraries_alone_say(
         torch.testing.assert_close(found, expected, atol=3e-5, rtol=0)
 
 
-def test_proprioception_is_scaled_by_the_percentiles_of_the_chosen_set(folder: Path) -> None:
-    policy = ContinuousOpenVlaOft.load(folder, norm_key="libero_goal")
+def test_proprioception_is_scaled_by_the_percentiles_of_the_chosen_set(
+    loaded: ContinuousOpenVlaOft,
+) -> None:
     observation = observation_of()
-    proprio = policy.prepare([observation]).proprio
+    proprio = loaded.prepare([observation]).proprio
     assert proprio is not None  # q01 = -1 and q99 = 1, so scaling changes the last bits at most
     np.testing.assert_allclose(proprio[0].numpy(), observation["state"], atol=1e-6)
 
 
-def test_a_saved_one_loads_to_the_same_numbers(folder: Path, tmp_path: Path) -> None:
-    policy = ContinuousOpenVlaOft.load(folder, norm_key="libero_goal")
-    policy.save(tmp_path / "again")
+def test_a_saved_one_loads_to_the_same_numbers(
+    folder: Path, loaded: ContinuousOpenVlaOft, tmp_path: Path
+) -> None:
+    loaded.save(tmp_path / "again")
     again = ContinuousOpenVlaOft.load(tmp_path / "again")
     assert again.config.head == "l1"
-    batch = policy.prepare([observation_of()])
+    batch = loaded.prepare([observation_of()])
     with torch.no_grad():
         first, second = (
-            model.sample(batch, [Sampling(greedy=True)])[0] for model in (policy, again)
+            model.sample(batch, [Sampling(greedy=True)])[0] for model in (loaded, again)
         )
     assert torch.equal(first, second)
     assert (tmp_path / "again" / "config.json").read_bytes() == (
@@ -187,30 +206,30 @@ def test_a_token_policy_refuses_a_continuous_configuration() -> None:
 
 
 def test_the_likelihood_at_temperature_one_is_minus_the_absolute_error(
-    make_observation: MakeObservation,
+    regressing: ContinuousOpenVlaOft, make_observation: MakeObservation
 ) -> None:
-    policy = ContinuousOpenVlaOft.create(tiny(image_size=28, head="l1"), seed=0)
-    batch = policy.prepare([make_observation(0)])
+    batch = regressing.prepare([make_observation(0)])
     with torch.no_grad():
-        centre, _ = policy.sample(batch, [Sampling(greedy=True)])
-        log_probs, entropy = policy.log_probs(batch, centre + 0.25, torch.ones(1))
+        centre, _ = regressing.sample(batch, [Sampling(greedy=True)])
+        log_probs, entropy = regressing.log_probs(batch, centre + 0.25, torch.ones(1))
     torch.testing.assert_close(
         log_probs, torch.full((1, 56), -0.25 - math.log(2.0)), atol=1e-5, rtol=0
     )
     torch.testing.assert_close(entropy, torch.full((1, 56), 1.0 + math.log(2.0)), atol=1e-6, rtol=0)
 
 
-def test_sampled_numbers_scatter_by_the_temperature(make_observation: MakeObservation) -> None:
+def test_sampled_numbers_scatter_by_the_temperature(
+    regressing: ContinuousOpenVlaOft, make_observation: MakeObservation
+) -> None:
     """A Laplace distribution of scale b has a mean absolute deviation of b."""
-    policy = ContinuousOpenVlaOft.create(tiny(image_size=28, head="l1"), seed=0)
     observations = [make_observation(0)] * 64
     with torch.no_grad():
-        batch = policy.prepare(observations)
-        centre, _ = policy.sample(batch, [Sampling(greedy=True)] * 64)
-        numbers, acted = policy.sample(
+        batch = regressing.prepare(observations)
+        centre, _ = regressing.sample(batch, [Sampling(greedy=True)] * 64)
+        numbers, acted = regressing.sample(
             batch, [Sampling(temperature=0.1, seed=seed) for seed in range(64)]
         )
-        learned, _ = policy.log_probs(batch, numbers, torch.full((64,), 0.1))
+        learned, _ = regressing.log_probs(batch, numbers, torch.full((64,), 0.1))
     assert (numbers - centre).abs().mean().item() == pytest.approx(0.1, rel=0.05)
     torch.testing.assert_close(learned, acted, atol=1e-4, rtol=0)
 
@@ -240,7 +259,7 @@ async def imitate(
     config: OpenVlaOftConfig, make_observation: MakeObservation
 ) -> tuple[dict[str, float], dict[str, float], list[float]]:
     """25 updates on 8 chunks of 0.5: greedy errors before and after, and the losses."""
-    policy = ContinuousOpenVlaOft.create(config, seed=0)
+    policy = ContinuousOpenVlaOft.create(shallow(config), seed=0)
     shown = [
         Demonstration(
             observation=make_observation(seed),
@@ -298,7 +317,11 @@ def test_the_instruction_modulates_the_towers_under_film(make_observation: MakeO
 
 
 @pytest.mark.parametrize("has_film", [False, True])
-def test_pictures_are_looked_at_once_for_all_denoising_steps(has_film: bool) -> None:
+def test_pictures_are_looked_at_once_for_all_denoising_steps(
+    has_film: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # each step of denoising is the same call: five instead of fifty of them
+    monkeypatch.setattr(continuous, "NUM_DENOISING_STEPS", 5)
     policy = ContinuousOpenVlaOft.create(
         tiny(image_size=28, head="diffusion", has_film=has_film), seed=0
     )

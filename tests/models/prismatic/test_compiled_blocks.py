@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import msgspec
 import pytest
 import torch
+from shallow_networks import shallow
 from torch import Tensor, nn
 from torch._dynamo.utils import counters
 from torch._inductor.exc import InvalidCxxCompiler
@@ -21,7 +21,7 @@ from vla_rl.models.openvla import OpenVla, OpenVlaConfig
 from vla_rl.models.openvla_oft import OpenVlaOft, OpenVlaOftConfig
 from vla_rl.models.prismatic import compiled_blocks
 from vla_rl.models.prismatic.compiled_blocks import compile_blocks, require_compiler
-from vla_rl.models.prismatic.config import LoraConfig, LoraTargets, VisionTowerConfig
+from vla_rl.models.prismatic.config import LoraConfig, LoraTargets
 from vla_rl.types import Sampling
 
 MakeObservation = Callable[..., dict[str, Any]]
@@ -42,20 +42,6 @@ def compiling_by(backend: str) -> Iterator[None]:
 
 def adapted(config: OpenVlaOftConfig, targets: LoraTargets = "hidden") -> OpenVlaOft:
     return OpenVlaOft.create(config, seed=0).adapted(LoraConfig(rank=4, targets=targets), seed=1)
-
-
-def shallow(config: OpenVlaOftConfig) -> OpenVlaOftConfig:
-    """Two blocks in each stack."""
-    return msgspec.structs.replace(
-        config,
-        llm=msgspec.structs.replace(config.llm, num_layers=2),
-        featurizer=with_depth(config.featurizer, 2),
-        fused_featurizer=with_depth(config.fused_featurizer, 2),
-    )
-
-
-def with_depth(tower: VisionTowerConfig, depth: int) -> VisionTowerConfig:
-    return msgspec.structs.replace(tower, overrides={**tower.overrides, "depth": depth})
 
 
 def act(policy: Any, observations: list[dict[str, Any]]) -> tuple[Tensor, Tensor]:

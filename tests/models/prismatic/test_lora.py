@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from shallow_networks import shallow
 
 from vla_rl.errors import ConfigError
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
@@ -18,11 +19,17 @@ from vla_rl.types import Sampling
 MakeObservation = Callable[..., dict[str, Any]]
 
 
-@pytest.fixture
-def adapted() -> OpenVlaOft:
-    return OpenVlaOft.create(tiny(image_size=28), seed=0).adapted(
-        LoraConfig(rank=4, alpha=8), seed=1
-    )
+@pytest.fixture(scope="module")
+def adapted(policy: OpenVlaOft) -> OpenVlaOft:
+    """The shared policy with new adapters."""
+    return policy.adapted(LoraConfig(rank=4, alpha=8), seed=1)
+
+
+@pytest.fixture(scope="module")
+def shaken(adapted: OpenVlaOft) -> OpenVlaOft:
+    copied = adapted.copy()
+    shake(copied)
+    return copied
 
 
 def shake(policy: OpenVlaOft) -> None:
@@ -34,12 +41,11 @@ def shake(policy: OpenVlaOft) -> None:
 
 
 def test_new_adapters_change_nothing(
-    adapted: OpenVlaOft, make_observation: MakeObservation
+    policy: OpenVlaOft, adapted: OpenVlaOft, make_observation: MakeObservation
 ) -> None:
-    plain = OpenVlaOft.create(tiny(image_size=28), seed=0)
-    batch = plain.prepare([make_observation(0)])
+    batch = policy.prepare([make_observation(0)])
     with torch.no_grad():
-        torch.testing.assert_close(adapted.network(batch), plain.network(batch), atol=1e-6, rtol=0)
+        torch.testing.assert_close(adapted.network(batch), policy.network(batch), atol=1e-6, rtol=0)
 
 
 def test_only_adapters_and_what_stands_beside_the_trunk_are_trained(adapted: OpenVlaOft) -> None:
@@ -67,9 +73,8 @@ def adapted_layers(policy: OpenVlaOft | OpenVla) -> set[str]:
 
 
 def test_all_linear_adds_the_output_head_and_the_patches_to_our_own_set(
-    adapted: OpenVlaOft,
+    policy: OpenVlaOft, adapted: OpenVlaOft
 ) -> None:
-    policy = OpenVlaOft.create(tiny(image_size=28), seed=0)
     wide = policy.adapted(LoraConfig(rank=4, alpha=8, targets="all-linear"), seed=1)
     assert adapted_layers(wide) - adapted_layers(adapted) == AUTHORS_OWN
     assert adapted_layers(adapted) < adapted_layers(wide)
@@ -79,7 +84,7 @@ def test_all_linear_adds_the_output_head_and_the_patches_to_our_own_set(
 def test_an_adapted_output_head_and_its_merged_weights_give_the_same_tokens(
     family: Any, make_observation: MakeObservation, tmp_path: Path
 ) -> None:
-    shape = tiny(image_size=28, cameras=("image",), proprio=None)
+    shape = shallow(tiny(image_size=28, cameras=("image",), proprio=None))
     if family is OpenVla:
         shared = {
             name: getattr(shape, name)
@@ -113,8 +118,7 @@ def test_an_adapted_output_head_and_its_merged_weights_give_the_same_tokens(
     assert torch.equal(scores(again), scores(wide))
 
 
-def test_targets_may_be_layers_by_name_and_nothing_else() -> None:
-    policy = OpenVlaOft.create(tiny(image_size=28), seed=0)
+def test_targets_may_be_layers_by_name_and_nothing_else(policy: OpenVlaOft) -> None:
     named = ("language_model.model.layers.0.self_attn.q_proj", "projector.fc2")
     assert adapted_layers(policy.adapted(LoraConfig(rank=2, targets=named), seed=0)) == set(named)
     with pytest.raises(
@@ -127,52 +131,42 @@ def test_targets_may_be_layers_by_name_and_nothing_else() -> None:
         LoraConfig(targets="all")  # type: ignore[arg-type]
 
 
-def test_a_policy_that_was_saved_with_adapters_goes_on_training_them_alone(
-    adapted: OpenVlaOft, tmp_path: Path
+def test_merged_adapters_act_as_they_did_beside_the_weights(
+    policy: OpenVlaOft, shaken: OpenVlaOft, make_observation: MakeObservation
 ) -> None:
-    adapted.save(tmp_path / "adapted")
+    merged = shaken.merged()
+    batch = shaken.prepare([make_observation(0)])
+    with torch.no_grad():
+        torch.testing.assert_close(merged.network(batch), shaken.network(batch), atol=2e-5, rtol=0)
+        assert (merged.network(batch) - policy.network(batch)).abs().max() > 1e-3
+    assert merged.checkpoint_tensors().keys() == policy.checkpoint_tensors().keys()
+
+
+def test_an_adapted_policy_comes_back_with_its_adapters_and_goes_on_training_them_alone(
+    shaken: OpenVlaOft, make_observation: MakeObservation, tmp_path: Path
+) -> None:
+    shaken.save(tmp_path / "adapted")
+    again = OpenVlaOft.load(tmp_path / "adapted")
+    assert again.config.lora == LoraConfig(rank=4, alpha=8)
+    batch = shaken.prepare([make_observation(0)])
+    with torch.no_grad():
+        assert torch.equal(again.network(batch), shaken.network(batch))
     learns = [
-        {name for name, parameter in policy.network.named_parameters() if parameter.requires_grad}
-        for policy in (adapted, OpenVlaOft.load(tmp_path / "adapted"))
+        {name for name, parameter in each.network.named_parameters() if parameter.requires_grad}
+        for each in (shaken, again)
     ]
     assert learns[0] == learns[1]
 
 
-def test_merged_adapters_act_as_they_did_beside_the_weights(
-    adapted: OpenVlaOft, make_observation: MakeObservation
-) -> None:
-    plain = OpenVlaOft.create(tiny(image_size=28), seed=0)
-    shake(adapted)
-    merged = adapted.merged()
-    batch = adapted.prepare([make_observation(0)])
-    with torch.no_grad():
-        torch.testing.assert_close(merged.network(batch), adapted.network(batch), atol=2e-5, rtol=0)
-        assert (merged.network(batch) - plain.network(batch)).abs().max() > 1e-3
-    assert merged.checkpoint_tensors().keys() == plain.checkpoint_tensors().keys()
-
-
-def test_an_adapted_policy_comes_back_with_its_adapters(
-    adapted: OpenVlaOft, make_observation: MakeObservation, tmp_path: Path
-) -> None:
-    shake(adapted)
-    adapted.save(tmp_path / "adapted")
-    again = OpenVlaOft.load(tmp_path / "adapted")
-    assert again.config.lora == LoraConfig(rank=4, alpha=8)
-    batch = adapted.prepare([make_observation(0)])
-    with torch.no_grad():
-        assert torch.equal(again.network(batch), adapted.network(batch))
-
-
 def test_adapters_of_another_shape_go_on_where_the_first_ones_were(
-    adapted: OpenVlaOft, make_observation: MakeObservation
+    shaken: OpenVlaOft, make_observation: MakeObservation
 ) -> None:
-    shake(adapted)
-    again = adapted.adapted(LoraConfig(rank=2, alpha=4), seed=2)
+    again = shaken.adapted(LoraConfig(rank=2, alpha=4), seed=2)
     assert again.config.lora == LoraConfig(rank=2, alpha=4)
-    batch = adapted.prepare([make_observation(0)])
+    batch = shaken.prepare([make_observation(0)])
     with torch.no_grad():
         torch.testing.assert_close(
-            again.network(batch), adapted.network(batch), atol=1e-4, rtol=1e-4
+            again.network(batch), shaken.network(batch), atol=1e-4, rtol=1e-4
         )
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 import torch
+from shallow_networks import shallow
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -50,8 +51,9 @@ Policy = OpenVla | OpenVlaOft | ContinuousOpenVlaOft
 def any_policy(
     request: pytest.FixtureRequest, config: OpenVlaOftConfig, monkeypatch: pytest.MonkeyPatch
 ) -> Policy:
-    # each step of denoising is the same call: ten instead of fifty of them
-    monkeypatch.setattr(continuous, "NUM_DENOISING_STEPS", 10)
+    # each step of denoising is the same call: three instead of fifty of them
+    monkeypatch.setattr(continuous, "NUM_DENOISING_STEPS", 3)
+    config = shallow(config)
     if request.param == "openvla":
         shared = {
             name: getattr(config, name)
