@@ -193,7 +193,7 @@ def test_the_order_of_rows_does_not_matter(config) -> None:
     assert same.metrics() == pytest.approx(diagnostics.metrics(), rel=1e-4, abs=1e-6)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     name=st.sampled_from(NAMES),
     mode=st.sampled_from(sorted(AGGREGATIONS)),

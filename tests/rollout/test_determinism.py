@@ -14,7 +14,7 @@ from vla_rl.rollout.simulated_time import run_in_simulated_time
 async def run(
     num_envs: int, timing_seed: int, *, filtered: bool, faults: Faults, run_seed: int = 0
 ) -> list[str]:
-    """Six synchronous updates of 4 groups of 4; the digest of each."""
+    """Four synchronous updates of 4 groups of 4; the digest of each."""
     pool = LatencyPool(num_envs, seed=timing_seed, faults=faults, deadline_s=0.2)
     engine = CountingEngine(deterministic=True)
     config = SchedulerConfig(
@@ -28,7 +28,7 @@ async def run(
     )
     digests = []
     async with asyncio.timeout(36_000), engine.batcher, scheduler:
-        for update in range(6):
+        for update in range(4):
             groups = [group async for group in scheduler.groups_for_update(update)]
             digests.append(fingerprint(groups))
             engine.weight_version = update + 1
@@ -41,13 +41,12 @@ def test_training_input_does_not_depend_on_timing_or_on_how_many_environments_pl
     filtered: bool,
 ) -> None:
     reference = run_in_simulated_time(run(1, 0, filtered=filtered, faults=Faults()))
-    assert len(set(reference)) == 6
-    for num_envs in (2, 7, 16):
-        for timing_seed in range(2):
-            other = run_in_simulated_time(
-                run(num_envs, timing_seed, filtered=filtered, faults=Faults())
-            )
-            assert other == reference, f"{num_envs} environments, timing {timing_seed}"
+    assert len(set(reference)) == 4
+    for num_envs, timing_seed in ((2, 0), (7, 0), (7, 1), (16, 1)):
+        other = run_in_simulated_time(
+            run(num_envs, timing_seed, filtered=filtered, faults=Faults())
+        )
+        assert other == reference, f"{num_envs} environments, timing {timing_seed}"
 
 
 def test_dead_and_frozen_simulators_do_not_change_the_training_input() -> None:

@@ -180,7 +180,7 @@ class Schedule:
             self.train()
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(
     max_staleness=st.integers(0, 4),
     groups_per_update=st.integers(1, 5),

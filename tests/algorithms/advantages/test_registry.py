@@ -4,7 +4,7 @@ import inspect
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from reward_batches import OF_GROUPS, column, estimate, outcomes
 
@@ -51,6 +51,7 @@ def test_an_outcome_is_spread_over_the_steps_that_acted(name) -> None:
     assert [len(row) for row in made.per_trajectory()] == [3, 2]
 
 
+@settings(max_examples=40)
 @given(
     rewards=st.lists(st.integers(0, 4).map(float), min_size=2, max_size=10),
     shift=st.sampled_from([-3.0, 1.0, 8.0]),
@@ -73,6 +74,7 @@ def test_a_shift_of_all_rewards_is_not_seen_and_rows_may_stand_in_any_order(
             np.testing.assert_allclose(column(shuffled), np.array(made)[list(order)], atol=1e-5)
 
 
+@settings(max_examples=40)
 @given(
     st.lists(st.integers(0, 4).map(float), min_size=2, max_size=8), st.sampled_from([0.5, 2.0, 4.0])
 )
