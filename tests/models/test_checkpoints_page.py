@@ -30,11 +30,17 @@ def page() -> dict[str, Any]:
     return names
 
 
+@pytest.fixture(scope="module")
+def public(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("public") / "tiny"
+    public_checkpoint.write(folder, public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
+    return folder
+
+
 def test_a_public_checkpoint_is_loaded_adapted_merged_and_saved(
-    page: dict[str, Any], tmp_path: Path
+    page: dict[str, Any], public: Path, tmp_path: Path
 ) -> None:
-    public_checkpoint.write(tmp_path / "public", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
-    policy = page["load_mine"](tmp_path / "public")
+    policy = page["load_mine"](public)
     adapted = page["with_adapters"](policy)
     assert any(".lora_A." in name for name in adapted.checkpoint_tensors())
     page["for_others"](adapted, tmp_path / "mine")
@@ -74,9 +80,8 @@ def test_the_page_names_every_dialect() -> None:
     ],
 )
 def test_a_dialect_settles_images_and_the_stop_token(
-    dialect: Any, images: str, has_stop_token: bool, tmp_path: Path
+    dialect: Any, images: str, has_stop_token: bool, public: Path
 ) -> None:
-    public_checkpoint.write(tmp_path / "public", public_checkpoint.Parts(seed=0), TINY_TOKENIZER)
-    config = OpenVlaOft.load(tmp_path / "public", norm_key="libero_goal", dialect=dialect).config
+    config = OpenVlaOft.load(public, norm_key="libero_goal", dialect=dialect).config
     assert (config.images, config.has_stop_token) == (images, has_stop_token)
     assert config.action_bounds.epsilon == 1e-8

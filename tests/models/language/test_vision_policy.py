@@ -30,8 +30,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_tiny_vision(tmp_path_factory.mktemp("public") / "tiny")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def policy(folder: Path) -> VisionLanguageModel:
+    """Shared by tests that do not change it."""
     found = load_language_model(folder)
     assert isinstance(found, VisionLanguageModel)
     return found
@@ -127,6 +128,7 @@ def test_reading_on_in_a_slot_gives_the_logits_of_reading_all_at_once(
 def test_a_saved_folder_has_the_public_names_and_loads_by_itself(
     policy: VisionLanguageModel, tmp_path: Path, folder: Path
 ) -> None:
+    policy = policy.copy()
     with torch.no_grad():
         for parameter in policy.network.parameters():
             parameter.add_(0.01)
@@ -181,6 +183,7 @@ def test_demonstrations_show_the_images_of_all_turns(policy: VisionLanguageModel
 
 
 def test_a_frozen_tower_gets_no_gradient_and_the_trunk_does(policy: VisionLanguageModel) -> None:
+    policy = policy.copy()
     policy.freeze_vision()
     seen = observed(policy, user("left?", TALL))
     found, _ = policy.log_probs(policy.prepare([seen]), torch.tensor([[20, 2]]), torch.ones(1))

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from shallow_networks import shallow
 
 from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError
@@ -16,7 +17,7 @@ from vla_rl.types import Observation
 
 def small_policy() -> OpenVlaOft:
     shape = tiny(image_size=28, cameras=("image",), proprio=None, chunk_size=1, action_dim=2)
-    return OpenVlaOft.create(shape, seed=0)
+    return OpenVlaOft.create(shallow(shape), seed=0)
 
 
 def seen() -> Observation:

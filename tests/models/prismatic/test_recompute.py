@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from shallow_networks import shallow
 from torch import Tensor
 
 from vla_rl.models.openvla import OpenVla, OpenVlaConfig
@@ -18,6 +19,7 @@ Policy = OpenVla | OpenVlaOft
 
 @pytest.fixture(params=["openvla", "openvla_oft", "adapters"])
 def policy(request: pytest.FixtureRequest, config: OpenVlaOftConfig) -> Policy:
+    config = shallow(config)
     if request.param == "openvla":
         shared = {
             name: getattr(config, name)
