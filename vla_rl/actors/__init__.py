@@ -1,31 +1,37 @@
 """Actors: classes whose public async methods are called alike wherever they run.
 
 An actor runs in this loop, in a child process or on another host.
+
+The names below are imported on first use, because each simulator process imports this package and
+needs few of them.
 """
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from vla_rl.actors.actor import Actor, actor_method
-from vla_rl.actors.call_limit import CallLimit
-from vla_rl.actors.fanout import begin, call_all, call_any, call_as_completed, tell
-from vla_rl.actors.keys import make_keys, read_keys, read_public_key
-from vla_rl.actors.placement import (
-    ChildProcess,
-    ForkServer,
-    InLoop,
-    KeyPair,
-    Placement,
-    PrepareHook,
-    RemoteHost,
-    RestartPolicy,
-    Takeover,
-)
-from vla_rl.actors.runtime import ActorInfo, Runtime
-from vla_rl.actors.slots import release
-from vla_rl.actors.waits import Wait, current_waits, note_progress, progress_counts, waiting
-from vla_rl.actors.watchdog import Watchdog
-from vla_rl.actors.wire import LagReport
 from vla_rl.renamed import renamed_attribute
+
+if TYPE_CHECKING:
+    from vla_rl.actors.actor import Actor, actor_method
+    from vla_rl.actors.call_limit import CallLimit
+    from vla_rl.actors.fanout import begin, call_all, call_any, call_as_completed, tell
+    from vla_rl.actors.keys import make_keys, read_keys, read_public_key
+    from vla_rl.actors.placement import (
+        ChildProcess,
+        ForkServer,
+        InLoop,
+        KeyPair,
+        Placement,
+        PrepareHook,
+        RemoteHost,
+        RestartPolicy,
+        Takeover,
+    )
+    from vla_rl.actors.runtime import ActorInfo, Runtime
+    from vla_rl.actors.slots import release
+    from vla_rl.actors.waits import Wait, current_waits, note_progress, progress_counts, waiting
+    from vla_rl.actors.watchdog import Watchdog
+    from vla_rl.actors.wire import LagReport
 
 __all__ = [
     "Actor",
@@ -60,8 +66,60 @@ __all__ = [
     "waiting",
 ]
 
+_HOME = {
+    "actor": (
+        "Actor",
+        "actor_method",
+    ),
+    "call_limit": ("CallLimit",),
+    "fanout": (
+        "begin",
+        "call_all",
+        "call_any",
+        "call_as_completed",
+        "tell",
+    ),
+    "keys": (
+        "make_keys",
+        "read_keys",
+        "read_public_key",
+    ),
+    "placement": (
+        "ChildProcess",
+        "ForkServer",
+        "InLoop",
+        "KeyPair",
+        "Placement",
+        "PrepareHook",
+        "RemoteHost",
+        "RestartPolicy",
+        "Takeover",
+    ),
+    "runtime": (
+        "ActorInfo",
+        "Runtime",
+    ),
+    "slots": ("release",),
+    "waits": (
+        "Wait",
+        "current_waits",
+        "note_progress",
+        "progress_counts",
+        "waiting",
+    ),
+    "watchdog": ("Watchdog",),
+    "wire": ("LagReport",),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
 
 def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
     if (renamed := renamed_attribute(__name__, name)) is not None:
         return renamed
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -18,7 +18,6 @@ import socket
 import sys
 
 import msgspec
-import numpy as np
 
 from vla_rl.actors.child import end_process, live
 from vla_rl.actors.fork_protocol import (
@@ -190,7 +189,9 @@ def _settle_in(request: Fork, fds: list[int]) -> ChildSettings:
     os.close(stderr)
     os.environ.update(request.env)
     random.seed()
-    np.random.seed(int.from_bytes(os.urandom(4), "little"))
+    # a child that imports it later draws a seed then
+    if (numpy_random := sys.modules.get("numpy.random")) is not None:
+        numpy_random.seed(int.from_bytes(os.urandom(4), "little"))
     return msgspec.structs.replace(
         request.settings, **dict(zip(request.settings.shared_fds, shared, strict=True))
     )
