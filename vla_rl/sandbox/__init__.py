@@ -8,10 +8,39 @@ They contain the effects of tools, scorers and model-written code.
 
 One keeper process forks for every call, isolates it as far as the kernel allows, watches it, and
 kills it with all processes that it started.
+
+The names below are imported on first use, because the keeper's process imports this package too
+and has no use for the owner's side of it.
 """
 
-from vla_rl.sandbox.limits import ProcessLimits
-from vla_rl.sandbox.protocol import Fault
-from vla_rl.sandbox.sandbox import CallResult, Sandbox, SandboxConfig, function_path
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vla_rl.sandbox.limits import ProcessLimits
+    from vla_rl.sandbox.protocol import Fault
+    from vla_rl.sandbox.sandbox import CallResult, Sandbox, SandboxConfig, function_path
 
 __all__ = ["CallResult", "Fault", "ProcessLimits", "Sandbox", "SandboxConfig", "function_path"]
+
+_HOME = {
+    "limits": ("ProcessLimits",),
+    "protocol": ("Fault",),
+    "sandbox": (
+        "CallResult",
+        "Sandbox",
+        "SandboxConfig",
+        "function_path",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

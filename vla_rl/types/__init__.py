@@ -3,53 +3,60 @@
 Observations, messages, episodes, trajectories, handles, and the base of configurations.
 
 Fast to import: no torch, no simulator, no model.
+
+The names below are imported on first use: the base of configurations needs none of NumPy, and the
+processes of a sandbox need no more.
 """
 
-from vla_rl.types.agent_parts import AgentPart, agents_of, parts_of
-from vla_rl.types.config import Config
-from vla_rl.types.episode import EnvSpec, EpisodeSpec, Sampling, WrapperSpec
-from vla_rl.types.language import (
-    DEFAULT_AGENT,
-    Completion,
-    FinishReason,
-    LanguagePolicies,
-    LanguagePolicy,
-    Message,
-    Prompt,
-    TextEnv,
-    TextOutcome,
-    TextStart,
-    TokenReport,
-    ToolCall,
-    ToolSpec,
-)
-from vla_rl.types.log_probs import MAX_LOG_PROB, first_impossible
-from vla_rl.types.observation import Info, Observation, images_of, observed_conversation
-from vla_rl.types.protocols import Agent, Env, EnvPool, Policy
-from vla_rl.types.reply_options import (
-    ANY_REPLY,
-    ChoiceFormat,
-    GrammarFormat,
-    JsonFormat,
-    RegexFormat,
-    ReplyFormat,
-    ReplyOptions,
-    ToolRule,
-)
-from vla_rl.types.roster import SOLE_MEMBER, Roster, by_member
-from vla_rl.types.seeds import derive_seed
-from vla_rl.types.shelved import Shelved, ShelvedArray
-from vla_rl.types.struct import ExplainsFields
-from vla_rl.types.trajectory import (
-    ActionChunk,
-    ChunkOutcome,
-    DecisionRewards,
-    Deposit,
-    Group,
-    Step,
-    StopReason,
-    Trajectory,
-)
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vla_rl.types.agent_parts import AgentPart, agents_of, parts_of
+    from vla_rl.types.config import Config
+    from vla_rl.types.episode import EnvSpec, EpisodeSpec, Sampling, WrapperSpec
+    from vla_rl.types.language import (
+        DEFAULT_AGENT,
+        Completion,
+        FinishReason,
+        LanguagePolicies,
+        LanguagePolicy,
+        Message,
+        Prompt,
+        TextEnv,
+        TextOutcome,
+        TextStart,
+        TokenReport,
+        ToolCall,
+        ToolSpec,
+    )
+    from vla_rl.types.log_probs import MAX_LOG_PROB, first_impossible
+    from vla_rl.types.observation import Info, Observation, images_of, observed_conversation
+    from vla_rl.types.protocols import Agent, Env, EnvPool, Policy
+    from vla_rl.types.reply_options import (
+        ANY_REPLY,
+        ChoiceFormat,
+        GrammarFormat,
+        JsonFormat,
+        RegexFormat,
+        ReplyFormat,
+        ReplyOptions,
+        ToolRule,
+    )
+    from vla_rl.types.roster import SOLE_MEMBER, Roster, by_member
+    from vla_rl.types.seeds import derive_seed
+    from vla_rl.types.shelved import Shelved, ShelvedArray
+    from vla_rl.types.struct import ExplainsFields
+    from vla_rl.types.trajectory import (
+        ActionChunk,
+        ChunkOutcome,
+        DecisionRewards,
+        Deposit,
+        Group,
+        Step,
+        StopReason,
+        Trajectory,
+    )
 
 __all__ = [
     "ANY_REPLY",
@@ -107,3 +114,91 @@ __all__ = [
     "observed_conversation",
     "parts_of",
 ]
+
+_HOME = {
+    "agent_parts": (
+        "AgentPart",
+        "agents_of",
+        "parts_of",
+    ),
+    "config": ("Config",),
+    "episode": (
+        "EnvSpec",
+        "EpisodeSpec",
+        "Sampling",
+        "WrapperSpec",
+    ),
+    "language": (
+        "DEFAULT_AGENT",
+        "Completion",
+        "FinishReason",
+        "LanguagePolicies",
+        "LanguagePolicy",
+        "Message",
+        "Prompt",
+        "TextEnv",
+        "TextOutcome",
+        "TextStart",
+        "TokenReport",
+        "ToolCall",
+        "ToolSpec",
+    ),
+    "log_probs": (
+        "MAX_LOG_PROB",
+        "first_impossible",
+    ),
+    "observation": (
+        "Info",
+        "Observation",
+        "images_of",
+        "observed_conversation",
+    ),
+    "protocols": (
+        "Agent",
+        "Env",
+        "EnvPool",
+        "Policy",
+    ),
+    "reply_options": (
+        "ANY_REPLY",
+        "ChoiceFormat",
+        "GrammarFormat",
+        "JsonFormat",
+        "RegexFormat",
+        "ReplyFormat",
+        "ReplyOptions",
+        "ToolRule",
+    ),
+    "roster": (
+        "SOLE_MEMBER",
+        "Roster",
+        "by_member",
+    ),
+    "seeds": ("derive_seed",),
+    "shelved": (
+        "Shelved",
+        "ShelvedArray",
+    ),
+    "struct": ("ExplainsFields",),
+    "trajectory": (
+        "ActionChunk",
+        "ChunkOutcome",
+        "DecisionRewards",
+        "Deposit",
+        "Group",
+        "Step",
+        "StopReason",
+        "Trajectory",
+    ),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,12 +2,12 @@
 
 import difflib
 import functools
+import sys
 from collections.abc import Mapping
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
-import numpy as np
 
 from vla_rl.errors import ConfigError
 from vla_rl.types.struct import ExplainsFields
@@ -89,7 +89,7 @@ def _is_of(value: Any, hint: Any) -> bool:
     if configs and isinstance(value, Config | dict):  # msgspec would build a config from a dict
         return isinstance(value, tuple(configs))
     try:
-        msgspec.convert(value.item() if isinstance(value, np.generic) else value, hint)
+        msgspec.convert(value.item() if _is_numpy_scalar(value) else value, hint)
     except msgspec.ValidationError:
         return False
     except TypeError:  # a type that msgspec does not know, such as a protocol
@@ -113,6 +113,12 @@ def _spelt(hint: Any) -> str:
         if isinstance(hint, type) and not members
         else str(hint).replace("typing.", "")
     )
+
+
+def _is_numpy_scalar(value: object) -> bool:
+    # not imported here: a process of a sandbox has configurations, and no use for NumPy
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.generic)
 
 
 @functools.cache
