@@ -66,9 +66,9 @@ async def test_a_reply_does_not_depend_on_who_is_in_the_batch(
 ) -> None:
     found = []
     for config in (
-        EngineConfig(is_deterministic=True, max_reply=20),
-        EngineConfig(max_batch=3, max_reply=20, kept_conversations=2),
-        EngineConfig(max_batch=16, max_reply=20, kept_conversations=0),
+        EngineConfig(is_deterministic=True, max_reply=12),
+        EngineConfig(max_batch=3, max_reply=12, kept_conversations=2),
+        EngineConfig(max_batch=16, max_reply=12, kept_conversations=0),
     ):
         async with TorchChatEngine(policy, lane, config) as engine:
             found.append(await replies(engine, 7))
@@ -135,7 +135,7 @@ async def test_greedy_is_what_transformers_generates(
 async def test_a_reply_ends_at_its_limit_or_at_a_stop_token(
     policy: CausalLanguageModel, lane: DeviceLane
 ) -> None:
-    async with TorchChatEngine(policy, lane, EngineConfig(max_reply=150)) as engine:
+    async with TorchChatEngine(policy, lane, EngineConfig(max_reply=60)) as engine:
         short = await engine.generate(said(1), sampling=Sampling(seed=1), max_tokens=3)
         long = await asyncio.gather(
             *(

@@ -111,7 +111,7 @@ def run(graph: TaskGraph, num_updates: int, max_in_flight: int) -> list[int]:
     return asyncio.run(main())
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(shape=shapes(), max_in_flight=st.integers(1, 3))
 def test_nodes_run_once_an_update_in_a_topological_order(shape: Any, max_in_flight: int) -> None:
     log: Log = []
@@ -126,7 +126,7 @@ def test_nodes_run_once_an_update_in_a_topological_order(shape: Any, max_in_flig
             assert when["end", node, update - 1] < when["begin", node, update]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(shape=shapes(), max_in_flight=st.integers(1, 3), data=st.data())
 def test_a_failure_skips_exactly_what_is_downstream(
     shape: Any, max_in_flight: int, data: st.DataObject

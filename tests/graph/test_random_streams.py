@@ -57,7 +57,7 @@ def function(is_source: bool, number: int, whole: list[int]) -> Callable[..., An
     return made["node"]  # type: ignore[no-any-return]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     shape=shapes(),
     capacity=st.integers(1, 3),

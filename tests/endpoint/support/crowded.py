@@ -9,9 +9,9 @@ import os
 import resource
 import sys
 
+import aiohttp
 import uvloop
 from byte_policy import BytePolicy
-from clients import ASK, client_of
 
 from vla_rl.actors import Actor, ChildProcess, Runtime
 from vla_rl.endpoint import Endpoint
@@ -37,9 +37,16 @@ async def main() -> None:
             worker = await runtime.spawn(Worker, name="worker", placement=ChildProcess())
             assert await worker.pid() != os.getpid()
             with endpoint.session(BytePolicy("hi")) as session:
-                async with client_of(session) as client:
-                    answer = await client.chat.completions.create(model="m", messages=ASK)
-            print(answer.choices[0].message.content, flush=True)
+                # without the package openai, whose import takes a second
+                async with aiohttp.ClientSession(raise_for_status=True) as client:
+                    asked = client.post(
+                        f"{session.base_url}/chat/completions",
+                        headers={"Authorization": f"Bearer {session.api_key}"},
+                        json={"model": "m", "messages": [{"role": "user", "content": "hello"}]},
+                    )
+                    async with asked as response:
+                        answer = await response.json()
+            print(answer["choices"][0]["message"]["content"], flush=True)
 
 
 if __name__ == "__main__":

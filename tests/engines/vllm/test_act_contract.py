@@ -187,19 +187,21 @@ async def test_new_weights_act_from_their_publication_on(acting: Acting) -> None
 async def test_no_chunk_mixes_versions_while_weights_change_under_traffic(acting: Acting) -> None:
     by_version = {20: moved(acting.first, 1), 21: moved(acting.first, 2), 22: acting.first}
     answers: list[tuple[int, ActionChunk]] = []
-    is_over = asyncio.Event()
+    is_over, answered = asyncio.Event(), asyncio.Event()
 
     async def ask(seed: int) -> None:
         while not is_over.is_set():
             answers.append((seed, await acting.act(seed, seed=len(answers))))
+            answered.set()
 
     async with asyncio.TaskGroup() as tasks:
         for seed in range(6):
             tasks.create_task(ask(seed))
         for version, policy in by_version.items():
             await acting.publish(policy, version)
-            while sum(chunk.weight_version == version for _, chunk in answers) < 6:  # noqa: ASYNC110
-                await asyncio.sleep(0)
+            while sum(chunk.weight_version == version for _, chunk in answers) < 6:
+                answered.clear()
+                await answered.wait()
         is_over.set()
     later = [(seed, chunk) for seed, chunk in answers if chunk.weight_version >= 20]
     assert {chunk.weight_version for _, chunk in later} == {20, 21, 22}

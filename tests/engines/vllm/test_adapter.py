@@ -5,8 +5,6 @@ import importlib.metadata
 import importlib.util
 import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -141,8 +139,3 @@ def test_an_installation_without_the_plugin_is_refused(monkeypatch: pytest.Monke
 def test_the_plugin_is_announced_to_vllm() -> None:
     (entry,) = importlib.metadata.entry_points(group="vllm.general_plugins", name="vla_rl")
     assert entry.value == "vla_rl.models.serving.plugin:register"
-
-
-def test_the_engines_are_imported_without_vllm_itself() -> None:
-    code = "import sys, vla_rl.engines.vllm.engine; assert 'vllm' not in sys.modules"
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=110)

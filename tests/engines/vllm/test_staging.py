@@ -98,11 +98,13 @@ def test_memory_of_a_gpu_that_an_engine_does_not_see_is_refused() -> None:
 
 READER = """
 import sys, msgspec
+import vla_rl.engines.vllm.engine
 from vla_rl.engines.vllm.staging import MappedWeights, StagedWeights
 for line in iter(sys.stdin.buffer.readline, b""):
     staged = msgspec.msgpack.decode(bytes.fromhex(line.decode().strip()), type=StagedWeights)
     mapped = MappedWeights(staged)
     print(mapped.checksum(), {tensor.device.type for _, tensor in mapped.tensors()}, flush=True)
+print("vllm" in sys.modules)
 """
 
 
@@ -137,6 +139,7 @@ def test_another_process_reads_version_after_version(device: str, route: WeightR
             reader.stdin.write(msgspec.msgpack.encode(staged).hex() + "\n")
             assert reader.stdout.readline() == f"{stage.checksum()} {{'{device}'}}\n"
         reader.stdin.close()
+        assert reader.stdout.readline() == "False\n"  # engines are imported without vLLM itself
     stage.close()
 
 

@@ -2,6 +2,7 @@
 shown.
 """
 
+import functools
 from typing import Any
 
 import msgspec
@@ -39,6 +40,12 @@ def token_policy(seed: int = 0, **changes: Any) -> OpenVla:
 
 def speaking_policy(seed: int = 0) -> CausalLanguageModel:
     """A Llama of two small blocks."""
+    return _speaker(seed).copy()
+
+
+@functools.cache
+def _speaker(seed: int) -> CausalLanguageModel:
+    """It is written to a folder and read again, for eight times the CPU time of a copy."""
     shape = TinyConfig(
         hidden_size=64,
         num_layers=2,
