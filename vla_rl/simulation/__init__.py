@@ -4,14 +4,21 @@
         observation, info = await env.reset(seed=0)
 
 Imports gymnasium and the actors but no torch; neither does any simulator process.
+
+The names below are imported on first use: a simulator's process imports this package too, and needs
+neither the pool nor what starts such processes.
 """
 
-from vla_rl.simulation.config import SimulatorConfig
-from vla_rl.simulation.handle import EnvHandle, LeasedEnv, open_env
-from vla_rl.simulation.pool import SimulatorPool
-from vla_rl.simulation.vector import ProcessVectorEnv, make_vec
-from vla_rl.simulation.worker import EnvWorker
-from vla_rl.simulation.wrapping import wrapper_spec
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from vla_rl.simulation.config import SimulatorConfig
+    from vla_rl.simulation.handle import EnvHandle, LeasedEnv, open_env
+    from vla_rl.simulation.pool import SimulatorPool
+    from vla_rl.simulation.vector import ProcessVectorEnv, make_vec
+    from vla_rl.simulation.worker import EnvWorker
+    from vla_rl.simulation.wrapping import wrapper_spec
 
 __all__ = [
     "EnvHandle",
@@ -24,3 +31,30 @@ __all__ = [
     "open_env",
     "wrapper_spec",
 ]
+
+_HOME = {
+    "config": ("SimulatorConfig",),
+    "handle": (
+        "EnvHandle",
+        "LeasedEnv",
+        "open_env",
+    ),
+    "pool": ("SimulatorPool",),
+    "vector": (
+        "ProcessVectorEnv",
+        "make_vec",
+    ),
+    "worker": ("EnvWorker",),
+    "wrapping": ("wrapper_spec",),
+}
+_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULE_OF:
+        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
