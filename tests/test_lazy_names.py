@@ -14,7 +14,7 @@ def package(import_folder: Path) -> str:
     folder.mkdir()
     (folder / "__init__.py").write_text(
         "from vla_rl.lazy_names import lazy_names\n"
-        "__getattr__ = lazy_names(__name__, {'heavy': ('weight', 'size'), 'deep.down': ('depth',)})"
+        "__getattr__, __dir__ = lazy_names(__name__, {'heavy': ('weight', 'size'), 'deep.down': ('depth',)})"
     )
     (folder / "heavy.py").write_text("weight, size, other = 7, 8, 9")
     (folder / "deep").mkdir()
@@ -25,6 +25,7 @@ def package(import_folder: Path) -> str:
 def test_a_name_is_imported_once_it_is_used(package: str) -> None:
     import lazily  # type: ignore[import-not-found]
 
+    assert {"weight", "size", "depth", "lazy_names"} <= set(dir(lazily))
     assert "lazily.heavy" not in sys.modules
     from lazily import size
 
@@ -44,6 +45,6 @@ def test_a_name_that_is_not_listed_is_no_attribute(package: str) -> None:
 def test_a_renamed_name_is_found_with_a_warning() -> None:
     from vla_rl.actors import actor_method
 
-    find = lazy_names("vla_rl.actors", {})
+    find, _ = lazy_names("vla_rl.actors", {})
     with pytest.warns(DeprecationWarning, match="actor_method"):
         assert find("endpoint") is actor_method

@@ -113,8 +113,4 @@ torchvision_operators.install()
 lazy_scipy.install()
 renamed.install()
 
-__getattr__ = lazy_names(__name__, _HOME)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -1,5 +1,6 @@
 """Names of a package that are imported on first use."""
 
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import import_module
 from typing import Any
@@ -7,12 +8,14 @@ from typing import Any
 from vla_rl.renamed import renamed_attribute
 
 
-def lazy_names(package: str, home: Mapping[str, Sequence[str]]) -> Callable[[str], Any]:
-    """Return the `__getattr__` of a package whose names are imported on first use.
+def lazy_names(
+    package: str, home: Mapping[str, Sequence[str]]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return `__getattr__` and `__dir__` of a package whose names are imported on first use.
 
-        __getattr__ = lazy_names(__name__, {"runtime": ("Runtime", "ActorInfo")})
+        __getattr__, __dir__ = lazy_names(__name__, {"runtime": ("Runtime", "ActorInfo")})
 
-    It finds names that were renamed, too.
+    `__getattr__` finds names that were renamed, too.
 
     Args:
         package: the package's own name.
@@ -27,4 +30,7 @@ def lazy_names(package: str, home: Mapping[str, Sequence[str]]) -> Callable[[str
             return renamed
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return find
+    def names() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *module_of})
+
+    return find, names

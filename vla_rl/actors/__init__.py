@@ -6,10 +6,9 @@ The names below are imported on first use, because each simulator process import
 needs few of them.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from vla_rl.renamed import renamed_attribute
+from vla_rl.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.actors.actor import Actor, actor_method
@@ -66,60 +65,28 @@ __all__ = [
     "waiting",
 ]
 
-_HOME = {
-    "actor": (
-        "Actor",
-        "actor_method",
-    ),
-    "call_limit": ("CallLimit",),
-    "fanout": (
-        "begin",
-        "call_all",
-        "call_any",
-        "call_as_completed",
-        "tell",
-    ),
-    "keys": (
-        "make_keys",
-        "read_keys",
-        "read_public_key",
-    ),
-    "placement": (
-        "ChildProcess",
-        "ForkServer",
-        "InLoop",
-        "KeyPair",
-        "Placement",
-        "PrepareHook",
-        "RemoteHost",
-        "RestartPolicy",
-        "Takeover",
-    ),
-    "runtime": (
-        "ActorInfo",
-        "Runtime",
-    ),
-    "slots": ("release",),
-    "waits": (
-        "Wait",
-        "current_waits",
-        "note_progress",
-        "progress_counts",
-        "waiting",
-    ),
-    "watchdog": ("Watchdog",),
-    "wire": ("LagReport",),
-}
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    if (renamed := renamed_attribute(__name__, name)) is not None:
-        return renamed
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "actor": ("Actor", "actor_method"),
+        "call_limit": ("CallLimit",),
+        "fanout": ("begin", "call_all", "call_any", "call_as_completed", "tell"),
+        "keys": ("make_keys", "read_keys", "read_public_key"),
+        "placement": (
+            "ChildProcess",
+            "ForkServer",
+            "InLoop",
+            "KeyPair",
+            "Placement",
+            "PrepareHook",
+            "RemoteHost",
+            "RestartPolicy",
+            "Takeover",
+        ),
+        "runtime": ("ActorInfo", "Runtime"),
+        "slots": ("release",),
+        "waits": ("Wait", "current_waits", "note_progress", "progress_counts", "waiting"),
+        "watchdog": ("Watchdog",),
+        "wire": ("LagReport",),
+    },
+)

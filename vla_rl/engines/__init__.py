@@ -49,4 +49,4 @@ _HOME = {
     ),
     "torch_engine": ("TorchActionEngine", "TorchChatEngine", "TorchEngine", "make_torch_engine"),
 }
-__getattr__ = lazy_names(__name__, _HOME)
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

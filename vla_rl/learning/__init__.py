@@ -112,4 +112,4 @@ _HOME = {
     ),
     "values": ("Judged",),
 }
-__getattr__ = lazy_names(__name__, _HOME)
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

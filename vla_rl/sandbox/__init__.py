@@ -13,8 +13,9 @@ The names below are imported on first use, because the keeper's process imports 
 and has no use for the owner's side of it.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from vla_rl.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.sandbox.limits import ProcessLimits
@@ -23,24 +24,11 @@ if TYPE_CHECKING:
 
 __all__ = ["CallResult", "Fault", "ProcessLimits", "Sandbox", "SandboxConfig", "function_path"]
 
-_HOME = {
-    "limits": ("ProcessLimits",),
-    "protocol": ("Fault",),
-    "sandbox": (
-        "CallResult",
-        "Sandbox",
-        "SandboxConfig",
-        "function_path",
-    ),
-}
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "limits": ("ProcessLimits",),
+        "protocol": ("Fault",),
+        "sandbox": ("CallResult", "Sandbox", "SandboxConfig", "function_path"),
+    },
+)

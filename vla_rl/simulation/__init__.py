@@ -9,8 +9,9 @@ The names below are imported on first use: a simulator's process imports this pa
 neither the pool nor what starts such processes.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from vla_rl.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.simulation.config import SimulatorConfig
@@ -32,29 +33,14 @@ __all__ = [
     "wrapper_spec",
 ]
 
-_HOME = {
-    "config": ("SimulatorConfig",),
-    "handle": (
-        "EnvHandle",
-        "LeasedEnv",
-        "open_env",
-    ),
-    "pool": ("SimulatorPool",),
-    "vector": (
-        "ProcessVectorEnv",
-        "make_vec",
-    ),
-    "worker": ("EnvWorker",),
-    "wrapping": ("wrapper_spec",),
-}
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "config": ("SimulatorConfig",),
+        "handle": ("EnvHandle", "LeasedEnv", "open_env"),
+        "pool": ("SimulatorPool",),
+        "vector": ("ProcessVectorEnv", "make_vec"),
+        "worker": ("EnvWorker",),
+        "wrapping": ("wrapper_spec",),
+    },
+)

@@ -8,8 +8,9 @@ The names below are imported on first use: the base of configurations needs none
 processes of a sandbox need no more.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from vla_rl.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from vla_rl.types.agent_parts import AgentPart, agents_of, parts_of
@@ -115,90 +116,53 @@ __all__ = [
     "parts_of",
 ]
 
-_HOME = {
-    "agent_parts": (
-        "AgentPart",
-        "agents_of",
-        "parts_of",
-    ),
-    "config": ("Config",),
-    "episode": (
-        "EnvSpec",
-        "EpisodeSpec",
-        "Sampling",
-        "WrapperSpec",
-    ),
-    "language": (
-        "DEFAULT_AGENT",
-        "Completion",
-        "FinishReason",
-        "LanguagePolicies",
-        "LanguagePolicy",
-        "Message",
-        "Prompt",
-        "TextEnv",
-        "TextOutcome",
-        "TextStart",
-        "TokenReport",
-        "ToolCall",
-        "ToolSpec",
-    ),
-    "log_probs": (
-        "MAX_LOG_PROB",
-        "first_impossible",
-    ),
-    "observation": (
-        "Info",
-        "Observation",
-        "images_of",
-        "observed_conversation",
-    ),
-    "protocols": (
-        "Agent",
-        "Env",
-        "EnvPool",
-        "Policy",
-    ),
-    "reply_options": (
-        "ANY_REPLY",
-        "ChoiceFormat",
-        "GrammarFormat",
-        "JsonFormat",
-        "RegexFormat",
-        "ReplyFormat",
-        "ReplyOptions",
-        "ToolRule",
-    ),
-    "roster": (
-        "SOLE_MEMBER",
-        "Roster",
-        "by_member",
-    ),
-    "seeds": ("derive_seed",),
-    "shelved": (
-        "Shelved",
-        "ShelvedArray",
-    ),
-    "struct": ("ExplainsFields",),
-    "trajectory": (
-        "ActionChunk",
-        "ChunkOutcome",
-        "DecisionRewards",
-        "Deposit",
-        "Group",
-        "Step",
-        "StopReason",
-        "Trajectory",
-    ),
-}
-_MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
-
-
-def __getattr__(name: str) -> Any:
-    if name in _MODULE_OF:
-        return getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(
+    __name__,
+    {
+        "agent_parts": ("AgentPart", "agents_of", "parts_of"),
+        "config": ("Config",),
+        "episode": ("EnvSpec", "EpisodeSpec", "Sampling", "WrapperSpec"),
+        "language": (
+            "DEFAULT_AGENT",
+            "Completion",
+            "FinishReason",
+            "LanguagePolicies",
+            "LanguagePolicy",
+            "Message",
+            "Prompt",
+            "TextEnv",
+            "TextOutcome",
+            "TextStart",
+            "TokenReport",
+            "ToolCall",
+            "ToolSpec",
+        ),
+        "log_probs": ("MAX_LOG_PROB", "first_impossible"),
+        "observation": ("Info", "Observation", "images_of", "observed_conversation"),
+        "protocols": ("Agent", "Env", "EnvPool", "Policy"),
+        "reply_options": (
+            "ANY_REPLY",
+            "ChoiceFormat",
+            "GrammarFormat",
+            "JsonFormat",
+            "RegexFormat",
+            "ReplyFormat",
+            "ReplyOptions",
+            "ToolRule",
+        ),
+        "roster": ("SOLE_MEMBER", "Roster", "by_member"),
+        "seeds": ("derive_seed",),
+        "shelved": ("Shelved", "ShelvedArray"),
+        "struct": ("ExplainsFields",),
+        "trajectory": (
+            "ActionChunk",
+            "ChunkOutcome",
+            "DecisionRewards",
+            "Deposit",
+            "Group",
+            "Step",
+            "StopReason",
+            "Trajectory",
+        ),
+    },
+)

@@ -22,4 +22,4 @@ if TYPE_CHECKING:
 
 __all__ = ["RemoteChatEngine", "RemoteConfig"]
 
-__getattr__ = lazy_names(__name__, {"engine": ("RemoteChatEngine",)})
+__getattr__, __dir__ = lazy_names(__name__, {"engine": ("RemoteChatEngine",)})

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["VllmActionEngine", "VllmChatEngine", "VllmConfig", "VllmEngine", "make_vllm_engine"]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "action_engine": ("VllmActionEngine",),

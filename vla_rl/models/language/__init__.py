@@ -31,7 +31,7 @@ __all__ = [
     "tiny",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__,
     {
         "loading": ("load_language_model",),

@@ -13,4 +13,4 @@ if TYPE_CHECKING:
 
 __all__ = ["MlpConfig", "MlpPolicy"]
 
-__getattr__ = lazy_names(__name__, {"policy": ("MlpPolicy",)})
+__getattr__, __dir__ = lazy_names(__name__, {"policy": ("MlpPolicy",)})

@@ -14,4 +14,4 @@ if TYPE_CHECKING:
 
 __all__ = ["OpenVla", "OpenVlaConfig"]
 
-__getattr__ = lazy_names(__name__, {"policy": ("OpenVla",)})
+__getattr__, __dir__ = lazy_names(__name__, {"policy": ("OpenVla",)})

@@ -43,6 +43,6 @@ __all__ = [
     "unit_bounds",
 ]
 
-__getattr__ = lazy_names(
+__getattr__, __dir__ = lazy_names(
     __name__, {"continuous": ("ContinuousOpenVlaOft",), "policy": ("OpenVlaOft",)}
 )
