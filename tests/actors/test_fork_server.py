@@ -19,6 +19,7 @@ from sample_actors import Counter, CrashLoop
 from vla_rl.actors import (
     ChildProcess,
     ForkServer,
+    LastingForkServers,
     PrepareHook,
     RestartPolicy,
     Runtime,
@@ -65,6 +66,18 @@ async def test_what_is_shared_costs_a_child_no_memory_of_its_own(runtime: Runtim
     heir = await runtime.spawn(Heir, placement=forked(REMEMBER))
     assert await heir.num_shared_bytes() == 64 * 2**20
     assert await heir.private_mb() < 32
+
+
+async def test_lasting_servers_serve_the_next_runtime_and_end_after_it() -> None:
+    parents: list[int] = []
+    async with asyncio.timeout(100), LastingForkServers("test") as servers:
+        for _ in range(2):
+            async with Runtime(fork_servers=servers) as runtime:
+                heir = await runtime.spawn(Heir, placement=forked(REMEMBER))
+                parents.append(await heir.parent())
+    assert parents[0] == parents[1]
+    with pytest.raises(ProcessLookupError):
+        os.kill(parents[0], 0)
 
 
 async def test_another_preparation_gets_another_server(runtime: Runtime) -> None:

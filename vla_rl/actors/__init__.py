@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from vla_rl.actors.actor import Actor, actor_method
     from vla_rl.actors.call_limit import CallLimit
     from vla_rl.actors.fanout import begin, call_all, call_any, call_as_completed, tell
+    from vla_rl.actors.fork_servers import LastingForkServers
     from vla_rl.actors.keys import make_keys, read_keys, read_public_key
     from vla_rl.actors.placement import (
         ChildProcess,
@@ -41,6 +42,7 @@ __all__ = [
     "InLoop",
     "KeyPair",
     "LagReport",
+    "LastingForkServers",
     "Placement",
     "PrepareHook",
     "RemoteHost",
@@ -71,6 +73,7 @@ __getattr__, __dir__ = lazy_names(
         "actor": ("Actor", "actor_method"),
         "call_limit": ("CallLimit",),
         "fanout": ("begin", "call_all", "call_any", "call_as_completed", "tell"),
+        "fork_servers": ("LastingForkServers",),
         "keys": ("make_keys", "read_keys", "read_public_key"),
         "placement": (
             "ChildProcess",

@@ -1,9 +1,10 @@
-"""The fork servers of one runtime.
+"""The fork servers of one runtime, or of several that follow each other.
 
 One is started with the first child that names it, and replaced when it dies.
 """
 
 import asyncio
+from typing import Self
 
 import msgspec
 
@@ -64,3 +65,23 @@ class ForkServers:
             for server in self._servers.values():
                 server.kill()
             raise
+
+
+class LastingForkServers(ForkServers):
+    """Fork servers that outlive the runtimes that are given them, so that the next one need not wait
+    for its imports and hooks again.
+
+    `async with LastingForkServers(name) as servers:` ends them on the way out.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__(name, ProcessObserver(name))
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        try:
+            await self.close()
+        finally:
+            self._observer.close()

@@ -30,12 +30,14 @@ class Launchers:
     Args:
         name: name of the runtime, for errors and the wait graph.
         lag: lag sampler of this loop, which actors in it report.
+        fork_servers: servers of the caller, which closes them; None for its own.
     """
 
-    def __init__(self, name: str, lag: LoopLag) -> None:
+    def __init__(self, name: str, lag: LoopLag, fork_servers: ForkServers | None = None) -> None:
         self._name, self._lag = name, lag
         self._observer = ProcessObserver(name)
-        self._fork_servers = ForkServers(name, self._observer)
+        self._owns_fork_servers = fork_servers is None
+        self._fork_servers = fork_servers or ForkServers(name, self._observer)
         self._connections: dict[tuple[str, str, str, float], HostConnection] = {}
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._far_context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -95,8 +97,9 @@ class Launchers:
         raise TypeError(f"placement is {placement!r}, expected InLoop, ChildProcess or RemoteHost.")
 
     async def close_fork_servers(self) -> None:
-        """End the fork servers."""
-        await self._fork_servers.close()
+        """End the fork servers, except those of the caller."""
+        if self._owns_fork_servers:
+            await self._fork_servers.close()
 
     def close(self) -> None:
         """Close the connections and all sockets."""

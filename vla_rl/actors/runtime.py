@@ -15,6 +15,7 @@ from vla_rl.actors.call_limit import CallLimit
 from vla_rl.actors.client import ActorClient
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.deadlines import deadlines_of
+from vla_rl.actors.fork_servers import LastingForkServers
 from vla_rl.actors.handle import client_of, handle_class, record_of
 from vla_rl.actors.launchers import Launchers
 from vla_rl.actors.loop_lag import LoopLag
@@ -82,11 +83,19 @@ class Runtime:
     Args:
         name: name for logs.
         stop_grace_s: time that a stopped actor has to finish its calls (s); then it is killed.
+        fork_servers: fork servers that outlive this runtime; None: it has its own.
     """
 
-    def __init__(self, name: str = "main", *, stop_grace_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        name: str = "main",
+        *,
+        stop_grace_s: float = 5.0,
+        fork_servers: LastingForkServers | None = None,
+    ) -> None:
         self.name = name
         self._stop_grace_s = stop_grace_s
+        self._fork_servers = fork_servers
         self._living: set[_Record] = set()
         self._numbers = itertools.count()
         self._group: asyncio.TaskGroup | None = None
@@ -100,7 +109,7 @@ class Runtime:
         self._group = asyncio.TaskGroup()
         await self._group.__aenter__()
         self._lag = LoopLag(self._forgive)
-        self._launchers = Launchers(self.name, self._lag)
+        self._launchers = Launchers(self.name, self._lag, self._fork_servers)
         self._waits_token = add_source(self._waits)
         return self
 

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vla_rl.actors import Runtime
+from vla_rl.actors import LastingForkServers, Runtime
 from vla_rl.algorithms import (
     EmbeddingConfig,
     TrajectoryEncoder,
@@ -71,7 +71,8 @@ class TrainingParts:
 
     Args: those of `vla_rl.train`; `team`, the policies; `first_update`, the update that the run
         begins with; `restarts`, how often it was restarted before, and what was lost (None: never);
-        `evaluates_here`, whether this host runs evaluations even if others run the episodes.
+        `evaluates_here`, whether this host runs evaluations even if others run the episodes;
+        `fork_servers`, those of earlier starts of the run (None: new ones).
     """
 
     def __init__(
@@ -84,13 +85,14 @@ class TrainingParts:
         first_update: int = 0,
         restarts: Restarts | None = None,
         evaluates_here: bool = False,
+        fork_servers: LastingForkServers | None = None,
     ) -> None:
         self.config, self._team, self._restarts = config, team, restarts
         self.device = device = device_of(config.run)
         require_gpu_memory(config, team, device)
         for member in team.members.values():
             member.model.network.to(device)
-        self.runtime = Runtime(config.run.name)
+        self.runtime = Runtime(config.run.name, fork_servers=fork_servers)
         self.pool: RunPool = pool_of(config, self.runtime, starts)
         self.lane = DeviceLane(config.run.torch_threads)
         cluster = config.cluster

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import msgspec
 
+from vla_rl.actors import LastingForkServers
 from vla_rl.errors import ConfigError
 from vla_rl.evaluation.held_out import Judge
 from vla_rl.learning import Checkpoint, load_checkpoint
@@ -82,6 +83,8 @@ async def train(
     )
     restarts = Restarts.of(config, Team.of(model))
 
+    fork_servers = LastingForkServers(config.run.name)
+
     def make(first_update: int = 0) -> TrainingRun:
         left, policies = restarts.remaining(config, model)
         return TrainingRun(
@@ -93,27 +96,30 @@ async def train(
             judge=judge,
             first_update=first_update,
             restarts=restarts,
+            fork_servers=fork_servers,
         )
 
-    if resume is None:
-        training, checkpoint = make(), None
-        run = RunDirectory.create(Path(config.run.root), config.run.name, config, about or {})
-    else:
-        run, (training, checkpoint) = resume, await _resumed(make, resume, resume_from, judge)
-    while True:
-        is_resumed = resume is not None or restarts.num_restarts > 0
-        try:
-            return await training.execute(run, checkpoint, is_resumed=is_resumed)
-        except Exception as error:
-            # a rank that never started is a mistake in the settings; one that did is worth a try
-            has_begun = training.has_begun or restarts.num_restarts > 0
-            if training.is_asked_to_stop or not has_begun:
-                raise
-            restarts.count(error, training.saved_version)
-        try:
-            training, checkpoint = await _resumed(make, run, None, judge)
-        except ConfigError as refused:
-            raise restarts.explained(refused) from refused.__cause__
+    # a restart forks from the same servers: their imports take longer than all else in it
+    async with fork_servers:
+        if resume is None:
+            training, checkpoint = make(), None
+            run = RunDirectory.create(Path(config.run.root), config.run.name, config, about or {})
+        else:
+            run, (training, checkpoint) = resume, await _resumed(make, resume, resume_from, judge)
+        while True:
+            is_resumed = resume is not None or restarts.num_restarts > 0
+            try:
+                return await training.execute(run, checkpoint, is_resumed=is_resumed)
+            except Exception as error:
+                # a rank that never started is a mistake in the settings; one that did is worth a try
+                has_begun = training.has_begun or restarts.num_restarts > 0
+                if training.is_asked_to_stop or not has_begun:
+                    raise
+                restarts.count(error, training.saved_version)
+            try:
+                training, checkpoint = await _resumed(make, run, None, judge)
+            except ConfigError as refused:
+                raise restarts.explained(refused) from refused.__cause__
 
 
 async def _resumed(

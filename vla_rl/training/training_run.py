@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeAlias
 
-from vla_rl.actors import Watchdog
+from vla_rl.actors import LastingForkServers, Watchdog
 from vla_rl.actors.completion import finish_despite_cancellation
 from vla_rl.evaluation.held_out import HeldOutJudge, Judge
 from vla_rl.graph import Executor, NodeFailed, NodeType, Pipeline, TaskGraph, Update
@@ -65,7 +65,8 @@ class TrainingRun:
     Building one opens nothing, so its graph can be inspected.
 
     Args: those of `train`; `first_update`, the update that the run begins with; `restarts`, how
-        often it was restarted before, and what was lost. None: never.
+        often it was restarted before, and what was lost (None: never); `fork_servers`, those of
+        earlier starts (None: new ones).
     """
 
     def __init__(
@@ -79,6 +80,7 @@ class TrainingRun:
         judge: Judge | None = None,
         first_update: int = 0,
         restarts: Restarts | None = None,
+        fork_servers: LastingForkServers | None = None,
     ) -> None:
         self._config, self._judge, team = config, judge, Team.of(model)
         self._beside_settings = settings_beside(judge, config, team)
@@ -91,6 +93,7 @@ class TrainingRun:
             restarts=restarts,
             # held-out episodes run on the hosts
             evaluates_here=judge is not None and not isinstance(judge, HeldOutJudge),
+            fork_servers=fork_servers,
         )
         self.graph: TaskGraph = customised(make_pipeline(self._parts), customise).build()
         if self._parts.hosts is not None:
