@@ -132,8 +132,10 @@ async def test_an_update_that_changed_nothing_sends_no_bytes(
     assert (host.log, host.version) == (["renew a"], 2)
 
 
-LARGE = msgspec.structs.replace(SHAPE, hidden=(1024,) * 9)
-"""34 MB: eight pieces of each of two ranks."""
+LARGE = msgspec.structs.replace(SHAPE, hidden=(64, 1 << 16, 64))
+"""34 MB: eight pieces of each of two ranks. Narrow layers beside a wide one are made orthogonal in
+no time.
+"""
 
 
 class Struck(Host):
