@@ -5,16 +5,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import uvloop
 
 from vla_rl.commands.command_line import TrainingLaunch, parse_command
 from vla_rl.engines import EngineConfig
+from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.pipelines.config import EmbodiedConfig, RunConfig
 from vla_rl.recipes import train_toy
 from vla_rl.recipes.srpo_toy import SrpoToyConfig
+from vla_rl.recipes.train_toy import REACH, TrainToyConfig
 from vla_rl.rollout import SchedulerConfig
 from vla_rl.simulation import SimulatorConfig
 
@@ -37,6 +39,21 @@ def small_run(root: Path) -> SrpoToyConfig:
         init_states=(1, 8),
         simulators=SimulatorConfig(num_envs=2),
         scheduler=SchedulerConfig(groups_per_update=2, max_staleness=0),
+    )
+
+
+def small_mlp_run(root: Path, pipeline: str = "grpo", **run: Any) -> TrainToyConfig:
+    """A run of as many episodes and updates; its policy acts and learns in a third of the time."""
+    return TrainToyConfig(
+        run=RunConfig(name="small", root=str(root), **{"updates": 2, **run}),
+        pipeline=pipeline,
+        env_id=REACH,
+        group_size=2,
+        step_limit=32,
+        num_starts=8,
+        simulators=SimulatorConfig(num_envs=2),
+        scheduler=SchedulerConfig(groups_per_update=2, max_staleness=0),
+        learner=LearnerConfig(optimizer=OptimizerConfig(lr=3e-3, warmup_steps=0), micro_batch=512),
     )
 
 
@@ -68,7 +85,7 @@ def run_here(root: Path, *arguments: str) -> int:
     """
     command = parse_command(
         TrainingLaunch,
-        train_toy.TrainToyConfig,
+        TrainToyConfig,
         "",
         [*SMALL, "--run.root", str(root), *arguments],
     )

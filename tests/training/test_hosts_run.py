@@ -13,13 +13,13 @@ import torch
 import uvloop
 from served_hosts import ServedHost, listed, on_loopback
 from slow_agents import hesitant_agent
-from toy_runs import deterministic, small_run
+from toy_runs import deterministic, small_mlp_run
 
 from benchmarks.hosts.namespaces import NamespaceHost, NamespacesRefused, network_namespaces
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.graph import Node, NodeOutput
 from vla_rl.observe import RunDirectory, read_metrics
-from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
+from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
 from vla_rl.rollout import embodied_agent
 from vla_rl.training.run import TrainingRun
 from vla_rl.types import Agent
@@ -47,8 +47,8 @@ async def until(condition: Callable[[], bool]) -> None:
         await asyncio.sleep(0.01)
 
 
-def config_of(root: Path, hosts: Path | None, updates: int) -> SrpoToyConfig:
-    config = deterministic(small_run(root), num_envs=2)
+def config_of(root: Path, hosts: Path | None, updates: int) -> TrainToyConfig:
+    config = deterministic(small_mlp_run(root, "embodied_srpo"), num_envs=2)
     return msgspec.structs.replace(
         config,
         run=msgspec.structs.replace(config.run, updates=updates, device="cpu"),
@@ -57,7 +57,7 @@ def config_of(root: Path, hosts: Path | None, updates: int) -> SrpoToyConfig:
 
 
 def weights_after(
-    config: SrpoToyConfig, strikes: "Strikes | None" = None, agent: Agent = hesitant_agent
+    config: TrainToyConfig, strikes: "Strikes | None" = None, agent: Agent = hesitant_agent
 ) -> dict[str, torch.Tensor]:
     """Run it, with what happens meanwhile; return what it has learnt."""
     model = policy_of(config)

@@ -18,27 +18,27 @@ from typing import Any
 import msgspec
 import pytest
 from disks import SmallDisk, tmpfs
-from toy_runs import small_run
+from toy_runs import small_mlp_run
 
 from vla_rl.errors import CheckpointError
 from vla_rl.graph import Node, NodeFailed, Pipeline
 from vla_rl.learning import latest_checkpoint, list_checkpoints
 from vla_rl.observe import RunDirectory
 from vla_rl.observe.run_directory import RunDirectoryGone
-from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
+from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
 from vla_rl.rollout import embodied_agent
 from vla_rl.training.run import Outcome, TrainingRun, train
 from vla_rl.types import Env, Policy, Trajectory
 
 
-def of_updates(root: Path, updates: int, **run: Any) -> SrpoToyConfig:
+def of_updates(root: Path, updates: int, **run: Any) -> TrainToyConfig:
     """A small run; its checkpoints are those that a test asks for."""
-    config = small_run(root)
-    settings = {"updates": updates, "checkpoint_every": 100, "videos_every": 99, **run}
+    config = small_mlp_run(root)
+    settings = {"updates": updates, "checkpoint_every": 100, **run}
     return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, **settings))
 
 
-async def train_toy(config: SrpoToyConfig, **options: Any) -> Outcome:
+async def train_toy(config: TrainToyConfig, **options: Any) -> Outcome:
     async with asyncio.timeout(100):
         return await train(config, starts_of(config), policy_of(config), **options)
 
@@ -293,6 +293,7 @@ KILLED = """
     def config_of(root, updates):
         options = ["--run.root", str(root), "--run.updates", str(updates)]
         options += ["--run.checkpoint-every", "1", "--scheduler.max-staleness", "0"]
+        options += ["--simulators.num-envs", "1"]
         return parse_command(TrainingLaunch, TrainToyConfig, "", SMALL + options).config
 
     async def run(root, updates, **options):
@@ -306,9 +307,9 @@ KILLED = """
 
     points = {"half a line": half_a_line, "at the rename": at_rename, "after the rename": after_rename}
     roots = {point: Path(sys.argv[1]) / point for point in points}
-    # no forked run has to import again what the policy and the optimizer import
+    # no forked run has to import again what the policy, the optimizer and the metrics import
     policy_of(config_of(Path(sys.argv[1]), 1))
-    import torch._dynamo
+    import tensorboard.compat.proto.event_pb2, torch._dynamo
     for point, fault in points.items():
         roots[point].mkdir()
         pid = os.fork()

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from toy_runs import small_run
+from toy_runs import small_mlp_run
 
 from vla_rl.commands.command_line import Command, TrainingLaunch, parse_command
 from vla_rl.errors import CheckpointError, ConfigError
@@ -21,20 +21,18 @@ from vla_rl.evaluation.validation import Validation, ValidationResult, read_vali
 from vla_rl.learning import list_checkpoints, verify_checkpoint
 from vla_rl.learning.checkpoint_folders import set_best
 from vla_rl.observe import RunDirectory
-from vla_rl.recipes.srpo_toy import SrpoToyConfig, main, policy_of, starts_of
+from vla_rl.recipes.train_toy import TrainToyConfig, main, policy_of, starts_of
 from vla_rl.rollout import chat_agent
 from vla_rl.training.resuming import checkpoint_to_resume
 from vla_rl.training.run import Outcome, train
 from vla_rl.types import Config, Sampling
 
 
-def of_updates(updates: int, root: Path) -> SrpoToyConfig:
-    config = small_run(root)
-    run = msgspec.structs.replace(config.run, updates=updates, videos_every=99)
-    return msgspec.structs.replace(config, run=run)
+def of_updates(updates: int, root: Path) -> TrainToyConfig:
+    return small_mlp_run(root, "embodied_srpo", updates=updates)
 
 
-async def train_toy(config: SrpoToyConfig, **options: Any) -> Outcome:
+async def train_toy(config: TrainToyConfig, **options: Any) -> Outcome:
     async with asyncio.timeout(100):
         return await train(config, starts_of(config), policy_of(config), **options)
 
@@ -204,8 +202,8 @@ def test_results_of_weights_that_are_made_anew_are_set_aside(tmp_path: Path) -> 
     ] == [20]
 
 
-def command_of(*arguments: str) -> Command[TrainingLaunch, SrpoToyConfig]:
-    return parse_command(TrainingLaunch, SrpoToyConfig, "", list(arguments))
+def command_of(*arguments: str) -> Command[TrainingLaunch, TrainToyConfig]:
+    return parse_command(TrainingLaunch, TrainToyConfig, "", list(arguments))
 
 
 async def test_the_command_line_names_the_checkpoint_to_resume_from(run: RunDirectory) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from toy_runs import deterministic, small_run
+from toy_runs import deterministic, small_mlp_run
 
 from vla_rl.commands.config_files import read_config
 from vla_rl.errors import CheckpointError, ConfigError, EnvError
@@ -24,14 +24,21 @@ from vla_rl.learning import latest_checkpoint
 from vla_rl.models.openvla_oft import OpenVlaOft, tiny
 from vla_rl.observe import RunDirectory, read_metrics
 from vla_rl.pipelines.config import RunConfig
-from vla_rl.recipes.srpo_toy import SrpoToyConfig, policy_of, starts_of
+from vla_rl.recipes import srpo_toy
+from vla_rl.recipes.srpo_toy import SrpoToyConfig
+from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
 from vla_rl.rollout import TaskStart, embodied_agent
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.training.run import Outcome, TrainingRun, train
 from vla_rl.types import Env, EnvSpec, Policy, Trajectory
 
 
-async def train_toy(config: SrpoToyConfig, **options: Any) -> Outcome:
+def small_run(root: Path) -> TrainToyConfig:
+    """SRPO, and a video of each update."""
+    return small_mlp_run(root, "embodied_srpo", videos_every=1)
+
+
+async def train_toy(config: TrainToyConfig, **options: Any) -> Outcome:
     async with asyncio.timeout(100):
         return await train(config, starts_of(config), policy_of(config), **options)
 
@@ -46,7 +53,7 @@ def weights_of(run: RunDirectory) -> dict[str, torch.Tensor]:
     return load_file(folder / "policy" / "model.safetensors")
 
 
-def with_updates(config: SrpoToyConfig, updates: int) -> SrpoToyConfig:
+def with_updates(config: TrainToyConfig, updates: int) -> TrainToyConfig:
     return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, updates=updates))
 
 
@@ -62,7 +69,7 @@ def test_a_run_leaves_everything_that_the_readme_lists(whole: Outcome) -> None:
     assert whole.progress.update == 2
     assert whole.progress.num_episodes == 8
     config = deterministic(small_run(run.path.parent), num_envs=2)
-    assert read_config(run.config, SrpoToyConfig) == config
+    assert read_config(run.config, TrainToyConfig) == config
     assert sorted(metrics_of(run)) == [1, 2]
     assert json.loads(run.trace().read_text())
     assert [path.name for path in sorted(run.checkpoints.iterdir())] == [
@@ -195,7 +202,7 @@ async def test_what_train_is_given_is_looked_at_before_anything_starts(tmp_path:
         ),
     ):
         with pytest.raises(ConfigError, match=message):
-            await train(*arguments, **options)  # type: ignore[arg-type]
+            await train(*arguments, **options)
     assert not await asyncio.to_thread(os.listdir, tmp_path)
 
 
@@ -260,7 +267,7 @@ async def test_srpo_teaches_the_toy_task(tmp_path: Path) -> None:
         run=RunConfig(name="learns", root=str(tmp_path), updates=12, checkpoint_every=12)
     )
     async with asyncio.timeout(600):
-        outcome = await train(config, starts_of(config), policy_of(config))
+        outcome = await train(config, srpo_toy.starts_of(config), srpo_toy.policy_of(config))
     rates = [
         metrics["reward/success_rate"] for _, metrics in sorted(metrics_of(outcome.run).items())
     ]

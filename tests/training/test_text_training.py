@@ -112,7 +112,11 @@ async def test_what_pays_is_learnt_from_random_weights(tmp_path: Path) -> None:
         functools.partial(chat_agent, limits=ChatLimits(max_reply=6)),
         Sampling(temperature=1.0),
     )
-    outcome = await run(config_of(tmp_path, "grpo", updates=30), judge=validation)
+    fast = LearnerConfig(
+        optimizer=OptimizerConfig(lr=4e-2, warmup_steps=0), micro_batch_tokens=1024
+    )
+    config = config_of(tmp_path, "grpo", updates=19, learner=fast)
+    outcome = await run(config, judge=validation)
     lines = (outcome.run.path / "validation.jsonl").read_bytes().splitlines()
     before, after = [msgspec.json.decode(line)["metrics"]["mean"] for line in lines]
     assert before < 0.25
