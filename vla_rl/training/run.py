@@ -7,6 +7,7 @@ each.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 
 import msgspec
@@ -43,6 +44,7 @@ async def train(
     resume_from: str | None = None,
     about: Mapping[str, str] | None = None,
     judge: Judge | None = None,
+    fork_servers: LastingForkServers | None = None,
 ) -> Outcome:
     """Train `model` in place from `starts`.
 
@@ -65,6 +67,8 @@ async def train(
             found; for `about.json`.
         judge: evaluates the policy before the first update and after the last, and beside training
             if it is a `HeldOutJudge` with such a schedule.
+        fork_servers: servers for the processes of several runs, one after the other; None: the run
+            starts its own.
 
     Raises: ConfigError, GraphError before anything starts; CheckpointError if every checkpoint is
         damaged, or the last one cannot be written; RunDirectoryGone if the directory was removed
@@ -83,7 +87,7 @@ async def train(
     )
     restarts = Restarts.of(config, Team.of(model))
 
-    fork_servers = LastingForkServers(config.run.name)
+    own = None if fork_servers is not None else LastingForkServers(config.run.name)
 
     def make(first_update: int = 0) -> TrainingRun:
         left, policies = restarts.remaining(config, model)
@@ -96,11 +100,11 @@ async def train(
             judge=judge,
             first_update=first_update,
             restarts=restarts,
-            fork_servers=fork_servers,
+            fork_servers=fork_servers or own,
         )
 
     # a restart forks from the same servers: their imports take longer than all else in it
-    async with fork_servers:
+    async with own or nullcontext():
         if resume is None:
             training, checkpoint = make(), None
             run = RunDirectory.create(Path(config.run.root), config.run.name, config, about or {})
