@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from vla_rl.actors import Runtime
+from vla_rl.actors import LastingForkServers, Runtime
 from vla_rl.evaluation import play_each
 from vla_rl.recipes.watch_libero import RandomActions
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
@@ -43,6 +43,7 @@ async def played(
     episodes: Sequence[EpisodeSpec],
     num_envs: int = 2,
     engine: Any = None,
+    servers: LastingForkServers | None = None,
     **changed: Any,
 ) -> list[Trajectory]:
     trajectories: list[Trajectory] = []
@@ -51,7 +52,7 @@ async def played(
         trajectories.append(trajectory)
 
     async with (
-        Runtime("test") as runtime,
+        Runtime("test", fork_servers=servers) as runtime,
         SimulatorPool(runtime, SimulatorConfig(num_envs=num_envs)) as pool,
     ):
         await play_each(pool, engine or RandomActions(), agent, episodes, done, **changed)

@@ -18,8 +18,9 @@ from typing import Any
 import msgspec
 import pytest
 from disks import SmallDisk, tmpfs
-from toy_runs import small_mlp_run
+from toy_runs import deterministic, small_mlp_run
 
+from vla_rl.actors import LastingForkServers
 from vla_rl.errors import CheckpointError
 from vla_rl.graph import Node, NodeFailed, Pipeline
 from vla_rl.learning import latest_checkpoint, list_checkpoints
@@ -30,17 +31,35 @@ from vla_rl.rollout import embodied_agent
 from vla_rl.training.run import Outcome, TrainingRun, train
 from vla_rl.types import Env, Policy, Trajectory
 
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    # the mark is for all tests of the file, and some are no coroutines
+    pytest.mark.filterwarnings("ignore:The test .* is marked with:pytest.PytestWarning"),
+]
+
 
 def of_updates(root: Path, updates: int, **run: Any) -> TrainToyConfig:
     """A small run; its checkpoints are those that a test asks for."""
-    config = small_mlp_run(root)
+    # a pole, whose returns differ: each update learns
+    config = msgspec.structs.replace(small_mlp_run(root), env_id="CartPole-v1")
+    config = deterministic(config, num_envs=2)
     settings = {"updates": updates, "checkpoint_every": 100, **run}
     return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, **settings))
 
 
+_servers: list[LastingForkServers] = []
+
+
+@pytest.fixture(autouse=True)
+def _servers_of_the_file(servers: LastingForkServers) -> None:
+    _servers[:] = [servers]
+
+
 async def train_toy(config: TrainToyConfig, **options: Any) -> Outcome:
     async with asyncio.timeout(100):
-        return await train(config, starts_of(config), policy_of(config), **options)
+        return await train(
+            config, starts_of(config), policy_of(config), fork_servers=_servers[0], **options
+        )
 
 
 def once_learnt(does: Callable[[int], Any]) -> Callable[[Pipeline], Pipeline]:
@@ -197,7 +216,7 @@ async def test_after_a_failure_of_the_learner_itself_nothing_is_saved_and_the_ne
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = of_updates(tmp_path, 3, checkpoint_every=1)
-    training = TrainingRun(config, starts_of(config), policy_of(config))
+    training = TrainingRun(config, starts_of(config), policy_of(config), fork_servers=_servers[0])
     learner = training._parts.learner
     update = learner.update
 

@@ -3,7 +3,9 @@
 import functools
 import itertools
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 from played_toys import STILL, TOY, Fixed, played, toy_episodes
 from toy_runs import small_run
 
+from vla_rl.actors import LastingForkServers
 from vla_rl.commands.command_line import Command, TrainingLaunch
 from vla_rl.data import LeRobotWriter, read_lerobot
 from vla_rl.envs.text import TextPoolConfig
@@ -26,6 +29,7 @@ from vla_rl.training.agents import common_metadata, recorded
 from vla_rl.training.recording import EpisodeRecorder
 from vla_rl.training.run import train
 from vla_rl.types import (
+    Agent,
     Env,
     EnvSpec,
     EpisodeSpec,
@@ -33,10 +37,29 @@ from vla_rl.types import (
     Trajectory,
 )
 
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    # the mark is for all tests of the file, and some are no coroutines
+    pytest.mark.filterwarnings("ignore:The test .* is marked with:pytest.PytestWarning"),
+]
+
+_servers: list[LastingForkServers] = []
+
+
+@pytest.fixture(autouse=True)
+def _servers_of_the_file(servers: LastingForkServers) -> None:
+    _servers[:] = [servers]
+
+
+async def played_here(
+    agent: Agent, episodes: Sequence[EpisodeSpec], **options: Any
+) -> list[Trajectory]:
+    return await played(agent, episodes, servers=_servers[0], **options)
+
 
 async def test_recording_looks_more_often_and_changes_nothing(tmp_path: Path) -> None:
-    plain = await played(embodied_agent, toy_episodes(3))
-    recorded = await played(EpisodeRecorder(LeRobotWriter(tmp_path)).record(), toy_episodes(3))
+    plain = await played_here(embodied_agent, toy_episodes(3))
+    recorded = await played_here(EpisodeRecorder(LeRobotWriter(tmp_path)).record(), toy_episodes(3))
     for one, other in zip(plain, recorded, strict=True):
         assert (one.num_env_steps, one.stop_reason) == (other.num_env_steps, other.stop_reason)
         assert np.array_equal(one.final_observation["image"], other.final_observation["image"])
@@ -62,12 +85,13 @@ async def test_an_agent_of_one_s_own_is_recorded_as_it_plays_by_chunks_and_pictu
 ) -> None:
     toy = EnvSpec(id=TOY.id, kwargs={**TOY.kwargs, "render_mode": "rgb_array"})
     looking = functools.partial(embodied_agent, frames_every=2)
-    (plain,) = await played(looking, toy_episodes(1, toy), engine=Fixed(STILL, rows=4))
+    (plain,) = await played_here(looking, toy_episodes(1, toy), engine=Fixed(STILL, rows=4))
     agent = EpisodeRecorder(LeRobotWriter(tmp_path)).record(looking)
-    (recorded,) = await played(agent, toy_episodes(1, toy), engine=Fixed(STILL, rows=4))
+    (recorded,) = await played_here(agent, toy_episodes(1, toy), engine=Fixed(STILL, rows=4))
     assert [len(step.rewards) for step in recorded.steps] == [4, 2]
     for one, other in zip(plain.steps, recorded.steps, strict=True):
         assert one.frames is not None
+        assert other.frames is not None
         assert np.array_equal(one.frames, other.frames)
         assert np.array_equal(one.rewards, other.rewards)
     (episode,) = read_lerobot(tmp_path)
@@ -79,7 +103,7 @@ async def test_an_episode_that_is_recorded_already_is_not_recorded_twice_and_tha
 ) -> None:
     for num in (1, 3):
         recorder = EpisodeRecorder(LeRobotWriter(tmp_path), "mine")
-        await played(recorder.record(), toy_episodes(num))
+        await played_here(recorder.record(), toy_episodes(num))
     assert len(read_lerobot(tmp_path)) == 3
     assert recorder.num_left_out == 1
     assert (
@@ -102,7 +126,7 @@ async def test_an_episode_that_a_full_disk_does_not_take_is_left_out_and_the_nex
 
     monkeypatch.setattr("vla_rl.data.lerobot.writing.os.replace", full_at_the_second_episode)
     recorder = EpisodeRecorder(LeRobotWriter(tmp_path))
-    await played(recorder.record(), toy_episodes(4), num_envs=1)
+    await played_here(recorder.record(), toy_episodes(4), num_envs=1)
     assert recorder.num_failed == 2
     assert [int(episode.about["policy_seed"]) for episode in read_lerobot(tmp_path)] == [0, 3]
     assert caplog.text.count("No space left on device") == 1
@@ -115,7 +139,7 @@ async def test_the_same_episodes_of_another_run_or_other_weights_are_recorded_to
     tmp_path: Path,
 ) -> None:
     for run, engine in (("one", None), ("other", None), ("other", Fixed(STILL))):
-        await played(
+        await played_here(
             EpisodeRecorder(LeRobotWriter(tmp_path), run).record(), toy_episodes(1), engine=engine
         )
     about = [episode.about for episode in read_lerobot(tmp_path)]
@@ -176,7 +200,7 @@ async def test_a_run_without_pictures_is_recorded_at_its_own_rate_and_can_be_gon
 async def test_environments_of_two_rates_do_not_fit_into_one_recording(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"render_fps differs: .*, but a data set has only one"):
         await recorded(embodied_agent, str(tmp_path), [TOY, EnvSpec(id="CartPole-v1")], "mine")
-    await played(EpisodeRecorder(LeRobotWriter(tmp_path, fps=20)).record(), toy_episodes(1))
+    await played_here(EpisodeRecorder(LeRobotWriter(tmp_path, fps=20)).record(), toy_episodes(1))
     with pytest.raises(DataError, match=r"fps is 10, .* says 20"):
         await recorded(embodied_agent, str(tmp_path), [TOY], "mine")
 

@@ -11,8 +11,10 @@ from typing import Any
 
 import msgspec
 import pytest
+import pytest_asyncio
 from toy_runs import small_mlp_run
 
+from vla_rl.actors import LastingForkServers
 from vla_rl.commands.command_line import Command, TrainingLaunch, parse_command
 from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.evaluation.held_out import HeldOutJudge, HeldOutResult, read_held_out, results_path
@@ -27,20 +29,40 @@ from vla_rl.training.resuming import checkpoint_to_resume
 from vla_rl.training.run import Outcome, train
 from vla_rl.types import Config, Sampling
 
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    # the mark is for all tests of the file, and some are no coroutines
+    pytest.mark.filterwarnings("ignore:The test .* is marked with:pytest.PytestWarning"),
+]
+
 
 def of_updates(updates: int, root: Path) -> TrainToyConfig:
     return small_mlp_run(root, "embodied_srpo", updates=updates)
 
 
+_servers: list[LastingForkServers] = []
+
+
+@pytest.fixture(autouse=True)
+def _servers_of_the_file(servers: LastingForkServers) -> None:
+    _servers[:] = [servers]
+
+
 async def train_toy(config: TrainToyConfig, **options: Any) -> Outcome:
     async with asyncio.timeout(100):
-        return await train(config, starts_of(config), policy_of(config), **options)
+        return await train(
+            config, starts_of(config), policy_of(config), fork_servers=_servers[0], **options
+        )
 
 
-@pytest.fixture(scope="module")
-def run_of_two_updates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("runs")
-    return asyncio.run(train_toy(of_updates(2, root))).run.path
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def run_of_two_updates(
+    tmp_path_factory: pytest.TempPathFactory, servers: LastingForkServers
+) -> Path:
+    config = of_updates(2, tmp_path_factory.mktemp("runs"))
+    async with asyncio.timeout(100):
+        done = await train(config, starts_of(config), policy_of(config), fork_servers=servers)
+    return done.run.path
 
 
 @pytest.fixture

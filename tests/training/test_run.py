@@ -14,10 +14,12 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
+import pytest_asyncio
 import torch
 from safetensors.torch import load_file
 from toy_runs import deterministic, small_mlp_run
 
+from vla_rl.actors import LastingForkServers
 from vla_rl.commands.config_files import read_config
 from vla_rl.errors import CheckpointError, ConfigError, EnvError
 from vla_rl.learning import latest_checkpoint
@@ -32,15 +34,31 @@ from vla_rl.simulation import SimulatorConfig
 from vla_rl.training.run import Outcome, TrainingRun, train
 from vla_rl.types import Env, EnvSpec, Policy, Trajectory
 
+pytestmark = [
+    pytest.mark.asyncio(loop_scope="module"),
+    # the mark is for all tests of the file, and some are no coroutines
+    pytest.mark.filterwarnings("ignore:The test .* is marked with:pytest.PytestWarning"),
+]
+
 
 def small_run(root: Path) -> TrainToyConfig:
     """SRPO, and a video of each update."""
     return small_mlp_run(root, "embodied_srpo", videos_every=1)
 
 
+_servers: list[LastingForkServers] = []
+
+
+@pytest.fixture(autouse=True)
+def _servers_of_the_file(servers: LastingForkServers) -> None:
+    _servers[:] = [servers]
+
+
 async def train_toy(config: TrainToyConfig, **options: Any) -> Outcome:
     async with asyncio.timeout(100):
-        return await train(config, starts_of(config), policy_of(config), **options)
+        return await train(
+            config, starts_of(config), policy_of(config), fork_servers=_servers[0], **options
+        )
 
 
 def metrics_of(run: RunDirectory) -> dict[int, dict[str, float]]:
@@ -57,11 +75,13 @@ def with_updates(config: TrainToyConfig, updates: int) -> TrainToyConfig:
     return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, updates=updates))
 
 
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def whole(tmp_path_factory: pytest.TempPathFactory, servers: LastingForkServers) -> Outcome:
     """A deterministic run of two updates, on two simulators."""
     root = tmp_path_factory.mktemp("whole")
-    return asyncio.run(train_toy(deterministic(small_run(root), num_envs=2)))
+    config = deterministic(small_run(root), num_envs=2)
+    async with asyncio.timeout(100):
+        return await train(config, starts_of(config), policy_of(config), fork_servers=servers)
 
 
 def test_a_run_leaves_everything_that_the_readme_lists(whole: Outcome) -> None:
@@ -131,7 +151,11 @@ async def test_a_simulator_that_is_killed_changes_nothing_but_one_counter(tmp_pa
         return await embodied_agent(env, policy)
 
     config = msgspec.structs.replace(small_run(tmp_path), simulators=SimulatorConfig(num_envs=1))
-    run.append(TrainingRun(config, starts_of(config), policy_of(config), agent=agent))
+    run.append(
+        TrainingRun(
+            config, starts_of(config), policy_of(config), agent=agent, fork_servers=_servers[0]
+        )
+    )
     async with asyncio.timeout(100):
         outcome = await run[0].execute(RunDirectory.create(tmp_path, "killed", config))
     metrics = metrics_of(outcome.run)

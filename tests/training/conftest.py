@@ -1,0 +1,16 @@
+"""What the runs of one file share."""
+
+from collections.abc import AsyncIterator
+
+import pytest_asyncio
+
+from vla_rl.actors import LastingForkServers
+
+
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def servers() -> AsyncIterator[LastingForkServers]:
+    """Servers from which all runs of a file fork their simulators: a new one imports for half a
+    second. Tests that use them run in one loop: `pytest.mark.asyncio(loop_scope="module")`.
+    """
+    async with LastingForkServers("tests") as opened:
+        yield opened
