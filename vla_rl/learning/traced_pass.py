@@ -86,7 +86,7 @@ class TracedPass:
         return TracedPass(self.act_flops // num_rows, self.update_flops // num_rows, kept)
 
 
-class AnsweringMode(FakeTensorMode):
+class AnsweringMode(FakeTensorMode):  # type: ignore[no-untyped-call]
     """Computes with shapes, and answers questions for a tensor's content or for its memory, which
     a fake one lacks.
 
