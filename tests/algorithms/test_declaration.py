@@ -8,10 +8,9 @@ import sys
 import textwrap
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import pytest
-import torch
 
 import vla_rl.algorithms.losses.policy
 from vla_rl.algorithms.losses import (
@@ -121,25 +120,11 @@ def test_a_field_that_no_loss_has_is_refused() -> None:
         PolicyLossConfig(level="tokn")
 
 
-def loss_of_the_contributing_page() -> tuple[str, str]:
-    """Its path and its source."""
+def test_the_loss_of_the_contributing_page_is_added_with_one_file(tmp_path: Path) -> None:
     page = (ROOT / "CONTRIBUTING.md").read_text()
     found = re.search(r"```python\n   # (vla_rl/algorithms/\S+)\n(.*?)   ```", page, re.DOTALL)
     assert found is not None
-    return found[1], textwrap.dedent(found[2])
-
-
-@pytest.mark.usefixtures("declared")
-def test_the_loss_of_the_contributing_page_has_the_numbers_of_its_equation() -> None:
-    names: dict[str, Any] = {}
-    exec(loss_of_the_contributing_page()[1], names)
-    one, two = torch.tensor([[1.0]]), torch.tensor([[4.0]])
-    batch = TokenBatch(two.log(), one.log(), one, torch.tensor([[True]]))
-    assert names["tempered"](batch, temper=0.5)[0].tolist() == [[-2.0]]
-
-
-def test_the_loss_of_the_contributing_page_is_added_with_one_file(tmp_path: Path) -> None:
-    path, source = loss_of_the_contributing_page()
+    path, source = found[1], textwrap.dedent(found[2])
     # with the compiled modules, which would be made anew in seconds
     shutil.copytree(
         ROOT / "vla_rl",
@@ -162,7 +147,7 @@ def test_the_loss_of_the_contributing_page_is_added_with_one_file(tmp_path: Path
 
 USE_OF_THE_NEW_LOSS = """
 import sys
-from vla_rl.algorithms import PolicyLossConfig
+from vla_rl.algorithms import PolicyLossConfig, policy_loss, safe_policy_loss
 from vla_rl.commands.command_help import field_docs
 from vla_rl.errors import ConfigError
 
@@ -178,4 +163,11 @@ for wrong in (dict(name="tempered", temper=2.0), dict(name="ppo", temper=0.5)):
         assert "temper" in str(error)
     else:
         raise AssertionError(wrong)
+
+import torch
+from vla_rl.algorithms import TokenBatch
+
+one, two = torch.tensor([[1.0]]), torch.tensor([[4.0]])
+batch = TokenBatch(two.log(), one.log(), one, torch.tensor([[True]]))
+assert policy_loss(config)(batch)[0].tolist() == [[-2.0]]
 """
