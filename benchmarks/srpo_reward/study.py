@@ -5,7 +5,6 @@ from typing import Final
 
 import msgspec
 import numpy as np
-from scipy.stats import spearmanr
 
 from benchmarks.srpo_reward.episodes import Episode, as_groups
 from vla_rl.algorithms import SrpoConfig, TrajectoryEncoder, srpo_rewards
@@ -124,6 +123,8 @@ def score(batch: Batch, rewards: np.ndarray) -> Score:
 def _spearman(rewards: np.ndarray, progress: np.ndarray) -> float:
     if len(rewards) < 2 or np.ptp(rewards) <= 1e-6 or np.ptp(progress) == 0:
         return 0.0
+    from scipy.stats import spearmanr  # here: its import takes a second, and few need it
+
     return float(spearmanr(rewards, progress).statistic)
 
 

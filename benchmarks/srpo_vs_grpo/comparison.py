@@ -4,7 +4,6 @@ from collections.abc import Sequence
 from typing import Any, Final, NamedTuple
 
 import numpy as np
-from scipy import stats
 
 from benchmarks.srpo_vs_grpo.lines import ArmRun
 from benchmarks.updates_needed import FIGURE, risen
@@ -72,6 +71,8 @@ def _standard_errors(resamples: np.ndarray) -> np.ndarray:
 
 def mean_interval(values: Sequence[float] | np.ndarray) -> tuple[float, float, float]:
     """Return the mean with the ends of its 95 % interval by Student's t: low, mean, high."""
+    from scipy import stats  # here: its import takes a second, and few need it
+
     mean = float(np.mean(values))
     reach = stats.t.ppf(0.975, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values))
     return mean - reach, mean, mean + reach
