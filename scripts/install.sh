@@ -47,4 +47,8 @@ if .venv/bin/python -c "import sys, torch; sys.exit(torch.version.cuda is not No
 else
     echo "torch is built for CUDA; for vLLM engines: .venv/bin/pip install -e \".[vllm]\""
 fi
+# once for this user: the first run would wait for it for as long
+echo "compiling LIBERO's control step, which takes half a minute"
+.venv/bin/python -c "from vla_rl.envs.libero.probe import probe_physics; probe_physics()" ||
+    echo "it failed, and LIBERO may not run here: .venv/bin/vla-rl doctor tells more" >&2
 echo "installed into .venv"
