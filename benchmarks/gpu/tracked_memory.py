@@ -5,7 +5,8 @@
 
 The network is built on `meta` because timm calls `.item()` when it is built from fake tensors. The
 second update counts: in the first, the optimizer has no state yet. It has two micro-batches, because
-gradients of the first are there when the second computes.
+gradients of the first are there when the second computes. What a first update or a first micro-batch
+leaves behind does not depend on the pass that makes its gradients, so only one pass is computed.
 """
 
 import time
@@ -143,22 +144,34 @@ def tracked_peak(network: nn.Module, log_probs: Callable[[], tuple[Tensor, Tenso
         log_probs: the computation of a micro-batch; its entropies are let go, as learners do.
     """
     with fake_tensors(network):
-        log_probs()  # what a policy makes at its first pass and keeps belongs to no update
+        # what a policy makes at its first pass and keeps belongs to no update
+        reached = _leaves_of(log_probs()[0])
         tracker = StorageTracker()
         tracker.track_external(network)
         with tracker:
             optimizer = PolicyOptimizer(network, OptimizerConfig())
-            # the first update makes the optimizer's state: any gradients do, and no pass is needed
             trained = [each for each in network.parameters() if each.requires_grad]
             torch.autograd.backward([each.sum() for each in trained])
             optimizer.step()
-            for _ in range(2):
-                found = log_probs()[0]
-                torch.autograd.backward(found.sum())
-                del found
+            torch.autograd.backward([each.sum() for each in reached])
+            found = log_probs()[0]
+            torch.autograd.backward(found.sum())
+            del found
             optimizer.step()
         peaks: dict[Any, dict[str, int]] = tracker.get_tracker_snapshot("peak")
     return max(of_device["Total"] for of_device in peaks.values())
+
+
+def _leaves_of(computed: Tensor) -> list[Tensor]:
+    """Return the parameters to which a backward pass from `computed` gives gradients."""
+    seen: set[Any] = set()
+    ahead: list[Any] = [computed.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            ahead += [following for following, _ in node.next_functions]
+    return [node.variable for node in seen if hasattr(node, "variable")]
 
 
 @dataclass(frozen=True)
