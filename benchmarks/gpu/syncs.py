@@ -14,16 +14,17 @@ from functools import partial
 from benchmarks.gpu.computations import learn
 from benchmarks.gpu.meta_paths import crossings_of
 from benchmarks.gpu.tiny_policies import FAMILIES, observation, policy_on_meta
-from benchmarks.gpu.watched_paths import Path, cross
+from benchmarks.gpu.watched_paths import Path, WatchedLane, cross
 from vla_rl.engines import DeviceLane, EngineConfig, make_torch_engine
 from vla_rl.types import Sampling
 
 
-async def decide(lane: DeviceLane, *, family: str, batches: int) -> None:
-    """Decide for one episode, one batch after the other."""
+async def decide(lane: WatchedLane, *, family: str, waits: list[int]) -> None:
+    """Decide for one episode, one batch after the other, and note the waits after each."""
     async with make_torch_engine(policy_on_meta(family), lane, EngineConfig()) as engine:
-        for seed in range(batches):
+        for seed in range(2):
             await engine.act(observation(family, seed), Sampling(seed=seed))
+            waits.append(len(lane.crossings.waits()))
 
 
 async def talk(lane: DeviceLane, *, tokens: int) -> None:
@@ -49,8 +50,9 @@ def decision_waits(family: str) -> int:
     if family == "language":
         two, three = (num_waits(partial(talk, tokens=each)) for each in (2, 3))
         return three - two
-    one, two = (num_waits(partial(decide, family=family, batches=each)) for each in (1, 2))
-    return two - one
+    waits = list[int]()
+    cross(partial(decide, family=family, waits=waits))
+    return waits[1] - waits[0]
 
 
 def figures() -> dict[str, float]:

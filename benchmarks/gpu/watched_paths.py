@@ -31,21 +31,21 @@ class WatchedLane(DeviceLane):
 
     def __init__(self, crossings: Crossings) -> None:
         super().__init__(num_threads=1)
-        self._crossings = crossings
+        self.crossings = crossings
 
     async def run(  # type: ignore[override]
         self, fn: Any, *args: Any, work: str = "other"
     ) -> Any:
         """Run work on the device thread, watched."""
-        return await super().run(watching(self._crossings, fn), *args, work=work)
+        return await super().run(watching(self.crossings, fn), *args, work=work)
 
     async def prepare(self, fn: Any, *args: Any) -> Any:  # type: ignore[override]
         """Run work on the host thread, watched."""
-        return await super().prepare(watching(self._crossings, fn), *args)
+        return await super().prepare(watching(self.crossings, fn), *args)
 
     def prepared_ahead(self, fn: Any, inputs: Sequence[Any]) -> AsyncGenerator[Any, None]:
         """Prepare inputs on the host thread, watched."""
-        return super().prepared_ahead(watching(self._crossings, fn), inputs)
+        return super().prepared_ahead(watching(self.crossings, fn), inputs)
 
 
 def cross(path: Path) -> Crossings:

@@ -9,6 +9,7 @@ import importlib.metadata
 import sys
 import time
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,12 @@ def _figures(name: str, target: Target) -> Iterator[tuple[str, Any]]:
 
 def loaded_packages() -> dict[str, str]:
     """Return the versions of the packages whose modules are loaded."""
-    packages_of = importlib.metadata.packages_distributions()
+    packages_of = _distributions_of_modules()
     loaded = {module.partition(".")[0] for module in sys.modules}
     names = {name for module in loaded for name in packages_of.get(module, ())}
-    return {name: importlib.metadata.version(name) for name in sorted(names)}
+    return {name: _version_of(name) for name in sorted(names)}
+
+
+# both read files of every installed package, which no stage changes
+_distributions_of_modules = cache(importlib.metadata.packages_distributions)
+_version_of = cache(importlib.metadata.version)
