@@ -6,15 +6,20 @@ import asyncio
 import gc
 import os
 import sys
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import AsyncIterator, Callable, Generator, Iterator
 from itertools import chain
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+import pytest_asyncio
 import uvloop
 from hypothesis import settings
 from xdist.remote import Producer
 from xdist.scheduler import LoadFileScheduling
+
+if TYPE_CHECKING:
+    from vla_rl.actors import LastingForkServers
 
 sys.path.insert(0, str(Path(__file__).parent / "support"))
 
@@ -61,6 +66,8 @@ RANKS = (
     "tests/learning/test_sharded",
     "tests/learning/test_ranks_on_hosts.py",
     "tests/learning/test_tensor_parallel.py",
+    "tests/training/test_rank_weights.py",
+    "tests/training/test_picture_ways.py",
 )
 
 TOGETHER = (
@@ -119,6 +126,17 @@ def pytest_asyncio_loop_factories(
     config: pytest.Config, item: pytest.Item
 ) -> dict[str, Callable[[], asyncio.AbstractEventLoop]]:
     return {"uvloop": uvloop.new_event_loop}
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def lasting_servers() -> AsyncIterator["LastingForkServers"]:
+    """Servers from which the files of `RANKS` fork their ranks: a new one imports for 4 s. Tests that
+    use them run in one loop: `pytest.mark.asyncio(loop_scope="session")`.
+    """
+    from vla_rl.actors import LastingForkServers
+
+    async with LastingForkServers("tests") as opened:
+        yield opened
 
 
 @pytest.fixture

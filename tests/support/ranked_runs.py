@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 from typing import Any, Final
 
+from vla_rl.actors import LastingForkServers
 from vla_rl.algorithms import PolicyLossConfig
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.engines import EngineConfig
@@ -58,7 +59,9 @@ async def books_of(run: RunDirectory, updates: int) -> Any:
     return state.ledger, state.source
 
 
-async def trained(config: TrainToyConfig, strike: Any = None) -> RunDirectory:
+async def trained(
+    config: TrainToyConfig, strike: Any = None, fork_servers: LastingForkServers | None = None
+) -> RunDirectory:
     """Run it; `strike` is called before the learning of each update with its number."""
     num_updates = 0
 
@@ -74,5 +77,11 @@ async def trained(config: TrainToyConfig, strike: Any = None) -> RunDirectory:
         return pipeline.insert_after("reward", node)
 
     async with asyncio.timeout(250):
-        outcome = await train(config, starts_of(config), policy_of(config), customise=customise)
+        outcome = await train(
+            config,
+            starts_of(config),
+            policy_of(config),
+            customise=customise,
+            fork_servers=fork_servers,
+        )
     return outcome.run

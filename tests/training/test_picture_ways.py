@@ -16,6 +16,7 @@ from ranked_runs import ONE_HOST, books_of, ranked_run, trained
 from served_hosts import listed, on_loopback
 from toy_runs import deterministic, small_run
 
+from vla_rl.actors import LastingForkServers
 from vla_rl.cluster.config import ClusterConfig
 from vla_rl.graph import Pipeline
 from vla_rl.observe import RunDirectory, read_metrics
@@ -142,8 +143,9 @@ def holds_pictures(pid: int) -> bool:
     return any("vla_rl_pictures" in os.readlink(file) for file in Path(f"/proc/{pid}/fd").iterdir())
 
 
+@pytest.mark.asyncio(loop_scope="session")
 async def test_a_run_whose_pictures_are_lost_before_their_update_continues_from_its_checkpoint(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], lasting_servers: LastingForkServers
 ) -> None:
     far = on_loopback("a", tmp_path / "keys")
 
@@ -155,7 +157,7 @@ async def test_a_run_whose_pictures_are_lost_before_their_update_continues_from_
     try:
         cluster = ClusterConfig(hosts=str(listed([far], tmp_path)))
         config = reaching(tmp_path / "struck", 2, cluster, updates=2)
-        struck = await trained(config, strike)
+        struck = await trained(config, strike, lasting_servers)
     finally:
         far.kill()
     out = capsys.readouterr().out
@@ -166,7 +168,8 @@ async def test_a_run_whose_pictures_are_lost_before_their_update_continues_from_
         r"\. Restart 1 of at most 3: the run continues after update 1\n",
         out,
     )
-    alone = await trained(reaching(tmp_path / "alone", 1, updates=2))
+    alone_config = reaching(tmp_path / "alone", 1, updates=2)
+    alone = await trained(alone_config, fork_servers=lasting_servers)
     assert decisions_of(struck) == decisions_of(alone)
     assert await books_of(struck, 2) == await books_of(alone, 2)
     assert shelves() == []
