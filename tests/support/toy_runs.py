@@ -67,6 +67,15 @@ def deterministic(config: Toy, num_envs: int) -> Toy:
     )
 
 
+def of_updates(root: Path, updates: int, **run: Any) -> TrainToyConfig:
+    """A small run; its checkpoints are those that a test asks for."""
+    # a pole, whose returns differ: each update learns
+    config = msgspec.structs.replace(small_mlp_run(root), env_id="CartPole-v1")
+    config = deterministic(config, num_envs=2)
+    settings = {"updates": updates, "checkpoint_every": 100, **run}
+    return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, **settings))
+
+
 def start_recipe(root: Path, *arguments: str) -> "subprocess.Popen[str]":
     """The toy recipe in a process of its own, small, writing below `root`."""
     return subprocess.Popen(

@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from disks import SmallDisk, tmpfs
-from toy_runs import deterministic, small_mlp_run
+from toy_runs import of_updates
 
 from vla_rl.actors import LastingForkServers
 from vla_rl.errors import CheckpointError
@@ -36,15 +35,6 @@ pytestmark = [
     # the mark is for all tests of the file, and some are no coroutines
     pytest.mark.filterwarnings("ignore:The test .* is marked with:pytest.PytestWarning"),
 ]
-
-
-def of_updates(root: Path, updates: int, **run: Any) -> TrainToyConfig:
-    """A small run; its checkpoints are those that a test asks for."""
-    # a pole, whose returns differ: each update learns
-    config = msgspec.structs.replace(small_mlp_run(root), env_id="CartPole-v1")
-    config = deterministic(config, num_envs=2)
-    settings = {"updates": updates, "checkpoint_every": 100, **run}
-    return msgspec.structs.replace(config, run=msgspec.structs.replace(config.run, **settings))
 
 
 _servers: list[LastingForkServers] = []
@@ -274,16 +264,14 @@ async def test_a_run_directory_that_is_removed_ends_the_run_with_one_error_and_w
 
 
 KILLED = """
-    import asyncio, json, os, signal, sys
+    import asyncio, os, signal, sys
     from pathlib import Path
     sys.path.insert(0, sys.argv[2])
-    from toy_runs import SMALL
-    from vla_rl.commands.command_line import TrainingLaunch, parse_command
+    from toy_runs import of_updates
     from vla_rl.learning import latest_checkpoint
     from vla_rl.graph import appended_file
-    from vla_rl.observe import RunDirectory
     # its policy imports no transformers
-    from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
+    from vla_rl.recipes.train_toy import policy_of, starts_of
     from vla_rl.training.run import train
 
     write = appended_file._write
@@ -309,56 +297,56 @@ KILLED = """
         folder = latest_checkpoint(root)
         return 0 if folder is None else int(folder.name[-6:])
 
-    def config_of(root, updates):
-        options = ["--run.root", str(root), "--run.updates", str(updates)]
-        options += ["--run.checkpoint-every", "1", "--scheduler.max-staleness", "0"]
-        options += ["--simulators.num-envs", "1"]
-        return parse_command(TrainingLaunch, TrainToyConfig, "", SMALL + options).config
-
-    async def run(root, updates, **options):
-        config = config_of(root, updates)
+    async def run(config):
         async with asyncio.timeout(60):
-            await train(config, starts_of(config), policy_of(config), **options)
-
-    def lines(path):
-        complete = [line for line in path.read_bytes().splitlines(keepends=True) if line.endswith(b"\\n")]
-        return [json.loads(line)["update"] for line in complete]
+            await train(config, starts_of(config), policy_of(config))
 
     points = {"half a line": half_a_line, "at the rename": at_rename, "after the rename": after_rename}
-    roots = {point: Path(sys.argv[1]) / point for point in points}
+    configs = {
+        point: of_updates(Path(sys.argv[1]) / point, 4, checkpoint_every=1) for point in points
+    }
     # no forked run has to import again what the policy, the optimizer and the metrics import
-    policy_of(config_of(Path(sys.argv[1]), 1))
+    policy_of(configs["half a line"])
     import tensorboard.compat.proto.event_pb2, torch._dynamo
     for point, fault in points.items():
-        roots[point].mkdir()
         pid = os.fork()
         if pid == 0:
             if fault in (at_rename, after_rename):
                 sys.addaudithook(fault)
             else:
                 appended_file._write = fault
-            asyncio.run(run(roots[point], 4))
+            asyncio.run(run(configs[point]))
             os._exit(0)
         _, status = os.waitpid(pid, 0)
         assert status == signal.SIGKILL, (point, status)
-    for point, root in roots.items():
-        (path,) = root.iterdir()
-        killed = [latest(path / "checkpoints"), lines(path / "metrics.jsonl")]
-        asyncio.run(run(root, 3, resume=RunDirectory.resume(path)))
-        print(json.dumps([point, killed, [latest(path / "checkpoints"), lines(path / "metrics.jsonl")]]))
 """
 
 
-def test_a_run_killed_at_any_point_of_a_save_has_a_line_for_each_update_of_its_checkpoint(
+def progress_of(run: RunDirectory) -> tuple[str, list[int]]:
+    """The newest checkpoint, and the updates of the lines that are complete."""
+    lines = run.metrics.read_bytes().splitlines(keepends=True)
+    complete = [json.loads(line)["update"] for line in lines if line.endswith(b"\n")]
+    return newest_in(run), complete
+
+
+async def test_a_run_killed_at_any_point_of_a_save_has_a_line_for_each_update_of_its_checkpoint(
     tmp_path: Path,
 ) -> None:
     folders = [str(Path(__file__).parents[1] / "support")]
     command = [sys.executable, "-c", textwrap.dedent(KILLED), str(tmp_path), *folders]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=250)
+    done = await asyncio.to_thread(
+        subprocess.run, command, capture_output=True, text=True, timeout=250
+    )
     assert done.returncode == 0, done.stderr
-    told = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("[")]
-    assert {point: (killed, resumed) for point, killed, resumed in told} == {
-        "half a line": ([1, [1]], [3, [1, 2, 3]]),
-        "at the rename": ([1, [1, 2]], [3, [1, 2, 3]]),
-        "after the rename": ([2, [1, 2]], [3, [1, 2, 3]]),
+    points = ("half a line", "at the rename", "after the rename")
+    killed = {point: progress_of(only_run(tmp_path / point)) for point in points}
+    assert killed == {
+        "half a line": ("update-000001", [1]),
+        "at the rename": ("update-000001", [1, 2]),
+        "after the rename": ("update-000002", [1, 2]),
     }
+    for point in killed:
+        root = tmp_path / point
+        config = of_updates(root, 3, checkpoint_every=1)
+        await train_toy(config, resume=RunDirectory.resume(only_run(root).path))
+        assert progress_of(only_run(root)) == ("update-000003", [1, 2, 3]), point

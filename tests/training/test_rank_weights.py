@@ -26,6 +26,7 @@ from vla_rl.actors.host import HostServer
 from vla_rl.engines import DeviceLane
 from vla_rl.engines.weight_shares import WeightShare
 from vla_rl.errors import ActorDied, RankFailed, WeightsNotGiven
+from vla_rl.learning import Learner
 from vla_rl.learning.sharded import ShardedLearner
 from vla_rl.learning.sharded.seats import RankSeat, Seating
 from vla_rl.learning.training import WeightSink
@@ -305,11 +306,10 @@ async def test_a_resume_gives_weights_to_a_host_unless_it_has_them(
     lane: DeviceLane, runtime: Runtime, tmp_path: Path
 ) -> None:
     policy = mlp()
-    _, before = acting("a")
     async with asyncio.timeout(200):
-        async with ShardedLearner(policy, runtime, lane, settings(ranks=2), [before.sink]) as two:
-            await two.update(episodes(policy), ADVANTAGES)
-            state = await saved(two, tmp_path)
+        before = Learner(policy, lane, settings())
+        await before.update(episodes(policy), ADVANTAGES)
+        state = await saved(before, tmp_path)
         host = Host("a", [], network=mlp(7).network)
         host.version, host.digest = 2, "of an update that was not saved"
         site, resumed = Site(host), mlp(3)
