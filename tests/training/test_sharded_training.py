@@ -13,6 +13,7 @@ from own_policies import StartsAsTheFileSays
 from rich.console import Console
 from toy_runs import Toy, deterministic, small_run
 
+from vla_rl.actors import LastingForkServers
 from vla_rl.algorithms import PolicyLossConfig
 from vla_rl.algorithms.losses import KlLossConfig
 from vla_rl.commands.plan import EpisodeFootprint, print_plan
@@ -85,10 +86,15 @@ async def books_of(run: RunDirectory, version: int) -> tuple[Any, Any]:
     return state.ledger, state.source
 
 
+@pytest.mark.asyncio(loop_scope="module")
 async def test_a_run_whose_rank_is_killed_and_later_left_out_is_that_of_one_process(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    servers: LastingForkServers,
 ) -> None:
-    alone = (await trained(with_ranks(mlp_run(tmp_path / "alone"), 1, updates=3))).run
+    on_one = with_ranks(mlp_run(tmp_path / "alone"), 1, updates=3)
+    alone = (await trained(on_one, fork_servers=servers)).run
     # a line for each update that is begun, and for each start: rank 1 is killed in the second
     # update and again in the third, and its third start fails
     for name, lines_of_file in {
@@ -101,7 +107,8 @@ async def test_a_run_whose_rank_is_killed_and_later_left_out_is_that_of_one_proc
     plain = train_toy.policy_of(config)
     policy = StartsAsTheFileSays(plain.config, plain.network)
     async with asyncio.timeout(250):
-        shared = (await train(config, train_toy.starts_of(config), policy)).run
+        starts = train_toy.starts_of(config)
+        shared = (await train(config, starts, policy, fork_servers=servers)).run
     out = capsys.readouterr().out
     assert "2 learner ranks share the update and the critic and the reference" in out
     assert re.search(r"rank 1 of 2 \(pid \d+\) is gone: SIGKILL.* Restart 1 of .* update 1", out)
