@@ -11,12 +11,9 @@ from own_policies import StartsAsTheFileSays
 from ranked_runs import books_of, numbers_of, ranked_run
 from small_worlds import mlp
 
-from vla_rl.actors import Runtime
-from vla_rl.engines import DeviceLane
 from vla_rl.errors import ConfigError, RankFailed, RankNotStarted
 from vla_rl.learning import LearnerConfig
 from vla_rl.learning.rank_memory import PolicySize, require_gpus
-from vla_rl.learning.sharded import ShardedLearner
 from vla_rl.observe import RunDirectory
 from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
 from vla_rl.training.restarting import Restarts
@@ -75,21 +72,6 @@ async def test_two_ranks_of_three_continue(
     shared = await without_rank_1(tmp_path, 3, monkeypatch)
     assert "2 learner ranks share the update" in capsys.readouterr().out
     await require_same(shared, alone)
-
-
-async def test_a_rank_that_dies_at_its_start_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "starts").write_text("SIGKILL\n")
-    monkeypatch.setenv("STARTS_FILE", str(tmp_path / "starts"))
-    plain = mlp()
-    policy = StartsAsTheFileSays(plain.config, plain.network)
-    async with DeviceLane(1) as lane, Runtime() as runtime, asyncio.timeout(200):
-        learner = ShardedLearner(policy, runtime, lane, LearnerConfig(ranks=2))
-        told = r"at its start, rank 1 of 2 \(pid \d+\) is gone: SIGKILL"
-        with pytest.raises(RankNotStarted, match=told) as raised:
-            await learner.__aenter__()
-    assert raised.value.rank == 1
 
 
 def test_the_ranks_that_are_left_keep_their_settings_and_a_lost_gpu_is_left_out(

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,16 +12,19 @@ import msgspec
 import pytest
 from own_policies import StartsAsTheFileSays
 from rich.console import Console
+from small_worlds import mlp
 from toy_runs import Toy, deterministic, small_run
 
-from vla_rl.actors import LastingForkServers
+from vla_rl.actors import LastingForkServers, Runtime
 from vla_rl.algorithms import PolicyLossConfig
 from vla_rl.algorithms.losses import KlLossConfig
 from vla_rl.commands.plan import EpisodeFootprint, print_plan
-from vla_rl.errors import ConfigError, RankFailed
+from vla_rl.engines import DeviceLane
+from vla_rl.errors import ConfigError, RankFailed, RankNotStarted
 from vla_rl.graph import NodeFailed
 from vla_rl.learning import LearnerConfig, OptimizerConfig, load_checkpoint
 from vla_rl.learning.rank_memory import PolicySize
+from vla_rl.learning.sharded import ShardedLearner
 from vla_rl.observe import RunDirectory
 from vla_rl.pipelines import with_pipeline
 from vla_rl.pipelines.config import RunConfig
@@ -86,12 +90,43 @@ async def books_of(run: RunDirectory, version: int) -> tuple[Any, Any]:
     return state.ledger, state.source
 
 
+@pytest.fixture(scope="module")
+def told_by(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of files that say how ranks fail. Its place is in the environment before a server
+    starts, as ranks have the environment of the server that forks them.
+    """
+    folder = tmp_path_factory.mktemp("told")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("FAILURES", "STARTS"):
+            patch.setenv(f"{name}_FILE", str(folder / name))
+        yield folder
+
+
+@pytest.mark.asyncio(loop_scope="module")
+async def test_a_rank_that_dies_at_its_start_is_named(
+    servers: LastingForkServers, told_by: Path
+) -> None:
+    (told_by / "STARTS").write_text("SIGKILL\n")
+    plain = mlp()
+    policy = StartsAsTheFileSays(plain.config, plain.network)
+    async with (
+        DeviceLane(1) as lane,
+        Runtime(fork_servers=servers) as runtime,
+        asyncio.timeout(200),
+    ):
+        learner = ShardedLearner(policy, runtime, lane, LearnerConfig(ranks=2))
+        told = r"at its start, rank 1 of 2 \(pid \d+\) is gone: SIGKILL"
+        with pytest.raises(RankNotStarted, match=told) as raised:
+            await learner.__aenter__()
+    assert raised.value.rank == 1
+
+
 @pytest.mark.asyncio(loop_scope="module")
 async def test_a_run_whose_rank_is_killed_and_later_left_out_is_that_of_one_process(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
     servers: LastingForkServers,
+    told_by: Path,
 ) -> None:
     on_one = with_ranks(mlp_run(tmp_path / "alone"), 1, updates=3)
     alone = (await trained(on_one, fork_servers=servers)).run
@@ -101,8 +136,7 @@ async def test_a_run_whose_rank_is_killed_and_later_left_out_is_that_of_one_proc
         "FAILURES": "-\nSIGKILL\n" * 2,
         "STARTS": "-\n-\nRuntimeError\n",
     }.items():
-        (tmp_path / name).write_text(lines_of_file)
-        monkeypatch.setenv(f"{name}_FILE", str(tmp_path / name))
+        (told_by / name).write_text(lines_of_file)
     config = with_ranks(mlp_run(tmp_path / "shared"), 2, updates=3)
     plain = train_toy.policy_of(config)
     policy = StartsAsTheFileSays(plain.config, plain.network)
