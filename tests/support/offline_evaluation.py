@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from vla_rl.actors import Runtime
+from vla_rl.actors import LastingForkServers, Runtime
 from vla_rl.engines import DeviceLane, EngineConfig, TorchActionEngine
 from vla_rl.evaluation.evaluator import loaded_policy
 from vla_rl.evaluation.held_out_results import line_of
@@ -13,7 +13,12 @@ from vla_rl.simulation import SimulatorConfig, SimulatorPool
 from vla_rl.types import EpisodeSpec, Trajectory
 
 
-async def offline(policy: Path, episodes: Sequence[EpisodeSpec], version: int) -> list[bytes]:
+async def offline(
+    policy: Path,
+    episodes: Sequence[EpisodeSpec],
+    version: int,
+    fork_servers: LastingForkServers | None = None,
+) -> list[bytes]:
     """The lines of an MLP policy's folder, with one simulator, and so decisions one at a time."""
     lines = []
 
@@ -22,7 +27,7 @@ async def offline(policy: Path, episodes: Sequence[EpisodeSpec], version: int) -
 
     model = loaded_policy("vla_rl.models.mlp.policy:MlpPolicy", policy, "cpu")
     async with (
-        Runtime("offline") as runtime,
+        Runtime("offline", fork_servers=fork_servers) as runtime,
         DeviceLane(1) as lane,
         SimulatorPool(runtime, SimulatorConfig(num_envs=1)) as pool,
         TorchActionEngine(model, lane, EngineConfig(), version) as engine,
