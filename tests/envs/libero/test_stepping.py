@@ -31,7 +31,8 @@ def theirs(reference: subprocess.Popen[str], actions: Path) -> Any:
 
 @pytest.fixture(scope="module")
 def published_env(assets: str) -> Iterator[LiberoEnv]:
-    env = LiberoEnv("libero_goal", task_id=7, image_size=96, scenes="published")
+    env = LiberoEnv("libero_goal", task_id=7, image_size=32, wrist_image=False, scenes="published")
+    env.render_every_step = False
     yield env
     env.close()
 

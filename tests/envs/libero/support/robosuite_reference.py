@@ -10,13 +10,20 @@ each control step (and before the first), and `p_state`, robosuite's own reading
 `p_image` and `p_wrist_image`, turned as the policies see them. A play may have a `next_trial`: the
 same actions from that initial state follow in the same environment, without another seed, and the
 last state of it is `p_next_physics`.
+
+All of it is robosuite's own code, except that a picture that is not stored is not drawn, that a
+simulation without pictures has no render context, which takes seconds to fill, and that MuJoCo
+builds each model once.
 """
 
+import copy
+import functools
 import importlib
 import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import mujoco
@@ -30,16 +37,50 @@ from vla_rl.envs.libero.tasks import find_task
 from vla_rl.envs.mujoco.graphics import choose_graphics
 
 
+class Drawing:
+    """What robosuite draws; all other pictures are black."""
+
+    has_context = False
+    """Give a simulation that is reset now a render context."""
+
+    is_on = False
+    """Draw the cameras' pictures now."""
+
+
 def let_robosuite_draw() -> None:
     """Our loader keeps robosuite from OpenGL.
 
-    Give it the context that it would have taken by itself.
+    Give it the context that it would have taken by itself, if `Drawing` says so.
     """
     load_simulator()
     backend = choose_graphics()
     context = importlib.import_module(f"robosuite.renderers.context.{backend}_context")
     name = {"egl": "EGLGLContext", "osmesa": "OSMesaGLContext"}[backend]
-    importlib.import_module("robosuite.utils.binding_utils").GLContext = getattr(context, name)
+    binding: Any = importlib.import_module("robosuite.utils.binding_utils")
+    binding.GLContext = getattr(context, name)
+    base: Any = importlib.import_module("robosuite.environments.base")
+    make_context, render = base.MjRenderContextOffscreen, binding.MjSim.render
+
+    def make_context_if_needed(sim: Any, device_id: int) -> None:
+        if Drawing.has_context:
+            make_context(sim, device_id=device_id)
+        else:
+            sim.forward()  # a context does, which moves the solver's warm start
+            sim._render_context_offscreen = SimpleNamespace(vopt=mujoco.MjvOption())
+
+    def render_if_needed(sim: Any, width: int, height: int, **others: Any) -> Any:
+        if Drawing.is_on:
+            return render(sim, width=width, height=height, **others)
+        return np.zeros((height, width, 3), np.uint8)
+
+    base.MjRenderContextOffscreen, binding.MjSim.render = make_context_if_needed, render_if_needed
+
+
+def let_mujoco_build_each_model_once() -> None:
+    """robosuite has the same model built at each reset: give it a copy of the built one."""
+    binding: Any = importlib.import_module("robosuite.utils.binding_utils")
+    build = functools.cache(mujoco.MjModel.from_xml_string)
+    binding.MjSim.from_xml_string = lambda xml: binding.MjSim(copy.copy(build(xml)))
 
 
 def whole_state(env: Any) -> np.ndarray:
@@ -67,9 +108,12 @@ def play(spec: dict[str, Any]) -> dict[str, np.ndarray]:
     )
     env.seed(0)
     init_states = read_init_states(task.init_states_file)
+    Drawing.has_context = spec["has_images"]
     env.env.reset()
+    Drawing.has_context = False
     env.set_init_state(init_states[spec["init_state_id"]])
-    for _ in range(10):
+    for number in range(10):
+        Drawing.is_on = spec["has_images"] and number == 9
         observation, _, is_done, _ = env.step([0, 0, 0, 0, 0, 0, -1])
     observations, states, successes = [observation], [whole_state(env)], [is_done]
     for action in np.load(spec["actions"]):
@@ -98,6 +142,7 @@ def play(spec: dict[str, Any]) -> dict[str, np.ndarray]:
         seen["wrist_image"] = np.array(
             [o["robot0_eye_in_hand_image"][::-1, ::-1] for o in observations]
         )
+    Drawing.is_on = False
     if "next_trial" in spec:
         env.env.reset()
         env.set_init_state(init_states[spec["next_trial"]])
@@ -109,5 +154,6 @@ def play(spec: dict[str, Any]) -> dict[str, np.ndarray]:
 
 plays = json.loads(Path(sys.argv[1]).read_text())
 let_robosuite_draw()
+let_mujoco_build_each_model_once()
 np.savez(sys.argv[2], **{key: value for spec in plays for key, value in play(spec).items()})
 os._exit(0)  # robosuite's own render context prints tracebacks where it is freed
