@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +19,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from vla_rl.commands import evaluating
+from vla_rl.actors import LastingForkServers, Runtime
+from vla_rl.commands import evaluating, opening
 from vla_rl.commands.command_line import Command, parse_command
 from vla_rl.commands.evaluating import EvalLaunch, main
 from vla_rl.data import open_dataset
@@ -78,7 +80,21 @@ def has_an_episode(root: Path) -> bool:
     return any(file.read_bytes().count(b"\n") for file in root.glob("eval-*/episodes.jsonl"))
 
 
-def kill(plan: list[str], root: Path) -> None:
+@pytest.fixture(scope="module")
+def runner() -> Iterator[asyncio.Runner]:
+    with asyncio.Runner() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def servers(runner: asyncio.Runner) -> Iterator[LastingForkServers]:
+    """A server that builds the scene once for the evaluations in `runner`."""
+    opened = LastingForkServers("tests")
+    yield opened
+    runner.run(opened.__aexit__())
+
+
+def kill(plan: list[str], root: Path, _: asyncio.Runner) -> None:
     """Kill the program after its first episode."""
     process = subprocess.Popen([*EVAL, *plan], stdout=subprocess.DEVNULL, start_new_session=True)
     deadline = time.monotonic() + 250
@@ -92,7 +108,7 @@ def kill(plan: list[str], root: Path) -> None:
         process.wait()
 
 
-def interrupt(plan: list[str], root: Path) -> None:
+def interrupt(plan: list[str], root: Path, runner: asyncio.Runner) -> None:
     """Cancel it in this process after its first episode, and leave half a line, as a kill may."""
 
     async def evaluate() -> None:
@@ -105,7 +121,7 @@ def interrupt(plan: list[str], root: Path) -> None:
         evaluating.cancel()
         await asyncio.wait([evaluating])
 
-    asyncio.run(evaluate())
+    runner.run(evaluate())
     (lines,) = root.glob("eval-*/episodes.jsonl")
     with lines.open("ab") as file:
         file.write(b'{"task":')
@@ -114,7 +130,9 @@ def interrupt(plan: list[str], root: Path) -> None:
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("end", [interrupt, pytest.param(kill, marks=pytest.mark.proof)])
 def test_an_evaluation_that_was_ended_goes_on_with_what_is_missing_and_keeps_its_record(
-    end: Callable[[list[str], Path], None],
+    end: Callable[[list[str], Path, asyncio.Runner], None],
+    runner: asyncio.Runner,
+    servers: LastingForkServers,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -125,23 +143,24 @@ def test_an_evaluation_that_was_ended_goes_on_with_what_is_missing_and_keeps_its
         "--init-states",
         "40-43",
         "--step-limit",
-        "16",
+        "8",
         "--num-envs",
         "1",
         *QUICK,
     ]
     plan += ["--record-to", str(tmp_path / "data"), "--root", str(tmp_path)]
-    end(plan, tmp_path)
+    monkeypatch.setattr(evaluating, "Runtime", partial(Runtime, fork_servers=servers))
+    end(plan, tmp_path, runner)
     capsys.readouterr()
     (folder,) = tmp_path.glob("eval-*")
     before = (folder / "episodes.jsonl").read_bytes()
     resumed = parse_command(EvalLaunch, EvalLiberoConfig, "", ["--resume", str(folder)])
-    assert asyncio.run(main(resumed)) == 0
+    assert runner.run(main(resumed)) == 0
     printed = capsys.readouterr().out
     assert (folder / "episodes.jsonl").read_bytes().startswith(before[: before.rfind(b"\n") + 1])
     found = json.loads((folder / "results.json").read_text())
     assert sorted(episode["init_state_id"] for episode in found["episodes"]) == [40, 41, 42, 43]
-    assert {episode["num_steps"] for episode in found["episodes"]} == {16}
+    assert {episode["num_steps"] for episode in found["episodes"]} == {8}
     assert found["conditions"]["assets"] == "stand-ins"
     assert (found["conditions"]["physics"], found["conditions"]["quality"]) == ("fast", "fast")
     assert found["conditions"]["seed"] == 0
@@ -164,32 +183,39 @@ def test_an_evaluation_that_was_ended_goes_on_with_what_is_missing_and_keeps_its
         42,
         43,
     ]
-    assert episodes[0].num_steps == 16
-    assert episodes[0].observation(15)["wrist_image"].shape == (64, 64, 3)
-    assert not np.array_equal(episodes[0].frames["image"](0), episodes[0].frames["image"](15))
+    assert episodes[0].num_steps == 8
+    assert episodes[0].observation(7)["wrist_image"].shape == (64, 64, 3)
+    assert not np.array_equal(episodes[0].frames["image"](0), episodes[0].frames["image"](7))
     config = msgspec.json.decode((folder / "config.json").read_bytes(), type=EvalLiberoConfig)
     warmer = msgspec.structs.replace(config, temperature=1.0)
     with pytest.raises(
         ConfigError, match=r"temperature is 1\.0, but the episodes in .* were run with None"
     ):
-        asyncio.run(main(Command(EvalLaunch(resume=folder), warmer)))
+        runner.run(main(Command(EvalLaunch(resume=folder), warmer)))
     wider = msgspec.structs.replace(config, init_states="40-44")
     opened = opened_without_simulators(monkeypatch)
-    assert asyncio.run(main(Command(EvalLaunch(resume=folder, dry_run=True), wider))) == 0
+    assert runner.run(main(Command(EvalLaunch(resume=folder, dry_run=True), wider))) == 0
     assert "5 episodes, greedily, 4 of them done already" in " ".join(
         capsys.readouterr().out.split()
     )
     assert len(opened) == 1
 
 
-async def test_a_dry_run_shows_episodes_and_memory_and_plays_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_a_dry_run_shows_episodes_and_memory_and_plays_nothing(
+    runner: asyncio.Runner,
+    servers: LastingForkServers,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    config = EvalLiberoConfig(tasks="1", init_states="40-49", root=str(tmp_path / "runs"), **LIGHT)
-    assert await main(Command(EvalLaunch(dry_run=True), config)) == 0
+    monkeypatch.setattr(opening, "Runtime", partial(Runtime, fork_servers=servers))
+    config = EvalLiberoConfig(
+        tasks="1", init_states="40-49", step_limit=8, root=str(tmp_path / "runs"), **LIGHT
+    )
+    assert runner.run(main(Command(EvalLaunch(dry_run=True), config))) == 0
     text = " ".join(capsys.readouterr().out.split())
     assert "10 episodes, greedily, 0 of them done already" in text
-    assert "280 each, 2800 in all" in text
+    assert "8 each, 80 in all" in text
     assert "weights of the policy" in text
     assert "everything that the evaluation would read was found" in text
     assert not os.listdir(tmp_path)
@@ -204,7 +230,9 @@ async def test_a_dry_run_of_very_many_environments_opens_one_of_each_suite(
     assert await main(Command(EvalLaunch(dry_run=True), few)) == 0
     assert len(opened) == 20
     opened.clear()
-    capsys.readouterr()
+    printed = capsys.readouterr().out
+    assert "300 each, 3000 in all" in printed
+    assert "520 each, 5200 in all" in printed
     monkeypatch.setattr(evaluating, "MOST_PREPARED", 19)
     assert await main(Command(EvalLaunch(dry_run=True), few)) == 0
     assert [env.id for env in opened] == ["vla_rl/libero_goal-v0", "vla_rl/libero_10-v0"]

@@ -63,6 +63,7 @@ def package_root(package: str) -> Path:
     raise PackageError(f"{name} is not installed; run `{how_to_install(package)}`.")
 
 
+@functools.cache
 def other_libero() -> str | None:
     """Return the distribution, with its version, or the folder of the installed LIBERO, if it is
     another than the usual one; else None.
