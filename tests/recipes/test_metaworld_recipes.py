@@ -3,12 +3,14 @@
 import asyncio
 import json
 import os
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from vla_rl.commands import evaluating
+from vla_rl.actors import LastingForkServers, Runtime
+from vla_rl.commands import evaluating, opening
 from vla_rl.commands.command_line import Command, Launch, TrainingLaunch
 from vla_rl.commands.evaluating import EvalLaunch
 from vla_rl.envs.metaworld import MetaWorldEnv
@@ -81,7 +83,10 @@ def test_a_demonstration_replays_to_success(demos: Path) -> None:
 
 
 async def test_an_evaluation_runs_each_start_once_as_its_dry_run_says(
-    policy: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    policy: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     config = EvalMetaworldConfig(
         checkpoint=str(policy),
@@ -93,7 +98,10 @@ async def test_an_evaluation_runs_each_start_once_as_its_dry_run_says(
         videos="none",
         root=str(tmp_path),
     )
-    async with asyncio.timeout(100):
+    # the dry run and the evaluation fork their simulators from one server, which imports once
+    async with asyncio.timeout(100), LastingForkServers("tests") as servers:
+        for module in (opening, evaluating):
+            monkeypatch.setattr(module, "Runtime", partial(Runtime, fork_servers=servers))
         assert await evaluating.main(Command(EvalLaunch(dry_run=True), config)) == 0
         planned = " ".join(capsys.readouterr().out.split())
         assert "4 episodes, greedily" in planned
