@@ -30,6 +30,7 @@ def test_a_name_is_imported_once_it_is_used(package: str) -> None:
     from lazily import size
 
     assert (lazily.weight, size, lazily.depth) == (7, 8, 3)
+    assert {"weight", "size", "depth"} <= set(vars(lazily))  # looked up once
 
 
 def test_a_name_that_is_not_listed_is_no_attribute(package: str) -> None:

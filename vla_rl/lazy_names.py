@@ -25,7 +25,9 @@ def lazy_names(
 
     def find(name: str) -> Any:
         if name in module_of:
-            return getattr(import_module(f"{package}.{module_of[name]}"), name)
+            found = getattr(import_module(f"{package}.{module_of[name]}"), name)
+            setattr(sys.modules[package], name, found)  # found without this function from now on
+            return found
         if (renamed := renamed_attribute(package, name)) is not None:
             return renamed
         raise AttributeError(f"module {package!r} has no attribute {name!r}")

@@ -55,6 +55,9 @@ def test_an_import_that_draws_random_numbers_leaves_their_state_as_it_was(
     # the import did draw, and the next number is the same again
     assert adapter.Drawn == random.random()
     random.setstate(before)
+    # looked up once: to ask for the installed vLLM at each request made engines half as fast
+    assert vars(adapter).pop("Drawn") == random.random()
+    random.setstate(before)
 
 
 def test_a_missing_vllm_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -135,7 +135,10 @@ def __getattr__(name: str) -> Any:
     with warnings.catch_warnings(), _kept_random_state():
         # importing vLLM uses much that other packages have deprecated
         warnings.simplefilter("ignore")
-        return getattr(import_module(_MODULE_OF[name]), name)
+        found = getattr(import_module(_MODULE_OF[name]), name)
+    # found without this function from now on: each request of an engine asks for several names
+    globals()[name] = found
+    return found
 
 
 @contextmanager
