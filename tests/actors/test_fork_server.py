@@ -78,6 +78,9 @@ async def test_lasting_servers_serve_the_next_runtime_and_end_after_it() -> None
     assert parents[0] == parents[1]
     with pytest.raises(ProcessLookupError):
         os.kill(parents[0], 0)
+    async with Runtime("late", fork_servers=servers) as runtime:
+        with pytest.raises(ActorDied, match="its runtime or its servers were closed"):
+            await runtime.spawn(Counter, placement=forked())
 
 
 async def test_another_preparation_gets_another_server(runtime: Runtime) -> None:
@@ -174,7 +177,9 @@ async def test_leaving_the_runtime_while_an_interpreter_is_checked_starts_no_ser
             await asyncio.sleep(0)
         go_on.set()
         for task in tasks:
-            with pytest.raises(ActorDied, match="not started, since its runtime was left"):
+            with pytest.raises(
+                ActorDied, match="not started, since its runtime or its servers were closed"
+            ):
                 await task
     assert servers_of_this_process() == []
 

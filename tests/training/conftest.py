@@ -3,6 +3,7 @@
 from collections.abc import AsyncIterator
 
 import pytest_asyncio
+from shared_servers import open_to_file
 
 from vla_rl.actors import LastingForkServers
 
@@ -10,7 +11,8 @@ from vla_rl.actors import LastingForkServers
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def servers() -> AsyncIterator[LastingForkServers]:
     """Servers from which all runs of a file fork their simulators: a new one imports for half a
-    second. Tests that use them run in one loop: `pytest.mark.asyncio(loop_scope="module")`.
+    second. Tests that use them run in one loop: `shared_servers.SHARES_SERVERS`.
     """
     async with LastingForkServers("tests") as opened:
+        open_to_file(opened)
         yield opened

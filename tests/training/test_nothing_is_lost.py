@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 from disks import SmallDisk, tmpfs
+from shared_servers import SHARES_SERVERS, servers_of_file
 from toy_runs import of_updates
 
-from vla_rl.actors import LastingForkServers
 from vla_rl.errors import CheckpointError
 from vla_rl.graph import Node, NodeFailed, Pipeline
 from vla_rl.learning import latest_checkpoint, list_checkpoints
@@ -30,25 +30,13 @@ from vla_rl.rollout import embodied_agent
 from vla_rl.training.run import Outcome, TrainingRun, train
 from vla_rl.types import Env, Policy, Trajectory
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    # the mark is for all tests of the file, and some are no coroutines
-    pytest.mark.filterwarnings("ignore:The test .* is marked with:pytest.PytestWarning"),
-]
-
-
-_servers: list[LastingForkServers] = []
-
-
-@pytest.fixture(autouse=True)
-def _servers_of_the_file(servers: LastingForkServers) -> None:
-    _servers[:] = [servers]
+pytestmark = SHARES_SERVERS
 
 
 async def train_toy(config: TrainToyConfig, **options: Any) -> Outcome:
     async with asyncio.timeout(100):
         return await train(
-            config, starts_of(config), policy_of(config), fork_servers=_servers[0], **options
+            config, starts_of(config), policy_of(config), fork_servers=servers_of_file(), **options
         )
 
 
@@ -206,7 +194,9 @@ async def test_after_a_failure_of_the_learner_itself_nothing_is_saved_and_the_ne
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = of_updates(tmp_path, 3, checkpoint_every=1)
-    training = TrainingRun(config, starts_of(config), policy_of(config), fork_servers=_servers[0])
+    training = TrainingRun(
+        config, starts_of(config), policy_of(config), fork_servers=servers_of_file()
+    )
     learner = training._parts.learner
     update = learner.update
 

@@ -11,9 +11,9 @@ import msgspec
 import numpy as np
 import pytest
 from played_toys import STILL, TOY, Fixed, played, toy_episodes
+from shared_servers import SHARES_SERVERS, servers_of_file
 from toy_runs import small_run
 
-from vla_rl.actors import LastingForkServers
 from vla_rl.commands.command_line import Command, TrainingLaunch
 from vla_rl.data import LeRobotWriter, read_lerobot
 from vla_rl.envs.text import TextPoolConfig
@@ -37,24 +37,13 @@ from vla_rl.types import (
     Trajectory,
 )
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    # the mark is for all tests of the file, and some are no coroutines
-    pytest.mark.filterwarnings("ignore:The test .* is marked with:pytest.PytestWarning"),
-]
-
-_servers: list[LastingForkServers] = []
-
-
-@pytest.fixture(autouse=True)
-def _servers_of_the_file(servers: LastingForkServers) -> None:
-    _servers[:] = [servers]
+pytestmark = SHARES_SERVERS
 
 
 async def played_here(
     agent: Agent, episodes: Sequence[EpisodeSpec], **options: Any
 ) -> list[Trajectory]:
-    return await played(agent, episodes, servers=_servers[0], **options)
+    return await played(agent, episodes, servers=servers_of_file(), **options)
 
 
 async def test_recording_looks_more_often_and_changes_nothing(tmp_path: Path) -> None:

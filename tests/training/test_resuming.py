@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 import pytest_asyncio
+from shared_servers import SHARES_SERVERS, servers_of_file
 from toy_runs import small_mlp_run
 
 from vla_rl.actors import LastingForkServers
@@ -29,29 +30,17 @@ from vla_rl.training.resuming import checkpoint_to_resume
 from vla_rl.training.run import Outcome, train
 from vla_rl.types import Config, Sampling
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    # the mark is for all tests of the file, and some are no coroutines
-    pytest.mark.filterwarnings("ignore:The test .* is marked with:pytest.PytestWarning"),
-]
+pytestmark = SHARES_SERVERS
 
 
 def of_updates(updates: int, root: Path) -> TrainToyConfig:
     return small_mlp_run(root, "embodied_srpo", updates=updates)
 
 
-_servers: list[LastingForkServers] = []
-
-
-@pytest.fixture(autouse=True)
-def _servers_of_the_file(servers: LastingForkServers) -> None:
-    _servers[:] = [servers]
-
-
 async def train_toy(config: TrainToyConfig, **options: Any) -> Outcome:
     async with asyncio.timeout(100):
         return await train(
-            config, starts_of(config), policy_of(config), fork_servers=_servers[0], **options
+            config, starts_of(config), policy_of(config), fork_servers=servers_of_file(), **options
         )
 
 

@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 import torch
 from safetensors.torch import load_file
+from shared_servers import SHARES_SERVERS, servers_of_file
 from toy_runs import deterministic, small_mlp_run
 
 from vla_rl.actors import LastingForkServers
@@ -34,11 +35,7 @@ from vla_rl.simulation import SimulatorConfig
 from vla_rl.training.run import Outcome, TrainingRun, train
 from vla_rl.types import Env, EnvSpec, Policy, Trajectory
 
-pytestmark = [
-    pytest.mark.asyncio(loop_scope="module"),
-    # the mark is for all tests of the file, and some are no coroutines
-    pytest.mark.filterwarnings("ignore:The test .* is marked with:pytest.PytestWarning"),
-]
+pytestmark = SHARES_SERVERS
 
 
 def small_run(root: Path) -> TrainToyConfig:
@@ -46,18 +43,10 @@ def small_run(root: Path) -> TrainToyConfig:
     return small_mlp_run(root, "embodied_srpo", videos_every=1)
 
 
-_servers: list[LastingForkServers] = []
-
-
-@pytest.fixture(autouse=True)
-def _servers_of_the_file(servers: LastingForkServers) -> None:
-    _servers[:] = [servers]
-
-
 async def train_toy(config: TrainToyConfig, **options: Any) -> Outcome:
     async with asyncio.timeout(100):
         return await train(
-            config, starts_of(config), policy_of(config), fork_servers=_servers[0], **options
+            config, starts_of(config), policy_of(config), fork_servers=servers_of_file(), **options
         )
 
 
@@ -153,7 +142,11 @@ async def test_a_simulator_that_is_killed_changes_nothing_but_one_counter(tmp_pa
     config = msgspec.structs.replace(small_run(tmp_path), simulators=SimulatorConfig(num_envs=1))
     run.append(
         TrainingRun(
-            config, starts_of(config), policy_of(config), agent=agent, fork_servers=_servers[0]
+            config,
+            starts_of(config),
+            policy_of(config),
+            agent=agent,
+            fork_servers=servers_of_file(),
         )
     )
     async with asyncio.timeout(100):

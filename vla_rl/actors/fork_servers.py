@@ -32,7 +32,7 @@ class ForkServers:
         assert placement.fork_from is not None
         name = f"fork server of {self._name}"
         if self._is_closed:  # a spawn that began before `close` arrives here
-            raise ActorDied(name, 0, "not started, since its runtime was left")
+            raise ActorDied(name, 0, "not started, since its runtime or its servers were closed")
         key = msgspec.json.encode((placement.python, placement.fork_from), order="deterministic")
         server = self._servers.get(key)
         if server is None or not server.is_alive():

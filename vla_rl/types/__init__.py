@@ -4,8 +4,8 @@ Observations, messages, episodes, trajectories, handles, and the base of configu
 
 Fast to import: no torch, no simulator, no model.
 
-The names below are imported on first use: the base of configurations needs none of NumPy, and the
-processes of a sandbox need no more.
+The names below are imported on first use: the process of a sandbox needs the base of configurations
+alone, which does without NumPy.
 """
 
 from typing import TYPE_CHECKING
