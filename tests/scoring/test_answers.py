@@ -1,8 +1,7 @@
 """Check what a reply settles on: its final answer, and its last program."""
 
-import time
-
 import pytest
+from growth import assert_grows_in_proportion
 
 from vla_rl.scoring import final_answer
 from vla_rl.scoring.answers import last_program
@@ -24,11 +23,36 @@ def test_the_final_answer_is_what_the_reply_settles_on(reply: str, answer: str) 
     assert final_answer(reply) == answer
 
 
-def test_a_reply_of_blank_lines_holds_nobody_up() -> None:
-    began = time.process_time()
+@pytest.mark.parametrize(
+    "pattern",
+    ["\n", "<answer>", "<answer></answer", "\\boxed{", "Answer: x *", "#### \t", "answer \t* is"],
+)
+def test_the_work_for_an_answer_grows_in_proportion_to_the_reply(pattern: str) -> None:
+    assert_grows_in_proportion(lambda size: final_answer(pattern * (size // len(pattern)) + "4 2"))
+
+
+@pytest.mark.parametrize(
+    ("begin", "pattern", "end"),
+    [
+        ("", "```", ""),
+        ("```\n", "x", ""),
+        ("```\n```", " ", "x"),
+        ("", "```\n", "x"),
+        ("", "`", "x`"),
+    ],
+)
+def test_the_work_for_a_program_grows_in_proportion_to_the_reply(
+    begin: str, pattern: str, end: str
+) -> None:
+    assert_grows_in_proportion(
+        lambda size: last_program(begin + pattern * (size // len(pattern)) + end)
+    )
+
+
+def test_an_answer_after_many_openings_is_found() -> None:
     assert final_answer("\n" * 50_000 + "4 2") == "4 2"
-    assert final_answer("Answer: x" + " *" * 20_000 + "x").endswith("x")
-    assert time.process_time() - began < 5.0  # quadratic, it was minutes
+    assert final_answer("<answer>" * 3 + "7</answer>") == "<answer><answer>7"
+    assert final_answer("<answer>7</answer><answer>8") == "7"
 
 
 @pytest.mark.parametrize(
@@ -44,6 +68,7 @@ def test_a_reply_of_blank_lines_holds_nobody_up() -> None:
         ("```bash\nls\n```", "```bash\nls\n```"),
         ("```python\nprint(1)```", "print(1)\n"),
         ("```python\nprint(1)\n```.", "print(1)\n"),
+        ("```python\nprint(1)\n``` \t; \n", "print(1)\n"),
         ("```python\nx = 'a\u2028b'\n```", "x = 'a\u2028b'\n"),
         ("```python\r\nprint(1)\r\n```\r\n", "print(1)\n"),
         ("```python\nprint(1)", "```python\nprint(1)"),

@@ -4,11 +4,12 @@ import re
 import string
 from typing import Final
 
-_ANSWER_TAG: Final = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+from vla_rl.util.foreign_text import delimited_spans
+
 _HASHES: Final = re.compile(r"####[ \t]*([^\n]+)")
 _LABEL: Final = re.compile(r"(?im)^[ \t*#]*(?:the )?(?:final )?answer(?: is)?[ \t*]*[:=]([^\n]+)$")
 _FENCE: Final = re.compile(r"([ \t]*)(`{3,})([^`]*)")
-_CLOSING: Final = re.compile(r"([^`]*)(`{3,})[ \t]*[.,;:]?[ \t]*")
+_CLOSING: Final = re.compile(r"([^`]*)(`{3,})[ \t]*+[.,;:]?[ \t]*+")
 _PYTHON_TAGS: Final = frozenset({"python", "python3", "py"})
 
 
@@ -18,8 +19,9 @@ def final_answer(reply: str) -> str:
     It is the last `<answer>...</answer>`, `\boxed{...}`, `#### ...` or `Answer: ...`, in that order
     of preference; the whole reply if it has none of them.
     """
-    if tags := _ANSWER_TAG.findall(reply):
-        return str(tags[-1]).strip()
+    if tags := list(delimited_spans(reply, "<answer>", "</answer>")):
+        start, end = tags[-1]
+        return reply[start:end].strip()
     if (boxed := last_boxed(reply)) is not None:
         return boxed.strip()
     for pattern in (_HASHES, _LABEL):

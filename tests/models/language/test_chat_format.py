@@ -5,6 +5,7 @@ cannot be read.
 import numpy as np
 import pytest
 import transformers
+from growth import assert_grows_in_proportion
 
 from vla_rl.errors import CheckpointError
 from vla_rl.models.language import CausalLanguageModel, ChatFormat, TinyConfig, parse_reply, tiny
@@ -26,6 +27,11 @@ SHAPE = TinyConfig(
     vocab_size=300,
     context_size=256,
 )
+
+
+def nested(depth: int) -> str:
+    """Return JSON of so many objects inside each other."""
+    return '{"a": ' * (depth - 1) + "{}" + "}" * (depth - 1)
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +64,19 @@ def test_calls_are_taken_out_of_the_text_and_their_arguments_stay_as_they_were_w
         ('<tool_call>{"arguments": {}}</tool_call>', 'no "name"'),
         ('<tool_call>{"name": 3}</tool_call>', 'no "name"'),
         ('<tool_call>{"name": "add"}', "not ended with </tool_call>"),
+        ('<tool_call>{"name": "add", "arguments": "a"}</tool_call>', "no object"),
+        ('<tool_call>{"name": "add", "arguments": ""}</tool_call>', "no object"),
+        ('<tool_call>{"name": "add", "arguments": [1, 2]}</tool_call>', "no object"),
+        ('<tool_call>{"name": "add", "arguments": 3}</tool_call>', "no object"),
+        ('<tool_call>{"name": "add", "arguments": null}</tool_call>', "no object"),
+        (f'<tool_call>{{"name": "add", "arguments": {nested(101)}}}</tool_call>', "100 deep"),
+        (f'<tool_call>{{"name": "add", "arguments": {nested(3000)}}}</tool_call>', "a tool call"),
+        (f"<tool_call>{'[' * 100_000}</tool_call>", "not a JSON object"),
+        (
+            f'<tool_call>{{"name": "add", "arguments": {{"a": {"9" * 5000}}}}}</tool_call>',
+            "cannot be read",
+        ),
+        ('<tool_call>{"name": "\ud835"}</tool_call>', "not a JSON object"),
     ],
 )
 def test_a_call_that_cannot_be_read_stays_in_the_text_and_is_said_to_be_wrong(
@@ -68,6 +87,17 @@ def test_a_call_that_cannot_be_read_stays_in_the_text_and_is_said_to_be_wrong(
     assert message.content == "Well. " + text
     assert len(message.call_errors) == 1
     assert fault in message.call_errors[0]
+
+
+def test_arguments_may_be_nested_a_hundred_deep() -> None:
+    message = parse_reply(f'<tool_call>{{"name": "add", "arguments": {nested(100)}}}</tool_call>')
+    assert [call.arguments for call in message.tool_calls] == [nested(100)]
+
+
+def test_a_call_begins_with_the_first_of_two_openings() -> None:
+    message = parse_reply('<tool_call><tool_call>{"name": "add"}</tool_call> so')
+    assert message.content == '<tool_call><tool_call>{"name": "add"}</tool_call> so'
+    assert len(message.call_errors) == 1
 
 
 def test_a_readable_call_beside_an_unreadable_one_counts() -> None:
@@ -128,3 +158,18 @@ def test_a_tokenizer_without_a_chat_template_is_refused(policy: CausalLanguageMo
     with pytest.raises(CheckpointError, match=r"no chat template, expected one"):
         ChatFormat(Plain(), frozenset({2}))
     assert transformers.__version__
+
+
+@pytest.mark.parametrize(
+    "piece",
+    [
+        "<tool_call>",
+        "</tool_call>",
+        "<tool_call></tool_call>",
+        "<tool_call",
+        '<tool_call>{"name": "add", "arguments": {"a": [[[]]]}}</tool_call>',
+        "<tool_call>{",
+    ],
+)
+def test_the_work_for_a_reply_grows_in_proportion_to_it(piece: str) -> None:
+    assert_grows_in_proportion(lambda size: parse_reply(piece * (size // len(piece))))

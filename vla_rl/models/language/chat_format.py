@@ -7,7 +7,6 @@ Nothing is raised, because the model has to learn from it.
 """
 
 import json
-import re
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -17,10 +16,17 @@ from jinja2 import TemplateError
 
 from vla_rl.errors import CheckpointError
 from vla_rl.types import Message, ToolCall, ToolSpec
+from vla_rl.util.agreement import excerpt
+from vla_rl.util.foreign_text import delimited_spans
 
 OPEN_CALL: Final = "<tool_call>"
 CLOSE_CALL: Final = "</tool_call>"
-_CALL: Final = re.compile(f"{OPEN_CALL}(.*?){CLOSE_CALL}", re.DOTALL)
+
+MAX_NESTING: Final = 100
+"""Most objects and lists inside each other in a call's arguments; templates and tools walk them by
+recursion."""
+
+_EXPECTED: Final = 'expected {"name": ..., "arguments": {...}}'
 
 
 class ChatFormat:
@@ -108,15 +114,16 @@ def parse_reply(text: str) -> Message:
     errors: list[str] = []
     kept: list[str] = []
     end = 0
-    for match in _CALL.finditer(text):
-        call = _parsed_call(match.group(1), len(calls))
+    for start, stop in delimited_spans(text, OPEN_CALL, CLOSE_CALL):
+        call = _parsed_call(text[start:stop], len(calls))
+        after = stop + len(CLOSE_CALL)
         if isinstance(call, str):
             errors.append(call)
-            kept.append(text[end : match.end()])
+            kept.append(text[end:after])
         else:
             calls.append(call)
-            kept.append(text[end : match.start()])
-        end = match.end()
+            kept.append(text[end : start - len(OPEN_CALL)])
+        end = after
     kept.append(text[end:])
     content = "".join(kept).strip()
     if OPEN_CALL in text[end:]:
@@ -130,18 +137,39 @@ def _parsed_call(text: str, number: int) -> ToolCall | str:
     """Return a tool call, or an error text."""
     try:
         call = msgspec.json.decode(text.strip(), type=dict[str, msgspec.Raw])
-    except msgspec.DecodeError as error:
-        return (
-            "a tool call is not a JSON "
-            f"object: {error}; expected " + '{"name": ..., '
-            '"arguments": {...}}'
-        )
+    except (ValueError, RecursionError) as error:  # not a JSON object, not UTF-8, or nested deeply
+        return f"a tool call is not a JSON object: {error}; {_EXPECTED}"
     try:
         name = msgspec.json.decode(call["name"], type=str)
     except (KeyError, msgspec.DecodeError):
-        return 'a tool call has no "name", expected {"name": ..., "arguments": {...}}'
+        return f'a tool call has no "name", {_EXPECTED}'
     arguments = bytes(call.get("arguments", msgspec.Raw(b"{}"))).decode()
+    try:
+        given = json.loads(arguments)
+    except (ValueError, RecursionError) as error:  # a number of 5,000 digits, or nested deeply
+        return f'the "arguments" of a tool call cannot be read: {error}; {_EXPECTED}'
+    if not isinstance(given, dict):
+        return f'the "arguments" of a tool call are {excerpt(arguments)}, no object; {_EXPECTED}'
+    if _is_nested_deeply(given):
+        return (
+            f'the "arguments" of a tool call are nested more than {MAX_NESTING} deep; {_EXPECTED}'
+        )
     return ToolCall(id=f"call_{number}", name=name, arguments=arguments)
+
+
+def _is_nested_deeply(value: Any) -> bool:
+    """Return whether a value has more than `MAX_NESTING` objects and lists inside each other."""
+    level = [value]
+    for _ in range(MAX_NESTING):
+        level = [
+            inner
+            for outer in level
+            if isinstance(outer, dict | list)
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return False
+    return any(isinstance(each, dict | list) for each in level)
 
 
 def _for_template(message: Message) -> dict[str, Any]:
@@ -168,7 +196,7 @@ def _for_template(message: Message) -> dict[str, Any]:
 def _object_or_text(arguments: str) -> Any:
     try:
         return json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return arguments
 
 

@@ -1,0 +1,36 @@
+"""Text that a model, a tool or a page wrote: it may hold anything, and reading it must not fail or
+take long.
+
+Every search here takes time in proportion to the text, whatever it holds: 8,000 openings that
+nothing closes cost a pattern `<a>(.*?)</a>` five seconds, in which no other thread runs.
+"""
+
+from collections.abc import Iterator
+
+
+def delimited_spans(text: str, opening: str, closing: str) -> Iterator[tuple[int, int]]:
+    """Yield start and end of what stands between an opening and the next closing, in order.
+
+    An opening inside of a span belongs to the span. An opening that nothing closes is left out, and
+    all after it.
+    """
+    end = 0
+    while (begin := text.find(opening, end)) >= 0:
+        start = begin + len(opening)
+        stop = text.find(closing, start)
+        if stop < 0:
+            return
+        yield start, stop
+        end = stop + len(closing)
+
+
+def valid_unicode(text: str) -> str:
+    """Return the text with U+FFFD for each half of a surrogate pair, which no UTF-8 can hold.
+
+    Both halves of a pair, which JSON writes one by one, become the character that they mean.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
