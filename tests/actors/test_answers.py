@@ -1,19 +1,24 @@
 """Answers: which call a message ends, and messages that nobody waits for."""
 
 import asyncio
+import builtins
+import itertools
+import random
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 from sample_actors import Counter
 
+import vla_rl.errors
 from vla_rl.actors.actor import table_of
 from vla_rl.actors.answers import Answers
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.mailbox import Mailbox
 from vla_rl.actors.pending import PendingCall, PendingStream
-from vla_rl.actors.wire import OWN_CALL, Kind
-from vla_rl.errors import ActorDied
+from vla_rl.actors.wire import OWN_CALL, Kind, MalformedMessage
+from vla_rl.errors import ActorDied, RemoteError
 
 ADD = table_of(Counter).by_name["add"]
 
@@ -139,3 +144,109 @@ async def test_the_arrays_of_an_answer_that_nobody_waits_for_are_released(
     waiting.answer(Kind.RESULT, 1, 8)
     assert len(discarded) == 1
     assert waiting.mailbox.try_enter()
+
+
+# ---- reports that another process has written
+
+
+CLASSES = [
+    *(("builtins", name) for name in dir(builtins)),
+    *(("vla_rl.errors", name) for name in dir(vla_rl.errors)),
+    *(("builtins", "no_such"), ("os", "system"), ("", "")),
+]
+ARGUMENTS: list[list[Any]] = [
+    *([], ["x"], [None], [["x"], {"a": [1]}], [1, 2, 3, 4, 5]),
+    ["x", ["file", "line", b"offset", 4]],  # a SyntaxError that cannot be printed
+    ["x", ["no error"]],  # an ExceptionGroup of texts
+]
+ATTRIBUTES: list[dict[str, Any]] = [
+    {},
+    *({name: 3} for name in ("__notes__", "__class__", "__dict__", "__cause__", "__traceback__")),
+    *({name: [3]} for name in ("args", "with_traceback", "add_note", "exceptions", "filename")),
+    {"own": [1, 2], "": None, "not a name": {}},
+]
+REPORTS = [
+    [module, name, "words", args, attributes, "trace"]
+    for (module, name), args, attributes in itertools.product(CLASSES, ARGUMENTS, ATTRIBUTES)
+]
+
+
+async def test_a_call_ends_whatever_its_error_report_holds() -> None:
+    waiting = Waiting()
+    for call, report in enumerate(random.Random(11).sample(REPORTS, 600), start=1):
+        pending = waiting.ask(call)
+        waiting.answer(Kind.ERROR, call, report)
+        error = pending.future.exception()
+        assert isinstance(error, Exception), report
+        assert "Remote traceback of actor 'counter' (pid 5)" in error.__notes__[0], report
+        assert isinstance(str(error), str), report
+        assert not waiting.calls, report
+    assert waiting.mailbox.try_enter()
+    assert len(waiting.answered) == 600
+
+
+@pytest.mark.parametrize(
+    ("report", "kind", "words"),
+    [
+        (
+            ["builtins", "StopIteration", "no more", [], {}, ""],
+            RemoteError,
+            "StopIteration: no more",
+        ),
+        (["builtins", "ValueError", "bad", ["bad"], {"__notes__": 3}, ""], ValueError, "bad"),
+        (["builtins", "ValueError", "bad", ["bad"], {"args": 3, "own": 1}, ""], ValueError, "bad"),
+        (
+            ["builtins", "OSError", "no room", [28, "no room"], {}, ""],
+            OSError,
+            "[Errno 28] no room",
+        ),
+        (["vla_rl.errors", "ActorDied", "d", ["d"], {"__class__": 3}, ""], ActorDied, "d"),
+        (["builtins", "UnicodeDecodeError", "bad byte", [], {}, ""], RemoteError, "bad byte"),
+    ],
+)
+async def test_an_error_keeps_its_class_as_far_as_its_report_allows(
+    report: list[Any], kind: type[Exception], words: str
+) -> None:
+    waiting = Waiting()
+    pending = waiting.ask(1)
+    waiting.answer(Kind.ERROR, 1, report)
+    error = pending.future.exception()
+    assert type(error) is kind
+    assert words in str(error)
+
+
+@pytest.mark.parametrize("report", [3, [], ["builtins", "ValueError"], [1, 2, 3, 4, 5, 6]], ids=str)
+async def test_a_report_of_another_form_ends_its_call(report: Any) -> None:
+    waiting = Waiting()
+    pending = waiting.ask(1)
+    waiting.answer(Kind.ERROR, 1, report)
+    assert isinstance(pending.future.exception(), TypeError)
+    assert not waiting.calls
+
+
+class Picky(msgspec.Struct):
+    """A result whose own check raises another error than msgspec expects."""
+
+    number: int
+
+    def __post_init__(self) -> None:
+        raise LookupError(f"no {self.number}")
+
+
+async def test_a_result_whose_own_check_fails_ends_its_call() -> None:
+    waiting = Waiting()
+    pending = waiting.ask(1, result=Picky)
+    waiting.answer(Kind.RESULT, 1, {"number": 3})
+    with pytest.raises(MalformedMessage, match="LookupError: no 3"):
+        pending.future.result()
+    assert (waiting.calls, waiting.answers.num_rejected) == ({}, 1)
+
+
+async def test_an_item_that_cannot_be_read_fails_its_stream_and_stops_it_at_the_actor() -> None:
+    waiting = Waiting()
+    stream = waiting.ask(1, PendingStream, result=Picky)
+    stream.num_granted = 1
+    waiting.answer(Kind.ITEM, 1, {"number": 3})
+    assert (waiting.cancelled, waiting.answers.num_rejected) == ([1], 1)
+    with pytest.raises(MalformedMessage, match="LookupError: no 3"):
+        stream.future.result()

@@ -240,6 +240,29 @@ async def test_a_server_that_dies_while_it_prepares_says_so_with_its_last_words(
     assert raised.value.last_words == ("out of memory",)
 
 
+@pytest.mark.parametrize(
+    "rubbish",
+    ["no reply", '{"type":"Forked","number":7,"pid":1}', '{"type":"Refused","number":0}'],
+)
+async def test_a_server_that_sends_something_else_than_its_replies_is_killed_and_replaced(
+    runtime: Runtime, rubbish: str
+) -> None:
+    with pytest.raises(ActorDied, match="its reply cannot be read"):
+        await runtime.spawn(
+            Heir, placement=forked(PrepareHook("hooks:send_rubbish", {"content": rubbish}))
+        )
+    heir = await runtime.spawn(Heir, placement=forked(REMEMBER))
+    assert await heir.word() == "hello"
+
+
+async def test_an_end_of_a_child_that_nobody_has_is_ignored(runtime: Runtime) -> None:
+    ended = PrepareHook(
+        "hooks:send_rubbish", {"content": '{"type":"Ended","number":9,"returncode":0}'}
+    )
+    heir = await runtime.spawn(Heir, placement=forked(ended, REMEMBER))
+    assert await heir.word() == "hello"
+
+
 async def test_a_hook_that_does_not_exist_is_named(runtime: Runtime) -> None:
     with pytest.raises(AttributeError, match="no_such_hook"):
         await runtime.spawn(Heir, placement=forked(PrepareHook("hooks:no_such_hook")))

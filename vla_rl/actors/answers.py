@@ -89,10 +89,12 @@ class Answers:
             elif kind == _ITEM:
                 self._take_item(channel, call, pending, frames)
             else:
-                del self._calls[call]
-                self._deadlines.note_answered(pending)
-                self._mailbox.leave()
-                self._take_answer(channel, kind, pending, frames)
+                try:
+                    self._take_answer(channel, kind, pending, frames)
+                finally:
+                    del self._calls[call]
+                    self._mailbox.leave()
+                    self._deadlines.note_answered(pending)
         except MalformedMessage as error:
             self.num_rejected += 1
             if self.num_rejected == 1:
@@ -103,7 +105,10 @@ class Answers:
     def _take_unasked(self, channel: Channel, kind: int, call: int, frames: Frames) -> None:
         """Take a report of the loop's lag, or of the actor's own end."""
         if kind == _RESULT and call in self._lag_reports:
-            self._take_answer(channel, kind, self._lag_reports.pop(call), frames)
+            try:
+                self._take_answer(channel, kind, self._lag_reports[call], frames)
+            finally:
+                del self._lag_reports[call]
         elif kind == _ERROR and call == OWN_CALL:
             self._log_failed_end(channel, frames)
         else:
@@ -126,6 +131,10 @@ class Answers:
             )
             self._cancel(call)
             return
+        except MalformedMessage as error:
+            pending.fail(error)
+            self._cancel(call)
+            raise
         pending.add(item, array_bytes(frames))
 
     def _take_answer(
@@ -163,6 +172,10 @@ class Answers:
         except MalformedMessage as error:
             pending.fail(error)
             raise
+        except Exception as error:  # whatever the message does, its call ends
+            problem = MalformedMessage(f"its answer cannot be read: {error!r}")
+            pending.fail(problem)
+            raise problem from error
 
     def _log_failed_end(self, channel: Channel, frames: Frames) -> None:
         """Log the error that an actor reports about its own end. Raises: MalformedMessage."""

@@ -206,6 +206,9 @@ class ForkServerProcess:
                 received = receive_reply(self._socket)
             except BlockingIOError:
                 return
+            except msgspec.MsgspecError as error:
+                self._on_unreadable(str(error))
+                return
             if received is None:
                 self._loop.remove_reader(self._socket.fileno())
                 self._stop_asking()
@@ -218,20 +221,37 @@ class ForkServerProcess:
             self._doing = reply.what
         elif isinstance(reply, Ready):
             self._cancel_timer()
-            self._ready.set_result(None)
+            if not self._ready.done():
+                self._ready.set_result(None)
             self._ask_next()
         elif isinstance(reply, Failed):
             self._fail(restore_error(reply.report, self.name, self.pid))
             self.kill()
         elif isinstance(reply, Ended):
-            self._forked.pop(reply.number).on_status(reply.returncode)
+            forked = self._forked.pop(reply.number, None)
+            if forked is not None:
+                forked.on_status(reply.returncode)
         else:
             self._on_answer(reply, fds)
 
+    def _on_unreadable(self, problem: str) -> None:
+        """Kill a server that sends anything else than its replies; its end fails what waits."""
+        self._stopped = f"its reply cannot be read: {problem}"
+        self._fail(ActorDied(self.name, self.pid, self._stopped))
+        self.kill()
+
     def _on_answer(self, reply: Forked | Refused, fds: list[int]) -> None:
-        process, self._asked = self._asked, None
-        assert process is not None
-        assert process.request.number == reply.number
+        process = self._asked
+        if (
+            process is None
+            or process.request.number != reply.number
+            or len(fds) != isinstance(reply, Forked)
+        ):
+            for fd in fds:
+                os.close(fd)
+            self._on_unreadable(f"an answer to request {reply.number}, which was not asked")
+            return
+        self._asked = None
         self._cancel_timer()
         if isinstance(reply, Refused):
             process.end_unborn(f"not forked: {reply.reason}", ())

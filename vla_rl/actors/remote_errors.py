@@ -7,6 +7,7 @@ attached.
 """
 
 import builtins
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -66,7 +67,10 @@ def _full_report(error: BaseException) -> ErrorReport:
 
 
 def restore_error(report: ErrorReport, actor: str, pid: int) -> Exception:
-    """Return the exception to raise in the caller."""
+    """Return the exception to raise in the caller.
+
+    Never raises: a report that does not fit its class arrives as a `RemoteError`.
+    """
     error = _own_class(report) or RemoteError(report.name, report.message, report.traceback)
     if report.traceback:
         error.add_note(
@@ -88,19 +92,26 @@ def _own_class(report: ErrorReport) -> Exception | None:
         kind = getattr(vla_rl.errors, report.name, None)
     else:
         return None
-    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+    # a future refuses a StopIteration
+    if not (isinstance(kind, type) and issubclass(kind, Exception)) or kind is StopIteration:
         return None
-    if report.module != "builtins":
-        # its constructor takes other arguments than `args`
-        error = kind.__new__(kind, *report.args)
-        error.args = tuple(report.args)
+    try:
+        return _built(kind, report)
+    except Exception:  # a report is written by another process, and may hold anything
+        return None
+
+
+def _built(kind: type[Exception], report: ErrorReport) -> Exception:
+    """Build the error, and print it once: what cannot be printed is of no use to the caller."""
+    error = kind.__new__(kind, *report.args)
+    if report.module == "builtins":
+        error = kind(*report.args)
     else:
-        try:
-            error = kind(*report.args)
-        except (TypeError, ValueError):
-            return None
+        error.args = tuple(report.args)  # its constructor takes others
     for name, value in report.attributes.items():
-        setattr(error, name, tuple(value) if isinstance(value, list) else value)
+        if not name.startswith("__") and not hasattr(BaseException, name):
+            setattr(error, name, tuple(value) if isinstance(value, list) else value)
+    traceback.format_exception_only(error)
     return error
 
 

@@ -10,14 +10,12 @@ import time
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import msgspec
-
 from vla_rl.actors.channel import Channel, Death, OnEnd, OnMessage
 from vla_rl.actors.client import ActorClient
 from vla_rl.actors.life import State
 from vla_rl.actors.placement import Intensity, RestartPolicy
 from vla_rl.actors.remote_errors import ErrorReport, restore_error
-from vla_rl.actors.wire import Frames, Kind, MalformedMessage, SpawnRequest, unpack_envelope
+from vla_rl.actors.wire import Frames, Kind, SpawnRequest, unpack_envelope
 from vla_rl.errors import ActorDied, ActorFrozen
 
 logger = logging.getLogger(__name__)
@@ -212,7 +210,7 @@ class Supervisor:
             elif kind == Kind.ERROR:
                 report = channel.codec.decode(channel.codec.decoder(ErrorReport), frames)
                 self._ready.set_exception(restore_error(report, self.client.name, channel.pid))
-        except (MalformedMessage, msgspec.ValidationError) as error:
+        except Exception as error:  # whatever the message does, `start` raises
             self._ready.set_exception(
                 ActorDied(
                     self.client.name, channel.pid, f"its first message cannot be read: {error}"

@@ -1,7 +1,9 @@
 """Prepare hooks for fork servers under test."""
 
+import contextlib
 import os
 import signal
+import stat
 import threading
 import time
 from typing import Any
@@ -35,6 +37,14 @@ def exit_with(code: int) -> None:
     """End the server, with a word on stderr."""
     os.write(2, b"out of memory\n")
     os._exit(code)
+
+
+def send_rubbish(content: str) -> None:
+    """Write to the socket on which the server replies."""
+    for number in range(3, 100):
+        with contextlib.suppress(OSError):
+            if stat.S_ISSOCK(os.fstat(number).st_mode):
+                os.write(number, content.encode())
 
 
 def hang() -> None:

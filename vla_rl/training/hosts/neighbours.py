@@ -136,9 +136,12 @@ class WeightTaker:
             if frames is None:
                 return f"the connection to {link.address} was lost", not link.is_up
             heard_s = time.monotonic()
-            if unpack_envelope(frames[0])[0] == Kind.ERROR:
-                return str(self._codec.decode(self._codec.decoder(str), frames)), False
-            piece = self._codec.decode(self._codec.decoder(np.ndarray), frames)
+            try:
+                if unpack_envelope(frames[0])[0] == Kind.ERROR:
+                    return str(self._codec.decode(self._codec.decoder(str), frames)), False
+                piece = self._codec.decode(self._codec.decoder(np.ndarray), frames)
+            except (MalformedMessage, msgspec.ValidationError) as error:
+                return f"{link.address} sent something else than weights: {error}", False
             incoming.put(incoming.num_received, piece)
             asked = self._ask_ahead(link, asked)
             self._came()

@@ -7,6 +7,7 @@ One row, because each array in a frame of its own takes twice the time of the by
 """
 
 import asyncio
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -21,6 +22,8 @@ from vla_rl.actors.remote_channel import LINK_WITHIN_S
 from vla_rl.actors.wire import Frames, Kind, MalformedMessage, unpack_envelope
 from vla_rl.training.hosts.doors import OpenDoor, linked
 from vla_rl.training.hosts.messages import Door
+
+logger = logging.getLogger(__name__)
 
 SILENT_S: Final = 30.0
 """Silence after which a giver that was asked counts as lost. Its death is noticed sooner: its
@@ -89,11 +92,13 @@ class PictureGiver:
         self._open.close()
 
     def _on_message(self, frames: Frames) -> None:
+        found: GivenPictures | None = None
         try:
             wanted = self._codec.decode(self._codec.decoder(WantedPictures), frames)
-        except (MalformedMessage, msgspec.ValidationError):
-            return
-        found = NOTHING if wanted.key is None else self._find(wanted)
+            found = NOTHING if wanted.key is None else self._find(wanted)
+        except (ValueError, OSError, msgspec.ValidationError) as error:
+            # answered all the same: answers are told apart by their order
+            logger.warning("a shelf asked for pictures in a message that cannot be read: %s", error)
         kind = Kind.ERROR if found is None else Kind.RESULT
         self._open.send(self._codec.encode(kind, 0, 0, 0, found, "pictures"))
 
@@ -159,11 +164,11 @@ class PictureTaker:
         answer = self._asked.popleft()
         if answer.done():
             return
-        if unpack_envelope(frames[0])[0] == Kind.ERROR:
-            _raise_in(answer, PicturesMissing())
-            return
         try:
-            answer.set_result(self._codec.decode(self._codec.decoder(GivenPictures), frames))
+            if unpack_envelope(frames[0])[0] == Kind.ERROR:
+                _raise_in(answer, PicturesMissing())
+            else:
+                answer.set_result(self._codec.decode(self._codec.decoder(GivenPictures), frames))
         except (MalformedMessage, msgspec.ValidationError) as error:
             _raise_in(answer, ConnectionError(f"{self._link.address} sends no pictures: {error}"))
 
