@@ -3,6 +3,8 @@ claim to be.
 """
 
 import contextlib
+import subprocess
+import sys
 import tracemalloc
 from typing import Any
 
@@ -147,6 +149,8 @@ def array_of(dtype: bytes, shape: tuple[int, ...], content: bytes = b"") -> byte
         (b"(4,4)<f4", (0,)),
         (b"<f4", (0, 1 << 62)),
         (b"|O", (1,)),
+        (b"<f4" * 40, (1,)),
+        (b"\xff\xfe", (1,)),
     ],
 )
 def test_an_array_that_is_larger_than_its_bytes_is_refused(
@@ -154,6 +158,64 @@ def test_an_array_that_is_larger_than_its_bytes_is_refused(
 ) -> None:
     with pytest.raises(MalformedMessage, match="array of"):
         decode(Codec(), array_of(dtype, shape))
+
+
+def test_a_time_unit_that_divides_by_zero_inside_numpy_is_refused() -> None:
+    # in a process of its own: an array of this type would end this one
+    script = (
+        "import sys; from typing import Any; from vla_rl.actors.codec import Codec\n"
+        "from vla_rl.actors.wire import MalformedMessage\n"
+        "codec = Codec()\n"
+        "try:\n    codec.decode(codec.decoder(Any), [sys.stdin.buffer.read()])\n"
+        "except MalformedMessage as error:\n    print(error)\n"
+    )
+    for dtype in (b"M8[s/0]", b"m8[Y/0]", b"M8[7D/0]"):
+        message = HEAD + array_of(dtype, (1,), bytes(8))
+        ended = subprocess.run(
+            [sys.executable, "-c", script],
+            input=message,
+            capture_output=True,
+            timeout=60,
+            check=True,
+        )
+        assert ended.stdout.startswith(b"array of an unknown type: dtype is '" + dtype)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array(["2026-11-28", "NaT"], "M8[ns]"),
+        np.array([25], "m8[25us]"),
+        np.array(["words", ""], "<U5"),
+        np.array([b"bytes"], "|S5"),
+        np.array([1, -1], ">i4"),
+        np.array([1 + 2j], np.complex64),
+        np.array([True]),
+        np.array([1.5], np.float16),
+    ],
+    ids=lambda array: array.dtype.str,
+)
+def test_an_array_of_any_plain_type_travels(array: np.ndarray) -> None:
+    codec = Codec()
+    frames = codec.encode(Kind.CALL, 0, 0, 1, array, "test")
+    received = codec.decode(codec.decoder(Any), [bytes(frame) for frame in frames])
+    assert received.dtype == array.dtype
+    np.testing.assert_array_equal(received, array)
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        np.array([None]),
+        np.zeros(2, [("a", "f4")]),
+        np.array(["x"], np.dtypes.StringDType()),
+        np.zeros((1,) * 40),
+    ],
+    ids=["objects", "fields", "text of any length", "40 axes"],
+)
+def test_an_array_that_no_reader_takes_is_refused_by_its_sender(array: np.ndarray) -> None:
+    with pytest.raises(TypeError, match="cannot be sent"):
+        Codec().encode(Kind.CALL, 0, 0, 1, array, "test")
 
 
 def test_an_empty_array_travels() -> None:

@@ -51,10 +51,30 @@ def test_numpy_numbers_become_plain_ones() -> None:
     assert unpack(pack([np.float64(0.5), np.int32(3), np.bool_(True)]), list[Any]) == [0.5, 3, True]
 
 
-@pytest.mark.parametrize("value", [object(), np.array([object()]), {"path": Path("x")}])
+@pytest.mark.parametrize(
+    "value",
+    [object(), np.array([object()]), {"path": Path("x")}, np.zeros(2, [("a", "f4")])],
+    ids=["object", "array of objects", "path", "array with fields"],
+)
 def test_what_is_not_plain_is_refused(value: object) -> None:
     with pytest.raises(TypeError, match="cannot be packed"):
         pack(value)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [("M8[s/0]", (1,)), ("|O", (1,)), ("<f8", (2,)), ("<f8", (-1,)), ("<f8", (1 << 63,))],
+)
+def test_an_array_that_its_bytes_are_not_is_refused(dtype: str, shape: tuple[int, ...]) -> None:
+    header = msgspec.msgpack.encode((dtype, shape))
+    content = len(header).to_bytes(2, "little") + header + bytes(8)
+    with pytest.raises(ValueError, match=r"dtype is|bytes are an array of shape"):
+        unpack(msgspec.msgpack.encode(msgspec.msgpack.Ext(1, content)), np.ndarray)
+
+
+def test_a_nesting_without_end_is_refused() -> None:
+    with pytest.raises(ValueError, match="recursion"):
+        unpack(b"\x91" * 100_000 + b"\xc0", list[Any])
 
 
 def test_bytes_of_something_else_are_refused() -> None:

@@ -53,8 +53,18 @@ def test_memory_that_was_used_again_is_not_read_as_the_old_one(memory: Path) -> 
 
 
 def test_memory_that_is_too_short_is_an_error(memory: Path) -> None:
-    with pytest.raises(OSError, match="has 22 bytes of 77 at 15, expected 24"):
+    with pytest.raises(OSError, match="has 0 bytes of 77 at 15, expected 24"):
         shelved(memory, start=KEY_BYTES + 7).read()
+
+
+def test_an_array_larger_than_the_memory_is_refused_before_it_takes_any(memory: Path) -> None:
+    with pytest.raises(OSError, match=f"expected {2 << 50} of 77"):
+        shelved(memory, shape=(1 << 50,)).read()
+
+
+def test_a_type_that_ends_a_process_inside_numpy_is_refused(memory: Path) -> None:
+    with pytest.raises(ValueError, match=r"dtype is 'M8\[s/0\]', expected one number"):
+        shelved(memory, dtype="M8[s/0]").read()
 
 
 def test_it_goes_over_a_wire_as_it_is(memory: Path) -> None:

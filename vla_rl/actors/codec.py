@@ -31,6 +31,7 @@ from vla_rl.actors.wire import (
     Frames,
     MalformedMessage,
 )
+from vla_rl.util.dtypes import MOST_AXES, is_plain, plain_dtype
 
 INLINE_BELOW = 4096
 SLOT_FROM = 16384
@@ -133,6 +134,9 @@ class Codec:
         except _NOT_A_MESSAGE as error:
             self._give_back(payload)
             raise MalformedMessage(str(error)) from None
+        except Exception as error:  # of a type's own checks; no call may stay without its answer
+            self._give_back(payload)
+            raise MalformedMessage(f"{type(error).__name__}: {error}") from error
         finally:
             self._frames_in = ()
             if self._views:
@@ -266,10 +270,14 @@ def _array_meta(dtype: np.dtype[Any], shape: tuple[int, ...]) -> tuple[bytes, in
     The description is `its length u16, ndim u8, length of dtype u8, dtype, shape as u64 each`.
     """
     name = dtype.str.encode()
-    if dtype.hasobject or dtype.names is not None or dtype.itemsize == 0 or len(name) > 255:
+    if not is_plain(dtype):
         raise TypeError(
             f"an array of dtype {dtype} cannot be sent; expected numbers, booleans, fixed-width "
             "text or datetimes."
+        )
+    if len(shape) > MOST_AXES:
+        raise ValueError(
+            f"an array of {len(shape)} axes cannot be sent, expected at most {MOST_AXES}."
         )
     if _is_empty_but_long(shape):
         raise ValueError(
@@ -299,19 +307,12 @@ def _known_meta(meta: bytes) -> tuple[np.dtype[Any], tuple[int, ...], int]:
     if len(meta) < _META.size:
         raise MalformedMessage("array without a description.")
     length, ndim, name_size = _META.unpack_from(meta)
-    if not len(meta) == length == _META.size + name_size + 8 * ndim or ndim > 32:
+    if not len(meta) == length == _META.size + name_size + 8 * ndim or ndim > MOST_AXES:
         raise MalformedMessage("array with an incomplete description.")
     try:
-        dtype = np.dtype(meta[_META.size : _META.size + name_size].decode("ascii"))
-    except (TypeError, ValueError, SyntaxError) as error:
-        raise MalformedMessage(f"array of an unknown dtype: {error}.") from None
-    if (
-        dtype.hasobject
-        or dtype.names is not None
-        or dtype.subdtype is not None
-        or dtype.itemsize == 0
-    ):
-        raise MalformedMessage(f"array of dtype {dtype}.")
+        dtype = plain_dtype(meta[_META.size : _META.size + name_size].decode("ascii"))
+    except ValueError as error:
+        raise MalformedMessage(f"array of an unknown type: {error}") from None
     shape = struct.unpack_from(f"<{ndim}Q", meta, _META.size + name_size)
     if _is_empty_but_long(shape):
         raise MalformedMessage(

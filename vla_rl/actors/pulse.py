@@ -9,6 +9,8 @@ import os
 import threading
 from time import sleep  # bound here: an environment may replace the module's
 
+from vla_rl.util.shared_memory import memory_file
+
 BEAT_EVERY_S = 0.25
 
 
@@ -16,9 +18,8 @@ class Pulse:
     """The parent's end. `fd` is for the child; close it once the child has it."""
 
     def __init__(self) -> None:
-        self.fd = os.memfd_create("vla_rl-pulse", os.MFD_CLOEXEC)
+        self.fd = memory_file("vla_rl-pulse", mmap.PAGESIZE)
         try:
-            os.ftruncate(self.fd, mmap.PAGESIZE)
             self._counter = _counter_of(self.fd)
         except BaseException:
             os.close(self.fd)

@@ -12,6 +12,8 @@ from typing import Any, Final, TypeVar
 import msgspec
 import numpy as np
 
+from vla_rl.util.dtypes import is_plain, plain_array
+
 T = TypeVar("T")
 
 ARRAY: Final = 1
@@ -34,13 +36,13 @@ def unpack(data: bytes, type: type[T]) -> T:
         return msgspec.msgpack.decode(
             data, type=type, ext_hook=_decode_extension, dec_hook=_accept_array
         )
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, RecursionError) as error:
         raise ValueError(f"packed bytes are not a {type}: {error}") from error
 
 
 def _encode_special(value: Any) -> Any:
     if isinstance(value, np.ndarray):
-        if value.dtype.hasobject:
+        if not is_plain(value.dtype):
             raise TypeError(
                 f"an array of dtype {value.dtype} cannot be packed; use numbers or "
                 "fixed-width strings."
@@ -61,8 +63,7 @@ def _decode_extension(code: int, data: memoryview) -> np.ndarray:
         raise ValueError(f"extension code {code} is unknown, expected {ARRAY}")
     num_header = int.from_bytes(data[:2], "little")
     header = msgspec.msgpack.decode(data[2 : 2 + num_header], type=_Header)
-    flat = np.frombuffer(data[2 + num_header :], dtype=np.dtype(header.dtype))
-    return flat.reshape(header.shape).copy()
+    return plain_array(data[2 + num_header :], header.dtype, header.shape).copy()
 
 
 def _accept_array(expected: type[Any], value: Any) -> Any:

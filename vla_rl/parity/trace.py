@@ -22,6 +22,7 @@ import numpy as np
 
 from vla_rl.errors import DataError
 from vla_rl.parity.boundaries import BOUNDARIES
+from vla_rl.util.dtypes import plain_array
 
 VERSION: Final = 1
 _NAMES: Final = tuple(boundary.name for boundary in BOUNDARIES)
@@ -147,4 +148,4 @@ def _decoded(found: dict[str, Any]) -> np.ndarray:
     if found["dtype"] not in _DTYPES:
         raise ValueError(f"dtype is {found['dtype']!r}, expected one of {', '.join(_DTYPES)}")
     content = base64.b64decode(found["base64"], validate=True)
-    return np.frombuffer(content, np.dtype(found["dtype"])).reshape(found["shape"])
+    return plain_array(content, found["dtype"], found["shape"])

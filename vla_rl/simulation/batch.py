@@ -9,6 +9,7 @@ import numpy as np
 from gymnasium import spaces
 
 from vla_rl.simulation.layout import ObservationLayout, Others
+from vla_rl.util.shared_memory import memory_file
 
 NUM_BATCHES = 4
 """Batches that can be in use or written at the same time before one has to be copied."""
@@ -29,9 +30,7 @@ class SharedBatch:
     def __init__(self, layout: ObservationLayout, num_envs: int) -> None:
         self._layout, self._num_envs = layout, num_envs
         self._num_bytes = max(1, layout.batch_bytes(num_envs))
-        # nameless: nothing is left behind
-        self._fd = os.memfd_create("vla_rl-batch", os.MFD_CLOEXEC)
-        os.ftruncate(self._fd, NUM_BATCHES * self._num_bytes)
+        self._fd = memory_file("vla_rl-batch", NUM_BATCHES * self._num_bytes)
         self._memory = mmap.mmap(self._fd, 0)
         self._batches = [self._batch_view(number) for number in range(NUM_BATCHES)]
         self._arrays = layout.places(self._batches[0], num_envs)

@@ -12,6 +12,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from gymnasium import spaces
 
+from vla_rl.util.dtypes import plain_dtype
+
 SpaceDescription: TypeAlias = dict[str, Any]
 """A space as nested dicts of plain values and arrays; `kind` names its class."""
 
@@ -71,12 +73,12 @@ def build_space(description: SpaceDescription) -> spaces.Space[Any]:
     match description["kind"]:
         case "Box":
             return spaces.Box(
-                np.array(of["low"]), np.array(of["high"]), dtype=np.dtype(of["dtype"]).type
+                np.array(of["low"]), np.array(of["high"]), dtype=plain_dtype(of["dtype"]).type
             )
         case "Discrete":
-            return spaces.Discrete(of["n"], start=of["start"], dtype=np.dtype(of["dtype"]).type)
+            return spaces.Discrete(of["n"], start=of["start"], dtype=plain_dtype(of["dtype"]).type)
         case "MultiDiscrete":
-            dtype = np.dtype(of["dtype"]).type
+            dtype = plain_dtype(of["dtype"]).type
             return spaces.MultiDiscrete(
                 np.array(of["nvec"]), dtype=dtype, start=np.array(of["start"])
             )

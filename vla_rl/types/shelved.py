@@ -13,6 +13,8 @@ from typing import Final
 import msgspec
 import numpy as np
 
+from vla_rl.util.dtypes import plain_dtype
+
 KEY_BYTES: Final = 8
 """Bytes at the beginning of each memory, which say whose arrays it has."""
 
@@ -38,11 +40,10 @@ class ShelvedArray(msgspec.Struct, frozen=True, array_like=True):
     @property
     def num_bytes(self) -> int:
         """Size in bytes."""
-        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+        return math.prod(self.shape) * plain_dtype(self.dtype).itemsize
 
     def read(self) -> np.ndarray:
         """Copy the array, on its host. Raises: OSError if the memory is gone."""
-        array = np.empty(self.shape, self.dtype)
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -51,14 +52,18 @@ class ShelvedArray(msgspec.Struct, frozen=True, array_like=True):
                 "dropped them"
             ) from None
         try:
-            key = int.from_bytes(os.pread(descriptor, KEY_BYTES, 0), "little")
-            num_read = os.preadv(descriptor, [array.reshape(-1).view(np.uint8).data], self.start)
+            key, num_read = int.from_bytes(os.pread(descriptor, KEY_BYTES, 0), "little"), 0
+            # looked up before any memory is taken: the size is what another process has said
+            if self.start + self.num_bytes <= os.fstat(descriptor).st_size:
+                array = np.empty(self.shape, plain_dtype(self.dtype))
+                content = array.reshape(-1).view(np.uint8).data
+                num_read = os.preadv(descriptor, [content], self.start)
         finally:
             os.close(descriptor)
-        if key != self.key or num_read != array.nbytes:
+        if key != self.key or num_read != self.num_bytes:
             raise OSError(
                 f"{self.path} has {num_read} bytes of {key} at {self.start}, expected "
-                f"{array.nbytes} of {self.key}: the process that held them has dropped them"
+                f"{self.num_bytes} of {self.key}: the process that held them has dropped them"
             )
         return array
 

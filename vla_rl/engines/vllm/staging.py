@@ -24,6 +24,7 @@ from vla_rl.engines.vllm.weight_memory import (
     opened,
 )
 from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.util.dtypes import torch_dtype
 
 # any dtype may be viewed at such an offset, and no two tensors share a cache line
 ALIGNMENT: Final = 64
@@ -193,7 +194,7 @@ def checksum_of(whole: Tensor) -> int:
 def tensors_of(whole: Tensor, places: tuple[TensorPlace, ...]) -> Iterator[tuple[str, Tensor]]:
     """Yield name and view of each tensor in a buffer, uint8 [N]."""
     for place in places:
-        dtype: torch.dtype = getattr(torch, place.dtype)
+        dtype = torch_dtype(place.dtype)
         num_bytes = int(np.prod(place.shape, dtype=np.int64)) * dtype.itemsize
         yield (
             place.name,

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import rebuild_cuda_tensor, reduce_tensor
 
 from vla_rl.errors import CheckpointError
+from vla_rl.util.shared_memory import memory_file
 
 
 class HostMemory(msgspec.Struct, frozen=True, tag="host"):
@@ -68,8 +69,7 @@ class HostBuffer:
     """Memory of the host, freed with this process: a kill leaves nothing behind. See `Buffer`."""
 
     def __init__(self, num_bytes: int) -> None:
-        descriptor = os.memfd_create("vla_rl_weights", os.MFD_CLOEXEC)
-        os.ftruncate(descriptor, num_bytes)
+        descriptor = memory_file("vla_rl_weights", num_bytes)
         # by path, not by a descriptor sent along: vLLM starts its processes itself, and its RPC takes
         # bytes only
         self._memory = HostMemory(f"/proc/{os.getpid()}/fd/{descriptor}", num_bytes)

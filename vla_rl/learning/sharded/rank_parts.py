@@ -53,6 +53,7 @@ from vla_rl.learning.value_passes import (
     ValueModule,
     ValuePasses,
 )
+from vla_rl.util.dtypes import torch_dtype
 
 
 class PolicySource(msgspec.Struct, frozen=True):
@@ -269,7 +270,7 @@ class RankParts:
 def _loaded(source: PolicySource, folder: Path, device: torch.device) -> Any:
     module, _, name = source.policy_class.partition(":")
     model = getattr(import_module(module), name).load(folder)
-    dtype = getattr(torch, source.dtype)
+    dtype = torch_dtype(source.dtype)
     if next(model.network.parameters()).dtype != dtype:
         model.network.to(dtype)
     for name, parameter in model.network.named_parameters():

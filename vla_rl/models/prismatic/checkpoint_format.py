@@ -13,6 +13,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.models.prismatic.config import AdapterUse, Normalization
 from vla_rl.models.prismatic.dialects import Dialect, Vocabulary
 from vla_rl.types import Config
+from vla_rl.util.dtypes import torch_dtype
 
 if TYPE_CHECKING:
     import torch
@@ -78,9 +79,7 @@ class CheckpointFormat(Config, frozen=True, kw_only=True):
     @property
     def torch_dtype(self) -> "torch.dtype | None":
         """Data type to load as; None keeps the files'."""
-        import torch
-
-        return None if self.dtype == "auto" else getattr(torch, self.dtype)
+        return None if self.dtype == "auto" else torch_dtype(self.dtype)
 
     def changed(self, **fields: Any) -> Self:
         """Return the format with other fields; `dtype` and `adapter` may be torch's and a path."""

@@ -5,13 +5,13 @@ loaded.
 from pathlib import Path
 from typing import Any, Final
 
-import torch
 from huggingface_hub import constants, try_to_load_from_cache
 from torch import nn
 from transformers import PreTrainedConfig, VJEPA2Config, VJEPA2Model
 
 from vla_rl.algorithms import VJepa2Config
 from vla_rl.errors import ConfigError
+from vla_rl.util.dtypes import torch_dtype
 
 WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
 
@@ -53,7 +53,7 @@ def load_encoder(config: VJepa2Config) -> nn.Module:
         loaded: Any = VJEPA2Model.from_pretrained(
             config.folder,
             config=model_config,
-            dtype=getattr(torch, config.precision),
+            dtype=torch_dtype(config.precision),
             use_safetensors=True,
             output_loading_info=True,
         )

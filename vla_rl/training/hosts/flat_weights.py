@@ -95,6 +95,11 @@ class IncomingWeights:
 
     def put(self, start: int, piece: np.ndarray) -> None:
         """Add the next piece. Raises: CheckpointError if it is not the next one."""
+        if (piece.dtype, piece.ndim) != (np.uint8, 1) or not len(piece):
+            raise CheckpointError(
+                f"a piece of weights {self.heading.version} is {piece.dtype} {list(piece.shape)}, "
+                "expected uint8 [bytes]"
+            )
         if start != self.num_received or start + len(piece) > len(self._data):
             raise CheckpointError(
                 f"piece {start} to {start + len(piece)} of weights {self.heading.version} came, "
@@ -108,7 +113,9 @@ class IncomingWeights:
         end = 0
         for at, run, distance, num_bytes in map(msgspec.structs.astuple, piece.places):
             data, end = piece.data[end : end + num_bytes], end + num_bytes
-            if not _fits(at, run, distance, num_bytes, len(self._data)) or len(data) != num_bytes:
+            if not _fits(at, run, distance, num_bytes, len(self._data)) or (
+                data.dtype != np.uint8 or data.shape != (num_bytes,)
+            ):
                 raise CheckpointError(
                     f"{num_bytes} bytes at {at} of weights {self.heading.version}, {run} in a row and "
                     f"{distance} from one to the next, do not fit in {len(self._data)} bytes"

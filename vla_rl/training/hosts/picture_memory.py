@@ -33,7 +33,14 @@ class PictureMemory:
             raise
 
     def read(self, spans: Sequence[tuple[int, int]]) -> np.ndarray:
-        """Return spans of bytes, end to end; they count from the beginning of the memory."""
+        """Return spans of bytes, end to end; they count from the beginning of the memory.
+
+        Raises: ValueError for a span outside of it.
+        """
+        size = KEY_BYTES + self.num_bytes
+        # another process has named them, and `pread` takes the memory before it reads
+        if outside := [each for each in spans if not 0 <= each[0] <= each[1] <= size]:
+            raise ValueError(f"bytes {outside[0]} are wanted, expected some of 0 to {size}")
         found = [os.pread(self._descriptor, end - begin, begin) for begin, end in spans]
         return np.frombuffer(b"".join(found), np.uint8)
 

@@ -56,6 +56,7 @@ from vla_rl.training.hosts.weight_shelf import WeightShelf
 from vla_rl.training.pools import pool_of
 from vla_rl.training.team import Member, OwnedEngine, RunModel, Team, engines_of
 from vla_rl.types import EpisodeSpec
+from vla_rl.util.dtypes import torch_dtype
 
 POLICY_PREFIX: Final = "vla_rl-policy-"
 """Beginning of the names of folders for a policy's files."""
@@ -361,7 +362,7 @@ def _loaded(recipe: HostRecipe, config: LearningConfig, folder: Path, device: to
 
 def _policy(member: MemberRecipe, folder: Path, device: torch.device) -> RunModel:
     model: RunModel = imported(member.policy_class).load(folder)
-    model.network.to(device, getattr(torch, member.dtype))
+    model.network.to(device, torch_dtype(member.dtype))
     return model
 
 
