@@ -43,7 +43,7 @@ from vla_rl.observe import RunDirectory
 from vla_rl.observe.run_directory import require_writable
 from vla_rl.rollout import embodied_agent
 from vla_rl.simulation import SimulatorConfig, SimulatorPool
-from vla_rl.training.agents import check_recording, digest_of_run, recorded
+from vla_rl.training.agents import check_recording, digest_of_run, owned_recording, recorded
 from vla_rl.training.stopping import StopSignal
 from vla_rl.types import EpisodeSpec, Trajectory
 
@@ -85,6 +85,19 @@ async def main(command: Command[EvalLaunch, EvalConfig]) -> int:
         if folder
         else RunDirectory.create(Path(config.root), config.name, config)
     )
+    with run.owned(), owned_recording(config.record_to):
+        return await _evaluate(config, episodes, model, run, conditions, console)
+
+
+async def _evaluate(
+    config: EvalConfig,
+    episodes: list[EpisodeSpec],
+    model: "VlaPolicy | None",
+    run: RunDirectory,
+    conditions: dict[str, Any],
+    console: Console,
+) -> int:
+    """Run what is missing and print the tables; return the exit status."""
     _note_conditions(run, conditions)
     with_assets = f"; assets: {conditions['assets']}" if "assets" in conditions else ""
     console.print(

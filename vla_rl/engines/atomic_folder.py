@@ -7,7 +7,7 @@ It is written under another name, synced, then renamed.
     rename                      to <name>, then the parent folder is synced
 
 A crash leaves at most a `.writing-*` folder, which readers ignore and the next write of the same
-name removes.
+name removes. It is locked while its writer lives: a second writer of the same name is refused.
 """
 
 import errno
@@ -26,6 +26,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from vla_rl.errors import CheckpointError
+from vla_rl.util.sole_owner import lock_folder, unlock_folder
 
 MANIFEST: Final = "manifest.json"
 WRITING: Final = ".writing-"
@@ -56,7 +57,7 @@ class FolderWriter:
         self._folder = self.target.parent / f"{WRITING}{target.name}-{os.getpid()}"
         self._entries: dict[str, FileEntry] = {}
         with self.explained():
-            _claim(self.target, self._folder, num_bytes)
+            self._lock = _claim(self.target, self._folder, num_bytes)
         _IN_THE_MAKING.add(self._folder)
 
     def write_bytes(self, name: str, data: bytes) -> None:
@@ -120,8 +121,11 @@ class FolderWriter:
 
     def discard(self) -> None:
         """Remove the files, unless the folder was committed."""
+        if self._folder not in _IN_THE_MAKING:
+            return
         shutil.rmtree(self._folder, ignore_errors=True)
         _IN_THE_MAKING.discard(self._folder)
+        unlock_folder(self._lock)
 
     @contextmanager
     def explained(self) -> Iterator[None]:
@@ -164,8 +168,16 @@ def writing_folder(target: Path, num_bytes: int) -> Iterator[FolderWriter]:
 
 
 def is_left_over(path: Path) -> bool:
-    """Return whether a folder is half-written and no longer being written by this process."""
-    return path.name.startswith(WRITING) and path.absolute() not in _IN_THE_MAKING
+    """Return whether a folder is half-written and no longer being written by any process."""
+    if not path.name.startswith(WRITING) or path.absolute() in _IN_THE_MAKING:
+        return False
+    try:
+        lock = lock_folder(path)
+    except OSError:  # no folder, or not this user's
+        return False
+    if lock is not None:
+        unlock_folder(lock)
+    return lock is not None
 
 
 def verify_folder(folder: Path) -> dict[str, FileEntry]:
@@ -213,16 +225,34 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
         ) from error
 
 
-def _claim(target: Path, temporary: Path, num_bytes: int) -> None:
+def _claim(target: Path, temporary: Path, num_bytes: int) -> int:
+    """Make the temporary folder and return its lock."""
     target.parent.mkdir(parents=True, exist_ok=True)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise FileExistsError(errno.EEXIST, "it exists already; choose another name or remove it")
-    for stale in target.parent.glob(f"{WRITING}{target.name}-*"):
+    beginning = f"{WRITING}{target.name}-"
+    for stale in [path for path in target.parent.iterdir() if path.name.startswith(beginning)]:
+        if not stale.name.removeprefix(beginning).isdecimal():
+            continue  # of a target with a longer name
+        if not is_left_over(stale):
+            raise _written_elsewhere(stale)
         shutil.rmtree(stale)
     free = shutil.disk_usage(target.parent).free
     if free < num_bytes:
         raise OSError(errno.ENOSPC, f"{num_bytes:,} bytes are needed and {free:,} are free")
     temporary.mkdir()
+    lock = lock_folder(temporary)
+    if lock is None:
+        raise _written_elsewhere(temporary)
+    return lock
+
+
+def _written_elsewhere(temporary: Path) -> BlockingIOError:
+    return BlockingIOError(
+        errno.EAGAIN,
+        f"another process or thread is writing it ({temporary}); wait for it, or choose another "
+        "name",
+    )
 
 
 def _complete(folder: Path, entries: Mapping[str, FileEntry]) -> None:

@@ -8,6 +8,7 @@
     versions.json      Python, packages, commit, platform, command; the first resume adds
                        versions-2.json
     process.json       machine and process of the run while it is going on, for `vla-rl why`
+    owner.json         the process that writes into the folder, while it does; locked
     metrics.jsonl      one line an update; metrics-undone.jsonl holds those of updates that a resume
                        repeated
     trace.json         timeline of the nodes, for Perfetto; a resumed run starts another file
@@ -17,12 +18,13 @@
     tensorboard/  checkpoints/  videos/
 """
 
+import contextlib
 import datetime
 import hashlib
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,8 +33,10 @@ import msgspec
 from vla_rl.errors import ConfigError, VlaRlError
 from vla_rl.observe.versions import versions
 from vla_rl.observe.whole_file import write_whole
+from vla_rl.util.sole_owner import sole_owner
 
 CONFIG_FILE = "config.json"
+OWNER_FILE = "owner.json"
 
 
 class RunDirectoryGone(VlaRlError):
@@ -75,16 +79,34 @@ class RunDirectory:
     def resume(cls, path: Path) -> "RunDirectory":
         """Open the folder of an earlier run and record the versions that it continues with.
 
-        Raises: ConfigError if `path` is not the folder of a run, or cannot be written.
+        Raises: ConfigError if `path` is not the folder of a run, cannot be written, or belongs to a
+            process that still runs.
         """
         run = cls.existing(path)
-        try:
-            for folder in (run.tensorboard, run.checkpoints, run.videos):
-                folder.mkdir(exist_ok=True)
-            run._write_versions()
-        except OSError as error:
-            raise ConfigError(_not_writable(path, error)) from error
+        with run.owned():
+            try:
+                for folder in (run.tensorboard, run.checkpoints, run.videos):
+                    folder.mkdir(exist_ok=True)
+                run._write_versions()
+            except OSError as error:
+                raise ConfigError(_not_writable(path, error)) from error
         return run
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[None]:
+        """Keep every other process from writing into the folder; reading needs no permission.
+
+        The kernel ends this with the block, or with the process. Raises: ConfigError naming the
+        process that owns the folder, if one does, or if the folder cannot be written.
+        """
+        with contextlib.ExitStack() as stack:
+            try:
+                stack.enter_context(
+                    sole_owner(self.path / OWNER_FILE, f"the run directory {self.path}")
+                )
+            except OSError as error:
+                raise ConfigError(_not_writable(self.path, error)) from error
+            yield
 
     @classmethod
     def existing(cls, path: Path) -> "RunDirectory":

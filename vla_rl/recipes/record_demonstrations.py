@@ -11,6 +11,7 @@ with other settings is rejected.
 """
 
 import asyncio
+import contextlib
 import multiprocessing
 import sys
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -36,6 +37,7 @@ from vla_rl.evaluation.libero import check_starts
 from vla_rl.evaluation.scenes import LiberoScene, MetaworldScene, Physics, Quality
 from vla_rl.simulation import SimulatorConfig
 from vla_rl.types import Config, EnvSpec, derive_seed
+from vla_rl.util.sole_owner import beside, sole_owner
 
 _OF_LIBERO: Final = MappingProxyType({"scene_seeds": (0,), "assets": None, "physics": "fast"})
 """Options that Meta-World's suites do not have, with their defaults."""
@@ -261,7 +263,17 @@ def main(command: Command[Launch, RecordConfig]) -> int:
         )
         print("everything that the command would read was found")
         return 0
-    note_settings(config, assets)
+    with contextlib.ExitStack() as stack:
+        for task_id in config.task_ids:
+            folder = folder_of(config, task_id)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(sole_owner(beside(folder), f"the folder {folder}"))
+        note_settings(config, assets)
+        _record(config)
+    return 0
+
+
+def _record(config: RecordConfig) -> None:
     spawned = multiprocessing.get_context("spawn")
     with (
         ProcessPoolExecutor(config.workers, mp_context=spawned) as processes,
@@ -283,7 +295,6 @@ def main(command: Command[Launch, RecordConfig]) -> int:
                 f"{config.suite}/{task_id}: {config.num} of {num_played} episodes recorded, "
                 f"{num_steps} control steps"
             )
-    return 0
 
 
 def cli() -> int:

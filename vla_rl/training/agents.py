@@ -1,9 +1,10 @@
 """The agents that run the episodes of a training run."""
 
 import asyncio
+import contextlib
 import hashlib
 import importlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -15,6 +16,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.pipelines.config import LearningConfig, TextTrainingConfig
 from vla_rl.rollout import chat_agent, embodied_agent
 from vla_rl.types import Agent, EnvSpec
+from vla_rl.util.sole_owner import beside, sole_owner
 
 CONTROL_ID: Final = "vla_rl/control-v0"
 
@@ -50,6 +52,28 @@ async def recorded(agent: Agent, record_to: str | None, envs: Iterable[EnvSpec],
         return LeRobotWriter(Path(record_to), **_dataset_arguments(envs))
 
     return EpisodeRecorder(await asyncio.to_thread(writer), run).record(agent)
+
+
+@contextlib.contextmanager
+def owned_recording(record_to: str | None) -> Iterator[None]:
+    """Keep other processes from recording into the same folder; nothing without one.
+
+    Raises: ConfigError naming the process that records into it, or if it cannot be written.
+    """
+    if record_to is None:
+        yield
+        return
+    folder = Path(record_to)
+    with contextlib.ExitStack() as stack:
+        try:
+            folder.absolute().parent.mkdir(parents=True, exist_ok=True)
+            stack.enter_context(sole_owner(beside(folder), f"the data set {folder}"))
+        except OSError as error:
+            raise ConfigError(
+                f"record_to is {record_to!r}, which cannot be written ({error.strerror}); choose "
+                "another folder"
+            ) from error
+        yield
 
 
 def check_recording(record_to: str | None, envs: Iterable[EnvSpec]) -> None:

@@ -7,7 +7,7 @@ each.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AsyncExitStack, nullcontext
 from pathlib import Path
 
 import msgspec
@@ -20,7 +20,7 @@ from vla_rl.observe import RunDirectory
 from vla_rl.observe.sinks import import_wandb
 from vla_rl.pipelines.config import LearningConfig, RunConfig
 from vla_rl.rollout import TaskStart
-from vla_rl.training.agents import agent_of, digest_of_run, recorded
+from vla_rl.training.agents import agent_of, digest_of_run, owned_recording, recorded
 from vla_rl.training.checks import check_arguments
 from vla_rl.training.failures import raises_one_error
 from vla_rl.training.restarting import Restarts
@@ -70,7 +70,8 @@ async def train(
         fork_servers: servers for the processes of several runs, one after the other; None: the run
             starts its own.
 
-    Raises: ConfigError, GraphError before anything starts; CheckpointError if every checkpoint is
+    Raises: ConfigError, GraphError before anything starts, also if another process owns the run's
+        directory; CheckpointError if every checkpoint is
         damaged, or the last one cannot be written; RunDirectoryGone if the directory was removed
         meanwhile; what an environment, agent or node raised. Before that, everything is closed in
         order and the weights are saved, unless the learner itself failed. A task's failure is
@@ -82,9 +83,6 @@ async def train(
         await asyncio.to_thread(import_wandb, config.run.wandb_project)
     played_by = [msgspec.structs.replace(config, run=RunConfig(seed=config.run.seed)), about]
     envs = [start.env for start in starts]
-    agent = await recorded(
-        agent or agent_of(config), config.run.record_to, envs, digest_of_run(played_by)
-    )
     restarts = Restarts.of(config, Team.of(model))
 
     own = None if fork_servers is not None else LastingForkServers(config.run.name)
@@ -103,13 +101,21 @@ async def train(
             fork_servers=fork_servers or own,
         )
 
-    # a restart forks from the same servers: their imports take longer than all else in it
-    async with own or nullcontext():
+    async with AsyncExitStack() as stack:
+        stack.enter_context(owned_recording(config.run.record_to))
+        agent = await recorded(
+            agent or agent_of(config), config.run.record_to, envs, digest_of_run(played_by)
+        )
+        # a restart forks from the same servers: their imports take longer than all else in it
+        await stack.enter_async_context(own or nullcontext())
         if resume is None:
             training, checkpoint = make(), None
             run = RunDirectory.create(Path(config.run.root), config.run.name, config, about or {})
+            stack.enter_context(run.owned())
         else:
-            run, (training, checkpoint) = resume, await _resumed(make, resume, resume_from, judge)
+            run = resume
+            stack.enter_context(run.owned())
+            training, checkpoint = await _resumed(make, run, resume_from, judge)
         while True:
             is_resumed = resume is not None or restarts.num_restarts > 0
             try:

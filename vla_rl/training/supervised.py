@@ -7,16 +7,18 @@
 """
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
 from rich.progress import track
 
-from vla_rl.errors import CheckpointError
+from vla_rl.errors import CheckpointError, ConfigError
 from vla_rl.training.lasting_output import lasting_output
 from vla_rl.training.stopping import StopSignal
+from vla_rl.util.sole_owner import beside, sole_owner
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +48,11 @@ async def teach(
         save_every: updates between saves on the way; None saves only at the end.
         description: text of the progress bar.
 
-    Raises: CheckpointError if the last weights cannot be written; what `batch` raises, after the
-        weights so far were saved; what `learn` raises.
+    Raises: ConfigError if `out` exists already, or another process is going to write it;
+        CheckpointError if the last weights cannot be written; what `batch` raises, after the weights
+        so far were saved; what `learn` raises.
     """
-    with lasting_output(), StopSignal("saving the weights so far") as stop:
+    with lasting_output(), _owned(out), StopSignal("saving the weights so far") as stop:
         done = 0
         for number in track(range(1, updates + 1), description=description):
             try:
@@ -76,6 +79,26 @@ async def teach(
 def intermediate_folder(out: Path, updates: int) -> Path:
     """Return the folder for weights after `updates` updates that are not the last."""
     return Path(f"{out}-{updates:06d}")
+
+
+@contextlib.contextmanager
+def _owned(out: Path) -> Iterator[None]:
+    """Keep other processes from training into the same folder."""
+    try:
+        out.absolute().parent.mkdir(parents=True, exist_ok=True)
+        owner = sole_owner(beside(out), f"the checkpoint {out}")
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(owner)
+            # written since the recipe looked
+            if out.exists() and not (out.is_dir() and not any(out.iterdir())):
+                raise ConfigError(f"{out} exists already, expected a new folder; choose another")
+            released = stack.pop_all()
+    except OSError as error:
+        raise ConfigError(
+            f"{out} cannot be written ({error.filename}: {error.strerror}); choose another folder"
+        ) from error
+    with released:
+        yield
 
 
 async def _save_on_the_way(save: Callable[[Path], Awaitable[None]], folder: Path) -> None:
