@@ -28,6 +28,7 @@ The errors and their causes:
     `DataError`                  a data set with a missing or wrong field; names the file, the
                                  episode and the field
     `ContextOverflow`            a prompt that leaves a language policy no room for a reply
+    `ConversationRejected`       a conversation that a language policy's chat template rejects
 """
 
 from collections.abc import Sequence
@@ -184,3 +185,17 @@ class ContextOverflow(VlaRlError, ValueError):
             "at least one token of a reply; shorten the conversation, or use a policy (or an "
             "engine) with a longer context"
         )
+
+
+class ConversationRejected(VlaRlError, ValueError):
+    """A conversation that a language policy's chat template rejects.
+
+    Args:
+        message: names the roles and what the template raised.
+        is_reply_at_fault: whether the template takes the same conversation with plain replies, so
+            that the policy's own replies are the cause; if not, it is what others wrote.
+    """
+
+    def __init__(self, message: str, *, is_reply_at_fault: bool) -> None:
+        self.is_reply_at_fault = is_reply_at_fault
+        super().__init__(message)

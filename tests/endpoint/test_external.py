@@ -14,8 +14,8 @@ from byte_policy import AskOnce, BytePolicy, as_tokens
 from openai import AsyncOpenAI
 
 from vla_rl.endpoint import Endpoint, ExternalTask, RecordedCall, external_agent, threads_of
-from vla_rl.errors import ActorFrozen, ContextOverflow, EnvError
-from vla_rl.types import Completion, Message, StopReason, Trajectory
+from vla_rl.errors import ActorFrozen, ContextOverflow, ConversationRejected, EnvError
+from vla_rl.types import Completion, Message, Prompt, StopReason, Trajectory
 
 PROGRAM = """
 import sys
@@ -201,6 +201,25 @@ async def test_an_agent_that_outgrows_the_context_is_cut_off(endpoint: Endpoint)
     assert (texts_of(trajectory), trajectory.stop_reason) == (["a"], StopReason.TOKEN_LIMIT)
     with pytest.raises(ContextOverflow):
         await external_agent(agent, endpoint)(AskOnce(), BytePolicy("a", context_size=5))
+
+
+class Choosy(BytePolicy):
+    """Its chat template rejects a conversation that has one of its replies."""
+
+    async def generate(self, prompt: Prompt, **options: Any) -> Completion:
+        if any(message.role == "assistant" for message in prompt):  # type: ignore[union-attr]
+            raise ConversationRejected("one tool call a message", is_reply_at_fault=True)
+        return await super().generate(prompt, **options)
+
+
+async def test_an_agent_that_ends_because_of_the_policys_own_reply_is_no_failure(
+    endpoint: Endpoint,
+) -> None:
+    async def agent(task: ExternalTask) -> str:
+        return (await chat(task, "first", "second"))[-1]
+
+    trajectory = await external_agent(agent, endpoint)(AskOnce(), Choosy("a", "b"))
+    assert (texts_of(trajectory), trajectory.stop_reason) == (["a"], StopReason.REPLY_REJECTED)
 
 
 async def test_what_the_agent_or_the_policy_raises_is_raised(endpoint: Endpoint) -> None:

@@ -10,10 +10,16 @@ import msgspec
 import numpy as np
 import pytest
 
-from vla_rl.errors import ConfigError, ContextOverflow, EnvError, PolicyError
+from vla_rl.errors import (
+    ConfigError,
+    ContextOverflow,
+    ConversationRejected,
+    EnvError,
+    PolicyError,
+)
 from vla_rl.rollout import ChatLimits, EngineTeam, chat_agent
 from vla_rl.rollout.call_ids import with_unique_call_ids
-from vla_rl.rollout.policies import EpisodePolicy
+from vla_rl.rollout.policies import DecisionGauge, EpisodePolicy
 from vla_rl.types import (
     ANY_REPLY,
     Completion,
@@ -170,6 +176,44 @@ async def test_a_conversation_that_outgrows_the_context_ends_with_what_it_has() 
 async def test_a_first_prompt_that_is_too_long_is_an_error() -> None:
     with pytest.raises(ContextOverflow, match="has 10 tokens and the context 5"):
         await play(Counting(9), Speaker(max_prompt=5))
+
+
+class Choosy(Speaker):
+    """Its chat template rejects a conversation after some replies."""
+
+    def __init__(self, num_replies: int, *, is_reply_at_fault: bool) -> None:
+        super().__init__()
+        self.num_replies, self.is_reply_at_fault = num_replies, is_reply_at_fault
+
+    async def generate(self, messages: Sequence[Message], **options: Any) -> Completion:
+        if len(self.heard) == self.num_replies:
+            raise ConversationRejected("one call", is_reply_at_fault=self.is_reply_at_fault)
+        return await super().generate(messages, **options)
+
+
+async def test_a_reply_that_the_template_rejects_ends_the_episode_with_the_turns_before() -> None:
+    trajectory = await play(Counting(goal=9), Choosy(2, is_reply_at_fault=True))
+    assert (trajectory.num_env_steps, trajectory.stop_reason) == (2, StopReason.REPLY_REJECTED)
+    assert trajectory.info["is_success"] is False
+
+
+@pytest.mark.parametrize(("num_replies", "is_reply_at_fault"), [(0, True), (2, False)])
+async def test_a_template_that_rejects_what_the_environment_says_is_an_error(
+    num_replies: int, is_reply_at_fault: bool
+) -> None:
+    with pytest.raises(ConversationRejected, match="one call"):
+        await play(Counting(goal=9), Choosy(num_replies, is_reply_at_fault=is_reply_at_fault))
+
+
+async def test_the_first_rejected_reply_of_a_run_is_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    gauge = DecisionGauge()
+    for _ in range(2):
+        team = EngineTeam.of(Choosy(1, is_reply_at_fault=True))
+        await chat_agent(Counting(goal=9), team.policies_of(EPISODE, gauge))
+    (line,) = (record.message for record in caplog.records)
+    assert "because of the policy's own reply: one call" in line
 
 
 async def test_a_tool_that_never_answers_ends_the_episode_at_the_deadline() -> None:

@@ -39,6 +39,17 @@ def test_rates_begin_anew_with_every_report_and_losses_do_not() -> None:
     assert (second["rollout/episodes_per_s"], second["rollout/lost/died"]) == (0.0, 1.0)
 
 
+def test_episodes_that_the_agent_ended_are_counted_by_reason_since_the_start() -> None:
+    meter = RolloutMeter(DecisionGauge().counts)
+    for reason in (StopReason.REPLY_REJECTED, StopReason.SUCCESS, StopReason.TIME_LIMIT):
+        meter.episode(episode(0.0, reason))
+    assert meter.report(1.0, {}, {})["rollout/stopped/reply_rejected"] == 1.0
+    meter.episode(episode(0.0, StopReason.REPLY_REJECTED))
+    second = meter.report(2.0, {}, {})
+    stopped = {name: value for name, value in second.items() if "/stopped/" in name}
+    assert stopped == {"rollout/stopped/reply_rejected": 2.0}
+
+
 def test_a_success_that_is_never_reported_is_no_failure() -> None:
     meter = RolloutMeter(DecisionGauge().counts)
     meter.episode(episode(0.0, StopReason.TIME_LIMIT))

@@ -62,12 +62,17 @@ def test_an_episode_is_ended_by_the_environment_or_by_a_limit_of_the_agent() -> 
         StopReason.TOKEN_LIMIT,
         StopReason.DEADLINE,
         StopReason.ABORTED,
+        StopReason.REPLY_REJECTED,
     }
 
 
 def test_only_what_we_ended_was_cut_off() -> None:
     own_endings = {reason for reason in StopReason if not reason.is_cut_off}
-    assert own_endings == {StopReason.SUCCESS, StopReason.TERMINATED}
+    assert own_endings == {
+        StopReason.SUCCESS,
+        StopReason.TERMINATED,
+        StopReason.REPLY_REJECTED,  # nothing is left to come: the policy cannot go on
+    }
 
 
 def test_a_group_knows_its_task_and_its_success_rate() -> None:

@@ -74,8 +74,9 @@ def external_agent(
             scheduler allows.
 
     An agent that fails because its conversation exceeds the policy's context is cut off in the same
-    way. All other errors of the agent, the policy or the environment are raised unchanged; those of
-    a program as `EnvError`, with its last output.
+    way; one that fails because the policy's chat template rejects the policy's own replies ends with
+    `StopReason.REPLY_REJECTED`. All other errors of the agent, the policy or the environment are
+    raised unchanged; those of a program as `EnvError`, with its last output.
     """
     agent = run if callable(run) else _Program(tuple(run))
 
@@ -135,11 +136,12 @@ async def _answer_of(
                     "external agent", 0, f"it made no call within timeout_s={timeout_s:g}"
                 ) from error
             return StopReason.DEADLINE
-        if session.overflow is None:
+        refusal = session.overflow or session.rejection
+        if refusal is None:
             raise
         if not session.calls:
-            raise session.overflow from error
-        return StopReason.TOKEN_LIMIT
+            raise refusal from error
+        return StopReason.REPLY_REJECTED if refusal is session.rejection else StopReason.TOKEN_LIMIT
     if session.failure is not None:
         raise session.failure
     return answer
@@ -220,7 +222,7 @@ def _kill_group(pid: int) -> None:
 async def _give(stdin: asyncio.StreamWriter, text: str) -> None:
     """Write the prompt; a program may close its input without reading it."""
     with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        stdin.write(text.encode())
+        stdin.write(text.encode(errors="replace"))
         await stdin.drain()
     stdin.close()
 

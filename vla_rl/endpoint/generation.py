@@ -7,7 +7,7 @@ from typing import Any
 from vla_rl.endpoint.apis import Asked
 from vla_rl.endpoint.errors import RequestError
 from vla_rl.endpoint.session import Session
-from vla_rl.errors import ContextOverflow
+from vla_rl.errors import ContextOverflow, ConversationRejected
 from vla_rl.types import Completion, LanguagePolicy
 
 
@@ -35,6 +35,10 @@ async def generate_replies(
     except ContextOverflow as error:
         session.overflow = error
         raise RequestError(str(error), code="context_length_exceeded") from error
+    except ConversationRejected as error:
+        if error.is_reply_at_fault:
+            session.rejection = error
+        raise RequestError(str(error), code="conversation_rejected") from error
     except ValueError as error:  # a prompt or options that the model does not accept
         raise RequestError(str(error)) from error
     except Exception as error:  # the episode raises it; the client cannot know what to do about it

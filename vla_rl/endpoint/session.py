@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from vla_rl.errors import ContextOverflow
+from vla_rl.errors import ContextOverflow, ConversationRejected
 from vla_rl.rollout.reply_steps import step_of
 from vla_rl.types import (
     Completion,
@@ -51,6 +51,9 @@ class Session:
         """Recorded calls, in the order of their answers."""
         self.overflow: ContextOverflow | None = None
         """Error of the last prompt that left no room for a reply."""
+        self.rejection: ConversationRejected | None = None
+        """Error of the last prompt that the chat template rejected because of the policy's own
+        replies."""
         self.failure: Exception | None = None
         """The policy's own exception, if it failed for another reason; the client only got status
         500."""

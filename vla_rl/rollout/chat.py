@@ -14,7 +14,13 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from vla_rl.errors import ConfigError, ContextOverflow, EnvError, PolicyError
+from vla_rl.errors import (
+    ConfigError,
+    ContextOverflow,
+    ConversationRejected,
+    EnvError,
+    PolicyError,
+)
 from vla_rl.rollout.agents import stop_reason
 from vla_rl.rollout.reply_steps import step_of
 from vla_rl.types import (
@@ -104,7 +110,9 @@ async def chat_agent(
         does not reset in time, or names an agent that has no policy; TimeoutError if the very first
         reply does not come in time; PolicyError if the engine aborts that reply, or any reply has
         no token. A later reply that is aborted ends the episode with the turns before it, because
-        half a reply cannot be trained on.
+        half a reply cannot be trained on; ConversationRejected if the policy's chat template rejects
+        what the environment says. If the policy's own replies are the cause, the episode ends with
+        `StopReason.REPLY_REJECTED` instead.
     """
     episode = _Conversation(env, policy, limits or ChatLimits())
     return await episode.play()
@@ -192,6 +200,10 @@ class _Conversation:
             if not self._steps:
                 raise
             return StopReason.TOKEN_LIMIT
+        except ConversationRejected as error:
+            if not self._steps or not error.is_reply_at_fault:
+                raise
+            return StopReason.REPLY_REJECTED
         except _TookTooLong as error:
             if not self._steps:
                 raise TimeoutError(

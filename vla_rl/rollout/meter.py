@@ -22,6 +22,10 @@ class RolloutMeter:
         self.replays: Counter[str] = Counter()
         """Attempts lost to dead, frozen or too slow processes, by kind, since the run started."""
 
+        self.stopped: Counter[str] = Counter()
+        """Episodes that the agent ended instead of the environment, by reason, since the run
+        started."""
+
         self._counts: Counter[str] = Counter()
         self._window: Counter[str] = Counter()
         self._played: Counter[str] = Counter()
@@ -46,6 +50,8 @@ class RolloutMeter:
         """Count an episode that ran to its end."""
         self._counts["episodes"] += 1
         self._counts["env_steps"] += trajectory.num_env_steps
+        if not trajectory.stop_reason.is_of_environment:
+            self.stopped[trajectory.stop_reason.value] += 1
         task = trajectory.episode.task
         self._tasks.add(task)
         self._played[task] += 1
@@ -101,6 +107,7 @@ class RolloutMeter:
             }
         metrics |= {f"depth/{name}": depth for name, depth in depths.items()}
         metrics |= {f"lost/{kind}": count for kind, count in sorted(self.replays.items())}
+        metrics |= {f"stopped/{reason}": n for reason, n in sorted(self.stopped.items())}
         metrics |= {f"dropped/{cause}": count for cause, count in sorted(dropped.items())}
         self._window, self._since, self._asked_s = self._counts.copy(), now, asked_s
         self._window_staleness.clear()

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from vla_rl.actors.waits import begin_wait, end_wait
-from vla_rl.errors import AgentError, PolicyError
+from vla_rl.errors import AgentError, ConversationRejected, PolicyError
 from vla_rl.rollout.call_ids import with_unique_call_ids
 from vla_rl.rollout.engines import (
     ActionEngine,
@@ -128,7 +128,7 @@ class DecisionGauge:
         self.num_decisions = 0
         self._asked_s = 0.0
         self._asked_since = 0.0
-        self._has_warned = False
+        self._has_warned = self._has_warned_of_rejection = False
 
     def note_long_episode(self, episode: EpisodeSpec) -> None:
         """Warn, once, that an episode may never end."""
@@ -142,6 +142,19 @@ class DecisionGauge:
                 episode.task,
                 LONG_EPISODE,
                 episode.env.id,
+            )
+
+    def note_rejection(self, episode: EpisodeSpec, error: ConversationRejected) -> None:
+        """Warn, once, that the policy's chat template rejects what the policy wrote."""
+        if error.is_reply_at_fault and not self._has_warned_of_rejection:
+            self._has_warned_of_rejection = True
+            logger.warning(
+                "episode %d (%s) ends, because of the policy's own reply: %s. Later episodes that "
+                "end so are counted in rollout/stopped/reply_rejected; where the template allows one "
+                "tool call in a message, ToolRule(max_calls=1) in the reply's options prevents it",
+                episode.episode_id,
+                episode.task,
+                error,
             )
 
     def enter(self, now: float) -> None:
@@ -235,9 +248,13 @@ class EpisodePolicy:
         number = self._num_decisions
         with self._deciding(sampling) as chosen:
             chosen.require_no_mean()
-            reply = await engine.generate(
-                prompt, tools=tools, sampling=chosen, max_tokens=max_tokens, options=options
-            )
+            try:
+                reply = await engine.generate(
+                    prompt, tools=tools, sampling=chosen, max_tokens=max_tokens, options=options
+                )
+            except ConversationRejected as error:
+                self._gauge.note_rejection(self._episode, error)
+                raise
         self._require_possible(number, reply.log_probs, reply.tokens, engine.weight_version)
         earlier = () if isinstance(prompt, str | np.ndarray) else prompt
         message = with_unique_call_ids(reply.message, earlier)

@@ -19,6 +19,7 @@ from vla_rl.sandbox.isolation import Isolation, NotIsolated
 from vla_rl.sandbox.limits import ProcessLimits
 from vla_rl.sandbox.means import Means
 from vla_rl.sandbox.protocol import FunctionCall, ProgramCall, Returned
+from vla_rl.util.foreign_text import valid_unicode
 
 RESULT_FD: Final = 3
 _STATUS_FD: Final = 4
@@ -78,9 +79,10 @@ def run_call(
     except NotIsolated as failure:
         say_not_isolated(failure, RESULT_FD)
     except BaseException as error:  # no exception may return into the keeper's own code
-        with contextlib.suppress(OSError):
-            os.write(2, f"{type(error).__name__}: {error}\n".encode())
-        os._exit(1)
+        try:
+            os.write(2, f"{type(error).__name__}: {error}\n".encode(errors="replace"))
+        finally:
+            os._exit(1)
 
 
 def say_not_isolated(failure: NotIsolated, result_fd: int) -> NoReturn:
@@ -163,7 +165,8 @@ def _answer_of(call: FunctionCall) -> bytes:
             }
         return msgspec.msgpack.encode(Returned(value=function(**arguments)))  # type: ignore[operator]
     except (Exception, SystemExit) as error:
-        return msgspec.msgpack.encode(Returned(error=f"{type(error).__name__}: {error}"[:4096]))
+        words = valid_unicode(f"{type(error).__name__}: {error}"[:4096])
+        return msgspec.msgpack.encode(Returned(error=words))
 
 
 def _write_all(fd: int, data: bytes) -> None:

@@ -34,8 +34,8 @@ class ToolCall(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=Tr
     name: str
 
     arguments: str
-    """JSON text as the model wrote it. It is not checked: it may violate the schema, and need not
-    be an object."""
+    """JSON text as the model wrote it. It is not checked against the schema. A policy's own call has
+    an object; that of another program may be any text."""
 
 
 class Message(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):

@@ -45,6 +45,10 @@ class StopReason(enum.Enum):
     ABORTED = "aborted"
     """The engine aborted a reply."""
 
+    REPLY_REJECTED = "reply_rejected"
+    """The policy's chat template rejects the conversation because of the policy's own replies, such
+    as two tool calls where it takes one. The policy ended the episode, so nothing bootstraps."""
+
     @property
     def is_success(self) -> bool:
         """Whether the task was solved, by any ending."""
@@ -52,7 +56,7 @@ class StopReason(enum.Enum):
 
     @property
     def is_of_environment(self) -> bool:
-        """Whether the environment ended the episode; if not, a limit of the agent did."""
+        """Whether the environment ended the episode; if not, the agent did."""
         return self in (
             StopReason.SUCCESS, StopReason.TERMINATED, StopReason.SUCCESS_AT_LIMIT, StopReason.TIME_LIMIT
         )  # fmt: skip
@@ -60,7 +64,9 @@ class StopReason(enum.Enum):
     @property
     def is_cut_off(self) -> bool:
         """Whether a limit ended the episode, and not the task."""
-        return self not in (StopReason.SUCCESS, StopReason.TERMINATED)
+        return self not in (
+            StopReason.SUCCESS, StopReason.TERMINATED, StopReason.REPLY_REJECTED
+        )  # fmt: skip
 
 
 class ActionChunk(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):

@@ -73,6 +73,11 @@ def words(count: int) -> str:
     return "word " * count
 
 
+def opens_a_name() -> str:
+    """Raises with the name of a file, which is not UTF-8."""
+    raise FileNotFoundError("caf\udce9")
+
+
 def score_length(reply: str, row: dict[str, Any]) -> float:
     return len(reply) / row["length"]
 

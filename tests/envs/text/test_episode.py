@@ -72,6 +72,13 @@ async def test_an_unreadable_call_is_no_final_answer() -> None:
         assert not outcome.terminated
 
 
+async def test_half_a_surrogate_pair_is_replaced_in_what_a_task_and_a_reply_say() -> None:
+    async with TextEnvPool() as pool, pool.lease(spec_of(ECHO, num_replies=2)) as env:
+        await env.reset()
+        outcome = await env.step(say("half a pair: \ud835"))
+        assert "half a pair: \ufffd" in outcome.messages[0].content
+
+
 @pytest.mark.parametrize(
     ("limits", "replies", "stop"),
     [

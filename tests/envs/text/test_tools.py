@@ -4,9 +4,12 @@ Whatever a model or the tool does wrong is in the answer.
 """
 
 import asyncio
+import fractions
+import pathlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import pytest_asyncio
 import sample_tools
@@ -24,6 +27,7 @@ TOOLS = (
     sample_tools.crashes,
     sample_tools.words,
     sample_tools.plan,
+    sample_tools.opens_a_name,
 )
 
 
@@ -126,6 +130,84 @@ async def test_the_message_that_answers_a_call_names_it(toolbox: Toolbox) -> Non
     (call,) = ask_tool(("weather", '{"city": "Graz"}')).tool_calls
     message, _ = await toolbox.answer(call)
     assert (message.role, message.tool_call_id, message.name) == ("tool", "0", "weather")
+
+
+class Unspeakable(Exception):
+    def __str__(self) -> str:
+        raise LookupError("no words")
+
+
+@pytest.mark.parametrize(
+    ("returned", "text"),
+    [
+        ("half a pair: \ud835", "half a pair: \ufffd"),
+        (["\ud835", {"caf\udce9": 1}], '["\ufffd",{"caf\ufffd":1}]'),
+        (np.int64(3), "3"),
+        ([np.float32(0.5), np.arange(2)], "[0.5,[0,1]]"),
+        (pathlib.Path("a/caf\udce9"), "a/caf\ufffd"),
+        ({"share": fractions.Fraction(1, 3), "among": {7}}, '{"share":"1/3","among":[7]}'),
+        (10**30, str(10**30)),
+        (None, "null"),
+    ],
+)
+async def test_a_result_is_text_or_json_that_can_be_encoded(returned: Any, text: str) -> None:
+    async def look() -> Any:
+        """Look."""
+        return returned
+
+    answer = await Toolbox([look], Sandbox()).aexecute("look", "{}")
+    assert (answer.text, answer.fault) == (text, None)
+
+
+@pytest.mark.parametrize(
+    ("raised", "told"),
+    [
+        (FileNotFoundError("caf\udce9.txt"), "error: FileNotFoundError: caf\ufffd.txt"),
+        (SystemExit(3), "error: SystemExit: 3"),
+        (asyncio.CancelledError("of its own"), "error: CancelledError: of its own"),
+        (Unspeakable(), "error: Unspeakable: (its __str__ raised LookupError)"),
+        (BaseExceptionGroup("several", [SystemExit(1)]), "error: BaseExceptionGroup: several"),
+    ],
+)
+async def test_the_model_reads_whatever_a_tool_raises(raised: BaseException, told: str) -> None:
+    async def look() -> str:
+        """Look."""
+        raise raised
+
+    answer = await Toolbox([look], Sandbox()).aexecute("look", "{}")
+    assert answer.text.startswith(told)
+    assert answer.fault == "raised"
+
+
+@pytest.mark.parametrize("returned", [object(), [object()], {(1, 2): 3}, print])
+async def test_a_result_that_is_neither_text_nor_json_is_a_fault_of_the_tool(returned: Any) -> None:
+    async def look() -> Any:
+        """Look."""
+        return returned
+
+    answer = await Toolbox([look], Sandbox()).aexecute("look", "{}")
+    assert answer.text.startswith("error: TypeError: ")
+    assert answer.fault == "raised"
+
+
+async def test_a_result_nested_without_end_is_a_fault_of_the_tool() -> None:
+    async def look() -> Any:
+        """Look."""
+        nested: list[Any] = []
+        for _ in range(100_000):
+            nested = [nested]
+        return nested
+
+    answer = await Toolbox([look], Sandbox()).aexecute("look", "{}")
+    assert answer.fault == "raised"
+
+
+@SHARED
+async def test_a_process_that_raises_with_half_a_surrogate_pair_tells_its_words(
+    toolbox: Toolbox,
+) -> None:
+    answer = await toolbox.aexecute("opens_a_name", "{}")
+    assert (answer.text, answer.fault) == ("error: FileNotFoundError: caf\ufffd", "raised")
 
 
 @SHARED

@@ -7,7 +7,7 @@ import pytest
 import transformers
 from growth import assert_grows_in_proportion
 
-from vla_rl.errors import CheckpointError
+from vla_rl.errors import CheckpointError, ConversationRejected
 from vla_rl.models.language import CausalLanguageModel, ChatFormat, TinyConfig, parse_reply, tiny
 from vla_rl.types import Message, ToolCall, ToolSpec
 
@@ -147,8 +147,116 @@ def test_a_reply_read_back_and_written_again_has_the_same_tokens(
 
 
 def test_a_template_that_refuses_a_conversation_is_named(policy: CausalLanguageModel) -> None:
-    with pytest.raises(ValueError, match=r"rejects a conversation of roles \[\]"):
+    with pytest.raises(
+        ConversationRejected, match=r"rejects a conversation of roles \[\]"
+    ) as caught:
         policy.render(())
+    assert not caught.value.is_reply_at_fault
+
+
+ONE_CALL = """
+{%- for message in messages %}
+  {%- if message.tool_calls is defined and message.tool_calls|length != 1 %}
+    {{- raise_exception("one tool call a message") }}
+  {%- endif %}
+{%- endfor %}"""
+"""Rejects what Llama 3's template rejects."""
+
+ITEMS = """
+{%- for message in messages %}{%- for call in message.tool_calls or [] %}
+  {%- for name, value in call.function.arguments|items %}
+    {{- name ~ "=" ~ (value if value is string else value|tojson) ~ ";" }}
+  {%- endfor %}
+{%- endfor %}{%- endfor %}"""
+"""Writes arguments one by one, as the templates of Qwen3-Coder and GLM do."""
+
+NO_TOOLS = """
+{%- for message in messages %}
+  {%- if (message.role == "user") != (loop.index0 % 2 == 0) %}
+    {{- raise_exception("roles must alternate user/assistant") }}
+  {%- endif %}
+{%- endfor %}"""
+"""Rejects system messages and tools, as Gemma's does."""
+
+
+def calls(*arguments: str) -> Message:
+    return Message(
+        role="assistant",
+        tool_calls=tuple(
+            ToolCall(id=f"call_{number}", name="add", arguments=each)
+            for number, each in enumerate(arguments)
+        ),
+    )
+
+
+ANSWER = Message(role="tool", content="3", tool_call_id="call_0", name="add")
+ASKED = Message(role="user", content="what is 1 + 2?")
+
+
+@pytest.mark.parametrize(
+    ("template", "conversation", "is_reply_at_fault", "words"),
+    [
+        (ONE_CALL, (ASKED, calls("{}", "{}"), ANSWER, ANSWER), True, "one tool call"),
+        (ONE_CALL, (ASKED, calls("{}"), ANSWER, calls("{}", "{}")), True, "one tool call"),
+        (ITEMS, (ASKED, calls('"a"'), ANSWER), True, "TypeError: Can only get item pairs"),
+        (ITEMS, (ASKED, calls("[1]"), ANSWER), True, "TypeError: Can only get item pairs"),
+        (NO_TOOLS, (ASKED, calls("{}"), ANSWER), True, "must alternate"),
+        (NO_TOOLS, (Message(role="system", content="Be brief."), ASKED), False, "must alternate"),
+        (
+            NO_TOOLS,
+            (ASKED, Message(role="assistant", content="3"), Message(role="system", content="No.")),
+            False,
+            "must alternate",
+        ),
+        ("{{ messages[0].content.index }}", (ASKED,), None, ""),
+        ("{{ 1 // 0 }}", (ASKED,), False, "ZeroDivisionError"),
+        ("{{ [][1] + 1 }}", (ASKED,), False, "list object has no element 1"),
+    ],
+)
+def test_a_rejection_says_whether_the_policys_own_replies_are_the_cause(
+    policy: CausalLanguageModel,
+    template: str,
+    conversation: tuple[Message, ...],
+    is_reply_at_fault: bool | None,
+    words: str,
+) -> None:
+    chat = ChatFormat(policy._tokenizer, policy.stop_tokens, template)
+    if is_reply_at_fault is None:
+        chat.render(conversation)
+        return
+    with pytest.raises(ConversationRejected, match="rejects a conversation of roles") as caught:
+        chat.render(conversation, (ADD,))
+    assert caught.value.is_reply_at_fault is is_reply_at_fault
+    assert words in str(caught.value)
+
+
+def test_a_template_reads_arguments_one_by_one(policy: CausalLanguageModel) -> None:
+    chat = ChatFormat(policy._tokenizer, policy.stop_tokens, ITEMS)
+    said = (ASKED, parse_reply('<tool_call>{"name": "add", "arguments": {"a": [1]}}</tool_call>'))
+    assert chat.text_of(said, (ADD,), add_generation_prompt=True).strip() == "a=[1];"
+
+
+def test_half_a_surrogate_pair_is_replaced_in_every_text_that_is_tokenized(
+    policy: CausalLanguageModel,
+) -> None:
+    half = calls('{"a": "\\ud835"}')  # of a client: a policy's own is a call error
+    said = (Message(role="user", content="caf\udce9"), half, ANSWER)
+    text = policy.text_of(said, (ADD,))
+    assert "<|im_start|>user\ncaf\ufffd<|im_end|>" in text
+    assert '{"a": "\ufffd"}' in text
+    whole = policy.render_whole(said, (ADD,))
+    assert policy._tokenizer.decode(whole) == text
+    assert policy.tokenize("\ud835").tolist() == policy.tokenize("\ufffd").tolist()
+
+
+def test_a_rejection_of_a_long_conversation_is_short(policy: CausalLanguageModel) -> None:
+    chat = ChatFormat(
+        policy._tokenizer, policy.stop_tokens, "{{ raise_exception(messages[0].content) }}"
+    )
+    with pytest.raises(ConversationRejected) as caught:
+        chat.render([Message(role="user", content="x" * 10_000)] * 50)
+    assert "42 messages, then roles ['user'," in str(caught.value)
+    assert len(str(caught.value)) < 700
 
 
 def test_a_tokenizer_without_a_chat_template_is_refused(policy: CausalLanguageModel) -> None:

@@ -12,6 +12,8 @@ from collections import Counter
 from collections.abc import Awaitable, Sequence
 from typing import TypeVar
 
+import msgspec
+
 from vla_rl.envs.text.task import Ask, Done, TextTask
 from vla_rl.envs.text.tools import Toolbox
 from vla_rl.errors import ActorFrozen, EnvError, VlaRlError
@@ -25,6 +27,7 @@ from vla_rl.types import (
     TextStart,
     ToolSpec,
 )
+from vla_rl.util.foreign_text import valid_unicode
 
 T = TypeVar("T")
 
@@ -83,6 +86,7 @@ class TextEpisode:
             "open", "call reset() first, and stop after an outcome that is terminated or truncated"
         )
         self._num_turns += 1
+        message = _readable(message)
         self._num_characters += _characters_of((message,))
         if message.tool_calls or message.call_errors:
             return await self._answer_calls(message)
@@ -134,6 +138,7 @@ class TextEpisode:
         messages = (
             (Message(role="user", content=ask.say),) if isinstance(ask.say, str) else tuple(ask.say)
         )
+        messages = tuple(map(_readable, messages))
         if not messages and self._state == "new":
             raise EnvError(f"{self._name}.setup returned no message, expected at least one.")
         self._num_characters += _characters_of(messages)
@@ -228,6 +233,19 @@ class TextEpisode:
             raise RuntimeError(
                 f"the text episode {self._episode.episode_id} is {self._state}; {what}."
             )
+
+
+def _readable(message: Message) -> Message:
+    """Return a message whose texts can be encoded; half surrogates become U+FFFD."""
+    calls = tuple(
+        msgspec.structs.replace(
+            call, name=valid_unicode(call.name), arguments=valid_unicode(call.arguments)
+        )
+        for call in message.tool_calls
+    )
+    return msgspec.structs.replace(
+        message, content=valid_unicode(message.content), tool_calls=calls
+    )
 
 
 def _characters_of(messages: Sequence[Message]) -> int:

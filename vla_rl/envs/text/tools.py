@@ -8,15 +8,22 @@ deadline, and may block or crash until then.
 import asyncio
 import difflib
 import inspect
+import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 import msgspec
+import numpy as np
 
 from vla_rl.envs.text.limits import TextLimits
 from vla_rl.envs.text.tool_schema import arguments_type, tool_spec
 from vla_rl.sandbox import Fault, ProcessLimits, Sandbox, function_path
 from vla_rl.types import Message, ToolCall, ToolSpec
+from vla_rl.util.agreement import excerpt
+from vla_rl.util.foreign_text import valid_unicode
+
+MOST_WORDS: Final = 400
+"""Characters of an error about arguments that the model reads; the error may repeat them."""
 
 ToolFault: TypeAlias = Literal["unknown_tool", "bad_arguments"] | Fault
 
@@ -87,7 +94,7 @@ class Toolbox:
         tool = self._tools.get(name)
         if tool is None:
             return ToolAnswer(
-                text=f"error: there is no tool {name!r}; {self._nearest(name)}",
+                text=f"error: there is no tool {excerpt(name)}; {self._nearest(name)}",
                 fault="unknown_tool",
             )
         try:
@@ -96,7 +103,8 @@ class Toolbox:
             else:
                 given = msgspec.convert(dict(arguments), tool.arguments_type)
         except (msgspec.MsgspecError, TypeError, UnicodeError, RecursionError) as error:
-            text = f"error: wrong arguments for {name!r}: {error}; expected {_expectation(tool)}"
+            words = shortened(str(error), MOST_WORDS)
+            text = f"error: wrong arguments for {name!r}: {words}; expected {_expectation(tool)}"
             return ToolAnswer(text=text, fault="bad_arguments")
         answer = await (
             self._in_loop(tool, given) if tool.runs_in_loop else self._in_process(tool, given)
@@ -119,22 +127,34 @@ class Toolbox:
                 return ToolAnswer(text=as_text(await tool.function(**_fields(given))))
         except TimeoutError as error:
             if not deadline.expired():
-                return ToolAnswer(text=f"error: {type(error).__name__}: {error}", fault="raised")
+                return _raised(error)
             text = (
                 f"error: {tool.spec.name!r} took longer than {self._limits.tool_timeout_s:g} s "
                 "and was stopped"
             )
             return ToolAnswer(text=text, fault="timed_out")
-        except Exception as error:  # the model reads every exception of a tool
-            return ToolAnswer(text=f"error: {type(error).__name__}: {error}", fault="raised")
+        except (KeyboardInterrupt, GeneratorExit):
+            raise
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is None or task.cancelling():
+                raise
+            return _raised(error)  # of what the tool awaited; the episode goes on
+        except (
+            BaseException
+        ) as error:  # the model reads it: also sys.exit, or a panic of an extension
+            return _raised(error)
 
     async def _in_process(self, tool: Tool, given: msgspec.Struct) -> ToolAnswer:
         result = await self._sandbox.call(
             tool.path, _fields(given), self._process_limits, is_converted=True
         )
-        if result.fault is None:
+        if result.fault is not None:
+            return ToolAnswer(text=f"error: {result.text}", fault=result.fault)
+        try:
             return ToolAnswer(text=as_text(result.value))
-        return ToolAnswer(text=f"error: {result.text}", fault=result.fault)
+        except (TypeError, ValueError, RecursionError) as error:
+            return _raised(error)
 
     def _nearest(self, name: str) -> str:
         if not self._tools:
@@ -146,13 +166,45 @@ class Toolbox:
 
 
 def as_text(value: Any) -> str:
-    """Return a tool's result as the model reads it: text unchanged, all else as JSON."""
+    """Return a tool's result as the model reads it: text unchanged, all else as JSON.
+
+    An object that JSON has no form for is written in its own words, if its class has any. Half a
+    surrogate pair, as in a file name that is not UTF-8, becomes U+FFFD.
+
+    Raises: TypeError or ValueError for a value that is neither.
+    """
     if isinstance(value, str):
-        return value
+        return valid_unicode(value)
     try:
         return msgspec.json.encode(value).decode()
-    except (TypeError, ValueError, msgspec.MsgspecError, RecursionError):
-        return str(value)
+    except (TypeError, ValueError, msgspec.MsgspecError):
+        plain = msgspec.to_builtins(value, enc_hook=_own_words)
+    if not isinstance(plain, str):
+        plain = json.dumps(plain, ensure_ascii=False, separators=(",", ":"))
+    return valid_unicode(plain)
+
+
+def _own_words(value: Any) -> Any:
+    """Return a value that JSON has a form for.
+
+    Raises: TypeError for an object whose class describes itself in no words.
+    """
+    if isinstance(value, np.ndarray | np.generic):
+        return value.tolist()
+    kind = type(value)
+    has_words = kind.__str__ is not object.__str__ or kind.__repr__ is not object.__repr__
+    if not has_words or callable(value) or inspect.isawaitable(value):
+        raise TypeError(f"the tool returned a {kind.__name__}, expected text or what JSON can hold")
+    return str(value)
+
+
+def _raised(error: BaseException) -> ToolAnswer:
+    """Return the answer for an error of a tool, whose own words may fail as well."""
+    try:
+        words = str(error)
+    except Exception as failure:
+        words = f"(its __str__ raised {type(failure).__name__})"
+    return ToolAnswer(text=valid_unicode(f"error: {type(error).__name__}: {words}"), fault="raised")
 
 
 def shortened(text: str, most: int) -> str:

@@ -14,10 +14,10 @@ import msgspec
 import numpy as np
 from jinja2 import TemplateError
 
-from vla_rl.errors import CheckpointError
+from vla_rl.errors import CheckpointError, ConversationRejected
 from vla_rl.types import Message, ToolCall, ToolSpec
 from vla_rl.util.agreement import excerpt
-from vla_rl.util.foreign_text import delimited_spans
+from vla_rl.util.foreign_text import delimited_spans, valid_unicode
 
 OPEN_CALL: Final = "<tool_call>"
 CLOSE_CALL: Final = "</tool_call>"
@@ -25,6 +25,10 @@ CLOSE_CALL: Final = "</tool_call>"
 MAX_NESTING: Final = 100
 """Most objects and lists inside each other in a call's arguments; templates and tools walk them by
 recursion."""
+
+MOST_ROLES: Final = 8
+MOST_WORDS: Final = 400
+"""Messages and characters of a rejection that its error repeats."""
 
 _EXPECTED: Final = 'expected {"name": ..., "arguments": {...}}'
 
@@ -54,7 +58,7 @@ class ChatFormat:
     def render(self, messages: Sequence[Message], tools: Sequence[ToolSpec] = ()) -> np.ndarray:
         """Render the prompt of the next reply, int64 [P].
 
-        Raises: ValueError if the template rejects the conversation.
+        Raises: ConversationRejected, a ValueError, if the template rejects the conversation.
         """
         return self._tokens(self.text_of(messages, tools, add_generation_prompt=True))
 
@@ -68,35 +72,47 @@ class ChatFormat:
 
     def tokenize(self, text: str) -> np.ndarray:
         """Tokenize plain text, int64 [P], without the template."""
-        return self._tokens(text)
+        return self._tokens(valid_unicode(text))
 
     def decode(self, tokens: np.ndarray) -> str:
         """Return the text of a reply, int64 [T], without the token that ends it."""
         kept = [token for token in tokens.tolist() if token not in self._stop_tokens]
         text: str = self._tokenizer.decode(kept, skip_special_tokens=False)
-        return text
+        return valid_unicode(text)
 
     def text_of(
         self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, add_generation_prompt: bool
     ) -> str:
         """Render a conversation as text with the template.
 
-        Raises: ValueError if the template rejects it.
+        Raises: ConversationRejected, a ValueError, if the template rejects it.
         """
         try:
-            text: str = self._tokenizer.apply_chat_template(
-                [self._given(message) for message in messages],
-                chat_template=self._template,
-                tools=[_tool_for_template(tool) for tool in tools] or None,
-                add_generation_prompt=add_generation_prompt,
-                tokenize=False,
-            )
-        except (TemplateError, TypeError, ValueError) as error:
-            roles = [message.role for message in messages]
-            raise ValueError(
-                f"the chat template rejects a conversation of roles {roles}: {error}"
+            return self._rendered(messages, tools, add_generation_prompt=add_generation_prompt)
+        except Exception as error:  # a template is a program, and not ours
+            raise ConversationRejected(
+                f"the chat template rejects a conversation of {_roles(messages)}: {_words(error)}",
+                is_reply_at_fault=self._accepts(with_plain_replies(messages), tools),
             ) from error
-        return text
+
+    def _accepts(self, messages: Sequence[Message], tools: Sequence[ToolSpec]) -> bool:
+        try:
+            self._rendered(messages, tools, add_generation_prompt=True)
+        except Exception:
+            return False
+        return True
+
+    def _rendered(
+        self, messages: Sequence[Message], tools: Sequence[ToolSpec], *, add_generation_prompt: bool
+    ) -> str:
+        text: str = self._tokenizer.apply_chat_template(
+            [self._given(message) for message in messages],
+            chat_template=self._template,
+            tools=[_tool_for_template(tool) for tool in tools] or None,
+            add_generation_prompt=add_generation_prompt,
+            tokenize=False,
+        )
+        return valid_unicode(text)
 
     def _given(self, message: Message) -> dict[str, Any]:
         """Return a message as the template expects it."""
@@ -170,6 +186,35 @@ def _is_nested_deeply(value: Any) -> bool:
         if not level:
             return False
     return any(isinstance(each, dict | list) for each in level)
+
+
+def with_plain_replies(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """Return the conversation with one word for each reply of the policy, and no tool calls.
+
+    The answers of tools to one reply become one answer of a user.
+    """
+    plain: list[Message] = []
+    for message in messages:
+        if message.role == "assistant":
+            plain.append(Message(role="assistant", content="ok"))
+        elif message.role != "tool":
+            plain.append(message)
+        elif plain and plain[-1].role == "assistant":
+            plain.append(Message(role="user", content="ok", images=message.images))
+    return tuple(plain)
+
+
+def _roles(messages: Sequence[Message]) -> str:
+    """Describe a conversation, whose last messages are the likeliest to be at fault."""
+    roles = [message.role for message in messages[-MOST_ROLES:]]
+    num_others = len(messages) - len(roles)
+    return f"roles {roles}" if not num_others else f"{num_others} messages, then roles {roles}"
+
+
+def _words(error: Exception) -> str:
+    """Return an error's own words, cut short: it may repeat the conversation."""
+    name = "" if isinstance(error, TemplateError) else f"{type(error).__name__}: "
+    return f"{name}{str(error)[:MOST_WORDS]}"
 
 
 def _for_template(message: Message) -> dict[str, Any]:
