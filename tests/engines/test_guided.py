@@ -192,6 +192,28 @@ async def test_a_grammar_that_fails_on_the_way_costs_its_own_reply_alone(
     assert reply.message.content in ("aa", "ab", "b")
 
 
+async def test_a_reply_whose_grammar_fails_on_the_way_ends_with_its_tokens_which_are_learnt(
+    policy: CausalLanguageModel, lane: DeviceLane, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ReplyOptions(format=RegexFormat(pattern="[ab]{20}"))
+    take = Guide.take
+
+    def too_complex(guide: Guide, token: int) -> None:
+        taken = vars(guide).setdefault("taken", [])
+        taken.append(token)
+        if len(taken) == 3:
+            raise ValueError("a reply left its grammar: ParserTooComplex")
+        take(guide, token)
+
+    monkeypatch.setattr(Guide, "take", too_complex)
+    async with TorchChatEngine(policy, lane, EngineConfig(max_reply=40)) as engine:
+        played = await play(engine, 0, [options])
+    (step,) = played.steps
+    assert len(step.chunk.tokens) == 3
+    learner = Learner(policy, lane, LearnerConfig(optimizer=OptimizerConfig(warmup_steps=0)))
+    await learner.update([played], [1.0])  # finds the recorded log-probs
+
+
 def test_a_grammar_stays_compiled_and_replies_do_not_share_their_place_in_it(
     policy: CausalLanguageModel,
 ) -> None:

@@ -60,6 +60,36 @@ def test_draws_depend_on_the_seed_and_the_place_alone() -> None:
     assert len(set(draws(3, seed=1))) == 3
 
 
+class TooComplex:
+    """A position in a grammar that cannot go on after some tokens."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self.num_tokens = num_tokens
+
+    def take(self, token: int) -> None:
+        self.num_tokens -= 1
+        if self.num_tokens < 1:
+            raise ValueError("a reply left its grammar: ParserTooComplex")
+
+
+def test_a_grammar_that_grows_too_complex_ends_its_reply_with_the_tokens_so_far() -> None:
+    found = Reply(PROMPT, Sampling(), 3, guide=TooComplex(2))  # type: ignore[arg-type]
+    found.add(7, -1.0, 0, STOP)
+    assert not found.is_over
+    found.add(8, -1.0, 0, STOP)
+    assert (found.finish_reason, found.failure, found.tokens.tolist()) == ("length", None, [7, 8])
+
+
+def test_a_grammar_that_allows_no_token_is_a_failure() -> None:
+    found = reply()
+    found.end_early(ValueError("its grammar is too complex"))
+    assert (found.is_over, found.finish_reason, str(found.failure)) == (
+        True,
+        None,
+        "its grammar is too complex",
+    )
+
+
 def test_a_failure_ends_a_reply_too() -> None:
     found = reply()
     found.failure = ValueError("its grammar grew too complex")

@@ -10,15 +10,18 @@ MEASURABLE_S: Final = 0.05
 MOST_CHARACTERS: Final = 1 << 22
 
 
-def assert_grows_in_proportion(work: Callable[[int], object]) -> None:
+def assert_grows_in_proportion(
+    work: Callable[[int], object], *, most_characters: int = MOST_CHARACTERS
+) -> None:
     """Fail if four times the size takes more than ten times the CPU time: quadratic work takes 16
     times.
 
     Args:
         work: does the work for an input of a size.
+        most_characters: largest size, at which work of less than `MEASURABLE_S` passes.
     """
     size = 1 << 12
-    while (took := cpu_time(work, size)) < MEASURABLE_S and size < MOST_CHARACTERS:
+    while (took := cpu_time(work, size)) < MEASURABLE_S and size < most_characters:
         size *= 2
     # the size that was just measured, and a quarter of it, which is the best of three
     smaller = min(cpu_time(work, size // 4) for _ in range(3))

@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from vla_rl.engines.vocabulary import Vocabulary
+from vla_rl.errors import ConversationRejected
 from vla_rl.rollout.call_ids import with_unique_call_ids
 from vla_rl.types import (
     Completion,
@@ -148,7 +149,8 @@ def question(
 ) -> Question:
     """Convert a prompt and its options to the form that an engine samples from.
 
-    Raises: ValueError for a prompt or options that the model cannot take.
+    Raises: ValueError for a prompt or options that the model cannot take; ConversationRejected, also
+    a ValueError, for a conversation that its chat template or its vocabulary cannot take.
     """
     if "" in options.stop:
         raise ValueError("a stop text is empty, expected at least one character each")
@@ -168,9 +170,15 @@ def question(
             "one token"
         )
     if tokens.min() < 0 or tokens.max() >= chat.vocabulary.num_logits:
-        raise ValueError(
+        words = (
             f"the prompt has tokens from {tokens.min()} to {tokens.max()}, expected 0 to "
             f"{chat.vocabulary.num_logits - 1}"
+        )
+        if isinstance(prompt, str | np.ndarray):
+            raise ValueError(words)
+        # the tokenizer has more tokens than the network, and a text spells the name of one
+        raise ConversationRejected(
+            words, is_reply_at_fault=any(message.role == "assistant" for message in prompt)
         )
     grammar = chat.grammar(options, tools)
     if grammar is not None:

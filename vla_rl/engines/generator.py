@@ -198,7 +198,7 @@ class Generator:
         chosen = zip(replies, tokens[:, 0].tolist(), log_probs[:, 0].tolist(), noted, strict=True)
         for reply, token, log_prob, alternatives in chosen:
             reply.num_held = len(reply.conversation)
-            if reply.failure is None:
+            if not reply.is_over:
                 reply.alternatives.append(alternatives[: reply.num_alternatives])
                 reply.add(token, log_prob, self._version, self._model.stop_tokens)
 
@@ -215,7 +215,7 @@ def _under_grammars(logits: Tensor, replies: Sequence[Reply]) -> Tensor:
         try:
             masks.append(reply.guide.allowed())
         except ValueError as error:
-            reply.failure = error
+            reply.end_early(error)
         else:
             rows.append(row)
     if rows:

@@ -1,10 +1,15 @@
 """One reply while it is generated, from its prompt to the token that ends it."""
 
+import logging
+from typing import Final
+
 import numpy as np
 
 from vla_rl.engines.chat_interface import SeenPrompt
 from vla_rl.engines.vocabulary import Guide, StopWatch
 from vla_rl.types import FinishReason, Sampling
+
+_log: Final = logging.getLogger(__name__)
 
 
 class Reply:
@@ -54,7 +59,7 @@ class Reply:
         self.finish_reason: FinishReason | None = None
         self.stopped_by: str | None = None
         self.failure: ValueError | None = None
-        """Reason why this reply alone cannot go on: its grammar grew too complex."""
+        """Reason why this reply alone has no token: its grammar allows none, or is too complex."""
 
         self.is_given_up = False
         """Set by the caller when it no longer waits; the reply then leaves the batch before its
@@ -106,4 +111,18 @@ class Reply:
         elif len(self.log_probs) == self.max_tokens:
             self.finish_reason = "length"
         elif self.guide is not None:
-            self.guide.take(token)
+            try:
+                self.guide.take(token)
+            except ValueError as error:
+                self.end_early(error)
+
+    def end_early(self, error: ValueError) -> None:
+        """End the reply here, as if it were out of tokens: its grammar cannot go on.
+
+        The tokens so far were sampled under it. A reply without any has failed.
+        """
+        if not self.log_probs:
+            self.failure = error
+            return
+        _log.warning("a reply ends after %d tokens: %s", len(self.log_probs), error)
+        self.finish_reason = "length"

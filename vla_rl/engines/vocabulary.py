@@ -74,9 +74,14 @@ class Vocabulary:
         """
         guide = self.guide(grammar)
         masks = []
-        for token in tokens:
-            masks.append(guide.allowed())
-            guide.take(token)
+        for number, token in enumerate(tokens, start=1):
+            mask = guide.allowed()
+            masks.append(mask)
+            if number < len(tokens):
+                guide.take(token)
+            elif not int(mask[token // 32]) >> token % 32 & 1:
+                # a reply also ends where its grammar grows too complex to take its last token
+                raise ValueError(f"a reply left its grammar with its last token, {token}")
         return torch.stack(masks)
 
     @cached_property

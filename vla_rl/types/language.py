@@ -21,8 +21,8 @@ DEFAULT_AGENT = "policy"
 """Name of the agent if there is only one."""
 
 FinishReason: TypeAlias = Literal["stop", "length", "aborted"]
-"""Why generation ended: the model ended it, `max_tokens` or the context was full, or the request
-was aborted."""
+"""Why generation ended: the model ended it; `max_tokens` or the context was full, or its grammar
+grew too complex; or the request was aborted."""
 
 
 class ToolCall(msgspec.Struct, metaclass=ExplainsFields, frozen=True, kw_only=True):

@@ -7,9 +7,10 @@ import pytest
 import transformers
 from growth import assert_grows_in_proportion
 
+from vla_rl.engines.chat_interface import question
 from vla_rl.errors import CheckpointError, ConversationRejected
 from vla_rl.models.language import CausalLanguageModel, ChatFormat, TinyConfig, parse_reply, tiny
-from vla_rl.types import Message, ToolCall, ToolSpec
+from vla_rl.types import ANY_REPLY, Message, ToolCall, ToolSpec
 
 ADD = ToolSpec(
     name="add",
@@ -281,3 +282,15 @@ def test_a_tokenizer_without_a_chat_template_is_refused(policy: CausalLanguageMo
 )
 def test_the_work_for_a_reply_grows_in_proportion_to_it(piece: str) -> None:
     assert_grows_in_proportion(lambda size: parse_reply(piece * (size // len(piece))))
+
+
+def test_a_text_that_spells_a_token_beyond_the_networks_vocabulary_is_the_replys_fault() -> None:
+    policy = tiny(SHAPE, ["what is 1 + 2?"], seed=0)
+    # as a fine-tuning that did not resize the network
+    policy._tokenizer.add_tokens([f"<pad_{number}>" for number in range(SHAPE.vocab_size)])
+    with pytest.raises(ConversationRejected, match="expected 0 to 299"):
+        question(policy, (Message(role="user", content="<pad_299>"),), (), ANY_REPLY)
+    said = (ASKED, Message(role="assistant", content="<pad_299>"), ASKED)
+    with pytest.raises(ConversationRejected) as caught:
+        question(policy, said, (), ANY_REPLY)
+    assert caught.value.is_reply_at_fault

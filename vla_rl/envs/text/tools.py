@@ -22,6 +22,9 @@ from vla_rl.types import Message, ToolCall, ToolSpec
 from vla_rl.util.agreement import excerpt
 from vla_rl.util.foreign_text import valid_unicode
 
+MOST_NAME: Final = 100
+"""Characters of a name that are compared with the tools' names, which have 64 at most."""
+
 MOST_WORDS: Final = 400
 """Characters of an error about arguments that the model reads; the error may repeat them."""
 
@@ -159,7 +162,7 @@ class Toolbox:
     def _nearest(self, name: str) -> str:
         if not self._tools:
             return "there are no tools"
-        near = difflib.get_close_matches(name, self._tools, n=1, cutoff=0.4)
+        near = difflib.get_close_matches(name[:MOST_NAME], self._tools, n=1, cutoff=0.4)
         return (
             f"did you mean {near[0]!r}? " if near else ""
         ) + f"there are: {', '.join(sorted(self._tools))}"

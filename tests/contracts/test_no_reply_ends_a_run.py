@@ -1,0 +1,229 @@
+"""Whatever a policy, a tool or a page writes, the episode continues or ends with a reason.
+
+A tiny tokenizer and the chat templates of many models, replies drawn at random from what has ended
+runs, and a task whose tools and pages answer with the same.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from chat_templates import TEMPLATES
+
+from vla_rl.engines import EngineConfig
+from vla_rl.engines.chat_interface import Question, Sampled
+from vla_rl.engines.device_lane import DeviceLane
+from vla_rl.engines.replying import ReplyingEngine
+from vla_rl.envs.text import Ask, Done, TextEnvPool, TextLimits, TextTask
+from vla_rl.models.language import CausalLanguageModel, ChatFormat, TinyConfig, tiny
+from vla_rl.rollout import DecisionGauge, chat_agent
+from vla_rl.rollout.playing import play_episode
+from vla_rl.types import EnvSpec, EpisodeSpec, Sampling, StopReason, Trajectory
+
+CONTEXT = 8192
+SHAPE = TinyConfig(
+    hidden_size=16,
+    num_layers=1,
+    num_heads=2,
+    intermediate_size=16,
+    vocab_size=300,
+    context_size=CONTEXT,
+)
+
+VALUES = (
+    *("{}", "[]", "null", '""', '"a"', "0", "-0.0", "1e999", "9" * 5000, "NaN", "true", "{"),
+    *('{"e": "1+2"}', '{"e": 3}', '{"e": null}', '{"e": ["1"]}', '{"e": "\\ud835"}', '{"": {}}'),
+    *(
+        '{"e": "1+2", "e": "3"}',
+        '{"e": "</tool_call>"}',
+        '{"e": "\\u0000"}',
+        '"{\\"e\\": \\"1\\"}"',
+    ),
+    *(
+        "[" * 50 + "]" * 50,
+        "[" * 3000,
+        '{"e":' * 99 + "1" + "}" * 99,
+        '{"e":' * 1200 + "1" + "}" * 1200,
+    ),
+)
+NAMES = (
+    '"page"',
+    '"shout"',
+    '"none"',
+    '""',
+    "null",
+    "3",
+    '"\\ud835"',
+    '"pa' + "g" * 400 + '"',
+    "[]",
+)
+TEXTS = (
+    *("", " ", "\n", "42", "\x00", "\ufffd", "\ud835", "caf\udce9", "\U0001d400", "a" * 300),
+    *(
+        "<tool_call>",
+        "</tool_call>",
+        "<tool_call",
+        "<|im_end|>",
+        "<|im_start|>system\n",
+        "</think>",
+    ),
+    *(
+        "<answer>",
+        "</answer>",
+        "\\boxed{",
+        "####",
+        "Answer:",
+        "```",
+        "```python\n",
+        "{{ 1/0 }}",
+        "{%",
+    ),
+    *("[", "]", "{", '"', "\\", "\u202e", "\u2028"),
+)
+"""Pieces of replies, tools' answers and pages: half surrogates as well, which a policy's own tokens
+cannot make, but a tool and a page can."""
+
+
+def draw_text(rng: random.Random) -> str:
+    pieces = [rng.choice(TEXTS) * rng.choice((1, 1, 1, 3, 40)) for _ in range(rng.randint(0, 4))]
+    return "".join(pieces)
+
+
+def draw_reply(rng: random.Random) -> str:
+    def call() -> str:
+        fields = [f'"name": {rng.choice(NAMES)}', f'"arguments": {rng.choice(VALUES)}']
+        rng.shuffle(fields)
+        body = "{" + ", ".join(fields[: rng.choice((1, 2, 2, 2, 2))]) + "}"
+        return f"<tool_call>{rng.choice(('', '', ' ', '['))}{body}</tool_call>"
+
+    parts = [rng.choice((call, call, lambda: draw_text(rng)))() for _ in range(rng.randint(1, 3))]
+    reply = "".join(parts)
+    return reply[: rng.randint(0, len(reply))] if rng.random() < 0.2 else reply
+
+
+class OddTask(TextTask):
+    """Says odd things, and so do its tools."""
+
+    limits = TextLimits(max_turns=5, max_answer_characters=2000)
+
+    async def setup(self, seed: int, options: dict[str, Any]) -> Ask:
+        self._rng = random.Random(seed)
+        return Ask(f"begin {draw_text(self._rng)[:1000]}")
+
+    def tools(self, agent: str) -> Sequence[Callable[..., Any]]:
+        return (self.page, self.shout) if self._rng.random() < 0.8 else ()
+
+    async def page(self, e: Any = None) -> Any:
+        """Read a page."""
+        kinds = (str, lambda text: [text], lambda text: {text: b"\xff"}, lambda text: {(text,): 1})
+        return self._rng.choice(kinds)(draw_text(self._rng))
+
+    async def shout(self, e: str) -> str:
+        """Raise."""
+        kinds = (ValueError, SystemExit, RecursionError, UnicodeError, BaseException)
+        raise self._rng.choice(kinds)(draw_text(self._rng), e)
+
+    async def reply(self, text: str) -> Ask | Done:
+        if self._rng.random() < 0.4:
+            return Done(float("42" in text), "42" in text, info={"said": text})
+        return Ask(f"so {text}? {draw_text(self._rng)}")
+
+
+class OddChat:
+    """A policy's text side, with another chat template.
+
+    Args:
+        policy: its tokenizer, grammar and parser.
+        template: the chat template; None for the tokenizer's own.
+    """
+
+    def __init__(self, policy: CausalLanguageModel, template: str | None) -> None:
+        self._policy = policy
+        self._format = ChatFormat(policy._tokenizer, policy.stop_tokens, template)
+        self.render, self.tokenize, self.decode = (
+            self._format.render,
+            self._format.tokenize,
+            self._format.decode,
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._policy, name)
+
+
+class OddWriter(ReplyingEngine):
+    """An engine whose policy writes odd replies; all but the sampling is a real engine's."""
+
+    weight_version = 0
+
+    def __init__(self, chat: OddChat, lane: DeviceLane) -> None:
+        super().__init__(chat, lane, EngineConfig(), CONTEXT)
+
+    async def _sample(self, asked: Question, sampling: Sampling, max_tokens: int) -> Sampled:
+        rng = random.Random(sampling.seed)
+        said = self._chat.tokenize(draw_reply(rng))[: max_tokens - 1]
+        stop = np.array([min(self._chat.stop_tokens)])
+        tokens = said if len(said) and rng.random() < 0.1 else np.concatenate([said, stop])
+        return Sampled(
+            tokens=tokens,
+            log_probs=np.full(len(tokens), -0.5, np.float32),
+            versions=np.zeros(len(tokens), np.int64),
+            finish_reason="stop" if tokens[-1] == stop[0] else "length",
+        )
+
+
+async def run_case(
+    policy: CausalLanguageModel,
+    pool: TextEnvPool,
+    lane: DeviceLane,
+    number: int,
+    gauge: DecisionGauge,
+) -> Trajectory:
+    """Run the episode of a case, under the template that its number names."""
+    template = list(TEMPLATES.values())[number % len(TEMPLATES)]
+    episode = EpisodeSpec(
+        episode_id=number,
+        group_id=0,
+        member=0,
+        env=EnvSpec(id=f"{__name__}:OddTask"),
+        task="odd",
+        seed=number,
+        policy_seed=number,
+    )
+    engine: Any = OddWriter(OddChat(policy, template), lane)
+    return await play_episode(pool, engine, chat_agent, episode, gauge=gauge)
+
+
+@pytest.fixture(scope="module")
+def policy() -> CausalLanguageModel:
+    return tiny(SHAPE, ["what is 1 + 2?"], seed=0)
+
+
+@pytest.mark.parametrize(
+    "num_cases", [300, pytest.param(10_000, marks=[pytest.mark.proof, pytest.mark.timeout(1800)])]
+)
+async def test_no_reply_of_a_policy_ends_a_run(policy: CausalLanguageModel, num_cases: int) -> None:
+    reasons: Counter[StopReason] = Counter()
+    faults: Counter[str] = Counter()
+    gauge = DecisionGauge()
+    async with TextEnvPool() as pool, DeviceLane() as lane:
+        for number in range(num_cases):
+            trajectory = await run_case(policy, pool, lane, number, gauge)
+            reasons[trajectory.stop_reason] += 1
+            faults.update(trajectory.info.get("tool_faults", {}))
+            # what is recorded can be written and sent
+            msgspec.json.encode(trajectory.info)
+            assert all(len(step.chunk.tokens) >= 1 for step in trajectory.steps)
+    # the cases are of every kind
+    assert reasons.total() == num_cases
+    assert {
+        StopReason.SUCCESS,
+        StopReason.TERMINATED,
+        StopReason.TIME_LIMIT,
+        StopReason.TOKEN_LIMIT,
+        StopReason.REPLY_REJECTED,
+    } <= reasons.keys()
+    assert {"unreadable", "unknown_tool", "bad_arguments", "raised"} <= faults.keys()

@@ -1,0 +1,181 @@
+"""Patterns that read what a model, a tool or a page wrote take time in proportion to the text.
+
+A reply can freeze a run by a pattern that backtracks, because matching holds the interpreter's lock.
+Every module of the package that uses `re` is in one of the two tables here.
+"""
+
+import ast
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+from growth import assert_grows_in_proportion
+
+from vla_rl.envs.text.tasks import arithmetic
+from vla_rl.scoring import answers
+from vla_rl.util import dtypes
+
+PACKAGE: Final = Path(__file__).parent.parent / "vla_rl"
+
+FOREIGN: Final[dict[str, tuple[tuple[str, Callable[[str], Any]], ...]]] = {
+    "scoring/answers.py": (
+        (answers._HASHES.pattern, answers._HASHES.findall),
+        (answers._LABEL.pattern, answers._LABEL.findall),
+        (answers._FENCE.pattern, answers._FENCE.fullmatch),
+        (answers._CLOSING.pattern, answers._CLOSING.fullmatch),
+        (r"\b(a|an|the)\b", answers.plain),
+    ),
+    "util/dtypes.py": ((dtypes._CODE.pattern, dtypes._CODE.fullmatch),),
+    "envs/text/tasks/arithmetic.py": (
+        (arithmetic._OPERATION.pattern, arithmetic._OPERATION.fullmatch),
+        (arithmetic._NUMBER.pattern, arithmetic._NUMBER.fullmatch),
+    ),
+}
+"""Modules that read text of models, tools, pages and clients: each pattern, and how it is used."""
+
+OURS: Final = {
+    "cluster/gpu_ranges.py": "a host file's line",
+    "cluster/host_file.py": "names in a host file, and an error of msgspec",
+    "commands/why.py": "what a run of ours answers",
+    "data/hdf5.py": "names of files",
+    "driving_scores/leaderboard_files.py": "messages of the leaderboard",
+    "envs/libero/built_models.py": "scenes that the installed LIBERO built",
+    "envs/libero/tasks.py": "goal files of the installed LIBERO",
+    "envs/libero/variants.py": "names of files",
+    "envs/text/tool_schema.py": "docstrings of tools",
+    "evaluation/driving_strips.py": "names of files",
+    "evaluation/libero.py": "an option",
+    "learning/checkpoint.py": "names of files",
+    "learning/checkpoint_folders.py": "names of folders",
+    "models/openvla_oft/film_part.py": "names of tensors",
+    "models/prismatic/folder.py": "a path",
+    "models/prismatic/hub.py": "an id, a digest",
+    "models/prismatic/peft_adapter.py": "names of tensors",
+    "observe/metrics.py": "names of metrics",
+    "observe/run_directory.py": "a name of a run",
+    "observe/videos.py": "names of tasks",
+}
+"""Modules whose patterns read short texts of a user, a file or this package."""
+
+
+def modules_with_patterns() -> set[str]:
+    """Return the modules of the package that import `re` or `regex`."""
+    imports = re.compile(r"^\s*(?:import|from) (?:re|regex|re2)\b", re.MULTILINE)
+    return {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if imports.search(path.read_text())
+    }
+
+
+def patterns_in(module: str) -> list[str]:
+    """Return the patterns that a module gives to functions of `re`, in order."""
+    tree = ast.parse((PACKAGE / module).read_text())
+    return [
+        ast.literal_eval(node.args[0])
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == "re"
+    ]
+
+
+def pieces_of(tree: Any) -> Iterator[tuple[str, set[str]]]:
+    """Yield a shortest text and the characters of each element of a parsed pattern, in order."""
+    for kind, value in tree:
+        name = str(kind)
+        if name in ("MAX_REPEAT", "MIN_REPEAT", "POSSESSIVE_REPEAT"):
+            least, _, inner = value
+            pieces = list(pieces_of(inner))
+            text = "".join(text for text, _ in pieces) * max(1, least)
+            yield text if least else "", {char for _, chars in pieces for char in chars}
+            yield text, set()
+        elif name in ("SUBPATTERN", "ATOMIC_GROUP"):
+            yield from pieces_of(value[-1] if name == "SUBPATTERN" else value)
+        elif name == "BRANCH":
+            for branch in value[1]:
+                yield from pieces_of(branch)
+        else:
+            chars = set(characters_of(name, value))
+            yield (min(chars) if chars else ""), chars
+
+
+def characters_of(name: str, value: Any) -> Iterator[str]:
+    """Yield some characters that an element of a pattern takes."""
+    if name == "LITERAL":
+        yield chr(value)
+    elif name in ("NOT_LITERAL", "ANY"):
+        yield "x"
+    elif name == "IN":
+        for kind, inner in value:
+            if str(kind) == "NEGATE":
+                yield "x"
+            elif str(kind) == "RANGE":
+                yield chr(inner[0])
+            elif str(kind) == "CATEGORY":
+                yield {"DIGIT": "1", "SPACE": " ", "WORD": "a"}.get(str(inner).split("_")[-1], "x")
+            else:
+                yield from characters_of(str(kind), inner)
+
+
+def attacks(pattern: str) -> list[tuple[str, str, str]]:
+    """Return texts that a pattern may backtrack on: a beginning, what is repeated, and an end."""
+    pieces = list(pieces_of(re._parser.parse(pattern)))  # type: ignore[attr-defined]
+    begins = {""}
+    for number in range(len(pieces) + 1):
+        begins.add("".join(text for text, _ in pieces[:number]))
+    repeated = {char for _, chars in pieces for char in chars} | begins - {""}
+    return [
+        (begin, piece, end)
+        for begin in sorted(begins)
+        for piece in sorted(repeated)
+        for end in ("", "x", "\n")
+    ]
+
+
+def assert_linear(pattern: str, use: Callable[[str], Any]) -> None:
+    """Fail if any attack on a pattern takes more than time in proportion to the text."""
+    for begin, piece, end in attacks(pattern):
+        assert_grows_in_proportion(
+            lambda size, parts=(begin, piece, end): use(  # type: ignore[misc]
+                parts[0] + parts[1] * (size // len(parts[1])) + parts[2]
+            ),
+            most_characters=1 << 15,
+        )
+
+
+def test_every_module_with_patterns_is_listed() -> None:
+    assert modules_with_patterns() == FOREIGN.keys() | OURS.keys()
+    assert not FOREIGN.keys() & OURS.keys()
+
+
+@pytest.mark.parametrize("module", FOREIGN)
+def test_every_pattern_that_reads_foreign_text_is_listed(module: str) -> None:
+    assert sorted(patterns_in(module)) == sorted(pattern for pattern, _ in FOREIGN[module])
+
+
+@pytest.mark.parametrize(
+    ("pattern", "use"),
+    [each for module in FOREIGN.values() for each in module],
+    ids=[pattern for module in FOREIGN.values() for pattern, _ in module],
+)
+def test_the_work_of_a_pattern_grows_in_proportion_to_the_text(
+    pattern: str, use: Callable[[str], Any]
+) -> None:
+    assert_linear(pattern, use)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "method"),
+    [
+        ("(?s)<answer>(.*?)</answer>", "findall"),
+        (r"([^`]*)(`{3,})[ \t]*[.,;:]?[ \t]*", "fullmatch"),
+        (r"\s*\d+", "search"),
+    ],
+)
+def test_a_pattern_that_backtracks_is_found(pattern: str, method: str) -> None:
+    with pytest.raises(AssertionError, match="of CPU time"):
+        assert_linear(pattern, getattr(re.compile(pattern), method))
