@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import errno
 import os
 import socket
 import sys
@@ -26,12 +27,15 @@ from vla_rl.actors import (
     read_keys,
     remote_channel,
 )
+from vla_rl.actors import listening as listening_module
 from vla_rl.actors.codec import Codec
 from vla_rl.actors.direct_link import DirectLink, make_link_keys
 from vla_rl.actors.host import HostServer
 from vla_rl.actors.in_flight import MOST_BYTES
-from vla_rl.actors.wire import Kind
+from vla_rl.actors.listening import why_ports_stay_open
+from vla_rl.actors.wire import Frames, Kind
 from vla_rl.errors import ActorDied, ConfigError
+from vla_rl.training.hosts.doors import OpenDoor, linked
 
 LOST_AFTER_S = 30.0
 
@@ -133,11 +137,52 @@ async def test_a_consumer_of_large_items_that_does_not_read_pauses_the_stream(
 async def test_no_one_else_reaches_an_actor_once_its_client_has(
     host: HostServer, keys: Path, runtime: Runtime
 ) -> None:
+    if why := why_ports_stay_open():
+        pytest.skip(f"this kernel refuses filters on sockets to this user: {why}")
     counter = await runtime.spawn(Counter, placement=there(host, keys))
     (port,) = listening_ports(await counter.pid())
     with pytest.raises(TimeoutError):
         socket.create_connection(("127.0.0.1", port), timeout=0.5)
     assert await counter.add(1) == 1
+
+
+def refuse_filters(listening: socket.socket) -> None:
+    """Answer as a kernel that leaves filters on sockets to root."""
+    raise PermissionError(errno.EPERM, "Operation not permitted")
+
+
+async def test_a_kernel_that_refuses_filters_is_named_once_and_actors_run(
+    keys: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(listening_module, "_drop_all_packets", refuse_filters)
+    received: list[Frames] = []
+    door = OpenDoor((client := make_link_keys()).public, received.append)
+    with contextlib.closing(door):
+        async with asyncio.timeout(60), serving(keys):
+            (line,) = [each.getMessage() for each in caplog.records]
+            assert line.startswith(
+                "this kernel refuses filters on sockets to this user (Operation not permitted)"
+            )
+        with linked("127.0.0.1", door.door, client, received.append, lambda: None) as link:
+            link.send(Codec().encode(Kind.CALL, 0, 0, 1, "in", "test"))
+            async with asyncio.timeout(30):
+                while not received:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            stranger: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
+            other = DirectLink(
+                stranger,
+                f"tcp://127.0.0.1:{door.door.port}",
+                door.door.public_key,
+                make_link_keys(),
+                received.append,
+                (lost := asyncio.Event()).set,
+            )
+            other.send(Codec().encode(Kind.CALL, 0, 0, 1, "out", "test"))
+            async with asyncio.timeout(30):
+                await lost.wait()  # refused: the port is open, and the key is unknown
+            other.close()
+            stranger.term()
+    assert len(received) == 1
 
 
 async def test_a_listed_key_is_not_enough_for_the_actor_of_another_client(

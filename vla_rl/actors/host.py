@@ -25,7 +25,7 @@ from vla_rl.actors.codec import Codec
 from vla_rl.actors.host_connection import set_tcp_options
 from vla_rl.actors.hosted_client import HostedClient
 from vla_rl.actors.keys import read_keys, read_public_key
-from vla_rl.actors.listening import HANDSHAKE_WITHIN_MS
+from vla_rl.actors.listening import HANDSHAKE_WITHIN_MS, why_ports_stay_open
 from vla_rl.actors.observer import ProcessObserver
 from vla_rl.actors.placement import LOST_AFTER_S, KeyPair, require_silence
 from vla_rl.actors.sockets import LoopSocket
@@ -112,6 +112,12 @@ class HostServer:
                 "expected tcp://interface:port of this host, with a free port, or 0 for any free "
                 "port."
             ) from error
+        if why := why_ports_stay_open():
+            logger.warning(
+                "this kernel refuses filters on sockets to this user (%s): the ports of actors accept "
+                "connections after their client has come; without its key they get nothing.",
+                why,
+            )
         self.address = str(router.getsockopt_string(zmq.LAST_ENDPOINT))
         self._router = router
         self._socket = LoopSocket(router, self._on_message, raw=True)

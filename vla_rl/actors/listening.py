@@ -5,6 +5,7 @@ key of its own, which travels back the same way. Before a peer has shown that ke
 part of a message, for ten seconds; after the client has spoken, the port answers to no one else.
 """
 
+import contextlib
 import ctypes
 import errno
 import socket
@@ -107,18 +108,34 @@ class Listening:
         self.socket.bind(f"tcp://{settings.interface}:{self.port}")
 
     def close_door(self) -> None:
-        """Accept no further connection; the open one stays.
+        """Accept no further connection, where the kernel allows that; the open one stays.
 
         The port cannot simply be closed: ZeroMQ ends the connections of a socket that is unbound.
-        A filter that drops each packet of the listening socket has the effect.
+        A filter that drops each packet of the listening socket has the effect. Where the kernel
+        refuses one (see `why_ports_stay_open`), a peer without the key still gets nothing.
         """
-        program = ctypes.create_string_buffer(_DROP_ALL)
-        filter_ = struct.pack("HP", 1, ctypes.addressof(program))
-        self._door.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
+        with contextlib.suppress(OSError):
+            _drop_all_packets(self._door)
 
     def close(self) -> None:
         """Close what `socket` does not."""
         self._door.close()
+
+
+def why_ports_stay_open() -> str:
+    """Return why `close_door` has no effect on this machine; empty if it has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as trial:
+        try:
+            _drop_all_packets(trial)
+        except OSError as error:
+            return error.strerror or str(error)
+    return ""
+
+
+def _drop_all_packets(listening: socket.socket) -> None:
+    program = ctypes.create_string_buffer(_DROP_ALL)
+    filter_ = struct.pack("HP", 1, ctypes.addressof(program))
+    listening.setsockopt(socket.SOL_SOCKET, _SO_ATTACH_FILTER, filter_)
 
 
 def _bound(settings: ListenSettings) -> socket.socket:
