@@ -13,9 +13,10 @@ from vla_rl.actors.channel import OnMessage
 from vla_rl.actors.in_flight import MeteredSocket
 from vla_rl.actors.listening import keep_alive
 from vla_rl.actors.parts import MAX_WIRE_FRAME_BYTES
-from vla_rl.actors.placement import KeyPair
+from vla_rl.actors.placement import HIGHEST_PORT, KeyPair, is_key
 from vla_rl.actors.sockets import HALF_SENT_MS, LoopSocket, lift_high_water_mark
 from vla_rl.actors.wire import Frames
+from vla_rl.util.agreement import excerpt
 
 HANDSHAKE_FAILED = zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
 HANDSHAKE_FAILED |= zmq.EVENT_HANDSHAKE_FAILED_AUTH
@@ -48,6 +49,8 @@ class DirectLink:
     Attributes:
         is_up: whether the process has shown its key.
         is_lost: whether the connection was made and has ended, or the key was wrong.
+
+    Raises: ConnectionError for an address or a key that no process has; other hosts name them.
     """
 
     def __init__(
@@ -59,6 +62,13 @@ class DirectLink:
         on_message: OnMessage,
         on_lost: Callable[[], None],
     ) -> None:
+        port = address.rpartition(":")[2]
+        if not (port.isascii() and port.isdigit() and 0 < int(port) <= HIGHEST_PORT):
+            raise ConnectionError(
+                f"address {excerpt(address)}, expected a port of 1 to {HIGHEST_PORT}"
+            )
+        if not is_key(public_key):
+            raise ConnectionError(f"key {excerpt(public_key)}, expected 40 characters of Z85")
         self.address, self._on_lost = address, on_lost
         self.is_up = self.is_lost = False
         socket: zmq.Socket[bytes] = context.socket(zmq.PAIR)

@@ -27,7 +27,7 @@ from vla_rl.actors.hosted_client import HostedClient
 from vla_rl.actors.keys import read_keys, read_public_key
 from vla_rl.actors.listening import HANDSHAKE_WITHIN_MS, why_ports_stay_open
 from vla_rl.actors.observer import ProcessObserver
-from vla_rl.actors.placement import LOST_AFTER_S, KeyPair, require_silence
+from vla_rl.actors.placement import HIGHEST_PORT, LOST_AFTER_S, KeyPair, require_silence
 from vla_rl.actors.sockets import LoopSocket
 from vla_rl.actors.waiting_processes import WaitingProcesses
 from vla_rl.actors.wire import (
@@ -50,7 +50,6 @@ logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _PROBE_INTERVAL_S = 0.4
-_HIGHEST_PORT = 65535
 
 
 class HostServer:
@@ -74,10 +73,10 @@ class HostServer:
         ports: tuple[int, int] = (0, 0),
     ) -> None:
         require_silence(lost_after_s)
-        if ports != (0, 0) and not 0 < ports[0] <= ports[1] <= _HIGHEST_PORT:
+        if ports != (0, 0) and not 0 < ports[0] <= ports[1] <= HIGHEST_PORT:
             raise ValueError(
                 f"ports are {ports[0]} to {ports[1]}, expected a first one and a last one from 1 to "
-                f"{_HIGHEST_PORT}."
+                f"{HIGHEST_PORT}."
             )
         self._ports = ports
         self._lost_after_s = lost_after_s

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
-from vla_rl.actors.placement import KeyPair
+from vla_rl.actors.placement import KeyPair, is_key
 
 
 def make_keys(folder: Path, clients: Sequence[str] = ("client",)) -> None:
@@ -34,19 +34,25 @@ def make_keys(folder: Path, clients: Sequence[str] = ("client",)) -> None:
 def read_keys(file: Path) -> KeyPair:
     """Read a key pair from a `.key` file. Raises: ValueError for any other file."""
     try:
-        return msgspec.json.decode(file.read_bytes(), type=KeyPair)
-    except msgspec.DecodeError as error:
+        found = msgspec.json.decode(file.read_bytes(), type=KeyPair)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(
             f"{file} is not a key file: {error}. Make one with `python -m vla_rl.actors.keys`."
         ) from error
+    if not (is_key(found.public) and is_key(found.secret)):
+        raise ValueError(
+            f"{file} holds keys of {len(found.public)} and {len(found.secret)} characters, expected "
+            "two of 40 characters of Z85. Make them with `python -m vla_rl.actors.keys`."
+        )
+    return found
 
 
 def read_public_key(file: Path) -> str:
     """Read a public key from a `.pub` file. Raises: ValueError for any other file."""
-    key = file.read_text().strip()
-    if len(key) != 40:
+    key = file.read_bytes().decode(errors="replace").strip()
+    if not is_key(key):
         raise ValueError(
-            f"{file} holds {len(key)} characters, expected a public key of 40 characters."
+            f"{file} holds {len(key)} characters, expected a public key of 40 characters of Z85."
         )
     return key
 

@@ -1,5 +1,6 @@
 """Placements of actors and restart policies: plain values given to `spawn`."""
 
+import functools
 from typing import Any, Final
 
 import msgspec
@@ -8,6 +9,14 @@ _MIB = 1 << 20
 LOST_AFTER_S: Final = 1.2
 FROZEN_AFTER_S: Final = 2.0
 LEAST_FROZEN_AFTER_S: Final = 1.0
+HIGHEST_PORT: Final = 65535
+_PREPARATION_MARGIN_S: Final = 90.0
+"""Time for what a host does besides the preparation: it asks an interpreter for a minute at most."""
+
+_KEY_CHARACTERS: Final = 40
+_Z85: Final = (
+    "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+)
 
 
 class InLoop(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,6 +117,12 @@ class ChildProcess(msgspec.Struct, frozen=True, kw_only=True):
         return self.python is not None or self.fork_from is not None
 
     @property
+    def most_preparation_s(self) -> float:
+        """Longest time in which a host that is not stuck has prepared such processes (s)."""
+        own_s = self.fork_from.prepare_timeout_s if self.fork_from is not None else 0.0
+        return own_s + _PREPARATION_MARGIN_S
+
+    @property
     def arena_bytes(self) -> int:
         """Shared memory in each direction, in bytes."""
         return self.shared_memory_mib * _MIB
@@ -117,6 +132,19 @@ def require_silence(lost_after_s: float) -> None:
     """Raise ValueError if `lost_after_s` is out of range."""
     if not 0.1 <= lost_after_s <= 3600.0:
         raise ValueError(f"lost_after_s is {lost_after_s}, expected 0.1 to 3600 seconds.")
+
+
+def is_key(text: str) -> bool:
+    """Return whether a text is a CURVE key in ZeroMQ's Z85 form, which ZeroMQ accepts."""
+    return len(text) == _KEY_CHARACTERS and all(
+        0 <= _number_of(text[begin : begin + 5]) < 1 << 32 for begin in range(0, _KEY_CHARACTERS, 5)
+    )
+
+
+def _number_of(group: str) -> int:
+    """Return the number that five characters of Z85 stand for; negative for any others."""
+    found = [_Z85.find(each) for each in group]
+    return -1 if -1 in found else functools.reduce(lambda number, each: number * 85 + each, found)
 
 
 class KeyPair(msgspec.Struct, frozen=True, kw_only=True):

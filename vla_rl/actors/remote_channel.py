@@ -97,14 +97,31 @@ class RemoteChannel:
     def kill(self) -> None:
         """Have the host kill the process.
 
-        If the host never answered, there is no process to wait for.
+        If the host never answered, there is no process to wait for. If it does not report the end,
+        the process counts as ended all the same: no owner waits for a host without end.
         """
         self._host.send(self.codec.encode(Kind.KILL, 0, self.actor_id, 0, None, "kill"))
         if self.pid == 0:
-            self.end(Death(0, "killed before its host answered"))
+            self.end(Death(0, self._lost or "killed before its host answered"))
+        elif self._death is None:
+            self._stop_timer()
+            self._timer = self._loop.call_later(_OTHER_END_WITHIN_S, self._end_unreported)
+
+    def _end_unreported(self) -> None:
+        why = f"; {self._lost}" if self._lost else ""
+        self.end(
+            Death(
+                self.pid,
+                f"its host at {self._address} was asked to kill it, and has not reported its end "
+                f"within {_OTHER_END_WITHIN_S:g} s{why}",
+            )
+        )
 
     async def until_gone(self) -> None:
-        """Wait until the host reports the end of the process, or is lost itself."""
+        """Wait until the host reports the end of the process, or is lost itself.
+
+        Once it was asked to kill the process, it has some seconds for that.
+        """
         await asyncio.shield(self._gone)
 
     def take_from_host(self, kind: int, frames: Frames) -> None:
@@ -117,8 +134,8 @@ class RemoteChannel:
             elif kind == Kind.HELLO and self._link is None:
                 self._connect(self.codec.decode(self.codec.decoder(Birth), frames))
                 self.on_message(frames)
-        except (MalformedMessage, msgspec.ValidationError):
-            return
+        except (MalformedMessage, msgspec.ValidationError, ConnectionError) as error:
+            self._kill_lost(f"its host at {self._address} sent what cannot be used: {error}")
 
     def end(self, death: Death) -> None:
         """Report the end to the owner, once."""

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Final
 
 from vla_rl.actors.channel import Channel, Death, OnEnd, OnMessage
 from vla_rl.actors.client import ActorClient
@@ -19,6 +19,9 @@ from vla_rl.actors.wire import Frames, Kind, SpawnRequest, unpack_envelope
 from vla_rl.errors import ActorDied, ActorFrozen
 
 logger = logging.getLogger(__name__)
+
+GONE_WITHIN_S: Final = 30.0
+"""Longest wait for the end of an actor that was killed. The kernel takes milliseconds."""
 
 Launcher = Callable[[OnMessage, OnEnd], Channel]
 
@@ -54,6 +57,7 @@ class Supervisor:
         self._intensity = Intensity(restart) if restart is not None else None
         self._start_timeout_s = start_timeout_s
         self._channel: Channel | None = None
+        self._incarnation = 0
         self._ready: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._ended = asyncio.Event()
         self._stopping = False
@@ -82,15 +86,17 @@ class Supervisor:
         limit = asyncio.timeout(self._start_timeout_s)
         self._ready = asyncio.get_running_loop().create_future()
         self._ended.clear()
-        channel = self._channel = self._launch_channel(self._on_first_words, self._on_end)
+        number = self._incarnation = self._incarnation + 1
+        channel = self._channel = self._launch_channel(
+            self._on_first_words, lambda death: self._on_end(number, death)
+        )
         try:
             async with limit:
                 await self._ready
         except BaseException as error:
             unanswered = channel.unanswered
             # gone before this raises: the caller may start the next incarnation at once
-            channel.kill()
-            await channel.until_gone()
+            await self._kill(channel)
             if isinstance(error, TimeoutError) and limit.expired():  # else the actor raised it
                 raise TimeoutError(self._describe_slow_start(unanswered)) from None
             raise
@@ -177,8 +183,7 @@ class Supervisor:
                 logger.warning(
                     "actor %s did not stop within %g s; it is killed.", self.client.name, grace_s
                 )
-                channel.kill()
-                await channel.until_gone()
+                await self._kill(channel)
         self._ended.set()
 
     async def kill(self) -> None:
@@ -187,12 +192,32 @@ class Supervisor:
         if self._restarting is not None:
             self._restarting.cancel()
         if self._channel is not None:
-            self._channel.kill()
-            await self._channel.until_gone()
+            await self._kill(self._channel)
         self.client.give_up(
             State.STOPPED, ActorDied(self.client.name, self.client.pid, "killed by its owner")
         )
         self._ended.set()
+
+    async def _kill(self, channel: Channel) -> None:
+        """End an incarnation; give up the wait for its end after some time, with one line."""
+        number, pid = self._incarnation, channel.pid
+        channel.kill()
+        try:
+            async with asyncio.timeout(GONE_WITHIN_S):
+                await channel.until_gone()
+        except TimeoutError:
+            if channel is not self._channel:
+                return
+            cause = f"it was killed and has not ended within {GONE_WITHIN_S:g} s"
+            logger.error(
+                "actor %s (pid %d): %s, so nothing waits for it any longer. A process that waits for "
+                "a device cannot be killed; a task may refuse its cancellation.",
+                self.client.name,
+                pid,
+                cause,
+            )
+            self._on_end(number, Death(pid, cause))
+            self._incarnation += 1
 
     def _on_first_words(self, frames: Frames) -> None:
         """Handle messages of an incarnation that is not ready yet."""
@@ -228,7 +253,9 @@ class Supervisor:
         channel.send(request)
         channel.send(args)
 
-    def _on_end(self, death: Death) -> None:
+    def _on_end(self, number: int, death: Death) -> None:
+        if number != self._incarnation:
+            return  # nothing waits for it any longer
         self._channel, self._last_words = None, death.last_words
         if not self._ready.done():
             cause = "stopped by its owner before it was ready" if self._stopping else death.cause

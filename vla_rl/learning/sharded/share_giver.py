@@ -51,7 +51,11 @@ class ShareGiver:
         context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         put = self._news.put_nowait
         address, key = self._door.address, self._door.public_key
-        link = DirectLink(context, address, key, self._keys, put, lambda: put(None))
+        try:
+            link = DirectLink(context, address, key, self._keys, put, lambda: put(None))
+        except ConnectionError as error:
+            context.term()
+            raise HostNotReached(f"its door cannot be used: {error}") from error
         try:
             await self._send_all(link)
         finally:

@@ -103,10 +103,16 @@ def linked(
         door: its place there.
         keys: those whose public one the neighbour was given.
         on_message, on_lost: as for `DirectLink`.
+
+    Raises: ConnectionError for a door that cannot be.
     """
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     address = f"tcp://{host}:{door.port}"
-    link = DirectLink(context, address, door.public_key, keys, on_message, on_lost)
+    try:
+        link = DirectLink(context, address, door.public_key, keys, on_message, on_lost)
+    except BaseException:
+        context.term()
+        raise
     try:
         yield link
     finally:

@@ -111,8 +111,11 @@ class WeightTaker:
         Raises: CheckpointError for bytes that do not fit.
         """
         put = self._news.put_nowait
-        with linked(host, door, self._keys, put, lambda: put(None)) as link:
-            fault, is_unreachable = await self._take_all(link)
+        try:
+            with linked(host, door, self._keys, put, lambda: put(None)) as link:
+                fault, is_unreachable = await self._take_all(link)
+        except ConnectionError as error:
+            fault, is_unreachable = f"its door cannot be used: {error}", True
         return Taken(
             num_bytes=self._incoming.num_received, fault=fault, is_unreachable=is_unreachable
         )

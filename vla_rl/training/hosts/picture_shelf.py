@@ -111,7 +111,10 @@ class PictureShelf(Actor):
             host: its address, without a port.
             door: where it gives its pictures.
         """
-        taker = PictureTaker(self._keys.pop(link_key), host, door)
+        try:
+            taker = PictureTaker(self._keys.pop(link_key), host, door)
+        except ConnectionError as error:
+            return f"its door cannot be used: {error}"
         before, self._takers[name] = self._takers.pop(name, None), taker
         if before is not None:
             before.close()
