@@ -34,3 +34,10 @@ def test_a_frame_above_the_limit_is_refused_before_it_is_joined(
     monkeypatch.setattr(parts, "MAX_MESSAGE_BYTES", PART_BYTES)
     with pytest.raises(MalformedMessage, match=f"a frame of more than {PART_BYTES} bytes"):
         joined(in_parts([b"x" * 2 * PART_BYTES]))
+
+
+def test_parts_are_dropped_as_they_are_joined() -> None:
+    cut = in_parts([b"head", b"x" * 2 * PART_BYTES, b"tail"])
+    whole = joined(cut)
+    assert [len(frame) for frame in cut] == [4, 0, 0, 0, 4]
+    assert [bytes(frame[:4]) for frame in whole] == [b"head", b"xxxx", b"tail"]

@@ -2,10 +2,15 @@
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
+import numpy as np
 import pytest
 import zmq
 
+from vla_rl.actors import sockets
+from vla_rl.actors.codec import Codec
+from vla_rl.actors.parts import PART_BYTES
 from vla_rl.actors.sockets import LoopSocket, lift_high_water_mark
 from vla_rl.actors.wire import (
     ENVELOPE,
@@ -203,3 +208,96 @@ async def test_a_peer_counts_as_there_until_all_that_it_sent_was_read() -> None:
             reading.drain_all()
             assert inbox.numbers == list(range(200))
             reading.close()
+
+
+# ---- messages that are larger than they say
+
+
+FULL_PART = bytes(PART_BYTES - 1)
+"""A frame that no further part continues, as large as such a frame can be."""
+
+
+def announcing(num_frames: int, payload: bytes = b"\xc0") -> bytes:
+    return ENVELOPE.pack(MAGIC, Kind.RESULT, 0, num_frames, 0, 1) + payload
+
+
+@pytest.fixture
+def _checked_from_a_mebibyte(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sockets, "UNCHECKED_BYTES", 1 << 20)
+
+
+@pytest.mark.usefixtures("_checked_from_a_mebibyte")
+@pytest.mark.parametrize(
+    "frames",
+    [
+        [announcing(40), *[FULL_PART] * 40],
+        [announcing(40, b"\x91"), *[FULL_PART] * 40],  # a payload that cannot be read
+        [announcing(40), *[bytes(PART_BYTES)] * 40],  # parts of a frame that does not end
+        [*Codec().encode(Kind.RESULT, 0, 0, 1, np.zeros(1 << 20, np.uint8), ""), *[FULL_PART] * 40],
+    ],
+    ids=["more frames than described", "no payload", "parts without an end", "after a real array"],
+)
+async def test_a_message_with_more_than_it_describes_is_cut_off_and_its_call_fails(
+    pair: Pair, frames: list[bytes]
+) -> None:
+    left, right = pair
+    received: list[Frames] = []
+    socket = LoopSocket(left, received.append)
+    head = bytearray(frames[0])
+    head[4:6] = (len(frames) - 1).to_bytes(2, "little")
+    right.send_multipart([bytes(head), *frames[1:]])
+    right.send(message(7))
+    async with asyncio.timeout(30):
+        while len(received) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    socket.close()
+    assert [len(each) for each in received] == [1, 1]
+    assert number_of(received[0]) == 1
+    assert number_of(received[1]) == 7
+    codec = Codec()
+    with pytest.raises(MalformedMessage):
+        codec.decode(codec.decoder(Any), received[0])
+
+
+@pytest.mark.usefixtures("_checked_from_a_mebibyte")
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize(
+    "value",
+    [
+        [np.arange(700_000), {"b": np.arange(300_000, dtype=np.int16)}, np.zeros(5000), "text"],
+        ["x" * (3 << 20), np.arange(700_000)],  # whose payload comes in parts as well
+        np.arange(1 << 20, dtype=np.uint8),
+    ],
+    ids=["arrays", "text and array", "exactly four parts"],
+)
+async def test_a_message_of_any_size_that_it_describes_arrives(
+    pair: Pair, value: Any, in_place: bool
+) -> None:
+    left, right = pair
+    received: list[Frames] = []
+    socket = LoopSocket(left, received.append, in_place=in_place)
+    frames = Codec().encode(Kind.RESULT, 0, 0, 1, value, "test")
+    right.send_multipart([bytes(frame) for frame in frames])
+    async with asyncio.timeout(30):
+        while not received:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    socket.close()
+    codec = Codec()
+    found = codec.decode(codec.decoder(Any), received[0])
+    np.testing.assert_equal(found, value)
+    array = found if isinstance(found, np.ndarray) else found[1 if isinstance(found[0], str) else 0]
+    assert not array.flags.writeable
+
+
+@pytest.mark.usefixtures("_checked_from_a_mebibyte")
+async def test_a_host_drops_a_message_of_a_client_that_is_too_large(pair: Pair) -> None:
+    left, right = pair
+    received: list[Frames] = []
+    socket = LoopSocket(left, received.append, raw=True)
+    right.send_multipart([b"identity", *[FULL_PART] * 40])
+    right.send_multipart([b"identity", b"small"])
+    async with asyncio.timeout(30):
+        while len(received) < 2:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+    socket.close()
+    assert [list(each) for each in received] == [[b"identity"], [b"identity", b"small"]]

@@ -120,6 +120,7 @@ class Answers:
         if pending.future.done():  # it failed: an item is missing, so later ones are dropped
             channel.codec.discard(frames)
             return
+        num_bytes = array_bytes(frames)  # counted first: large frames are gone once they are read
         try:
             item = channel.codec.decode(pending.decoder, frames)
         except msgspec.ValidationError as error:
@@ -135,7 +136,7 @@ class Answers:
             pending.fail(error)
             self._cancel(call)
             raise
-        pending.add(item, array_bytes(frames))
+        pending.add(item, num_bytes)
 
     def _take_answer(
         self, channel: Channel, kind: int, pending: PendingCall, frames: Frames

@@ -254,6 +254,25 @@ class Codec:
         self._known_slots[bytes(data)] = place
 
 
+def described_bytes(payload: Any) -> int:
+    """Return the size of all frames that a payload describes. Raises: MalformedMessage."""
+    sizes: dict[int, int] = {}
+
+    def note(code: int, data: memoryview) -> None:
+        if code == _FRAME and len(data) >= _META.size:
+            end = data[0] | data[1] << 8
+            _, _, num_bytes = _known_meta(bytes(data[:end]))
+            if len(data) - end != _FRAME_REF.size or num_bytes > MAX_MESSAGE_BYTES:
+                raise MalformedMessage("array without the number of its frame, or too large.")
+            sizes[_FRAME_REF.unpack(data[end:])[0]] = num_bytes
+
+    try:
+        msgspec.msgpack.decode(payload, ext_hook=note)
+    except _NOT_A_MESSAGE as error:
+        raise MalformedMessage(str(error)) from None
+    return sum(sizes.values())
+
+
 @lru_cache(maxsize=1024)
 def _block_reference(block: SharedBlock) -> msgspec.msgpack.Ext:
     """Return the reference to a block, the same each time."""

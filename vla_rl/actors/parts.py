@@ -31,20 +31,30 @@ def in_parts(frames: Sequence[Any]) -> list[Any]:
 def joined(frames: Frames) -> Frames:
     """Join the frames that `in_parts` cut.
 
+    Parts in a list are dropped as they are joined: a message never takes twice its size.
+
     Raises: MalformedMessage if a last part is missing, or a frame is too large.
     """
     if not any(len(frame) == PART_BYTES for frame in frames):
         return frames
-    whole, parts = [], []
-    for frame in frames:
-        parts.append(frame)
-        if len(frame) != PART_BYTES:
-            whole.append(parts[0] if len(parts) == 1 else b"".join(parts))
-            parts = []
-        elif len(parts) * PART_BYTES > MAX_MESSAGE_BYTES:
+    whole: list[Any] = []
+    joining: bytearray | None = None
+    for place, frame in enumerate(frames):
+        if joining is None and len(frame) != PART_BYTES:
+            whole.append(frame)
+            continue
+        joining = bytearray() if joining is None else joining
+        joining += frame
+        if len(joining) > MAX_MESSAGE_BYTES:
             raise MalformedMessage(f"a frame of more than {MAX_MESSAGE_BYTES} bytes.")
-    if parts:
-        raise MalformedMessage(f"a frame whose last part is missing, after {len(parts)} parts.")
+        if isinstance(frames, list):
+            frames[place] = b""
+        if len(frame) != PART_BYTES:
+            whole.append(memoryview(joining).toreadonly())
+            joining = None
+    if joining is not None:
+        num_parts = len(joining) // PART_BYTES
+        raise MalformedMessage(f"a frame whose last part is missing, after {num_parts} parts.")
     return whole
 
 

@@ -20,11 +20,14 @@ from typing import Final
 import zmq
 from zmq.backend import zmq_poll
 
+from vla_rl.actors.codec import described_bytes
+from vla_rl.actors.parts import PART_BYTES
 from vla_rl.actors.wire import (
     BATCH_KIND,
     BATCHED_BELOW,
     ENVELOPE_SIZE,
     MAGIC,
+    MAX_MESSAGE_BYTES,
     MOST_IN_BATCH,
     Frames,
     MalformedMessage,
@@ -37,6 +40,13 @@ HALF_SENT_MS: Final = 100
 """Time for the rest of a message that is half sent when its socket is closed. Without it, ZeroMQ 4.3.5
 aborts the whole process if the connection is lost in that moment (session_base.cpp:233); seen when a
 host died while a learner rank gave it its weights, and in 4 of 4 runs of 400 such closings."""
+
+UNCHECKED_BYTES: Final = 64 << 20
+"""Bytes of a message that are taken before they are compared with what it describes, and the most that
+a socket takes whose messages begin with an identity."""
+
+NO_VALUE: Final = b"\xc1"
+"""The one byte that msgpack never uses."""
 
 # a peer that floods the socket must not keep timers and other tasks of the loop from their turn
 _MESSAGES_A_TURN = 256
@@ -142,24 +152,37 @@ class MessageSocket:
         except zmq.Again:
             return
         if self._raw:
-            self.on_message([head, *self._remaining_frames(_ALL)])
+            self.on_message(self._whole(head, _ALL))
         elif len(head) < ENVELOPE_SIZE or head[0] != MAGIC:
             self.on_message([head])
         elif head[1] == BATCH_KIND:
             self._deliver_batch(head)
         elif head[4] or head[5]:
-            self.on_message([head, *self._remaining_frames(num_announced_frames(head))])
+            self.on_message(self._whole(head, num_announced_frames(head)))
         else:
             self.on_message([head])
 
-    def _remaining_frames(self, most: int) -> Frames:
-        frames: list[bytes | memoryview] = []
-        while len(frames) < most and self._get(zmq.RCVMORE):
-            if self._in_place:
-                frame = self._recv(zmq.NOBLOCK, copy=False)
-                frames.append(frame.buffer.toreadonly())
+    def _whole(self, head: bytes, most: int) -> Frames:
+        """Return a first frame with up to `most` others.
+
+        Bytes are added up as frames come. Of a message with more than its payload describes only the
+        envelope is kept, behind which no value can be read, so that the call that it answers fails.
+        """
+        frames: list[bytes | memoryview] = [head]
+        num_bytes, expected = len(head), UNCHECKED_BYTES
+        while len(frames) <= most and self._get(zmq.RCVMORE):
+            if self._in_place or num_bytes >= PART_BYTES:
+                frames.append(self._recv(zmq.NOBLOCK, copy=False).buffer.toreadonly())
             else:
                 frames.append(self._recv(zmq.NOBLOCK))
+            num_bytes += len(frames[-1])
+            if num_bytes > expected:
+                expected = 0 if self._raw else most_bytes(frames)
+                if num_bytes > expected:
+                    frames.clear()
+                    while self._get(zmq.RCVMORE):
+                        self._recv(zmq.NOBLOCK, copy=False)
+                    return [head] if self._raw else [head[:ENVELOPE_SIZE] + NO_VALUE]
         return frames
 
     def _deliver_batch(self, batch: bytes) -> None:
@@ -257,3 +280,20 @@ class LoopSocket(MessageSocket):
 
 
 _ALL = 1 << 30
+
+
+def most_bytes(frames: Frames) -> int:
+    """Return the most bytes that a message may have, from the frames of it that have come; 0 for
+    one that cannot be read.
+    """
+    payload = bytearray()
+    for frame in frames:
+        payload += frame
+        if len(frame) != PART_BYTES:
+            break
+    else:
+        return MAX_MESSAGE_BYTES  # of the payload itself; it is still coming
+    try:
+        return len(payload) + described_bytes(memoryview(payload)[ENVELOPE_SIZE:])
+    except MalformedMessage:
+        return 0
