@@ -61,9 +61,18 @@ def test_a_line_that_is_no_object_is_named_and_empty_lines_are_skipped(tmp_path:
         read_prompts(path)
 
 
+def test_a_byte_order_mark_is_no_part_of_the_first_row(tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"prompt": "6x7?"}\r\n{"prompt": "1+1?"}\r\n')
+    assert [row["prompt"] for row in read_prompts(path)] == ["6x7?", "1+1?"]
+
+
 @pytest.mark.parametrize(
     ("name", "content", "told"),
     [
+        ("rows.jsonl", '{"prompt": "a"}\n'.encode("utf-16"), "in UTF-16 or UTF-32, expected UTF-8"),
+        ("rows.jsonl", '{"prompt": "a"}\n'.encode("utf-32"), "in UTF-16 or UTF-32, expected UTF-8"),
+        ("rows.jsonl", b'{"prompt": "\\ud835"}', r"row 0 \(line 1\) is not a JSON object"),
         ("rows.csv", b"prompt\n", "neither .parquet nor .jsonl"),
         ("rows.jsonl", b"", "has no rows"),
         ("rows.parquet", b"PAR", "is not a parquet file"),

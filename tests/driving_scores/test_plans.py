@@ -32,6 +32,9 @@ def test_a_file_that_holds_no_plans_is_named(tmp_path: Path) -> None:
     np.savez(path, tokens=np.array(["a", "a"]), waypoints=ahead(2), interval_s=0.5)
     with pytest.raises(ValueError, match="2 tokens, 1 of them different"):
         read_plans(path)
+    np.savez(path, tokens=np.array([b"a"]), waypoints=ahead(), interval_s=0.5)
+    with pytest.raises(ValueError, match=r"tokens holds \|S1, expected text"):
+        read_plans(path)
     np.savez(path, tokens=np.array(["a"]), waypoints=ahead(), interval_s=0.1)
     with pytest.raises(ValueError, match=r"plans\.npz: waypoints are 0\.1 s apart"):
         read_plans(path)

@@ -39,6 +39,14 @@ HEAD = '{"parity": 1}\n'
     ("text", "message"),
     [
         ("", ":1 is not JSON"),
+        (
+            '{"parity": 1, "source": null}\n{"decision": 0, "boundary": "tokens", "value": [1]}\n',
+            "source of .*:1 is None, a NoneType, expected a text",
+        ),
+        (
+            HEAD + '{"decision": 0, "boundary": "camera", "key": ["a"], "value": [1]}\n',
+            r"key of .*:2 is \['a'\], a list, expected a text",
+        ),
         ('{"parity": 2}\n', ":1 is not the head of a trace"),
         (HEAD, "holds no values"),
         (HEAD + "[1]\n", ":2 is a list, expected a JSON object"),

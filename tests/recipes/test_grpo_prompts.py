@@ -162,6 +162,24 @@ def test_too_few_rows_and_unknown_scorers_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("scorer", "answer", "message"),
+    [
+        ("exact", ["42"], r"the answer is \['42'\], expected a text or a number"),
+        ("math", {"value": 42}, "expected a text or a number"),
+        ("match", ["42", ["7"]], r"the answer is \['7'\], expected a text or a number"),
+        ("match", [], "empty list"),
+    ],
+)
+def test_answers_are_looked_at_before_anything_starts(
+    scorer: str, answer: Any, message: str, tmp_path: Path
+) -> None:
+    rows = [{"prompt": "1?", "answer": 1}, {"prompt": "2?", "answer": answer}]
+    config = config_of(write(tmp_path / "rows.jsonl", rows), scorer=scorer)
+    with pytest.raises(DataError, match=f"'answer' of row 1 of .*{message}"):
+        check_prompts(config, tiny(SHAPE, ["1?"], seed=0))
+
+
+@pytest.mark.parametrize(
     ("tests", "message"),
     [
         ([], "is an empty list"),
@@ -191,6 +209,15 @@ class Strict:
         if roles := [message.role for message in messages if message.role != "user"]:
             raise ValueError(f"the chat template rejects a conversation of roles {roles}")
         return np.arange(4)
+
+
+def test_a_system_message_that_the_template_refuses_is_named_as_the_option(tmp_path: Path) -> None:
+    config = config_of(write(tmp_path / "rows.jsonl", [{"prompt": "1?", "answer": "1"}]))
+    config = msgspec.structs.replace(config, system="Answer.")
+    with pytest.raises(
+        ConfigError, match=r"system='Answer.': the chat template rejects .* without it"
+    ):
+        check_prompts(config, Strict())  # type: ignore[arg-type]
 
 
 def test_a_conversation_that_the_template_refuses_is_named_by_its_row(tmp_path: Path) -> None:

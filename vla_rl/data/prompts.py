@@ -9,6 +9,7 @@ Every row is checked when the file is opened, so that a missing answer does not 
 later.
 """
 
+import codecs
 import difflib
 import threading
 from collections.abc import Iterator, Sequence
@@ -109,10 +110,13 @@ def _parquet(path: Path, fields: Sequence[str]) -> pyarrow.Table:
 
 
 def _jsonl(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
+    _require_utf8(path)
     decoder = msgspec.json.Decoder(dict[str, Any])
     rows: list[dict[str, Any]] = []
     with path.open("rb") as lines:
         for number, line in enumerate(lines, start=1):
+            if number == 1:
+                line = line.removeprefix(codecs.BOM_UTF8)
             if not line.strip():
                 continue
             try:
@@ -129,6 +133,14 @@ def _jsonl(path: Path, fields: Sequence[str]) -> list[dict[str, Any]]:
                     )
             rows.append(row)
     return rows
+
+
+def _require_utf8(path: Path) -> None:
+    """Raise DataError for a file in UTF-16 or UTF-32, as some programs of Windows write it."""
+    with path.open("rb") as file:
+        begin = file.read(4)
+    if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE, codecs.BOM_UTF32_BE)):
+        raise DataError(f"{path} is in UTF-16 or UTF-32, expected UTF-8; save it as UTF-8.")
 
 
 def _nearest(field: str, names: Sequence[str]) -> str:

@@ -14,6 +14,7 @@ import numpy as np
 
 from vla_rl.driving_scores.geometry import Floats
 from vla_rl.driving_scores.pdm import finite_waypoints
+from vla_rl.driving_scores.scene_files import texts_in
 
 INTERVAL_S: Final = 0.5
 """Time between two waypoints."""
@@ -26,7 +27,7 @@ def read_plans(path: Path) -> dict[str, Floats]:
     """Return the waypoints [8, 3] of each scene. Raises: ValueError naming the file."""
     try:
         with np.load(path, allow_pickle=False) as file:
-            tokens, waypoints = [str(token) for token in file["tokens"]], file["waypoints"]
+            tokens, waypoints = texts_in(file["tokens"], "tokens"), file["waypoints"]
             interval_s = float(file["interval_s"])
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise ValueError(

@@ -19,7 +19,7 @@ import numpy as np
 
 from vla_rl.driving_scores.geometry import Floats
 from vla_rl.driving_scores.scene import Scene
-from vla_rl.driving_scores.scene_files import read_arrays, scene_of
+from vla_rl.driving_scores.scene_files import read_arrays, scene_of, texts_in
 
 NUM_COMMANDS: Final = 4
 """Left, straight, right, unknown."""
@@ -89,14 +89,19 @@ def read_recorded(path: Path) -> RecordedScene:
     command = np.asarray(arrays["command"], np.float64)
     if command.shape != (NUM_COMMANDS,):
         raise ValueError(f"{path}: the command has shape {command.shape}, expected (4,), one-hot.")
-    names = zip(arrays["cameras"], arrays["pictures"], strict=True)
+    try:
+        cameras, files = (texts_in(arrays[name], name) for name in ("cameras", "pictures"))
+        (token,), (log_name,) = (texts_in(arrays[name], name) for name in ("token", "log_name"))
+        named = dict(zip(cameras, files, strict=True))
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}; write it with export_scenes.py.") from error
     return RecordedScene(
-        token=str(arrays["token"]),
-        log_name=str(arrays["log_name"]),
+        token=token,
+        log_name=log_name,
         time_s=float(arrays["time_s"]),
         is_synthetic=bool(arrays["is_synthetic"]),
         command=command,
-        pictures={str(camera): path.parent / str(file) for camera, file in names},
+        pictures={camera: path.parent / file for camera, file in named.items()},
         scene=scene_of(arrays, path),
     )
 

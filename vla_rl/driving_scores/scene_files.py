@@ -105,8 +105,18 @@ def scene_of(arrays: Mapping[str, np.ndarray], path: Path) -> Scene:
         raise ValueError(f"{path}: {error}") from error
 
 
+def texts_in(array: np.ndarray, name: str) -> list[str]:
+    """Return the texts of an array; of one without axes, its only one.
+
+    Raises: ValueError for an array of anything else, whose `str()` would be a text that nobody wrote.
+    """
+    if array.dtype.kind != "U":
+        raise ValueError(f"{name} holds {array.dtype}, expected text (NumPy's type U)")
+    return [str(each) for each in array.ravel()]
+
+
 def _scene_of(arrays: Mapping[str, np.ndarray]) -> Scene:
-    layers = tuple(cast("Layer", str(name)) for name in arrays["layers"])
+    layers = tuple(cast("Layer", name) for name in texts_in(arrays["layers"], "layers"))
     return Scene(
         start=arrays["start"],
         map=Map(

@@ -68,17 +68,19 @@ def result_of(trajectory: Trajectory) -> EpisodeResult:
     suite, _, task_id = episode.task.rpartition("/")
     is_numbered = task_id.isdecimal()
     start = trajectory.info.get("init_state_id", start_of(episode))
+    words = trajectory.final_observation.get("instruction")
+    perturbed = trajectory.info.get("perturbation")
     return EpisodeResult(
         suite=suite if is_numbered else episode.task,
         task_id=int(task_id) if is_numbered else 0,
         task=episode.task,
-        instruction=str(trajectory.final_observation.get("instruction", "")),
+        instruction=words if isinstance(words, str) else "",
         init_state_id=int(start),
         scene_seed=int(trajectory.info.get("scene_seed", 0)),
         is_success=trajectory.is_success,
         num_steps=trajectory.num_env_steps,
         attempts=episode.attempt + 1,
-        perturbation=str(trajectory.info.get("perturbation", "")),
+        perturbation=perturbed if isinstance(perturbed, str) else "",
     )
 
 

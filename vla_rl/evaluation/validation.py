@@ -144,7 +144,7 @@ class Validation:
             ]
         )
         answers = [
-            [str(each.info.get("last_reply", "")) for each in of_problem] for of_problem in played
+            [each.info.get("last_reply", "") for each in of_problem] for of_problem in played
         ]
         return {
             **validation_metrics(rewards, answers),

@@ -204,7 +204,7 @@ def captions_of(trajectory: Trajectory) -> list[tuple[str, str]]:
     moments = [f"{number}/{num_steps}" for number in range(1, num_steps + 1)]
     return [
         (
-            str(observation.get("instruction", "")),
+            words if isinstance(words := observation.get("instruction"), str) else "",
             f"{moment}  {episode.task}  episode {episode.episode_id}",
         )
         for observation, moment in zip(

@@ -23,6 +23,7 @@ import numpy as np
 from vla_rl.errors import DataError
 from vla_rl.parity.boundaries import BOUNDARIES
 from vla_rl.util.dtypes import plain_array
+from vla_rl.util.foreign_text import required_text
 
 VERSION: Final = 1
 _NAMES: Final = tuple(boundary.name for boundary in BOUNDARIES)
@@ -80,7 +81,8 @@ def read_trace(path: Path) -> Trace:
     entries = tuple(_entries(path, lines))
     if not entries:
         raise DataError(f"{path} holds no values; expected a line for each value of the episode")
-    return Trace(source=str(first.get("source", path.name)), entries=entries)
+    source = required_text(first.get("source", path.name), f"source of {path}:1")
+    return Trace(source=source, entries=entries)
 
 
 def _entries(path: Path, lines: Iterable[str]) -> Iterable[TraceEntry]:
@@ -107,7 +109,8 @@ def _entries(path: Path, lines: Iterable[str]) -> Iterable[TraceEntry]:
             )
         newest = decision
         value = _value(fields["value"], place)
-        yield TraceEntry(decision, boundary, value, str(fields.get("key", "")))
+        key = required_text(fields.get("key", ""), f"key of {place}")
+        yield TraceEntry(decision, boundary, value, key)
 
 
 def _object(line: str, place: str) -> dict[str, Any]:

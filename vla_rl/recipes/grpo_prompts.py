@@ -19,18 +19,19 @@ from typing import TYPE_CHECKING, Any
 from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
 from vla_rl.commands.launching import launch
 from vla_rl.commands.plan import EpisodeFootprint
+from vla_rl.data.prompt_messages import first_messages, prompt_messages
 from vla_rl.data.prompts import read_prompts
 from vla_rl.engines import EngineConfig
 from vla_rl.envs.text import TextPoolConfig, make_text_task
-from vla_rl.envs.text.tasks.question import first_messages, messages_of
-from vla_rl.errors import DataError
+from vla_rl.errors import ConfigError, DataError
 from vla_rl.evaluation.validation import Validation
 from vla_rl.learning import LearnerConfig, OptimizerConfig
 from vla_rl.models import language
 from vla_rl.pipelines.config import RunConfig, TextTrainingConfig
 from vla_rl.rollout import ChatLimits, SchedulerConfig, TaskStart, chat_agent
-from vla_rl.scoring import code_tests
-from vla_rl.types import EnvSpec, Sampling, derive_seed
+from vla_rl.scoring import check_answer
+from vla_rl.types import EnvSpec, Message, Sampling, derive_seed
+from vla_rl.util.agreement import excerpt
 
 if TYPE_CHECKING:
     from vla_rl.engines import LanguageModel
@@ -134,33 +135,36 @@ def check_prompts(config: GrpoPromptsConfig, model: "LanguageModel[Any]") -> int
     room is cut short.
 
     Raises: DataError, with row and field, for a prompt that is neither text nor messages, is empty,
-    is rejected by the chat template, or fills the policy's context, and for an answer that is no
-    list of tests if the scorer is `code`.
+    is rejected by the chat template, or fills the policy's context, and for an answer that the scorer
+    cannot compare with; ConfigError if the chat template rejects the system message.
     """
     rows = read_prompts(config.prompts, (config.prompt_field, config.answer_field))
     context = min(model.context_size, config.engine.max_context or model.context_size)
     longest = 0
     for number, row in enumerate(rows):
         label = f"{config.prompt_field!r} of row {number} of {config.prompts}"
-        if not any(
-            message.content.strip() for message in messages_of(row[config.prompt_field], label)
-        ):
+        asked = prompt_messages(row[config.prompt_field], label)
+        if not any(message.content.strip() for message in asked):
             raise DataError(f"{label} is empty, expected a question; leave the row out")
         try:
             num_tokens = len(
                 model.render(first_messages(row[config.prompt_field], config.system, label))
             )
         except ValueError as error:
+            if config.system and _takes(model, asked):
+                raise ConfigError(
+                    f"system={excerpt(config.system)}: {error}. The template takes {label} without "
+                    "it; write what it says into the questions, or use a template that takes it"
+                ) from error
             raise DataError(
                 f"{label}: {error}; leave the row out, or use roles that the chat template knows"
             ) from error
-        if config.scorer == "code":
-            try:
-                code_tests(row, config.answer_field)
-            except DataError as error:
-                raise DataError(
-                    f"{config.answer_field!r} of row {number} of {config.prompts}: {error}"
-                ) from error
+        try:
+            check_answer(config.scorer, row, config.answer_field)
+        except DataError as error:
+            raise DataError(
+                f"{config.answer_field!r} of row {number} of {config.prompts}: {error}"
+            ) from error
         if num_tokens >= context:
             raise DataError(
                 f"{label} has {num_tokens} tokens and the context {context}, expected room for at "
@@ -169,6 +173,14 @@ def check_prompts(config: GrpoPromptsConfig, model: "LanguageModel[Any]") -> int
             )
         longest = max(longest, num_tokens)
     return longest
+
+
+def _takes(model: "LanguageModel[Any]", messages: Sequence[Message]) -> bool:
+    try:
+        model.render(messages)
+    except ValueError:
+        return False
+    return True
 
 
 async def main(command: Command[TrainingLaunch, GrpoPromptsConfig]) -> int:

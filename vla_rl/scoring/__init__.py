@@ -11,6 +11,6 @@ module:name    `def name(reply: str, row: dict) -> float`, in any importable mod
 """
 
 from vla_rl.scoring.answers import final_answer
-from vla_rl.scoring.scorers import SCORER_NAMES, Score, Scorer, code_tests, make_scorer
+from vla_rl.scoring.scorers import SCORER_NAMES, Score, Scorer, check_answer, make_scorer
 
-__all__ = ["SCORER_NAMES", "Score", "Scorer", "code_tests", "final_answer", "make_scorer"]
+__all__ = ["SCORER_NAMES", "Score", "Scorer", "check_answer", "final_answer", "make_scorer"]

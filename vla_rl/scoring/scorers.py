@@ -1,7 +1,9 @@
 """The scorers by name."""
 
+import datetime
 import difflib
 from collections.abc import Awaitable, Callable
+from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -9,6 +11,7 @@ import msgspec
 from vla_rl.errors import ConfigError, DataError, EnvError
 from vla_rl.sandbox import CallResult, Fault, ProcessLimits, Sandbox
 from vla_rl.scoring.answers import final_answer, last_program, plain, same_output
+from vla_rl.util.agreement import excerpt
 
 
 class Score(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,24 +69,22 @@ SCORER_NAMES: Final = ("exact", "match", "math", "code")
 
 def _exact(answer_field: str) -> Scorer:
     async def exact(sandbox: Sandbox, reply: str, row: dict[str, Any]) -> Score:
-        return Score(value=float(final_answer(reply) == str(row[answer_field]).strip()))
+        return Score(value=float(final_answer(reply) == answer_text(row[answer_field]).strip()))
 
     return exact
 
 
 def _match(answer_field: str) -> Scorer:
     async def match(sandbox: Sandbox, reply: str, row: dict[str, Any]) -> Score:
-        answers = row[answer_field] if isinstance(row[answer_field], list) else [row[answer_field]]
-        return Score(
-            value=float(plain(final_answer(reply)) in {plain(str(answer)) for answer in answers})
-        )
+        answers = {plain(answer) for answer in answer_texts(row[answer_field])}
+        return Score(value=float(plain(final_answer(reply)) in answers))
 
     return match
 
 
 def _math(answer_field: str) -> Scorer:
     async def math(sandbox: Sandbox, reply: str, row: dict[str, Any]) -> Score:
-        arguments = {"reply": reply, "answer": str(row[answer_field])}
+        arguments = {"reply": reply, "answer": answer_text(row[answer_field])}
         result = _isolated(
             await sandbox.call("vla_rl.scoring.math_answers:is_same_math", arguments, _MATH_LIMITS)
         )
@@ -132,6 +133,44 @@ def _code(answer_field: str) -> Scorer:
         return Score(value=num_passed / len(tests), fault=fault, words=words)
 
     return code
+
+
+def check_answer(scorer: str, row: dict[str, Any], answer_field: str) -> None:
+    """Check that a scorer can compare with a row's answer; one of your own takes any.
+
+    Raises: DataError if it cannot.
+    """
+    readers: dict[str, Callable[[Any], object]] = {
+        "exact": answer_text,
+        "math": answer_text,
+        "match": answer_texts,
+    }
+    if scorer == "code":
+        code_tests(row, answer_field)
+    elif scorer in readers:
+        readers[scorer](row[answer_field])
+
+
+def answer_text(answer: Any) -> str:
+    """Return an answer as text: a text, or a number, a truth value or a date in its usual form.
+
+    Raises: DataError for anything else, such as a list.
+    """
+    if isinstance(answer, str):
+        return answer
+    if not isinstance(answer, int | float | Decimal | datetime.date | datetime.time):
+        raise DataError(f"the answer is {excerpt(answer)}, expected a text or a number")
+    return str(answer)
+
+
+def answer_texts(answer: Any) -> list[str]:
+    """Return the answers that count as right: one, or a list of them.
+
+    Raises: DataError for anything else.
+    """
+    if isinstance(answer, list) and not answer:
+        raise DataError("the answer is an empty list, expected at least one text")
+    return [answer_text(each) for each in (answer if isinstance(answer, list) else [answer])]
 
 
 def _isolated(result: CallResult) -> CallResult:

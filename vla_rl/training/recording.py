@@ -174,11 +174,12 @@ def recorded_episode(
         for key, value in first.items()
         if isinstance(value, np.ndarray) and value.dtype.kind == "f" and value.ndim == 1
     ]
-    episode = trajectory.episode
+    episode, words = trajectory.episode, first.get("instruction")
     return RecordedEpisode(
         name=f"{episode_name(episode)} weights "
         f"{trajectory.oldest_version}" + (f" run {run}" if run else ""),
-        instruction=str(first.get("instruction", episode.task)),
+        # an environment may call a vector so, which is then recorded as one
+        instruction=words if isinstance(words, str) else episode.task,
         actions=np.stack(actions).astype(np.float32),
         vectors={key: np.stack([step[key] for step in seen]).astype(np.float32) for key in vectors},
         frames={key: partial(_picture, seen, key) for key, yes in is_picture.items() if yes},

@@ -7,6 +7,9 @@ nothing closes cost a pattern `<a>(.*?)</a>` five seconds, in which no other thr
 
 from collections.abc import Iterator
 
+from vla_rl.errors import DataError, VlaRlError
+from vla_rl.util.agreement import excerpt
+
 
 def delimited_spans(text: str, opening: str, closing: str) -> Iterator[tuple[int, int]]:
     """Yield start and end of what stands between an opening and the next closing, in order.
@@ -34,3 +37,20 @@ def valid_unicode(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+def required_text(value: object, what: str, error: type[VlaRlError] = DataError) -> str:
+    """Return a value that has to be text.
+
+    `str()` of anything else would give Python's spelling of it, which nobody wrote.
+
+    Args:
+        value: the value, from a file, an environment or another program.
+        what: names field, row and file, for the error.
+        error: class of the error.
+
+    Raises: `error` for anything but a text.
+    """
+    if not isinstance(value, str):
+        raise error(f"{what} is {excerpt(value)}, a {type(value).__name__}, expected a text.")
+    return value

@@ -107,6 +107,8 @@ def test_broken_scenes_are_named_with_their_file(scenes: Path, tmp_path: Path) -
         ("track_poses", gap, "a track has a pose that is not finite"),
         ("centre_line", arrays["centre_line"][:1], "without a route"),
         ("human", np.full((8, 3), np.nan), r"human has shape \(8, 3\), expected .* finite"),
+        ("token", np.array(7), "token holds int64, expected text"),
+        ("layers", arrays["layers"].astype("S"), r"layers holds \|S\d+, expected text"),
     ):
         np.savez(tmp_path / "a.npz", **{**arrays, name: value})
         with pytest.raises(ValueError, match=rf"a\.npz: .*{what}"):

@@ -7,6 +7,7 @@ from typing import Any
 from sample_tools import broken, crashes, forks, hangs, loud, patient, weather, words
 
 from vla_rl.envs.text import Ask, Done, TextLimits, TextTask
+from vla_rl.types import Message
 
 
 class EchoTask(TextTask):
@@ -55,6 +56,11 @@ class MisbehavingTask(TextTask):
         return {
             "reply gives a text": "again",
             "reply asks a stranger": Ask("?", agent="stranger"),
+            "reply says a number": Ask(3),  # type: ignore[arg-type]
+            "reply says texts": Ask(["again"]),  # type: ignore[list-item]
+            "reply says nothing": Ask([Message(role="user", content=None)]),  # type: ignore[arg-type]
+            "reply pays in words": Done("1", True),  # type: ignore[arg-type]
+            "reply pays nothing": Done(None, True),  # type: ignore[arg-type]
         }.get(self._fault, Done(1.0, True, rewards={"stranger": 1.0}))
 
     def tools(self, agent: str) -> Sequence[Callable[..., Any]]:

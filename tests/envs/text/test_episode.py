@@ -138,6 +138,15 @@ async def test_a_right_answer_in_the_last_turn_counts() -> None:
         ("reply gives a text", EnvError, "reply returned str, expected Ask or Done"),
         ("reply asks a stranger", EnvError, "asks agent 'stranger', expected one of its agents"),
         ("reply pays a stranger", EnvError, "rewards agent 'stranger'"),
+        ("reply says a number", EnvError, "MisbehavingTask says 3, expected a text or messages"),
+        ("reply says texts", EnvError, "MisbehavingTask says 'again', expected a text or messages"),
+        (
+            "reply says nothing",
+            EnvError,
+            "the content of a message of MisbehavingTask is None, a NoneType, expected a text",
+        ),
+        ("reply pays in words", EnvError, "rewards agent 'policy' with '1', expected a number"),
+        ("reply pays nothing", EnvError, "rewards agent 'policy' with None, expected a number"),
     ],
 )
 async def test_a_task_that_breaks_its_contract_is_named(

@@ -237,6 +237,12 @@ def test_a_template_reads_arguments_one_by_one(policy: CausalLanguageModel) -> N
     assert chat.text_of(said, (ADD,), add_generation_prompt=True).strip() == "a=[1];"
 
 
+def test_a_message_without_text_is_no_prompt(policy: CausalLanguageModel) -> None:
+    wordless = Message(role="user", content=None)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"message 1 of 2 \(user\) has the content None, expected"):
+        policy.render((ASKED, wordless))
+
+
 def test_half_a_surrogate_pair_is_replaced_in_every_text_that_is_tokenized(
     policy: CausalLanguageModel,
 ) -> None:

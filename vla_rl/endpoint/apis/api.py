@@ -104,4 +104,4 @@ def data_event(body: dict[str, Any]) -> bytes:
 
 def named_event(body: dict[str, Any]) -> bytes:
     """Encode a server-sent event that is named by the `type` of its body."""
-    return b"event: " + str(body["type"]).encode() + b"\n" + data_event(body)
+    return f"event: {body['type']}\n".encode() + data_event(body)

@@ -10,7 +10,7 @@
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Sequence
-from typing import TypeVar
+from typing import Any, SupportsFloat, TypeVar
 
 import msgspec
 
@@ -27,7 +27,8 @@ from vla_rl.types import (
     TextStart,
     ToolSpec,
 )
-from vla_rl.util.foreign_text import valid_unicode
+from vla_rl.util.agreement import excerpt
+from vla_rl.util.foreign_text import required_text, valid_unicode
 
 T = TypeVar("T")
 
@@ -135,14 +136,30 @@ class TextEpisode:
                 f"{list(self._task.agents)}."
             )
         self._agent, self._options = ask.agent, ask.options
-        messages = (
-            (Message(role="user", content=ask.say),) if isinstance(ask.say, str) else tuple(ask.say)
-        )
-        messages = tuple(map(_readable, messages))
+        said = [Message(role="user", content=ask.say)] if isinstance(ask.say, str) else ask.say
+        if not isinstance(said, Sequence):
+            raise EnvError(f"{self._name} says {excerpt(said)}, expected a text or messages.")
+        messages = tuple(self._checked(message) for message in said)
         if not messages and self._state == "new":
             raise EnvError(f"{self._name}.setup returned no message, expected at least one.")
         self._num_characters += _characters_of(messages)
         return messages, self._toolbox().list_tools()
+
+    def _checked(self, message: Any) -> Message:
+        """Return a message of the task, with text that can be encoded.
+
+        Raises: EnvError for anything else than a message of text.
+        """
+        if not isinstance(message, Message):
+            raise EnvError(
+                f"{self._name} says {excerpt(message)}, expected a text or messages "
+                "(`vla_rl.types.Message`)."
+            )
+        for field in ("role", "content"):
+            required_text(
+                getattr(message, field), f"the {field} of a message of {self._name}", EnvError
+            )
+        return _readable(message)
 
     def _toolbox(self) -> Toolbox:
         """Return the current agent's tools.
@@ -204,6 +221,10 @@ class TextEpisode:
             if agent not in self._rewards:
                 raise EnvError(
                     f"{self._name} rewards agent {agent!r}, expected one of {list(self._rewards)}."
+                )
+            if isinstance(earned, str) or not isinstance(earned, SupportsFloat):
+                raise EnvError(
+                    f"{self._name} rewards agent {agent!r} with {excerpt(earned)}, expected a number."
                 )
             self._rewards[agent] += float(earned)
 

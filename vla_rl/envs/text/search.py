@@ -1,13 +1,15 @@
 """A local index that a tool can search: BM25 over the documents of one file."""
 
 import threading
+from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
 import msgspec
 
 from vla_rl.data.prompts import PromptRows, read_prompts
-from vla_rl.errors import ConfigError
+from vla_rl.errors import ConfigError, DataError
+from vla_rl.util.foreign_text import required_text
 
 _OPENED: Final[dict[tuple[str, int], "SearchIndex"]] = {}
 _OPENING: Final = threading.Lock()
@@ -33,7 +35,7 @@ class Document(msgspec.Struct, frozen=True, kw_only=True):
 class SearchIndex:
     """BM25 (Robertson & Zaragoza 2009, as bm25s computes it) over the `text` and `title` of rows.
 
-    Raises: ConfigError if bm25s is not installed.
+    Raises: ConfigError if bm25s is not installed; DataError for a row whose text or title is no text.
     """
 
     def __init__(self, rows: PromptRows) -> None:
@@ -42,7 +44,7 @@ class SearchIndex:
         except ModuleNotFoundError as error:
             raise ConfigError("searching documents needs bm25s; run `pip install bm25s`") from error
         self._rows, self._bm25s = rows, bm25s
-        texts = [f"{row.get('title') or ''} {row['text']}" for row in rows]
+        texts = [f"{title} {text}" for title, text in map(_title_and_text, rows, count())]
         self._index: Any = bm25s.BM25()
         self._index.index(
             bm25s.tokenize(texts, stopwords="en", show_progress=False), show_progress=False
@@ -67,10 +69,16 @@ class SearchIndex:
         ]
 
     def _document(self, row: int, score: float) -> Document:
-        told = self._rows[row]
-        return Document(
-            row=row, score=score, title=str(told.get("title") or ""), text=str(told["text"])
-        )
+        title, text = _title_and_text(self._rows[row], row)
+        return Document(row=row, score=score, title=title, text=text)
+
+
+def _title_and_text(row: dict[str, Any], number: int) -> tuple[str, str]:
+    title, text = row.get("title"), row["text"]
+    return (
+        "" if title is None else required_text(title, f"'title' of row {number}"),
+        required_text(text, f"'text' of row {number}"),
+    )
 
 
 def open_index(path: str | Path) -> SearchIndex:
@@ -83,5 +91,8 @@ def open_index(path: str | Path) -> SearchIndex:
     key = (str(path.resolve()), path.stat().st_mtime_ns)
     with _OPENING:
         if key not in _OPENED:
-            _OPENED[key] = SearchIndex(rows)
+            try:
+                _OPENED[key] = SearchIndex(rows)
+            except DataError as error:
+                raise DataError(f"{path}: {error}") from error
         return _OPENED[key]

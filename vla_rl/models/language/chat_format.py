@@ -85,8 +85,15 @@ class ChatFormat:
     ) -> str:
         """Render a conversation as text with the template.
 
-        Raises: ConversationRejected, a ValueError, if the template rejects it.
+        Raises: ConversationRejected, a ValueError, if the template rejects it; ValueError for a
+        message whose content is no text.
         """
+        for number, message in enumerate(messages):
+            if not isinstance(message.content, str):
+                raise ValueError(
+                    f"message {number} of {len(messages)} ({message.role}) has the content "
+                    f"{excerpt(message.content)}, expected a text"
+                )
         try:
             return self._rendered(messages, tools, add_generation_prompt=add_generation_prompt)
         except Exception as error:  # a template is a program, and not ours

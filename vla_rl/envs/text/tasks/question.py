@@ -7,13 +7,14 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from vla_rl.data.prompt_messages import first_messages
 from vla_rl.data.prompts import read_prompts
 from vla_rl.envs.text.limits import TextLimits
 from vla_rl.envs.text.search import SearchIndex, open_index
 from vla_rl.envs.text.task import Ask, Done, TextTask
 from vla_rl.errors import DataError
 from vla_rl.scoring import make_scorer
-from vla_rl.types import Info, Message
+from vla_rl.types import Info
 
 
 class QuestionTask(TextTask):
@@ -25,7 +26,7 @@ class QuestionTask(TextTask):
         data: a `.parquet` or `.jsonl` file (see `vla_rl.data.prompts`).
         scorer: `exact`, `match`, `math`, `code`, or `module:function` (see `vla_rl.scoring`).
         prompt_field: column of the question: a text, or a list of messages with `role` and
-            `content`.
+            `content` (see `vla_rl.data.prompt_messages`).
         answer_field: column that the scorer compares with; for `code`, a list of tests
             `{"stdin": ..., "stdout": ...}`.
         system: system message at the start, for example the expected format of an answer.
@@ -121,24 +122,3 @@ class SearchTask(QuestionTask):
         assert self._index is not None
         found = await asyncio.to_thread(self._index.search, query, self._max_results)
         return "\n\n".join(document.as_text() for document in found) or "nothing was found"
-
-
-def first_messages(asked: Any, system: str, label: str) -> tuple[Message, ...]:
-    """Return the first messages about a prompt: the system's, if there is one, and the prompt.
-
-    Raises: DataError, with the label, if the prompt is neither text nor messages.
-    """
-    messages = messages_of(asked, label)
-    return (Message(role="system", content=system), *messages) if system else messages
-
-
-def messages_of(asked: Any, label: str) -> tuple[Message, ...]:
-    """Return a prompt as messages. Raises: DataError if it is neither text nor messages."""
-    if isinstance(asked, str):
-        return (Message(role="user", content=asked),)
-    is_list = isinstance(asked, list) and len(asked) > 0
-    if not is_list or not all(
-        isinstance(said, dict) and {"role", "content"} <= said.keys() for said in asked
-    ):
-        raise DataError(f"{label} is neither a text nor a list of messages with role and content.")
-    return tuple(Message(role=str(said["role"]), content=str(said["content"])) for said in asked)
