@@ -42,7 +42,7 @@ def open_to_calls(means: frozenset[Means], *, signals_are_confined: bool) -> lis
         found.append("write what every user can, such as new files in /tmp")
     elif means.isdisjoint(("own_user", "landlock")):
         found.append("write to devices that this user can write to")
-    if means.isdisjoint(("mounts", "seccomp")):
+    if means.isdisjoint(("mounts", "seccomp")) and means & {"own_user", "landlock"}:
         found.append("set attributes of files that every user can write to")
     if means.isdisjoint(("mounts", "landlock")):
         found.append("fill the disk outside of their folders")
