@@ -147,6 +147,9 @@ ALLOWED = {
     "envs/libero/init_states.py": ["np.load(path, allow_pickle=False)"],
     "recipes/record_demonstrations.py": ["np.load(file)"],
     "models/prismatic/weights.py": ["torch.load(path, map_location='cpu', weights_only=True)"],
+    "models/weight_files.py": [
+        "torch.load(path, map_location='cpu', weights_only=True, mmap=zipfile.is_zipfile(path))"
+    ],
     # NumPy's old names for LIBERO-plus, whose own code asks for them
     "envs/libero/sensor_noise.py": ["np.frombuffer(data, dtype)", "getattr(np, name)"],
 }

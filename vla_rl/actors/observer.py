@@ -86,11 +86,10 @@ class ProcessObserver:
         self._watched[watched] = None
         self._loop = asyncio.get_running_loop()
         if self._thread is None and not self._is_closed.is_set():
-            thread = threading.Thread(
+            self._thread = threading.Thread(
                 target=self._observe, name=f"observer of {self._name}", daemon=True
             )
-            thread.start()
-            self._thread = thread
+            self._thread.start()
 
     def forget(self, watched: Watched) -> None:
         """Stop observing a process; one that is not observed is ignored."""

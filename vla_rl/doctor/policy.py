@@ -125,6 +125,7 @@ def _statistics(folder: "PublicFolder", patient: Patient) -> Iterable[Finding]:
         key = choose_key(
             folder.statistics, patient.norm_key or folder.extension.norm_key, folder.path
         )
+        chosen = folder.statistics[key].action
     except VlaRlError as error:
         yield Finding(
             str(error).rstrip("."),
@@ -133,7 +134,6 @@ def _statistics(folder: "PublicFolder", patient: Patient) -> Iterable[Finding]:
             "Name the set with --norm-key, or add the `dataset_statistics.json` of its training",
         )
         return
-    chosen = folder.statistics[key].action
     in_config = read_statistics((Path("/nonexistent"),), folder.public.norm_stats).get(key)
     if in_config is not None and in_config.action != chosen:
         yield Finding(

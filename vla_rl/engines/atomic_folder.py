@@ -180,12 +180,17 @@ def is_left_over(path: Path) -> bool:
     return lock is not None
 
 
-def verify_folder(folder: Path) -> dict[str, FileEntry]:
-    """Check every file against the manifest.
+def verify_folder(folder: Path, below: str = "") -> dict[str, FileEntry]:
+    """Check every file against the manifest, and return the manifest's entries.
+
+    Args:
+        folder: a complete folder.
+        below: beginning of the names to check, such as `policy/`; "" checks all.
 
     Raises: CheckpointError naming the first file that differs.
     """
     entries = read_manifest(folder)
+    entries = {name: entry for name, entry in entries.items() if name.startswith(below)}
     for name, entry in entries.items():
         path = folder / name
         try:
@@ -213,6 +218,10 @@ def read_manifest(folder: Path) -> dict[str, FileEntry]:
     """
     path = folder / MANIFEST
     try:
+        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+            raise CheckpointError(
+                f"{path} is not a file; the checkpoint is damaged, take an older one."
+            )
         return msgspec.json.decode(path.read_bytes(), type=dict[str, FileEntry])
     except FileNotFoundError as error:
         raise CheckpointError(

@@ -21,6 +21,7 @@ from typing import Any, Final, Protocol, Self, TypeVar
 import numpy as np
 from torch import Tensor, nn
 
+from vla_rl.engines.finiteness import first_not_finite
 from vla_rl.types import Observation, Sampling
 
 BatchT = TypeVar("BatchT")
@@ -123,7 +124,11 @@ def unfit_for_learning(model: TokenModel[Any]) -> str | None:
                 f"{type(module).__name__} {name!r} in training mode, so a row depends on chance or "
                 "on other rows; call network.eval(), or remove the layer"
             )
-    held = sum(tensor.numel() for tensor in model.checkpoint_tensors().values())
+    tensors = model.checkpoint_tensors()
+    unsound = first_not_finite(tensors)
+    if unsound is not None:
+        return f"numbers that are not finite in {unsound}; load weights that are whole"
+    held = sum(tensor.numel() for tensor in tensors.values())
     needed = sum(parameter.numel() for parameter in model.network.parameters())
     if held < needed:
         return (

@@ -11,14 +11,16 @@ from typing import Any, Final
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 from vla_rl.algorithms import EmbeddingConfig
 from vla_rl.algorithms.srpo.moments import cannot_embed, evenly_spaced, stacked
 from vla_rl.engines import DeviceLane, PolicyModel
+from vla_rl.engines.finiteness import require_finite
 from vla_rl.engines.transfers import to_device
 from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.models.weight_files import read_tensors
 from vla_rl.types import Trajectory
 
 FRAMES_PER_BATCH: Final = 32
@@ -78,8 +80,10 @@ class PolicyTowerEncoder:
 
         Raises: CheckpointError if it is not of this policy.
         """
+        tensors = read_tensors(file)
+        require_finite(tensors, file)
         try:
-            self._tower.load_state_dict(load_file(file))
+            self._tower.load_state_dict(tensors)
         except RuntimeError as error:
             raise CheckpointError(
                 f"{file} is not the vision tower of this policy: {error}"

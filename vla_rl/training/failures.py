@@ -8,8 +8,7 @@ import traceback
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from vla_rl.actors.room import lack_of_threads
-from vla_rl.errors import CheckpointError, ConfigError, DataError, VlaRlError
+from vla_rl.errors import CheckpointError, DataError, VlaRlError
 from vla_rl.tracebacks import shorten
 
 P = ParamSpec("P")
@@ -31,8 +30,6 @@ def raises_one_error(
         except Exception as error:
             failure = only_error(error)
             shorten(failure)
-            if words := lack_of_threads(failure):
-                raise ConfigError(words) from failure
             raise failure from failure.__cause__
 
     return reporting
@@ -70,8 +67,6 @@ def explain(error: Exception) -> str:
     """
     failure = only_error(error)
     shorten(failure)
-    if words := lack_of_threads(failure):
-        return f"error: {words}"
     if isinstance(failure, ExceptionGroup):
         members = _members_of(failure)
         return "\n".join([f"{len(members)} errors:", *map(_explained, members)])

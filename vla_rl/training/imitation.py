@@ -193,7 +193,7 @@ def with_statistics(folder: PublicFolder, statistics: Mapping[str, Any], key: st
         folder.extension, norm_key=key, gripper=gripper_of(found, Extension()), epsilon=EPSILON
     )
     return replace(
-        folder, files=files, extension=extension, statistics={**folder.statistics, key: found}
+        folder, files=files, extension=extension, statistics=folder.statistics.with_set(key, found)
     )
 
 

@@ -37,14 +37,29 @@ def agreed_value(
 
     Raises: `error` naming both sources and values if they differ.
     """
+    if first[1] != second[1]:
+        raise disagreement(what, first, second, remedy=remedy, error=error)
+    return first[1]
+
+
+def disagreement(
+    what: str,
+    first: tuple[str, object],
+    second: tuple[str, object],
+    *,
+    remedy: str,
+    error: type[VlaRlError] = CheckpointError,
+) -> VlaRlError:
+    """Return the error for two sources that differ, for values that `!=` does not compare.
+
+    Args: those of `agreed_value`.
+    """
     (first_name, one), (second_name, other) = first, second
-    if one != other:
-        shown_one, shown_other = excerpts(one, other)
-        raise error(
-            f"two sources of {what} say different things: {first_name} says {shown_one}, "
-            f"{second_name} says {shown_other}, expected the same; {remedy}."
-        )
-    return one
+    shown_one, shown_other = excerpts(one, other)
+    return error(
+        f"two sources of {what} say different things: {first_name} says {shown_one}, "
+        f"{second_name} says {shown_other}, expected the same; {remedy}."
+    )
 
 
 def excerpts(one: object, other: object) -> tuple[str, str]:
@@ -62,10 +77,7 @@ def excerpts(one: object, other: object) -> tuple[str, str]:
 
 def excerpt(value: object) -> str:
     """Return a value as Python writes it, cut to a length that an error can show."""
-    try:
-        return _cut(repr(value), 0)
-    except RecursionError:
-        return f"a {type(value).__name__} nested too deeply to show"
+    return _cut(repr(value), 0)
 
 
 def _cut(text: str, start: int) -> str:

@@ -172,9 +172,10 @@ def test_layers_that_forget_are_refused(tmp_path: Path) -> None:
 def test_a_folder_that_is_none_says_so(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"is not a folder"):
         CausalLanguageModel.load(tmp_path / "nothing")
-    with pytest.raises(
-        CheckpointError, match=r"not a causal language model that transformers can load"
-    ):
+    with pytest.raises(CheckpointError, match=r"holds no weights; expected model\.safetensors"):
+        CausalLanguageModel.load(tmp_path)
+    torch.save({}, tmp_path / "pytorch_model.bin")
+    with pytest.raises(CheckpointError, match=r"holds no weights; expected model\.safetensors"):
         CausalLanguageModel.load(tmp_path)
 
 

@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from vla_rl.errors import CheckpointError
 from vla_rl.models.openvla_oft import LIBERO_BOUNDS, OpenVlaOft, OpenVlaOftConfig
 from vla_rl.models.openvla_oft.network import OpenVlaOftNetwork
-from vla_rl.models.prismatic.weights import SINGLE_FILE as TENSOR_FILE
+from vla_rl.models.weight_files import SINGLE_FILE as TENSOR_FILE
 
 
 @pytest.fixture(scope="module")

@@ -26,6 +26,7 @@ from vla_rl.models.openvla_oft.config import TINY_TOKENIZER
 from vla_rl.models.prismatic.config import LoraConfig
 from vla_rl.models.prismatic.folder import open_folder
 from vla_rl.models.prismatic.hub import downloaded
+from vla_rl.models.prismatic.peft_adapter import MAY_DIFFER
 
 MakeObservation = Callable[..., dict[str, Any]]
 
@@ -266,7 +267,7 @@ def test_an_adapter_saved_by_peft_is_put_where_peft_puts_it(
     [
         (
             {"use_dora": True},
-            r"has peft_type 'LORA', bias 'none', use_dora True; expected plain LoRA",
+            r"has use_dora True; expected plain LoRA",
         ),
         ({"rank_pattern": {"qkv": 8}}, "rank_pattern"),
         ({"modules_to_save": ["value_head"]}, "modules_to_save"),
@@ -282,6 +283,129 @@ def test_an_adapter_of_another_kind_is_named(
     config = json.loads((adapter / "adapter_config.json").read_text())
     (adapter / "adapter_config.json").write_text(json.dumps({**config, **changes}))
     with pytest.raises(CheckpointError, match=message):
+        OpenVlaOft.load(base, adapter=adapter)
+
+
+def peft_fields() -> dict[str, Any]:
+    """Each field that peft's configuration has, with a value that is not its default."""
+    import peft
+
+    values = peft.LoraConfig(r=4).to_dict()
+    others: dict[type, Any] = {bool: True, int: 7, float: 0.5, str: "other", dict: {"a": 1}}
+    return {
+        name: not value if isinstance(value, bool) else others.get(type(value), ["something"])
+        for name, value in values.items()
+        if name not in ("r", "lora_alpha", "peft_type")
+    }
+
+
+@pytest.mark.parametrize("name", sorted(peft_fields()))
+def test_a_field_that_may_change_what_an_adapter_computes_is_refused_by_its_name(
+    name: str, base: Path, adapter: Path
+) -> None:
+    value = peft_fields()[name]
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, name: value}))
+    if name in MAY_DIFFER - {"base_model_name_or_path"} or name == "eva_config":
+        open_folder(base, adapter)
+    elif name != "base_model_name_or_path":
+        with pytest.raises(CheckpointError, match=f"has {name} .*; expected plain LoRA"):
+            open_folder(base, adapter)
+
+
+def test_a_field_that_peft_adds_tomorrow_is_refused_unless_it_is_off(
+    base: Path, adapter: Path
+) -> None:
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    for off in (None, False, {}, []):
+        (adapter / "adapter_config.json").write_text(json.dumps({**config, "use_new": off}))
+        open_folder(base, adapter)
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, "use_new": "fast"}))
+    with pytest.raises(CheckpointError, match="has use_new 'fast'; expected plain LoRA"):
+        open_folder(base, adapter)
+
+
+def test_what_peft_writes_for_a_plain_adapter_is_taken(base: Path, adapter: Path) -> None:
+    import peft
+
+    written = peft.LoraConfig(r=32, lora_alpha=16, target_modules=["q_proj"])
+    written.save_pretrained(adapter)
+    assert open_folder(base, adapter).adapter is not None
+
+
+@pytest.mark.parametrize("init", ["pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga"])
+def test_an_adapter_that_changed_its_base_first_is_refused(
+    init: str, base: Path, adapter: Path
+) -> None:
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, "init_lora_weights": init}))
+    with pytest.raises(CheckpointError, match=f"init_lora_weights '{init}'; expected plain LoRA"):
+        OpenVlaOft.load(base, adapter=adapter)
+
+
+@pytest.mark.parametrize("init", [True, False, "gaussian", "eva", "orthogonal", "mica"])
+@torch.no_grad()
+def test_an_adapter_that_left_its_base_as_it_was_is_put_where_peft_puts_it(
+    init: Any, public: Path, make_observation: MakeObservation, tmp_path: Path
+) -> None:
+    import peft
+
+    theirs = OpenVlaOft.load(public, norm_key="libero_goal")
+    wrapped = peft.get_peft_model(
+        theirs.network,
+        peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj"], init_lora_weights=init)
+        if init != "eva"
+        else peft.LoraConfig(
+            r=4, lora_alpha=8, target_modules=["q_proj"], init_lora_weights="eva",
+            eva_config=peft.EvaConfig(),
+        ),
+        low_cpu_mem_usage=init == "eva",
+    )  # fmt: skip
+    for name, parameter in wrapped.named_parameters():
+        if "lora_" in name:
+            replaced = torch.full(parameter.shape, 0.05)
+            if parameter.device.type == "meta":
+                owner, _, leaf = name.rpartition(".")
+                wrapped.get_submodule(owner).register_parameter(leaf, torch.nn.Parameter(replaced))
+            else:
+                parameter.copy_(replaced)
+    wrapped.save_pretrained(tmp_path / "adapter")
+    batch = theirs.prepare([make_observation(0)])
+    ours = OpenVlaOft.load(public, norm_key="libero_goal", adapter=tmp_path / "adapter")
+    torch.testing.assert_close(ours.network(batch), theirs.network(batch), atol=2e-5, rtol=0)
+
+
+def test_an_adapter_with_a_number_that_is_not_finite_is_refused(base: Path, adapter: Path) -> None:
+    file = adapter / "adapter_model.safetensors"
+    tensors = load_file(file)
+    next(iter(tensors.values()))[0, 0] = float("nan")
+    save_file(tensors, file)
+    for use in ("merge", "train"):
+        with pytest.raises(CheckpointError, match="not finite"):
+            OpenVlaOft.load(base, adapter=adapter, adapter_use=use)
+
+
+def test_two_adapters_in_one_folder_have_to_be_the_same(base: Path, adapter: Path) -> None:
+    shutil.copytree(adapter, adapter / "lora_adapter")
+    OpenVlaOft.load(base, adapter=adapter)
+    inner = adapter / "lora_adapter" / "adapter_model.safetensors"
+    before = load_file(inner)
+    save_file({name: tensor * 2 for name, tensor in before.items()}, inner)
+    with pytest.raises(CheckpointError, match=r"two sources of the tensor .*lora_adapter"):
+        OpenVlaOft.load(base, adapter=adapter)
+    save_file(before, inner)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, "lora_alpha": 7}))
+    with pytest.raises(CheckpointError, match=r"two sources of the adapter .*say different things"):
+        OpenVlaOft.load(base, adapter=adapter)
+
+
+def test_an_adapter_in_two_formats_has_to_be_the_same_in_both(base: Path, adapter: Path) -> None:
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    torch.save(tensors, adapter / "adapter_model.bin")
+    OpenVlaOft.load(base, adapter=adapter)
+    torch.save({name: 2 * each for name, each in tensors.items()}, adapter / "adapter_model.bin")
+    with pytest.raises(CheckpointError, match=r"two sources of the tensor .*adapter_model\.bin"):
         OpenVlaOft.load(base, adapter=adapter)
 
 
@@ -357,12 +481,10 @@ def hub(
     shutil.copytree(adapter, merged / "lora_adapter")
     repositories = {"openvla/openvla-7b": base, "lab/adapter": trained, "lab/merged": merged}
 
-    def snapshot(hub_id: str, *, allow_patterns: list[str], ignore_patterns: list[str]) -> str:
+    def snapshot(hub_id: str, *, ignore_patterns: list[str]) -> str:
         source, local = repositories[hub_id], tmp_path / "cache" / hub_id
         names = [str(path.relative_to(source)) for path in source.rglob("*") if path.is_file()]
-        for name in filter_repo_objects(
-            names, allow_patterns=allow_patterns, ignore_patterns=ignore_patterns
-        ):
+        for name in filter_repo_objects(names, ignore_patterns=ignore_patterns):
             (local / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy(source / name, local / name)
         return str(local)

@@ -60,11 +60,24 @@ def test_code_in_a_folder_is_carried_along_and_never_run(folder: Path, tmp_path:
     assert (tmp_path / "ours" / "modeling_prismatic.py").read_text() == code
 
 
-def test_statistics_beside_the_config_come_before_those_in_it(folder: Path) -> None:
+def test_statistics_in_two_files_have_to_be_the_same(folder: Path) -> None:
     other = public_checkpoint.statistics()
-    other["action"]["q01"] = [-0.5] * 7
-    changed(folder / "config.json", norm_stats={"libero_goal_no_noops": other})
+    rounded = np.asarray(other["action"]["q01"], np.float32).tolist()
+    assert rounded != other["action"]["q01"]
+    same = {**other, "action": {**other["action"], "q01": rounded}}
+    changed(folder / "config.json", norm_stats={"libero_goal_no_noops": same})
     assert load(folder).config.action_bounds.low[0] == pytest.approx(-0.1)
+    other["action"]["q01"] = [-0.5] * 7
+    both = {"libero_goal_no_noops": other, "bridge_orig": other}
+    changed(folder / "config.json", norm_stats=both)
+    with pytest.raises(
+        CheckpointError,
+        match=r"two sources of q01 of action in the statistics 'libero_goal_no_noops' say different "
+        r"things: .*dataset_statistics\.json says \[-0\.1.*config\.json says \[-0\.5",
+    ):
+        load(folder)
+    # another set that only one file has can be used
+    assert OpenVla.load(folder, norm_key="bridge_orig").config.action_bounds.low[0] == -0.5
     (folder / "dataset_statistics.json").unlink()
     assert load(folder).config.action_bounds.low[0] == -0.5
 

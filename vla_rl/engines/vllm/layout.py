@@ -64,6 +64,7 @@ def write_folder(folder: Path, layout: EngineLayout) -> None:
     """Write a checkpoint folder without weights, which come from the learner."""
     (folder / "config.json").write_bytes(msgspec.json.encode(layout.config))
     for name, data in layout.files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
 
 

@@ -7,7 +7,7 @@ Nothing is raised, because the model has to learn from it.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -39,13 +39,16 @@ class ChatFormat:
     Args:
         tokenizer: a transformers tokenizer with a chat template.
         stop_tokens: tokens that end a reply; they are not part of its text.
-        template: another chat template than the tokenizer's.
+        template: another chat template than the tokenizer's, or several by name.
 
     Raises: CheckpointError for a tokenizer without a chat template.
     """
 
     def __init__(
-        self, tokenizer: Any, stop_tokens: frozenset[int], template: str | None = None
+        self,
+        tokenizer: Any,
+        stop_tokens: frozenset[int],
+        template: str | Mapping[str, str] | None = None,
     ) -> None:
         self._template = template
         if not (template or getattr(tokenizer, "chat_template", None)):
@@ -114,12 +117,28 @@ class ChatFormat:
     ) -> str:
         text: str = self._tokenizer.apply_chat_template(
             [self._given(message) for message in messages],
-            chat_template=self._template,
+            chat_template=self._template_for(tools),
             tools=[_tool_for_template(tool) for tool in tools] or None,
             add_generation_prompt=add_generation_prompt,
             tokenize=False,
         )
         return valid_unicode(text)
+
+    def _template_for(self, tools: Sequence[ToolSpec]) -> str | None:
+        """Return the template of a conversation; None for the tokenizer's own choice.
+
+        Of several by name, `tool_use` is for conversations with tools, as in transformers.
+        """
+        if not isinstance(self._template, Mapping):
+            return self._template
+        names = ["tool_use"] * bool(tools) + ["default"]
+        found = next((self._template[name] for name in names if name in self._template), None)
+        if found is None:
+            raise ValueError(
+                f"the chat templates are {sorted(self._template)}, expected one named 'default'; "
+                "put chat_template.jinja beside the checkpoint's files"
+            )
+        return found
 
     def _given(self, message: Message) -> dict[str, Any]:
         """Return a message as the template expects it."""

@@ -2,7 +2,7 @@
 transformers.
 
     config.json, model.safetensors (or shards and their index), tokenizer.json,
-    tokenizer_config.json, chat_template.jinja
+    tokenizer_config.json, chat_template.jinja, and every other small file beside them
 
 No code of a checkpoint is run, and nothing is unpickled.
 """
@@ -17,31 +17,35 @@ import transformers
 from safetensors import SafetensorError
 from torch import Tensor
 
+from vla_rl.engines.finiteness import require_finite
 from vla_rl.errors import CheckpointError
+from vla_rl.models.companion_files import companion_files
+from vla_rl.models.language.two_sources import require_agreement
+from vla_rl.models.prismatic.hub import HUB_ID, downloaded
+from vla_rl.models.weight_files import ADAPTER_CONFIG, check_weights, holds_weights
 
 TENSOR_FILE: Final = "model.safetensors"
 
 WITH_IMAGES: Final = frozenset({"qwen2_5_vl"})
 """Model types whose images are read (`vision.py`)."""
 
-SMALL_FILES: Final = (
+TEXTS: Final = (
     "config.json",
     "generation_config.json",
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
     "added_tokens.json",
-    "chat_template.jinja",
     "chat_template.json",
     "preprocessor_config.json",
     "processor_config.json",
     "video_preprocessor_config.json",
     "vocab.json",
     "merges.txt",
-    "tokenizer.model",
-    "LICENSE",
+    "*.jinja",
 )
-"""Files that are carried over beside the tensors, if they exist."""
+"""Patterns of the files that transformers reads, which have to be text. Others are only carried
+over."""
 
 
 def has_vision(folder: Path) -> bool:
@@ -61,12 +65,15 @@ def read(
     Raises: CheckpointError naming what is missing or does not fit.
     """
     folder = local_folder(source)
-    _require_text(folder)
+    files = companion_files(folder)
+    _require_text(folder, files)
     if has_vision(folder) != with_images:
         raise CheckpointError(
             f"{source} {'has no' if with_images else 'has a'} vision tower; load it with "
             "vla_rl.models.language.load_language_model, which takes both kinds"
         )
+    require_agreement(folder, with_images=with_images)
+    _require_whole_weights(folder)
     text_side: Any = transformers.AutoProcessor if with_images else transformers.AutoTokenizer
     loader: Any = (
         transformers.AutoModelForImageTextToText
@@ -93,32 +100,45 @@ def read(
     unfit = {key: sorted(names) for key, names in report.items() if names and key != "error_msgs"}
     if unfit:
         raise CheckpointError(f"the tensors of {source} do not match its config.json: {unfit}")
-    return network, tokenizer, small_files(folder)
+    require_finite(distinct_tensors(network), folder)
+    return network, tokenizer, files
 
 
-def _require_text(folder: Path) -> None:
+def _require_whole_weights(folder: Path) -> None:
+    """Raise CheckpointError unless the folder has weights that are whole and as they were saved.
+
+    transformers would put an adapter into the network without a word: then only the adapter is
+    trained, and what is saved has names that no one loads.
+    """
+    if (folder / ADAPTER_CONFIG).is_file() and not holds_weights(folder):
+        raise CheckpointError(
+            f"{folder} holds an adapter ({ADAPTER_CONFIG}) without weights, and language policies "
+            "are loaded from whole weights; merge it into its base with peft "
+            "(merge_and_unload, save_pretrained) and load the result."
+        )
+    check_weights(folder)
+
+
+def _require_text(folder: Path, files: Mapping[str, bytes]) -> None:
     """Raise CheckpointError naming the first small file that is not text, or not JSON by its name.
 
     transformers does not name such a file, and silently ignores an unreadable
     generation_config.json.
     """
-    for name, data in small_files(folder).items():
+    for name, data in files.items():
+        if not any(Path(name).match(pattern) for pattern in TEXTS):
+            continue
         try:
             if name.endswith(".json"):
                 # not msgspec: transformers writes NaN and Infinity as well
                 json.loads(data.decode())
-            elif name.endswith((".jinja", ".txt")):
+            else:
                 data.decode()
         except (ValueError, RecursionError) as error:  # not JSON, or bytes that are not text
             kind = "JSON" if name.endswith(".json") else "text"
             raise CheckpointError(
                 f"{folder / name} is not {kind} in UTF-8: {error}; download it again."
             ) from error
-
-
-def small_files(folder: Path) -> dict[str, bytes]:
-    """Read the files beside the tensors."""
-    return {name: (folder / name).read_bytes() for name in SMALL_FILES if (folder / name).is_file()}
 
 
 def stop_tokens_of(network: Any, tokenizer: Any) -> frozenset[int]:
@@ -194,21 +214,8 @@ def local_folder(source: str | Path) -> Path:
     folder = Path(source)
     if folder.is_dir():
         return folder
-    if isinstance(source, Path) or source.startswith((".", "/", "~")) or source.count("/") != 1:
+    if isinstance(source, Path) or source.startswith(".") or HUB_ID.fullmatch(source) is None:
         raise CheckpointError(
             f"{source} is not a folder; expected one, or a hub id such as Qwen/Qwen3-0.6B."
         )
-    from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import (
-        HfHubHTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-    )
-
-    try:
-        wanted = [*SMALL_FILES, "*.safetensors", "*.safetensors.index.json"]
-        return Path(snapshot_download(source, allow_patterns=wanted))
-    except (HfHubHTTPError, LocalEntryNotFoundError, RepositoryNotFoundError, OSError) as error:
-        raise CheckpointError(
-            f"{source} is not a local folder, and cannot be fetched from the hub: {error}"
-        ) from error
+    return downloaded(source, without=("*.pt",))

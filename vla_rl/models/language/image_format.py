@@ -51,7 +51,7 @@ class ImageChatFormat(ChatFormat):
 
         Raises: ValueError if the template rejects it, or describes no tools although there are some.
         """
-        if tools and "tools" not in (self._template or ""):
+        if tools and "tools" not in (self._template_for(tools) or ""):
             raise ValueError(
                 f"the conversation has {len(tools)} tools, but the chat template describes none to "
                 "the policy; put a chat_template.jinja with tools beside the checkpoint's files"

@@ -135,7 +135,7 @@ def write_tokenizer(folder: Path, config: TinyConfig, texts: Iterable[str]) -> d
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-    from vla_rl.models.language.checkpoint import small_files
+    from vla_rl.models.companion_files import companion_files
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -162,4 +162,4 @@ def write_tokenizer(folder: Path, config: TinyConfig, texts: Iterable[str]) -> d
     }
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    return small_files(folder)
+    return companion_files(folder)

@@ -15,8 +15,6 @@ from typing import Final
 import msgspec
 import numpy as np
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from vla_rl.algorithms import entropy
@@ -26,9 +24,9 @@ from vla_rl.engines.sampling import choose_tokens, tempered_log_probs
 from vla_rl.engines.transfers import to_device
 from vla_rl.errors import CheckpointError
 from vla_rl.models.mlp.config import MlpConfig
+from vla_rl.models.weight_files import SINGLE_FILE, read_weights
 from vla_rl.types import Observation, Sampling
 
-TENSOR_FILE: Final = "model.safetensors"
 CONFIG_FILE: Final = "config.json"
 MARGIN_BYTES: Final = 1 << 20
 
@@ -95,15 +93,13 @@ class MlpPolicy(PolicyModel[Tensor]):
 
         Raises: CheckpointError naming what is missing, unknown or damaged.
         """
-        path = folder / CONFIG_FILE
         try:
-            config = msgspec.json.decode(path.read_bytes(), type=MlpConfig)
-            path = folder / TENSOR_FILE
-            tensors = load_file(path)
-        except (OSError, SafetensorError, ValueError, RecursionError) as error:
+            config = msgspec.json.decode((folder / CONFIG_FILE).read_bytes(), type=MlpConfig)
+            tensors = read_weights(folder)
+        except (OSError, ValueError, RecursionError) as error:
             # ValueError: not JSON, or not text
             raise CheckpointError(
-                f"{folder} is not an MLP policy's checkpoint: {path.name} cannot be read: "
+                f"{folder} is not an MLP policy's checkpoint: {CONFIG_FILE} cannot be read: "
                 f"{error}; choose another one."
             ) from error
         policy = cls.create(config, seed=0)
@@ -118,7 +114,7 @@ class MlpPolicy(PolicyModel[Tensor]):
         tensors = self.checkpoint_tensors()
         num_bytes = sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
         with writing_folder(folder, num_bytes + MARGIN_BYTES) as writer:
-            writer.write_tensors(TENSOR_FILE, tensors)
+            writer.write_tensors(SINGLE_FILE, tensors)
             for name, data in self.checkpoint_files().items():
                 writer.write_bytes(name, data)
 

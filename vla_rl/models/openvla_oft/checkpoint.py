@@ -42,7 +42,8 @@ from vla_rl.models.prismatic.statistics import (
     gripper_of,
     proprio_of,
 )
-from vla_rl.models.prismatic.weights import NORM, stored_dtype, tensor_files
+from vla_rl.models.prismatic.weights import NORM
+from vla_rl.models.weight_files import stored_dtype, tensor_files
 
 EPSILON: Final = 1e-8
 """Value that OpenVLA-OFT's code adds to the range of the statistics; OpenVLA's does not."""

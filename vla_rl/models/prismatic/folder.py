@@ -11,14 +11,12 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
 
-from vla_rl.engines.atomic_folder import MANIFEST
 from vla_rl.errors import CheckpointError
+from vla_rl.models.companion_files import companion_files
 from vla_rl.models.prismatic.config import PixelScaling
 from vla_rl.models.prismatic.hub import HUB_ID, downloaded
 from vla_rl.models.prismatic.peft_adapter import (
-    ADAPTER_CONFIG,
     LORA_FOLDER,
     PeftAdapter,
     find_adapter,
@@ -33,13 +31,14 @@ from vla_rl.models.prismatic.public_config import (
     read_extension,
     read_public_config,
 )
-from vla_rl.models.prismatic.statistics import Statistics, read_statistics
-from vla_rl.models.prismatic.weights import INDEX_FILE, MAIN_WEIGHTS, holds_weights
-
-COMPANION_BYTES: Final = 16 << 20
-"""Files up to this size that are not weights are carried from a loaded folder to a saved one."""
-
-_WEIGHTS: Final = (".safetensors", ".pt", ".bin", ".pth")
+from vla_rl.models.prismatic.statistics import StatisticsSets, read_statistics
+from vla_rl.models.weight_files import (
+    ADAPTER_CONFIG,
+    INDEX_FILE,
+    MAIN_WEIGHTS,
+    holds_weights,
+    refuse_adapter_beside,
+)
 
 _SNAPSHOT = re.compile(r".*/models--([\w.-]+?)--([\w.-]+)/snapshots/\w+/?")
 """Path under which the hub's client stores a repository. OpenVLA-OFT's training notes such a path
@@ -57,7 +56,7 @@ class PublicFolder:
 
     public: PublicConfig
     extension: Extension
-    statistics: Mapping[str, Statistics]
+    statistics: StatisticsSets
     """Action statistics by key."""
 
     pixels: PixelScaling
@@ -147,11 +146,13 @@ def _read_adapted(base: Path, folder: Path) -> PublicFolder:
 
 
 def _read(path: Path, adapter: PeftAdapter | None, beside: Path | None) -> PublicFolder:
+    refuse_adapter_beside(path)
     folders = (path,) if beside is None else (beside, path)
     files: dict[str, bytes] = {}
     for folder in reversed(folders):
         files |= _small_files(folder, adapter)
-    public = read_public_config(_folder_of_file(CONFIG_FILE, folders))
+    config = _folder_of_file(CONFIG_FILE, folders) / CONFIG_FILE
+    public = read_public_config(config.parent)
     if TOKENIZER_FILE not in files:
         raise CheckpointError(f"{path} has no {TOKENIZER_FILE}; expected one beside {CONFIG_FILE}.")
     extension = read_extension(_folder_of_file(EXTENSION_FILE, folders))
@@ -164,7 +165,11 @@ def _read(path: Path, adapter: PeftAdapter | None, beside: Path | None) -> Publi
         path=path,
         public=public,
         extension=extension,
-        statistics=read_statistics(folders, public.norm_stats),
+        # what was saved here has the statistics of its training in their own file, whatever the
+        # configuration of its base says
+        statistics=read_statistics(
+            folders, public.norm_stats, config if extension.family is None else None
+        ),
         pixels=read_pixel_scaling(folders, public.image_sizes[0]),
         files=files,
         index=index,
@@ -174,18 +179,10 @@ def _read(path: Path, adapter: PeftAdapter | None, beside: Path | None) -> Publi
 
 
 def _small_files(folder: Path, adapter: PeftAdapter | None) -> dict[str, bytes]:
-    others = {MANIFEST, INDEX_FILE}
-    if adapter is not None and folder == adapter.path:
-        # they describe the adapter, not what it is merged into
-        others |= {ADAPTER_CONFIG, "README.md"}
-    return {
-        file.name: file.read_bytes()
-        for file in sorted(folder.iterdir())
-        if file.is_file()
-        and file.suffix not in _WEIGHTS
-        and file.name not in others
-        and file.stat().st_size <= COMPANION_BYTES
-    }
+    # what describes the adapter does not describe what it is merged into
+    is_adapter = adapter is not None and folder == adapter.path
+    without = (ADAPTER_CONFIG, "README.md") if is_adapter else ()
+    return companion_files(folder, frozenset(without))
 
 
 def _folder_of_file(name: str, folders: Sequence[Path]) -> Path:

@@ -14,6 +14,23 @@ from typing import Final
 from vla_rl.errors import CheckpointError
 
 HUB_ID: Final = re.compile(r"[\w.-]+/[\w.-]+")
+
+OTHER_WEIGHTS: Final = (
+    ".ckpt", ".gguf", ".h5", ".joblib", ".mlmodel", ".msgpack", ".npy", ".npz", ".onnx", ".onnx_data", ".ot", ".pb",
+    ".pickle", ".pkl", ".pth", ".tflite",
+)  # fmt: skip
+"""Suffixes of weights that no reader here takes."""
+
+NOT_FETCHED: Final = (
+    *(f"*{suffix}" for suffix in OTHER_WEIGHTS),
+    "*pytorch_model*.bin", "model.bin", "*[!l].bin",  # every .bin but adapter_model.bin
+    "*.arrow", "*.gif", "*.gz", "*.hdf5", "*.jpg", "*.mp4", "*.parquet", "*.png", "*.tar", "*.tfrecord", "*.webm",
+    "*.zip",
+)  # fmt: skip
+"""Patterns of what a repository has besides a policy: weights of other tools, data, videos. All
+else is fetched, because no list names every file that a policy may need. Python files are never run here,
+but `config.json` names them for other loaders of a saved checkpoint."""
+
 _SHA256: Final = re.compile(r"[0-9a-f]{64}")
 
 
@@ -31,17 +48,7 @@ def downloaded(hub_id: str, *, without: Sequence[str] = ()) -> Path:
     try:
         folder = huggingface_hub.snapshot_download(
             hub_id,
-            # Python files are never run here, but `config.json` names them for other loaders of a
-            # saved checkpoint
-            allow_patterns=[
-                "*.json",
-                "*.safetensors",
-                "*.pt",
-                "*.model",
-                "*.py",
-                "*adapter_model.bin",
-            ],
-            ignore_patterns=list(without),
+            ignore_patterns=[*NOT_FETCHED, *without],
         )
     except Exception as error:  # the hub's client and its transport raise many kinds
         raise CheckpointError(

@@ -17,7 +17,8 @@ from vla_rl.models.prismatic.folder import PublicFolder
 from vla_rl.models.prismatic.lora import ADAPTER, freeze_all_but_adapters, targets_of
 from vla_rl.models.prismatic.public_config import inner_name
 from vla_rl.models.prismatic.trunk import materialise
-from vla_rl.models.prismatic.weights import NORM, load_weights, stored_dtype
+from vla_rl.models.prismatic.weights import NORM, load_weights
+from vla_rl.models.weight_files import stored_dtype
 
 ConfigT = TypeVar("ConfigT", bound=PrismaticConfig)
 

@@ -17,23 +17,38 @@ from typing import Any, Final
 import msgspec
 from torch import Tensor
 
+from vla_rl.engines.finiteness import require_finite
 from vla_rl.errors import CheckpointError
 from vla_rl.models.prismatic.hub import verify_download
 from vla_rl.models.prismatic.lora import Adapter
-from vla_rl.models.prismatic.weights import load_part, read_tensors
+from vla_rl.models.prismatic.weights import load_part
+from vla_rl.models.weight_files import ADAPTER_CONFIG, read_tensors, require_same_tensors
+from vla_rl.util.agreement import agreed_value, excerpt
 
-ADAPTER_CONFIG: Final = "adapter_config.json"
 ADAPTER_FILES: Final = ("adapter_model.safetensors", "adapter_model.bin")
 LORA_FOLDER: Final = "lora_adapter"
 
 PREFIX: Final = "base_model.model."
 """Prefix of all names in peft's files; the rest is the name in the model that it wrapped."""
 
-OTHER_KINDS: Final = (
-    "alpha_pattern", "fan_in_fan_out", "layer_replication", "lora_bias", "modules_to_save", "rank_pattern",
-    "target_parameters", "trainable_token_indices", "use_bdlora", "use_dora", "use_qalora", "use_rslora",
-)  # fmt: skip
-"""Fields that change what an adapter computes; each has to be absent, empty or false."""
+MAY_DIFFER: Final = frozenset({
+    "auto_mapping", "base_model_name_or_path", "exclude_modules", "inference_mode", "init_lora_weights",
+    "layers_pattern", "layers_to_transform", "lora_alpha", "lora_dropout", "peft_version", "r", "revision",
+    "target_modules", "task_type",
+})  # fmt: skip
+"""Fields that an adapter may set to anything: how it was trained, for which layers and on what. The
+tensors show the layers."""
+
+HARMLESS_INITS: Final = ("eva", "gaussian", "mica", "orthogonal")
+"""Values of `init_lora_weights`, besides true and false, that leave the base as it was. PiSSA, OLoRA,
+CorDA, LoftQ and LoRA-GA change the base when training begins, so that their adapters belong to
+another base than the one that is named."""
+
+DEFAULTS: Final[Mapping[str, Any]] = {
+    "bias": "none", "megatron_core": "megatron.core", "peft_type": "LORA", "qalora_group_size": 16,
+}  # fmt: skip
+"""Defaults of peft that are neither null, false nor empty. Every other field has to be one of those:
+it changes what an adapter computes, or is newer than this list."""
 
 _ADAPTER = re.compile(r"(.+)\.lora_([AB])(?:\.([^.]+))?\.weight")
 
@@ -64,30 +79,34 @@ class PeftAdapter:
     @property
     def file(self) -> Path:
         """The file of its tensors. Raises: CheckpointError if there is none."""
-        for name in ADAPTER_FILES:
-            if (self.path / name).is_file():
-                return self.path / name
-        raise CheckpointError(
-            f"{self.path} has {ADAPTER_CONFIG}, but no {' or '.join(ADAPTER_FILES)} beside it."
-        )
+        found = [self.path / name for name in ADAPTER_FILES if (self.path / name).is_file()]
+        if not found:
+            raise CheckpointError(
+                f"{self.path} has {ADAPTER_CONFIG}, but no {' or '.join(ADAPTER_FILES)} beside it."
+            )
+        if len(found) > 1:
+            require_same_tensors(*found, "move the file away that is not of the adapter")
+        return found[0]
 
     def tensors(self) -> "AdapterTensors":
         """Read the tensors.
 
         Raises: CheckpointError if the file is damaged, or does not hold a plain adapter.
         """
-        verify_download(self.file)
-        found = load_part(self.file) if self.file.suffix == ".bin" else read_tensors(self.file)
+        file = self.file
+        verify_download(file)
+        found = load_part(file) if file.suffix == ".bin" else read_tensors(file)
+        require_finite(found, file)
         strange = next((name for name in sorted(found) if not name.startswith(PREFIX)), None)
         if strange is not None:
             raise CheckpointError(
-                f"{self.file} holds {strange}; expected names that begin with {PREFIX}"
+                f"{file} holds {strange}; expected names that begin with {PREFIX}"
             )
         tensors = {name.removeprefix(PREFIX): tensor for name, tensor in found.items()}
-        layers = adapters_of(tensors, self.file, lambda rank: self.alpha / rank)
+        layers = adapters_of(tensors, file, lambda rank: self.alpha / rank)
         if any(adapter.down.shape[0] != self.rank for adapter in layers.values()) or not layers:
             raise CheckpointError(
-                f"{self.file} has {len(layers)} adapters, expected some, all of rank {self.rank}."
+                f"{file} has {len(layers)} adapters, expected some, all of rank {self.rank}."
             )
         whole = {
             name.replace(".base_layer.", "."): tensor
@@ -112,12 +131,21 @@ class AdapterTensors:
 def find_adapter(folder: Path) -> PeftAdapter | None:
     """Return the adapter in `folder` or in its `lora_adapter/`, if any.
 
-    Raises: CheckpointError if it is of another kind.
+    Raises: CheckpointError if it is of another kind, or if there are two that differ.
     """
-    for path in (folder / ADAPTER_CONFIG, folder / LORA_FOLDER / ADAPTER_CONFIG):
-        if path.is_file():
-            return _read(path)
-    return None
+    paths = (folder / ADAPTER_CONFIG, folder / LORA_FOLDER / ADAPTER_CONFIG)
+    found = [_read(path) for path in paths if path.is_file()]
+    if len(found) == 2:
+        own, inner = found
+        remedy = "move the adapter away that you do not want"
+        agreed_value(
+            f"the adapter of {folder}",
+            (f"its own {ADAPTER_CONFIG}", (own.rank, own.alpha, own.base)),
+            (f"{LORA_FOLDER}/{ADAPTER_CONFIG}", (inner.rank, inner.alpha, inner.base)),
+            remedy=remedy,
+        )
+        require_same_tensors(own.file, inner.file, remedy)
+    return found[0] if found else None
 
 
 def _read(path: Path) -> PeftAdapter:
@@ -128,16 +156,24 @@ def _read(path: Path) -> PeftAdapter:
         raise CheckpointError(
             f"{path} cannot be read as the configuration of an adapter: {error}"
         ) from error
-    others = [name for name in OTHER_KINDS if fields.get(name)]
-    if config.peft_type != "LORA" or config.bias != "none" or others:
-        shown = ", ".join(
-            f"{name} {fields[name]!r}" for name in ("peft_type", "bias", *others) if name in fields
-        )
+    others = [name for name, value in fields.items() if not _is_plain(name, value)]
+    if others:
+        shown = ", ".join(f"{name} {excerpt(fields[name])}" for name in others)
         raise CheckpointError(
             f"{path} has {shown}; expected plain LoRA adapters of one rank and alpha, without "
-            "biases."
+            "biases, that were trained on their base as it is. Merge the adapter with peft "
+            "(merge_and_unload) and load the merged checkpoint."
         )
     return PeftAdapter(path.parent, config.r, config.lora_alpha, config.base_model_name_or_path)
+
+
+def _is_plain(name: str, value: Any) -> bool:
+    """Return whether a field of a configuration leaves an adapter as it is read here."""
+    if name == "init_lora_weights" and isinstance(value, str):
+        return value.lower() in HARMLESS_INITS
+    if name == "eva_config":  # settings of an initialisation; new ranks are in rank_pattern
+        return True
+    return name in MAY_DIFFER or not value or value == DEFAULTS.get(name)
 
 
 def adapters_of(

@@ -1,20 +1,25 @@
-"""Action bounds from a checkpoint's statistics: `dataset_statistics.json` takes precedence over
-`config.json`.
+"""Action bounds from a checkpoint's statistics, in `dataset_statistics.json` and in `config.json`.
+
+A set that both files of one folder have must be the same in both. Those beside an adapter take
+precedence over those of its base.
 
 A wrong set of statistics silently costs tens of points of success rate, so no key is guessed: it
 has to be given unless there is only one set.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 import msgspec
+import numpy as np
 
 from vla_rl.errors import CheckpointError
 from vla_rl.models.prismatic.action_tokens import ActionBounds, Gripper
 from vla_rl.models.prismatic.config import ConstantProprio, Normalization, ProprioConfig
 from vla_rl.models.prismatic.public_config import Extension
+from vla_rl.util.agreement import agreed_value
 
 STATISTICS_FILE: Final = "dataset_statistics.json"
 NO_NOOPS: Final = "_no_noops"
@@ -39,24 +44,96 @@ class Statistics(msgspec.Struct, kw_only=True):
     proprio: Range | None = None
 
 
-def read_statistics(folders: Sequence[Path], in_config: Mapping[str, Any]) -> dict[str, Statistics]:
+class StatisticsSets(Mapping[str, Statistics]):
+    """Sets of statistics by key.
+
+    A set that two files of one folder state differently is listed, and reading it is an error:
+    other sets can be used.
+
+    Args:
+        sets: all sets.
+        doubtful: sets that a second file has, with the names of both files.
+    """
+
+    def __init__(
+        self,
+        sets: Mapping[str, Statistics],
+        doubtful: Mapping[str, tuple[Statistics, str, str]] = MappingProxyType({}),
+    ) -> None:
+        self._sets, self._doubtful = dict(sets), doubtful
+
+    def with_set(self, key: str, statistics: Statistics) -> "StatisticsSets":
+        """Return the same sets and another one, which replaces that of its name."""
+        doubtful = {name: each for name, each in self._doubtful.items() if name != key}
+        return StatisticsSets({**self._sets, key: statistics}, doubtful)
+
+    def __getitem__(self, key: str) -> Statistics:
+        found = self._sets[key]
+        if key in self._doubtful:
+            other, file, other_file = self._doubtful[key]
+            _require_agreement(key, (file, found), (other_file, other))
+        return found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sets)
+
+    def __len__(self) -> int:
+        return len(self._sets)
+
+
+def read_statistics(
+    folders: Sequence[Path], in_config: Mapping[str, Any], config: Path | None = None
+) -> StatisticsSets:
     """Read all sets of a checkpoint by key: an earlier folder takes precedence over a later one,
     and all over the config.
+
+    Args:
+        folders: the checkpoint's folders.
+        in_config: sets in its configuration.
+        config: the configuration's file; a set that the same folder's statistics have too must be
+            the same.
 
     Raises: CheckpointError for a file that holds something else.
     """
     found = dict(in_config)
+    twice: dict[str, tuple[str, str]] = {}
     for path in (folder / STATISTICS_FILE for folder in reversed(folders)):
         try:
-            found |= msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
+            held = msgspec.json.decode(path.read_bytes()) if path.is_file() else {}
+            if config is not None and path.parent == config.parent:
+                twice = {key: (str(path), str(config)) for key in held if key in in_config}
+            else:
+                twice = {key: files for key, files in twice.items() if key not in held}
+            found |= held
         except (OSError, ValueError, TypeError, RecursionError) as error:
             raise CheckpointError(f"{path} cannot be read as action statistics: {error}") from error
     try:
-        return msgspec.convert(found, dict[str, Statistics])
+        sets = msgspec.convert(found, dict[str, Statistics])
+        others = msgspec.convert({key: in_config[key] for key in twice}, dict[str, Statistics])
     except msgspec.ValidationError as error:
         raise CheckpointError(
             f"the action statistics of {folders[0]} are not as expected: {error}"
         ) from error
+    return StatisticsSets(sets, {key: (others[key], *files) for key, files in twice.items()})
+
+
+def _require_agreement(
+    key: str, first: tuple[str, Statistics], second: tuple[str, Statistics]
+) -> None:
+    """Raise CheckpointError if both state a number differently, beyond float32's rounding."""
+    for vector in ("action", "proprio"):
+        one, other = (getattr(statistics, vector) for _, statistics in (first, second))
+        for field in Range.__struct_fields__:
+            values = [getattr(each, field, None) for each in (one, other)]
+            if None in values:
+                continue
+            rounded = [np.asarray(each, np.float32).tolist() for each in values]
+            agreed_value(
+                f"{field} of {vector} in the statistics {key!r}",
+                (first[0], rounded[0]),
+                (second[0], rounded[1]),
+                remedy=f"remove {key!r} from the file that the policy was not trained with",
+            )
 
 
 def choose_key(statistics: Mapping[str, Statistics], asked: str | None, folder: Path) -> str:

@@ -11,7 +11,7 @@ import msgspec
 from torch import Tensor
 
 from vla_rl.engines.atomic_folder import writing_folder
-from vla_rl.models.prismatic.weights import INDEX_FILE, SINGLE_FILE, Index, IndexMetadata
+from vla_rl.models.weight_files import INDEX_FILE, SINGLE_FILE, Index, IndexMetadata
 
 SHARD_BYTES: Final = 5 * 10**9
 """Size of the largest file that is written; public checkpoints have about this limit."""

@@ -10,7 +10,15 @@ from torch import nn
 from transformers import PreTrainedConfig, VJEPA2Config, VJEPA2Model
 
 from vla_rl.algorithms import VJepa2Config
-from vla_rl.errors import ConfigError
+from vla_rl.engines.finiteness import require_finite
+from vla_rl.errors import CheckpointError, ConfigError
+from vla_rl.models.prismatic.hub import downloaded
+from vla_rl.models.weight_files import (
+    check_weights,
+    refuse_adapter_beside,
+    refuse_other_sources,
+    tensor_files,
+)
 from vla_rl.util.dtypes import torch_dtype
 
 WEIGHT_FILES: Final = ("model.safetensors", "model.safetensors.index.json")
@@ -31,6 +39,12 @@ def check_folder(folder: str) -> None:
         )
     _read_config(folder)
     _require_weights(folder)
+    if Path(folder).is_dir():
+        try:
+            refuse_adapter_beside(Path(folder))
+            refuse_other_sources(Path(folder), tensor_files(Path(folder)))
+        except CheckpointError as error:
+            raise ConfigError(f"V-JEPA 2 in {folder!r} cannot be used: {error}") from error
 
 
 def load_encoder(config: VJepa2Config) -> nn.Module:
@@ -50,14 +64,18 @@ def load_encoder(config: VJepa2Config) -> nn.Module:
     # positions are rotary and computed from these two, so any size fits the weights
     model_config.crop_size, model_config.frames_per_clip = config.image_size, config.num_frames
     try:
+        is_here = Path(config.folder).is_dir()
+        folder = Path(config.folder) if is_here else downloaded(config.folder, without=("*.pt",))
+        check_weights(folder)
         loaded: Any = VJEPA2Model.from_pretrained(
-            config.folder,
+            folder,
             config=model_config,
             dtype=torch_dtype(config.precision),
             use_safetensors=True,
             output_loading_info=True,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+        require_finite(loaded[0].encoder.state_dict(), folder)
+    except (OSError, ValueError, RuntimeError, CheckpointError) as error:
         raise ConfigError(f"V-JEPA 2 in {config.folder!r} cannot be loaded: {error}") from error
     model, report = loaded
     missing = sorted(name for name in report["missing_keys"] if "encoder." in name)

@@ -35,9 +35,8 @@ def sapo(
     """
     rho = ratios(batch, level)
     advantage = batch.masked_advantage
-    # a tensor for one of them: torch.where makes float32 of two Python numbers
-    temperature = torch.where(
-        advantage > 0.0, torch.full_like(advantage, temperature_positive), temperature_negative
+    temperature = torch.where(advantage > 0.0, temperature_positive, temperature_negative).to(
+        advantage.dtype
     )
     # sigmoid(tau * x) has the slope tau / 4 at 0: the factor 4 / tau makes the gradient at ratio 1
     # the plain policy gradient, whatever the temperature
