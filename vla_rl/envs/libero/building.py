@@ -19,10 +19,12 @@ import numpy as np
 
 from vla_rl.envs.libero.assets import missing_asset
 from vla_rl.envs.libero.built_models import built_model
+from vla_rl.envs.libero.goal_files import check_goal_file
 from vla_rl.envs.libero.libero_code import load_libero
 from vla_rl.envs.libero.simulator import load_simulator
 from vla_rl.envs.libero.tasks import Task
-from vla_rl.errors import EnvError
+from vla_rl.errors import EnvError, VlaRlError
+from vla_rl.util.agreement import excerpt
 
 _PLACEMENT_ATTEMPTS = 50
 _LOADS_BEFORE_A_START = 2
@@ -45,7 +47,8 @@ class SeededResets:
         task, assets: the task, and the folder of its meshes and textures.
         seed: seed of LIBERO's random numbers, set once before the first reset.
 
-    Raises: `FileNotFoundError` naming a missing asset.
+    Raises: `FileNotFoundError` naming a missing asset or goal file; `ValueError` naming a goal file
+    that LIBERO cannot read, its line and what stands there.
     """
 
     def __init__(self, task: Task, assets: Path, seed: int) -> None:
@@ -92,6 +95,7 @@ class SeededResets:
 def _loaded(task: Task, assets: Path) -> Any:
     code = load_libero(task.package)
     code.use_assets(assets)
+    check_goal_file(task.goal_file, code.predicates)
     # LIBERO-plus reads camera, joints and noise from the name of the file; no file of that name has
     # to exist
     named = task.goal_file.with_name(f"{task.name}.bddl")
@@ -103,10 +107,22 @@ def _loaded(task: Task, assets: Path) -> Any:
         except FileNotFoundError as error:
             detail = f"{task.key} needs {_inside(assets, str(error.filename))}"
             raise missing_asset(assets, detail, task) from None
-        except ValueError as error:
+        except (VlaRlError, ImportError, MemoryError):
+            raise
+        except Exception as error:  # LIBERO's parsers raise `Exception` itself
             if "Error opening file" in str(error):  # MuJoCo's error for a mesh or a texture
                 raise missing_asset(assets, f"{task.key}: {error}", task) from None
-            raise
+            raise unreadable_goal(task, error) from error
+
+
+def unreadable_goal(
+    task: Task, error: Exception, what: str = "no scene can be built"
+) -> ValueError:
+    """Return the error for a goal file that LIBERO's code fails at."""
+    return ValueError(
+        f"{task.goal_file} ({task.key}): {what}: LIBERO's code raises {type(error).__name__}"
+        f"({', '.join(map(excerpt, error.args))}); compare the file with one of LIBERO's."
+    )
 
 
 def _inside(assets: Path, file: str) -> str:

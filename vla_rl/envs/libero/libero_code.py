@@ -34,6 +34,9 @@ class LiberoCode(NamedTuple):
     """The module of `ControlEnv`, which builds the robosuite environment of a goal file and, in
     LIBERO-plus, adds noise."""
 
+    predicates: frozenset[str]
+    """Names of the predicates that a goal can have."""
+
     def use_assets(self, assets: Path) -> None:
         """Make environments that are built from now on use this folder of meshes and textures."""
         if hasattr(self.core, "get_assets_path"):  # hf-libero
@@ -82,6 +85,7 @@ def load_libero(package: str) -> LiberoCode:
             core = importlib.import_module(name)
             wrapper = importlib.import_module(f"{name}.envs.env_wrapper")
             parsing: Any = importlib.import_module(f"{name}.envs.bddl_utils")
+            known: Any = importlib.import_module(f"{name}.envs.predicates")
     except ImportError as error:
         raise ImportError(
             f"{package} cannot be imported ({error}); run `{how_to_install(package)}`."
@@ -90,7 +94,7 @@ def load_libero(package: str) -> LiberoCode:
     parsing.robosuite_parse_problem = getattr(
         parsing, "_core_robosuite_parse_problem", parsing.robosuite_parse_problem
     )
-    return LiberoCode(package, core, wrapper)
+    return LiberoCode(package, core, wrapper, frozenset(known.VALIDATE_PREDICATE_FN_DICT))
 
 
 def config_folder(root: Path) -> str:

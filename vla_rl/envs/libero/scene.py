@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from vla_rl.envs.libero.building import SeededResets
+from vla_rl.envs.libero.building import SeededResets, unreadable_goal
 from vla_rl.envs.libero.drawn_starts import place_anew
 from vla_rl.envs.libero.simulator import load_simulator
 from vla_rl.envs.libero.stepping import Physics, Stepper
@@ -50,7 +50,8 @@ class Scene:
         scene_seed: seed of the poses of cabinets, stoves and racks, which the initial states do not
             contain.
 
-    Raises: `FileNotFoundError` naming a missing asset; `EnvError` if the objects find no place.
+    Raises: `FileNotFoundError` naming a missing asset or goal file; `ValueError` naming a goal file
+        that LIBERO cannot read; `EnvError` if the objects find no place.
     """
 
     def __init__(self, task: Task, assets: Path, scene_seed: int) -> None:
@@ -58,6 +59,7 @@ class Scene:
         self._resets = SeededResets(task, assets, scene_seed)
         self._env = self._resets.env
         self._resets.advance()
+        self._check_goal(task)
         self._stepper = Stepper(self._env)
         # force sensors that are never read
         self.model.opt.disableflags |= self._mujoco.mjtDisableBit.mjDSBL_SENSOR
@@ -204,6 +206,17 @@ class Scene:
         self._mujoco.mj_forward(self.model, self.data)
         self._is_goal_reached()
         self._stepper.read_now()
+
+    def _check_goal(self, task: Task) -> None:
+        """Evaluate each predicate of the goal once. Raises: `ValueError` naming one that LIBERO cannot
+        evaluate, such as whether a plate is open.
+        """
+        for state in self._env.parsed_problem["goal_state"]:
+            try:
+                self._env._eval_predicate(state)
+            except Exception as error:  # LIBERO's own code, which raises whatever it meets
+                what = f"the predicate ({' '.join(state)}) cannot be evaluated"
+                raise unreadable_goal(task, error, what) from error
 
     def _is_goal_reached(self) -> bool:
         """Evaluate the goal and update the burners' lights, as robosuite does after each control

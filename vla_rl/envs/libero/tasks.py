@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from vla_rl.envs.libero.goal_files import instruction_of
 from vla_rl.envs.libero.init_states import find_init_states, read_init_states
 from vla_rl.envs.libero.packages import (
     LIBERO,
@@ -42,7 +43,6 @@ LONGEST_STEP_LIMIT = max(STEP_LIMITS.values())
 """Step limit for suites without a published one."""
 
 _SCENE_PREFIX = re.compile(r"^[A-Z_]+_SCENE\d+_")
-_LANGUAGE = re.compile(r"\(:language\s+([^()]*)\)")
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,22 +243,13 @@ def _instruction(task: Task) -> str:
     in_words = _SCENE_PREFIX.sub("", origin).replace("_", " ")
     if suite in SUITES and task.name == origin:
         return in_words
-    words = _words_of(task.goal_file)
+    words = instruction_of(task.goal_file)
     folder = package_root(task.package) / "bddl_files" / (origin_of_suite(suite) or "")
     original = folder / f"{origin}.bddl"
     # the goal files of 29 of LIBERO's tasks have other words than their names, which published
     # policies know; only words that differ from the original's are a change of the instruction
-    is_unchanged = original.is_file() and _words_of(original).lower() == words.lower()
+    is_unchanged = original.is_file() and instruction_of(original).lower() == words.lower()
     return in_words if is_unchanged else words
-
-
-def _words_of(goal_file: Path) -> str:
-    found = _LANGUAGE.findall(goal_file.read_text(encoding="utf-8"))
-    if len(found) != 1 or not found[0].strip():
-        raise ValueError(
-            f"{goal_file} has {len(found)} instructions, expected one `(:language ...)` with words."
-        )
-    return " ".join(found[0].split())
 
 
 @functools.cache
