@@ -5,6 +5,7 @@ anything.
 # ruff: noqa: PT012 - leaving the block is what is tested
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -53,6 +54,17 @@ async def test_a_failing_node_names_itself_its_update_and_its_cause(run_all: Any
     assert str(failure) == "node 'bad' failed in update 0: Unlucky: out of luck"
     assert isinstance(failure.__cause__, Unlucky)
     assert isinstance(failure, GraphError)
+
+
+async def exit_now() -> int:
+    sys.exit(3)
+
+
+async def test_a_node_that_exits_fails(run_all: Any) -> None:
+    failure = await failure_of(run_all, Pipeline("p").add_node("bad", exit_now, writes="x"))
+    assert "node 'bad' failed in update 0: RuntimeError: it raised SystemExit: 3" in str(failure)
+    assert isinstance(failure.__cause__, RuntimeError)
+    assert isinstance(failure.__cause__.__cause__, SystemExit)
 
 
 async def refuse(value: int) -> None:

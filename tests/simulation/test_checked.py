@@ -109,6 +109,14 @@ def test_what_a_step_lacks_is_reported_for_a_chunk_too(answer: str, problem: str
         odd(answer).step_chunk(np.zeros((2, 1), np.float32))
 
 
+def test_an_environment_that_exits_is_an_error_with_its_frames() -> None:
+    with pytest.raises(EnvError, match=r"step raised: SystemExit\(3\)") as alone:
+        odd("exits").step(np.zeros(1, np.float32))
+    assert "sys.exit(3)" in "".join(traceback.format_exception(alone.value.__cause__))
+    with pytest.raises(EnvError, match=r"step raised: SystemExit\(3\)"):
+        odd("exits").step_chunk(np.zeros((2, 1), np.float32))
+
+
 @pytest.mark.parametrize(
     ("env_id", "problem"),
     [

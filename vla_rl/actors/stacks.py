@@ -18,18 +18,27 @@ def tasks_of(loop: asyncio.AbstractEventLoop) -> "list[asyncio.Task[Any]]":
 def awaiting_frames(awaited: Any) -> list[FrameType]:
     """Return the frames from a task's outermost coroutine to the suspended one."""
     frames = []
-    while awaited is not None:
-        frame = next(
-            (found for name in _FRAMES if (found := getattr(awaited, name, None)) is not None), None
-        )
+    for each in awaited_chain(awaited):
+        frame = _first(each, _FRAMES)
         if frame is None:
             break
         frames.append(frame)
-        awaited = next(
-            (found for name in _AWAITED if (found := getattr(awaited, name, None)) is not None),
-            None,
-        )
     return frames
+
+
+def awaited_chain(awaited: Any) -> list[Any]:
+    """Return a coroutine, what it awaits, what that awaits, and so on."""
+    chain = []
+    while awaited is not None:
+        chain.append(awaited)
+        awaited = _first(awaited, _AWAITED)
+    return chain
+
+
+def _first(awaited: Any, names: tuple[str, ...]) -> Any:
+    return next(
+        (found for name in names if (found := getattr(awaited, name, None)) is not None), None
+    )
 
 
 def thread_stack(thread_id: int) -> str:

@@ -32,6 +32,7 @@ from vla_rl.errors import ConfigError
 from vla_rl.observe.run_directory import RunDirectory
 from vla_rl.pipelines import merged, settings_of
 from vla_rl.pipelines.config import LearningConfig
+from vla_rl.rollout.agent_task import END_WITHIN_S, keep_for_ever
 from vla_rl.training.failures import explain
 from vla_rl.training.lasting_output import lasting_output
 from vla_rl.types import Config
@@ -231,13 +232,65 @@ def _run_recipe(
     try:
         command = parse_command(launch_type, config_type, description)
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-            return runner.run(main(command))
+            try:
+                return _run_through(runner, main(command))
+            finally:
+                _leave_tasks(runner.get_loop())
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return 128 + signal.SIGINT
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    except Exception as error:  # reported here, because no caller can handle it
+    except (GeneratorExit, SystemExit):  # of the parser: help, or a mistake that it has reported
+        raise
+    except BaseException as error:  # reported here, because no caller can handle it
         print(explain(error), file=sys.stderr)
         return 1
+
+
+def _run_through(runner: asyncio.Runner, main: Coroutine[Any, Any, int]) -> int:
+    """Run `main` to its end, also if a task of the user's code raises SystemExit.
+
+    asyncio raises that out of the loop at once. The code that awaits the task gets it too, so that
+    the run ends in order.
+    """
+    task = runner.get_loop().create_task(main)
+
+    async def end() -> None:
+        try:
+            await asyncio.wait((task,))
+        finally:  # an interrupt cancels this
+            task.cancel()
+            await asyncio.wait((task,))
+
+    while True:
+        try:
+            runner.run(end())
+            return task.result()
+        except SystemExit as error:
+            if task.done():
+                raise RuntimeError(
+                    f"a task raised SystemExit: {error}, expected an Exception, such as "
+                    "RuntimeError"
+                ) from error
+
+
+def _leave_tasks(loop: asyncio.AbstractEventLoop) -> None:
+    """Cancel the tasks that are left, and leave those that do not end: the loop would wait for them."""
+    tasks = asyncio.all_tasks(loop)
+    for task in tasks:
+        task.cancel()
+    if not tasks:
+        return
+    _, pending = loop.run_until_complete(asyncio.wait(tasks, timeout=END_WITHIN_S))
+    for task in pending:
+        asyncio.tasks._unregister_task(task)
+        keep_for_ever(task)
+    if pending:
+        names = ", ".join(sorted(task.get_name() for task in pending))
+        print(
+            f"{len(pending)} tasks did not end within {END_WITHIN_S:g} s after they were cancelled, "
+            f"and are left: {names}",
+            file=sys.stderr,
+        )

@@ -141,7 +141,8 @@ def unfit_for_learning(model: TokenModel[Any]) -> str | None:
 class PolicyModel(TokenModel[BatchT], Protocol[BatchT]):
     """A policy over T discrete tokens per decision.
 
-    T depends on the family and is the same in every call.
+    T depends on the family and is the same in every call. If it has an attribute `token_ids`, the
+    range of its tokens, an agent that hands over another one is reported with its episode.
     """
 
     def sample(self, batch: BatchT, samplings: Sequence[Sampling]) -> tuple[Tensor, Tensor]:

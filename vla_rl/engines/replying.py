@@ -27,6 +27,8 @@ class ReplyingEngine(ABC):
         self, chat: ChatInterface, lane: DeviceLane, config: EngineConfig, context_size: int
     ) -> None:
         self._chat, self._lane = chat, lane
+        self.token_ids: range | None = getattr(chat, "token_ids", None)
+        """Ids of the tokens that the policy chooses from; None if it does not name them."""
         self._max_reply, self._context_size = config.max_reply, context_size
 
     async def generate(

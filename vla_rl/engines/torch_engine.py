@@ -179,6 +179,8 @@ class TorchActionEngine(TorchEngine):
         weight_version: int = 0,
     ) -> None:
         super().__init__(model.network, lane, weight_version)
+        self.token_ids: range | None = getattr(model, "token_ids", None)
+        """Ids of the tokens that the policy chooses from; None if it does not name them."""
         self._replayed = (
             model if isinstance(model, ReplayedModel) and _is_on_gpu(model.network) else None
         )

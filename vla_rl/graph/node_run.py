@@ -3,7 +3,7 @@
 import asyncio
 import contextvars
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
 
@@ -27,6 +27,16 @@ class Surroundings(Protocol):
     def add_metrics(self, node: str, metrics: Mapping[str, float]) -> None:
         """Merge a node's metrics into those of the update."""
         ...
+
+
+async def _contained(work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    """Run `work`; its SystemExit would end the whole loop, and leave no error."""
+    try:
+        await work()
+    except SystemExit as error:
+        raise RuntimeError(
+            f"it raised SystemExit: {error}, expected an Exception, such as RuntimeError"
+        ) from error
 
 
 class NodeRun:
@@ -68,14 +78,16 @@ class NodeRun:
         self.status = NodeStatus.READY
         kind = self.planned.kind
         work = (
-            self._once() if kind is FunctionKind.CALL
-            else self._per_item() if kind is FunctionKind.PER_ITEM
-            else self._source()
+            self._once if kind is FunctionKind.CALL
+            else self._per_item if kind is FunctionKind.PER_ITEM
+            else self._source
         )  # fmt: skip
         name = f"{self.planned.id}[{self._update.index}]"
         context = contextvars.copy_context()
         context.run(CURRENT_NODE.set, name)
-        self.task = asyncio.get_running_loop().create_task(work, name=name, context=context)
+        self.task = asyncio.get_running_loop().create_task(
+            _contained(work), name=name, context=context
+        )
         self.task.add_done_callback(lambda _: on_end(self))
 
     def span(self) -> Span:

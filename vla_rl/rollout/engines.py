@@ -23,7 +23,11 @@ from vla_rl.types import (
 
 
 class ActionEngine(Protocol):
-    """Answers the observations of any number of episodes, and batches the requests that wait."""
+    """Answers the observations of any number of episodes, and batches the requests that wait.
+
+    If it has an attribute `token_ids`, a range, the tokens that agents hand over have to be in it;
+    the same holds for a `ChatEngine`.
+    """
 
     @property
     def weight_version(self) -> int:

@@ -1,13 +1,14 @@
 """One attempt at one episode: lease an environment, run the agent, tell losses from errors."""
 
 import asyncio
-import inspect
 from typing import Any
 
 from vla_rl.errors import ActorDied, ActorFrozen, AgentError, VlaRlError
+from vla_rl.rollout.agent_task import run_agent, shown
 from vla_rl.rollout.owned_tasks import is_being_cancelled
 from vla_rl.rollout.policies import AnyEngine, DecisionGauge, EngineTeam
-from vla_rl.types import Agent, EnvPool, EpisodeSpec, Step, StopReason, Trajectory
+from vla_rl.rollout.trajectory_checks import check_trajectory
+from vla_rl.types import Agent, EnvPool, EpisodeSpec, Trajectory
 
 
 class EpisodeLost(VlaRlError):
@@ -53,19 +54,16 @@ async def play_episode(
     least one step; all other errors of the agent or the environment, with a note that names the
     episode.
     """
-    policy = EngineTeam.of(engine).policies_of(episode, gauge)
+    team = EngineTeam.of(engine)
+    policy = team.policies_of(episode, gauge)
     deadline = asyncio.timeout(None)
     try:
         async with pool.lease(episode) as env, deadline:
             if timeout_s is not None:
                 deadline.reschedule(asyncio.get_running_loop().time() + timeout_s)
-            playing: Any = agent(env, policy)
-            if not inspect.isawaitable(playing):
-                raise AgentError(
-                    f"the agent returned {_spelt(playing)} at once; expected `async def "
-                    "agent(env, policy)`"
-                )
-            returned: Any = await playing
+            returned: Any = await run_agent(
+                lambda: agent(env, policy), episode.episode_id, describe(episode)
+            )
     except asyncio.CancelledError as error:
         # a CancelledError of what the agent awaits would end this task as if the run had stopped:
         # the episode would stay in flight for ever, and no error would say why
@@ -91,12 +89,13 @@ async def play_episode(
         errors.add_note(f"while running {describe(episode)}")
         raise
     except Exception as error:
-        error.add_note(f"while running {describe(episode)}")
+        if describe(episode) not in str(error):
+            error.add_note(f"while running {describe(episode)}")
         raise
-    return _checked(returned, episode)
+    return _checked(returned, episode, team)
 
 
-def _checked(returned: Any, episode: EpisodeSpec) -> Trajectory:
+def _checked(returned: Any, episode: EpisodeSpec, team: EngineTeam) -> Trajectory:
     """Return what the agent returned, if it is the trajectory of this episode.
 
     Raises: AgentError if it is not.
@@ -104,7 +103,7 @@ def _checked(returned: Any, episode: EpisodeSpec) -> Trajectory:
     if not isinstance(returned, Trajectory):
         hint = "; is a `return` missing?" if returned is None else ""
         raise AgentError(
-            f"the agent returned {_spelt(returned)}, expected the Trajectory of "
+            f"the agent returned {shown(returned)}, expected the Trajectory of "
             f"{describe(episode)}{hint}"
         )
     if returned.episode.episode_id != episode.episode_id:
@@ -118,28 +117,8 @@ def _checked(returned: Any, episode: EpisodeSpec) -> Trajectory:
             "least one decision; an agent that cannot decide has to raise an error that explains "
             "why"
         )
-    if not isinstance(returned.stop_reason, StopReason):
-        raise AgentError(
-            f"the agent returned a Trajectory with stop_reason={returned.stop_reason!r} for "
-            f"{describe(episode)}, expected a StopReason, such as `stop_reason(outcome.terminated, "
-            "outcome.info)` gives"
-        )
-    wrong = next((step for step in returned.steps if not isinstance(step, Step)), None)
-    if wrong is not None:
-        raise AgentError(
-            f"the agent returned {_spelt(wrong)} among the steps of {describe(episode)}, expected "
-            "Steps"
-        )
+    check_trajectory(returned, describe(episode), team.token_ids)
     return returned
-
-
-def _spelt(value: Any) -> str:
-    text = repr(value)
-    return (
-        "None"
-        if value is None
-        else f"a {type(value).__name__} {text if len(text) <= 60 else text[:57] + '...'}"
-    )
 
 
 def _process_loss(death: ActorDied, episode: EpisodeSpec) -> EpisodeLost:

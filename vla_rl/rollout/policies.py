@@ -77,6 +77,13 @@ class EngineTeam:
             if isinstance(engine, EngineBehind):
                 engine.when_served(call)
 
+    def token_ids(self, agent: str) -> "range | None":
+        """Return the ids of the tokens that an agent's policy chooses from, if its engine has them.
+
+        Raises: KeyError if no policy acts for the agent.
+        """
+        return getattr(self.engines[self._roster.member_of(agent)], "token_ids", None)
+
     async def arrive(self) -> None:
         """Wait until no weights are on their way."""
         for engine in self.engines.values():

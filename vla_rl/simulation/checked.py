@@ -88,7 +88,7 @@ class CheckedEnv:
             )
         except EnvError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._fault("could not be made", error) from error
 
     def reset(self, seed: int | None, options: dict[str, Any] | None) -> tuple[Any, Info]:
@@ -97,7 +97,7 @@ class CheckedEnv:
         self._num_steps = 0
         try:
             answer: Any = self._env.reset(seed=seed, options=options)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._fault("reset raised", error) from error
         if not isinstance(answer, tuple) or len(answer) != 2:
             raise self._broken("reset", f"{spell(answer)}, expected a tuple (observation, info)")
@@ -112,7 +112,7 @@ class CheckedEnv:
             action = with_tuples(self._env.action_space, action)
         try:
             answer: Any = self._env.step(action)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._fault("step raised", error) from error
         if not isinstance(answer, tuple) or len(answer) != 5:
             expected = "expected a tuple (observation, reward, terminated, truncated, info)"
@@ -151,7 +151,7 @@ class CheckedEnv:
             )
         except EnvError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._fault("step raised", error) from error
         observation, rewards, terminated, truncated, info = answer
         self._num_steps += len(rewards)
@@ -173,7 +173,7 @@ class CheckedEnv:
         """Return what the environment's render returns: an image in the mode "rgb_array"."""
         try:
             return as_plain(self._env.render(), "the picture")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._fault("render raised", error) from error
 
     def call(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> list[Any]:
@@ -192,7 +192,7 @@ class CheckedEnv:
         self._require_state()
         try:
             return as_plain(self._simulator.get_state(), "the state")
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._fault("get_state raised", error) from error
 
     def set_state(self, state: Any) -> Any:
@@ -203,7 +203,7 @@ class CheckedEnv:
                 self._env.reset()
                 self._was_reset = True
             observation = self._simulator.set_state(state)
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._fault("set_state raised", error) from error
         self._num_steps = 0
         return self._valid("set_state", observation)
@@ -212,7 +212,7 @@ class CheckedEnv:
         """Close the environment."""
         try:
             self._env.close()
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise self._fault("close raised", error) from error
 
     def _require_state(self) -> None:
@@ -249,7 +249,7 @@ class CheckedEnv:
             "what it returns."
         )
 
-    def _fault(self, what: str, error: Exception) -> EnvError:
+    def _fault(self, what: str, error: BaseException) -> EnvError:
         """Describe an error of the environment's code as its own fault.
 
         The traceback is that of the cause.

@@ -46,7 +46,10 @@ def prepare_envs(specs: list[dict[str, Any]]) -> None:
             _prepare(spec["id"], spec["kwargs"])
         except EnvError:
             raise
-        except Exception as error:  # each error of the environment's code is its own fault
+        except (
+            Exception,
+            SystemExit,
+        ) as error:  # each error of the environment's code is its own fault
             arguments = f" with {spec['kwargs']}" if spec["kwargs"] else ""
             raise EnvError(f"{spec['id']}{arguments} could not be made: {error!r}") from error
 

@@ -3,16 +3,20 @@
 The command line and `train` both do.
 """
 
+import asyncio
 import functools
 import traceback
 from collections.abc import Callable, Coroutine
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar
 
 from vla_rl.errors import CheckpointError, DataError, VlaRlError
 from vla_rl.tracebacks import shorten
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+ENDINGS: Final = (asyncio.CancelledError, KeyboardInterrupt, GeneratorExit, SystemExit)
+"""Exceptions that end a task, a program or a generator, and report no mistake."""
 
 
 def raises_one_error(
@@ -27,7 +31,9 @@ def raises_one_error(
     async def reporting(*args: P.args, **kwargs: P.kwargs) -> T:
         try:
             return await run(*args, **kwargs)
-        except Exception as error:
+        except ENDINGS:
+            raise
+        except BaseException as error:
             failure = only_error(error)
             shorten(failure)
             raise failure from failure.__cause__
@@ -35,9 +41,9 @@ def raises_one_error(
     return reporting
 
 
-def only_error(error: Exception) -> Exception:
+def only_error(error: BaseException) -> BaseException:
     """Return the single error in a group, also a nested one; the group if its errors differ."""
-    if not isinstance(error, ExceptionGroup):
+    if not isinstance(error, BaseExceptionGroup):
         return error
     members = _members_of(error)
     if len({(type(member), str(member)) for member in members}) > 1:
@@ -50,14 +56,14 @@ def only_error(error: Exception) -> Exception:
     return members[0]
 
 
-def _members_of(group: ExceptionGroup[Exception]) -> list[Exception]:
-    found: list[Exception] = []
+def _members_of(group: BaseExceptionGroup[BaseException]) -> list[BaseException]:
+    found: list[BaseException] = []
     for member in group.exceptions:
-        found += _members_of(member) if isinstance(member, ExceptionGroup) else [member]
+        found += _members_of(member) if isinstance(member, BaseExceptionGroup) else [member]
     return found
 
 
-def explain(error: Exception) -> str:
+def explain(error: BaseException) -> str:
     """Describe an error for the person who has to act on it.
 
     For an error of vla_rl: its message and notes (an environment's own traceback is one of them),
@@ -67,13 +73,13 @@ def explain(error: Exception) -> str:
     """
     failure = only_error(error)
     shorten(failure)
-    if isinstance(failure, ExceptionGroup):
+    if isinstance(failure, BaseExceptionGroup):
         members = _members_of(failure)
         return "\n".join([f"{len(members)} errors:", *map(_explained, members)])
     return _explained(failure)
 
 
-def _explained(error: Exception) -> str:
+def _explained(error: BaseException) -> str:
     if not isinstance(error, VlaRlError):
         return "".join(traceback.format_exception(error)).rstrip("\n")
     lines = [f"error: {type(error).__name__}: {error}", *getattr(error, "__notes__", ())]

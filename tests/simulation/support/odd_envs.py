@@ -2,6 +2,7 @@
 nothing else.
 """
 
+import sys
 from typing import Any
 
 import gymnasium
@@ -23,6 +24,8 @@ class Odd(gymnasium.Env[np.ndarray, np.ndarray]):
         return np.zeros(1, np.float32), {}
 
     def step(self, action: np.ndarray) -> Any:
+        if self._answer == "exits":
+            sys.exit(3)
         seen = np.zeros(1, np.float32)
         return {
             "sound": (seen, 1.0, False, False, {}),

@@ -24,6 +24,8 @@ class VllmActionEngine(VllmEngine):
         super().__init__(served, lane, config, weight_version, gpus)
         assert served.layout.num_tokens is not None
         self._actions, self._num_tokens = served, served.layout.num_tokens
+        self.token_ids: range | None = getattr(served, "token_ids", None)
+        """Ids of the tokens that the policy chooses from; None if it does not name them."""
 
     async def act(self, observation: Observation, sampling: Sampling | None = None) -> ActionChunk:
         """Choose an action chunk; all of its tokens come from the weights that its version names.

@@ -135,6 +135,11 @@ class CausalLanguageModel(LanguageModel[Prompts]):
         """The tokenizer's tokens as bytes."""
         return Vocabulary(self._tokenizer, int(self._text_config.vocab_size))
 
+    @property
+    def token_ids(self) -> range:
+        """Ids of the tokens that the output layer has."""
+        return range(int(self._text_config.vocab_size))
+
     def tokenize(self, text: str) -> np.ndarray:
         """Tokenize plain text, int64 [P]."""
         return self._format.tokenize(text)

@@ -128,6 +128,11 @@ class MlpPolicy(PolicyModel[Tensor]):
         return self._network
 
     @property
+    def token_ids(self) -> range:
+        """Ids of the bins."""
+        return range(self.config.num_bins)
+
+    @property
     def feature_size(self) -> int:
         """Width of the last hidden layer."""
         return self.config.hidden[-1]

@@ -43,6 +43,11 @@ class OpenVlaNetwork(PrismaticNetwork):
         """Token id of the first logit."""
         return self._head_rows.start
 
+    @property
+    def token_ids(self) -> range:
+        """Token ids of the logits."""
+        return range(self._head_rows.start, self._head_rows.stop)
+
     def forward(self, batch: PrismaticBatch, tokens: Tensor) -> Tensor:
         """Return the logits of each action token given the ones before it: [B, D, V], by ascending
         token id from `first_id`.

@@ -59,6 +59,11 @@ class OpenVla(PrismaticPolicy[OpenVlaConfig, OpenVlaNetwork]):
             config.llm.vocab_size, config.num_bins, config.action_bounds
         )
 
+    @property
+    def token_ids(self) -> range:
+        """Ids of the tokens that it samples from."""
+        return self._network.token_ids
+
     @staticmethod
     def build_network(config: OpenVlaConfig) -> OpenVlaNetwork:
         """Build a network with new weights, from the global random state."""

@@ -52,6 +52,12 @@ class OpenVlaOft(OftPolicy):
             config.llm.vocab_size, config.num_bins, config.action_bounds
         )
 
+    @property
+    def token_ids(self) -> range:
+        """Ids of the action tokens."""
+        first = self._action_tokenizer.first_id
+        return range(first, first + self.config.num_bins)
+
     @classmethod
     def load(
         cls,

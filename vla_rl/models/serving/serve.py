@@ -61,6 +61,11 @@ class ServedPrismaticPolicy(ServedActions):
         """The learner's network."""
         return self._policy.network
 
+    @property
+    def token_ids(self) -> range:
+        """Ids of the tokens that the policy samples from."""
+        return self._policy.token_ids
+
     def tensors(self, network: nn.Module) -> Mapping[str, Tensor]:
         """Return the parameters by the network's own names, with adapters merged."""
         return merged_tensors(network)

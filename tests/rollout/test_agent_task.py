@@ -1,0 +1,167 @@
+"""An agent that does not end is left, and one that leaves by another way than an Exception is told."""
+
+import asyncio
+import logging
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import pytest
+
+from vla_rl.actors.stacks import awaiting_frames
+from vla_rl.errors import AgentError
+from vla_rl.rollout.agent_task import run_agent
+from vla_rl.rollout.simulated_time import run_in_simulated_time
+
+Agent = Callable[[], Coroutine[Any, Any, Any]]
+
+
+async def catches_every_cancellation() -> None:
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            continue
+
+
+async def catches_everything() -> None:
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except BaseException:
+            continue
+
+
+async def cleans_up_for_four_seconds() -> None:
+    try:
+        await asyncio.sleep(60)
+    finally:
+        await asyncio.sleep(4)
+
+
+async def returns_although_cancelled() -> str:
+    try:
+        await asyncio.sleep(60)
+    except asyncio.CancelledError:
+        await asyncio.sleep(1)
+    return "its trajectory"
+
+
+async def ended_after_a_cancellation(*agents: Agent) -> tuple[list[Any], float]:
+    """Return what each agent's task ended with, and the seconds from the cancellation on."""
+    clock = asyncio.get_running_loop().time
+    tasks = [
+        asyncio.create_task(run_agent(agent, number, f"episode {number}"))
+        for number, agent in enumerate(agents)
+    ]
+    await asyncio.sleep(1)
+    began = clock()
+    for task in tasks:
+        task.cancel()
+    ends = await asyncio.gather(*tasks, return_exceptions=True)
+    return ends, clock() - began
+
+
+@pytest.mark.parametrize("agent", [catches_every_cancellation, catches_everything])
+def test_agents_that_do_not_end_are_left_after_a_grace_and_one_line_names_them(
+    agent: Agent, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING):
+        ends, seconds = run_in_simulated_time(ended_after_a_cancellation(*[agent] * 12))
+    assert {type(end) for end in ends} == {asyncio.CancelledError}
+    assert seconds == pytest.approx(5.1)
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert line.startswith(
+        "episodes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 and 2 more did not end within 5 s of being cancelled"
+    )
+    assert f"The agent of episode 0 stands in {agent.__name__} ({__file__}:" in line
+
+
+def test_an_agent_may_clean_up_or_return_after_a_cancellation(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ends, seconds = run_in_simulated_time(
+        ended_after_a_cancellation(cleans_up_for_four_seconds, returns_although_cancelled)
+    )
+    assert (type(ends[0]), ends[1]) == (asyncio.CancelledError, "its trajectory")
+    assert seconds == pytest.approx(4)
+    assert not caplog.records
+
+
+def test_an_agents_own_deadline_is_no_cancellation_of_its_episode() -> None:
+    async def agent() -> str:
+        try:
+            async with asyncio.timeout(1):
+                await asyncio.sleep(60)
+        except TimeoutError:
+            await asyncio.sleep(60)
+        return "its trajectory"
+
+    assert run_in_simulated_time(run_agent(agent, 0, "episode 0")) == "its trajectory"
+
+
+class Own(BaseException):
+    pass
+
+
+async def exits() -> None:
+    sys.exit(3)
+
+
+async def raises_its_own() -> None:
+    raise Own("mine")
+
+
+async def raises_in_nested_groups() -> None:
+    async with asyncio.TaskGroup() as outer:
+
+        async def inner() -> None:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(raises_its_own())
+
+        outer.create_task(inner())
+
+
+def exits_at_once() -> Any:
+    sys.exit("no such file")
+
+
+@pytest.mark.parametrize(
+    ("agent", "said"),
+    [
+        (exits, "SystemExit: 3"),
+        (exits_at_once, "SystemExit: no such file"),
+        (raises_its_own, "Own: mine"),
+        (raises_in_nested_groups, "Own: mine"),
+    ],
+)
+def test_what_is_no_exception_becomes_an_error_of_the_agent_with_its_frames(
+    agent: Agent, said: str
+) -> None:
+    with pytest.raises(AgentError, match=f"the agent raised {said} while running episode 7") as end:
+        run_in_simulated_time(run_agent(agent, 7, "episode 7"))
+    cause = end.value.__cause__
+    assert cause is not None
+    assert cause.__traceback__ is not None
+    frames = []
+    trace = cause.__traceback__
+    while trace is not None:
+        frames.append(trace.tb_frame.f_code.co_name)
+        trace = trace.tb_next  # type: ignore[assignment]
+    assert agent.__name__ in frames
+
+
+def test_what_an_agent_waits_for_can_be_seen() -> None:
+    async def main() -> list[str]:
+        work = run_agent(catches_every_cancellation, 0, "episode 0")
+        task = asyncio.create_task(work, name="episode 0")
+        await asyncio.sleep(0)
+        await asyncio.sleep(0)
+        named = [each for each in asyncio.all_tasks() if each.get_name() == "episode 0"]
+        (agent,) = [each for each in named if each is not task]
+        found = [frame.f_code.co_name for frame in awaiting_frames(agent.get_coro())]
+        task.cancel()
+        await asyncio.wait((task,))
+        return found
+
+    assert run_in_simulated_time(main())[1] == "catches_every_cancellation"

@@ -1,0 +1,57 @@
+"""A recipe whose agents do not end as they should: `python stubborn_agents.py <how> <options>`."""
+
+import asyncio
+import os
+import signal
+import sys
+from typing import NoReturn
+
+from vla_rl.commands.command_line import Command, TrainingLaunch, run_recipe
+from vla_rl.recipes.train_toy import TrainToyConfig, policy_of, starts_of
+from vla_rl.rollout import embodied_agent
+from vla_rl.training.run import train
+from vla_rl.types import Env, Policy, Trajectory
+
+FIRST = 9
+"""Episodes that run before an agent does not end."""
+
+num_begun = 0
+
+
+async def _goes_on() -> NoReturn:
+    while True:
+        try:
+            await asyncio.sleep(60)
+        except BaseException:
+            continue
+
+
+async def _exits() -> NoReturn:
+    sys.exit(3)
+
+
+async def agent(env: Env, policy: Policy) -> Trajectory:
+    global num_begun
+    num_begun += 1
+    if num_begun == FIRST and HOW != "exits":
+        os.kill(os.getpid(), signal.SIGINT)
+    if num_begun < FIRST:
+        return await embodied_agent(env, policy)
+    if HOW == "goes on":
+        await _goes_on()
+    if HOW == "its task goes on":
+        await asyncio.create_task(_goes_on(), name="mine")
+    async with asyncio.TaskGroup() as tasks:
+        tasks.create_task(_exits())
+    raise AssertionError
+
+
+async def main(command: Command[TrainingLaunch, TrainToyConfig]) -> int:
+    config = command.config
+    outcome = await train(config, starts_of(config), policy_of(config), agent=agent)
+    return 0 if outcome.stopped_by is None else 128 + outcome.stopped_by
+
+
+if __name__ == "__main__":
+    HOW = sys.argv.pop(1)
+    sys.exit(run_recipe(TrainingLaunch, TrainToyConfig, main, ""))

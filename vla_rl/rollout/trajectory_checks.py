@@ -1,0 +1,209 @@
+"""Checks of the trajectory that an agent returns: lengths, shapes, ranges and finite numbers.
+
+The learner would fail at it minutes later, without a name, or train on it. Numbers of a whole
+episode are looked at together, a microsecond or two a decision; only a trajectory with a fault is
+searched for its place.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+from vla_rl.errors import AgentError
+from vla_rl.rollout.agent_task import shown
+from vla_rl.types import MAX_LOG_PROB, ActionChunk, Step, StopReason, Trajectory
+
+KnownTokens = Callable[[str], "range | None"]
+"""Returns the ids of the tokens that the policy of an agent chooses from; None if they are not known.
+
+Raises: KeyError for an agent without a policy."""
+
+
+def check_trajectory(trajectory: Trajectory, described: str, known_tokens: KnownTokens) -> None:
+    """Raise AgentError, naming episode, decision and field, unless a trajectory can be trained on.
+
+    Args:
+        trajectory: what an agent returned.
+        described: its episode in words.
+        known_tokens: the token ids of the policies.
+    """
+    if not isinstance(trajectory.stop_reason, StopReason):
+        raise AgentError(
+            f"the agent returned a Trajectory with stop_reason={trajectory.stop_reason!r} for "
+            f"{described}, expected a StopReason, such as `stop_reason(outcome.terminated, "
+            "outcome.info)` gives"
+        )
+    if not isinstance(trajectory.info, dict):
+        raise AgentError(
+            f"the agent returned a Trajectory with info={shown(trajectory.info)} for {described}, "
+            "expected a dict"
+        )
+    if _is_sound(trajectory, known_tokens):
+        return
+    for number, step in enumerate(trajectory.steps):
+        if not isinstance(step, Step):
+            raise AgentError(
+                f"the agent returned {shown(step)} among the steps of {described}, expected Steps"
+            )
+        for problem in _problems(step, known_tokens):
+            raise AgentError(
+                f"the agent returned a Trajectory whose decision {number} has {problem}, in "
+                f"{described}"
+            )
+
+
+def _is_sound(trajectory: Trajectory, known_tokens: KnownTokens) -> bool:
+    """Return whether no decision has a fault; False also where one must be looked at alone."""
+    rewards, log_probs, tokens = [], [], []
+    agents = set()
+    try:
+        for step in trajectory.steps:
+            chunk = step.chunk
+            num_rows, num_rewards, num_tokens = (
+                len(chunk.actions),
+                len(step.rewards),
+                len(chunk.tokens),
+            )
+            if not (
+                isinstance(step.rewards, np.ndarray)
+                and isinstance(chunk.tokens, np.ndarray)
+                and isinstance(chunk.log_probs, np.ndarray)
+            ):
+                return False
+            if (
+                not 1 <= num_rewards <= num_rows
+                or num_tokens < num_rows
+                or num_tokens % num_rows
+                or len(chunk.log_probs) != num_tokens
+                or type(chunk.weight_version) is not int
+                or chunk.weight_version < 0
+                or (chunk.weight_versions is not None and len(chunk.weight_versions) != num_tokens)
+                or (chunk.temperature is not None and not 0.0 < chunk.temperature < np.inf)
+            ):
+                return False
+            agents.add(step.agent)
+            rewards.append(step.rewards)
+            log_probs.append(chunk.log_probs)
+            tokens.append(chunk.tokens)
+        earned, chosen, logs = (
+            np.concatenate(rewards),
+            np.concatenate(tokens),
+            np.concatenate(log_probs),
+        )
+        if {earned.ndim, chosen.ndim, logs.ndim} != {1} or logs.dtype.kind != "f":
+            return False
+        if len({each.dtype.kind for each in tokens}) > 1:
+            return False
+        if not (np.isfinite(earned).all() and np.isfinite(logs).all()):
+            return False
+        if chosen.dtype.kind == "f":
+            return bool(np.isfinite(chosen).all())
+        if chosen.dtype.kind not in "iu" or logs.max() > MAX_LOG_PROB:
+            return False
+        known = [ids for agent in agents if (ids := known_tokens(agent)) is not None]
+        return not known or bool(
+            chosen.min() >= max(ids.start for ids in known)
+            and chosen.max() < min(ids.stop for ids in known)
+        )
+    except (TypeError, ValueError, AttributeError, KeyError):
+        return False  # a field is no array, or of another shape, or an agent has no policy
+
+
+def _problems(step: Step, known_tokens: KnownTokens) -> Iterator[str]:
+    """Yield what is wrong with a decision, and what was expected."""
+    chunk: Any = step.chunk
+    if not isinstance(chunk, ActionChunk):
+        yield f"chunk={shown(chunk)}, expected the ActionChunk that the policy gave"
+        return
+    if (
+        not isinstance(chunk.actions, np.ndarray)
+        or not chunk.actions.ndim
+        or not len(chunk.actions)
+    ):
+        yield f"chunk.actions of {_shape(chunk.actions)}, expected an array [H, D]"
+        return
+    horizon = len(chunk.actions)
+    yield from _array_problems("rewards", step.rewards, "biuf")
+    if not 1 <= len(step.rewards) <= horizon:
+        yield (
+            f"{len(step.rewards)} rewards for {horizon} control steps, expected one for each that "
+            f"ran, 1 to {horizon}"
+        )
+    try:
+        known = known_tokens(step.agent)
+    except KeyError:
+        yield f"agent={step.agent!r}, expected the name of an agent that has a policy"
+        return
+    yield from _token_problems(chunk, horizon, known)
+    executed = len(step.rewards) * (len(chunk.tokens) // horizon)
+    yield from _log_prob_problems(chunk, executed)
+    version: Any = chunk.weight_version
+    if isinstance(version, bool) or not isinstance(version, int | np.integer) or version < 0:
+        yield f"chunk.weight_version={shown(version)}, expected the number of updates, at least 0"
+    if chunk.weight_versions is not None:
+        yield from _array_problems("chunk.weight_versions", chunk.weight_versions, "iu")
+        if len(chunk.weight_versions) != len(chunk.tokens):
+            yield (
+                f"{len(chunk.weight_versions)} chunk.weight_versions for {len(chunk.tokens)} "
+                "tokens, expected one for each"
+            )
+    if chunk.temperature is not None and not 0.0 < chunk.temperature < np.inf:
+        yield f"chunk.temperature={chunk.temperature!r}, expected a finite number above 0"
+
+
+def _token_problems(chunk: Any, horizon: int, known: "range | None") -> Iterator[str]:
+    yield from _array_problems("chunk.tokens", chunk.tokens, "iuf")
+    if not len(chunk.tokens) or len(chunk.tokens) % horizon:
+        yield (
+            f"{len(chunk.tokens)} tokens for {horizon} control steps, expected the same number for "
+            "each"
+        )
+    if chunk.tokens.dtype.kind == "f":
+        return
+    if known is None:
+        return
+    wrong = (chunk.tokens < known.start) | (chunk.tokens >= known.stop)
+    if wrong.any():
+        place = int(np.argmax(wrong))
+        yield (
+            f"chunk.tokens[{place}]={int(chunk.tokens[place])}, expected an id that its policy "
+            f"chooses, {known.start} to {known.stop - 1}"
+        )
+
+
+def _log_prob_problems(chunk: Any, executed: int) -> Iterator[str]:
+    yield from _array_problems("chunk.log_probs", chunk.log_probs, "f", of_executed=executed)
+    if len(chunk.log_probs) != len(chunk.tokens):
+        yield (
+            f"{len(chunk.log_probs)} chunk.log_probs for {len(chunk.tokens)} tokens, expected one "
+            "for each"
+        )
+    if chunk.tokens.dtype.kind != "f":
+        wrong = chunk.log_probs[:executed] > MAX_LOG_PROB
+        if wrong.any():
+            place = int(np.argmax(wrong))
+            yield (
+                f"chunk.log_probs[{place}]={float(chunk.log_probs[place])!r}, expected natural "
+                "logs of probabilities, at most 0"
+            )
+
+
+def _array_problems(
+    field: str, value: Any, kinds: str, *, of_executed: int | None = None
+) -> Iterator[str]:
+    if not isinstance(value, np.ndarray) or value.ndim != 1 or value.dtype.kind not in kinds:
+        words = {"b": "bools", "i": "integers", "u": "integers", "f": "floats"}
+        expected = " or ".join(dict.fromkeys(words[kind] for kind in kinds))
+        yield f"{field} of {_shape(value)}, expected an array of {expected} with one axis"
+        return
+    finite = np.isfinite(value[:of_executed])
+    if not finite.all():
+        place = int(np.argmin(finite))
+        yield f"{field}[{place}]={float(value[place])!r}, expected a finite number"
+
+
+def _shape(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return f"{value.dtype} {list(value.shape)}"
+    return shown(value)
