@@ -22,7 +22,7 @@ _OF_EACH_FILE: Final = ("problem", ":domain", ":goal")
 
 
 class Group(list["str | Group"]):
-    """What stands between two brackets: words and groups."""
+    """Words and further groups, between two brackets of a goal file."""
 
     line: int
     """Number of the line with the opening bracket."""
